@@ -170,10 +170,15 @@ def unfinished() -> Iterator[Leftover]:
 
 
 def prepared() -> Iterator[Leftover]:
-    """Prepared graphs of programs that were not run for a month."""
-    for path in sorted((cache_dir() / "prepared").glob("*")):
-        if older(path, UNUSED):
-            yield Leftover(path, size_of(path), "prepared for a program that was not run lately")
+    """Prepared graphs and fitted constants that were not used for a month."""
+    kinds = {
+        "prepared": "prepared for a program that was not run lately",
+        "fitted": "fitted to a model that was not ported lately",
+    }
+    for kind, why in kinds.items():
+        for path in sorted((cache_dir() / kind).glob("*")):
+            if older(path, UNUSED):
+                yield Leftover(path, size_of(path), why)
 
 
 def halves() -> Iterator[Leftover]:

@@ -56,6 +56,7 @@ def test_few_bits_of_a_port_take_a_text(tiny_checkpoint_folder: Path, recipe: Pa
     text = recipe.parent / "ours.txt"
     asked = make_request(tiny_checkpoint_folder, bits=4, text=text).recipe.compression
     assert asked.text == TextFile.of(text) and asked.text.read() == "What our users ask."
+    assert asked.text.file == "ours.txt", "a bundle's recipe says nothing of a user's folders"
     with pytest.raises(CetaneError, match="plain constants read none"):
         make_request(tiny_checkpoint_folder, bits=8, text=text)
     with pytest.raises(CetaneError, match=r"nothing\.txt"):

@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from cetane.compress import Selection, parse_format
 from cetane.compress.encoded import Affine, Palettized
@@ -51,6 +53,38 @@ def test_rows_and_columns_are_parts_of_a_tensor(file: FittedFile) -> None:
     np.testing.assert_array_equal(linear.decode(), LINEAR.decode()[1:3, :3])
 
 
+def test_all_rows_of_one_palette_are_parts_too() -> None:
+    """Slices of a head, or queries and keys of one tensor."""
+    whole = Palettized(PALETTE.indices, PALETTE.lut[:1], 4)
+    fitted = save({"a.weight": whole}, "one-palette").read()
+    form = parse_format("palette4-kmeans-per-tensor")
+    rows = fitted.of("a.weight", (5, 6), form, (3, 8), None)
+    assert rows is not None
+    np.testing.assert_array_equal(rows.decode(), whole.decode()[3:8])
+
+
+INDICES, LUT = np.zeros((16, 6), np.uint8), np.zeros((2, 16), np.float16)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"a.weight/lut": LUT},
+        {"a.weight/lut": LUT[:0], "a.weight/indices": INDICES},
+        {"a.weight/lut": np.zeros((17, 16), np.float16), "a.weight/indices": INDICES},
+        {"a.weight/lut": LUT.astype(np.float64), "a.weight/indices": INDICES},
+        {"a.weight/lut": LUT, "a.weight/indices": INDICES.astype(np.int64)},
+        {"a.weight/lut": LUT, "a.weight/indices": INDICES[:, 0].copy()},
+        {"a.weight/lut": LUT, "a.weight/indices": INDICES + np.uint8(16)},
+    ],
+    ids=["no indices", "no palette", "too many", "fp64", "int64", "one axis", "an entry beyond"],
+)
+def test_a_strangers_tensors(tmp_path: Path, tensors: dict[str, Any]) -> None:
+    save_file(tensors, tmp_path / "x.safetensors")
+    with pytest.raises(CetaneError, match=r"a\.weight is not fitted to a palette4"):
+        Fitted(tmp_path / "x.safetensors").of("a.weight", (16, 6), FOUR, None, None)
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "form", "rows"),
     [
@@ -81,6 +115,9 @@ def test_what_was_made_is_found_by_what_it_depends_on(file: FittedFile) -> None:
     assert kept("damaged") is None
     (folder() / "gone.json").write_text(json.dumps("0" * 64))
     assert kept("gone") is None
+    half = save({"h.weight": LINEAR}, "half")
+    half.path.write_bytes(half.path.read_bytes()[:-4])
+    assert kept("half") is None
 
 
 def test_a_recipe_finds_its_file_in_the_cache_or_beside_it(

@@ -13,7 +13,7 @@ def test_nothing_that_is_judged_is_read() -> None:
     judged = {name.partition(".")[0] for name in workload.MODULES}
     assert not judged & {name.partition(".")[0] for name in MODULES}
     assert len(documentation()) > len(MODULES), "topics of the language too"
-    for name, text in zip(MODULES, documentation(), strict=False):
+    for name, text in zip(MODULES, documentation()[: len(MODULES)], strict=True):
         assert name in text.partition("\n")[0]
 
 

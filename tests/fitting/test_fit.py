@@ -12,6 +12,7 @@ import torch
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.compress import parse_format
 from cetane.compress.beside import TextFile
 from cetane.compress.fitted import folder
 from cetane.errors import CetaneError
@@ -92,23 +93,52 @@ def test_other_options_are_other_constants(fitted: Fixed) -> None:
     other = resolve_recipe(
         fitted.checkpoint, recipe(method="gptq", second_order={"damping": 0.5, "order": "given"})
     )
-    made, before = other.compression.fitted, fitted.bundle.plan.recipe.compression.fitted
-    assert made is not None and before is not None and made.sha256 != before.sha256
+    assert differs(other, fitted)
+
+
+def differs(other: Recipe, fitted: Fixed) -> bool:
+    """Whether a matrix has other values than the bundle's."""
+    files = other.compression.fitted, fitted.bundle.plan.recipe.compression.fitted
+    name, form = "model.layers.1.mlp.down_proj.weight", parse_format("palette3-kmeans-group8")
+    shape = tuple(fitted.checkpoint.read(name).shape)
+    one, two = (file.read().of(name, shape, form, None, None) for file in files if file is not None)
+    assert one is not None and two is not None
+    return not np.array_equal(one.decode(), two.decode())
 
 
 def test_another_text_makes_other_constants(fitted: Fixed, tmp_path: Path) -> None:
     """A user's text is read in place of documentation."""
     text = tmp_path / "ours.txt"
     text.write_text("a fuel ignites. " * 400, encoding="utf-8")
-    other = resolve_recipe(
-        fitted.checkpoint, recipe(method="gptq", text=TextFile.of(text).model_dump())
-    )
-    made, before = other.compression.fitted, fitted.bundle.plan.recipe.compression.fitted
-    assert made is not None and before is not None and made.sha256 != before.sha256
+    assert differs(resolve_recipe(fitted.checkpoint, reading(text)), fitted)
     text.write_text("a fuel ignites.", encoding="utf-8")
-    short = recipe(method="gptq", text=TextFile.of(text).model_dump())
+    short = reading(text)
     with pytest.raises(CetaneError, match=r"windows of 32 tokens \(give a text of 8 windows"):
         resolve_recipe(fitted.checkpoint, short)
+
+
+def reading(text: Path) -> Recipe:
+    """A recipe that names a text."""
+    named = TextFile.of(text)
+    made = recipe(method="gptq", text=named.model_dump())
+    made.compression.find_as(named)
+    return made
+
+
+@pytest.mark.parametrize("default", ["int8-per-channel", "palette8-kmeans-group8"])
+def test_a_method_without_a_format_to_fit(fitted: Fixed, default: str) -> None:
+    with pytest.raises(CetaneError, match=r'"gptq" fits palettes and int4 .* no weight has such'):
+        resolve_recipe(fitted.checkpoint, recipe(method="gptq", default=default))
+
+
+def test_a_model_that_is_too_large_is_not_rounded_first(
+    fitted: Fixed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cetane.gates.reference.RESIDENT", 1)
+    monkeypatch.setattr(module.Fitter, "rounded", None)
+    for own in ({"second_order": {"damping": 0.3}}, {"mix_to": 3.5, "minutes": 1.0}):
+        with pytest.raises(CetaneError, match="too many to learn here"):
+            resolve_recipe(fitted.checkpoint, recipe(method="tuned", **own))
 
 
 def test_the_text_is_read_once_for_all_formats(

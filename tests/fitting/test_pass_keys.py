@@ -38,6 +38,8 @@ def test_keys_lie_evenly_and_fit(tokenizer: Tokenizer) -> None:
         assert sentence in said and sentence.endswith(f" is {digits}")
         assert sum(name in sentence for name in NAMES) == 1
         assert tuple(whole[place.start : place.stop]) == question.answer
+    longer = hide(tokenizer, hay, 2 * len(hay), seed=3, keys=4)
+    assert len(longer.whole[0]) > 2 * len(hay) - 20, "a short text is said again"
     again = hide(tokenizer, hay, 700, seed=3, keys=4)
     assert again == keys and hide(tokenizer, hay, 700, seed=4, keys=4) != keys
 

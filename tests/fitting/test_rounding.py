@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from cetane.compress import parse_format, second_order
 from cetane.compress.select import SecondOrder
+from cetane.errors import CetaneError
 from cetane.files import silent
 from cetane.fitting.rounding import Rounder, encode
 from cetane.fitting.teacher import quick
@@ -104,3 +105,23 @@ def test_what_goes_too_far_is_rounded_with_more_damping() -> None:
     assert too_far(arrays(before), weight, FORM) is not None
     made = encode(weight, FORM, hessian, None, loose)
     assert too_far(arrays(made), weight, FORM) is None
+
+
+def test_what_cannot_be_inverted_is_rounded_with_more_damping() -> None:
+    """Without any damping of weight, inputs of one dimension have no inverse."""
+    weight = np.random.default_rng(1).normal(size=(16, 32)).astype(np.float32)
+    hessian = np.ones((32, 32), np.float32)
+    with pytest.raises(RuntimeError, match="cholesky"):
+        second_order.encode(weight, FORM, hessian, None, SecondOrder(damping=1e-12))
+    made = encode(weight, FORM, hessian, None, SecondOrder(damping=1e-12))
+    assert too_far(arrays(made), weight, FORM) is None
+
+
+def test_damaged_weights_are_named(tiny_model: Callable[..., Any]) -> None:
+    model = tiny_model("llama").requires_grad_(False)
+    paths = {path: f"{path}.weight" for path in linears(model)}
+    broken = next(iter(paths))
+    model.get_submodule(broken).weight[0, 0] = float("nan")
+    rounder = Rounder(dict.fromkeys(paths.values(), FORM), "gptq", silent)
+    with pytest.raises(CetaneError, match=f"{broken}.weight holds NaN or infinity"):
+        rounder.run(model, paths | {"lm_head": "lm_head.weight"}, torch.ones(1, 8).long())

@@ -1,4 +1,4 @@
-"""Files that a recipe names, with their hashes: a recipe says what it makes whatever a folder
+"""Files that a recipe names, with their hashes. So a recipe means the same whatever its folder
 holds."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FileBeside(Data):
         """Let the file be looked for where a recipe lies."""
         self._folder = recipe.parent
 
-    def where(self, other: FileBeside) -> None:
+    def lie_with(self, other: FileBeside) -> None:
         """Let the file be looked for where another one is."""
         self._folder = other._folder
 
@@ -60,8 +60,11 @@ class TextFile(FileBeside):
 
     @classmethod
     def of(cls, path: Path) -> TextFile:
-        """A file that lies anywhere; CetaneError if it cannot be read."""
-        return cls(file=str(path.absolute()), sha256=sha256(path))
+        """A file that lies anywhere; CetaneError if it cannot be read. A recipe holds its name
+        alone: bundles go to others, who need not know a user's folders."""
+        made = cls(file=path.name, sha256=sha256(path))
+        made.beside(path.absolute())
+        return made
 
     def read(self) -> str:
         """The text, UTF-8. CetaneError if it is missing, has another hash or is too large."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cetane.compress.beside import FileBeside
 from cetane.compress.formats import Format, Palette, Shape
 from cetane.errors import CetaneError
-from cetane.files import cache_dir, replacing
+from cetane.files import cache_dir, replacing, sha256
 
 if TYPE_CHECKING:  # a recipe is read without numpy
     import numpy.typing as npt
@@ -23,9 +23,9 @@ if TYPE_CHECKING:  # a recipe is read without numpy
     from cetane.compress.encoded import Affine, Encoded, Palettized
 
 KEY = "key"
-"""Of the metadata: what a file depends on."""
+"""The metadata's entry that says what a file depends on."""
 HARMS = "harms"
-"""Of the metadata: a JSON object of nats by the name of a tensor."""
+"""The metadata's entry for harms: a JSON object of nats by the name of a tensor."""
 INDICES, LUT, DATA, SCALE = "/indices", "/lut", "/data", "/scale"
 """Ends of tensors' names in the file, behind the names of a checkpoint's."""
 Span = tuple[int, int]
@@ -38,6 +38,8 @@ class Fitted:
         """CetaneError for what is no safetensors file."""
         from safetensors import SafetensorError, safe_open
 
+        self.unread = (ValueError, KeyError, AttributeError, IndexError, TypeError, SafetensorError)
+        """What reading a stranger's tensors may raise."""
         try:
             self.file: safe_open = safe_open(path, "np")
             self.names = frozenset(self.file.keys())
@@ -67,7 +69,7 @@ class Fitted:
                 return self._palettized(name, shape, form, rows, columns)
             if name + SCALE in self.names:
                 return self._affine(name, shape, form, rows, columns)
-        except (ValueError, KeyError, AttributeError, IndexError) as error:
+        except self.unread as error:
             raise CetaneError(
                 f"{self.path}: {name} is not fitted to a {form.name} of shape {shape}"
             ) from error
@@ -79,15 +81,20 @@ class Fitted:
         from cetane.compress.encoded import Palettized
 
         indices, lut = self.file.get_tensor(name + INDICES), self.file.get_tensor(name + LUT)
+        if (indices.dtype, lut.dtype) != ("uint8", "float16") or indices.ndim != 2:
+            raise ValueError
         outputs = len(indices)
-        group = outputs // len(lut)
         start, stop = rows or (0, outputs)
         if not isinstance(form, Palette) or lut.shape != (form.groups((outputs,)), 2**form.bits):
             raise ValueError
-        if start % group or stop % group or indices.max(initial=0) >= len(lut[0]):
+        if indices.max(initial=0) >= len(lut[0]):
             raise ValueError
         own = indices[start:stop, slice(*columns) if columns else slice(None)].reshape(shape)
-        groups = lut[start // group : stop // group]
+        groups = lut
+        if form.group is not None:
+            if start % form.group or stop % form.group:
+                raise ValueError
+            groups = lut[start // form.group : stop // form.group]
         lut_shape = (len(groups), *[1] * (len(shape) - 1), 2**form.bits, 1)
         return Palettized(own, groups.reshape(lut_shape), form.bits)
 
@@ -97,9 +104,11 @@ class Fitted:
         from cetane.compress.encoded import Affine
 
         data, scale = self.file.get_tensor(name + DATA), self.file.get_tensor(name + SCALE)
-        limit = 2 ** (form.bits - 1) - 1
-        if form.name != f"int{form.bits}-per-channel" or len(scale) != len(data):
+        if (data.dtype, scale.dtype) != ("int8", "float16") or data.ndim != 2:
             raise ValueError
+        if form.name != f"int{form.bits}-per-channel" or scale.shape != (len(data),):
+            raise ValueError
+        limit = 2 ** (form.bits - 1) - 1
         if data.min(initial=0) < -limit or data.max(initial=0) > limit:
             raise ValueError
         part = slice(*rows) if rows else slice(None)
@@ -158,9 +167,9 @@ def by_content(digest: str) -> FittedFile:
 
 
 def kept(key: str) -> FittedFile | None:
-    """The constants that depend on `key`, where they were made before."""
-    with suppress(OSError, ValueError):
+    """The constants that depend on `key`, where they were made before, and are whole."""
+    with suppress(OSError, ValueError, CetaneError):
         file = by_content(json.loads((folder() / f"{key}.json").read_text(encoding="utf-8")))
-        if file.path.is_file():
+        if sha256(file.path) == file.sha256:
             return file
     return None

@@ -73,15 +73,16 @@ class Selection(Data):
     sensitivity: SensitivityFile | None = None
     method: Method = Field(default="plain", exclude_if=lambda method: method == "plain")
     minutes: float = Field(default=30.0, gt=0, exclude_if=lambda minutes: minutes == 30.0)
-    """That `tuned` may take. A third of it at most writes the text that it learns from. The
-    rounding before it is not counted."""
+    """The minutes that `tuned` may take, without the rounding before it. A third of them at most
+    write the text that it learns from, but at least two batches are written."""
     text: TextFile | None = Field(default=None, exclude_if=lambda file: file is None)
     second_order: SecondOrder = Field(default=AS_GPTQ, exclude_if=lambda own: own == AS_GPTQ)
     rotate: bool = Field(default=False, exclude_if=lambda rotate: not rotate)
     """Whether the residual stream and the values of attention are turned first, which spreads
     outliers: the same function, with weights that round better."""
     mix_to: float | None = Field(default=None, gt=0, le=8, exclude_if=lambda bits: bits is None)
-    """Of the weights of `default`, palettes counted; the port says in `names` which get others."""
+    """The most bits a weight, palettes counted, of the weights that `default` applies to. The port
+    writes into `names` which of them get other palettes."""
     fitted: FittedFile | None = Field(default=None, exclude_if=lambda file: file is None)
 
     @model_validator(mode="after")
@@ -117,6 +118,12 @@ class Selection(Data):
         """Those that the recipe names."""
         named = self.sensitivity, self.text, self.fitted
         return tuple(file for file in named if file is not None)
+
+    def find_as(self, *known: FileBeside) -> None:
+        """Look for the files where known ones of the same content lie."""
+        places = {file: file for file in known}
+        for file in self.files:
+            file.lie_with(places.get(file, file))
 
     @property
     def auto(self) -> bool:

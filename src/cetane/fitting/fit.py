@@ -16,7 +16,7 @@ from cetane.checkpoint import Checkpoint
 from cetane.compress import Format, Selection
 from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
 from cetane.errors import CetaneError
-from cetane.files import Progress, json_sha256, remove
+from cetane.files import Progress, claimed, disk_errors, json_sha256, remove
 from cetane.fitting.attention import fuse_attention
 from cetane.fitting.documentation import documentation, windows_of
 from cetane.fitting.importance import Importance, importance, keep, load
@@ -26,7 +26,7 @@ from cetane.fitting.teacher import Answers, narrowed
 from cetane.fitting.text import openings, write_text
 from cetane.fitting.tunable import Tunable, tunable
 from cetane.fitting.tune import Student, Tuner
-from cetane.gates.reference import Reference
+from cetane.gates.reference import RESIDENT, Reference
 from cetane.hardware.memory import give_back
 from cetane.planner import Planner
 from cetane.planner.encoding import can_be_fitted
@@ -37,16 +37,15 @@ if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
 
 VERSION = 8
-"""Of what is made: another one is made anew."""
+"""The version of fitted constants. Those of another version are made anew."""
 SEQUENCES, LENGTH, SEED = 192, 256, 1
 """Of the model's own text that layers are rounded by: 49,152 tokens. By a third of them SmolLM2's
 four bits cost other text 18 % more KL."""
 READ, LEAST = 96, 8
-"""Windows of what people wrote beside it: documentation, or the user's text, of so many at least.
-"""
-READING = 1 / 3
-"""Of the minutes of tuning, for the text that it learns from: at most, and as far as none is kept.
-"""
+"""Windows of human text beside it: the most that are read, and the least that a user's text must
+have."""
+WRITING = 1 / 3
+"""The share of tuning's minutes that may write its text. Text that is kept costs none."""
 
 
 def fit(checkpoint: Checkpoint, planner: Planner, progress: Progress) -> FittedFile:
@@ -60,16 +59,34 @@ def fit(checkpoint: Checkpoint, planner: Planner, progress: Progress) -> FittedF
     known = kept(key)
     if known is not None:
         return known
+    if not formats:
+        raise CetaneError(
+            f'compression.method = "{compression.method}" fits palettes and int4 per channel, of 6 '
+            "bits at most, and no weight has such a format",
+            'name one in compression.default, or take method = "plain"',
+        )
     if compression.method != "tuned":
         rounder = Fitter(checkpoint, planner, progress).rounded(formats, compression)
         return save(rounder.constants, key, rounder.harms)
+    check_size(checkpoint)
     before = override(planner.recipe, {"compression.method": "gptq"})
     first = fit(checkpoint, Planner(checkpoint, before, planner), progress).read()
     partial = folder() / f"{key}.tuning"
     work = Fitter(checkpoint, planner, progress)
-    made = save(work.tuned(first, formats, compression.minutes, partial), key, first.harms)
-    remove(partial)
+    with claimed(partial, "tuning"):
+        made = save(work.tuned(first, formats, compression.minutes, partial), key, first.harms)
+        remove(partial)
     return made
+
+
+def check_size(checkpoint: Checkpoint) -> None:
+    """CetaneError for a model that is too large to learn: better now than after its rounding."""
+    if not Reference(checkpoint, own=True).resident:
+        raise CetaneError(
+            f'compression.method = "tuned": the model has more than {RESIDENT >> 30} GiB of fp32 '
+            "weights, too many to learn here",
+            'compression.method = "gptq" takes one layer at a time',
+        )
 
 
 def key_of(checkpoint: Checkpoint, formats: Mapping[str, Format], compression: Selection) -> str:
@@ -111,7 +128,8 @@ class Fitter:
         self.names = {
             path: own["weight"] for path, own in reference.names.items() if "weight" in own
         }
-        self.start = checkpoint.tokenizer.bos_id or 0
+        start, ends = checkpoint.tokenizer.bos_id, checkpoint.tokenizer.eos_ids
+        self.start = next(iter(ends), 0) if start is None else start
         self.length = min(LENGTH, planner.model.max_context)
         self.tokenizer, self.given = checkpoint.tokenizer, planner.recipe.compression.text
         self.given_hash = "" if self.given is None else self.given.sha256
@@ -155,7 +173,7 @@ class Fitter:
         with narrowed(self.model):
             made = importance(self.model, layers, text, self.progress)
         give_back()  # the pass's gradients
-        with suppress(OSError):  # a cache that cannot be written is no error
+        with suppress(CetaneError), disk_errors(path):  # a cache may be full or locked
             keep(path, text, made)
         return text, made
 
@@ -163,13 +181,8 @@ class Fitter:
         self, first: Fitted, formats: Mapping[str, Format], minutes: float, partial: Path
     ) -> dict[str, Encoded]:
         """Constants that learn from the first ones on; these, if they come out worse."""
-        if not self.resident:
-            raise CetaneError(
-                'compression.method = "tuned": the model is too large to learn on this machine',
-                'compression.method = "gptq" takes one layer at a time',
-            )
         started = time.perf_counter()
-        answers = self.lessons(60 * minutes * READING)
+        answers = self.lessons(60 * minutes * WRITING)
         layers = linear_layers(self.model, self.names, formats)
         constants: dict[str, Encoded] = {}
         weights: dict[str, Tunable] = {}
@@ -189,7 +202,7 @@ class Fitter:
         """What the model writes to learn from, and its answers: of no format."""
         content = [VERSION, self.content, self.length, self.given_hash]
         place = folder() / f"{json_sha256(content)}.lessons"
-        others = self.others[READ:] if len(self.others) > READ else self.others
+        others = self.others[READ:] if len(self.others) >= 2 * READ else self.others
         given = openings(self.tokenizer)
         return lessons(
             self.model, self.start, self.length, given, others, place, seconds, self.progress

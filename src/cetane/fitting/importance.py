@@ -33,8 +33,8 @@ EVEN = 0.5
 """Part of a token's importance that all tokens share. Without it few tokens would decide, and other
 texts be worse off: held out, the errors of half the matrices grew by up to 15 %."""
 LARGEST = 4096
-"""Outputs of a layer whose products are kept, 64 MB; of more, every output counts alike. With 1,024
-four bits of SmolLM2 lost: docs/reference/low-bits.md."""
+"""The most outputs of a layer whose products are kept (64 MB). With more, all count alike. With
+1,024 four bits of SmolLM2 lost: docs/reference/low-bits.md."""
 ROWS = 512
 """Tokens of a pass: its activations are what takes most memory."""
 PASSES = 8
@@ -48,10 +48,10 @@ TEXT, TOKENS, OUTPUTS, SCALE = "text", "/tokens", "/outputs", "/scale"
 
 @dataclass(frozen=True)
 class Importance:
-    """Of the errors of one layer."""
+    """How much the errors of one layer count, by token and by output."""
 
     tokens: Tensor
-    """What the errors at every token count, `(N,)`, 1 on average."""
+    """How much an error at each token counts, `(N,)`, 1 on average."""
     outputs: Tensor | None
     """How errors of the outputs count together, fp32 `(O, O)`, its trace O; None for too many."""
     scale: float

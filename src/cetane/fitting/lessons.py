@@ -18,16 +18,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cetane.files import Progress, replacing
+from cetane.errors import CetaneError
+from cetane.files import Progress, disk_errors, replacing
 from cetane.fitting.teacher import Answers, ask, narrowed
 from cetane.fitting.text import write_text
 
 SEQUENCES, READ = 96, 32
-"""That are written, and windows of what people wrote: answered and kept together."""
+"""A batch: the sequences that the model writes, and the windows of human text beside them."""
 LEAST, MOST = 2, 16
-"""Batches. Fewer are learnt by heart; more than half a million tokens nothing reads in its time."""
+"""The least and the most batches. Fewer would be learnt by heart. No run has time to read more than
+16, half a million tokens."""
 SEED = 2
-"""Of the first batch; the next ones follow. Rounding's own text has another one."""
+"""The seed of the first batch; each next batch adds one. Rounding's text has another seed."""
 PIECE = 1024
 """Tokens that are answered at a time: logits are what takes most memory."""
 
@@ -63,7 +65,7 @@ def lessons(
             text = torch.cat([own, others[turn]])
             text = text[torch.randperm(len(text), generator=torch.Generator().manual_seed(number))]
             part = ask(model, text, max(1, PIECE // length), progress)
-            with suppress(OSError):  # a cache that cannot be written is no error
+            with suppress(CetaneError), disk_errors(path):  # a cache may be full or locked
                 keep(path, part)
         parts.append(part)
     fields = zip(*((part.tokens, part.likely, part.logs) for part in parts), strict=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,7 @@ def hide(
             "ask for longer texts (--tokens), or for fewer keys (--keys)",
         )
     first = int(random.integers(0, max(len(haystack) - room, 1)))
-    hay = list(haystack[first : first + room])
+    hay = list(islice(cycle(haystack), first, first + room))
     at, inside = 0, random.uniform(EDGE, 1 - EDGE) if depth is None else depth
     for number, (lead, key) in enumerate(said):
         to = int((number + inside) / keys * len(hay))

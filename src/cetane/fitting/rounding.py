@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from cetane.compress import Format, second_order
 from cetane.compress.select import AS_GPTQ, Method, SecondOrder
+from cetane.families.base import check_finite
 from cetane.files import Progress
 from cetane.fitting.importance import Importance, Matrix, mean_product
 from cetane.fitting.teacher import quick
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
 
 DAMPED = 10
-"""Times the damping that a weight is rounded with again."""
+"""The factor by which damping grows when a weight is rounded again."""
 
 
 def linear_layers(
@@ -51,13 +52,21 @@ def encode(
     weight: Matrix, form: Format, hessian: Matrix, outputs: Matrix | None, options: SecondOrder
 ) -> Encoded:
     """The constants of a weight; with more damping, where they would go so far from it that the
-    gate takes them for another weight's. A router of ZAYA has 32 inputs that hardly differ."""
+    gate takes them for another weight's. A router of ZAYA has 32 inputs that hardly differ. What
+    is too far with all damping is rounded plainly."""
     while True:
-        made = second_order.encode(weight, form, hessian, outputs, options)
-        if options.damping >= 1 or too_far(arrays(made), weight, form) is None:
-            return made
+        with suppress(*SINGULAR):  # too little damping
+            made = second_order.encode(weight, form, hessian, outputs, options)
+            if too_far(arrays(made), weight, form) is None:
+                return made
+        if options.damping >= 1:
+            return form.encode(weight)
         damping = min(1.0, DAMPED * options.damping)
         options = options.model_copy(update={"damping": damping})
+
+
+SINGULAR = (np.linalg.LinAlgError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
+"""What the inverse of a matrix without one raises."""
 
 
 class Done(Exception):
@@ -108,6 +117,7 @@ class Rounder:
             return
         self.progress(f"rounding {name.removesuffix('.weight')}", len(self.constants),
                       len(self.formats))  # fmt: skip
+        check_finite(name, layer.weight)
         form, weight = self.formats[name], layer.weight.float().numpy()
         important, outputs = self.importances.get(name), None
         if important is None:

@@ -75,7 +75,7 @@ def quick(model: Any) -> AbstractContextManager[Any]:
     return torch.autocast(kind, torch.bfloat16, enabled=has_bfloat16(kind))
 
 
-def has_bfloat16(kind: str = "cpu") -> bool:
+def has_bfloat16(kind: str) -> bool:
     """Whether products of bfloat16 are quicker than those of fp32 on a kind of device. With AMX
     they take a sixth of the time."""
     return kind != "cpu" or bool(torch.cpu._is_avx512_bf16_supported())

@@ -23,10 +23,10 @@ SPREAD = 1 / 2
 With the likeliest 2,000 alone, four bits of SmolLM2 cost prose 10 % more KL: few texts were code,
 or of other languages."""
 LEAST = 0.05
-"""Of the likeliest token's probability: what is less likely is never drawn (min-p, arXiv
-2407.01082). Else small models write no words after some tens of tokens."""
+"""A token is never drawn if it is less likely than this share of the likeliest one (min-p, arXiv
+2407.01082). Otherwise small models write no words after some tens of tokens."""
 BATCH = 128
-"""Sequences that are written side by side."""
+"""The number of sequences that are written side by side."""
 FREE = -1
 """In place of a token that is not given, but drawn."""
 

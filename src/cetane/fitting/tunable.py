@@ -21,8 +21,8 @@ FIRST, SECOND = 0.9, 0.98
 """Decay of the means of gradients and of their squares, a step (Adam, arXiv 1412.6980)."""
 TINY = 1e-20
 DEPTH = 0.5
-"""Of the way from a level to the weight, or to the border of what is rounded to the level, that an
-element's wish begins at."""
+"""An element's wish begins at this share of the way from its level to its weight. That way ends at
+the border of the level."""
 
 
 class Tunable(ABC):

@@ -19,21 +19,21 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from cetane.files import Progress, replacing
+from cetane.files import Progress, disk_errors, replacing
 from cetane.fitting.teacher import Answers, has_bfloat16, quick
 from cetane.fitting.tunable import Tunable
 from cetane.threads import available
 
 RATE, PULL = 0.016, 0.003
-"""Of a step of levels, divided by their number, and of what elements want to be, in distances
-between two levels, at the beginning; they fall to zero with the time that is left. With 0.004 for
-16 levels SmolLM2 lost for 150 steps what it had, with 0.001 it gained from the first on. With 0.02
+"""The first step sizes, in distances between two levels. `RATE`, divided by the number of levels,
+moves a level. `PULL` moves an element's wish. Both fall to zero as time runs out. With 0.004 for 16
+levels SmolLM2 lost for 150 steps what it had, with 0.001 it gained from the first on. With 0.02
 for elements it forgot all within ten: those that move at once no longer make up for each other."""
 WARM = 10
 """Steps until the rate is whole: means of gradients need some."""
 TOKENS, PIECE = 512, 1024
-"""Of a step, and of a part of it that is in memory at a time. In two bits 30 steps of 512 tokens at
-twice the rate did more than 35 of 2,048."""
+"""Tokens of a step, and of the part of it that is in memory at a time. In two
+bits 30 steps of 512 tokens at twice the rate did more than 35 of 2,048."""
 JUDGED = 1 / 16
 """Part of the text, its beginning, that is not learnt from: it says whether learning helps."""
 MOST_JUDGED = 32
@@ -113,7 +113,11 @@ class Tuner:
         """
         every = torch.arange(len(self.answers.tokens))
         count = min(max(1, round(len(every) * JUDGED)), MOST_JUDGED)
-        judged, lessons = self.answers.batch(every[:count]), every[count:]
+        judged = self.answers.batch(every[:count])
+        # a short text of people is in several batches, but what judges must not be learnt
+        aside = {tuple(row) for row in judged.tokens.tolist()}
+        rows = self.answers.tokens[count:].tolist()
+        learnt = every[count:][torch.tensor([tuple(row) not in aside for row in rows])]
         before = best = self.judge(judged)
         if self.resume():
             best = self.judge(judged)
@@ -123,8 +127,8 @@ class Tuner:
         random = torch.Generator().manual_seed(1)
         size = max(1, TOKENS // self.answers.tokens.shape[1])
         while self.done(minutes) < 1:
-            for rows in lessons[torch.randperm(len(lessons), generator=random)].split(size):
-                self.step(rows, self.pace * (1 - self.done(minutes)))
+            for part in learnt[torch.randperm(len(learnt), generator=random)].split(size):
+                self.step(part, self.pace * (1 - self.done(minutes)))
                 now = time.perf_counter()
                 self.seconds, started = self.seconds + now - started, now
                 done = self.done(minutes)
@@ -143,7 +147,7 @@ class Tuner:
     def better(self, judged: Answers, best: float) -> float:
         """Keep what is better than the best, or go back to that; the KL of what is kept."""
         now = self.judge(judged)
-        if now >= best:
+        if not now < best:  # NaN is no better either
             self.restore()
             self.pace, self.number = self.pace / 2, 0
         self.keep()
@@ -184,7 +188,7 @@ class Tuner:
                    for name, weight in self.student.weights.items()
                    for part, tensor in weight.state().items()}  # fmt: skip
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(self.checkpoint) as temporary:
+        with disk_errors(self.checkpoint), replacing(self.checkpoint) as temporary:
             said = {"seconds": str(self.seconds), "pace": str(self.pace)}
             save_file(tensors, temporary, said)
 

@@ -133,6 +133,9 @@ def resolutions(
     """
     mixing = recipe.compression.mix_to is not None and recipe.compression.fitted is None
     if mixing and recipe.compression.method == "tuned":  # which takes long: only what is chosen is
+        from cetane.fitting.fit import check_size
+
+        check_size(checkpoint)
         rounded = override(recipe, {"compression.method": "gptq"})
         for choice in resolutions(checkpoint, rounded, progress, budget):
             yield tuned(checkpoint, choice, progress)

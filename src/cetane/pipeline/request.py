@@ -112,8 +112,9 @@ def make_request(
         if bits <= FITTED_BITS:
             wanted["compression.method"] = "gptq"
             wanted["compression.mix_to"] = MIXED[bits]
-    if text is not None:
-        wanted["compression.text"] = TextFile.of(Path(text)).model_dump()
+    read = None if text is None else TextFile.of(Path(text))
+    if read is not None:
+        wanted["compression.text"] = read.model_dump()
     wanted |= changes or {}
     if wanted.get("compression.method") == "plain":
         wanted.pop("compression.mix_to", None)
@@ -128,6 +129,7 @@ def make_request(
             wanted = {"compression.rotate": True} | wanted
     size = None if budget is None else read_size(budget)
     final = override(chosen, wanted)
+    final.compression.find_as(*chosen.compression.files, *([] if read is None else [read]))
     if final.compression.rotate or final.cache.streaming is not None:
         from cetane.planner import turned
 

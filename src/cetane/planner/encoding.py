@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from cetane.compress import Format, Selection, second_order
+from cetane.compress.formats import Palette
 from cetane.errors import CetaneError
 from cetane.planner.weights import format_of
 
@@ -73,4 +74,6 @@ def can_be_fitted(weight: Weight, form: Format) -> bool:
     levels to choose among."""
     if weight.kind is None or weight.pick is not None or len(weight.stored) != 2:
         return False
+    if isinstance(form, Palette) and form.group and weight.rows and weight.rows[0] % form.group:
+        return False  # it begins inside a group
     return second_order.serves(form, weight.stored)

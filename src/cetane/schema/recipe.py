@@ -321,9 +321,7 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     if not changes:
         return recipe
     changed = parse_recipe(content, f"recipe {recipe.name}")
-    before = {file: file for file in recipe.compression.files}
-    for file in changed.compression.files:
-        file.where(before.get(file, file))
+    changed.compression.find_as(*recipe.compression.files)
     return changed
 
 

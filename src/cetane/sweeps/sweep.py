@@ -303,6 +303,7 @@ class Sweep:
         """The sweep's recipe with another compression."""
         content = self.recipe.model_dump() | {"compression": selection.model_dump()}
         made = parse_recipe(content, self.recipe.name)
+        made.compression.find_as(*selection.files)
         if made.compression.sensitivity is not None:
             made.compression.sensitivity.beside(self.folder / SENSITIVITY)
         return made
