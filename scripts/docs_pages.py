@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import griffe
 import mkdocs_gen_files
@@ -18,6 +18,7 @@ from pydantic_core import PydanticUndefined
 
 import cetane
 from cetane.cli.app import app
+from cetane.families import families
 from cetane.schema.recipe import Recipe
 
 
@@ -30,7 +31,7 @@ def main() -> None:
     )
     pages: dict[str, dict[str, Any]] = {
         "commands": {"commands": list(commands(typer.main.get_command(app), "cetane"))},
-        "recipe": {"tables": list(tables(Recipe))},
+        "recipe": {"tables": [*tables(Recipe), *family_tables()]},
         "api": {"names": sorted(cetane.__all__, key=str.swapcase)},  # functions, then classes
         "limits": {"text": resources.files("cetane.gates").joinpath("limits.toml").read_text()},
     }
@@ -78,8 +79,7 @@ def tables(model: type[BaseModel], path: str = "") -> Iterator[dict[str, Any]]:
     source = griffe.load(model.__module__, search_paths=["src"])[model.__name__]
     fields, below = [], []
     for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if (kind := table_of(field.annotation)) is not None:
             below.append((kind, f"{path}.{name}".lstrip(".")))
             continue
         written = source.all_members[name]
@@ -95,6 +95,23 @@ def tables(model: type[BaseModel], path: str = "") -> Iterator[dict[str, Any]]:
     yield {"path": path, "about": " ".join((model.__doc__ or "").split()), "fields": fields}
     for kind, where in below:
         yield from tables(kind, where)
+
+
+def table_of(annotation: Any) -> type[BaseModel] | None:
+    """The model of a field that is a table, or none."""
+    kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not type(None)]
+    (kind,) = kinds if len(kinds) == 1 else (None,)
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def family_tables() -> Iterator[dict[str, Any]]:
+    """The table `[family]`, for each class of options that model types share."""
+    types: dict[type[BaseModel], list[str]] = {}
+    for name, family in families().items():
+        types.setdefault(family.Options, []).append(name)
+    for options, names in types.items():
+        (table,) = tables(options, "family")
+        yield table | {"about": f"For {', '.join(names)}. {table['about']}"}
 
 
 def default(field: Any) -> str:
