@@ -249,6 +249,10 @@ def test_tuning_goes_on_from_there(fitted: Fixed) -> None:
     assert file is not None
     assert file.read().names == fitted.bundle.plan.recipe.compression.fitted.read().names  # type: ignore[union-attr]
     assert file.read().harms == fitted.bundle.plan.recipe.compression.fitted.read().harms  # type: ignore[union-attr]
+    (told,) = [step for step in steps if step.startswith("tuned, KL on text kept aside")]
+    before, after = (float(figure) for figure in told.split()[-3::2])
+    if before - after > 1e-4:  # else the first constants are kept
+        assert differs(tuned, fitted)
     assert not list(folder().glob("*.tuning"))
 
 

@@ -98,6 +98,63 @@ def test_a_weight_alone_learns_to_be_another(name: str) -> None:
     np.testing.assert_allclose(one.encoded().decode(), one.values.numpy(), rtol=2e-3, atol=1e-6)
 
 
+def test_levels_move_as_by_adam() -> None:
+    """One palette, in units of the distance between its entries, by torch's own Adam."""
+    weight = torch.randn(8, 16, generator=torch.Generator().manual_seed(7))
+    one = tunable(encoded(weight, NAMES[0]), weight)
+    assert one is not None
+    theirs = one.levels.clone().requires_grad_(True)
+    adam = torch.optim.Adam([theirs], lr=1.0, betas=(0.9, 0.98), eps=0.0)
+    for number in range(1, 4):
+        gradient = torch.randn(8, 16, generator=torch.Generator().manual_seed(number))
+        unit, before = one.distance(), theirs.detach().clone()
+        theirs.grad = torch.zeros_like(theirs).index_add_(
+            1, one.indices.flatten().long(), gradient.flatten()[None]
+        )
+        adam.step()
+        one.step(gradient, 1e-4, number)
+        with torch.no_grad():  # Adam moved by whole distances: the same step, made small
+            theirs.copy_(before + 1e-4 * unit * (theirs - before))
+        torch.testing.assert_close(one.levels, theirs.detach())
+
+
+def test_elements_follow_the_mean_of_their_gradients() -> None:
+    """The loop by numpy, in float64: two steps, over three levels."""
+    draw = np.random.default_rng(8)
+    levels = np.sort(draw.normal(size=(4, 3)), axis=1).astype(np.float32)
+    rates, shares = draw.uniform(0.1, 1, 4), draw.uniform(0.5, 2, 5)
+    wanted = draw.normal(size=(4, 5))
+    ours = [array.astype(np.float32) for array in (np.zeros(4), wanted, np.zeros((4, 5)))]
+    indices, values = np.zeros((4, 5), np.uint8), np.zeros((4, 5), np.float32)
+    mean, square = np.zeros((4, 5)), np.zeros(4)
+    for number in (1, 2):
+        slopes = draw.normal(size=(4, 5)).astype(np.float32)
+        second = 1 - 0.98**number
+        kernels.follow(
+            slopes, levels, rates.astype(np.float32), shares.astype(np.float32), 0.9, 0.98, second,
+            *ours, indices, values,
+        )  # fmt: skip
+        mean = 0.9 * mean + 0.1 * slopes
+        square = 0.98 * square + 0.02 * np.square(slopes * shares).mean(1)
+        wanted = wanted - (rates / np.sqrt(square / second))[:, None] * shares * mean
+    nearest = np.abs(wanted[:, :, None] - levels[:, None]).argmin(2)
+    np.testing.assert_allclose(ours[1], wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(indices, nearest)
+    np.testing.assert_array_equal(values, np.take_along_axis(levels, nearest, 1))
+
+
+def test_what_judges_is_not_learnt(student: tuple[Student, Answers], tmp_path: Path) -> None:
+    """A user's short text comes again in later batches."""
+    one, answers = student
+    again = torch.cat([torch.arange(64), torch.zeros(64).long()])
+    tuner = Tuner(one, answers.batch(again), tmp_path / "x", silent)
+    read: list[Tensor] = []
+    tuner.step = lambda rows, _share: read.append(rows)  # type: ignore[method-assign]
+    tuner.run(1 / 600)
+    learnt = {int(row) for rows in read for row in rows}
+    assert learnt and not learnt & {*range(8), *range(64, 128)}
+
+
 def test_a_column_of_large_inputs_moves_no_further() -> None:
     """Its gradients are thirty times the others', and so is what an error there costs."""
     weight = torch.randn(16, 32, generator=torch.Generator().manual_seed(5))

@@ -97,10 +97,11 @@ class Sampler:
         if penalised:
             tokens, counts = np.array([*self.kept]), np.array([*self.kept.values()])
             changed[tokens] -= self.presence_penalty + self.frequency_penalty * counts
-        for token, bias in self.logit_bias.items():
-            if not 0 <= token < len(changed):
+        if self.logit_bias:
+            tokens, biases = np.array([*self.logit_bias]), np.array([*self.logit_bias.values()])
+            for token in tokens[(tokens < 0) | (tokens >= len(changed))]:
                 raise CetaneError(f"logit bias: token {token} is not in the vocabulary")
-            changed[token] += bias
+            changed[tokens] += biases.astype(changed.dtype)
         if self.constraint is not None:
             changed[~self.constraint.allowed()] = -np.inf
             if not np.isfinite(changed.max()):

@@ -37,6 +37,8 @@ LARGEST = 4096
 1,024 four bits of SmolLM2 lost: docs/reference/low-bits.md."""
 ROWS = 512
 """Tokens of a pass: its activations are what takes most memory."""
+PIECE = 8192
+"""Rows of a product that are computed at a time."""
 PASSES = 8
 """Between two times that freed memory is given back: the system clears every page that it gives."""
 
@@ -59,9 +61,7 @@ class Importance:
 
     def products(self, inputs: Tensor) -> Matrix:
         """The mean product of inputs `(N, I)` at these tokens."""
-        if len(self.tokens) != len(inputs):
-            return mean_product(inputs)
-        return mean_product(inputs * self.tokens[:, None].sqrt())
+        return mean_product(inputs, self.tokens if len(self.tokens) == len(inputs) else None)
 
     def harm(self, off: Matrix, products: Matrix) -> float:
         """The KL, in nats a token, that errors `(O, I)` of the weight are predicted to cost."""
@@ -69,10 +69,21 @@ class Importance:
         return self.scale / 2 * float(np.vdot(off @ products, together))
 
 
-def mean_product(rows: Tensor) -> Matrix:
-    """Of `(N, I)` with itself, fp32 `(I, I)`. numpy computes one half of it, and torch both."""
-    own = rows.numpy()
-    return np.asarray(own.T @ own / np.float32(len(own)), dtype=np.float32)
+def mean_product(rows: Tensor, counts: Tensor | None = None) -> Matrix:
+    """Of `(N, I)` with itself, fp32 `(I, I)`; `counts (N,)` is what each row counts.
+
+    In pieces: all tokens of a text in fp32, weighted, are as large as the model. numpy computes one
+    half of a product, and torch both.
+    """
+    total = np.zeros((rows.shape[1],) * 2, np.float32)
+    for start in range(0, len(rows), PIECE):
+        part = slice(start, start + PIECE)
+        own = rows[part].float()
+        if counts is not None:
+            own = own * counts[part, None].sqrt()
+        total += own.numpy().T @ own.numpy()
+    total /= len(rows)
+    return total
 
 
 class Collector:

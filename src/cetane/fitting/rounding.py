@@ -44,8 +44,8 @@ def linear_layers(
 
 
 def rows_of(inputs: Tensor) -> Tensor:
-    """A layer's inputs, a token a row, fp32."""
-    return inputs.reshape(-1, inputs.shape[-1]).float()
+    """A layer's inputs, a token a row."""
+    return inputs.reshape(-1, inputs.shape[-1])
 
 
 def encode(
