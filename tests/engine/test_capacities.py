@@ -147,3 +147,12 @@ def test_slots_of_a_cache_that_shifts_grow_on_the_left() -> None:
     held = np.array([[3, 4]])
     assert grown(held, "shift", 4, -1).tolist() == [[-1, -1, 3, 4]]
     assert grown(held, "blend", 4, -1).tolist() == [[3, 4, -1, -1]]
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("drafted", [2, 3])
+def test_a_short_draft_before_a_crossing(ladder, truth, contract: str, drafted: int) -> None:
+    """Its padding takes slots where a cache shifts, so the first token must not fall out."""
+    session = ladder(contract).session()
+    feed(session, 29)
+    assert close(session.evaluate(IDS[29 : 29 + drafted]), truth[29 : 29 + drafted])

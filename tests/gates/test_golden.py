@@ -1,5 +1,6 @@
 """The golden gate is green for a right port and red for a wrong one."""
 
+import json
 import shutil
 import weakref
 from collections.abc import Callable
@@ -98,6 +99,27 @@ def test_the_figures_are_those_of_fp16(result: GoldenResult) -> None:
         assert one.finite
     assert 0 < max(one.relative for one in result.structure) < 5e-6
     assert result.twin_kl < 1e-4
+
+
+@pytest.mark.parametrize("wrong", ["softcap", "positions"])
+def test_a_wrong_plan_fails(
+    good: Bundle, checkpoint: Checkpoint, tmp_path: Path, wrong: str
+) -> None:
+    """What hosts run is the manifest's plan, so this one is judged."""
+    shutil.copytree(good.path, tmp_path / "bundle")
+    manifest = tmp_path / "bundle" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    if wrong == "softcap":
+        content["plan"]["softcap"] = 1.0
+    else:  # the cosines for the sines, and the other way round
+        for shard in content["plan"]["shards"]:
+            for function in shard["functions"]:
+                for item in function["inputs"]:
+                    if item["source"]["host"] == "rotary":
+                        part = item["source"]["part"]
+                        item["source"]["part"] = {"cos": "sin", "sin": "cos"}[part]
+    manifest.write_text(json.dumps(content))
+    assert not run(Bundle(tmp_path / "bundle"), checkpoint).passed
 
 
 def test_a_wrong_weight_fails(bad: Bundle, checkpoint: Checkpoint) -> None:

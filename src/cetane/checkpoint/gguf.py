@@ -46,7 +46,7 @@ class GGUFCheckpoint(Checkpoint):
         if not isinstance(name, str) or name not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
             raise CetaneError(f"{path} holds a model of architecture {name!r}; known are: {known}")
-        mixtral = name == "llama" and file.metadata.get("llama.expert_count")
+        mixtral = name == "llama" and Keys(file).optional("expert_count")
         return cls(file, MIXTRAL if mixtral else ARCHITECTURES[name])
 
     def read(self, name: str) -> torch.Tensor:

@@ -36,7 +36,7 @@ def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
     turned = keys.integer("rope.dimension_count", head_dim)
     if turned != head_dim and kind not in _TURNED_IN_PART:
         raise CetaneError(f"{file.path} rotates only part of each head, which is not supported")
-    inner = keys.get("expert_feed_forward_length") if keys.get("expert_count") else None
+    inner = keys.get("expert_feed_forward_length") if keys.optional("expert_count") else None
     config: dict[str, Any] = {
         "model_type": kind,
         "architectures": [architecture.model_class],
@@ -61,7 +61,7 @@ def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
         config["hidden_activation"] = "gelu_pytorch_tanh"
     else:
         config["hidden_act"] = "silu"
-    if keys.get("expert_count"):
+    if keys.optional("expert_count"):
         config |= experts(keys, kind)
     own = OWN.get(kind)
     return config | own(Facts(file, keys, config, turned)) if own else config
@@ -74,7 +74,7 @@ def layer_count(keys: Keys) -> int:
         raise CetaneError(
             f"{keys.file.path} announces {layers} layers in {len(keys.file.tensors)} tensors"
         )
-    drafts = keys.integer("nextn_predict_layers") if keys.get("nextn_predict_layers") else 0
+    drafts = keys.optional("nextn_predict_layers")
     if drafts >= layers:
         raise keys.bad("nextn_predict_layers", f"less than {layers} layers", drafts)
     return layers - drafts

@@ -27,6 +27,15 @@ class Keys:
             raise self.bad(key, "a positive integer", value)
         return value
 
+    def optional(self, key: str) -> int:
+        """A number that a file may leave out, or write as 0; then 0."""
+        value = self.get(key)
+        if value is None:
+            return 0
+        if type(value) is not int or not 0 <= value < 1 << 31:
+            raise self.bad(key, "a number", value)
+        return value
+
     def integers(self, key: str, count: int, default: int | None = None) -> list[int]:
         """A number for each of `count` layers, which a file may write as one for all."""
         value = self.get(key)

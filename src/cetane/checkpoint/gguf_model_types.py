@@ -119,17 +119,18 @@ def _phi3(facts: Facts) -> dict[str, Any]:
         rope["original_max_position_embeddings"] = known
         rope["factor"] = config["max_position_embeddings"] / known
         for name in ("short", "long"):
-            stored = file.tensors[f"rope_factors_{name}.weight"]
+            stored = file.tensors.get(f"rope_factors_{name}.weight")
+            if stored is None:
+                raise CetaneError(f"{file.path} has no rope_factors_{name}.weight")
             if stored.dtype != "F32" or stored.shape != (turned // 2,):
                 raise CetaneError(
                     f"{file.path}: rope_factors_{name}.weight is {stored.dtype} of {stored.shape}"
                 )
             rope[f"{name}_factor"] = np.frombuffer(stored.read(), np.float32).tolist()
-    window = keys.get("attention.sliding_window")  # llama.cpp writes 0 for none
     return {
         "rope_parameters": rope,
         "original_max_position_embeddings": known,
-        "sliding_window": keys.integer("attention.sliding_window") if window else None,
+        "sliding_window": keys.optional("attention.sliding_window") or None,  # 0 is none
     }
 
 
@@ -180,6 +181,8 @@ def _delta(facts: Facts) -> dict[str, Any]:
     width, period = keys.integer("ssm.inner_size"), keys.integer("full_attention_interval")
     if width % heads:
         raise keys.bad("ssm.inner_size", f"a multiple of {heads} heads", width)
+    if heads % keys.integer("ssm.group_count"):
+        raise keys.bad("ssm.group_count", f"a divisor of {heads}", keys.get("ssm.group_count"))
     attends = [(index + 1) % period == 0 for index in range(facts.layers)]
     own: dict[str, Any] = {
         "layer_types": facts.kinds("full_attention", "linear_attention", attends),
@@ -191,7 +194,7 @@ def _delta(facts: Facts) -> dict[str, Any]:
         "rope_parameters": facts.rope
         | {"partial_rotary_factor": facts.turned / facts.config["head_dim"]},
     }
-    if keys.get("expert_count"):
+    if keys.optional("expert_count"):
         own["moe_intermediate_size"] = keys.integer("expert_feed_forward_length")
         shared = "expert_shared_feed_forward_length"
         own["shared_expert_intermediate_size"] = keys.integer(shared)
@@ -204,8 +207,9 @@ def _deepseek_v2(facts: Facts) -> dict[str, Any]:
     keys, turned = facts.keys, facts.turned
     for key, plain in (("expert_gating_func", _SOFTMAX), ("expert_group_count", 1),
                        ("expert_weights_norm", False)):  # fmt: skip
-        if keys.get(key) not in (None, plain):
-            raise keys.bad(key, f"{plain}, which alone is supported", keys.get(key))
+        value = keys.get(key)
+        if value is not None and (type(value) is not type(plain) or value != plain):
+            raise keys.bad(key, f"{plain}, which alone is supported", value)
     width = keys.integer("attention.key_length_mla")
     if width <= turned:
         raise keys.bad("attention.key_length_mla", f"more than {turned}", width)
@@ -218,7 +222,7 @@ def _deepseek_v2(facts: Facts) -> dict[str, Any]:
         "qk_rope_head_dim": turned,
         "qk_nope_head_dim": width - turned,
         "v_head_dim": keys.integer("attention.value_length_mla"),
-        "first_k_dense_replace": keys.get("leading_dense_block_count") or 0,
+        "first_k_dense_replace": keys.optional("leading_dense_block_count"),
         "n_shared_experts": keys.integer("expert_shared_count"),
         "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
         "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
@@ -276,13 +280,13 @@ def _gemma4(facts: Facts) -> dict[str, Any]:
     slides = keys.booleans("attention.sliding_window_pattern", facts.layers)
     heads = keys.integers("attention.head_count_kv", facts.layers)
     inner = keys.integers("feed_forward_length", facts.layers)
-    shared = keys.get("attention.shared_kv_layers") or 0
-    if type(shared) is not int or not 0 <= shared < facts.layers:
+    shared = keys.optional("attention.shared_kv_layers")
+    if shared >= facts.layers:
         raise keys.bad("attention.shared_kv_layers", f"less than {facts.layers}", shared)
     full = [index for index, slide in enumerate(slides[: facts.layers - shared]) if not slide]
     local = [count for count, slide in zip(heads, slides, strict=True) if slide]
     wide = [count for count, slide in zip(heads, slides, strict=True) if not slide]
-    per_layer = keys.get("embedding_length_per_layer_input") or 0
+    per_layer = keys.optional("embedding_length_per_layer_input")
     own: dict[str, Any] = {
         "layer_types": facts.kinds("sliding_attention", "full_attention", slides),
         "sliding_window": keys.integer("attention.sliding_window"),

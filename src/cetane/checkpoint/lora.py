@@ -219,7 +219,12 @@ def read_config(path: Path) -> LoraConfig:
 def check_pattern(pattern: str, path: Path) -> None:
     """Raise CetaneError for a pattern of names that might take long to match."""
     repeats = pattern.count("*") + pattern.count("+")
-    if not PATTERN.fullmatch(pattern) or repeats > MOST_REPEATS:
+    plain = PATTERN.fullmatch(pattern) is not None and repeats <= MOST_REPEATS
+    try:
+        re.compile(pattern if plain else "")
+    except re.error:  # [z-a]
+        plain = False
+    if not plain:
         raise CetaneError(
             f"{path}: the pattern {pattern!r} is not a plain name of a module",
             "write names of modules, such as layers.0.self_attn.q_proj",

@@ -271,7 +271,7 @@ def compressed_tensors(layout: QuantizedTensors) -> Tensors:
     layout.check(all(isinstance(p, dict) for p in plans), "config_groups.weights")
     bits = [p.get("num_bits") for p in plans]
     for module in layout.modules(".weight_packed"):
-        if bits not in ([4], [8]):
+        if bits not in ([4], [8]) or type(bits[0]) is not int:
             raise layout.bad(f"packed weights of {bits} bits")
         unpack_words(layout, module, bits[0])
     blocks = [p["block_structure"] for p in plans if p.get("block_structure")]
@@ -466,7 +466,7 @@ def mlx(layout: QuantizedTensors) -> Tensors:
         own = layout.said.get(module)
         said = {**layout.said, **own} if isinstance(own, dict) else layout.said
         bits = said.get("bits")
-        if bits not in (2, 4, 8) or said.get("mode", "affine") != "affine":
+        if type(bits) is not int or bits not in (2, 4, 8) or said.get("mode", "affine") != "affine":
             raise layout.bad(f"{module}: {bits!r} bits; only 2, 4 and 8 are supported")
         rows, words = layout.matrix(f"{module}.weight")
         columns = words * 32 // bits

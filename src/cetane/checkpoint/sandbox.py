@@ -28,9 +28,13 @@ class Sandbox:
         """Run it to its end. Raises subprocess.TimeoutExpired when the patience is over."""
         limits = f"""
 import resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, ({self.seconds}, {self.seconds}))
-resource.setrlimit(resource.RLIMIT_AS, ({self.memory}, {self.memory}))
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+for limit, most in ((resource.RLIMIT_CPU, {self.seconds}), (resource.RLIMIT_AS, {self.memory}),
+                    (resource.RLIMIT_CORE, 0)):
+    try:
+        resource.setrlimit(limit, (most, most))
+    except (ValueError, OSError):  # macOS has no limit of address space
+        if sys.platform != "darwin":
+            raise
 """
         return subprocess.run(
             [sys.executable, "-I", "-c", limits + self.code, str(path)],

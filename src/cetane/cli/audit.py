@@ -49,6 +49,8 @@ def audit(
     if explain is not None or rules:
         tell(explain, page, json)
         return
+    if page:
+        raise CetaneError("--markdown is for --rules")
     if path is None:
         raise CetaneError(
             "cetane audit needs a package or a bundle", "or use --rules or --explain RULE"

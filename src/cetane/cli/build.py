@@ -23,6 +23,7 @@ from cetane.cli.options import (
     Workers,
 )
 from cetane.cli.output import megabytes, print_json, progress, say, table
+from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
     from cetane.pipeline.request import Request
@@ -58,6 +59,10 @@ def build(
     )  # fmt: skip
     target = request.target(output)
     if only:
+        given = {"--workers": workers, "--scheduler": scheduler, "--store": store, "--force": force}
+        for name, value in given.items():
+            if value:
+                raise CetaneError(f"{name} is for whole bundles, not for --only")
         build_some(request, target, only, rebuild, json)
         return
     with crew(workers, scheduler, store) as opened, progress("build") as update:

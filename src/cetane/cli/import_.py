@@ -79,7 +79,8 @@ def show_kit(result: KitImport) -> None:
         show_outcome(outcome)
     if result.ratios:
         shown = {name.replace("_", " "): f"{ratio:.3f}" for name, ratio in result.ratios.items()}
-        facts(shown, "the second bundle's time, over the first's")
+        first, second = result.names
+        facts(shown, f"the time of B ({second}), over that of A ({first})")
 
 
 def show_outcome(outcome: DeviceResult) -> None:

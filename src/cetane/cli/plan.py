@@ -54,6 +54,8 @@ def plan(
     from cetane.pipeline.plan import forecast
     from cetane.pipeline.request import make_request, read_adapters, read_changes
 
+    if sweep and explain:
+        raise CetaneError("--sweep and --explain exclude each other")
     if chip is None and (sweep or explain):
         raise CetaneError("--sweep and --explain need a chip", shown.known_chips())
     request = make_request(

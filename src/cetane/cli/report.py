@@ -77,8 +77,10 @@ def collect(
 
     if Path(subject).exists() or not ID.fullmatch(subject):
         return about_bundle(Path(subject), sweep, bench, chip, model)
-    if sweep or bench or model:
-        raise CetaneError(f"{subject}: --sweep, --bench and --model are for a bundle's page")
+    if sweep or bench or chip or model:
+        raise CetaneError(
+            f"{subject}: --sweep, --bench, --chip and --model are for a bundle's page"
+        )
     known = Lab(lab)
     return experiment_report(known.find(subject), known.journal)
 

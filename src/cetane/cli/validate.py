@@ -20,6 +20,7 @@ from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
     from cetane.gates.layers import LayersResult
+    from cetane.gates.quality import Quality
     from cetane.pipeline.validate import Validation
 
 APP_CONFIGS = ("meta.yaml", "model_config.json")
@@ -67,23 +68,28 @@ def validate(
 
     if any((bundle / name).is_file() for name in APP_CONFIGS):
         validate_folder(bundle, json)
-    if layer is not None and full:
-        raise CetaneError("--layer and --full exclude each other")
+    if (layer is not None) + full + (text is not None) > 1:
+        raise CetaneError("--layer, --full and --perplexity exclude each other")
+    adapters = read_adapters(adapter or [])
     if layer is not None or full:
         with progress("validate") as update:
             judged = gates.validate_layers(
                 bundle, block=layer, prompt_ids=parse_ids(prompt_ids), probes=n_probes,
-                model=model, progress=update,
+                model=model, lora=lora, adapters=adapters, progress=update,
             )  # fmt: skip
         conclude(judged, json, show_layers)
-    if prompt_ids is not None:
-        raise CetaneError("--prompt-ids is for --layer and --full")
+    for name, given in {"--prompt-ids": prompt_ids is not None, "--n-probes": n_probes > 1}.items():
+        if given:
+            raise CetaneError(f"{name} is for --layer and --full")
     if text is not None:
-        measure(bundle, text, tokens, model, json)
+        with progress("perplexity") as update:
+            quality = gates.perplexity(
+                bundle, text, tokens=tokens, model=model, lora=lora, adapters=adapters,
+                progress=update,
+            )  # fmt: skip
+        show_perplexity(quality, json)
     with progress("validate") as update:
-        result = gates.validate(
-            bundle, model=model, lora=lora, adapters=read_adapters(adapter or []), progress=update
-        )
+        result = gates.validate(bundle, model=model, lora=lora, adapters=adapters, progress=update)
     conclude(result, json, lambda outcome: show(outcome, verbose))
 
 
@@ -114,12 +120,8 @@ def validate_folder(folder: Path, json: bool) -> NoReturn:
     conclude(check_folder(folder), json, show_folder)
 
 
-def measure(bundle: Path, text: Path, tokens: int, model: str | None, json: bool) -> None:
-    """Measure perplexity."""
-    from cetane.pipeline.validate import perplexity
-
-    with progress("perplexity") as update:
-        quality = perplexity(bundle, text, tokens=tokens, model=model, progress=update)
+def show_perplexity(quality: "Quality", json: bool) -> NoReturn:
+    """Print perplexities, and exit."""
     if json:
         print_json({"perplexity": quality.model_dump(mode="json")})
     else:

@@ -49,8 +49,9 @@ class Schedule:
             for mode in self.modes
             for logits, steps in ((True, modes[mode].steps), (False, modes[mode].silent))
         }
-        self._written = any(group.contract == "stateful" for group in self.groups)
-        """Whether calls write their padding, too."""
+        self._written = any(group.contract in ("stateful", "shift") for group in self.groups)
+        """Whether padding takes slots: a state's is written, and for each column of a call a cache
+        that shifts loses its oldest one."""
         self._skipping = {mode for mode, chosen in self.modes.items() if skips(plan, chosen)}
         """Modes whose silent calls skip layers beside the head."""
 

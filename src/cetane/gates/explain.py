@@ -382,7 +382,10 @@ def change_of(rule: str, plan: Plan) -> dict[str, Any]:
         if layout.kind not in ("chunks", "single") or layout.cuts:
             return {}
         chunks = sum(shard.kind != "head" for shard in plan.shards)
-        changes |= {"layout.kind": "chunks", "layout.chunks": 2 * chunks}
+        more = min(2 * chunks, plan.layers)
+        if more <= chunks:
+            return {}
+        changes |= {"layout.kind": "chunks", "layout.chunks": more}
     if changes.get("cache.contract") == "readonly":
         return written_by_host(recipe)
     return {key: value for key, value in changes.items() if value_of(recipe, key) != value}

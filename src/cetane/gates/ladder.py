@@ -86,7 +86,7 @@ def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) 
                 tensor = f"{prefix}{pair.tensor}"
                 scores.append(shard_score(shard, tensor, pair.truth, pair.mode, pairs))
                 errors = metrics.relative(pair.ours, pair.wanted)
-                error = float(np.quantile(errors, ask.routed.share) if routed else errors.max())
+                error = metrics.within(errors, ask.routed.share if routed else 1.0)
                 key = f"{tensor} of {shard}"
                 worst[key] = max(worst.get(key, 0.0), error)
     wrong = [w for shard in packages for w in wrong_constants(port, checkpoint, shard)]

@@ -51,6 +51,12 @@ def relative(a: Rows, b: Rows) -> Rows:
     return np.nan_to_num(errors, nan=np.inf, posinf=np.inf)
 
 
+def within(errors: Rows, share: float) -> float:
+    """The error that a share of `errors` does not exceed. One of them, since a value between two
+    infinite ones would be NaN, which no comparison refuses."""
+    return float(np.quantile(errors, share, method="higher"))
+
+
 @by_blocks
 def margins(logits: Rows) -> Rows:
     """The distance from the best logit of each row to the next, in nats."""

@@ -92,13 +92,15 @@ class Packaged:
         weights: Weights,
         tables: Tables,
         tok: Tokenizer,
+        plan: Plan | None = None,
     ) -> None:
+        """`plan` is the one that ships; without it, the planner's."""
         self.packages, self.planner, self.weights = packages, planner, weights
-        self.tables, self.tokenizer = tables, tok
+        self.tables, self.tokenizer, self.own = tables, tok, plan
 
     @cached_property
     def plan(self) -> Plan:
-        return self.planner.plan()
+        return self.planner.plan() if self.own is None else self.own
 
     @property
     def shipped(self) -> Engine:
@@ -209,5 +211,6 @@ class Arrays:
 
 
 def packaged(bundle: Bundle, planner: Planner, weights: Weights) -> Packaged:
-    """A finished bundle."""
-    return Packaged(bundle, planner, weights, bundle.tables(), bundle.tokenizer)
+    """A finished bundle, with its own plan: hosts run that one."""
+    plan = bundle.plan.on(planner.adapter)
+    return Packaged(bundle, planner, weights, bundle.tables(), bundle.tokenizer, plan)

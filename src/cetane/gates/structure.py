@@ -142,7 +142,7 @@ def deviation(
     worst = int(strict.argmax())
     share = limits().structure.routed.share
     return Deviation(
-        undecided=min(float(np.quantile(rest, share)), 1e308) if len(rest) else 0.0,
+        undecided=min(metrics.within(rest, share), 1e308) if len(rest) else 0.0,
         shard=shard,
         tensor=tensor,
         truth=truth[0],

@@ -163,7 +163,7 @@ def reported(op: Operation) -> MeasuredOp:
             break
     return MeasuredOp(
         output=op.outputs[0].name if op.outputs else "",
-        kind=op.operatorName.rpartition(".")[2],
+        kind=op.operatorName.rpartition(".")[2][:100],
         device=device,
         cost=op.cost.weight if op.cost else None,
     )
@@ -171,7 +171,7 @@ def reported(op: Operation) -> MeasuredOp:
 
 FUNCTION = re.compile(r"^\s*func\s+([\w.@-]{1,255})\s*<")
 OPERATION = re.compile(
-    r"^\s*(?:[\w<>\[\], ?]{1,2000}>\s+([\w.@/-]{1,1000})[^=]{0,2000}?\s=\s)?(\w{1,100})\("
+    r"(?:[\w<>\[\], ?]{1,2000}>\s+([\w.@/-]{1,1000})[^=]{0,2000}?\s=\s)?(\w{1,100})\("
 )
 BACKEND = re.compile(r'SelectedBackend = string\("(\w{1,40})"\)')
 RUNTIMES = re.compile(r"EstimatedRuntime = dict<string, fp64>\(\{\{(.{1,4000}?)\}\}\)")
@@ -193,7 +193,8 @@ def read_analytics(path: Path) -> Told:
         if begun := FUNCTION.match(line):
             name = begun[1]
             continue
-        backend, op = BACKEND.search(line), OPERATION.match(line)
+        backend = BACKEND.search(line)
+        op = None if backend is None else OPERATION.match(line.lstrip())
         if backend is None or op is None:
             continue
         chosen = BACKENDS.get(backend[1])

@@ -119,9 +119,13 @@ def figure(value: Any, where: str) -> float:
     """A finite number that is not negative."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadSamples(f"{where} is not a number")
-    if not (math.isfinite(value) and value >= 0):
-        raise BadSamples(f"{where} is {value}")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not (math.isfinite(number) and number >= 0):
+        raise BadSamples(f"{where} is {number}")
+    return number
 
 
 def checked(sample: Sample, where: str) -> Sample:

@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,25 @@ def parse(arguments: list[str], folder: Path) -> argparse.Namespace:
     parser.add_argument("-o", "--output", type=Path, default=folder / "measurements.json")
     parser.add_argument("--compute-units", choices=UNITS, default="CPU_AND_NE")
     parser.add_argument("--limit", type=float, default=600, help="seconds for one answer")
-    parser.add_argument("--rounds", type=int, default=6, help="turns of every bundle")
-    parser.add_argument("--steps", type=int, default=64, help="decoded tokens of a turn")
+    parser.add_argument("--rounds", type=at_least(0), default=6, help="turns of every bundle")
+    parser.add_argument("--steps", type=at_least(1), default=64, help="decoded tokens of a turn")
     parser.add_argument("--energy", type=float, default=20, help="seconds; 0 for none")
     parser.add_argument("--idle", type=float, default=10, help="seconds of rest before each load")
     parser.add_argument("--power", type=Path, help="a file that powermetrics or macmon writes")
     parser.add_argument("--no-plan", action="store_true", help="do not ask for compute plans")
     return parser.parse_args(arguments)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an option: a whole number from `least` on."""
+
+    def read(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}")
+        return number
+
+    return read
 
 
 def child(job: Json) -> int:
@@ -82,7 +94,7 @@ class BundleMeasurement:
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         self.folder, self.options = folder, options
         self.kit: Json = json.loads((folder / "kit.json").read_text(encoding="utf-8"))
-        self.work = options.output.resolve().parent / "compiled"
+        self.work = options.output.resolve().parent / f".compiled-{self.kit['id'][:16]}"
         machine = facts()
         needed = 3 * sum(file["bytes"] for file in self.kit["files"].values()) + SPARE
         check(machine, SPARE if self.work.is_dir() else needed, folder)
@@ -99,7 +111,10 @@ class BundleMeasurement:
 
     def run(self) -> int:
         """All jobs that are still to do."""
-        self.work.mkdir(exist_ok=True)
+        try:
+            self.work.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Halt(f"cannot make {self.work}: {error.strerror}") from error
         content = self.record.content
         for label, bundle in self.kit["bundles"].items():
             content["bundles"].setdefault(
@@ -226,6 +241,8 @@ class BundleMeasurement:
             return
         for label, chain in chains.items():
             job = f"{label}/energy"
+            if self.record.content["jobs"].get(job, {}).get("state") in ("done", "fault"):
+                continue  # of an interrupted run
             time.sleep(self.options.idle)
             with meter:
                 order = {"do": "decode", "seconds": self.options.energy}

@@ -102,10 +102,23 @@ def existing(target: Path, recipe: Recipe, checkpoint: Checkpoint) -> Bundle:
             f"{target} is a bundle of another checkpoint or recipe", "--force replaces it"
         )
     bundle.verify()
-    from cetane.pipeline.assembly import Partial
+    from cetane.pipeline.assembly import Partial, build_key, read_note
 
-    remove(Partial(target).root)  # left by a kill between the last two steps of a build
+    partial = Partial(target)
+    if read_note(partial.key) == build_key(checkpoint, bundle.plan.recipe):
+        remove(partial.root)  # left by a kill between the last two steps of this build
     return bundle
+
+
+def check_place(target: Path, checkpoint: Checkpoint, force: bool) -> None:
+    """CetaneError for a target that no build of this checkpoint may take: better now than after the
+    choosing."""
+    if not target.exists():
+        return
+    if not (target / MANIFEST).is_file():
+        raise CetaneError(f"{target} exists and is not a bundle", "choose another --output")
+    if not force and Bundle(target).manifest.fingerprint != checkpoint.fingerprint:
+        raise CetaneError(f"{target} is a bundle of another checkpoint", "--force replaces it")
 
 
 def same(one: Recipe, other: Recipe) -> bool:

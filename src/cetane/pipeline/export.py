@@ -193,15 +193,20 @@ def swapped(
     target: Path, fresh: Path, old: Path, folder: Path, module: RuntimeModule
 ) -> Sequence[str]:
     """The problems of a folder with a fresh package; if there are any, the old one is back."""
+    if old.exists() and not target.exists():  # a kill came between the two renames
+        old.rename(target)
     remove(old)
     if target.exists():
         target.rename(old)
     fresh.rename(target)
-    problems = module.check(folder)
-    if problems and old.exists():
-        remove(target)
-        old.rename(target)
-    remove(old)
+    problems: Sequence[str] = ["not checked"]
+    try:
+        problems = module.check(folder)
+    finally:
+        if problems and old.exists():
+            remove(target)
+            old.rename(target)
+        remove(old)
     return problems
 
 

@@ -56,7 +56,9 @@ class KitImport:
     outcomes: tuple[DeviceResult, ...]
     """One of each bundle, in their order."""
     ratios: dict[str, float] = field(default_factory=dict)
-    """The second bundle's milliseconds over the first's, as medians of the turns."""
+    """Bundle B's milliseconds over bundle A's, as medians of the turns."""
+    names: tuple[str, ...] = ()
+    """Those of the kit's bundles, A and perhaps B."""
 
     @property
     def passed(self) -> bool:
@@ -86,7 +88,8 @@ def import_kit(
     for bundle in opened:
         bundle.verify()
     imports = [OneImport(measurements, bundle, model) for bundle in opened]
-    return KitImport(tuple(one.keep() for one in imports), ratios(measurements))
+    labelled = tuple(bundle.name for _, bundle in sorted(measurements.bundles.items()))
+    return KitImport(tuple(one.keep() for one in imports), ratios(measurements), labelled)
 
 
 def evidence_file(bundle: Bundle) -> Path:
@@ -207,10 +210,14 @@ class OneImport:
             return [], []
         try:
             checkpoint = checkpoint_of(self.bundle, self.model)
+            planner = Planner(checkpoint, self.bundle.plan.recipe)
         except CetaneError as error:
             self.notes.append(f"no evidence for the cost model: {error.message}; give --model")
             return [], []
-        planner, predictor = Planner(checkpoint, self.bundle.plan.recipe), Predictor(self.chip)
+        if planner.plan().shards != self.bundle.plan.shards:
+            self.notes.append(f"{checkpoint.source} is another model: no evidence; give --model")
+            return [], []
+        predictor = Predictor(self.chip)
         source = f"a kit on {self.machine}, {self.measurements.date}"
         rows = evidence(self.recorded, self.figures, planner, predictor, source)
         return list(compare(self.figures, planner, predictor)), list(rows)
@@ -264,9 +271,10 @@ def import_xcode(file: str | Path, artifact: str | Path, date: str) -> XcodeImpo
 
 
 def with_kept(measured: Measured, artifact: Artifact) -> Measured:
-    """New measurements, and the kept ones of other functions, if they are of the same build."""
+    """New measurements, and the kept ones of other functions, if they are of the same build,
+    machine and system."""
     kept = artifact.measured()
-    if kept is None:
+    if kept is None or (kept.machine, kept.system) != (measured.machine, measured.system):
         return measured
     packages = {
         name: package

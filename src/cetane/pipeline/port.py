@@ -23,7 +23,7 @@ from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.hardware.chips import DEFAULT_CHIP
 from cetane.hardware.memory import give_back, keep_little
 from cetane.mil.reader import load
-from cetane.pipeline.build import build
+from cetane.pipeline.build import build, check_place, same
 from cetane.pipeline.choose import resolutions, with_layout
 from cetane.pipeline.fit import fit
 from cetane.pipeline.plan import Forecast, forecast, forecast_json
@@ -199,13 +199,14 @@ def port_request(
     """`port` of a request, whose plan can be shown before."""
     target = request.target(output)
     _ = request.planner  # refuses before any work
+    check_place(target, request.checkpoint, force)
     with one_reference():
         clock = Clock()
         asked = residency or PortTarget()
         choices = recipes_for(request, asked, progress)
         with clock.stage("choose"):
             recipe = next(choices)
-        changes: list[str] = []
+        tried, changes = [recipe], list[str]()
         while True:
             attempt = Attempt(request, recipe, target, asked, clock, progress, workers)
             result = attempt.run(force or bool(changes), rebuild)
@@ -213,7 +214,8 @@ def port_request(
             why = result.explanation
             if result.passed or why is None or len(changes) + 1 == MOST_ATTEMPTS:
                 return result
-            following = next(choices, None) if why.cause == "compression" else None
+            others = choices if why.cause == "compression" else ()
+            following = next((c for c in others if not any(same(c, t) for t in tried)), None)
             if following is not None:
                 recipe = following
             elif why.mends and (fix or is_open(recipe, why)):
@@ -224,6 +226,7 @@ def port_request(
                     return result
             else:
                 return result
+            tried.append(recipe)
             changes.append(described(result.plan.recipe, recipe, why))
             progress(f"again: {changes[-1]}", 0, 1)
 

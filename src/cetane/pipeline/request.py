@@ -70,13 +70,17 @@ class Request:
 
         return warn_unread(self.checkpoint.names(), self.planner.model)
 
+    @property
+    def name(self) -> str:
+        """The model's name: that of its folder or file."""
+        name = Path(self.checkpoint.source).resolve().name
+        return name.removesuffix(".gguf").removesuffix(".safetensors")
+
     def target(self, output: str | Path | None) -> Path:
         """Where the bundle goes: `output`, or the model's and the recipe's names; CetaneError for a
         path without a name, since the finished bundle is renamed to it."""
         if output is None:
-            name = Path(self.checkpoint.source).resolve().name
-            name = name.removesuffix(".gguf").removesuffix(".safetensors")
-            return Path(f"{name}-{self.recipe.name}")
+            return Path(f"{self.name}-{self.recipe.name}")
         path = Path(output)
         if path.name in ("", ".."):
             raise CetaneError(f"--output {path}: does not end with a name for the bundle")

@@ -92,15 +92,18 @@ def perplexity(
     *,
     tokens: int = 20_000,
     model: str | Path | None = None,
+    lora: str | Path | None = None,
+    adapters: Mapping[str, str | Path] | None = None,
     progress: Progress = silent,
 ) -> Quality:
     """The perplexities of a bundle and its Hugging Face model, on the first `tokens` of a text.
 
-    The outcome is kept in the bundle. CetaneError as `validate`, and for an unreadable text.
+    `model`, `lora` and `adapters` are the new places of what was ported, as in `validate`. The
+    outcome is kept in the bundle. CetaneError as `validate`, and for an unreadable text.
     """
     opened = Bundle(Path(bundle))
     opened.verify()
-    checkpoint = checkpoint_of(opened, model)
+    checkpoint = checkpoint_of(opened, model, lora, adapters)
     ids = read_tokens(opened.tokenizer, text, tokens)
     quality = measure_perplexity(opened, checkpoint, ids, progress)
     opened.write_gate("perplexity", quality.model_dump(mode="json") | {"text": text.name})
@@ -114,17 +117,20 @@ def validate_layers(
     prompt_ids: Sequence[int] = (),
     probes: int = 1,
     model: str | Path | None = None,
+    lora: str | Path | None = None,
+    adapters: Mapping[str, str | Path] | None = None,
     progress: Progress = silent,
 ) -> LayersResult:
     """Compare shards with the model one by one, as the published ports' validator does.
 
     The shards are all that hold layers, or the one that holds the model's `block`. They run on
     `prompt_ids`, by default on `probes` random sequences. The outcome is kept in the bundle.
+    `model`, `lora` and `adapters` are as in `validate`.
     CetaneError as `validate`, for a block that the model lacks, and if no id is fit for judging.
     """
     opened = Bundle(Path(bundle))
     opened.verify()
-    checkpoint = checkpoint_of(opened, model)
+    checkpoint = checkpoint_of(opened, model, lora, adapters)
     result = judge_layers(opened, checkpoint, block, tuple(prompt_ids), probes, progress)
     opened.write_gate("layers", result.model_dump(mode="json"))
     return result

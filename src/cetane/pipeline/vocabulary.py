@@ -196,6 +196,8 @@ def choose_vocabulary(
     after about `choices` tokens; 0 leaves them out. Writes the subset to `output`.
     """
     planner, tokenizer = request.planner, request.checkpoint.tokenizer
+    if output.is_dir():
+        raise CetaneError(f"--output {output}: is a folder", "name a file in it")
     with disk_errors(output):
         output.parent.mkdir(parents=True, exist_ok=True)
     chosen = [read_text(tokenizer, path) for path in texts]

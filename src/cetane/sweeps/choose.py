@@ -84,7 +84,7 @@ def sweep(
     names, profile = chosen(formats), find_chip(chip)
     request = make_request(model, recipe, lora=lora)
     passage = Passage.cut(*text_of(text), request.checkpoint)
-    folder = Path(output) if output else Path(f"{Path(model).resolve().stem}-sweep")
+    folder = Path(output) if output else Path(f"{request.name}-sweep")
     with open_workers(workers, scheduler, store) as crew, claimed(folder, "sweeping"):
         work = Sweep(request.checkpoint, request.recipe, passage, profile, folder, progress)
         return judged(work, names, budget, not formats or budget is not None, crew)

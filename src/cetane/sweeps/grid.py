@@ -150,23 +150,29 @@ def candidate(way: Way, planner: Planner, sensitivities: SensitivityFile | None)
         table: {
             key: name
             for key, name in getattr(rules, table).items()
-            if fits_model or (name == "fp16" and not isinstance(form, Fp16))
+            if (can_be_found(name) if fits_model else name == "fp16" and not isinstance(form, Fp16))
         }
         for table in ("types", "names")
     }
     kept["names"] |= {weight.name: "fp16" for weight in weights(planner)
                       if not form.fits(weight.shape)}  # fmt: skip
-    selection = Selection(
-        default=form.name,
-        types=kept["types"],
-        names=kept["names"],
-        sensitivity=sensitivities if form.weighted else None,
-        method=way.method or "plain",
-        text=rules.text if way.method else None,
-        rotate=rules.rotate
-        or (way.method is not None and can_turn(planner.checkpoint, planner.recipe)),
-    )
+    turns = fits_model and can_turn(planner.checkpoint, planner.recipe)
+    content = {
+        "default": form.name,
+        **kept,
+        "sensitivity": sensitivities if form.weighted else None,
+        "method": way.method or "plain",
+        "text": rules.text if fits_model else None,
+        "rotate": rules.rotate or turns,
+    }
+    selection = validated(Selection, content, way.name)
     return Candidate(way.name, way.method or kind, form.bits, group, selection)
+
+
+def can_be_found(name: str) -> bool:
+    """Whether a method leaves the constants of a format alone, or finds them."""
+    form = parse_format(name)
+    return not isinstance(form, Palette) or form.mode == "kmeans"
 
 
 def described(form: Format) -> tuple[Method, str | None]:

@@ -2,12 +2,13 @@
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 
 from cetane.checkpoint import Checkpoint
-from cetane.compress import Selection, parse_format
+from cetane.compress import Selection, SensitivityFile, parse_format
 from cetane.errors import CetaneError
 from cetane.files import read_json, remove, replacing, silent, write_json
 from cetane.hardware.chips import find_chip
@@ -120,24 +121,24 @@ class SweepTasks:
     def formats(self, names: Sequence[str], mixing: bool) -> None:
         """Judge ways, and measure what mixes need."""
         ways = [parse_way(name) for name in names]
-        others = [candidate(way, self.sweep.planner, None) for way in ways if not way.form.weighted]
-        tasks = [self.point(wanted) for wanted in others if not self.sweep.knows(wanted)]
+        tasks = list(self.points([way for way in ways if not way.form.weighted], None))
         weighted = [way for way in ways if way.form.weighted]
         if (weighted or mixing) and not self.sweep.has_sensitivities:
             work = partial(make_sensitivities, self.job)
             tasks.insert(0, self.task("sensitivities", work))
         self.perform(tasks)
         if weighted:
-            self.perform(list(self.weighted(weighted)))
+            self.perform(list(self.points(weighted, self.sweep.sensitivities)))
         if mixing:
             self.perform(list(self.groups()))
 
-    def weighted(self, ways: Sequence[Way]) -> Iterator[Task]:
-        """The formats that need sensitivities."""
+    def points(self, ways: Sequence[Way], sensitivities: SensitivityFile | None) -> Iterator[Task]:
+        """Ways that are not judged yet. The sweep itself says which the model refuses, and why."""
         for way in ways:
-            wanted = candidate(way, self.sweep.planner, self.sweep.sensitivities)
-            if not self.sweep.knows(wanted):
-                yield self.point(wanted)
+            with suppress(CetaneError):
+                wanted = candidate(way, self.sweep.planner, sensitivities)
+                if not self.sweep.knows(wanted):
+                    yield self.point(wanted)
 
     def groups(self) -> Iterator[Task]:
         """The harms to every group of weights, as far as they are not known."""

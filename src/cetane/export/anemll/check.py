@@ -109,7 +109,8 @@ def check_sizes(sizes: FolderSizes, parameters: dict[str, Any]) -> Iterator[str]
 
 def check_window(config: dict[str, Any], sizes: FolderSizes) -> Iterator[str]:
     """A problem if the window is not that of the model's sliding layers."""
-    slides = "sliding_attention" in (config.get("layer_types") or [])
+    layers = config.get("layer_types")
+    slides = isinstance(layers, list) and "sliding_attention" in layers
     own = config.get("sliding_window") if slides else None
     own = own if type(own) is int and own < sizes.context else None
     if own != sizes.window:

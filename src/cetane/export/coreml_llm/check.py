@@ -39,14 +39,16 @@ def check(folder: Path) -> list[str]:
         config = json.loads((folder / "model_config.json").read_text())
         counts = {key: config[key] for key in COUNTS}
         layers, shared = config["layer_types"], config["num_kv_shared_layers"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return [f"model_config.json: {error!r}"]
     problems = [
         f"model_config.json: {key} = {value!r}"
         for key, value in counts.items()
         if type(value) is not int or value < 1
     ]
-    known = isinstance(layers, list) and all(kind in KINDS for kind in layers)
+    known = isinstance(layers, list) and all(
+        isinstance(kind, str) and kind in KINDS for kind in layers
+    )
     if not known or len(layers) != counts["num_layers"]:
         problems.append("model_config.json: layer_types are not one known kind for each layer")
     if type(shared) is not int or not known or not 0 <= shared < len(layers):
