@@ -293,6 +293,21 @@ def test_missing_and_mistyped_metadata(good: Path) -> None:
     refused(good, "2147483648 layers")
 
 
+@pytest.mark.parametrize("key", ["expert_count", "nextn_predict_layers"])
+def test_a_list_in_place_of_a_number(tmp_path: Path, key: str) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    for name in ("block_count", "embedding_length", "attention.head_count"):
+        writer.add_uint32(f"llama.{name}", 2)
+    writer.add_array(f"llama.{key}", [1, 1])
+    for index in range(3):
+        writer.add_tensor(f"blk.{index}.attn_norm.weight", np.zeros(2, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    refused(tmp_path / "m.gguf", rf"llama\.{key} .*a number")
+
+
 def test_unknown_architecture(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "bloom")
     writer.write_header_to_file()

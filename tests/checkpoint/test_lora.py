@@ -130,6 +130,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "alpha": ({"lora_alpha": "many"}, "lora_alpha: "),
     "infinite alpha": ({"alpha_pattern": {"q_proj": float("inf")}}, "alpha_pattern"),
     "a slow pattern": ({"alpha_pattern": {"(a+)+b": 1}}, "not a plain name"),
+    "a range from z to a": ({"rank_pattern": {"[z-a]": 2}}, "not a plain name"),
     "a pattern of stars": ({"rank_pattern": {".*.*.*q_proj": 2}}, "not a plain name"),
     "rank": ({"r": 3}, "rank 2, but the config says 3"),
     "DoRA without magnitudes": ({"use_dora": True}, "use_dora is True"),

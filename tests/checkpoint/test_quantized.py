@@ -260,6 +260,9 @@ WRONG = {
     "mlx, 3 bits": (
         {"group_size": 32, "bits": 3}, {f"{NAME}.weight": WORDS, f"{NAME}.scales": FLOAT},
     ),
+    "mlx, bits that are no whole number": (
+        {"group_size": 32, "bits": 4.0}, {f"{NAME}.weight": WORDS, f"{NAME}.scales": FLOAT},
+    ),
     "not an object": ("fp8", {}),
 }  # fmt: skip
 

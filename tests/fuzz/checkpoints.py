@@ -108,7 +108,9 @@ class GGUF(Fuzzer):
     def damage_metadata(self, random: Random, metadata: list[Any]) -> None:
         at = random.randrange(len(metadata))
         key, kind, value = metadata[at]
-        match random.randrange(5):
+        match random.randrange(6):
+            case 5:
+                metadata[at] = (key, ARRAY, (U32, [1, 1]))
             case 0:
                 del metadata[at]
             case 1:

@@ -118,6 +118,7 @@ BOMB = b"""<?xml version="1.0"?><!DOCTYPE plist [<!ENTITY a "aaaaaaaa"><!ENTITY 
         (BOMB, "entities"),
         (b"<?xml version='1.0'?><plist><dict>", "not a plist"),
         (plistlib.dumps({"elapsed_ns": 10}), "no 'processor'"),
+        (macmon(1, cpu_power=10**400), "is inf"),
         (plist(1, gpu_power=True), "not a number"),
         (plist(1, ane_power=-1.0), "-1.0"),
         (plist(1, cpu_energy=float("nan")), "nan"),

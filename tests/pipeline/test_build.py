@@ -25,6 +25,7 @@ from cetane.errors import CetaneError
 from cetane.files import records
 from cetane.lower.lower import Lowering
 from cetane.pipeline import choose
+from cetane.pipeline.assembly import Partial, build_key
 from cetane.pipeline.build import build, build_only
 from cetane.pipeline.parts import job_of, make_part, opened
 from cetane.pipeline.whole import bundle_key
@@ -114,7 +115,7 @@ def stopped(undisturbed: Bundle, tmp_path: Path, checkpoint: Checkpoint, small: 
     shutil.rmtree(partial / "bundle")
     shutil.copytree(undisturbed.path, partial / "bundle")
     (partial / "bundle/manifest.json").unlink()
-    made = cetane.pipeline.assembly.Partial(target)
+    made = Partial(target)
     for name in PARTS:
         made.record(name)
     return target
@@ -328,6 +329,14 @@ def test_another_bundle_is_replaced_only_by_force(
 ) -> None:
     shutil.copytree(undisturbed.path, stopped)
     before = Bundle(stopped).digest
+    # another recipe's build was interrupted: to find this bundle whole must not undo its work
+    left = Partial(stopped)
+    left.start("another build")
+    assert build(checkpoint, small, stopped, silent).digest == before
+    assert left.key.is_file()
+    left.start(build_key(checkpoint, Bundle(stopped).plan.recipe))
+    build(checkpoint, small, stopped, silent)
+    assert not left.root.exists()
     with pytest.raises(CetaneError, match="another checkpoint or recipe") as refused:
         build(checkpoint, recipe(**options | {"context": 64}), stopped, silent)
     assert refused.value.hint == "--force replaces it"

@@ -307,6 +307,18 @@ def test_what_a_recipe_keeps_in_fp16_stays(
     assert candidate(parse_way("fp16"), planner, None).selection == Selection()
 
 
+def test_a_method_leaves_out_what_it_cannot_find(
+    checkpoint: Checkpoint, recipe: Callable[..., Recipe]
+) -> None:
+    """As in a recipe that a sweep wrote for a mix of weighted palettes."""
+    rules = {"default": "fp16", "types": {"head": "palette6-uniform-group8"},
+             "names": {"model.layers.0.*": "palette4-weighted-group8", "model.layers.1.*": "fp16"},
+             "sensitivity": {"file": "s.safetensors", "sha256": "0" * 64}}  # fmt: skip
+    planner = Planner(checkpoint, recipe(compression=rules))
+    fitted = candidate(parse_way(FITTED), planner, None).selection
+    assert (fitted.types, fitted.names) == ({}, {"model.layers.1.*": "fp16"})
+
+
 def test_predictions(checkpoint: Checkpoint, recipe: Callable[..., Recipe]) -> None:
     """Speed is the plan's; residency that of the rules about weights."""
     predictor = Predictor(find_chip("m4-max"))
