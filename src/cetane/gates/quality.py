@@ -47,9 +47,9 @@ class Quality(Data):
     top1: float
     covered: float
     """The share of predicted tokens that the head has."""
-    covered_perplexity: float
-    """The perplexity over only these tokens, with no share for others."""
-    covered_reference_perplexity: float
+    covered_perplexity: float | None
+    """The perplexity over only these tokens, with no share for others; None if there are none."""
+    covered_reference_perplexity: float | None
     missing: float
     absent: float
     """The model's mean probability for tokens that the head lacks."""
@@ -110,6 +110,10 @@ class Agreement:
         """All figures of a text."""
         ours, theirs = self.perplexities
         covered = self.all("covered")
+        plain, reference = (
+            metrics.perplexity([self.all(name)[covered]]) if covered.any() else None
+            for name in ("plain", "reference")
+        )
         return Quality(
             passed=ours / theirs <= limit,
             fingerprint=fingerprint,
@@ -121,8 +125,8 @@ class Agreement:
             kl=self.mean("kl"),
             top1=self.mean("top1"),
             covered=float(covered.mean()),
-            covered_perplexity=metrics.perplexity([self.all("plain")[covered]]),
-            covered_reference_perplexity=metrics.perplexity([self.all("reference")[covered]]),
+            covered_perplexity=plain,
+            covered_reference_perplexity=reference,
             missing=self.missing,
             absent=self.mean("absent"),
         )

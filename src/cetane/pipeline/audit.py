@@ -85,6 +85,7 @@ def audit(
         kept = read_measured(measured) if measured else artifact.measured()
     if kept is not None:
         outcome = with_measured(outcome, kept, artifact.packages)
-        artifact.keep(kept)
+        if measuring or measured:
+            artifact.keep(kept)
     artifact.judge(outcome)
     return ResidencyResult(outcome, kept)

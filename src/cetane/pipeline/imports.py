@@ -276,12 +276,7 @@ def with_kept(measured: Measured, artifact: Artifact) -> Measured:
     kept = artifact.measured()
     if kept is None or (kept.machine, kept.system) != (measured.machine, measured.system):
         return measured
-    packages = {
-        name: package
-        for name, package in kept.packages.items()
-        if name in artifact.packages
-        and package.specification == specification(artifact.packages[name])
-    }
+    packages = dict(kept.packages)
     for name, package in measured.packages.items():
         before = packages[name].functions if name in packages else {}
         packages[name] = package.model_copy(update={"functions": {**before, **package.functions}})

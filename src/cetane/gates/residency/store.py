@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from cetane.errors import CetaneError
+from cetane.files import disk_errors, replacing
 from cetane.gates.residency.audit import Audit, Finding
-from cetane.gates.residency.measured import Measured, parse_measured, read_measured
+from cetane.gates.residency.measured import (
+    Measured,
+    parse_measured,
+    read_measured,
+    specification,
+)
 
 if TYPE_CHECKING:
     from cetane.bundle import Bundle
@@ -60,15 +67,27 @@ class Single:
         return path.with_name(f"{path.stem}.measured.json")
 
     def measured(self) -> Measured | None:
-        return read_measured(self.beside) if self.beside.exists() else None
+        if not self.beside.exists():
+            return None
+        return same_build(read_measured(self.beside), self.packages)
 
     def keep(self, measured: Measured) -> None:
-        temporary = self.beside.with_suffix(".tmp")
-        temporary.write_text(measured.model_dump_json(indent=1) + "\n")
-        temporary.replace(self.beside)
+        with disk_errors(self.beside), replacing(self.beside) as temporary:
+            temporary.write_text(measured.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
     def judge(self, verdict: Audit) -> None:
         """Nothing: a package has no place for a verdict."""
+
+
+def same_build(kept: Measured, packages: Mapping[str, Path]) -> Measured | None:
+    """The measurements of packages as they are now; None if there are none. A package may have been
+    built again since, or a draft head trained again."""
+    own = {
+        name: package
+        for name, package in kept.packages.items()
+        if name in packages and package.specification == specification(packages[name])
+    }
+    return kept.model_copy(update={"packages": own}) if own else None
 
 
 @dataclass(frozen=True)
@@ -85,7 +104,11 @@ class InBundle:
 
     def measured(self) -> Measured | None:
         kept = self.bundle.gates().get(MEASURED)
-        return None if kept is None else parse_measured(kept.get("measured"), str(self.bundle.path))
+        if kept is None:
+            return None
+        return same_build(
+            parse_measured(kept.get("measured"), str(self.bundle.path)), self.packages
+        )
 
     def keep(self, measured: Measured) -> None:
         self.bundle.write_gate(MEASURED, {"measured": measured.model_dump(mode="json")})
