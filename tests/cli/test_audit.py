@@ -161,9 +161,11 @@ def test_measured(cetane: Cetane, good: Path, tmp_path: Path) -> None:
     again = cetane("audit", good, "--json").json
     assert again["basis"] == "measured"
     assert again["measured"] == "Apple M4 Max, macOS 26.1, 2026-11-20"
+    rebuilt = package(tailed, tmp_path)
     assert "another build" in cetane(
-        "audit", package(tailed, tmp_path), "--measured", tmp_path / "model.measured.json"
+        "audit", rebuilt, "--measured", tmp_path / "model.measured.json"
     ).error  # fmt: skip
+    assert cetane("audit", rebuilt, "--json").json["basis"] == "predicted", "nobody named the file"
 
 
 def test_measure_needs_a_mac(cetane: Cetane, good: Path) -> None:
