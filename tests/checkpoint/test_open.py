@@ -48,6 +48,17 @@ def test_hub_failure_is_one_line(hub: list[str]) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_hub_model_of_gguf_files(
+    hub: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda _: ["m-Q8_0.gguf", "README.md"])
+    with pytest.raises(CetaneError, match="holds GGUF files") as caught:
+        open_checkpoint("org/model-1.5")
+    assert "hf download org/model-1.5 m-Q8_0.gguf" in str(caught.value.hint)
+
+
 def test_hub_model_of_pickles(
     hub: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

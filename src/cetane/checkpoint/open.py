@@ -95,7 +95,14 @@ def _download(repo_id: str) -> Path:
             "check the name, the network and, for gated models, `hf auth login`",
         ) from error
     if not any(Path(folder).glob("*.safetensors")):
-        refuse_pickle(Path(repo_id, name) for name in _names_in(repo_id))
+        names = _names_in(repo_id)
+        refuse_pickle(Path(repo_id, name) for name in names)
+        files = [name for name in names if name.endswith(".gguf")]
+        if files and not (Path(folder) / "config.json").is_file():
+            raise CetaneError(
+                f"{repo_id} holds GGUF files, and no config.json",
+                f"hf download {repo_id} {files[0]} --local-dir . , then give that file",
+            )
     return Path(folder)
 
 

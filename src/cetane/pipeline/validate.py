@@ -156,10 +156,13 @@ def checkpoint_of(
     try:
         return turned(open_checkpoint(manifest.source, merged, folders), recipe)
     except CetaneError as error:
+        places = ["--model MODEL says where it is now"]
+        places += ["--lora FOLDER where the merged adapter is"] if manifest.lora else []
+        places += ["--adapter NAME=FOLDER where an adapter is"] if manifest.adapters else []
         raise CetaneError(
             f"the model of {bundle.path} cannot be opened where the build found it: "
             f"{error.message}",
-            "--model MODEL says where it is now, --adapter NAME=FOLDER where an adapter is",
+            ", ".join(places),
         ) from error
 
 
