@@ -28,6 +28,7 @@ from cetane.families.base import (
     Truth,
     Weight,
     Weights,
+    check_finite,
 )
 from cetane.families.caches import (
     Blend,
@@ -98,6 +99,7 @@ __all__ = [
     "attend",
     "author",
     "cache_form",
+    "check_finite",
     "families",
     "options_of",
     "parse_config",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from cetane.compress import Format, second_order
 from cetane.compress.select import AS_GPTQ, Method, SecondOrder
-from cetane.families.base import check_finite
+from cetane.families import check_finite
 from cetane.files import Progress
 from cetane.fitting.importance import Importance, Matrix, mean_product
 from cetane.fitting.teacher import quick
