@@ -1,5 +1,6 @@
 """Sampling: the choice of the next token from logits."""
 
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,8 +11,8 @@ import numpy as np
 from cetane.engine.backend import Array
 from cetane.errors import CetaneError
 
-MOST_HEAT = 1e6
-"""The largest temperature: all tokens are as likely as one another there."""
+MOST_HEAT = sys.float_info.max
+"""The largest temperature. With an infinite one, minus infinity would become NaN."""
 TOP_P_SORTED = 256
 """The tokens that are sorted first for `top_p`. They nearly always sum to it."""
 

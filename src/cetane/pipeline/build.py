@@ -105,7 +105,7 @@ def existing(target: Path, recipe: Recipe, checkpoint: Checkpoint) -> Bundle:
     from cetane.pipeline.assembly import Partial, build_key, read_note
 
     partial = Partial(target)
-    if read_note(partial.key) == build_key(checkpoint, bundle.plan.recipe):
+    if read_note(partial.key) in (None, build_key(checkpoint, bundle.plan.recipe)):
         remove(partial.root)  # left by a kill between the last two steps of this build
     return bundle
 
