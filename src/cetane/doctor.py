@@ -35,7 +35,7 @@ LEFT_BEHIND = (
 )  # fmt: skip
 """Patterns of the leftovers of killed conversions in the temporary folder."""
 UNUSED = 30 * DAY
-"""Seconds after which an unused prepared graph can go."""
+"""Seconds after which unused prepared graphs and fitted constants can go."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def stale() -> Iterator[Diagnosis]:
 def leftovers() -> list[Leftover]:
     """All leftovers, which can be removed without loss."""
     return [
-        *other_builds(), *ane_caches(), *temporary_files(), *unfinished(), *prepared(), *halves(),
+        *other_builds(), *ane_caches(), *temporary_files(), *unfinished(), *unused(), *halves(),
     ]  # fmt: skip
 
 
@@ -169,7 +169,7 @@ def unfinished() -> Iterator[Leftover]:
             yield Leftover(path, size_of(path), why)
 
 
-def prepared() -> Iterator[Leftover]:
+def unused() -> Iterator[Leftover]:
     """Prepared graphs and fitted constants that were not used for a month."""
     kinds = {
         "prepared": "prepared for a program that was not run lately",

@@ -89,6 +89,7 @@ def test_stop(browser: Chromium, url: str) -> None:
 
 def test_markdown_makes_no_tags_of_text(browser: Chromium, url: str) -> None:
     browser.open(url)
+    browser.until("document.querySelector('#model option')")  # the page draws its log again then
     text = (
         "# T\\n<img src=x onerror=alert(1)> **b** `c<d`\\n\\n- one\\n  - two\\n\\n```js\\n<x>\\n```"
     )

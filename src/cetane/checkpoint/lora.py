@@ -217,18 +217,24 @@ def read_config(path: Path) -> LoraConfig:
 
 
 def check_pattern(pattern: str, path: Path) -> None:
-    """Raise CetaneError for a pattern of names that might take long to match."""
-    repeats = pattern.count("*") + pattern.count("+")
-    plain = PATTERN.fullmatch(pattern) is not None and repeats <= MOST_REPEATS
-    try:
-        re.compile(pattern if plain else "")
-    except re.error:  # [z-a]
-        plain = False
-    if not plain:
+    """Raise CetaneError for a pattern of names that might take long to match, or that is none."""
+    if not is_plain(pattern):
         raise CetaneError(
             f"{path}: the pattern {pattern!r} is not a plain name of a module",
             "write names of modules, such as layers.0.self_attn.q_proj",
         )
+
+
+def is_plain(pattern: str) -> bool:
+    """Whether a pattern of names compiles, and is soon matched."""
+    repeats = pattern.count("*") + pattern.count("+")
+    if not PATTERN.fullmatch(pattern) or repeats > MOST_REPEATS:
+        return False
+    try:
+        re.compile(pattern)
+    except re.error:  # [z-a]
+        return False
+    return True
 
 
 ENDINGS = {

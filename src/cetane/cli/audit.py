@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cetane.cli.options import ChipName, Json, OsNumber, Verbose
+from cetane.cli.options import ChipName, Json, OsNumber, Verbose, refuse
 from cetane.cli.output import conclude, console, print_json, progress, say, table
 from cetane.errors import CetaneError
 
@@ -49,8 +49,7 @@ def audit(
     if explain is not None or rules:
         tell(explain, page, json)
         return
-    if page:
-        raise CetaneError("--markdown is for --rules")
+    refuse("is for --rules", {"--markdown": page})
     if path is None:
         raise CetaneError(
             "cetane audit needs a package or a bundle", "or use --rules or --explain RULE"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,10 +15,10 @@ from cetane.cli.options import (
     DraftTokens,
     Json,
     MaxNew,
+    refuse,
     with_units,
 )
 from cetane.cli.output import conclude, print_json, progress, say, table
-from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
     from cetane.pipeline.bench import DraftingBenchmark
@@ -95,13 +94,6 @@ def bench(
             progress=update,
         )  # fmt: skip
     conclude(result, json, show)
-
-
-def refuse(reason: str, options: Mapping[str, object]) -> None:
-    """Raise CetaneError for the first option that was given, but does nothing."""
-    for name, given in options.items():
-        if given:
-            raise CetaneError(f"{name} {reason}")
 
 
 def show_pair(pair: Versus) -> None:

@@ -21,9 +21,9 @@ from cetane.cli.options import (
     Settings,
     StoreUrl,
     Workers,
+    refuse,
 )
 from cetane.cli.output import megabytes, print_json, progress, say, table
-from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
     from cetane.pipeline.request import Request
@@ -60,9 +60,7 @@ def build(
     target = request.target(output)
     if only:
         given = {"--workers": workers, "--scheduler": scheduler, "--store": store, "--force": force}
-        for name, value in given.items():
-            if value:
-                raise CetaneError(f"{name} is for whole bundles, not for --only")
+        refuse("is for whole bundles, not for --only", given)
         build_some(request, target, only, rebuild, json)
         return
     with crew(workers, scheduler, store) as opened, progress("build") as update:

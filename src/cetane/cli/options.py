@@ -1,9 +1,12 @@
 """Options that several commands share, so that each has one name everywhere."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from cetane.errors import CetaneError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print every table.")]
@@ -121,6 +124,13 @@ MaxNew = Annotated[int, typer.Option("--max-new", min=1, help="The most tokens o
 DraftTokens = Annotated[
     int | None, typer.Option(help="The most tokens of a draft.", show_default="verify - 1")
 ]
+
+
+def refuse(reason: str, options: Mapping[str, object]) -> None:
+    """Raise CetaneError for the first option that was given, but does nothing."""
+    for name, given in options.items():
+        if given:
+            raise CetaneError(f"{name} {reason}")
 
 
 def with_units(backend: str, units: str | None) -> str:

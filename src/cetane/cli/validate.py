@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from cetane.cli.options import Adapters, Checkpoint, Json, Lora, Verbose
+from cetane.cli.options import Adapters, Checkpoint, Json, Lora, Verbose, refuse
 from cetane.cli.output import (
     conclude,
     console,
@@ -78,9 +78,8 @@ def validate(
                 model=model, lora=lora, adapters=adapters, progress=update,
             )  # fmt: skip
         conclude(judged, json, show_layers)
-    for name, given in {"--prompt-ids": prompt_ids is not None, "--n-probes": n_probes > 1}.items():
-        if given:
-            raise CetaneError(f"{name} is for --layer and --full")
+    alone = {"--prompt-ids": prompt_ids is not None, "--n-probes": n_probes > 1}
+    refuse("is for --layer and --full", alone)
     if text is not None:
         with progress("perplexity") as update:
             quality = gates.perplexity(

@@ -38,8 +38,6 @@ class Fitted:
         """CetaneError for what is no safetensors file."""
         from safetensors import SafetensorError, safe_open
 
-        self.unread = (ValueError, KeyError, AttributeError, IndexError, TypeError, SafetensorError)
-        """What reading a stranger's tensors may raise."""
         try:
             self.file: safe_open = safe_open(path, "np")
             self.names = frozenset(self.file.keys())
@@ -64,12 +62,14 @@ class Fitted:
 
         CetaneError where the file has it in another format or shape.
         """
+        from safetensors import SafetensorError
+
         try:
             if name + LUT in self.names:
                 return self._palettized(name, shape, form, rows, columns)
             if name + SCALE in self.names:
                 return self._affine(name, shape, form, rows, columns)
-        except self.unread as error:
+        except (ValueError, LookupError, AttributeError, TypeError, SafetensorError) as error:
             raise CetaneError(
                 f"{self.path}: {name} is not fitted to a {form.name} of shape {shape}"
             ) from error

@@ -98,7 +98,7 @@ class Prefixes:
         """`most`: the number of sessions that are kept."""
         plan = engine.plan
         self.engine, self.schedule = engine, Schedule(plan)
-        self.most = 0 if any(slots.forgets for slots in plan.caches.values()) else most
+        self.most = 0 if plan.forgets else most
         """A state of a window takes no marks, so its sessions are not kept."""
         self.copies = not any(function.states for function in plan.functions.values())
         """Whether a session's memory can be copied: the host cannot copy a backend's state."""

@@ -137,6 +137,11 @@ def checked(sample: Sample, where: str) -> Sample:
     return sample
 
 
+def with_processor(watts: dict[str, float]) -> dict[str, float]:
+    """Watts by rail, with those of the processor: the sum of its rails."""
+    return {**watts, "processor": sum(watts.get(rail, 0.0) for rail in RAILS)}
+
+
 def joules(samples: list[Sample], begun: float, ended: float, tokens: int) -> Json | None:
     """The energy of a load from `begun` to `ended` (Unix time) that gave `tokens` tokens.
 
@@ -149,7 +154,6 @@ def joules(samples: list[Sample], begun: float, ended: float, tokens: int) -> Js
         return None
     rails = sorted(set.intersection(*(set(s.watts) for s in inside)))
     watts = {rail: sum(s.watts[rail] * s.seconds for s in inside) / covered for rail in rails}
-    processor = sum(watts.get(rail, 0.0) for rail in RAILS)
     return {
         "begun": begun,
         "ended": ended,
@@ -157,8 +161,7 @@ def joules(samples: list[Sample], begun: float, ended: float, tokens: int) -> Js
         "samples": len(inside),
         "watts": watts,
         "joules_per_token": {
-            **{rail: w * (ended - begun) / tokens for rail, w in watts.items()},
-            "processor": processor * (ended - begun) / tokens,
+            rail: w * (ended - begun) / tokens for rail, w in with_processor(watts).items()
         },
         "ane_silent": watts.get("ane", 0.0) == 0.0,
         "caveats": list(CAVEATS),

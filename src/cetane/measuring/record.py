@@ -67,11 +67,15 @@ class RunRecord:
                 self.add_fault(name, "", "interrupted", "this script ended while the job ran")
                 job["state"] = "begun" if job["tries"] < TRIES else "fault"
 
+    def ended(self, job: str) -> bool:
+        """Whether a job is done, or has failed too often."""
+        return self.content["jobs"].get(job, {}).get("state") in ("done", "fault")
+
     def open(self, job: str) -> bool:
         """Whether a job is still to do. If so, it is now marked as running."""
-        known = self.content["jobs"].get(job, {"state": "new", "tries": 0})
-        if known["state"] in ("done", "fault"):
+        if self.ended(job):
             return False
+        known = self.content["jobs"].get(job, {"tries": 0})
         self.content["jobs"][job] = {"state": "running", "tries": known["tries"] + 1}
         self.save()
         return True

@@ -241,8 +241,8 @@ class BundleMeasurement:
             return
         for label, chain in chains.items():
             job = f"{label}/energy"
-            if self.record.content["jobs"].get(job, {}).get("state") in ("done", "fault"):
-                continue  # of an interrupted run
+            if self.record.ended(job):  # before this run was resumed
+                continue
             time.sleep(self.options.idle)
             with meter:
                 order = {"do": "decode", "seconds": self.options.energy}

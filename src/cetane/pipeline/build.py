@@ -44,6 +44,7 @@ def build(
     failed), and stay for the next attempt.
     """
     with claimed(target, f"building {recipe.name}"):
+        check_place(target, checkpoint, force)
         if not target.exists() and gate is None and not rebuild and (store := shared_store()):
             with disk_errors(target):
                 if fetched(store, checkpoint, recipe, target):
@@ -53,11 +54,8 @@ def build(
 
         assert Request(checkpoint, recipe).planner  # what cannot be built is refused before work
         chosen = resolve_recipe(checkpoint, recipe, progress)
-        if target.exists():
-            if not force:
-                return existing(target, chosen, checkpoint)
-            if not (target / MANIFEST).is_file():
-                raise CetaneError(f"{target} is not a bundle, so --force does not replace it")
+        if target.exists() and not force:
+            return existing(target, chosen, checkpoint)
         work = Build(checkpoint, chosen, target, rebuild, workers)
         with disk_errors(work.partial.bundle):
             work.make(list(work.jobs), progress, gate)
@@ -92,15 +90,11 @@ def build_only(
 
 
 def existing(target: Path, recipe: Recipe, checkpoint: Checkpoint) -> Bundle:
-    """A finished bundle of the same recipe and checkpoint; CetaneError if it is another."""
+    """A finished bundle of the same checkpoint, by `check_place`; CetaneError if its recipe is
+    another."""
     bundle = Bundle(target)
-    if (
-        not same(bundle.plan.recipe, recipe)
-        or bundle.manifest.fingerprint != checkpoint.fingerprint
-    ):
-        raise CetaneError(
-            f"{target} is a bundle of another checkpoint or recipe", "--force replaces it"
-        )
+    if not same(bundle.plan.recipe, recipe):
+        raise another(target)
     bundle.verify()
     from cetane.pipeline.assembly import Partial, build_key, read_note
 
@@ -116,9 +110,18 @@ def check_place(target: Path, checkpoint: Checkpoint, force: bool) -> None:
     if not target.exists():
         return
     if not (target / MANIFEST).is_file():
-        raise CetaneError(f"{target} exists and is not a bundle", "choose another --output")
+        raise CetaneError(
+            f"{target} exists and is not a bundle, so --force does not replace it either",
+            "choose another --output",
+        )
     if not force and Bundle(target).manifest.fingerprint != checkpoint.fingerprint:
-        raise CetaneError(f"{target} is a bundle of another checkpoint", "--force replaces it")
+        raise another(target)
+
+
+def another(target: Path) -> CetaneError:
+    return CetaneError(
+        f"{target} is a bundle of another checkpoint or recipe", "--force replaces it"
+    )
 
 
 def same(one: Recipe, other: Recipe) -> bool:

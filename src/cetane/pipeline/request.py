@@ -133,7 +133,8 @@ def make_request(
             wanted = {"compression.rotate": True} | wanted
     size = None if budget is None else read_size(budget)
     final = override(chosen, wanted)
-    final.compression.find_as(*chosen.compression.files, *([] if read is None else [read]))
+    if read is not None:
+        final.compression.find_as(read)
     if final.compression.rotate or final.cache.streaming is not None:
         from cetane.planner import turned
 

@@ -109,6 +109,11 @@ class Plan(Data):
         """Functions by shard and name. A process loads at most this many."""
         return {(s.name, f.name): f for s in self.shards for f in s.functions}
 
+    @property
+    def forgets(self) -> bool:
+        """Whether a session cannot go back to its earlier tokens."""
+        return any(slots.forgets for slots in self.caches.values())
+
     def on(self, adapter: str | None) -> Plan:
         """The plan whose modes include an adapter; the plan itself for None.
 

@@ -261,8 +261,8 @@ class CompletionForm(Form):
         if not self.request.echo:
             return ""
         prompt = self.request.prompt
-        texts = [prompt] if isinstance(prompt, str) else prompt
-        text = texts[number // self.request.n] if isinstance(texts[0], str) else None
+        given = [prompt] if isinstance(prompt, str) else prompt
+        text = given[number // self.request.n]
         if isinstance(text, str):
             return text
         return self.served.tokenizer.decode(self.asks[number].ids)

@@ -87,7 +87,7 @@ def open_drafters(
     other.verify()
     if tokenizer_hash(other) != owner or other.plan.vocab != bundle.plan.vocab:
         raise CetaneError(f"{options.drafter}: its tokenizer differs from that of {bundle.path}")
-    if any(slots.forgets for slots in other.plan.caches.values()):
+    if other.plan.forgets:
         raise CetaneError(
             f"{options.drafter}: its windows are states, which keep no token to go back to",
             'port it with cache.sliding = "readonly"',

@@ -2,7 +2,6 @@
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -135,10 +134,12 @@ class SweepTasks:
     def points(self, ways: Sequence[Way], sensitivities: SensitivityFile | None) -> Iterator[Task]:
         """Ways that are not judged yet. The sweep itself says which the model refuses, and why."""
         for way in ways:
-            with suppress(CetaneError):
+            try:
                 wanted = candidate(way, self.sweep.planner, sensitivities)
-                if not self.sweep.knows(wanted):
-                    yield self.point(wanted)
+            except CetaneError:
+                continue
+            if not self.sweep.knows(wanted):
+                yield self.point(wanted)
 
     def groups(self) -> Iterator[Task]:
         """The harms to every group of weights, as far as they are not known."""
