@@ -153,6 +153,12 @@ def test_fix_takes_the_advice_of_a_red_gate(
     assert written == fixed.plan.recipe
     assert written.reasons["compression.default"] == sentence
 
+    again = port(tiny_checkpoint_folder, recipe=small, output=target, changes=one_bit, fix=True)
+    assert again.passed and again.gates.keys() == {"golden"}, "the same port keeps its bundle"
+    assert again.changes == fixed.changes and again.plan == fixed.plan
+    with pytest.raises(CetaneError, match="another checkpoint or recipe"):
+        port(tiny_checkpoint_folder, recipe=small, output=target)
+
 
 def test_another_format_keeps_no_constants_of_the_one_before() -> None:
     """And four bits that were asked for stay four bits, unless `--fix` asks for a mend."""

@@ -32,9 +32,12 @@ from cetane.planner import Planner
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Quality, Recipe, decided, override, value_of
 from cetane.tasks.workers import Workers, open_workers
+from cetane.validation import Data, validated
 
 MOST_ATTEMPTS = 4
 """Builds of one port: the first, and those after a change of the recipe."""
+HISTORY = "history"
+"""The file of a port's history, among a bundle's gates."""
 
 
 class Gate(Protocol):
@@ -207,9 +210,15 @@ def port_request(
         with clock.stage("choose"):
             recipe = next(choices)
         tried, changes = [recipe], list[str]()
+        before = None if force else History.of(target)
+        if before is not None and same(before.first, recipe):
+            recipe, changes = Bundle(target).plan.recipe, list(before.changes)
+            tried.append(recipe)
+        kept = recipe
         while True:
-            attempt = Attempt(request, recipe, target, asked, clock, progress, workers)
-            result = attempt.run(force or bool(changes), rebuild)
+            history = History(first=tried[0], changes=tuple(changes))
+            attempt = Attempt(request, recipe, target, asked, history, clock, progress, workers)
+            result = attempt.run(force or recipe is not kept, rebuild)
             result = replace(result, changes=tuple(changes))
             why = result.explanation
             if result.passed or why is None or len(changes) + 1 == MOST_ATTEMPTS:
@@ -278,6 +287,7 @@ class Attempt:
     recipe: Recipe
     target: Path
     asked: PortTarget
+    history: "History"
     clock: "Clock"
     progress: Progress
     workers: Workers | None = None
@@ -305,6 +315,7 @@ class Attempt:
         clock.add("build", spent - (sum(clock.seconds.values()) - judged_before))
         if first.residency is None and self.asked.required:
             first.audit(InBundle(bundle).packages)
+        self.history.keep(bundle)
         for name, outcome in (("ladder", first.ladder), ("residency", first.residency)):
             if outcome is not None:
                 bundle.write_gate(name, gate_json(outcome))
@@ -314,6 +325,32 @@ class Attempt:
             plan, bundle, first.ladder, first.residency, golden, why or first.explain(plan),
             speed, clock.seconds, self.asked.required,
         )  # fmt: skip
+
+
+class History(Data):
+    """How a port came to its bundle's recipe; beside the gates' results if a gate was red.
+
+    The same port, run again, knows by it that the bundle is its own.
+    """
+
+    first: Recipe
+    """The first recipe that was built."""
+    changes: tuple[str, ...]
+    """What was changed after a red gate, and why: one line each."""
+
+    @classmethod
+    def of(cls, target: Path) -> "History | None":
+        """The history of the bundle at `target`; None without a bundle or a red gate."""
+        kept = Bundle(target).gates().get(HISTORY) if target.exists() else None
+        if kept is None:
+            return None
+        content = {key: value for key, value in kept.items() if key != "bundle"}
+        return validated(cls, content, f"{target}: {HISTORY}.json", "--force replaces the bundle")
+
+    def keep(self, bundle: Bundle) -> None:
+        """Write it, if there is something to tell."""
+        if self.changes:
+            bundle.write_gate(HISTORY, self.model_dump(mode="json"))
 
 
 def judge(
