@@ -1,5 +1,7 @@
 """cetane export, as a user sees it."""
 
+import json
+import shutil
 from pathlib import Path
 
 import onnx
@@ -47,6 +49,24 @@ def test_a_folder_for_your_own_app(cetane: Cetane, ported: Bundle, tmp_path: Pat
     assert result.code == 0 and "nothing uploaded, dry run" in result.out
 
 
+def test_a_checkpoint_that_has_moved(
+    cetane: Cetane, ported: Bundle, tmp_path: Path, tiny_checkpoint_folder: Path
+) -> None:
+    """The refusal names --model, and with it the folder is written."""
+    bundle, moved = tmp_path / "bundle", tmp_path / "moved"
+    shutil.copytree(ported.path, bundle)
+    shutil.copytree(tiny_checkpoint_folder, moved)  # with its dates
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["source"] = str(tmp_path / "gone")
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    ask = ("export", bundle, "-o", tmp_path / "out", "--layout", "anemll")
+    refused = cetane(*ask)
+    assert refused.code == 2 and "--model MODEL" in refused.err
+    assert cetane(*ask, "--model", moved).code == 0
+    asked = cetane("export", bundle, "-o", tmp_path / "c", "--to", "contract", "--model", moved)
+    assert asked.code == 2 and "contract reads the bundle alone" in asked.err
+
+
 def test_a_folder_for_anemll(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = cetane("export", ported.path, "-o", out, "--layout", "anemll")
@@ -61,7 +81,7 @@ def test_a_folder_for_anemll(cetane: Cetane, ported: Bundle, tmp_path: Path) -> 
 
 def test_no_single_packages(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
     result = cetane("export", ported.path, "-o", tmp_path, "--to", "onnx", "--package", "model")
-    assert result.code == 2 and "has no single packages" in result.err
+    assert result.code == 2 and "--package is for anemll" in result.err
 
 
 def test_one_form(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:

@@ -405,7 +405,7 @@ def served(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
     """`served(**recipe)`: the path of a bundle of the exported model, of this recipe."""
     checkpoint = open_checkpoint(folder.parent / "checkpoint")
     monkeypatch.setattr("cetane.pipeline.export.Bundle", Served)
-    monkeypatch.setattr("cetane.pipeline.export.own_checkpoint", lambda _: checkpoint)
+    monkeypatch.setattr("cetane.pipeline.export.own_checkpoint", lambda *_: checkpoint)
 
     def bundle(**options: Any) -> Path:
         path = Path(tempfile.mkdtemp(dir=tmp_path))

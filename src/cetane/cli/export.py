@@ -1,12 +1,11 @@
 """cetane export: writes programs or a bundle for another runtime."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from cetane.cli.options import Json
+from cetane.cli.options import Checkpoint, Json, Lora, refuse
 from cetane.cli.output import conclude, print_json, progress, say, warn
 
 if TYPE_CHECKING:
@@ -34,6 +33,8 @@ def export(
             "--package", help="Make only this package anew, in a folder that an app loads."
         ),
     ] = None,
+    model: Checkpoint = None,
+    lora: Lora = None,
     json: Json = False,
 ) -> None:
     """Write a bundle for an app: in the form of its runtime, or with a description for your own.
@@ -42,10 +43,14 @@ def export(
     not compute what the bundle does.
     """
     if layout == "anemll" or layout == "coreml-llm":
-        for_runtime(source, output, layout, package, json)
-    if package is not None:
-        raise typer.BadParameter(f"the layout {layout} has no single packages")
-    WRITERS[layout](source, output, json)
+        for_runtime(source, output, layout, package, model, lora, json)
+    refuse("is for anemll and coreml-llm, which have single packages", {"--package": package})
+    if layout == "coreai":
+        as_coreai(source, output, model, lora, json)
+    refuse(
+        f"is for other layouts: {layout} reads the bundle alone", {"--model": model, "--lora": lora}
+    )
+    (as_contract if layout == "contract" else as_onnx)(source, output, json)
 
 
 def as_onnx(source: Path, output: Path, json: bool) -> None:
@@ -74,16 +79,26 @@ def as_contract(source: Path, output: Path, json: bool) -> None:
 
 
 def for_runtime(
-    source: Path, output: Path, runtime: "Runtime", package: str | None, json: bool
+    source: Path,
+    output: Path,
+    runtime: "Runtime",
+    package: str | None,
+    model: str | None,
+    lora: Path | None,
+    json: bool,
 ) -> NoReturn:
     """Write an app's folder or one package of it, and print how to compile it or its problems."""
     from cetane.pipeline.export import export_runtime, replace_package
 
     with progress("export") as update:
         if package is None:
-            folder = export_runtime(source, output, runtime, progress=update)
+            folder = export_runtime(
+                source, output, runtime, model=model, lora=lora, progress=update
+            )
         else:
-            folder = replace_package(source, output, runtime, package, progress=update)
+            folder = replace_package(
+                source, output, runtime, package, model=model, lora=lora, progress=update
+            )
     conclude(folder, json, show)
 
 
@@ -95,13 +110,15 @@ def show(folder: "RuntimeFolder") -> None:
         say(f"on a Mac, in {folder.path}: {folder.compile}")
 
 
-def as_coreai(source: Path, output: Path, json: bool) -> None:
+def as_coreai(
+    source: Path, output: Path, model: str | None, lora: Path | None, json: bool
+) -> NoReturn:
     """Write a folder for Apple's Core AI runner, and print how its runtime judged it here."""
     from cetane.cli.gate_tables import show_checks
     from cetane.pipeline.export import export_coreai
 
     with progress("export") as update:
-        folder = export_coreai(source, output, progress=update)
+        folder = export_coreai(source, output, model=model, lora=lora, progress=update)
     if json:
         print_json(
             {"folder": str(folder.path), "compile": folder.compile, "passed": folder.result.passed,
@@ -113,11 +130,3 @@ def as_coreai(source: Path, output: Path, json: bool) -> None:
         show_checks("Apple's runtime on this CPU, against the bundle", folder.result.checks)
         say(f"not run on a device; on a Mac with Xcode 27, in {folder.path}: {folder.compile}")
     raise typer.Exit(0 if folder.result.passed else 1)
-
-
-WRITERS: dict[str, Callable[[Path, Path, bool], None]] = {
-    "contract": as_contract,
-    "coreai": as_coreai,
-    "onnx": as_onnx,
-}
-"""The function for each layout without packages of its own: it writes the folder, and prints."""

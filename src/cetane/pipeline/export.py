@@ -125,16 +125,23 @@ def export_contract(source: str | Path, output: str | Path, *, progress: Progres
 
 
 def export_runtime(
-    source: str | Path, output: str | Path, runtime: Runtime, *, progress: Progress = silent
+    source: str | Path,
+    output: str | Path,
+    runtime: Runtime,
+    *,
+    model: str | Path | None = None,
+    lora: str | Path | None = None,
+    progress: Progress = silent,
 ) -> RuntimeFolder:
     """Write a bundle as the folder that another runtime loads, and check it.
 
+    `model` and `lora` say where the checkpoint and a merged adapter are, if they have moved.
     CetaneError if the folder exists, if the checkpoint is not the bundle's own, or if the runtime
     cannot run such a model.
     """
     bundle = Bundle(Path(source))
     target = new_folder(output, bundle.path)
-    checkpoint = own_checkpoint(bundle)
+    checkpoint = own_checkpoint(bundle, model, lora)
     module = RUNTIMES[runtime]
     with claimed(target, f"exporting {source}"), disk_errors(target):
         module.export(bundle.plan.recipe, checkpoint, target, progress)
@@ -147,17 +154,19 @@ def replace_package(
     runtime: Runtime,
     package: str,
     *,
+    model: str | Path | None = None,
+    lora: str | Path | None = None,
     progress: Progress = silent,
 ) -> RuntimeFolder:
     """Make one package of an exported folder anew, from a bundle, and check the folder.
 
-    If the folder has a problem then, the old package comes back. CetaneError if there is no such
-    folder or package.
+    If the folder has a problem then, the old package comes back. `model` and `lora` are as in
+    `export_runtime`. CetaneError if there is no such folder or package.
     """
     bundle, folder, module = Bundle(Path(source)), Path(output), RUNTIMES[runtime]
     if not folder.is_dir():
         raise CetaneError(f"{folder}: no such folder", "leave out --package to write a whole one")
-    makers = module.packages(bundle.plan.recipe, own_checkpoint(bundle))
+    makers = module.packages(bundle.plan.recipe, own_checkpoint(bundle, model, lora))
     if package not in makers:
         raise CetaneError(f"no package {package!r}", f"there are {', '.join(makers)}")
     target = folder / f"{package}.mlpackage"
@@ -211,23 +220,29 @@ def swapped(
 
 
 def export_coreai(
-    source: str | Path, output: str | Path, *, progress: Progress = silent
+    source: str | Path,
+    output: str | Path,
+    *,
+    model: str | Path | None = None,
+    lora: str | Path | None = None,
+    progress: Progress = silent,
 ) -> CoreAIFolder:
     """Write a bundle as the folder that Apple's Core AI runner loads, and judge it.
 
-    Apple's runtime runs the asset here, on the CPU. CetaneError if the folder exists, if the
+    Apple's runtime runs the asset here, on the CPU. `model` and `lora` are as in
+    `export_runtime`. CetaneError if the folder exists, if the
     checkpoint is not the bundle's own, or if the model does not fit their contract.
     """
     bundle = Bundle(Path(source))
     target = new_folder(output, bundle.path)
-    checkpoint = own_checkpoint(bundle)
+    checkpoint = own_checkpoint(bundle, model, lora)
     with claimed(target, f"exporting {source}"), disk_errors(target):
         judge = partial(judge_coreai, bundle)
         warnings, result = coreai.export(bundle, checkpoint, target, judge, progress)
     return CoreAIFolder(target, coreai.COMPILE.format(name=target.name), warnings, result)
 
 
-def own_checkpoint(bundle: Bundle) -> Checkpoint:
+def own_checkpoint(bundle: Bundle, model: str | Path | None, lora: str | Path | None) -> Checkpoint:
     """The checkpoint that a verified bundle was built from; CetaneError if it is another."""
     bundle.verify()
     refuse_heads(bundle)
@@ -236,7 +251,7 @@ def own_checkpoint(bundle: Bundle) -> Checkpoint:
             f"{bundle.path} has adapters, which other runtimes do not know",
             "port the model with --lora FOLDER, which merges one",
         )
-    checkpoint = checkpoint_of(bundle)
+    checkpoint = checkpoint_of(bundle, model, lora)
     if checkpoint.fingerprint != bundle.manifest.fingerprint:
         raise CetaneError(
             f"{checkpoint.source} is not the checkpoint that {bundle.path} was built from",
