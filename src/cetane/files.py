@@ -42,6 +42,10 @@ NATIVE = re.compile(r"\(os error ([0-9]{1,4})\)")
 """The error number in the text of Rust's errors, such as safetensors'."""
 
 
+MOST_NAME_BYTES = 255
+"""The most bytes of a name on the disks of Linux and macOS."""
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write JSON under a temporary name, then rename: a reader sees all of it or nothing."""
     with replacing(path) as temporary:
@@ -130,11 +134,19 @@ def code_sha256(*folders: Path) -> str:
     return digest.hexdigest()
 
 
+def nameable(path: str) -> bool:
+    """Whether every disk takes a path's names."""
+    parts = path.split("/")
+    return path.isprintable() and all(len(part.encode()) <= MOST_NAME_BYTES for part in parts)
+
+
 def inside(root: Path, name: str) -> Path:
     """A path inside a folder, without links. Raises CetaneError for any other path."""
+    if not nameable(name):
+        raise CetaneError(f"{root}: no disk takes the name {name!r:.80}")
     parts = PurePosixPath(name)
     path = root / parts
-    odd = parts.is_absolute() or ".." in parts.parts or "\0" in name
+    odd = parts.is_absolute() or ".." in parts.parts
     if odd or not (real := path.resolve()).is_relative_to(root.resolve()):
         raise CetaneError(f"{root}: the manifest points outside the bundle: {name}")
     if real != root.resolve() / parts:

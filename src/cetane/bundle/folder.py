@@ -7,6 +7,7 @@ to the digest of the bundle's manifest, which does not name them.
 """
 
 import errno
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,7 @@ from cetane.schema.manifest import (
     table_path,
 )
 from cetane.schema.plan import Plan
+from cetane.validation import PLAIN_NAME
 
 if TYPE_CHECKING:
     from cetane.checkpoint import Tokenizer
@@ -131,6 +133,8 @@ class Bundle(ListedFolder[Manifest]):
         results = {}
         digests = {kind: draft.digest for kind, draft in self.draft_heads().items()}
         for path in sorted(self.file(GATES).glob("*.json")):
+            if not re.fullmatch(PLAIN_NAME, path.stem):  # no gate's, and cards print the name
+                continue
             result = read_json(path, follow=False)
             if result.get("bundle") != self.digest:
                 continue

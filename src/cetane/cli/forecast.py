@@ -39,7 +39,7 @@ def headline(forecast: Forecast) -> str:
 
 def nothing_known(chip: Chip) -> str:
     """Why a chip gets no number."""
-    return f"unknown: nothing of {chip.name} was measured or published"
+    return f"unknown: {chip.no_speed}"
 
 
 def show(forecast: Forecast, explain: bool) -> None:

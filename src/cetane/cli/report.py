@@ -41,13 +41,14 @@ def report(
 
     Its figures lie beside it as JSON.
     """
-    from cetane.files import disk_errors, replacing, write_json
+    from cetane.files import check_outside, disk_errors, replacing, write_json
     from cetane.report.page import page
 
     if output.suffix != ".html":
         raise CetaneError(
             f"{output}: a page's name must end in .html", "its JSON is written beside it"
         )
+    check_outside(output, Path(subject))  # a bundle lists its files
     with disk_errors(output):
         output.parent.mkdir(parents=True, exist_ok=True)
     with progress("report"):

@@ -44,6 +44,11 @@ class Chip(Data):
     axis: tuple[ChipFigure, ...] = ()
     notch: tuple[ChipFigure, ...] = ()
 
+    @property
+    def no_speed(self) -> str:
+        """Why a chip without a weight stream gets no speed."""
+        return f"no rate at which {self.name} reads weights was measured or published"
+
     def figure(self, quantity: Quantity) -> ChipFigure:
         """The figure to use: the chip's own first one, else the fallback's, marked in `of`."""
         own: tuple[ChipFigure, ...] = getattr(self, quantity)

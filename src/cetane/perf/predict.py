@@ -70,12 +70,11 @@ class Predictor:
     """Predicts plans of one model, and keeps all that does not depend on the recipe."""
 
     def __init__(self, chip: Chip, fit: Fit | None = None) -> None:
-        """CetaneError for a chip of which nothing was measured: another chip's speed is not its."""
+        """CetaneError for a chip whose weight stream nobody measured: another chip's is not its."""
         if not chip.stream:
             known = ", ".join(name for name, one in load_chips().items() if one.stream)
             raise CetaneError(
-                f"nothing of {chip.name} was measured or published, so no speed is predicted",
-                f"there are figures of {known}",
+                f"{chip.no_speed}, so no speed is predicted", f"there are figures of {known}"
             )
         self.chip, self.fit = chip, fit or load_fit()
         self.rates: Rates = rates_of(chip, self.fit)

@@ -6,7 +6,7 @@ from pathlib import Path
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
-from cetane.hardware.chips import Chip
+from cetane.hardware.chips import DEFAULT_CHIP, Chip
 from cetane.perf.combinations import CONTEXTS
 from cetane.perf.cost import TERM_OF
 from cetane.perf.predict import Prediction, Predictor
@@ -21,6 +21,11 @@ def call_times(bundle: Bundle, chip: Chip, model: str | None) -> CallTimes | Abs
     A hub id is downloaded only if the user gives it.
     """
     source = model or bundle.manifest.source
+    if not chip.stream:
+        return Absent(
+            why=f"Nothing is predicted: {chip.no_speed}.",
+            command=f"cetane report {shlex.quote(str(bundle.path))} --chip {DEFAULT_CHIP}",
+        )
     if model is None and not Path(source).exists():
         return Absent(
             why=f"The checkpoint {source} is not on this machine, and predictions need its shapes.",

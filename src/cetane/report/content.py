@@ -100,7 +100,7 @@ class Residency(Data):
 
     target: str
     basis: str
-    """CallTimes, measured, or some of each."""
+    """Predicted, measured, or some of each."""
     weights_off_ane: float
     maps: tuple[PlacementMap, ...]
     reasons: tuple[Reason, ...]
@@ -222,7 +222,7 @@ class SweepPoint(Data):
     cosine: float | None
     """The worst shard's cosine."""
     tok_s: float
-    """CallTimes."""
+    """Predicted."""
     off_ane: float
     """The predicted share of weights that are read off the ANE."""
     best: bool

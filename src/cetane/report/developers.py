@@ -78,6 +78,8 @@ def host_file(name: str) -> str:
         return "a row for each token; the app looks it up"
     if name.startswith("rotary"):
         return "cosines and sines by position; the app looks them up"
+    if name.startswith("heads/"):
+        return "a draft head, which proposes tokens"
     return "Hugging Face tokenizer and chat template" if name == TOKENIZER else ""
 
 

@@ -54,7 +54,10 @@ def data(value: float, text: str) -> Markup:
 
 
 def plain(value: float, digits: int = 4) -> str:
-    """A number with `digits` significant digits, without the markup of a figure."""
+    """A number with `digits` significant digits, without the markup of a figure; a dash for NaN and
+    infinity."""
+    if not math.isfinite(value):
+        return "–"
     if value == int(value) and abs(value) < 1e7:
         return f"{int(value):,}"
     text = f"{value:.{digits}g}"
@@ -83,14 +86,14 @@ def size(value: float | None) -> Markup:
     if value is None:
         return Markup("–")
     for unit, bytes_ in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= bytes_:
+        if value >= 0.9995 * bytes_:  # which three digits round to 1
             return data(value, f"{value / bytes_:.3g}\N{NO-BREAK SPACE}{unit}")
     return data(value, f"{value}\N{NO-BREAK SPACE}B")
 
 
 def level(cosine: float) -> int:
     """The colour step of a cosine's distance from 1."""
-    return sum(1 - cosine >= border for border in LEVELS)
+    return sum(not 1 - cosine < border for border in LEVELS)  # NaN is the worst
 
 
 def width(value: float, end: float) -> str:

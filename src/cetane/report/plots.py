@@ -52,7 +52,8 @@ def quality(sweep: SweepQuality) -> Markup:
     for point in labelled:
         side, shift = ("left", 5) if point.bits < 3 else ("right", -5)  # away from the axis
         axes.annotate(short(point), (point.bits, point.kl), xytext=(shift, -4), ha=side,
-                      va="top", textcoords="offset points", fontsize=9, color=INK)  # fmt: skip
+                      va="top", textcoords="offset points", fontsize=9, color=INK,
+                      parse_math=False)  # fmt: skip
     axes.legend(frameon=False, labelcolor=INK, fontsize=10, handletextpad=0.2)
     return svg(figure, "quality", f"KL against bits per weight of {len(drawn)} formats")
 
@@ -71,7 +72,7 @@ def curves(name: str, lines: dict[str, Sequence[tuple[float, float]]], y: str) -
         if points:
             axes.annotate(
                 label, (xs[-1], ys[-1]), xytext=(6, 0), textcoords="offset points",
-                color=colour, fontsize=10, va="center", annotation_clip=False,
+                color=colour, fontsize=10, va="center", annotation_clip=False, parse_math=False,
             )  # fmt: skip
     axes.set_ylabel(y)
     return svg(figure, name, f"{y}: {', '.join(lines)}")

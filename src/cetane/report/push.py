@@ -7,7 +7,7 @@ from typing import Any
 from cetane.bundle import Bundle
 from cetane.checkpoint.names import HUB_ID
 from cetane.errors import CetaneError
-from cetane.files import regular_files
+from cetane.files import read_json, regular_files
 from cetane.hardware.chips import find_chip
 from cetane.report.card import FolderKind, card
 from cetane.schema.manifest import MANIFEST
@@ -66,6 +66,8 @@ def push(
         )
     source = Bundle(path if kind == "bundle" else Path(bundle or path))
     source.verify()
+    if kind == "contract" and read_json(path / "contract.json").get("bundle") != source.digest:
+        raise CetaneError(f"{path} was exported from another bundle than {source.path}")
     files = {name: (path / name).stat().st_size for name in regular_files(path) if name != CARD}
     upload = Upload(repo, kind, card(source, kind, repo, license, find_chip(chip)), files)
     if dry_run:
@@ -86,7 +88,6 @@ def kind_of(folder: Path) -> FolderKind:
 def commit(folder: Path, upload: Upload, public: bool) -> str:
     """Upload everything in one commit; its address."""
     from huggingface_hub import CommitOperationAdd, HfApi
-    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
     api = HfApi(library_name="cetane")
     adds = [
@@ -97,9 +98,9 @@ def commit(folder: Path, upload: Upload, public: bool) -> str:
     try:
         api.create_repo(upload.repo, private=not public, exist_ok=True)
         made = api.create_commit(upload.repo, adds, commit_message=f"Add {folder.name}")
-    except (HfHubHTTPError, LocalTokenNotFoundError, OSError) as error:
+    except Exception as error:  # the network, the hub and its HTTP client raise many kinds
         raise CetaneError(
-            f"cannot push to {upload.repo}: {' '.join(str(error).split())}",
-            "log in with: hf auth login",
+            f"cannot push to {upload.repo}: {' '.join(str(error).split()) or type(error).__name__}",
+            "check the network, and log in with: hf auth login",
         ) from error
     return str(made.commit_url)

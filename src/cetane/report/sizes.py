@@ -12,11 +12,13 @@ from cetane.schema.manifest import shard_path
 
 
 def sizes(bundle: Bundle, programs: Mapping[str, Program]) -> DiskUse:
-    """Bytes on disk of shards and of the host's tables."""
+    """Bytes on disk of shards, of the host's tables, and of draft heads."""
     parts: dict[str, int] = {shard_path(shard.name): 0 for shard in bundle.plan.shards}
     for name, record in bundle.manifest.files.items():
         top = "/".join(name.split("/")[: 2 if name.startswith("shards/") else 1])
         parts[top] = parts.get(top, 0) + record.bytes
+    for kind, head in bundle.draft_heads().items():
+        parts[f"heads/{kind}"] = sum(record.bytes for record in head.manifest.files.values())
     weights = {
         shard_path(shard.name): stored(bundle, shard, programs[shard.name])
         for shard in bundle.plan.shards

@@ -70,6 +70,8 @@ class Plan(Data):
             raise ValueError("two shards have one name")
         if len(self.functions) != sum(len(s.functions) for s in self.shards):
             raise ValueError("two functions of a shard have one name")
+        if self.recipe.cache.context not in self.kv_bytes:
+            raise ValueError(f"kv_bytes: none at {self.recipe.cache.context} tokens")
         subset = self.recipe.head.subset
         if subset is not None and subset.vocabulary != self.vocab:
             raise ValueError(f"a subset of {subset.vocabulary} tokens, but a model of {self.vocab}")

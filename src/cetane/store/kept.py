@@ -6,7 +6,8 @@ ago are forgotten first.
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from cetane.store.store import (
     read_result,
     result_path,
 )
+
+DAY = 24 * 3600
 
 
 def folder() -> Path:
@@ -91,6 +94,17 @@ def forget(limit: int, keep: str | None = None) -> None:
             for record in result.files.values():
                 if record.sha256 not in staying:
                     remove(folder() / object_path(record.sha256))
+    forget_orphans(staying)
+
+
+def forget_orphans(listed: Container[str]) -> None:
+    """Remove what a killed process left more than a day ago: objects that are not `listed`, and
+    folders that were not published."""
+    left = [path for path in folder().glob("objects/*/*") if path.name not in listed]
+    for path in [*left, *folder().glob(".kept-*")]:
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > DAY:
+                remove(path)
 
 
 def results_here() -> Iterator[tuple[Path, Result]]:

@@ -11,14 +11,14 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from cetane.errors import CetaneError
-from cetane.files import FileRecord, check_space, sha256
+from cetane.files import FileRecord, check_space, nameable, sha256
 from cetane.store.places import Folder, Place, place_of, remote_errors
 from cetane.validation import Data, parse_json, validated
 
@@ -35,7 +35,7 @@ def plain_path(name: str) -> str:
     """A relative path of plain names. Raises ValueError for any other."""
     parts = PurePosixPath(name).parts
     odd = not parts or name != "/".join(parts) or any(p in ("/", "..", ".") for p in parts)
-    if odd or "\\" in name or not name.isprintable() or len(name) > 1024:
+    if odd or "\\" in name or len(name) > 1024 or not nameable(name):
         raise ValueError(f"{name!r} is no path inside a folder")
     return name
 
@@ -58,6 +58,14 @@ class Result(Data):
     files: dict[Annotated[str, AfterValidator(plain_path)], StoredFile] = Field(
         max_length=MOST_FILES
     )
+
+    @model_validator(mode="after")
+    def separate(self) -> "Result":
+        """Refuse a file that is another one's folder."""
+        folders = {str(path) for name in self.files for path in PurePosixPath(name).parents}
+        if both := sorted(folders & self.files.keys()):
+            raise ValueError(f"{both[0]!r} is a file and a folder")
+        return self
 
     @property
     def bytes(self) -> int:
@@ -183,10 +191,11 @@ class Store:
         """Copy an object, if it is the one that its name says."""
         name = object_path(record.sha256)
         if self.private and isinstance(self.place, Folder) and record.bytes > PIECE:
-            os.link(self.place.root / name, target)
-            if sha256(target) == record.sha256:
-                return True
-            target.unlink()
+            with suppress(OSError):  # such as another disk's
+                os.link(self.place.root / name, target)
+                if sha256(target) == record.sha256:
+                    return True
+                target.unlink()
         digest, left = hashlib.sha256(), record.bytes
         with remote_errors(f"cannot read the store {self.url}"):
             try:

@@ -72,7 +72,8 @@ class Order:
     def perform(self, task: Task) -> None:
         """Do the work, unless its result is there, and publish the result.
 
-        Raises CetaneError where the work does, for other code, and for a store that is only read.
+        Raises CetaneError where the work raises anything, for other code, and for a store that is
+        only read.
         """
         if self.code != code_version():
             raise CetaneError(
@@ -83,12 +84,22 @@ class Order:
         if store.find(task.key) is not None:
             return
         with scratch(store) as folder, using(self.shared), threads(task.cores):
-            task.work(folder)
+            attempt(task, folder)
             made = records(folder, folder)
             if not store.publish(task.key, folder, made, task.measured):
                 raise CetaneError(
                     f"{store.url}: workers cannot write to this store", "give one with --store"
                 )
+
+
+def attempt(task: Task, folder: Path) -> None:
+    """Do the work. An error of any kind ends this task only, so it becomes a CetaneError."""
+    try:
+        task.work(folder)
+    except CetaneError:
+        raise
+    except Exception as error:
+        raise CetaneError(f"{task.name}: {type(error).__name__}: {error}") from error
 
 
 @contextmanager
