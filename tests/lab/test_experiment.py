@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from cetane.errors import CetaneError
 from cetane.lab.experiment import (
     Limit,
+    Workload,
     changed,
     find_experiment,
     load_experiment,
@@ -68,6 +70,15 @@ def test_what_is_wrong_is_named(content: dict[str, Any], error: str) -> None:
     with pytest.raises(CetaneError, match=r"^one\.toml: ") as caught:
         parse_experiment(content, "one.toml")
     assert error in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [({"chip": "m99"}, "no chip 'm99'"), ({"context": 32, "new_tokens": 32}, "fills 32 slots")],
+)
+def test_workloads_that_cannot_run(value: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValidationError, match=error):
+        Workload(model="zaya-tiny", **value)
 
 
 def test_what_is_right_is_not() -> None:
@@ -131,6 +142,7 @@ def test_limits() -> None:
     assert [limit.holds(v) for v in (0.0, 0.1, 0.2, 0.3, float("nan"))] == [
         False, True, True, False, False,
     ]  # fmt: skip
+    assert not Limit(metric="kl", least=0.1).holds(float("inf"))
     assert str(Limit(metric="kl", of="ratio", most=2)) == "kl to the baseline's at most 2"
 
 

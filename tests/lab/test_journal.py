@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from cetane.errors import CetaneError
+from cetane.lab.experiment import ARMS
 from cetane.lab.journal import (
     ArmOutcome,
     Figure,
+    GateOutcome,
     Intent,
     Journal,
     Outcome,
@@ -36,7 +39,7 @@ def intent(run: str = "r1", experiment: str = "wfa") -> Intent:
 
 def outcome(run: str = "r1", experiment: str = "wfa", **fields: object) -> Outcome:
     arm = ArmOutcome(metrics={"kl": Figure(value=0.5, unit="nat")}, texts={"smoke": "é\n\r "})
-    content = {"status": "passed", "seconds": 1.5, "arms": {"candidate": arm}} | fields
+    content = {"status": "passed", "seconds": 1.5, "arms": dict.fromkeys(ARMS, arm)} | fields
     return Outcome(run=run, experiment=experiment, at=now(), **content)  # type: ignore[arg-type]
 
 
@@ -62,6 +65,29 @@ def test_events_come_back(tmp_path: Path) -> None:
     assert first.outcome.arms["candidate"].texts["smoke"] == "é\n\r "
     assert journal.verdicts()["wfa"].status == "Measured"
     assert journal.repair() == 0 and not journal.broken.exists()
+
+
+FAILED = GateOutcome(metric="kl", arm="candidate", most=0.1, value=0.5, passed=False)
+
+
+@pytest.mark.parametrize("change", [{"arms": {}}, {"gates": [FAILED]}, {"status": "failed"}])
+def test_an_outcome_that_contradicts_itself(change: dict[str, object]) -> None:
+    assert outcome(status="failed", gates=[FAILED]).status == "failed"
+    with pytest.raises(ValidationError):
+        outcome(**change)
+
+
+@pytest.mark.parametrize("value", [0.5, None, float("nan")])
+def test_a_gate_that_contradicts_itself(value: float | None) -> None:
+    with pytest.raises(ValidationError):
+        GateOutcome(metric="kl", arm="candidate", most=0.1, value=value, passed=True)
+
+
+def test_an_outcome_of_another_experiment(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.append(intent())
+    journal.append(outcome(experiment="another"))
+    assert journal.runs()["wfa"][0].outcome is None
 
 
 def test_a_missing_journal_is_empty(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_red_gate_fails(
     [
         (CetaneError("no such thing", "make one"), "no such thing (make one)"),
         (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero"),
-        (MemoryError(), "MemoryError: "),
+        (MemoryError(), "MemoryError:"),
     ],
 )
 def test_what_goes_wrong_is_logged(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.markup import escape
+
 from cetane.cli.output import console, facts, say, table, verdict, warn
 from cetane.lab.document import cell, changed
 from cetane.lab.entry import Entry
@@ -46,13 +48,21 @@ def show_entry(entry: Entry) -> None:
 
 
 def recipe_of(experiment: Experiment, name: str) -> str:
-    """An arm's recipe, with its changed values, its drafter and its keys."""
+    """An arm's recipe, and all that differs from it."""
     arm = experiment.arm("baseline" if name == "baseline" else "candidate")
     changes = list(changed(arm.changes))
-    drafter = f"; drafts by {arm.drafter}" if arm.drafter else ""
+    told = [arm.recipe + (f" with {', '.join(changes)}" if changes else "")]
+    if scaled := list(changed(arm.scaled)):
+        told.append(f"scaled to {', '.join(scaled)}")
+    if arm.subset is not None:
+        told.append(f"a head of {arm.subset} tokens")
+    if arm.drafter:
+        told.append(f"drafts by {arm.drafter}")
     if arm.sparse is not None:
-        drafter += f"; {arm.sparse.budget} keys by {arm.sparse.keys}"
-    return arm.recipe + (f" with {', '.join(changes)}" if changes else "") + drafter
+        told.append(f"{arm.sparse.budget} keys by {arm.sparse.keys}")
+    if arm.activations:
+        told.append(f"8-bit activations, calibration {arm.activations}")
+    return "; ".join(told)
 
 
 def show_outcome(experiment: Experiment, outcome: Outcome) -> None:
@@ -69,16 +79,8 @@ def show_outcome(experiment: Experiment, outcome: Outcome) -> None:
     table(experiment.title, ["metric", "baseline", "candidate", ""], rows)
     for gate in outcome.gates:
         value = "nothing" if gate.value is None else f"{gate.value:.4g}"
-        bounds = [
-            f"{word} {bound:g}"
-            for word, bound in (("at least", gate.least), ("at most", gate.most))
-            if bound is not None
-        ]
-        console.print(
-            f"gate {gate.metric} of {gate.arm}, {' and '.join(bounds)}: {value}: "
-            f"{verdict(gate.passed)}",
-            soft_wrap=True,
-        )
+        told = escape(f"gate {gate.limit}: {value}")
+        console.print(f"{told}: {verdict(gate.passed)}", soft_wrap=True)
     facts({"surprise": outcome.surprise, "lesson": outcome.lesson})
 
 
@@ -91,6 +93,7 @@ def show_runs(outcomes: Sequence[Outcome]) -> None:
 def show_events(events: Sequence[Intent | Outcome | Verdict]) -> None:
     """Print lines of a journal."""
     ended = {event.run for event in events if isinstance(event, Outcome)}
+    rows = []
     for event in events:
         match event:
             case Intent():
@@ -102,6 +105,8 @@ def show_events(events: Sequence[Intent | Outcome | Verdict]) -> None:
                 )
             case Verdict():
                 what = f"{event.status}: {event.reason}"
-        say(f"{event.at[:19]}  {event.event:7}  {event.experiment}  {what}")
-    if not events:
+        rows.append([event.at[:19].replace("T", " "), event.event, event.experiment, what])
+    if rows:
+        table("journal", ["at", "event", "experiment", ""], rows)
+    else:
         say("nothing was run here yet: cetane lab run ID")

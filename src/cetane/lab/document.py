@@ -10,8 +10,8 @@ from jinja2 import Environment
 
 from cetane import templates
 from cetane.lab.entry import ArmTexts, entries
-from cetane.lab.experiment import WHOSE, ArmName, Experiment
-from cetane.lab.journal import Figure, GateOutcome, Journal
+from cetane.lab.experiment import ArmName, Experiment
+from cetane.lab.journal import Figure, Journal
 
 ANSWERS = 3
 """The number of an arm's answers that the page shows; the journal has all."""
@@ -29,7 +29,6 @@ def markdown(experiments: dict[str, Experiment], journal: Journal) -> str:
 def environment() -> Environment:
     """The templates, with their filters."""
     filters = {
-        "bounds": bounds,
         "cell": cell,
         "changed": changed,
         "line": line,
@@ -60,13 +59,6 @@ def texts(reported: Iterable[ArmTexts], arm: ArmName) -> list[tuple[str, str]]:
     mine = [(text.name, text.lines[arm]) for text in reported if arm in text.lines]
     answers = [name for name, _ in mine if name.startswith("smoke ")]
     return [(name, text) for name, text in mine if name not in answers[ANSWERS:]]
-
-
-def bounds(gate: GateOutcome) -> str:
-    """A gate's metric and its limits, in words."""
-    limits = (("at least", gate.least), ("at most", gate.most))
-    words = [f"{word} {bound:g}" for word, bound in limits if bound is not None]
-    return f"{gate.metric}{WHOSE.get(gate.arm, '')} {' and '.join(words)}"
 
 
 def changed(tables: dict[str, object], inside: str = "") -> Iterator[str]:

@@ -76,6 +76,8 @@ class LastRun(Data):
     seconds: float
     bundles: dict[ArmName, str]
     """Digests of the bundles that were built."""
+    current: bool
+    """Whether the experiment and its recipes are still those of the run."""
 
 
 class ExperimentReport(Data):
@@ -180,7 +182,7 @@ class Entry:
             decided=self.verdict.at[:10] if self.verdict else "",
             obituary=(self.verdict.obituary if self.verdict else "") or one.obituary,
             references=one.references,
-            last=last_run(self.last.intent, outcome) if self.last and outcome else None,
+            last=last_run(one, self.last.intent, outcome) if self.last and outcome else None,
             runs=tuple(run_row(run) for run in reversed(self.runs)),
         )
 
@@ -248,6 +250,9 @@ def run_row(run: Run) -> RunRow:
     )
 
 
-def last_run(intent: Intent, outcome: Outcome) -> LastRun:
+def last_run(experiment: Experiment, intent: Intent, outcome: Outcome) -> LastRun:
     bundles = {name: arm.artefact for name, arm in outcome.arms.items() if arm.artefact}
-    return LastRun(intent=intent, seconds=outcome.seconds, bundles=bundles)
+    return LastRun(
+        intent=intent, seconds=outcome.seconds, bundles=bundles,
+        current=intent.fits(experiment),
+    )  # fmt: skip

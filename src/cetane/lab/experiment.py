@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from cetane.errors import CetaneError
 from cetane.files import json_sha256, read_toml
+from cetane.hardware.chips import find_chip
 from cetane.lab.metrics import METRICS
 from cetane.schema.recipe import Recipe, load_recipe, override
 from cetane.validation import Data, guess, validated
@@ -57,18 +58,24 @@ class Limit(Data):
         return self
 
     def holds(self, value: float) -> bool:
-        """Whether a value lies within the bounds. NaN and infinity do not."""
-        low = -math.inf if self.least is None else self.least
-        high = math.inf if self.most is None else self.most
-        return low <= value <= high
+        """Whether a value lies within the bounds."""
+        return within(value, self.least, self.most)
 
     def __str__(self) -> str:
-        bounds = [
-            f"{word} {bound:g}"
-            for word, bound in (("at least", self.least), ("at most", self.most))
-            if bound is not None
-        ]
-        return f"{self.metric}{WHOSE.get(self.of, '')} {' and '.join(bounds)}"
+        return bounds(self.metric, self.of, self.least, self.most)
+
+
+def within(value: float, least: float | None, most: float | None) -> bool:
+    """Whether a value lies within bounds. NaN and infinity do not."""
+    above, below = least is None or value >= least, most is None or value <= most
+    return math.isfinite(value) and above and below
+
+
+def bounds(metric: str, of: str, least: float | None, most: float | None) -> str:
+    """A metric and its bounds, in words."""
+    limits = (("at least", least), ("at most", most))
+    words = [f"{word} {bound:g}" for word, bound in limits if bound is not None]
+    return f"{metric}{WHOSE.get(of, '')} {' and '.join(words)}"
 
 
 Keys = Literal["newest", "quest", "quest-stale", "triforce"]
@@ -146,6 +153,16 @@ class Workload(Data):
     """The model that it represents, whose speed is predicted; None for `model` itself."""
     chip: str = "m4-max"
 
+    @model_validator(mode="after")
+    def possible(self) -> "Workload":
+        try:
+            find_chip(self.chip)
+        except CetaneError as error:
+            raise ValueError(str(error)) from error
+        if self.context is not None and self.context <= self.new_tokens:
+            raise ValueError(f"an answer of {self.new_tokens} tokens fills {self.context} slots")
+        return self
+
 
 class Report(Data):
     """A figure of the original."""
@@ -221,6 +238,18 @@ class Experiment(Data):
         """sha256 of the fields that decide a run's outcome, so without prose."""
         decisive = {"workload", "baseline", "candidate", "metrics", "gates", "expects"}
         return json_sha256(self.model_dump(mode="json", include=decisive))
+
+    @property
+    def recipes_sha256(self) -> dict[ArmName, str]:
+        """The hashes of both arms' recipes; empty if a recipe is unknown, which a run reports."""
+        try:
+            return {name: recipe_sha256(self.arm(name).recipe_here()) for name in ARMS}
+        except CetaneError:
+            return {}
+
+
+def recipe_sha256(recipe: Recipe) -> str:
+    return json_sha256(recipe.model_dump(mode="json"))
 
 
 def shipped() -> Path:

@@ -12,10 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, FiniteFloat, TypeAdapter, model_validator
 
 from cetane.files import Ledger
-from cetane.lab.experiment import ArmName, Status
+from cetane.lab.experiment import ARMS, ArmName, Experiment, Status, bounds, within
 from cetane.validation import Data
 
 PACKAGES = ("cetane", "torch", "coremltools", "transformers", "onnxruntime", "numpy")
@@ -44,7 +44,7 @@ class ArmOutcome(Data):
     """sha256 of the recipe."""
     metrics: dict[str, Figure] = Field(default_factory=dict)
     texts: dict[str, str] = Field(default_factory=dict)
-    curves: dict[str, tuple[tuple[float, float], ...]] = Field(default_factory=dict)
+    curves: dict[str, tuple[tuple[FiniteFloat, FiniteFloat], ...]] = Field(default_factory=dict)
 
 
 class GateOutcome(Data):
@@ -56,6 +56,19 @@ class GateOutcome(Data):
     most: float | None = None
     value: float | None
     passed: bool
+
+    @model_validator(mode="after")
+    def honest(self) -> "GateOutcome":
+        """Refuse a verdict that its own figures contradict."""
+        holds = self.value is not None and within(self.value, self.least, self.most)
+        if self.passed != holds:
+            raise ValueError(f"{self.limit}, found {self.value}: passed = {self.passed}")
+        return self
+
+    @property
+    def limit(self) -> str:
+        """What was asked, in words."""
+        return bounds(self.metric, self.arm, self.least, self.most)
 
 
 class Intent(Data):
@@ -70,6 +83,13 @@ class Intent(Data):
     recipes: dict[ArmName, str]
     machine: dict[str, str | int]
     versions: dict[str, str]
+
+    def fits(self, experiment: Experiment) -> bool:
+        """Whether the experiment and its recipes are still those of this run."""
+        return (
+            self.experiment_sha256 == experiment.sha256
+            and self.recipes == experiment.recipes_sha256
+        )
 
 
 class Outcome(Data):
@@ -87,6 +107,16 @@ class Outcome(Data):
     lesson: str = ""
     next: str = ""
     error: str = ""
+
+    @model_validator(mode="after")
+    def honest(self) -> "Outcome":
+        """Refuse a status without its figures, or against its gates."""
+        if self.status in ("passed", "failed"):
+            if missing := [name for name in ARMS if name not in self.arms]:
+                raise ValueError(f"{self.status}, without the figures of the {missing[0]}")
+            if (self.status == "passed") != all(gate.passed for gate in self.gates):
+                raise ValueError(f"{self.status}, which its gates contradict")
+        return self
 
 
 class Verdict(Data):
@@ -145,11 +175,12 @@ class Journal:
     def runs(self) -> dict[str, list[Run]]:
         """The runs of every experiment, in order."""
         events = self.events()
-        outcomes = {event.run: event for event in events if isinstance(event, Outcome)}
+        ended = [event for event in events if isinstance(event, Outcome)]
+        outcomes = {(event.run, event.experiment): event for event in ended}
         runs: dict[str, list[Run]] = {}
         for event in events:
             if isinstance(event, Intent):
-                run = Run(event, outcomes.get(event.run))
+                run = Run(event, outcomes.get((event.run, event.experiment)))
                 runs.setdefault(event.experiment, []).append(run)
         return runs
 

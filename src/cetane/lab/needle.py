@@ -92,10 +92,17 @@ def fill(model: Any) -> None:
 
 def distances(window: int, context: int) -> list[int]:
     """Tokens from the question back to the needle: dense around the end of a window, which holds
-    the question and `window - 1` tokens before it. The last is the first token of the text."""
+    the question and `window - 1` tokens before it. The last is the first token of the text.
+
+    CetaneError for a window that leaves no token outside."""
+    if window >= context:
+        raise CetaneError(
+            f"a window of {window} tokens sees all of {context}: no needle is outside",
+            "give the workload a larger context",
+        )
     near = {1, window // 8, window // 2, window - 2, window - 1}
     far = {window, window + 1, (3 * window + context) // 4, (window + context) // 2, context - 1}
-    return sorted(near | far)
+    return sorted(d for d in near | far if 0 < d < context)
 
 
 def text(distance: int, needle: int, length: int) -> list[int]:

@@ -4,10 +4,11 @@ import datetime
 import gc
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from cetane.errors import CetaneError
+from cetane.errors import CetaneError, printable
 from cetane.files import Progress
-from cetane.lab.experiment import ARMS, ArmName, Experiment, Limit
+from cetane.lab.experiment import ARMS, ArmName, Experiment, Limit, recipe_sha256
 from cetane.lab.journal import (
     ArmOutcome,
     Ended,
@@ -22,7 +23,7 @@ from cetane.lab.journal import (
     versions,
 )
 from cetane.lab.metrics import METRICS
-from cetane.lab.sides import MEASURES, Findings, Measure, Sides, recipe_sha256
+from cetane.lab.sides import MEASURES, Findings, Measure, Sides
 from cetane.lab.workload import Setting
 from cetane.tasks.workers import Workers
 
@@ -69,7 +70,7 @@ def run_together(
             yield conclude(experiment, intents.pop(experiment.id), journal, gather)
     finally:  # after a Ctrl-C too
         for intent in intents.values():
-            journal.append(ended(intent, "interrupted", now()))
+            journal.append(ended(intent, "interrupted"))
 
 
 def check_runnable(experiment: Experiment) -> None:
@@ -95,25 +96,21 @@ def conclude(
     except Exception as failure:
         status = "error"
         known = isinstance(failure, CetaneError)
-        error = str(failure) if known else f"{type(failure).__name__}: {failure}"
+        error = printable(str(failure) if known else f"{type(failure).__name__}: {failure}")
     finally:  # after a Ctrl-C too, which is then raised again
-        outcome = ended(intent, status, now()).model_copy(
-            update={
-                "arms": arms,
-                "gates": gates,
-                "surprise": "; ".join(surprises(experiment, arms)) if arms else "",
-                "lesson": experiment.lesson,
-                "next": experiment.next,
-                "error": error,
-            }
-        )
+        outcome = ended(
+            intent, status, arms=arms, gates=gates, error=error,
+            surprise="; ".join(surprises(experiment, arms)) if arms else "",
+            lesson=experiment.lesson, next=experiment.next,
+        )  # fmt: skip
         journal.append(outcome)
         gc.collect()  # frees two bundles and a reference before the next experiment
     return outcome
 
 
-def ended(intent: Intent, status: Ended, at: str) -> Outcome:
-    """The outcome of a run that gave nothing yet."""
+def ended(intent: Intent, status: Ended, **found: Any) -> Outcome:
+    """The outcome of a run that ends now, with what it found."""
+    at = now()
     started, stopped = map(datetime.datetime.fromisoformat, (intent.at, at))
     return Outcome(
         run=intent.run,
@@ -121,6 +118,7 @@ def ended(intent: Intent, status: Ended, at: str) -> Outcome:
         at=at,
         status=status,
         seconds=(stopped - started).total_seconds(),
+        **found,
     )
 
 
@@ -132,18 +130,10 @@ def declare(experiment: Experiment) -> Intent:
         at=now(),
         experiment_sha256=experiment.sha256,
         command=f"cetane lab run {experiment.id}",
-        recipes=recipes(experiment),
+        recipes=experiment.recipes_sha256,
         machine=machine(),
         versions=versions(),
     )
-
-
-def recipes(experiment: Experiment) -> dict[ArmName, str]:
-    """The hashes of both arms' recipes; empty if a recipe is unknown, which the run reports."""
-    try:
-        return {name: recipe_sha256(experiment.arm(name).recipe_here()) for name in ARMS}
-    except CetaneError:
-        return {}
 
 
 def measures(experiment: Experiment) -> list[str]:
@@ -255,9 +245,5 @@ def settled(experiment: Experiment, runs: list[Run]) -> Run | None:
     last = runs[-1] if runs else None
     if last is None or last.status not in ("passed", "failed"):
         return None
-    same = (
-        last.intent.experiment_sha256 == experiment.sha256
-        and last.intent.recipes == recipes(experiment)
-        and last.intent.versions.get("cetane") == versions()["cetane"]
-    )
-    return last if same else None
+    same = last.intent.versions.get("cetane") == versions()["cetane"]
+    return last if same and last.intent.fits(experiment) else None

@@ -10,7 +10,7 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.engine.engine import Engine
 from cetane.engine.generate import open_engine
-from cetane.files import Progress, json_sha256
+from cetane.files import Progress
 from cetane.hardware.chips import Chip, find_chip
 from cetane.lab.experiment import ARMS, Arm, ArmName, Experiment
 from cetane.lab.journal import Figure
@@ -169,7 +169,3 @@ def each(name: str) -> Callable[[Callable[[Side], Findings]], Callable[[Side], F
         return function
 
     return register
-
-
-def recipe_sha256(recipe: Recipe) -> str:
-    return json_sha256(recipe.model_dump(mode="json"))

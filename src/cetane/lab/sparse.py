@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cetane.errors import CetaneError
 from cetane.gates.streaming import attending
 from cetane.lab.experiment import Keys
 
@@ -110,7 +111,12 @@ def run(model: Any, text: list[int], attention: Sparse) -> Tensor:
 
 def both_texts(ids: list[int], length: int) -> dict[str, list[int]]:
     """A text of `length` tokens, and one that ends with its own beginning, so that what comes next
-    stands far away."""
+    stands far away. CetaneError for fewer tokens than are decoded twice."""
+    if length < 2 * DECODED:
+        raise CetaneError(
+            f"{length} tokens are too few: the last {DECODED} are decoded, and come twice",
+            f"workload.tokens = {2 * DECODED}",
+        )
     known = ids[: length - DECODED]
     return {"": ids[:length], "copying": known + known[:DECODED]}
 

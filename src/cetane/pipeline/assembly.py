@@ -25,7 +25,7 @@ from cetane.schema.manifest import MANIFEST, Manifest, producers, shard_path
 from cetane.schema.recipe import Recipe
 from cetane.store.settings import shared_store
 from cetane.store.store import Store
-from cetane.tasks.task import Task
+from cetane.tasks.task import Task, code_version
 from cetane.tasks.workers import Workers, performed, waiting
 
 Gate = Callable[[Planner, dict[str, Path]], None]
@@ -239,6 +239,7 @@ def read_note(path: Path) -> Any:
 
 
 def build_key(checkpoint: Checkpoint, recipe: Recipe) -> str:
-    """What a partial build is a build of."""
-    content = [checkpoint.fingerprint, recipe.model_dump(mode="json"), producers()]
+    """What a partial build is a build of: a checkpoint and a recipe, by this code."""
+    made_by = [producers(), code_version()]
+    content = [checkpoint.fingerprint, recipe.model_dump(mode="json"), made_by]
     return json_sha256(content)

@@ -11,6 +11,7 @@ from cetane.compress import Selection, SensitivityFile, parse_format
 from cetane.errors import CetaneError
 from cetane.files import read_json, remove, replacing, silent, write_json
 from cetane.hardware.chips import find_chip
+from cetane.schema.manifest import producers
 from cetane.schema.recipe import Recipe
 from cetane.store.settings import shared_store
 from cetane.store.store import Store
@@ -111,6 +112,7 @@ class SweepTasks:
         key = task_key(
             sweep.checkpoint.content, sweep.recipe.model_dump(mode="json"),
             [sweep.passage.calibration, sweep.passage.judged, sweep.passage.name], sweep.chip.id,
+            producers(),
         )  # fmt: skip
         assert sweep.checkpoint.fingerprint  # goes along, so that workers can compare
         self.job = SweepJob(key, sweep.checkpoint, sweep.recipe, sweep.passage, sweep.chip.id)

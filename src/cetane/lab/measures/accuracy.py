@@ -55,13 +55,18 @@ def engine_of(side: Side) -> Engine:
     return Engine(side.bundle.plan, PortableBackend(side.bundle), side.bundle.tables())
 
 
+def cut(prompts: Mapping[str, list[int]], *sides: Side) -> dict[str, list[int]]:
+    """Prompts, of which those are cut that leave no room for an answer on one of the sides."""
+    room = min(side.recipe.cache.context - side.workload.spec.new_tokens for side in sides)
+    return {name: ids[:room] for name, ids in prompts.items()}
+
+
 def answers(side: Side, engine: Engine, prompts: Mapping[str, list[int]]) -> dict[str, list[int]]:
-    """Greedy answers. A prompt that is too long is cut."""
-    room = side.recipe.cache.context - side.workload.spec.new_tokens
+    """Greedy answers."""
     modes: list[Mode] = [mode for mode in side.bundle.plan.modes if mode != "verify"]
     count, stop = side.workload.spec.new_tokens, side.bundle.tokenizer.eos_ids
     return {
-        name: list(generate(engine.session(modes), ids[:room], Sampler(), count, stop))
+        name: list(generate(engine.session(modes), ids, Sampler(), count, stop))
         for name, ids in prompts.items()
     }
 
@@ -69,7 +74,7 @@ def answers(side: Side, engine: Engine, prompts: Mapping[str, list[int]]) -> dic
 @each("smoke")
 def smoke(side: Side) -> Findings:
     """Answers to read, and the share of their tokens that the Hugging Face model also chooses."""
-    prompts = side.workload.prompts(side.bundle)
+    prompts = cut(side.workload.prompts(side.bundle), side)
     said = answers(side, engine_of(side), prompts)
     told = {name: tokens for name, tokens in said.items() if tokens}
     agreed, distinct = [], []
@@ -96,15 +101,14 @@ def agreement(bench: Sides) -> dict[ArmName, Findings]:
     answers."""
     baseline, candidate = bench.baseline, bench.candidate
     ours, theirs = engine_of(candidate), engine_of(baseline)
-    prompts = bench.workload.prompts(baseline.bundle)
+    prompts = cut(bench.workload.prompts(baseline.bundle), baseline, candidate)
     wanted = answers(baseline, theirs, prompts)
     answered = answers(candidate, ours, prompts)
-    context = min(baseline.recipe.cache.context, candidate.recipe.cache.context)
     same, cosines = [], []
     for name, tokens in wanted.items():
         pairs = list(zip(tokens, answered[name], strict=False))
         same += [a == b for a, b in pairs] + [False] * (len(tokens) - len(pairs))
-        ids = [*prompts[name], *tokens][:context]
+        ids = [*prompts[name], *tokens]
         if not baseline.recipe.head.choose and not candidate.recipe.head.choose:
             mine, others = ours.session().feed(ids, "all"), theirs.session().feed(ids, "all")
             assert mine is not None and others is not None

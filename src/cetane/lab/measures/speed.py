@@ -74,12 +74,12 @@ def step_ms(engine: Engine, prompt: list[int], count: int) -> float:
 def calls(side: Side) -> Findings:
     """The time of a verifying call and of a plain step, and the break-even of drafts."""
     engine = side.engine
-    wider = [step.tokens for step in engine.plan.modes.values() if step.tokens > 1]
-    if "verify" not in engine.plan.modes:
+    verify = engine.plan.modes.get("verify")
+    if verify is None:
         note = "no verifying function"
         names = ("verify_ms", "verify_slowdown", "break_even")
         return Findings({name: figure(name, None, note=note) for name in names})
-    width = min(wider)
+    width = verify.tokens
     times = measure_calls(engine.session(), width, side.workload.spec.rounds)
     plain, call = spread("decode_ms", in_ms(times[1])), spread("verify_ms", in_ms(times[width]))
     assert plain.value is not None and call.value is not None
