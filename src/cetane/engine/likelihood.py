@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cetane.engine.backend import Array
+from cetane.engine.execution import Watch
 from cetane.engine.prefixes import Fed, Prefixes
 from cetane.engine.sampling import largest
 
@@ -51,10 +52,12 @@ def likelihoods(
     top: int = 1,
     check: Callable[[], None] = lambda: None,
     adapter: str | None = None,
+    watch: Sequence[Watch] = (),
 ) -> tuple[list[TokenLikelihood], Fed]:
     """The scores of all tokens from position `start` >= 1 on, and the session that holds them.
 
-    Only one call's logits are in memory at a time. A start that is known is not computed again.
+    Only one call's logits are in memory at a time. A start that is known is not computed again. The
+    options are those of `Prefixes.feed`.
     """
     scores: list[TokenLikelihood] = []
 
@@ -64,5 +67,5 @@ def likelihoods(
             if start <= position < len(tokens):
                 scores.append(token_likelihood(row, tokens[position], top))
 
-    fed = prefixes.feed(tokens, rows, start - 1, check, adapter)
+    fed = prefixes.feed(tokens, rows, start - 1, check, adapter, watch)
     return scores, fed

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
+from cetane.engine.execution import Watch
 from cetane.engine.memory import Mark
 from cetane.engine.schedule import Schedule
 from cetane.engine.session import Session
@@ -94,10 +95,10 @@ class Prefixes:
     answer's own tokens are computed again as part of the next prompt.
     """
 
-    def __init__(self, engine: Engine, most: int = SESSIONS) -> None:
-        """`most`: the number of sessions that are kept."""
+    def __init__(self, engine: Engine, most: int = SESSIONS, whole: bool = False) -> None:
+        """`most`: the number of sessions that are kept; `whole` as in `Engine.session`."""
         plan = engine.plan
-        self.engine, self.schedule = engine, Schedule(plan)
+        self.engine, self.whole, self.schedule = engine, whole, Schedule(plan, whole=whole)
         self.most = 0 if plan.forgets else most
         """A state of a window takes no marks, so its sessions are not kept."""
         self.copies = not any(function.states for function in plan.functions.values())
@@ -112,17 +113,18 @@ class Prefixes:
         start: int = 0,
         check: Callable[[], None] = lambda: None,
         adapter: str | None = None,
+        watch: Sequence[Watch] = (),
     ) -> Fed:
         """Feed a prompt to a session, with an adapter or without.
 
         `rows` receives the logits of all tokens from position `start` on, and perhaps of some
-        before. `check` is called before every call; what it raises ends the feed. Raises
-        CetaneError as `Session.feed`.
+        before. `check` is called before every call; what it raises ends the feed. `watch` is called
+        with all outputs of the session's calls from now on. Raises CetaneError as `Session.feed`.
         """
         calls = self.planned(tokens, rows is not None, adapter)
         unscored = [call for call in calls if rows is None or call.end <= start]
         known, shared = self.open(unscored, logits=len(unscored) == len(calls))
-        known.session.adapter = adapter
+        known.session.adapter, known.session.execution.watch = adapter, tuple(watch)
         for number, call in enumerate(calls[shared:], shared):
             check()
             scored, last = number >= len(unscored), number == len(calls) - 1
@@ -167,14 +169,14 @@ class Prefixes:
         shared = 0 if best is None else best.shared(calls, logits)
         if best is None or not shared:
             self.make_room(None)
-            known = KnownPrompt(self.engine.session())
+            known = KnownPrompt(self.engine.session(whole=self.whole))
         elif best.continues(calls) or not self.copies or self.most == 1:
             best.return_to(shared)
             self.known.remove(best)
             known = best
         else:
             self.make_room(best)
-            known = KnownPrompt(self.engine.session(), best.calls[:shared])
+            known = KnownPrompt(self.engine.session(whole=self.whole), best.calls[:shared])
             known.session.rewind(best.marks[shared].copied())
             known.marks = {shared: known.session.mark()}
             known.logits = best.logits if shared == len(best.calls) else None

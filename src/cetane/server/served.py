@@ -4,15 +4,24 @@ from functools import cached_property
 from pathlib import Path
 
 from cetane.bundle import Bundle
-from cetane.engine.generate import open_engine
+from cetane.engine.generate import open_backend, open_engine
 from cetane.engine.prefixes import Prefixes
 from cetane.engine.sampling import Sampler
 from cetane.schema.plan import Plan
 from cetane.server.grammar import Grammars
 from cetane.server.settings import Settings
 from cetane.speculate.controller import Controller
+from cetane.speculate.draft_heads.drafter import drafter_of
+from cetane.speculate.draft_heads.runner import Eagle3Runner, MedusaRunner, open_runner
+from cetane.speculate.drafter import Drafter
 from cetane.speculate.ngram import Ngram
-from cetane.speculate.open import DrafterOptions, known_controller, longest_draft, verifies
+from cetane.speculate.open import (
+    DrafterOptions,
+    best_head,
+    known_controller,
+    longest_draft,
+    verifies,
+)
 from cetane.speculate.speculator import Speculator
 from cetane.speculate.suffix import EarlierAnswers, Suffix
 
@@ -33,13 +42,16 @@ class Served:
         self.created = int((path / "manifest.json").stat().st_mtime)
         self.tokenizer = self.bundle.tokenizer
         self.engine = open_engine(self.bundle, backend)
-        self.prefixes = Prefixes(self.engine, settings.prefixes)
         self.controller: Controller | None = None
+        self.head: MedusaRunner | Eagle3Runner | None = None
         widths = [mode.tokens for mode in self.plan.modes.values()]
         if settings.speculation and verifies(self.engine):
             self.longest = longest_draft(DrafterOptions(), self.engine)
             self.controller = known_controller(self.engine, self.longest, self.bundle, backend)
             self.answers = EarlierAnswers()
+            if (best := best_head(self.bundle)) is not None:
+                self.head = open_runner(best, self.bundle, open_backend(best, backend))
+        self.prefixes = Prefixes(self.engine, settings.prefixes, whole=self.head is not None)
         # What the first request would otherwise wait for: functions are prepared on first use.
         for adapter in self.adapters.values():
             tokens = [0] * min(max(widths), self.context)
@@ -69,13 +81,15 @@ class Served:
         """A speculator for one answer; None where drafts are not wanted.
 
         On Core ML, verifying calls may round differently. So an answer with a seed, which promises
-        to be repeated exactly, goes without. Drafts come from the answer's own text, and from
-        earlier answers of this model and adapter, which this process remembers. They change only
-        the speed.
+        to be repeated exactly, goes without. Drafts come from the answer's own text, from earlier
+        answers of this model and adapter, which this process remembers, and from the bundle's draft
+        head. They change only the speed.
         """
         if self.controller is None or sampler.seed is not None:
             return None
-        drafters = [Suffix(self.answers), Ngram()]
+        drafters: list[Drafter] = [Suffix(self.answers), Ngram()]
+        if self.head is not None:
+            drafters.append(drafter_of(self.head))
         return Speculator(drafters, self.longest, self.controller)
 
     def token_text(self, token: int) -> str:

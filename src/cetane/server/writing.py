@@ -15,6 +15,7 @@ from cetane.server.answers import FinishReason
 from cetane.server.grammar import GrammarConstraint
 from cetane.server.metrics import Metrics
 from cetane.server.served import Served
+from cetane.speculate.drafter import watches
 from cetane.speculate.speculator import Counters, Speculator
 
 
@@ -124,15 +125,18 @@ class Writer:
         Raises OutOfTime if the time is over before the first token.
         """
         served, ask = self.served, self.ask
-        if ask.echo and ask.top is not None:
-            scores, fed = likelihoods(served.prefixes, ask.ids, 1, ask.top, self.check, ask.adapter)
-            emit(Echo(tuple(scores)))
-        else:
-            fed = served.prefixes.feed(ask.ids, check=self.check, adapter=ask.adapter)
-        self.session = fed.session
         constraint = None if ask.grammar is None else ask.grammar.fresh()
         sampler = Sampler(**ask.sampling, constraint=constraint)
         drafts = served.speculator(sampler)
+        watch = [] if drafts is None else watches(served.plan, drafts.drafters)
+        if ask.echo and ask.top is not None:
+            scores, fed = likelihoods(
+                served.prefixes, ask.ids, 1, ask.top, self.check, ask.adapter, watch
+            )
+            emit(Echo(tuple(scores)))
+        else:
+            fed = served.prefixes.feed(ask.ids, check=self.check, adapter=ask.adapter, watch=watch)
+        self.session = fed.session
         if drafts is not None:
             drafts.begin(fed.session, ask.ids)
         reason, last = self.take(self.generation(fed, sampler, drafts), emit)

@@ -60,7 +60,8 @@ class Drafter(ABC):
         return None
 
     def begin(self, session: Session, tokens: Sequence[int]) -> None:
-        """Called before the target's session is fed these tokens.
+        """Called before the target's session is fed these tokens; a server's session holds them
+        already.
 
         With the session that it followed last, a drafter continues; with another it starts anew.
         """
@@ -98,7 +99,12 @@ class Drafter(ABC):
         """Called when no more drafts are needed."""
 
 
+def watches(plan: Plan, drafters: Sequence[Drafter]) -> list[Watch]:
+    """What a new session must call, so that these drafters can follow it."""
+    return [seen for drafter in drafters if (seen := drafter.watch(plan)) is not None]
+
+
 def open_session(engine: Engine, drafters: Sequence[Drafter]) -> Session:
     """A new session that these drafters can follow: draft heads see its hidden states."""
-    watch = [seen for drafter in drafters if (seen := drafter.watch(engine.plan)) is not None]
+    watch = watches(engine.plan, drafters)
     return engine.session(watch=watch, whole=bool(watch))

@@ -1,12 +1,13 @@
 """The way from a user's options to drafters and their controller."""
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from platform import node
 
 from cetane import __version__
 from cetane.bundle import Bundle
+from cetane.bundle.draft_heads import DraftHead
 from cetane.engine.engine import Engine
 from cetane.engine.generate import open_backend, open_engine
 from cetane.engine.sampling import Sampler
@@ -66,9 +67,8 @@ def open_drafters(
             return [Suffix(EarlierAnswers(texts, owner)), ngram]
     draft_heads = {str(kind): draft_head for kind, draft_head in bundle.draft_heads().items()}
     if options.drafter == AUTO:
-        best = [kind for kind in reversed(KINDS) if kind in draft_heads][:1]
-        named = [replace(options, drafter=kind) for kind in best]
-        heads = [d for one in named for d in open_drafters(one, bundle, sampler, backend)]
+        best = best_head(bundle)
+        heads = [] if best is None else [open_drafter(best, bundle, open_backend(best, backend))]
         return [Suffix(EarlierAnswers()), ngram, *heads]
     if options.drafter in draft_heads:
         draft_head = draft_heads[options.drafter]
@@ -93,6 +93,12 @@ def open_drafters(
             'port it with cache.sliding = "readonly"',
         )
     return [DraftModel(open_engine(other, backend), sampler)]
+
+
+def best_head(bundle: Bundle) -> DraftHead | None:
+    """The draft head that drafts by default, if the bundle has one."""
+    heads = bundle.draft_heads()
+    return next((heads[kind] for kind in reversed(KINDS) if kind in heads), None)
 
 
 def tokenizer_hash(bundle: Bundle) -> str:

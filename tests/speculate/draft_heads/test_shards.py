@@ -25,19 +25,21 @@ from tests.speculate.draft_head_models import (
 )
 
 from cetane.engine.engine import Engine
-from cetane.engine.generate import generate
+from cetane.engine.generate import extend, generate
 from cetane.engine.portable import PortableBackend
+from cetane.engine.prefixes import Prefixes
 from cetane.engine.sampling import Sampler
 from cetane.engine.verify import Draft
 from cetane.mil import load
 from cetane.schema.recipe import Recipe
 from cetane.schema.slots import CONTRACTS
-from cetane.speculate.draft_heads.drafter import open_drafter
+from cetane.speculate.draft_heads.drafter import drafter_of, open_drafter
 from cetane.speculate.draft_heads.features import Taps, tapped
 from cetane.speculate.draft_heads.modules import TorchDraftHead
 from cetane.speculate.draft_heads.runner import Eagle3Runner, open_runner
 from cetane.speculate.draft_heads.train import new_draft_head
 from cetane.speculate.draft_heads.windows import collect
+from cetane.speculate.drafter import watches
 from cetane.speculate.speculator import Speculator
 
 KINDS = ["medusa", "eagle3"]
@@ -200,6 +202,40 @@ def assert_drafts(engine: Engine, folder: Path, kind: str, weights: str = "fp16"
         assert list(paths_of(draft)) == list(likely)[:most], text
     assert any(draft.branches for _, _, draft in drafter.said) == trees
     assert speculator.counters.drafted >= 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cached", [16, 19])
+def test_a_prompt_whose_start_is_known(
+    engines: Callable[[str, str], Engine], tmp_path: Path, kind: str, cached: int
+) -> None:
+    """A server's session holds it: the head drafts as one that reads only what comes after."""
+    engine = engines("llama", "readonly")
+    bundle = InMemory(tmp_path / "bundle", engine)
+    bundle.path.mkdir()
+    head = random_draft_head(kind, bundle)
+    shard = with_draft_head(bundle, head)
+    runner = open_runner(shard, bundle, PortableBackend(shard, "fp32"))
+    prompt, prefixes = tokens(engine.plan.vocab)[:19], Prefixes(engine, whole=True)
+    expected = list(generate(engine.session(), prompt, Sampler(), 16))
+    prefixes.feed(prompt[:cached])
+    for _ in range(2):  # each answer has a drafter of its own, and all share the runner
+        own = drafter_of(runner)
+        own.unlikely = 0.0
+        drafter = Recording(own)
+        speculator = Speculator([drafter], STEPS)
+        fed = prefixes.feed(prompt, watch=watches(engine.plan, [drafter]))
+        assert fed.cached >= 16
+        speculator.begin(fed.session, prompt)
+        said = list(extend(fed.session, fed.logits, Sampler(), 16, (), speculator))
+        assert said == expected
+        features = features_of(engine, [*prompt, *expected][:-1])[fed.cached :]
+        assert len(drafter.said) >= 4
+        for text, most, draft in drafter.said:
+            seen = text[fed.cached :]
+            known = features[: len(seen) - 1]
+            likely = list(rollout(head, known, seen, engine.tables.embedding))
+            assert list(paths_of(draft)) == (likely[:most] if len(known) else []), text
 
 
 @pytest.fixture(scope="module")

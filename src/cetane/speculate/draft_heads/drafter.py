@@ -43,6 +43,8 @@ class DraftHeadDrafter(Drafter):
         self.runner = runner
         self.unlikely, self.times = UNLIKELY, runner.times
         self.taps: Taps | None = None
+        self.base = 0
+        """The tokens before the first that it sees: a server's session may hold them already."""
 
     def watch(self, plan: Plan) -> Watch:
         self.taps = Taps(plan, self.runner.draft_head.manifest.taps)
@@ -54,6 +56,8 @@ class DraftHeadDrafter(Drafter):
                 f"the {self.name} draft head does not see the hidden states of this session",
                 "open the session with Speculator.session",
             )
+        if session is not self.session:
+            self.base = self.taps.taken = session.position - self.taps.waiting
         super().begin(session, tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -139,7 +143,7 @@ class Eagle3Drafter(DraftHeadDrafter):
         self.take()
         if self.unread > 1:
             features = np.concatenate(self.waiting)
-            after = self.tokens[self.runner.done + 1 :][: len(features) - 1]
+            after = self.after(len(features) - 1)
             self.runner.read(features[:-1], after)
             self.waiting = [features[-1:]]
 
@@ -150,12 +154,17 @@ class Eagle3Drafter(DraftHeadDrafter):
 
     def propose(self, most: int) -> Draft:
         self.take()
-        runner, features = self.runner, np.concatenate(self.waiting)
-        after = self.tokens[runner.done + 1 : runner.done + 1 + len(features)]
+        features = np.concatenate(self.waiting)
+        after = self.after(len(features))
         if not len(features) or len(after) < len(features):
             return NO_DRAFT
         self.waiting = []
         return self.likely(self.rows(features, after), most)
+
+    def after(self, count: int) -> list[int]:
+        """The tokens after the next `count` that it will follow, if they are known."""
+        start = self.base + self.runner.done + 1
+        return self.tokens[start : start + count]
 
     def rows(self, features: Array, after: Sequence[int]) -> Iterator[Array]:
         """Logits after the accepted tokens, then after each of its own best tokens: as many rows as
@@ -170,5 +179,9 @@ class Eagle3Drafter(DraftHeadDrafter):
 
 def open_drafter(draft_head: DraftHead, bundle: Bundle, backend: Backend) -> DraftHeadDrafter:
     """The drafter of a bundle's draft head; `backend` opens its shard."""
-    runner = open_runner(draft_head, bundle, backend)
+    return drafter_of(open_runner(draft_head, bundle, backend))
+
+
+def drafter_of(runner: MedusaRunner | Eagle3Runner) -> DraftHeadDrafter:
+    """A drafter for one sequence. A runner serves one at a time."""
     return MedusaDrafter(runner) if isinstance(runner, MedusaRunner) else Eagle3Drafter(runner)

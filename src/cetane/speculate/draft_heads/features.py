@@ -43,12 +43,17 @@ class Taps:
         self.hidden, self.shards = plan.hidden, shards
         self.rows: dict[str, list[Array]] = {shard: [] for shard in shards}
         self.taken = 0
-        """The number of positions taken so far."""
+        """The position up to which they are taken."""
 
     def see(self, step: Step | Route, name: str, value: Array, valid: int) -> None:
         """Keep an output, if it is a hidden state of one of the shards."""
         if name == HIDDEN and step.shard in self.rows:
             self.rows[step.shard].append(columns(value)[:, :valid].T.astype(np.float32))
+
+    @property
+    def waiting(self) -> int:
+        """The positions that were computed, and not taken yet."""
+        return sum(map(len, self.rows[self.shards[0]]))
 
     @property
     def width(self) -> int:
