@@ -21,7 +21,7 @@ from cetane.mil.program import (
     Precision,
     StoredConstant,
 )
-from cetane.mil.shapes import RULES, KnownOp, result_shapes
+from cetane.mil.shapes import READ_TENSORS, RULES, KnownOp, result_shapes
 from cetane.mil.storage import from_numpy, to_dtype
 
 Environment = dict[str, Any]  # tensors and state cells by name
@@ -211,7 +211,8 @@ class _Binder:
 
         None if all shapes and parameters are known: then the check of the program has done it.
         """
-        plain = [n for n, form in implementation.forms.items() if form == "plain"]
+        read = READ_TENSORS.get(op.kind, ())
+        plain = [n for n, form in implementation.forms.items() if form == "plain" or n in read]
         late = (a for n in plain for a in op.inputs.get(n, ()) if isinstance(a, str))
         static = all(v.type is not None and v.type.static_shape is not None for v in op.outputs)
         if op.kind not in RULES or (static and known.keys() >= set(late)):

@@ -65,6 +65,8 @@ class KnownOp:
 
 Rule = Callable[[KnownOp], Shapes]
 RULES: dict[str, Rule] = {}
+READ_TENSORS = {"range_1d": ("start", "end", "step")}
+"""Tensors of an op whose values, not only their shapes, say how large its results are."""
 
 
 def rule(*kinds: str) -> Callable[[Rule], Rule]:
@@ -165,11 +167,18 @@ def _select(given: KnownOp) -> Shapes:
     return [broadcast(*(given.shape(name) for name in ("cond", "a", "b")))]
 
 
+def with_kept(wanted: Sequence[int], x: Sequence[int]) -> list[int]:
+    """The sizes of a reshape of `x`. 0 keeps a size, counted from the last axis; beyond the first
+    axis it means 1. Before iOS 17 a 0 needs shapes of equal length, so counting from the first axis
+    gives the same."""
+    kept = [1] * len(wanted) + list(x)
+    return [size or kept[at - len(wanted)] for at, size in enumerate(wanted)]
+
+
 @rule("reshape")
 def _reshape(given: KnownOp) -> Shapes:
     x, wanted = given.shape(), given.values("shape")
-    kept = ([1] * len(wanted) + list(x))[-len(wanted) :] if wanted else []
-    sizes = [size or before for size, before in zip(wanted, kept, strict=True)]
+    sizes = with_kept(wanted, x)
     if sizes.count(-1) == 1:
         rest = -math.prod(sizes)
         if rest <= 0 or math.prod(x) % rest:
@@ -200,7 +209,8 @@ def _expand_dims(given: KnownOp) -> Shapes:
 @rule("squeeze")
 def _squeeze(given: KnownOp) -> Shapes:
     x = given.shape()
-    axes = given.value("axes") or [axis for axis, size in enumerate(x) if size == 1]
+    axes = given.value("axes")
+    axes = range(len(x)) if axes is None else axes
     gone = {axis_of(axis, len(x)) for axis in axes}
     return [tuple(size for axis, size in enumerate(x) if axis not in gone or size != 1)]
 

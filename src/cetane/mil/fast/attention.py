@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -98,11 +99,13 @@ def attention(context: Context, op: Op) -> list[Op] | None:
         matmul(softmax(add(matmul(rows, keys), mask)), values^T)
         ->  attention(rows, keys, values, mask)
 
-    Scores may be bounded, `mul(tanh(mul(scores, 1 / cap)), cap)`. Weights may have a factor of two,
+    Scores may be bounded, `mul(tanh(mul(scores, 1 / cap)), cap)`. What a rounded 1 / cap is off
+    becomes a factor of the rows. Weights may have a factor of two,
     which is exact. Keys that are joined from a past and new columns stay apart. A column of scores
     that is cut off after the softmax is a sink.
     """
-    if op.kind != "matmul" or not context.plain(op, "transpose_y"):
+    turned = [context.plain(op, f"transpose_{name}") for name in "xy"]
+    if op.kind != "matmul" or turned[0] or not turned[1]:
         return None
     weights, factor = scaled(context, op.inputs["x"][0])
     softmax = context.producer(weights, "softmax")
@@ -121,19 +124,21 @@ def attention(context: Context, op: Op) -> list[Op] | None:
         return None
     operands = _masked_product(context, scores)
     (values,), result = op.inputs["y"], op.outputs[0].type
-    if operands is None or result is None or len(context.shape(values)) != 4:
+    if operands is None or result is None:
         return None
-    inputs: dict[str, tuple[Argument, ...]] = {**operands, "values": _parts(context, values)}
-    if len(inputs["values"]) != len(inputs["keys"]):
-        return None
+    inputs, stretch = operands
+    inputs["values"] = _parts(context, values)
     if sink is not None:
         inputs["sinks"] = (sink,)
+    if not _fits(context, inputs):
+        return None
     if any(not isinstance(a, str) or a in context.constants for n in inputs if n != "cap"
            for a in inputs[n]):  # fmt: skip
         return None
     name = op.outputs[0].name
     mixed = f"{name}:mixed" if factor != 1 else name
     ops = [
+        *_stretched(context, inputs, stretch, name),
         *_shown(context, inputs, name),
         Op(ATTENTION, op.name, inputs, (NamedValue(mixed, result),)),
     ]
@@ -143,39 +148,69 @@ def attention(context: Context, op: Op) -> list[Op] | None:
     return ops
 
 
-def _masked_product(context: Context, scores: Argument) -> dict[str, tuple[Argument, ...]] | None:
-    """Rows, keys, mask and bound of `add(matmul(rows, keys), mask)`; None for anything else."""
+def _masked_product(
+    context: Context, scores: Argument
+) -> tuple[dict[str, tuple[Argument, ...]], float] | None:
+    """Rows, keys, mask and bound of `add(matmul(rows, keys), mask)`, and the factor of the rows;
+    None for anything else."""
     total = context.producer(scores, "add")
     if total is None:
         return None
     for product, mask in (("x", "y"), ("y", "x")):
-        bounded, cap = _bounded(context, total.inputs[product][0])
+        bounded, cap, stretch = _bounded(context, total.inputs[product][0])
         matmul = context.producer(bounded, "matmul")
         if matmul is None or any(context.plain(matmul, f"transpose_{n}") for n in "xy"):
             continue
         (rows,), (keys,) = matmul.inputs["x"], matmul.inputs["y"]
-        operands = rows, keys, total.inputs[mask][0]
-        shapes = [context.shape(value) for value in operands]
-        if any(len(shape) != 4 or shape[0] != 1 for shape in shapes):
-            continue
-        if shapes[0][1] != shapes[1][1] or shapes[1][3] != shapes[2][3]:
-            continue
+        if context.shape(keys)[-1:] != context.shape(total.inputs[mask][0])[-1:]:
+            continue  # a mask that is repeated along keys
         given: dict[str, tuple[Argument, ...]] = {"rows": (rows,), "keys": _parts(context, keys)}
         number = constant(np.array(cap, np.float32), "fp32")
-        return given | {"mask": total.inputs[mask], "cap": (number,)}
+        return given | {"mask": total.inputs[mask], "cap": (number,)}, stretch
     return None
 
 
-def _bounded(context: Context, value: Argument) -> tuple[Argument, float]:
-    """x and the cap of `mul(tanh(mul(x, 1 / cap)), cap)`; the value and 0 of anything else."""
+def _fits(context: Context, inputs: Mapping[str, tuple[Argument, ...]]) -> bool:
+    """Whether operands have the sizes of `attend.AttentionStage`, which its loops do not check."""
+    shapes = {name: [context.shape(value) for value in given]
+              for name, given in inputs.items() if name != "cap"}  # fmt: skip
+    if any(len(shape) != 4 or shape[0] != 1 for given in shapes.values() for shape in given):
+        return False
+    (rows,), (mask,), keys, values = (shapes[name] for name in ("rows", "mask", "keys", "values"))
+    _, heads, count, width = rows
+    return (
+        all(shape[1:3] == (heads, width) for shape in keys)
+        and all(shape[1] == heads for shape in values)
+        and len({shape[2] for shape in values}) == 1
+        and [shape[3] for shape in keys] == [shape[3] for shape in values]
+        and mask[1] in (1, heads)
+        and mask[2] in (1, count)
+        and all(s[1] in (1, heads) and s[2] in (1, count) and s[3] == 1
+                for s in shapes.get("sinks", ()))
+    )  # fmt: skip
+
+
+def _bounded(context: Context, value: Argument) -> tuple[Argument, float, float]:
+    """x, the cap and the product of both factors of `mul(tanh(mul(x, 1 / cap)), cap)`; the value, 0
+    and 1 of anything else."""
     outer, cap = scaled(context, value)
     tanh = context.producer(outer, "tanh")
-    if tanh is None:
-        return value, 0.0
+    if tanh is None or cap <= 0:
+        return value, 0.0, 1.0
     inner, divisor = scaled(context, tanh.inputs["x"][0])
-    if not math.isclose(cap * divisor, 1, rel_tol=1e-3):
-        return value, 0.0
-    return inner, cap
+    return inner, cap, cap * divisor
+
+
+def _stretched(
+    context: Context, inputs: dict[str, tuple[Argument, ...]], factor: float, name: str
+) -> list[Op]:
+    """An op that multiplies the rows. Changes the inputs."""
+    (rows,), number = inputs["rows"], np.array(factor, np.float32)
+    if number == 1:
+        return []
+    inputs["rows"] = (f"{name}:rows",)
+    type_ = context.type(rows)
+    return [made("mul", f"{name}:rows", type_, x=rows, y=constant(number, type_.dtype))]
 
 
 def _is_last(context: Context, op: Op) -> bool:

@@ -47,7 +47,8 @@ def narrower(program: Program) -> dict[str, MilFunction]:
 
 
 def _narrower(program: Program, wide: MilFunction) -> dict[str, MilFunction]:
-    for few, other in sorted(_narrow_ones(program, wide).items(), reverse=True):
+    ones = _narrow_ones(program, wide)
+    for few, other in sorted(ones, key=lambda one: one[0], reverse=True):
         many = tokens_of(other, wide)[1]
         counts = [count for count in NARROW if few < count < many <= WIDEST]
         with suppress(ValueError, CetaneError):
@@ -55,12 +56,13 @@ def _narrower(program: Program, wide: MilFunction) -> dict[str, MilFunction]:
     return {}
 
 
-def _narrow_ones(program: Program, wide: MilFunction) -> dict[int, MilFunction]:
-    """Functions that may be `wide` for fewer tokens, by their number of these."""
-    found: dict[int, MilFunction] = {}
+def _narrow_ones(program: Program, wide: MilFunction) -> list[tuple[int, MilFunction]]:
+    """Functions that may be `wide` for fewer tokens, with their number of these. Some may be an
+    adapter's, which has other weights."""
+    found = []
     for other in program.functions.values():
         with suppress(ValueError):
-            found.setdefault(tokens_of(other, wide)[0], other)
+            found.append((tokens_of(other, wide)[0], other))
     return found
 
 

@@ -25,7 +25,7 @@ class FastProgram:
     """The functions of a loaded package, compiled when they are first asked for.
 
     Everything is computed in float32. With `pack`, functions become tapes, which read weights as
-    they are stored; palettes of more than 4 bits are rounded to 8, one scale for 32 elements. All
+    they are stored, or in the form nearest to it (`tape.weights`). All
     other functions become graphs of onnxruntime. Those that differ only in sizes share one session,
     and so their weights.
     """
@@ -45,13 +45,13 @@ class FastProgram:
 
     def shared(self, name: str) -> SharedModel | TapeModel:
         """The model that a function shares with others. Raises as `function`."""
+        if self._pack and name in self._tapes.tapes:  # those for fewer tokens are there alone
+            return self._tapes
         if name not in self.program.functions:
             raise CetaneError(
                 f"{self.program.path} has no function {name!r}",
                 hint=f"its functions are {listed(self.program.functions)}",
             )
-        if self._pack and name in self._tapes.tapes:
-            return self._tapes
         for shared in self._shared:
             if name in shared.signatures:
                 return shared

@@ -129,6 +129,8 @@ def cast(x: Tensor, dtype: str) -> Tensor:
         low, high = x < limits.min, x >= float(limits.max)
         fits = x.masked_fill(low | high | x.isnan(), 0).to(held)
         return fits.masked_fill(low, limits.min).masked_fill(high, limits.max)
+    if whole in (np.uint16, np.uint32):  # held in wider integers
+        x = x.to(held) & np.iinfo(whole).max
     return x.to(held)
 
 

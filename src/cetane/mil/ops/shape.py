@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from cetane.mil.ops.registry import Tensors, op
+from cetane.mil.shapes import with_kept
 
 
 @op("identity")
@@ -18,11 +19,8 @@ def shape(x: Tensor) -> Tensor:
 
 @op("reshape")
 def reshape(x: Tensor, shape: list[int]) -> Tensor:
-    """-1 takes the remaining elements. 0 keeps a dimension, counted from the last axis; beyond the
-    first axis it means 1. Before iOS 17 a 0 needs shapes of equal length, so counting from the
-    first axis gives the same."""
-    sizes = [1] * len(shape) + list(x.shape)
-    return x.reshape([size or kept for size, kept in zip(shape, sizes[-len(shape) :], strict=True)])
+    """-1 takes the remaining elements; `with_kept` tells of 0."""
+    return x.reshape(with_kept(shape, x.shape))
 
 
 @op("reshape_like")

@@ -75,7 +75,7 @@ def _slices(
 def slice_by_size(x: Tensor, begin: list[int], size: list[int]) -> Tensor:
     """A size of -1 takes all elements up to the end."""
     for axis, (start, count) in enumerate(zip(begin, size, strict=True)):
-        start %= x.shape[axis]
+        start += x.shape[axis] if start < 0 else 0
         x = x.narrow(axis, start, x.shape[axis] - start if count == -1 else count)
     return x
 

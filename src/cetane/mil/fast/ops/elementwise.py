@@ -96,9 +96,8 @@ def real_div(g: OnnxGraph, x: Tensor, y: Tensor) -> str:
 
 @translates("floor_div")
 def floor_div(g: OnnxGraph, x: Tensor, y: Tensor) -> str:
-    if x.is_float:
-        return g("Floor", g("Div", x, y))
-    return g("Div", g("Sub", x, g("Mod", x, y)), y)
+    quotient = g("Div", g("Sub", x, mod(g, x, y)), y)
+    return g("Round", quotient) if x.is_float else quotient
 
 
 @translates("mod")
@@ -136,10 +135,18 @@ def threshold(g: OnnxGraph, x: Tensor, alpha: float) -> str:
     return g("Max", x, g.like(alpha, x))
 
 
+def _within(g: OnnxGraph, x: Tensor, dtype: str) -> str:
+    """Floats at the nearest limit of an integer's type, and 0 for NaN, as the reference does."""
+    limits = np.iinfo(dtype)
+    known = g("Where", g("IsNaN", x), g.floats(0), x)
+    return g("Clip", known, g.floats(limits.min), g.floats(limits.max))
+
+
 @translates("cast")
 def cast(g: OnnxGraph, x: Tensor, dtype: str) -> str:
     if dtype in _INTEGERS:
-        return g.cast(g("Cast", x, to=_INTEGERS[dtype]), dtype)
+        narrow = g("Cast", _within(g, x, dtype) if x.is_float else x, to=_INTEGERS[dtype])
+        return g.cast(narrow, dtype)
     return g.cast(x, dtype)
 
 

@@ -1,9 +1,11 @@
 """Ops that move elements without changing them."""
 
+from cetane.errors import CetaneError
 from cetane.mil.fast.onnx_graph import OnnxGraph, Tensor
 from cetane.mil.fast.ops.slicing import FIRST, LAST
 from cetane.mil.fast.registry import Ints, Tensors, translates
 from cetane.mil.program import SizeRange
+from cetane.mil.shapes import with_kept
 
 
 @translates("identity")
@@ -18,7 +20,12 @@ def shape(g: OnnxGraph, x: Tensor) -> str:
 
 @translates("reshape")
 def reshape(g: OnnxGraph, x: Tensor, shape: Ints) -> str:
-    """As in ONNX: 0 keeps a dimension, -1 takes the remaining elements."""
+    """-1 takes the remaining elements. ONNX counts the axes of 0 from the first."""
+    if isinstance(shape, list) and 0 in shape:
+        sizes = [size for size in x.shape if isinstance(size, int)]
+        if len(sizes) < x.rank:
+            raise CetaneError("a size that is kept must be fixed")
+        shape = with_kept(shape, sizes)
     return g("Reshape", x, g.indices(shape))
 
 

@@ -20,6 +20,12 @@ ARENA, WEIGHTS, RUNS_AT, FIRST = range(4)
 """Bases: the arena, the weights, the runs of keys (int64); then inputs, states and outputs."""
 AXES = 4
 """Axes of an instruction, after those that lie together are joined."""
+MOST_AXES = 6
+"""Axes of a tensor of which a part is written."""
+LARGEST = 1 << 23
+"""The largest integer that a tape is given."""
+EXACT = 1 << 24
+"""The largest integer up to which float32 holds all."""
 SHORT = 16
 """Elements of a line that is worth another order of axes."""
 WIDTH = 56

@@ -14,13 +14,12 @@ from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
 from cetane.mil.fast.arrays import HELD_AS, held
 from cetane.mil.fast.functions import FastFunction
-from cetane.mil.fast.tape.code import Tape
+from cetane.mil.fast.tape.code import LARGEST, Tape
 from cetane.mil.program import Signature
 from cetane.threads import available
 
 SMALLEST = 1 << 20
 """The multiplications of a tape from which threads share it."""
-LARGEST = 1 << 23
 """The largest integer of an input: float32 holds the sum of two."""
 _sharing = False
 _free = threading.Lock()
@@ -103,7 +102,7 @@ class TapeStage:
 
 def _floats(array: Array) -> Array:
     """An input as float32. Raises CetaneError for integers that it does not hold."""
-    if array.dtype.kind == "i" and array.size and np.abs(array).max() > LARGEST:
+    if array.dtype.kind in "iu" and array.size and np.abs(array).max() > LARGEST:
         raise CetaneError(f"an integer is larger than {LARGEST}")
     return np.ascontiguousarray(array, np.float32)
 

@@ -17,6 +17,7 @@ from cetane.mil.fast.kernels import HIDDEN, attend
 from cetane.mil.fast.tape.code import (
     AXES,
     FIRST,
+    MOST_AXES,
     NUMBERS,
     RUNS_AT,
     WEIGHTS,
@@ -356,7 +357,7 @@ def _update(row, bases):  # type: ignore[no-untyped-def]
     After the places: the axes, and for each its size, the update's size, and whether its position
     counts."""
     axes = row[MORE]
-    start, last = np.zeros(6, np.int64), np.zeros(6, np.int64)
+    start, last = np.zeros(MOST_AXES, np.int64), np.zeros(MOST_AXES, np.int64)
     given = _line(_address(row, bases, 2), axes)
     count = 1
     for axis in range(axes):

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 from cetane.mil.fast.context import ATTENTION, PACKED_LINEAR, RMS_NORM, VIEW, WIDENED
 from cetane.mil.fast.emit import BLOCK
-from cetane.mil.fast.tape.code import Binary, Code, Place, Reduction, Unary
+from cetane.mil.fast.tape.code import MOST_AXES, Binary, Code, Place, Reduction, Unary
 from cetane.mil.fast.tape.writer import SHARED, Unsupported, Writer
 from cetane.mil.implementation import Implementations
 from cetane.mil.program import Argument
+from cetane.mil.shapes import with_kept
 
 SPANS = 2
 """Runs of elements from which a gather is no list of copies: halves that change places are two."""
@@ -39,7 +40,7 @@ def identity(w: Writer, x: Place) -> Place:
 
 @enters("reshape")
 def reshape(w: Writer, x: Place, shape: list[int]) -> Place:
-    sizes = [x.shape[axis] if size == 0 else size for axis, size in enumerate(shape)]
+    sizes = with_kept(shape, x.shape)
     rest = math.prod(size for size in sizes if size != -1)
     return reshaped(w, x, [x.size // rest if size == -1 else size for size in sizes])
 
@@ -107,7 +108,10 @@ def slice_by_index(
         first = None if begin_mask and begin_mask[axis] else begin[axis]
         last = None if end_mask and end_mask[axis] else end[axis]
         if squeeze_mask and squeeze_mask[axis]:
-            offset += (begin[axis] % size) * x.strides[axis]
+            first = first or 0
+            if not -size <= first < size:
+                raise Unsupported(f"an index beyond the end of an axis of {size}")
+            offset += first % size * x.strides[axis]
             continue
         taken = range(size)[first:last:step]
         if not taken:
@@ -186,6 +190,8 @@ def slice_update(
     """The shape of the update gives the end of the slice."""
     if any(step != 1 for step in stride or ()) or any(squeeze_mask or ()):
         raise Unsupported("an update with steps")
+    if len(update.shape) > MOST_AXES:
+        raise Unsupported(f"an update along more than {MOST_AXES} axes")
     result, update = w.own(x), w.whole(update)
     more = [len(result.shape)]
     for axis, (size, own) in enumerate(zip(result.shape, update.shape, strict=True)):
@@ -196,6 +202,8 @@ def slice_update(
 def part(x: Place, axis: int, start: int, size: int) -> Place:
     """`start : start + size` of one axis."""
     axis %= len(x.shape)
+    if not 0 <= start <= start + size <= x.shape[axis]:
+        raise Unsupported(f"a part beyond the end of an axis of {x.shape[axis]}")
     shape = [*x.shape[:axis], size, *x.shape[axis + 1 :]]
     return x.at(start * x.strides[axis], shape, x.strides)
 
@@ -286,6 +294,7 @@ def widened(w: Writer, x: Place, scales: Place, mask: Place | None = None) -> Pl
     if not x.narrow or len(x.shape) != 4 or x.shape[0] != 1 or not x.contiguous:
         raise Unsupported("scales of other numbers")
     _, heads, width, slots = x.shape
+    scales = scales.broadcast((1, heads, 1, slots))
     runs = -1
     if mask is not None:
         mask = w.whole(mask)

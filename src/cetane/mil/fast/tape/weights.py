@@ -62,7 +62,7 @@ class Rows:
 def rows_of(constants: Constants, weight: Argument) -> Rows:
     """A constant weight `(N, K, ...)` as rows."""
     op = constants.producer(weight)
-    if op is not None and op.kind == "concat":
+    if op is not None and op.kind == "concat" and _below_each_other(constants, op):
         return _joined(constants, op)
     if op is not None and op.kind == _LINEAR:
         linear = _linear(constants, op)
@@ -75,6 +75,9 @@ def rows_of(constants: Constants, weight: Argument) -> Rows:
 def _linear(constants: Constants, op: Op) -> Rows | None:
     """A linear weight with a scale for each row or for blocks of inputs, in int8 if that holds its
     steps from zero; None for other forms of scales."""
+    whole = constants.array(op.inputs["offset"][0]) if "offset" in op.inputs else None
+    if whole is not None and whole.dtype.kind == "f":
+        return None
     data = _matrix(constants.array(op.inputs["data"][0])).astype(np.int16)
     scale = constants.array(op.inputs["scale"][0]).astype(np.float32)
     rows, columns = data.shape
@@ -82,8 +85,8 @@ def _linear(constants: Constants, op: Op) -> Rows | None:
         return None
     scale = scale.reshape(rows, -1)
     blocks = scale.shape[1]
-    if "offset" in op.inputs:
-        zero = constants.array(op.inputs["offset"][0]).astype(np.int16).reshape(rows, blocks)
+    if whole is not None:
+        zero = np.broadcast_to(whole.astype(np.int16).reshape(rows, -1), (rows, blocks))
         data = data - np.repeat(zero, columns // blocks, axis=1)
     narrow = data.min() >= -128 and data.max() <= 127
     if not narrow or (blocks > 1 and columns // blocks % BLOCK):
@@ -100,10 +103,12 @@ def _linear(constants: Constants, op: Op) -> Rows | None:
 
 def _palettes(constants: Constants, op: Op) -> Rows | None:
     """Palettes of up to 6 bits, each of some rows; None for others."""
+    if "shape" in op.inputs:  # the op of iOS 16
+        return None
     table = constants.array(op.inputs["lut"][0])
     entries, width = table.shape[-2:]
     form = next((f for f in ENTRIES if f in READABLE and entries <= ENTRIES[f]), None)
-    if form is None or "shape" in op.inputs or width != 1:
+    if form is None or width != 1:
         return None
     groups, *others = table.shape[:-2]
     indices = _matrix(constants.array(op.inputs["indices"][0]))
@@ -189,6 +194,14 @@ def _floats(values: Array) -> Rows:
         form, kept = Form.FLOATS, values.astype(np.float32)
     data = np.ascontiguousarray(_in_blocks(kept)).view(np.uint8)
     return Rows(form, data, np.ones(len(values), np.float32), _NONE, np.empty(0, np.int32))
+
+
+def _below_each_other(constants: Constants, op: Op) -> bool:
+    """Whether a concat adds rows to a weight."""
+    plain = {name: constants.plain(op.inputs[name][0]) for name in ("axis", "interleave")
+             if name in op.inputs}  # fmt: skip
+    rank = len(constants.type(op.inputs["values"][0]).shape)
+    return plain["axis"] % rank == 0 and not plain.get("interleave")
 
 
 def _joined(constants: Constants, op: Op) -> Rows:

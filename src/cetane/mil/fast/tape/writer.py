@@ -11,10 +11,13 @@ import numpy as np
 from cetane.errors import CetaneError
 from cetane.mil.constants import Constants
 from cetane.mil.dtypes import NUMPY
+from cetane.mil.fast.arrays import HELD_AS
 from cetane.mil.fast.context import VIEW
 from cetane.mil.fast.tape.code import (
     ARENA,
+    EXACT,
     FIRST,
+    LARGEST,
     RUNS_AT,
     WEIGHTS,
     Code,
@@ -28,7 +31,7 @@ from cetane.mil.fast.tape.code import (
 from cetane.mil.fast.tape.store import Store
 from cetane.mil.fast.translate import live_ops
 from cetane.mil.index import FunctionIndex
-from cetane.mil.program import Argument, MilFunction, Op
+from cetane.mil.program import Argument, MilFunction, Op, TensorType
 
 SHARED = 1 << 12
 """The elements from which threads share an instruction: those of a product's inputs in a call of
@@ -37,11 +40,13 @@ ROWS_FIRST = 1 << 14
 """The elements of logits from which they lie row by row."""
 ALIASES = frozenset(
     ("reshape", "transpose", "slice_by_index", "split", "expand_dims", "squeeze", "identity", VIEW,
-     "read_state", "write_state")
+     "read_state", "write_state", "cast")
 )  # fmt: skip
 """Ops whose results may be parts of their operands."""
 ON_INTEGERS = ALIASES | {"concat", "gather", "add", "sub", "maximum", "minimum", "select"}
-"""Ops that may give integers: float32 holds their results, up to 2**24."""
+"""Ops that may give integers, as long as float32 holds their results."""
+NUMBERS_OF = ("x", "y", "a", "b", "values")
+"""The inputs of such ops whose numbers, or sums of them, are the result's."""
 
 
 class Unsupported(CetaneError):
@@ -73,6 +78,10 @@ class Writer:
         self._runs = 0
         self._once: dict[Hashable, Place] = {}
         self._after: dict[str, Place] = {}
+        self._bounds: dict[str, int] = {}
+        for type_ in (*function.inputs.values(), *function.outputs.values()):
+            if type_.dtype not in HELD_AS:
+                raise Unsupported(f"a tape holds no {type_.dtype}")
         base = FIRST
         for name, type_ in function.inputs.items():
             shape, narrow = _sizes(type_.static_shape, name), type_.dtype == "int8"
@@ -103,9 +112,10 @@ class Writer:
             elif op.kind == "write_state":
                 (state,), (data,) = op.inputs["input"], op.inputs["data"]
                 self._states[str(state)] = self.place(data)
-            elif op.kind not in INSTRUCTIONS or op.bodies or self._is_integer(op):
+            elif op.kind not in INSTRUCTIONS or op.bodies:
                 raise Unsupported(f"a tape has no {op.kind}")
             else:
+                self._check_integers(op)
                 result = INSTRUCTIONS[op.kind].call(self, **self._arguments(op))
                 places = result if isinstance(result, tuple) else (result,)
                 for place, value in zip(places, op.outputs, strict=True):
@@ -128,12 +138,25 @@ class Writer:
                 self.copy(self._states[name], target)
         return replace(tape_of(self._instructions, self._blocks, self._runs), turned=tuple(turned))
 
-    def _is_integer(self, op: Op) -> bool:
-        """Whether an op computes integers that float32 may not hold."""
-        types = [value.type.dtype for value in op.outputs if value.type is not None]
-        return op.kind not in ON_INTEGERS and any(
-            np.dtype(NUMPY[dtype]).kind in "iu" for dtype in types
-        )
+    def _check_integers(self, op: Op) -> None:
+        """Raise Unsupported for an op that computes integers that float32 may not hold."""
+        whole = [value.name for value in op.outputs if value.type and is_whole(value.type)]
+        if not whole:
+            return
+        if op.kind not in ON_INTEGERS:
+            raise Unsupported(f"a tape has no {op.kind} of integers")
+        given = [self._bound(a) for name in NUMBERS_OF for a in op.inputs.get(name, ())]
+        bound = sum(given) if op.kind in ("add", "sub") else max(given, default=LARGEST)
+        if bound > EXACT:
+            raise Unsupported(f"integers of {op.kind} may be larger than {EXACT}")
+        self._bounds |= dict.fromkeys(whole, bound)
+
+    def _bound(self, argument: Argument) -> int:
+        """The largest magnitude of an integer; what a call is given has at most `LARGEST`."""
+        if argument in self.constants:
+            numbers = self.constants.array(argument)
+            return int(np.abs(numbers.astype(np.int64)).max(initial=0))
+        return self._bounds.get(str(argument), LARGEST)
 
     def _arguments(self, op: Op) -> dict[str, Any]:
         from cetane.mil.fast.tape.ops import INSTRUCTIONS
@@ -287,7 +310,7 @@ class Writer:
             elif op.kind in ALIASES:
                 x = str(op.inputs["x"][0])
                 self._roots |= {value.name: self._roots.get(x, x) for value in op.outputs}
-        for name in self._function.body.outputs:
+        for name in (*self._function.body.outputs, *states.values()):
             last[self._roots.get(name, name)] = len(self._ops)
         return last
 
@@ -301,6 +324,11 @@ class Writer:
 
 def _whole(base: int, shape: tuple[int, ...]) -> Place:
     return Place(base, 0, shape, strides_of(shape))
+
+
+def is_whole(type_: TensorType) -> bool:
+    """Whether a tensor holds integers."""
+    return np.dtype(NUMPY[type_.dtype]).kind in "iu"
 
 
 def _sizes(shape: tuple[int, ...] | None, name: str) -> tuple[int, ...]:
