@@ -97,6 +97,9 @@ def agrees(
     lowering = Lowering(planner, checkpoint)
     for shard in planner.members:
         lowering.lower(shard, tmp_path / f"{shard}.mlpackage")
+        functions = load(tmp_path / f"{shard}.mlpackage").functions.values()
+        ops = {op.kind for function in functions for op in function.ops}
+        assert "inverse" not in ops, "it adds 1e-4 to what it divides by"
     tables, ids = host_tables(planner, checkpoint), tokens(288, LENGTH)
 
     def logits(precision: str, pieces: list[int]) -> np.ndarray:

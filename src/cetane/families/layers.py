@@ -563,7 +563,8 @@ def attend_in_blocks(
         weights = torch.exp(scores - top)
         total = weights.sum(-1, keepdim=True)
         factor = lift(part.stop - part.start)
-        mixed = mix(weights * (factor / total), v[..., part], factor)
+        # A number over a tensor becomes Core ML's inverse, which adds 1e-4 to the tensor.
+        mixed = mix(weights * factor / total, v[..., part], factor)
         if before is not None:
             highest = torch.maximum(top, before[0])
             old, new = before[1] * torch.exp(before[0] - highest), total * torch.exp(top - highest)
