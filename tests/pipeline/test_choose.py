@@ -1,5 +1,6 @@
 """What a recipe leaves to cetane: the smallest compression that is as good as it promises."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,28 @@ def test_the_smallest_that_holds_is_taken(checkpoint: Checkpoint, recipe: Recipe
     assert chosen.reasons.keys() == {"compression.default", "embedding.format"}
     assert "KL" in chosen.reasons["compression.default"]
     assert resolve_recipe(checkpoint, chosen) == chosen
+
+
+def test_weights_that_the_smallest_does_not_divide(
+    tiny_checkpoint_folder: Path, tmp_path: Path, recipe: Recipe
+) -> None:
+    """Heads of 20 channels: projections of 80 and 40 stay in int8, and the plan says so before."""
+    folder = tmp_path / "uneven"
+    shutil.copytree(tiny_checkpoint_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.head_dim = 20
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    checkpoint = open_checkpoint(folder)
+    assert Planner(checkpoint, recipe).plan().weight_bytes
+    chosen = resolve_recipe(checkpoint, recipe)
+    assert chosen.compression.default == SMALL
+    assert chosen.compression.names == {f"*.self_attn.{name}_proj.weight": LARGE for name in "kqv"}
+    assert f"{LARGE} for weights that it does not divide" in chosen.reasons["compression.default"]
+    assert size(checkpoint, recipe) == size(checkpoint, chosen)
+    with pytest.raises(CetaneError) as refused:
+        _ = make_request(folder, changes={"compression.default": SMALL}, context=256).planner
+    assert "palette6-kmeans-group16" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize("kl", [2e-3, 3.5e-4, 1e-9])

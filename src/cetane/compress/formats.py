@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast
 
 from cetane.errors import CetaneError
@@ -134,6 +134,10 @@ class Linear(Format):
         return (outputs, *inner)
 
 
+GROUPS = (64, 32, 16, 8)
+"""Sizes of groups that an ANE reads fast, the largest first."""
+
+
 @dataclass(frozen=True)
 class Palette(Format):
     """Indices into 2**bits fp16 values, one palette for each `group` output channels or for all.
@@ -187,10 +191,13 @@ class Palette(Format):
                 "give this weight another format",
             )
         if self.group is not None and shape[0] % self.group:
+            found = next((size for size in GROUPS if not shape[0] % size), None)
+            one = replace(self, group=found).name
             raise CetaneError(
                 f"{name} has shape {shape}: {self.name} cannot divide its {shape[0]} output "
                 f"channels into groups of {self.group}",
-                "choose a group size that divides them, or give this weight another format",
+                f"{one} divides them: --set compression.default={one}, or give this weight another "
+                "format in compression.names",
             )
 
     def encode(self, weight: Weight, sensitivity: Sensitivity | None = None) -> Palettized:

@@ -42,9 +42,9 @@ AS_GPTQ = SecondOrder()
 FormatName = Annotated[str, AfterValidator(_known_format)]
 UNFITTED: dict[str, Any] = {"method": "plain", "mix_to": None, "text": None, "fitted": None}
 """Fields of a selection whose constants need only the weights."""
-AUTO, SMALLEST = "auto", "palette6-kmeans-group32"
-"""A default that a port chooses by what its recipe promises; and what stands for it until then, the
-smallest format that a port tries."""
+AUTO, SMALLEST, NEXT = "auto", "palette6-kmeans-group32", "int8-per-channel"
+"""A default that a port chooses by what its recipe promises; and what it tries, the smallest first.
+The smallest stands for `auto` until then."""
 
 
 class Selection(Data):

@@ -5,18 +5,20 @@ gate's own checks. The first that holds what the recipe promises, with a margin,
 mix of palettes that a recipe of few bits may have (`compression.mix_to`).
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from functools import cached_property
 from importlib import resources
 from itertools import product
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from cetane.checkpoint import Checkpoint
 from cetane.compress import AUTO, Palette, Selection, parse_format
-from cetane.compress.select import UNFITTED
+from cetane.compress.select import NEXT, SMALLEST, UNFITTED
 from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import Progress, read_json, silent, write_json
@@ -29,6 +31,7 @@ from cetane.pipeline.calibration import resolve_fitted, resolve_scale
 from cetane.pipeline.mixed_parts import Mix, MixedPart, best_mix, named, parts_of
 from cetane.planner import Planner
 from cetane.planner.encoding import can_be_fitted
+from cetane.planner.weights import format_of
 from cetane.schema.manifest import producers
 from cetane.schema.recipe import Recipe, decided, override, value_of
 from cetane.store import kept as store
@@ -37,7 +40,7 @@ from cetane.validation import Data, validated
 
 Kept = TypeVar("Kept", bound=Data)
 
-SMALL, LARGE = "palette6-kmeans-group32", "int8-per-channel"
+SMALL, LARGE = SMALLEST, NEXT
 NEAREST, MIX = "fp16", "a mix of 6-bit palettes and int8"
 """What is tried for all weights, the smallest first; between the first two, a mix of them."""
 MARGIN = 0.8
@@ -199,7 +202,8 @@ class Bench:
         count = ask.positions if recipe.compression.mix_to is None else ask.most
         """Where few bits are near to the limit, little text decides nothing."""
         self.tokens = text_tokens(checkpoint.tokenizer, count, content)
-        self.refused: list[str] = []
+        self.refused: dict[str, str] = {}
+        """Why candidates do not hold the promise, by name."""
 
     @cached_property
     def model(self) -> Judge:
@@ -248,14 +252,34 @@ class Bench:
 
     def candidate(self, rows: str, default: str | None) -> Recipe:
         """The recipe with formats of the tables and of the weights that it leaves to cetane."""
-        values = {KEY: default} if default and self.recipe.compression.auto else {}
-        return override(self.recipe, {**values, "embedding.format": rows})
+        values: dict[str, Any] = {"embedding.format": rows}
+        if default and self.recipe.compression.auto:
+            values[KEY] = default
+            if default == SMALL and self.uneven:
+                values["compression.names"] = self.uneven | self.recipe.compression.names
+        return override(self.recipe, values)
+
+    @cached_property
+    def uneven(self) -> dict[str, str]:
+        """The larger format, by name, for weights that the smaller one does not divide."""
+        compression = self.recipe.compression
+        weights = [w for block in self.planner.blocks for _, w in block.weights() if w.kind]
+        odd = {w.name for w in weights if format_of(w, compression).name == LARGE
+               and compression.format_for(w.name, str(w.kind)).name == SMALL}  # fmt: skip
+        patterns = {name: re.sub(r"^.*?[.][0-9]+[.]", "*.", name) for name in odd}
+        matched = {one: {w.name for w in weights if fnmatchcase(w.name, one)}
+                   for one in set(patterns.values())}  # fmt: skip
+        return {(one if matched[one] <= odd else name): LARGE
+                for name, one in sorted(patterns.items())}  # fmt: skip
 
     def chosen(self, name: str, candidate: Recipe) -> Recipe:
         """A candidate with the reasons for what was chosen; gives the weights' memory back."""
-        said = f"{name}, {self.recipe.quality}: {self.judge(candidate)}"
-        if self.refused:
-            said += f"; smaller is not proven {self.recipe.quality}: {'; '.join(self.refused)}"
+        judgement, quality = self.judge(candidate), self.recipe.quality
+        said = f"{name}, {'' if judgement.passed else 'not '}{quality}: {judgement}"
+        if name == SMALL and self.uneven:
+            said += f"; {LARGE} for weights that it does not divide"
+        if smaller := [why for other, why in self.refused.items() if other != name]:
+            said += f"; smaller is not proven {quality}: {'; '.join(smaller)}"
         self.__dict__.pop("model", None)
         self.__dict__.pop("truth", None)
         chosen = [key for key in (KEY, ROWS) if value_of(self.recipe, key) == AUTO]
@@ -267,7 +291,7 @@ class Bench:
         """Whether a candidate holds what the recipe promises; notes it where it does not."""
         judgement = self.judge(candidate)
         if not judgement.passed:
-            self.refused.append(f"{name}: {judgement.missed}")
+            self.refused[name] = f"{name}: {judgement.missed}"
         return judgement.passed
 
     def judge(self, candidate: Recipe) -> Judgement:
@@ -307,7 +331,7 @@ class Bench:
         if not 0 < len(small) < len(groups):
             return {}
         others = [group for index, group in enumerate(groups) if index not in small]
-        return named(others, LARGE) | self.recipe.compression.names
+        return named(others, LARGE) | self.candidate(rows, SMALL).compression.names
 
     def mixes(self, rows: str) -> Iterator[tuple[str, Recipe]]:
         """Mixes in place of the recipe's uniform palettes, by name: one of hardly more bits, of as

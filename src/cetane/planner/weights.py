@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from cetane.checkpoint.lora import Lora
-from cetane.compress import Format, Fp16, Selection
+from cetane.compress import Format, Fp16, Selection, parse_format
+from cetane.compress.select import NEXT, SMALLEST
 from cetane.errors import CetaneError
 from cetane.families import Block, Model, Weight, Weights
 from cetane.schema.interface import Shape
@@ -28,8 +29,14 @@ def adapters_of(checkpoint: ModelSource) -> Mapping[str, Lora]:
 
 
 def format_of(weight: Weight, compression: Selection) -> Format:
-    """The format of a weight. Gains and biases stay in fp16."""
-    return compression.format_for(weight.name, weight.kind) if weight.kind else Fp16()
+    """The format of a weight. Gains and biases stay in fp16. What a port chooses, leaves weights
+    that the smallest format does not divide in the next one."""
+    if not weight.kind:
+        return Fp16()
+    form = compression.format_for(weight.name, weight.kind)
+    if compression.auto and form.name == SMALLEST and not form.fits(weight.shape):
+        return parse_format(NEXT)
+    return form
 
 
 def weight_bytes(blocks: Iterable[Block], compression: Selection) -> int:
