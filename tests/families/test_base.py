@@ -172,6 +172,8 @@ def test_unknown_architectures(kind: Any) -> None:
 def test_known_architectures() -> None:
     assert {"llama", "mistral", "qwen2", "qwen3"} <= families().keys()
 
+FULL = ["full_attention"] * 2
+
 
 @pytest.mark.parametrize(
     ("change", "named"),
@@ -198,6 +200,8 @@ def test_known_architectures() -> None:
         ({"hidden_act": "mish"}, "mish"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window = 0"),
         ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers"),
+        ({"model_type": "smollm3", "no_rope_layers": [1], "layer_types": FULL}, "has 1 entries"),
     ],
     ids=str,
 )

@@ -40,6 +40,11 @@ def test_models(kind: str, contract: str) -> None:
     assert_parity(model, recipe(contract, "chunks", slices=3), FEEDS, drafts=True)
 
 
+def test_a_key_that_qwen3_5_ignores() -> None:
+    model = build("qwen3_5_moe_text", **MODELS["qwen3_5_moe_text"], norm_topk_prob=False)
+    assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
+
+
 @pytest.mark.parametrize("order", ["c1t", "ct1"])
 def test_routed_experts_are_the_same_model(order: str) -> None:
     family = {"together": 2, "residual_scale": 2**-5}

@@ -33,7 +33,7 @@ MOST = {
 """The limits of sizes that become lists or modules, one item for each, when a config is read."""
 MOST_MODULES = 2**17
 """The limit of experts in all layers; DeepSeek-V3 has 2**14."""
-MALFORMED = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
+MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 """The errors that transformers raises for malformed configs."""
 
 

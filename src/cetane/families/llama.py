@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from cetane.errors import CetaneError
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Weight
 from cetane.families.blocks import PreNormBlock
@@ -132,11 +133,24 @@ def layer_kinds(config: LlamaConfig, scores: float | None = None) -> list[LayerK
     phi = config.model_type == "phi3"
     part = config.rope_parameters.get("partial_rotary_factor") if phi else None
     rotary = rotary_table(config, heads.dim, part=part)
-    turning = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
     return [
-        LayerKind(heads, rotary, window, turned=bool(turned))
-        for window, turned in zip(layer_windows(config), turning, strict=True)
+        LayerKind(heads, rotary, window, turned=turned)
+        for window, turned in zip(layer_windows(config), layer_turns(config), strict=True)
     ]
+
+
+def layer_turns(config: LlamaConfig) -> list[bool]:
+    """Whether every layer turns queries and keys. CetaneError if SmolLM3 does not say it of all."""
+    count = config.num_hidden_layers
+    if config.model_type != "smollm3":
+        return [True] * count
+    turns = [bool(turned) for turned in config.no_rope_layers[:count]]
+    if len(turns) < count:
+        raise CetaneError(
+            f"config.json of a smollm3 model is not valid: no_rope_layers has {len(turns)} entries, "
+            f"num_hidden_layers = {count}"
+        )
+    return turns
 
 
 def layer_windows(config: LlamaConfig) -> list[int | None]:

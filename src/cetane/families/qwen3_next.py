@@ -178,7 +178,7 @@ def mixture(config: Qwen3NextConfig, options: ExpertOptions) -> Mixture | None:
     """The experts of layers that have some; None if no layer has."""
     if config.model_type == "qwen3_5_text" or not config.num_experts:
         return None
-    normalised = getattr(config, "norm_topk_prob", True)
+    normalised = config.model_type != "qwen3_next" or config.norm_topk_prob
     inner = config.moe_intermediate_size
     return mixture_of(config, options, config.num_experts, inner, normalised)
 
