@@ -172,7 +172,11 @@ def test_unknown_architectures(kind: Any) -> None:
 def test_known_architectures() -> None:
     assert {"llama", "mistral", "qwen2", "qwen3"} <= families().keys()
 
+
 FULL = ["full_attention"] * 2
+SLIDING = ["sliding_attention", "full_attention"]
+CHUNKED = ["chunked_attention", "full_attention"]
+UNBOUND = "sliding_window = None, but some layers slide"
 
 
 @pytest.mark.parametrize(
@@ -200,8 +204,14 @@ FULL = ["full_attention"] * 2
         ({"hidden_act": "mish"}, "mish"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window = 0"),
         ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types"),
-        ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "not valid"),
         ({"model_type": "smollm3", "no_rope_layers": [1], "layer_types": FULL}, "has 1 entries"),
+        ({"model_type": "qwen2", "layer_types": SLIDING, "sliding_window": None}, UNBOUND),
+        ({"model_type": "olmo3", "layer_types": SLIDING, "sliding_window": None}, UNBOUND),
+        ({"model_type": "gpt_oss", "layer_types": SLIDING, "sliding_window": None}, UNBOUND),
+        ({"model_type": "gemma2", "layer_types": SLIDING, "sliding_window": None}, UNBOUND),
+        ({"model_type": "qwen2", "layer_types": CHUNKED}, "chunked_attention"),
+        ({"model_type": "olmo3", "layer_types": CHUNKED}, "chunked_attention"),
     ],
     ids=str,
 )

@@ -41,7 +41,7 @@ class GptOssConfig(DecoderConfig, Protocol):
     head_dim: int
     hidden_act: str
     attention_bias: bool
-    sliding_window: int
+    sliding_window: int | None
     layer_types: list[str]
     num_local_experts: int
     num_experts_per_tok: int
@@ -99,10 +99,8 @@ def author(config: GptOssConfig, options: ExpertOptions) -> Model:
     scale, size, bias = options.scale, config.hidden_size, config.attention_bias
     heads, norm = heads_of(config), Norms(config, scale)
     rotary = rotary_table(config, heads.dim)
-    names, form = (
-        kind_names(config.layer_types),
-        AttentionForm(qkv_bias=bias, out_bias=bias, sinks=True),
-    )
+    names = kind_names(config)
+    form = AttentionForm(qkv_bias=bias, out_bias=bias, sinks=True)
     windows = {"sliding": config.sliding_window, "full": None}
     kinds = {
         name: LayerKind(heads, rotary, windows[name], name=name, table=name)
