@@ -40,6 +40,12 @@ def test_models(kind: str, contract: str) -> None:
     assert_parity(model, recipe(contract, "chunks", slices=3), FEEDS, drafts=True)
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_another_activation(kind: str) -> None:
+    model = build(kind, **MODELS[kind], hidden_act="gelu")
+    assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
+
+
 def test_a_key_that_qwen3_5_ignores() -> None:
     model = build("qwen3_5_moe_text", **MODELS["qwen3_5_moe_text"], norm_topk_prob=False)
     assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})

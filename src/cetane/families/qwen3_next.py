@@ -126,16 +126,17 @@ def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
     with torch.device("meta"):
         for index, layer_type in enumerate(config.layer_types):
             attends, eps = layer_type == "full_attention", config.rms_norm_eps
+            act = config.hidden_act
             mixer: Mixer = (
                 Attention(size, eps, kind, form, scale)
                 if attends
-                else DeltaNet(size, delta, config.linear_conv_kernel_dim, eps, scale)
+                else DeltaNet(size, delta, config.linear_conv_kernel_dim, act, eps, scale)
             )
             names, mlp = PartNames(mixer="self_attn" if attends else "linear_attn"), None
             listed = config.model_type == "qwen3_next"  # Qwen3.5: experts in all layers or none
             dense = experts is None or (listed and is_dense(config, index))
             if dense:
-                mlp = MLP(size, config.intermediate_size, config.hidden_act, factor=scale)
+                mlp = MLP(size, config.intermediate_size, act, factor=scale)
             layers.append(
                 block := MixBlock(
                     index, norm(), mixer, norm() if dense else None, mlp, names, "mix"
@@ -144,7 +145,7 @@ def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
             block.together = together
             if not dense and experts is not None:
                 inner = config.shared_expert_intermediate_size
-                shared = SharedExpert(size, inner, config.hidden_act, scale, gated=True)
+                shared = SharedExpert(size, inner, act, scale, gated=True)
                 layers.append(MixtureBlock(experts, index, norm(), shared=shared))
     return decoder_model(
         config,
