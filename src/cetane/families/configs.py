@@ -14,11 +14,13 @@ SIZES = (
     "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
     "linear_num_value_heads", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank",
     "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts",
-    "intermediate_size_mlp", "attention_chunk_size", "floor_scale",
+    "intermediate_size_mlp", "attention_chunk_size", "floor_scale", "conv_L_cache",
 )  # fmt: skip
 
 LARGEST = 2**31
 """The limit of every size in a config; no model reaches it."""
+LARGEST_HEAD = 1 << 16
+"""The limit of an attention head's width, in channels, which is also the width of real tables."""
 LARGEST_NUMBERS = {
     "rope_theta": 1e12, "rope_local_base_freq": 1e12, "factor": 1e6, "rms_norm_eps": 1.0,
     "final_logit_softcapping": 1e6, "attn_logit_softcapping": 1e6, "clip_qkv": 1e6,
@@ -28,9 +30,10 @@ LARGEST_NUMBERS = {
 and logits change sign."""
 MOST = {
     "num_hidden_layers": 1024, "num_experts": 4096, "num_local_experts": 4096,
-    "n_routed_experts": 4096, "num_labels": 100_000,
+    "n_routed_experts": 4096, "num_labels": 100_000, "conv_L_cache": 128,
+    "linear_conv_kernel_dim": 128, "cca_time0": 128, "cca_time1": 128,
 }  # fmt: skip
-"""The limits of sizes that become lists or modules, one item for each, when a config is read."""
+"""The limits of sizes that become lists or modules, one item for each."""
 MOST_MODULES = 2**17
 """The limit of experts in all layers; DeepSeek-V3 has 2**14."""
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)

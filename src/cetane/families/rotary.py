@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from cetane.errors import CetaneError
+from cetane.families.configs import LARGEST_HEAD
 
 STATIC = ("default", "linear", "llama3", "yarn", "proportional")
 """The rope types whose frequencies do not depend on the length of the text."""
@@ -64,12 +65,15 @@ def rotary_table(
 
     `layer_type` chooses the parameters, if the config has some for each type of layer. `part` is
     the share of channels that turn, by default what the parameters say of a type of layers.
+    CetaneError for parameters that give no table, and for a head that no model has.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     parameters: Any = config.rope_parameters
     # transformers lets other values pass, and fails or computes NaN later.
     invalid = f"config.json of a {config.model_type} model is not valid"
+    if dim > LARGEST_HEAD:
+        raise CetaneError(f"{invalid}: a head has {dim} channels, more than {LARGEST_HEAD}")
     if layer_type is not None:
         parameters = parameters.get(layer_type)
         if not isinstance(parameters, dict):
