@@ -176,6 +176,25 @@ def test_known_architectures() -> None:
 FULL = ["full_attention"] * 2
 SLIDING = ["sliding_attention", "full_attention"]
 CHUNKED = ["chunked_attention", "full_attention"]
+
+
+def until(positions: Any) -> dict[str, Any]:
+    """A Ministral 3 whose late queries have a factor."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 1.0}
+    rope["original_max_position_embeddings"] = positions
+    return {"model_type": "ministral3", "rope_parameters": rope}
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "factor": 2.0,
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+}
+MSCALE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "mscale_all_dim": "a"}
+
+
 UNBOUND = "sliding_window = None, but some layers slide"
 
 
@@ -215,6 +234,24 @@ UNBOUND = "sliding_window = None, but some layers slide"
         ({"model_type": "lfm2", "conv_L_cache": 0}, "conv_L_cache = 0"),
         ({"model_type": "zaya", "cca_time0": 20_000}, "cca_time0 = 20000, more than"),
         ({"model_type": "qwen3_next", "linear_conv_kernel_dim": 20_000}, "20000, more than"),
+        (until(None), "original_max_position_embeddings = None"),
+        (until("b"), "original_max_position_embeddings = 'b'"),
+        (until(float("inf")), "original_max_position_embeddings = inf"),
+        (until(0), "original_max_position_embeddings = 0"),
+        ({"model_type": "zaya", "intermediate_size": "x"}, "intermediate_size = 'x'"),
+        ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling = 0"),
+        ({"model_type": "lfm2", "block_multiple_of": 0}, "division"),
+        ({"model_type": "lfm2", "block_ffn_dim_multiplier": 1e308}, "infinity"),
+        (
+            {"model_type": "deepseek_v2", "num_key_value_heads": 4, "rope_parameters": MSCALE},
+            "deepseek_v2 model is not valid",
+        ),
+        ({"model_type": "deepseek_v2", "num_key_value_heads": 4}, "None experts of 64"),
+        ({"model_type": "qwen3_moe", "num_local_experts": None}, "experts of None"),
+        (
+            {"model_type": "gemma4_text", "rope_parameters": {"full_attention": LONGROPE}},
+            "gemma4_text model is not valid",
+        ),
         ({"model_type": "qwen2", "layer_types": CHUNKED}, "chunked_attention"),
         ({"model_type": "olmo3", "layer_types": CHUNKED}, "chunked_attention"),
     ],

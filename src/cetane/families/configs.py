@@ -24,7 +24,7 @@ LARGEST_HEAD = 1 << 16
 LARGEST_NUMBERS = {
     "rope_theta": 1e12, "rope_local_base_freq": 1e12, "factor": 1e6, "rms_norm_eps": 1.0,
     "final_logit_softcapping": 1e6, "attn_logit_softcapping": 1e6, "clip_qkv": 1e6,
-    "swiglu_alpha": 1e4, "swiglu_limit": 1e4,
+    "swiglu_alpha": 1e4, "swiglu_limit": 1e4, "logits_scaling": 1e6,
 }  # fmt: skip
 """The limits of numbers in a config, which must also be above zero. Beyond them, tables overflow
 and logits change sign."""
@@ -36,8 +36,10 @@ MOST = {
 """The limits of sizes that become lists or modules, one item for each."""
 MOST_MODULES = 2**17
 """The limit of experts in all layers; DeepSeek-V3 has 2**14."""
-MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
-"""The errors that transformers raises for malformed configs."""
+MALFORMED = (
+    TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError,
+)  # fmt: skip
+"""The errors that transformers, torch and arithmetic raise for malformed configs."""
 
 
 def check_counts(kind: str, settings: Mapping[str, Any]) -> None:
@@ -73,8 +75,10 @@ def check_sizes(config: SizedConfig) -> None:
     where = f"config.json of a {config.model_type} model is not valid"
     for name in SIZES:
         size = vars(config).get(name)  # if layers differ, the value of the others
-        if size is not None and not 1 <= size <= LARGEST:
-            raise CetaneError(f"{where}: {name} = {size}")
+        if size is None:
+            continue
+        if not isinstance(size, int | float) or not 1 <= size <= LARGEST:
+            raise CetaneError(f"{where}: {name} = {size!r}")
     check_counts(config.model_type, vars(config))
     for name, value in numbers(vars(config)):
         if name in LARGEST_NUMBERS and not 0 < value <= LARGEST_NUMBERS[name]:

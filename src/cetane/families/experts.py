@@ -62,7 +62,7 @@ class Mixture:
     """Whether an expert's weight is the sigmoid of its own logit, not a share of all."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.chosen <= self.count:
+        if not (self.chosen and self.count and 1 <= self.chosen <= self.count):
             raise CetaneError(f"config.json is not valid: {self.chosen} experts of {self.count}")
 
     def bounds(self) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cetane.errors import CetaneError
-from cetane.families.configs import LARGEST_HEAD
+from cetane.families.configs import LARGEST, LARGEST_HEAD
 
 STATIC = ("default", "linear", "llama3", "yarn", "proportional")
 """The rope types whose frequencies do not depend on the length of the text."""
@@ -45,12 +45,18 @@ def longest(config: RotaryConfig, positions: int) -> int:
 
     `longrope` has two tables. A text that grows beyond the first one's positions would need all of
     its keys turned anew. Beyond them, Ministral 3 also multiplies queries by a factor for each
-    position.
+    position. CetaneError if the parameters give no such number.
     """
     parameters = config.rope_parameters
     if parameters.get("rope_type") != "longrope" and "llama_4_scaling_beta" not in parameters:
         return positions
-    return int(parameters.get("original_max_position_embeddings", positions))
+    trained = parameters.get("original_max_position_embeddings", positions)
+    if not isinstance(trained, int | float) or not 1 <= trained <= LARGEST:
+        raise CetaneError(
+            f"config.json of a {config.model_type} model is not valid: "
+            f"original_max_position_embeddings = {trained!r}"
+        )
+    return int(trained)
 
 
 def to_halves(rows: Tensor) -> Tensor:
