@@ -55,6 +55,11 @@ def test_models(name: str, contract: str) -> None:
     assert_parity(model, recipe(contract, "chunks", slices=3), FEEDS, drafts=True)
 
 
+def test_a_model_without_experts() -> None:
+    model = build("qwen3_moe", num_experts=0)
+    assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
+
+
 @pytest.mark.parametrize("name", IGNORED)
 def test_keys_of_other_model_types_are_ignored(name: str) -> None:
     kind, config = MODELS[name]

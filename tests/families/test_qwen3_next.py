@@ -46,6 +46,11 @@ def test_another_activation(kind: str) -> None:
     assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
 
 
+def test_a_model_without_experts() -> None:
+    model = build("qwen3_next", **LAYERS, num_experts=0)
+    assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
+
+
 def test_a_key_that_qwen3_5_ignores() -> None:
     model = build("qwen3_5_moe_text", **MODELS["qwen3_5_moe_text"], norm_topk_prob=False)
     assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
@@ -73,6 +78,7 @@ def test_a_mark_is_a_return() -> None:
     ("change", "message"),
     [
         ({"linear_num_value_heads": 3}, "not a multiple"),
+        ({"model_type": "qwen3_5_moe_text", "num_experts": 0}, "num_experts = 0"),
         ({"layer_types": ["linear_attention", "sliding_attention", "full_attention"]}, "neither"),
     ],
 )

@@ -17,6 +17,11 @@ SIZES = (
     "intermediate_size_mlp", "attention_chunk_size", "floor_scale", "conv_L_cache",
 )  # fmt: skip
 
+LEAST = {
+    ("qwen3_moe", "num_local_experts"): 0,
+    ("qwen3_next", "num_experts"): 0,
+}
+"""The least value of a size of a model type, where it is not 1: without experts, MLPs."""
 LARGEST = 2**31
 """The limit of every size in a config; no model reaches it."""
 LARGEST_HEAD = 1 << 16
@@ -77,7 +82,8 @@ def check_sizes(config: SizedConfig) -> None:
         size = vars(config).get(name)  # if layers differ, the value of the others
         if size is None:
             continue
-        if not isinstance(size, int | float) or not 1 <= size <= LARGEST:
+        least = LEAST.get((config.model_type, name), 1)
+        if not isinstance(size, int | float) or not least <= size <= LARGEST:
             raise CetaneError(f"{where}: {name} = {size!r}")
     check_counts(config.model_type, vars(config))
     for name, value in numbers(vars(config)):

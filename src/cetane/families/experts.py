@@ -34,13 +34,15 @@ class ExpertOptions(ResidualOptions):
 class PartlyDense(Protocol):
     """The keys by which a Qwen says which layers have no experts."""
 
+    num_experts: int
     mlp_only_layers: list[int]
     decoder_sparse_step: int
 
 
 def is_dense(config: PartlyDense, index: int) -> bool:
     """Whether a layer has one MLP for all tokens."""
-    return index in config.mlp_only_layers or (index + 1) % config.decoder_sparse_step != 0
+    listed = index in config.mlp_only_layers or (index + 1) % config.decoder_sparse_step != 0
+    return listed or config.num_experts == 0
 
 
 @dataclass(frozen=True)
@@ -317,6 +319,6 @@ class MixtureRouter(Part):
         return {}
 
 
-def expert_channels(mixture: Mixture) -> dict[str, int]:
-    """The channels of the tensors between routers and experts."""
-    return {NORMED: mixture.hidden, WEIGHTS: mixture.count}
+def expert_channels(mixture: Mixture | None) -> dict[str, int]:
+    """The channels of the tensors between routers and experts; none without experts."""
+    return {} if mixture is None else {NORMED: mixture.hidden, WEIGHTS: mixture.count}

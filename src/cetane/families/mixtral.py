@@ -62,12 +62,15 @@ def author(config: MixtralConfig, options: ExpertOptions) -> Model:
     partly = config.model_type == "qwen3_moe"
     inner = config.moe_intermediate_size if partly else config.intermediate_size
     normalised = config.model_type == "mixtral" or config.norm_topk_prob
-    mixture = mixture_of(config, options, config.num_experts, inner, normalised)
+    dense = [partly and is_dense(config, index) for index in range(len(kinds))]
+    mixture = (
+        None if all(dense) else mixture_of(config, options, config.num_experts, inner, normalised)
+    )
     layers: list[Block] = []
     with torch.device("meta"):
         for index, kind in enumerate(kinds):
             attention = Attention(size, config.rms_norm_eps, kind, own, scale)
-            if partly and is_dense(config, index):
+            if mixture is None or dense[index]:
                 mlp = MLP(size, config.intermediate_size, config.hidden_act, factor=scale)
                 layers.append(PreNormBlock(index, norm(), attention, norm(), mlp))
             else:
