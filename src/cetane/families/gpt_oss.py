@@ -4,6 +4,7 @@ gated experts with biases and bounds answer for a token.
 The truth is transformers' `modeling_gpt_oss.py`.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -40,6 +41,7 @@ class GptOssConfig(DecoderConfig, Protocol):
 
     head_dim: int
     hidden_act: str
+    """It has no effect."""
     attention_bias: bool
     sliding_window: int | None
     layer_types: list[str]
@@ -107,6 +109,7 @@ def author(config: GptOssConfig, options: ExpertOptions) -> Model:
         for name in dict.fromkeys(names)
     }
     mixture = mixture_of(config, options, config.num_local_experts, config.intermediate_size, True)
+    mixture = replace(mixture, act="silu")  # hidden_act has no effect: see GptOssExperts
     group = partial(GptOssExperts, config.swiglu_alpha, config.swiglu_limit)
     layers: list[Block] = []
     with torch.device("meta"):
