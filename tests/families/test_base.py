@@ -173,6 +173,31 @@ def test_known_architectures() -> None:
     assert {"llama", "mistral", "qwen2", "qwen3"} <= families().keys()
 
 
+FULL = ["full_attention"] * 2
+SLIDING = ["sliding_attention", "full_attention"]
+CHUNKED = ["chunked_attention", "full_attention"]
+
+
+def until(positions: Any) -> dict[str, Any]:
+    """A Ministral 3 whose late queries have a factor."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 1.0}
+    rope["original_max_position_embeddings"] = positions
+    return {"model_type": "ministral3", "rope_parameters": rope}
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "factor": 2.0,
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+}
+MSCALE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "mscale_all_dim": "a"}
+
+
+UNBOUND = "sliding_window = None, but some layers slide"
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -198,6 +223,37 @@ def test_known_architectures() -> None:
         ({"hidden_act": "mish"}, "mish"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window = 0"),
         ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "not valid"),
+        ({"model_type": "smollm3", "no_rope_layers": [1], "layer_types": FULL}, "has 1 entries"),
+        ({"model_type": "qwen2", "layer_types": SLIDING, "sliding_window": None}, UNBOUND),
+        ({"model_type": "olmo3", "layer_types": SLIDING, "sliding_window": None}, UNBOUND),
+        ({"model_type": "gpt_oss", "layer_types": SLIDING, "sliding_window": None}, UNBOUND),
+        ({"model_type": "gemma2", "layer_types": SLIDING, "sliding_window": None}, UNBOUND),
+        ({"hidden_size": 2**20, "num_attention_heads": 4, "head_dim": None}, "262144 channels"),
+        ({"model_type": "lfm2", "conv_L_cache": 20_000}, "conv_L_cache = 20000, more than"),
+        ({"model_type": "lfm2", "conv_L_cache": 0}, "conv_L_cache = 0"),
+        ({"model_type": "zaya", "cca_time0": 20_000}, "cca_time0 = 20000, more than"),
+        ({"model_type": "qwen3_next", "linear_conv_kernel_dim": 20_000}, "20000, more than"),
+        (until(None), "original_max_position_embeddings = None"),
+        (until("b"), "original_max_position_embeddings = 'b'"),
+        (until(float("inf")), "original_max_position_embeddings = inf"),
+        (until(0), "original_max_position_embeddings = 0"),
+        ({"model_type": "zaya", "intermediate_size": "x"}, "intermediate_size = 'x'"),
+        ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling = 0"),
+        ({"model_type": "lfm2", "block_multiple_of": 0}, "division"),
+        ({"model_type": "lfm2", "block_ffn_dim_multiplier": 1e308}, "infinity"),
+        (
+            {"model_type": "deepseek_v2", "num_key_value_heads": 4, "rope_parameters": MSCALE},
+            "deepseek_v2 model is not valid",
+        ),
+        ({"model_type": "deepseek_v2", "num_key_value_heads": 4}, "None experts of 64"),
+        ({"model_type": "qwen3_moe", "num_local_experts": None}, "experts of None"),
+        (
+            {"model_type": "gemma4_text", "rope_parameters": {"full_attention": LONGROPE}},
+            "gemma4_text model is not valid",
+        ),
+        ({"model_type": "qwen2", "layer_types": CHUNKED}, "chunked_attention"),
+        ({"model_type": "olmo3", "layer_types": CHUNKED}, "chunked_attention"),
     ],
     ids=str,
 )

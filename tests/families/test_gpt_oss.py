@@ -45,6 +45,10 @@ def test_routed_experts_are_the_same_model(kind: str, together: int) -> None:
     assert_parity(build_oss(), routed, {"uneven": FEEDS["uneven"]}, drafts=True)
 
 
+def test_an_activation_that_it_ignores() -> None:
+    assert_parity(build_oss(hidden_act="tanh"), recipe(), {"uneven": FEEDS["uneven"]})
+
+
 def test_layers_of_another_type() -> None:
     model = build_oss()
     model.config.layer_types = ["full_attention", "chunked_attention", "full_attention"]

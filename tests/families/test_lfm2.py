@@ -26,6 +26,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 1,
         "tie_word_embeddings": False,
     },
+    "one tap": {
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "conv_L_cache": 1,
+    },
     "no convolution": {
         "num_hidden_layers": 2,
         "layer_types": ["full_attention", "full_attention"],
@@ -63,7 +68,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "block_auto_adjust_ff_dim": draw(st.booleans()),
         "vocab_size": draw(st.integers(10, 300)),
         "conv_bias": draw(st.booleans()),
-        "conv_L_cache": draw(st.integers(2, 5)),
+        "conv_L_cache": draw(st.integers(1, 5)),
         "tie_word_embeddings": draw(st.booleans()),
     }
 

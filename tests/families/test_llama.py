@@ -81,6 +81,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "five layers": ("llama", {"num_hidden_layers": 5}),
     "odd sizes": ("llama", {"vocab_size": 101, "intermediate_size": 37, "hidden_size": 36}),
     "a window that llama ignores": ("llama", {"sliding_window": 5}),
+    "unturned layers that llama ignores": ("llama", {"no_rope_layers": [1, 0]}),
     "mistral": ("mistral", {"sliding_window": None}),
     **{f"mistral, window {w}": ("mistral", {"sliding_window": w}) for w in (1, 7, 31, 40)},
     "biases that mistral ignores": ("mistral", {"attention_bias": True, "mlp_bias": True}),
@@ -121,6 +122,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_bias": True,
         },
     ),
+    "smollm3, more turns than layers": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
     "smollm3, unturned layers windowed": (
         "smollm3",
         {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 6},

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint
-from tests.families.parity import CONTEXT, FEEDS, assert_parity, cuts
+from tests.families.parity import CONTEXT, FEEDS, assert_parity, cuts, engine_of
 from tests.families.test_llama import ROPES
 from tests.families.test_mixtral import DECODE, build
 from tests.families.zaya_models import recipe
 
+from cetane.errors import CetaneError
 from cetane.planner import Planner
 from cetane.schema.slots import CONTRACTS
 
@@ -54,6 +55,11 @@ def test_a_port_ends_where_chunks_or_late_queries_begin() -> None:
     assert longest(attention_chunk_size=100, floor_scale=50) == 49
     assert longest(no_rope_layers=[1, 1, 1], attention_chunk_size=None) == 256
     assert longest(attn_temperature_tuning=False, attention_chunk_size=None) == 256
+
+
+def test_a_factor_on_all_queries_is_refused() -> None:
+    with pytest.raises(CetaneError, match="floor_scale = 1"):
+        engine_of(build_llama4(floor_scale=1), recipe())
 
 
 @st.composite

@@ -35,6 +35,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+IGNORED: dict[str, dict[str, Any]] = {
+    "mixtral": {"norm_topk_prob": False, "moe_intermediate_size": 8},
+    "olmoe": {"moe_intermediate_size": 8},
+}
+"""Keys of other model types."""
+
+
 def build(kind: str, **config: Any) -> Any:
     model = build_model(kind, **config)
     model.config._experts_implementation = "eager"  # the plainest arithmetic
@@ -46,6 +53,18 @@ def test_models(name: str, contract: str) -> None:
     kind, config = MODELS[name]
     model = build(kind, **config)
     assert_parity(model, recipe(contract, "chunks", slices=3), FEEDS, drafts=True)
+
+
+def test_a_model_without_experts() -> None:
+    model = build("qwen3_moe", num_experts=0)
+    assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
+
+
+@pytest.mark.parametrize("name", IGNORED)
+def test_keys_of_other_model_types_are_ignored(name: str) -> None:
+    kind, config = MODELS[name]
+    model = build(kind, **config | IGNORED[name])
+    assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
 
 
 @pytest.mark.parametrize(

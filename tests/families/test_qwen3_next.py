@@ -40,6 +40,22 @@ def test_models(kind: str, contract: str) -> None:
     assert_parity(model, recipe(contract, "chunks", slices=3), FEEDS, drafts=True)
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_another_activation(kind: str) -> None:
+    model = build(kind, **MODELS[kind], hidden_act="gelu")
+    assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
+
+
+def test_a_model_without_experts() -> None:
+    model = build("qwen3_next", **LAYERS, num_experts=0)
+    assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
+
+
+def test_a_key_that_qwen3_5_ignores() -> None:
+    model = build("qwen3_5_moe_text", **MODELS["qwen3_5_moe_text"], norm_topk_prob=False)
+    assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
+
+
 @pytest.mark.parametrize("order", ["c1t", "ct1"])
 def test_routed_experts_are_the_same_model(order: str) -> None:
     family = {"together": 2, "residual_scale": 2**-5}
@@ -62,6 +78,7 @@ def test_a_mark_is_a_return() -> None:
     ("change", "message"),
     [
         ({"linear_num_value_heads": 3}, "not a multiple"),
+        ({"model_type": "qwen3_5_moe_text", "num_experts": 0}, "num_experts = 0"),
         ({"layer_types": ["linear_attention", "sliding_attention", "full_attention"]}, "neither"),
     ],
 )

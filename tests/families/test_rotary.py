@@ -150,6 +150,12 @@ def test_a_theta_that_is_no_positive_number(kind: dict[str, Any], theta: Any) ->
         rotary_table(settings, 16)
 
 
+@pytest.mark.parametrize("dim", [2**16 + 2, 2**31])
+def test_a_head_that_no_model_has(dim: int) -> None:
+    with pytest.raises(CetaneError, match=f"a head has {dim} channels, more than 65536"):
+        rotary_table(config(), dim)
+
+
 @pytest.mark.parametrize("factor", [None, "a", 0])
 def test_a_factor_that_is_no_positive_number(factor: Any) -> None:
     settings = config()

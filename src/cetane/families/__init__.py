@@ -153,8 +153,8 @@ def author(
     with tensor_layout(order):
         try:
             model: Model = families()[kind].author(parsed, chosen)
-        except RuntimeError as error:  # from torch, or from a config whose layers differ
-            reason = str(error).splitlines()[0]
+        except MALFORMED as error:
+            reason = str(error).partition("\n")[0]  # torch adds the place in its own code
             raise CetaneError(f"config.json of a {kind} model is not valid: {reason}") from error
         with torch.device("meta"):
             for depart in departures:

@@ -199,12 +199,15 @@ class Attention(Mixer):
                 made.append((f"{letter}_{self.form.norm}.weight", 0, count))
         return tuple(made)
 
-    def heads_turn(self) -> tuple[str, str, int]:
+    def heads_turn(self) -> tuple[str, str, int] | None:
+        """None if something stands between values and output."""
+        if self.form.clip is not None or self.form.gated:
+            return None
         return "v_proj", self.writer, self.heads.dim
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        """None if something stands between values and output."""
-        if self.form.clip is not None or self.form.gated:
+        """Values and output, if nothing stands between them."""
+        if self.heads_turn() is None:
             return ()
         heads = self.heads
         shared = heads.kv, heads.query // heads.kv, heads.dim

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,6 @@ from torch import Tensor, nn
 from cetane.errors import CetaneError
 from cetane.families.layers import Exchange, Held, Leaf, Projection
 from cetane.hardware.notch import cut, on_notch
-
-if TYPE_CHECKING:
-    pass
 
 Flow = dict[str, Tensor]
 Memory = dict[str, Callable[..., Any]]

@@ -14,27 +14,37 @@ SIZES = (
     "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
     "linear_num_value_heads", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank",
     "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts",
-    "intermediate_size_mlp", "attention_chunk_size", "floor_scale",
+    "intermediate_size_mlp", "attention_chunk_size", "floor_scale", "conv_L_cache",
 )  # fmt: skip
 
+LEAST = {
+    ("qwen3_moe", "num_local_experts"): 0,
+    ("qwen3_next", "num_experts"): 0,
+}
+"""The least value of a size of a model type, where it is not 1: without experts, MLPs."""
 LARGEST = 2**31
 """The limit of every size in a config; no model reaches it."""
+LARGEST_HEAD = 1 << 16
+"""The limit of an attention head's width, in channels, which is also the width of real tables."""
 LARGEST_NUMBERS = {
     "rope_theta": 1e12, "rope_local_base_freq": 1e12, "factor": 1e6, "rms_norm_eps": 1.0,
     "final_logit_softcapping": 1e6, "attn_logit_softcapping": 1e6, "clip_qkv": 1e6,
-    "swiglu_alpha": 1e4, "swiglu_limit": 1e4,
+    "swiglu_alpha": 1e4, "swiglu_limit": 1e4, "logits_scaling": 1e6,
 }  # fmt: skip
 """The limits of numbers in a config, which must also be above zero. Beyond them, tables overflow
 and logits change sign."""
 MOST = {
     "num_hidden_layers": 1024, "num_experts": 4096, "num_local_experts": 4096,
-    "n_routed_experts": 4096, "num_labels": 100_000,
+    "n_routed_experts": 4096, "num_labels": 100_000, "conv_L_cache": 128,
+    "linear_conv_kernel_dim": 128, "cca_time0": 128, "cca_time1": 128,
 }  # fmt: skip
-"""The limits of sizes that become lists or modules, one item for each, when a config is read."""
+"""The limits of sizes that become lists or modules, one item for each."""
 MOST_MODULES = 2**17
 """The limit of experts in all layers; DeepSeek-V3 has 2**14."""
-MALFORMED = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
-"""The errors that transformers raises for malformed configs."""
+MALFORMED = (
+    TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError,
+)  # fmt: skip
+"""The errors that transformers, torch and arithmetic raise for malformed configs."""
 
 
 def check_counts(kind: str, settings: Mapping[str, Any]) -> None:
@@ -70,8 +80,11 @@ def check_sizes(config: SizedConfig) -> None:
     where = f"config.json of a {config.model_type} model is not valid"
     for name in SIZES:
         size = vars(config).get(name)  # if layers differ, the value of the others
-        if size is not None and not 1 <= size <= LARGEST:
-            raise CetaneError(f"{where}: {name} = {size}")
+        if size is None:
+            continue
+        least = LEAST.get((config.model_type, name), 1)
+        if not isinstance(size, int | float) or not least <= size <= LARGEST:
+            raise CetaneError(f"{where}: {name} = {size!r}")
     check_counts(config.model_type, vars(config))
     for name, value in numbers(vars(config)):
         if name in LARGEST_NUMBERS and not 0 < value <= LARGEST_NUMBERS[name]:

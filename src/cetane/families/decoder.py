@@ -61,6 +61,8 @@ def decoder_model(
     tensors and caches, and beside `hidden`. `embedding` and `logits` are factors, `norm` and `eps`
     of the last norm, `positions` the most tokens of a text. `more` are other fields of `Model`.
     """
+    if positions is None:
+        positions = config.max_position_embeddings
     made: dict[str, Source] = {"hidden": Embedding()}
     kinds, factor = tuple(kinds), 1.0 if scale is None else scale
     for kind in kinds:
@@ -78,7 +80,7 @@ def decoder_model(
         host={**made, **host},
         memory={**{kind.name: kind.group() for kind in kinds}, **memory},
         rotary={kind.table: kind.rotary for kind in kinds},
-        max_context=longest(config, positions or config.max_position_embeddings),
+        max_context=longest(config, positions),
         channels={"hidden": config.hidden_size, **channels},
         logit_factor=logits,
         residual_scale=scale,

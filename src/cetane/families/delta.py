@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from cetane.families.axes import Axes
 from cetane.families.base import Flow, Memory
 from cetane.families.blocks import Mixer
-from cetane.families.layers import CausalTaps, Leaf, Projection, RMSNorm, normalize, softplus
+from cetane.families.layers import (
+    CausalTaps,
+    Leaf,
+    Projection,
+    RMSNorm,
+    activation,
+    normalize,
+    softplus,
+)
 from cetane.schema.interface import MASKED
 
 BLOCK = 4
@@ -139,11 +147,14 @@ def minus_exp(stored: Tensor) -> Tensor:
 
 
 class DeltaNet(Mixer):
-    """The gated delta rule behind a short convolution, for `size` channels. `factor` multiplies its
-    output."""
+    """The gated delta rule behind a short convolution, for `size` channels. `act` follows the
+    convolution, `factor` multiplies the output."""
 
-    def __init__(self, size: int, heads: DeltaHeads, taps: int, eps: float, factor: float) -> None:
+    def __init__(
+        self, size: int, heads: DeltaHeads, taps: int, act: str, eps: float, factor: float
+    ) -> None:
         super().__init__()
+        self.act = activation(act)
         self.heads, self.axes, self.taps = heads, Axes(), taps
         self.keeps = (*(("conv",) if taps > 1 else ()), "delta")
         values = heads.count * heads.values
@@ -158,9 +169,9 @@ class DeltaNet(Mixer):
         self.out_proj = Projection(values, size, "attention", factor=factor)
 
     def forward(self, x: Tensor, flow: Flow, memory: Memory) -> Tensor:
-        heads, silu = self.heads, nn.functional.silu
+        heads, silu = self.heads, nn.functional.silu  # the gate's, whatever the config says
         mixed = self.in_proj_qkv(x)
-        mixed = silu(self.conv1d(memory["conv"](mixed) if self.taps > 1 else mixed))
+        mixed = self.act(self.conv1d(memory["conv"](mixed) if self.taps > 1 else mixed))
         q, k, v = mixed.split(self.sizes, dim=1)
         q, k = (self.unit(one.reshape(1, heads.heads, heads.keys, -1)) for one in (q, k))
         v = v.reshape(1, heads.count, heads.values, -1)

@@ -34,13 +34,15 @@ class ExpertOptions(ResidualOptions):
 class PartlyDense(Protocol):
     """The keys by which a Qwen says which layers have no experts."""
 
+    num_experts: int
     mlp_only_layers: list[int]
     decoder_sparse_step: int
 
 
 def is_dense(config: PartlyDense, index: int) -> bool:
     """Whether a layer has one MLP for all tokens."""
-    return index in config.mlp_only_layers or (index + 1) % config.decoder_sparse_step != 0
+    listed = index in config.mlp_only_layers or (index + 1) % config.decoder_sparse_step != 0
+    return listed or config.num_experts == 0
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Mixture:
     """Whether an expert's weight is the sigmoid of its own logit, not a share of all."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.chosen <= self.count:
+        if not (self.chosen and self.count and 1 <= self.chosen <= self.count):
             raise CetaneError(f"config.json is not valid: {self.chosen} experts of {self.count}")
 
     def bounds(self) -> list[tuple[int, int]]:
@@ -317,6 +319,6 @@ class MixtureRouter(Part):
         return {}
 
 
-def expert_channels(mixture: Mixture) -> dict[str, int]:
-    """The channels of the tensors between routers and experts."""
-    return {NORMED: mixture.hidden, WEIGHTS: mixture.count}
+def expert_channels(mixture: Mixture | None) -> dict[str, int]:
+    """The channels of the tensors between routers and experts; none without experts."""
+    return {} if mixture is None else {NORMED: mixture.hidden, WEIGHTS: mixture.count}

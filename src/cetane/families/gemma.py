@@ -12,7 +12,7 @@ from cetane.errors import CetaneError
 from cetane.families.attention import Attention
 from cetane.families.base import Block, Flow, Memory, Spaces
 from cetane.families.decoder import DecoderConfig
-from cetane.families.kinds import KINDS, LayerKind
+from cetane.families.kinds import KINDS, LayerKind, kind_names
 from cetane.families.layers import MLP, AttentionHeads, RMSNorm
 from cetane.families.options import ResidualOptions, residual_eps
 from cetane.families.rotary import RotaryConfig, rotary_table
@@ -25,7 +25,7 @@ class GemmaConfig(DecoderConfig, Protocol):
     hidden_activation: str
     attention_bias: bool
     layer_types: list[str]
-    sliding_window: int
+    sliding_window: int | None
     use_bidirectional_attention: bool | str | None
     final_logit_softcapping: float | None
 
@@ -49,16 +49,11 @@ class GemmaOptions(ResidualOptions):
 
 
 def layer_kinds(config: GemmaConfig) -> list[str]:
-    """The kind of every layer. Raises CetaneError for an unknown kind."""
-    where = f"config.json of a {config.model_type} model is not valid"
-    for name in config.layer_types:
-        if name not in KINDS:
-            raise CetaneError(f"{where}: layer_types: {name!r}; known: {', '.join(KINDS)}")
-    if "sliding_attention" in config.layer_types and not config.sliding_window:
-        raise CetaneError(f"{where}: sliding_window = {config.sliding_window}")
+    """The kind of every layer. CetaneError for an unknown kind, and for layers that see what comes
+    later."""
     if config.use_bidirectional_attention in (True, "all"):
         raise CetaneError("use_bidirectional_attention: only causal models generate text")
-    return [KINDS[name] for name in config.layer_types]
+    return kind_names(config)
 
 
 def make_kind(

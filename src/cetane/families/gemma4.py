@@ -50,8 +50,6 @@ Options = GemmaOptions
 MODEL_TYPES = ("gemma4_text",)
 Sharing = Literal["store", "reuse"]
 """`store`: a layer hands its keys and values on. `reuse`: it reads those of another layer."""
-LARGEST_HEAD = 1 << 16
-"""The limit of an attention head's width, in channels; no model reaches it."""
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
@@ -304,7 +302,7 @@ def layer_modes(
     kinds = {}
     for layer_type, of in own.items():
         query, kv, dim = config.num_attention_heads, of.num_key_value_heads, of.head_dim
-        if not (0 < dim <= LARGEST_HEAD and 0 < kv <= query and query % kv == 0):
+        if not (dim > 0 and 0 < kv <= query and query % kv == 0):
             raise CetaneError(
                 f"{invalid}: {query} query heads of {dim} channels for {kv} key/value heads"
             )

@@ -4,6 +4,7 @@ gated experts with biases and bounds answer for a token.
 The truth is transformers' `modeling_gpt_oss.py`.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -40,8 +41,9 @@ class GptOssConfig(DecoderConfig, Protocol):
 
     head_dim: int
     hidden_act: str
+    """It has no effect."""
     attention_bias: bool
-    sliding_window: int
+    sliding_window: int | None
     layer_types: list[str]
     num_local_experts: int
     num_experts_per_tok: int
@@ -99,16 +101,15 @@ def author(config: GptOssConfig, options: ExpertOptions) -> Model:
     scale, size, bias = options.scale, config.hidden_size, config.attention_bias
     heads, norm = heads_of(config), Norms(config, scale)
     rotary = rotary_table(config, heads.dim)
-    names, form = (
-        kind_names(config.layer_types),
-        AttentionForm(qkv_bias=bias, out_bias=bias, sinks=True),
-    )
+    names = kind_names(config)
+    form = AttentionForm(qkv_bias=bias, out_bias=bias, sinks=True)
     windows = {"sliding": config.sliding_window, "full": None}
     kinds = {
         name: LayerKind(heads, rotary, windows[name], name=name, table=name)
         for name in dict.fromkeys(names)
     }
     mixture = mixture_of(config, options, config.num_local_experts, config.intermediate_size, True)
+    mixture = replace(mixture, act="silu")  # hidden_act has no effect: see GptOssExperts
     group = partial(GptOssExperts, config.swiglu_alpha, config.swiglu_limit)
     layers: list[Block] = []
     with torch.device("meta"):

@@ -1,8 +1,9 @@
 """Kinds of layers, as sliding and full ones: the heads, caches, masks and rotary tables of each."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from torch import Tensor
 
@@ -21,12 +22,25 @@ DEFAULT = "default"
 """The rotary table of all layers, where they have the same."""
 
 
-def kind_names(layer_types: Sequence[str]) -> list[str]:
-    """The kind of each layer. CetaneError for a type that is neither sliding nor full."""
-    for layer_type in layer_types:
+class KindsConfig(Protocol):
+    """The keys of a config that say which layers slide."""
+
+    model_type: str
+    layer_types: list[str]
+    sliding_window: int | None
+
+
+def kind_names(config: KindsConfig) -> list[str]:
+    """The kind of each layer. CetaneError for a type that is neither sliding nor full, and for a
+    layer that slides without a window."""
+    where = f"config.json of a {config.model_type} model is not valid"
+    for layer_type in config.layer_types:
         if layer_type not in KINDS:
-            raise CetaneError(f"layer_types: {layer_type!r} is not one of {', '.join(KINDS)}")
-    return [KINDS[layer_type] for layer_type in layer_types]
+            raise CetaneError(f"{where}: layer_types: {layer_type!r}; known: {', '.join(KINDS)}")
+    names = [KINDS[layer_type] for layer_type in config.layer_types]
+    if "sliding" in names and config.sliding_window is None:
+        raise CetaneError(f"{where}: sliding_window = None, but some layers slide")
+    return names
 
 
 def unturned(x: Tensor) -> Tensor:

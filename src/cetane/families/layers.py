@@ -373,6 +373,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": nn.functional.gelu,
     "gelu_pytorch_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
     "relu": nn.functional.relu,
+    "swish": nn.functional.silu,
 }
 
 

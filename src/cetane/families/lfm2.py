@@ -54,21 +54,21 @@ def inner_channels(config: Lfm2Config) -> int:
 class ShortConvolution(Mixer):
     """`out(c * conv(b * x))`, where `in_proj` makes b, c and x. `factor` multiplies its output."""
 
-    keeps = ("conv",)
     readers = ("in_proj",)
     writer = "out_proj"
 
     def __init__(self, config: Lfm2Config, factor: float) -> None:
         super().__init__()
         size, bias = config.hidden_size, config.conv_bias
-        self.size = size
+        self.size, self.keeps = size, ("conv",) if config.conv_L_cache > 1 else ()
         self.in_proj = Projection(size, 3 * size, "attention", bias)
         self.conv = CausalTaps(size, config.conv_L_cache, bias)
         self.out_proj = Projection(size, size, "attention", bias, factor)
 
     def forward(self, x: Tensor, flow: Flow, memory: Memory) -> Tensor:
         b, c, x = self.in_proj(x).split(self.size, dim=1)
-        return self.out_proj(c * self.conv(memory["conv"](b * x)))
+        x = b * x
+        return self.out_proj(c * self.conv(memory["conv"](x) if self.keeps else x))
 
 
 def author(config: Lfm2Config, options: ResidualOptions) -> Model:
@@ -92,7 +92,7 @@ def author(config: Lfm2Config, options: ResidualOptions) -> Model:
             own = names if attends else convolved
             layers.append(PreNormBlock(index, norm, mixer, mlp_norm, mlp, own))
     memory = {}
-    if "conv" in config.layer_types:
+    if "conv" in config.layer_types and config.conv_L_cache > 1:
         memory["conv"] = History(size, config.conv_L_cache - 1)
     return decoder_model(
         config,

@@ -10,11 +10,12 @@ from typing import Protocol
 
 import torch
 
+from cetane.errors import CetaneError
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Weight
 from cetane.families.blocks import PreNormBlock
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
-from cetane.families.kinds import LayerKind
+from cetane.families.kinds import LayerKind, kind_names
 from cetane.families.layers import MLP, Held
 from cetane.families.model import Model
 from cetane.families.options import ResidualOptions
@@ -132,18 +133,31 @@ def layer_kinds(config: LlamaConfig, scores: float | None = None) -> list[LayerK
     phi = config.model_type == "phi3"
     part = config.rope_parameters.get("partial_rotary_factor") if phi else None
     rotary = rotary_table(config, heads.dim, part=part)
-    turning = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
     return [
-        LayerKind(heads, rotary, window, turned=bool(turned))
-        for window, turned in zip(layer_windows(config), turning, strict=True)
+        LayerKind(heads, rotary, window, turned=turned)
+        for window, turned in zip(layer_windows(config), layer_turns(config), strict=True)
     ]
 
 
+def layer_turns(config: LlamaConfig) -> list[bool]:
+    """Whether every layer turns queries and keys. CetaneError if SmolLM3 does not say it of all."""
+    count = config.num_hidden_layers
+    if config.model_type != "smollm3":
+        return [True] * count
+    turns = [bool(turned) for turned in config.no_rope_layers[:count]]
+    if len(turns) < count:
+        raise CetaneError(
+            f"config.json of a smollm3 model is not valid: no_rope_layers has {len(turns)} "
+            f"entries, num_hidden_layers = {count}"
+        )
+    return turns
+
+
 def layer_windows(config: LlamaConfig) -> list[int | None]:
-    """The attention window of every layer, in tokens; None for full attention."""
+    """The attention window of every layer, in tokens; None for full attention. CetaneError if
+    one slides and there is none."""
     if config.model_type in ("llama", "granite", "olmoe"):
         return [None] * config.num_hidden_layers
     if config.model_type in ("ministral3", "mistral", "mixtral", "phi3", "qwen3_moe"):
         return [config.sliding_window] * config.num_hidden_layers
-    kinds = config.layer_types
-    return [config.sliding_window if kind == "sliding_attention" else None for kind in kinds]
+    return [config.sliding_window if name == "sliding" else None for name in kind_names(config)]

@@ -147,5 +147,9 @@ def positions(config: Llama4Config) -> int:
     if "chunked_attention" in config.layer_types and config.attention_chunk_size is not None:
         limits.append(config.attention_chunk_size)
     if config.attn_temperature_tuning and not all(config.no_rope_layers):
+        if config.floor_scale == 1:
+            raise CetaneError(
+                "floor_scale = 1: a factor on the queries of all tokens is not supported"
+            )
         limits.append(config.floor_scale - 1)
     return min(limits)

@@ -59,14 +59,18 @@ def author(config: MixtralConfig, options: ExpertOptions) -> Model:
     """The model for a config of one of `MODEL_TYPES`."""
     own, scale, size = form(config), options.scale, config.hidden_size
     kinds, norm = layer_kinds(config), Norms(config, scale)
-    inner = getattr(config, "moe_intermediate_size", config.intermediate_size)
-    normalised = getattr(config, "norm_topk_prob", True)
-    mixture = mixture_of(config, options, config.num_experts, inner, normalised)
+    partly = config.model_type == "qwen3_moe"
+    inner = config.moe_intermediate_size if partly else config.intermediate_size
+    normalised = config.model_type == "mixtral" or config.norm_topk_prob
+    dense = [partly and is_dense(config, index) for index in range(len(kinds))]
+    mixture = (
+        None if all(dense) else mixture_of(config, options, config.num_experts, inner, normalised)
+    )
     layers: list[Block] = []
     with torch.device("meta"):
         for index, kind in enumerate(kinds):
             attention = Attention(size, config.rms_norm_eps, kind, own, scale)
-            if config.model_type == "qwen3_moe" and is_dense(config, index):
+            if mixture is None or dense[index]:
                 mlp = MLP(size, config.intermediate_size, config.hidden_act, factor=scale)
                 layers.append(PreNormBlock(index, norm(), attention, norm(), mlp))
             else:

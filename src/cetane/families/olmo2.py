@@ -12,7 +12,7 @@ from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block, Flow, Memory, Spaces
 from cetane.families.blocks import within
 from cetane.families.decoder import DecoderConfig, decoder_model, heads_of
-from cetane.families.kinds import KINDS, LayerKind
+from cetane.families.kinds import LayerKind, kind_names
 from cetane.families.layers import MLP, Exchange, RMSNorm
 from cetane.families.model import Model
 from cetane.families.options import ResidualOptions
@@ -31,7 +31,7 @@ class OlmoConfig(DecoderConfig, Protocol):
     num_hidden_layers: int
     hidden_act: str
     attention_bias: bool
-    sliding_window: int
+    sliding_window: int | None
     layer_types: list[str]
     """Only OLMo 3 has the last two."""
 
@@ -69,17 +69,17 @@ class OlmoLayer(Block):
 def author(config: OlmoConfig, options: ResidualOptions) -> Model:
     """The model for a config of one of `MODEL_TYPES`."""
     heads, typed = heads_of(config), config.model_type == "olmo3"
-    types = config.layer_types if typed else ["full_attention"] * config.num_hidden_layers
+    names = kind_names(config) if typed else ["full"] * config.num_hidden_layers
     kinds = {
-        layer_type: LayerKind(
+        name: LayerKind(
             heads,
-            rotary_table(config, heads.dim, layer_type if typed else None),
-            config.sliding_window if layer_type == "sliding_attention" else None,
-            name=KINDS[layer_type],
-            table=KINDS[layer_type],
+            rotary_table(config, heads.dim, f"{name}_attention" if typed else None),
+            config.sliding_window if name == "sliding" else None,
+            name=name,
+            table=name,
         )
-        for layer_type in dict.fromkeys(types)
+        for name in dict.fromkeys(names)
     }
     with torch.device("meta"):
-        layers = [OlmoLayer(config, i, kinds[t], options.scale) for i, t in enumerate(types)]
+        layers = [OlmoLayer(config, i, kinds[name], options.scale) for i, name in enumerate(names)]
     return decoder_model(config, layers, options.scale, kinds.values())

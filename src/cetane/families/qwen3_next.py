@@ -121,30 +121,30 @@ def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
     kind = LayerKind(heads, rotary_table(config, heads.dim, part=part))
     norm, bias = Norms(config, scale, unit_offset=True), config.attention_bias
     form = AttentionForm(qkv_bias=bias, out_bias=bias, norms="head", unit_offset=True, gated=True)
-    experts, together = mixture(config, options), stored_together(config.model_type, delta, heads)
+    together, dense = stored_together(config.model_type, delta, heads), dense_layers(config)
+    experts = None if all(dense) else mixture(config, options)
     layers: list[Block] = []
     with torch.device("meta"):
         for index, layer_type in enumerate(config.layer_types):
             attends, eps = layer_type == "full_attention", config.rms_norm_eps
+            act = config.hidden_act
             mixer: Mixer = (
                 Attention(size, eps, kind, form, scale)
                 if attends
-                else DeltaNet(size, delta, config.linear_conv_kernel_dim, eps, scale)
+                else DeltaNet(size, delta, config.linear_conv_kernel_dim, act, eps, scale)
             )
             names, mlp = PartNames(mixer="self_attn" if attends else "linear_attn"), None
-            listed = config.model_type == "qwen3_next"  # Qwen3.5: experts in all layers or none
-            dense = experts is None or (listed and is_dense(config, index))
-            if dense:
-                mlp = MLP(size, config.intermediate_size, config.hidden_act, factor=scale)
+            if dense[index]:
+                mlp = MLP(size, config.intermediate_size, act, factor=scale)
             layers.append(
                 block := MixBlock(
-                    index, norm(), mixer, norm() if dense else None, mlp, names, "mix"
+                    index, norm(), mixer, norm() if dense[index] else None, mlp, names, "mix"
                 )
             )
             block.together = together
-            if not dense and experts is not None:
+            if experts is not None and not dense[index]:
                 inner = config.shared_expert_intermediate_size
-                shared = SharedExpert(size, inner, config.hidden_act, scale, gated=True)
+                shared = SharedExpert(size, inner, act, scale, gated=True)
                 layers.append(MixtureBlock(experts, index, norm(), shared=shared))
     return decoder_model(
         config,
@@ -152,7 +152,7 @@ def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
         scale,
         [kind] if "full_attention" in config.layer_types else [],
         memory=memory(config, delta),
-        channels={} if experts is None else expert_channels(experts),
+        channels=expert_channels(experts),
         unit_offset=True,
     )
 
@@ -174,11 +174,18 @@ def memory(config: Qwen3NextConfig, delta: DeltaHeads) -> dict[str, History | Ma
     return made
 
 
-def mixture(config: Qwen3NextConfig, options: ExpertOptions) -> Mixture | None:
-    """The experts of layers that have some; None if no layer has."""
-    if config.model_type == "qwen3_5_text" or not config.num_experts:
-        return None
-    normalised = getattr(config, "norm_topk_prob", True)
+def dense_layers(config: Qwen3NextConfig) -> list[bool]:
+    """Whether every layer has one MLP for all tokens. Qwen3.5 has experts in all layers or in
+    none."""
+    count = len(config.layer_types)
+    if config.model_type == "qwen3_next":
+        return [is_dense(config, index) for index in range(count)]
+    return [config.model_type == "qwen3_5_text"] * count
+
+
+def mixture(config: Qwen3NextConfig, options: ExpertOptions) -> Mixture:
+    """The experts of layers that have some."""
+    normalised = config.model_type != "qwen3_next" or config.norm_topk_prob
     inner = config.moe_intermediate_size
     return mixture_of(config, options, config.num_experts, inner, normalised)
 

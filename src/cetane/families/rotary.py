@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from cetane.errors import CetaneError
+from cetane.families.configs import LARGEST, LARGEST_HEAD
 
 STATIC = ("default", "linear", "llama3", "yarn", "proportional")
 """The rope types whose frequencies do not depend on the length of the text."""
@@ -44,12 +45,18 @@ def longest(config: RotaryConfig, positions: int) -> int:
 
     `longrope` has two tables. A text that grows beyond the first one's positions would need all of
     its keys turned anew. Beyond them, Ministral 3 also multiplies queries by a factor for each
-    position.
+    position. CetaneError if the parameters give no such number.
     """
     parameters = config.rope_parameters
     if parameters.get("rope_type") != "longrope" and "llama_4_scaling_beta" not in parameters:
         return positions
-    return int(parameters.get("original_max_position_embeddings", positions))
+    trained = parameters.get("original_max_position_embeddings", positions)
+    if not isinstance(trained, int | float) or not 1 <= trained <= LARGEST:
+        raise CetaneError(
+            f"config.json of a {config.model_type} model is not valid: "
+            f"original_max_position_embeddings = {trained!r}"
+        )
+    return int(trained)
 
 
 def to_halves(rows: Tensor) -> Tensor:
@@ -64,12 +71,15 @@ def rotary_table(
 
     `layer_type` chooses the parameters, if the config has some for each type of layer. `part` is
     the share of channels that turn, by default what the parameters say of a type of layers.
+    CetaneError for parameters that give no table, and for a head that no model has.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     parameters: Any = config.rope_parameters
     # transformers lets other values pass, and fails or computes NaN later.
     invalid = f"config.json of a {config.model_type} model is not valid"
+    if dim > LARGEST_HEAD:
+        raise CetaneError(f"{invalid}: a head has {dim} channels, more than {LARGEST_HEAD}")
     if layer_type is not None:
         parameters = parameters.get(layer_type)
         if not isinstance(parameters, dict):
