@@ -34,14 +34,17 @@ def has_text_part(config: dict[str, Any]) -> bool:
 
 
 def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The config of the text part."""
+    """The config of the text part. The whole model's config says whether its head is tied."""
     text = config["text_config"]
     if not isinstance(text, dict):
         raise CetaneError(f"{path}: text_config is not an object")
     kind = _TEXT_TYPES[config["model_type"]]
     if kind == "ministral3" and text.get("model_type") == "mistral":  # Mistral Small 3.1
         kind = "mistral"
-    return {**text, "model_type": kind}
+    text = {**text, "model_type": kind}
+    if "tie_word_embeddings" in config:
+        text["tie_word_embeddings"] = config["tie_word_embeddings"]
+    return text
 
 
 def text_tensors(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
