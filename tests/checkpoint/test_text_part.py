@@ -95,6 +95,14 @@ def test_the_whole_models_config_ties_the_head(tmp_path: Path, outer: bool) -> N
     assert np.abs(logits(tmp_path, 32) - expected).max() <= TOLERANCE
 
 
+def test_two_names_of_one_tensor(tmp_path: Path) -> None:
+    names = "model.language_model.norm.weight", "language_model.model.norm.weight"
+    save_file({name: torch.ones(4) for name in names}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3", "text_config": {}}')
+    with pytest.raises(CetaneError, match="one tensor of the text"):
+        open_checkpoint(tmp_path)
+
+
 def test_a_text_config_that_is_none(tmp_path: Path) -> None:
     save_file({"model.norm.weight": torch.ones(4)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "gemma3", "text_config": 3}')

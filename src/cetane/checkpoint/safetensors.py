@@ -53,7 +53,7 @@ class SafetensorsCheckpoint(Checkpoint):
             config = hf_config(config, path)
             tensors = hf_tensors(tensors, config, path)
         elif has_text_part(config):
-            config, tensors = text_config(config, path), text_tensors(tensors)
+            config, tensors = text_config(config, path), text_tensors(tensors, path)
         tensors = stack_experts(tensors, path)
         super().__init__(source, config, tensors)
         self.quantization = quantization

@@ -47,11 +47,22 @@ def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     return text
 
 
-def text_tensors(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The text part's tensors, by the names of a text model."""
-    return {
-        ours: tensor for name, tensor in tensors.items() if (ours := text_name(name)) is not None
-    }
+def text_tensors(tensors: dict[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
+    """The text part's tensors, by the names of a text model.
+
+    `path` is the checkpoint's config.json. Raises CetaneError for two tensors of one name.
+    """
+    found: dict[str, str] = {}
+    for name in tensors:
+        ours = text_name(name)
+        if ours in found:
+            raise CetaneError(
+                f"{path.parent} holds {found[ours]} and {name}, which are one tensor of the text",
+                "get the model again, or save it with transformers",
+            )
+        if ours is not None:
+            found[ours] = name
+    return {ours: tensors[name] for ours, name in found.items()}
 
 
 def text_name(name: str) -> str | None:
