@@ -241,8 +241,9 @@ def scaled(block: tuple[int, ...] | None = None) -> Decode:
 
         def spread(values: torch.Tensor) -> torch.Tensor:
             if block is not None:
-                values = values.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
-                return values[:rows, :columns]
+                high, wide = min(block[0], rows), min(block[1], columns)
+                tall = values.repeat_interleave(high, 0)[:rows]
+                return tall.repeat_interleave(wide, 1)[:, :columns]
             if values.numel() == 1:
                 return values.reshape(1, 1)
             if "groups" in parts:
@@ -446,10 +447,11 @@ def fours(layout: QuantizedTensors, module: str, kind: str, end: str) -> None:
     def decode(parts: dict[str, torch.Tensor]) -> torch.Tensor:
         largest = parts["largest"]
         if nested is not None:
-            outer = parts["outer"].repeat_interleave(nested)[:blocks]
+            outer = parts["outer"].repeat_interleave(min(nested, blocks))[:blocks]
             largest = parts["outer_values"][largest.long()] * outer + offset
         values = parts["values"][from_fours(parts["indices"])[:count]]
-        return (values * largest.float().repeat_interleave(block)[:count]).reshape(shape)
+        spread = largest.float().repeat_interleave(min(block, count))[:count]
+        return (values * spread).reshape(shape)
 
     layout.join(
         module, tuple(shape), kind, decode, indices=".weight", values=".weight.quant_map",
