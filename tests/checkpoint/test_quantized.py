@@ -253,6 +253,46 @@ def test_companions_that_the_config_does_not_mention(
     assert "dequantize()" in (refusal.value.hint or "")
 
 
+GPTQ: dict[str, torch.Tensor] = {
+    "qweight": torch.ones(2, 8).int(), "scales": torch.ones(2, 8), "qzeros": torch.ones(2, 1).int(),
+}  # fmt: skip
+INT8: dict[str, torch.Tensor] = {
+    "weight": torch.ones(4, 4, dtype=torch.int8), "weight_scale": torch.ones(4, 2),
+}  # fmt: skip
+GPTQ_SAID = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+PARTS = [
+    (GPTQ_SAID, GPTQ, "qweight", torch.ones(2, 8)),
+    (GPTQ_SAID, GPTQ, "qweight", torch.ones(2, 8).bfloat16()),
+    (GPTQ_SAID, GPTQ, "qweight", torch.ones(2, 8, dtype=torch.int8)),
+    (GPTQ_SAID, GPTQ, "scales", torch.ones(2, 8).int()),
+    (GPTQ_SAID, GPTQ, "qzeros", torch.ones(2, 1)),
+    (GPTQ_SAID, GPTQ, "g_idx", -torch.ones(16).int()),
+    (GPTQ_SAID, GPTQ, "g_idx", torch.ones(16).int() * 2),
+    (GPTQ_SAID, GPTQ, "g_idx", torch.full((16,), 0.7)),
+    (compressed("int-quantized", 8), INT8, "weight_scale", torch.ones(4, 2).int()),
+    (compressed("int-quantized", 8), INT8, "weight_g_idx", -torch.ones(4).int()),
+    (compressed("int-quantized", 8), INT8, "weight_g_idx", torch.ones(1).int()),
+    (compressed("int-quantized", 8), INT8, "weight_g_idx", torch.tensor(1)),
+    (compressed("int-quantized", 8), INT8, "weight_zero_point", torch.ones(4, 0).to(torch.int8)),
+    (compressed("int-quantized", 8), INT8, "weight_zero_point", torch.ones(4, 1).to(torch.int8)),
+]
+
+
+@pytest.mark.parametrize(("said", "whole", "name", "part"), PARTS)
+def test_a_part_that_does_not_fit(
+    tmp_path: Path, said: Any, whole: dict[str, torch.Tensor], name: str, part: torch.Tensor
+) -> None:
+    """Of another dtype or shape, or a group that is not there; with the right parts it is read."""
+    for parts in (whole, whole | {name: part}):
+        stored = {f"{NAME}.{key}": value for key, value in parts.items()}
+        path = folder(tmp_path, said, stored)
+        if parts is whole:
+            open_checkpoint(path).read(f"{NAME}.weight")
+        else:
+            with pytest.raises(CetaneError, match="does not fit"):
+                open_checkpoint(path).read(f"{NAME}.weight")
+
+
 METHODS = ("nvfp4", "hqq", "quanto", "torchao", "aqlm", "modelopt", "fbgemm_fp8", "no such thing")
 
 
