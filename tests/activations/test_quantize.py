@@ -133,7 +133,11 @@ def test_a_target_that_exists(bundle: Bundle, tmp_path: Path) -> None:
     assert (tmp_path / "mine").read_text() == "not a bundle"
 
 
-def test_smoothing_without_the_checkpoint(bundle: Bundle, tmp_path: Path) -> None:
+def test_smoothing_without_the_checkpoint(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused before any work."""
+    monkeypatch.setattr(quantize, "conversations", None)
     with pytest.raises(CetaneError, match="checkpoint"):
         quantize_activations(bundle, tmp_path / "a8", Options(smooth=True), silent)
 

@@ -1,5 +1,6 @@
 """SmoothQuant's factors: exact, and those of the paper."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,11 +9,12 @@ import torch
 from tests.conftest import InMemoryCheckpoint, build_model, tiny_recipe
 from tests.families.gemma_models import build_gemma3
 
-from cetane.activations.smooth import Smoothed, smooth
+from cetane.activations.smooth import Smoothed, smooth, smoothing_planner
 from cetane.checkpoint import Checkpoint
 from cetane.engine.authored import authored_engine
 from cetane.errors import CetaneError
 from cetane.planner import Planner
+from cetane.schema.streaming import Streaming
 
 TEXTS = [np.random.default_rng(seed).integers(1, 288, 20).tolist() for seed in (1, 2)]
 
@@ -41,18 +43,37 @@ def pair() -> tuple[InMemory, Smoothed]:
     return smoothed(build_model("llama"))
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {}, "olmo2": {}, "phi3": {}, "qwen2": {}, "qwen3": {},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_model_is_the_same(kind: str) -> None:
-    """Biases, norms of queries and keys, and heads that share keys among them."""
-    checkpoint, changed = smoothed(build_model(kind))
+    """Biases, norms of queries and keys, heads that share keys, and several projections in one
+    tensor among them."""
+    checkpoint, changed = smoothed(build_model(kind, **KINDS[kind]))
     found = []
     for weights in (checkpoint, changed):
         engine = authored_engine(Planner(checkpoint, tiny_recipe()), weights)
         found.append(engine.session().feed(TEXTS[0], "all"))
     np.testing.assert_allclose(found[1], found[0], atol=2e-4)
-    for name in ("self_attn.v_proj", "mlp.up_proj", "self_attn.q_proj", "mlp.down_proj"):
-        weight = f"model.layers.1.{name}.weight"
+    weights = {name for factors in changed.factors for name in factors if ".layers.1." in name}
+    assert len(weights) > 3 and weights <= {*checkpoint.names()}
+    for weight in weights:
         assert not torch.allclose(changed.read(weight), checkpoint.read(weight), rtol=0.05)
+
+
+def test_projections_that_are_cut_in_two(pair: tuple[InMemory, Smoothed]) -> None:
+    checkpoint, wanted = pair
+    planner = Planner(checkpoint, tiny_recipe())
+    for block in planner.model.layers:
+        for path in ("mlp.up_proj", "mlp.down_proj"):
+            block.get_submodule(path).split(32)
+    changed = smooth(checkpoint, planner, TEXTS)
+    for name in checkpoint.names():
+        torch.testing.assert_close(changed.read(name), wanted.read(name), rtol=1e-4, atol=1e-6)
 
 
 def test_factors_are_those_of_the_paper(pair: tuple[InMemory, Smoothed]) -> None:
@@ -87,7 +108,33 @@ def test_other_tensors_and_identity(pair: tuple[InMemory, Smoothed]) -> None:
     assert changed.fingerprint != checkpoint.fingerprint
 
 
+def test_adapters_stay_with_a_wrapped_checkpoint(pair: tuple[InMemory, Smoothed]) -> None:
+    checkpoint = InMemory(build_model("llama"))
+    merged: Any = ("an adapter",)
+    checkpoint.merged = merged
+    assert Smoothed(checkpoint).merged == merged
+
+
 def test_other_families() -> None:
     checkpoint = InMemory(build_gemma3())
-    with pytest.raises(CetaneError, match="only for the Llama family"):
-        smooth(checkpoint, Planner(checkpoint, tiny_recipe()), TEXTS)
+    plan = Planner(checkpoint, tiny_recipe()).plan()
+    with pytest.raises(CetaneError, match=r"nothing to exchange in .* of a gemma3_text"):
+        smoothing_planner(checkpoint, plan, Path("here"))
+
+
+@pytest.mark.parametrize("words", ["turned channels", "heads that stream", "adapters"])
+def test_bundles_that_cannot_be_smoothed(words: str) -> None:
+    checkpoint: Any = InMemory(build_model("llama"))
+    plan = Planner(checkpoint, tiny_recipe()).plan()
+    recipe = plan.recipe
+    if words == "adapters":
+        checkpoint.adapters = {"a": None}
+    elif words == "turned channels":
+        compression = recipe.compression.model_copy(update={"rotate": True})
+        recipe = recipe.model_copy(update={"compression": compression})
+    else:
+        cache = recipe.cache.model_copy(update={"streaming": Streaming.model_construct()})
+        recipe = recipe.model_copy(update={"cache": cache})
+    changed = plan.model_copy(update={"recipe": recipe})
+    with pytest.raises(CetaneError, match=f"here has {words}, which smoothing does not know"):
+        smoothing_planner(checkpoint, changed, Path("here"))

@@ -1,5 +1,8 @@
 """Chat templates are programs of strangers: none runs for long or fills the memory."""
 
+import json
+from typing import Any
+
 import pytest
 
 from cetane.checkpoint.chat_template import render
@@ -26,6 +29,29 @@ GREEDY = {
     "a set block": "{% set x %}{% for i in range(9999) %}{{ 'a' * 9999 }}{% endfor %}{% endset %}",
     "macros": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "recursive loops": "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
+    "deep JSON": (
+        GROWS % ("range(1999)|list", "[ns.s]")
+        + GROWS % ("ns.s", "[ns.s]")
+        + "{{ ns.s|tojson(indent=16)|length }}"
+    ),
+    "bytes": "{{ ('a'.encode() * 600000000)|length }}",
+    "bytes that are kept": "{% set x = ('a'.encode() * 1400000000) %}ok",
+    "bytes of a number": "{{ (1).to_bytes(200000000, 'big')|length }}",
+    "bytes, padded": "{{ ''.encode().ljust(400000000)|length }}",
+    "bytes, replaced": (
+        "{{ ('a' * 30000).encode().replace('a'.encode(), ('b' * 30000).encode())|length }}"
+    ),
+    "methods by filters": "{{ ('a'|attr('ljust'))(10 ** 10) }}",
+    "methods of marked texts": "{{ ('a'|safe).ljust(10 ** 10) }}",
+    "translated": "{{ ('a' * 35000).translate({97: 'b' * 35000})|length }}",
+    "mapped": "{{ range(99999)|map('string')|map('replace', '1', 'b' * 20000)|list|length }}",
+    "selected": "{{ range(3000)|map('string')|select('in', 'b' * 4000000)|list|length }}",
+    "selected from a list": (
+        "{{ range(3000)|map('string')|list|reject('in', 'b' * 4000000)|list|length }}"
+    ),
+    "a list of letters": "{{ ('\u4e2d' * 4000000)|list|length }}",
+    "summed": "{{ range(99999)|map('string')|map('list')|sum(start=[])|length }}",
+    "escaped": "{{ ('&' * 4000000)|forceescape|length }}",
     "brackets": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
     "a long template": "a" * 1_000_000,
 }
@@ -46,7 +72,20 @@ def test_what_real_templates_do() -> None:
         "{%- endfor -%}"
         "{{ messages | tojson }}{{ ['a', 'b'] | join(', ') }}{{ 'x y'.split(' ')[1] }}"
         "{{ 'aXb'.replace('X', '-') }}{{ messages[::-1] | length }}{{ 7 * 2 }}{{ 'ab' * 2 }}"
+        "{{ messages | selectattr('role', 'eq', 'user') | map(attribute='content') | first }}"
+        "{{ none | select | list }}{{ [2, 1] | sort }}{{ [1, 2] | sum }}"
+        "{{ {'a': 1}.items() | list }}"
+        "{{ 'a</b>c'.split('</b>')[-1].lstrip('\\n') }}{{ 1.55 | round(1, 'floor') }}"
+        "{{ 1.5 | round(10 ** 9, 'ceil') }}"
     )
     assert render(template, MESSAGES, True, {}) == (
         '<user>hi1True[{"role": "user", "content": "hi"}]a, bya-b114abab'
+        "hi[][1, 2]3[('a', 1)]c1.51.5"
     )
+
+
+@pytest.mark.parametrize("indent", [None, 4])
+def test_json_is_that_of_python(indent: int | None) -> None:
+    value: dict[str, Any] = {"a": [1, 2.5, {"b": None}], "ü": "<'\"\n>", "empty": []}
+    found = render(f"{{{{ messages[0]|tojson(indent={indent or 'none'}) }}}}", [value], True, {})
+    assert found == json.dumps(value, ensure_ascii=False, indent=indent)

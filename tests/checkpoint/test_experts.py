@@ -81,3 +81,17 @@ def test_gates_of_another_shape(tmp_path: Path) -> None:
     damaged(tmp_path, change)
     with pytest.raises(CetaneError, match="beside them"):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gates_of_another_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Joined by their bytes, one of the two would be read as what it is not."""
+    saved("qwen3_moe", tmp_path, fused=False)
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if ".experts." in name]:
+            tensors[name] = tensors[name].to(dtype if "gate_proj" in name else torch.float32)
+
+    damaged(tmp_path, change)
+    with pytest.raises(CetaneError, match="F32 beside them"):
+        open_checkpoint(tmp_path)

@@ -68,6 +68,17 @@ def test_fp8_blocks(tmp_path: Path) -> None:
     check(tmp_path, said, parts, truth)
 
 
+def test_blocks_larger_than_the_weight(tmp_path: Path) -> None:
+    """Their scale is repeated as often as the weight has elements, whatever the config says."""
+    weight, scale = torch.randn(ROWS, COLUMNS).to(torch.float8_e4m3fn), torch.rand(1, 1)
+    said = {"quant_method": "fp8", "weight_block_size": [2**40, 2**40]}
+    parts = {f"{NAME}.weight": weight, f"{NAME}.weight_scale_inv": scale}
+    check(tmp_path, {"quantization_config": said}, parts, weight.float() * scale)
+    config = compressed("float-quantized", 8, "float", block_structure=[2**40, 2**40])
+    parts = {f"{NAME}.weight": weight, f"{NAME}.weight_scale": scale}
+    check(tmp_path, config, parts, weight.float() * scale)
+
+
 def compressed(form: str, bits: int, kind: str = "int", **more: Any) -> dict[str, Any]:
     weights = {"num_bits": bits, "type": kind, "symmetric": True, "strategy": "channel", **more}
     group = {"targets": ["Linear"], "weights": weights}
@@ -170,21 +181,27 @@ def test_bitsandbytes_int8(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_bitsandbytes_nf4(tmp_path: Path, nested: bool) -> None:
-    count, block = ROWS * COLUMNS, 64
+@pytest.mark.parametrize("larger", [False, True])
+def test_bitsandbytes_nf4(tmp_path: Path, nested: bool, larger: bool) -> None:
+    """`larger`: the blocks that the file says are larger than the weight."""
+    count = ROWS * COLUMNS
+    block, said_block = (count, 2**40) if larger else (64, 64)
+    nested_block = 2**40 if larger else 16
     indices = RANDOM.integers(0, 16, count)
     code = np.sort(RANDOM.random(16)).astype(np.float32)
     largest = RANDOM.random(count // block).astype(np.float32)
-    state: dict[str, Any] = {"quant_type": "nf4", "blocksize": block, "shape": [ROWS, COLUMNS]}
+    state: dict[str, Any] = {"quant_type": "nf4", "blocksize": said_block, "shape": [ROWS, COLUMNS]}
     bytes_ = (indices[0::2] << 4 | indices[1::2]).astype(np.uint8).reshape(-1, 1)
     prefix = f"{NAME}.weight"
     parts = {prefix: torch.from_numpy(bytes_), f"{prefix}.quant_map": torch.from_numpy(code)}
     if nested:
         outer_code = np.sort(RANDOM.random(256)).astype(np.float32)
         inner = RANDOM.integers(0, 256, count // block).astype(np.uint8)
-        outer = RANDOM.random(-(-len(inner) // 16)).astype(np.float32)
-        state |= {"nested_blocksize": 16, "nested_offset": 0.25}
-        largest = np.array([outer_code[v] * outer[i // 16] + 0.25 for i, v in enumerate(inner)])
+        outer = RANDOM.random(-(-len(inner) // nested_block)).astype(np.float32)
+        state |= {"nested_blocksize": nested_block, "nested_offset": 0.25}
+        largest = np.array(
+            [outer_code[v] * outer[i // nested_block] + 0.25 for i, v in enumerate(inner)]
+        )
         parts[f"{prefix}.absmax"] = torch.from_numpy(inner)
         parts[f"{prefix}.nested_absmax"] = torch.from_numpy(outer)
         parts[f"{prefix}.nested_quant_map"] = torch.from_numpy(outer_code)
@@ -234,6 +251,46 @@ def test_companions_that_the_config_does_not_mention(
     with pytest.raises(CetaneError, match="weights are quantised") as refusal:
         open_checkpoint(folder(tmp_path, None, tensors))
     assert "dequantize()" in (refusal.value.hint or "")
+
+
+GPTQ: dict[str, torch.Tensor] = {
+    "qweight": torch.ones(2, 8).int(), "scales": torch.ones(2, 8), "qzeros": torch.ones(2, 1).int(),
+}  # fmt: skip
+INT8: dict[str, torch.Tensor] = {
+    "weight": torch.ones(4, 4, dtype=torch.int8), "weight_scale": torch.ones(4, 2),
+}  # fmt: skip
+GPTQ_SAID = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+PARTS = [
+    (GPTQ_SAID, GPTQ, "qweight", torch.ones(2, 8)),
+    (GPTQ_SAID, GPTQ, "qweight", torch.ones(2, 8).bfloat16()),
+    (GPTQ_SAID, GPTQ, "qweight", torch.ones(2, 8, dtype=torch.int8)),
+    (GPTQ_SAID, GPTQ, "scales", torch.ones(2, 8).int()),
+    (GPTQ_SAID, GPTQ, "qzeros", torch.ones(2, 1)),
+    (GPTQ_SAID, GPTQ, "g_idx", -torch.ones(16).int()),
+    (GPTQ_SAID, GPTQ, "g_idx", torch.ones(16).int() * 2),
+    (GPTQ_SAID, GPTQ, "g_idx", torch.full((16,), 0.7)),
+    (compressed("int-quantized", 8), INT8, "weight_scale", torch.ones(4, 2).int()),
+    (compressed("int-quantized", 8), INT8, "weight_g_idx", -torch.ones(4).int()),
+    (compressed("int-quantized", 8), INT8, "weight_g_idx", torch.ones(1).int()),
+    (compressed("int-quantized", 8), INT8, "weight_g_idx", torch.tensor(1)),
+    (compressed("int-quantized", 8), INT8, "weight_zero_point", torch.ones(4, 0).to(torch.int8)),
+    (compressed("int-quantized", 8), INT8, "weight_zero_point", torch.ones(4, 1).to(torch.int8)),
+]
+
+
+@pytest.mark.parametrize(("said", "whole", "name", "part"), PARTS)
+def test_a_part_that_does_not_fit(
+    tmp_path: Path, said: Any, whole: dict[str, torch.Tensor], name: str, part: torch.Tensor
+) -> None:
+    """Of another dtype or shape, or a group that is not there; with the right parts it is read."""
+    for parts in (whole, whole | {name: part}):
+        stored = {f"{NAME}.{key}": value for key, value in parts.items()}
+        path = folder(tmp_path, said, stored)
+        if parts is whole:
+            open_checkpoint(path).read(f"{NAME}.weight")
+        else:
+            with pytest.raises(CetaneError, match="does not fit"):
+                open_checkpoint(path).read(f"{NAME}.weight")
 
 
 METHODS = ("nvfp4", "hqq", "quanto", "torchao", "aqlm", "modelopt", "fbgemm_fp8", "no such thing")

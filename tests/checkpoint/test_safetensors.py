@@ -7,13 +7,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
+from tests.conftest import build_model, tiny_recipe
+from tests.families.parity import TOLERANCE, tokens, truth
 
 from cetane.checkpoint import open_checkpoint
 from cetane.checkpoint.safetensors import DTYPES
+from cetane.engine.authored import authored_engine
 from cetane.errors import CetaneError
+from cetane.gates.reference import Reference
+from cetane.planner import Planner
 
 
 def folder_with(path: Path, *files: dict[str, torch.Tensor]) -> Path:
@@ -47,6 +54,41 @@ def refused(source: Path, match: str) -> None:
     with pytest.raises(CetaneError, match=match) as caught:
         open_checkpoint(source)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("said", [{"tie_word_embeddings": True}, {}])
+@pytest.mark.parametrize("row", [None, 0, 99])
+def test_a_head_beside_a_tied_table(
+    row: int | None, said: dict[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The config counts only where both are equal. A row may differ in any piece."""
+    monkeypatch.setattr("cetane.checkpoint.safetensors.PIECE", 100)
+    table = torch.randn(100, 8)
+    head = table.clone()
+    if row is not None:
+        head[row] += 1
+    folder = folder_with(tmp_path, {"model.embed_tokens.weight": table, "lm_head.weight": head})
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"} | said))
+    wanted = said if row is None else {"tie_word_embeddings": False}
+    assert open_checkpoint(folder).config == {"model_type": "llama"} | wanted
+
+
+def test_a_head_that_the_config_ties_wrongly(tmp_path: Path) -> None:
+    """transformers uses the stored head: its logits are the truth, also of the reference."""
+    model = build_model("llama")
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    checkpoint = open_checkpoint(tmp_path)
+    engine = authored_engine(Planner(checkpoint, tiny_recipe()), checkpoint)
+    found = engine.session().feed(tokens(288), "all")
+    assert found is not None
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert np.abs(found - truth(loaded)).max() <= TOLERANCE
+    reference = Reference(checkpoint)
+    assert reference.loader == "transformers"
+    assert reference.names["lm_head"] == {"weight": "lm_head.weight"}
+    assert np.abs(reference.run([tokens(288)])[0].logits - found).max() <= TOLERANCE
 
 
 def test_every_dtype_and_shape(tmp_path: Path) -> None:

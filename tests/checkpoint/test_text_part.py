@@ -77,6 +77,32 @@ def test_names_of_released_checkpoints(tmp_path: Path, kind: str, prefix: str) -
     assert np.abs(logits(tmp_path, 48) - truth(model, 48)).max() <= TOLERANCE
 
 
+@pytest.mark.parametrize("outer", [True, False])
+def test_the_whole_models_config_ties_the_head(tmp_path: Path, outer: bool) -> None:
+    text = dict(build_gemma3(final_logit_softcapping=None).config.to_dict())
+    config = transformers.Gemma3Config(
+        text_config=text | {"tie_word_embeddings": not outer}, tie_word_embeddings=outer,
+        vision_config=VISION, mm_tokens_per_image=4, image_token_index=287,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    assert ("lm_head.weight" in checkpoint) == (not outer)
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([tokens(288, 32)])).logits[0].numpy()
+    assert np.abs(expected).max() > 0.1
+    assert np.abs(logits(tmp_path, 32) - expected).max() <= TOLERANCE
+
+
+def test_two_names_of_one_tensor(tmp_path: Path) -> None:
+    names = "model.language_model.norm.weight", "language_model.model.norm.weight"
+    save_file({name: torch.ones(4) for name in names}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3", "text_config": {}}')
+    with pytest.raises(CetaneError, match="one tensor of the text"):
+        open_checkpoint(tmp_path)
+
+
 def test_a_text_config_that_is_none(tmp_path: Path) -> None:
     save_file({"model.norm.weight": torch.ones(4)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "gemma3", "text_config": 3}')

@@ -351,10 +351,13 @@ class ChatTemplate(Fuzzer):
         filters = ("length", "list", "join", "tojson", "trim", "upper", "string", "sort",
                    "first", "map('upper')", "replace('a', 'aaaa')", "indent(999999)", "items",
                    "reverse", "center(99999999)", "batch(9)", "int", "sum",
-                   "tojson(indent=9999999)")  # fmt: skip
+                   "tojson(indent=9999999)", "map('replace', 'a', 'b' * 20000)", "forceescape",
+                   "select('in', 'b' * 4000000)", "map('list')", "round(10**9, 'ceil')",
+                   "attr('encode')")  # fmt: skip
         methods = ("format", "ljust(10**9)", "split('a')", "replace('', 'xxxx')", "join(m)",
                    "__class__", "append(x)", "update(a=x)", "zfill(9999999)",
-                   "upper()")  # fmt: skip
+                   "upper()", "encode()", "to_bytes(10**9, 'big')", "translate({97: x * 99999})",
+                   "fromkeys(x)", "rsplit('a')")  # fmt: skip
         forms = (
             lambda: f"({left} {random.choice(('+', '*', '**', '%', '~', '-', '/', '//'))} {right})",
             lambda: f"({left})|{random.choice(filters)}",

@@ -7,7 +7,7 @@ from typing import Literal
 from cetane.activations.calibrate import calibrate
 from cetane.activations.passes import Tensors, quantize_package
 from cetane.activations.samples import Traces, conversations, random_samples
-from cetane.activations.smooth import smooth
+from cetane.activations.smooth import smooth, smoothing_planner
 from cetane.activations.temporary import temporary_folder
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
@@ -22,7 +22,6 @@ from cetane.files import (
     write_json,
 )
 from cetane.pipeline.build import build
-from cetane.planner import Planner
 from cetane.schema.manifest import GATES, MANIFEST, Manifest, producers, shard_path
 from cetane.schema.plan import Plan
 from cetane.validation import Data
@@ -45,7 +44,7 @@ class Options(Data):
     of -4e4, whose range leaves nothing for the scores."""
     smooth: bool = False
     """Whether SmoothQuant first moves the channels' outliers into the weights. It needs the
-    checkpoint, and a model of the Llama family."""
+    checkpoint, and a model of which every layer has places for it (`Block.exchanges`)."""
 
 
 NAIVE = Options(samples="random", ranges="last", tensors="all", additions=True)
@@ -71,23 +70,26 @@ def quantize_activations(
     Weights stay unchanged. Each tensor has one symmetric scale, which all functions of a shard
     share. `checkpoint` is the bundle's own, needed only to `smooth`. Raises CetaneError if `target`
     exists, unless it is a bundle and `force`. Raises it too for states, flexible shapes and routed
-    experts, for activations that are already quantized, and for a full disk.
+    experts, for activations that are already quantized, for what cannot be smoothed
+    (`smoothing_planner`), and for a full disk.
     """
     check(bundle.plan, bundle.path)
     if target.exists() and not (force and (target / MANIFEST).is_file()):
         raise CetaneError(f"{target} exists", "choose another folder; --force replaces a bundle")
     check_outside(target, bundle.path)
+    planner = None
+    if options.smooth:
+        if checkpoint is None:
+            raise CetaneError("smoothing changes weights, so it needs the checkpoint")
+        planner = smoothing_planner(checkpoint, bundle.plan, bundle.path)
     source, shards = bundle.manifest, bundle.plan.shards
     with (
         claimed(target, f"quantizing {bundle.path}"), disk_errors(target),
         temporary_folder() as folder, replacing(target) as partial,
     ):  # fmt: skip
         texts = conversations(bundle) if options.samples == "real" or options.smooth else []
-        if options.smooth:
-            if checkpoint is None:
-                raise CetaneError("smoothing changes weights, so it needs the checkpoint")
+        if checkpoint is not None and planner is not None:
             progress("smoothing", 0, len(shards))
-            planner = Planner(checkpoint, bundle.plan.recipe)
             smoothed = smooth(checkpoint, planner, texts)
             bundle = build(smoothed, bundle.plan.recipe, folder / "smooth", progress)
         others = shutil.ignore_patterns(GATES, MANIFEST, "*.mlpackage")

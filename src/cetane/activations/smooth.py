@@ -9,6 +9,7 @@ family names these places in `Block.exchanges`.
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,12 +17,13 @@ from torch import Tensor
 from cetane.activations.samples import filled
 from cetane.checkpoint import Checkpoint
 from cetane.checkpoint.checkpoint import Identity
-from cetane.checkpoint.tokenizer import Tokenizer
+from cetane.checkpoint.wrapped import WrappedCheckpoint
 from cetane.engine.authored import AuthoredBackend, host_tables
 from cetane.engine.engine import Engine
 from cetane.errors import CetaneError
 from cetane.families import Block, Exchange, Weights
 from cetane.planner import Planner
+from cetane.schema.plan import Plan
 
 ALPHA = 0.5
 """The paper's value for most models."""
@@ -32,69 +34,73 @@ Factors = dict[str, tuple[int, Tensor]]
 """The axis to multiply along and its factors, by the name of a checkpoint's tensor."""
 
 
-class Smoothed(Checkpoint):
+class Smoothed(WrappedCheckpoint):
     """A checkpoint whose tensors are multiplied by factors, in fp32. The model stays the same."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(checkpoint.source, checkpoint.config, {})
-        self.checkpoint = checkpoint
+    def __init__(self, base: Checkpoint) -> None:
+        super().__init__(base)
         self.factors: list[Factors] = []
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.checkpoint
-
-    def names(self) -> list[str]:
-        return self.checkpoint.names()
-
-    def dtype(self, name: str) -> str:
-        return self.checkpoint.dtype(name)
-
     def read(self, name: str) -> Tensor:
-        tensor = self.checkpoint.read(name)
+        tensor = self.base.read(name)
         for factors in self.factors:
             if name in factors:
                 axis, factor = factors[name]
                 tensor = tensor.float() * factor.reshape(-1, *[1] * (tensor.dim() - 1 - axis))
         return tensor
 
-    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
+    def _read_rows(self, name: str, start: int, stop: int) -> Tensor:
         if any(name in factors for factors in self.factors):
-            return super().read_rows(name, start, stop)
-        return self.checkpoint.read_rows(name, start, stop)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.checkpoint.shape(name)
-
-    def _load_tokenizer(self) -> Tokenizer:
-        return self.checkpoint.tokenizer
+            return self.read(name)[start:stop].clone()
+        return self.base.read_rows(name, start, stop)
 
     def identified(self, identity: Identity) -> str:
-        digest = hashlib.sha256(self.checkpoint.identified(identity).encode())
+        digest = hashlib.sha256(self.base.identified(identity).encode())
         for factors in self.factors:
             for name, (_, factor) in factors.items():
                 digest.update(name.encode() + factor.numpy().tobytes())
         return digest.hexdigest()
 
 
+def smoothing_planner(checkpoint: Checkpoint, plan: Plan, path: Path) -> Planner:
+    """The planner of a bundle at `path`, whose `plan` and checkpoint can be smoothed.
+
+    Raises CetaneError for turned channels, heads that stream and adapters, which take the channels
+    as they were, and for a model with a layer that offers no exchanges.
+    """
+    recipe = plan.recipe
+    for wrong, what, hint in (
+        (recipe.compression.rotate, "turned channels", "compression.rotate = false"),
+        (recipe.cache.streaming is not None, "heads that stream", "no cache.streaming"),
+        (bool(plan.adapters or checkpoint.adapters), "adapters", "one merged by --lora"),
+    ):
+        if wrong:
+            raise CetaneError(
+                f"{path} has {what}, which smoothing does not know",
+                f"quantize it without smoothing, or port it with {hint}",
+            )
+    planner = Planner(checkpoint, recipe)
+    lacking = [block.name for block in planner.model.layers if not block.exchanges()]
+    if lacking:
+        raise CetaneError(
+            f"{checkpoint.source}: smoothing finds nothing to exchange in {lacking[0]} of a "
+            f"{checkpoint.config['model_type']}",
+            "quantize without it",
+        )
+    return planner
+
+
 def smooth(
     checkpoint: Checkpoint, planner: Planner, texts: Sequence[Sequence[int]], alpha: float = ALPHA
 ) -> Smoothed:
-    """The checkpoint with factors from the largest activations of some texts, in fp32.
-
-    Raises CetaneError for a model of a family that offers no exchanges.
-    """
-    blocks = planner.model.layers
-    if not all(block.exchanges() for block in blocks):
-        raise CetaneError(
-            f"{checkpoint.source}: smoothing works only for the Llama family",
-            "quantize without it",
-        )
+    """The checkpoint with factors from the largest activations of some texts, in fp32. `planner` is
+    that of `smoothing_planner`."""
     largest = observed(checkpoint, planner, texts)
     result = Smoothed(checkpoint)
-    for block in blocks:
+    for block in planner.model.layers:
         for place in block.exchanges():
             seen = largest[block.prefix + place.readers[0]]
-            result.factors.append(moved(result, block.prefix, place, seen, alpha))
+            result.factors.append(moved(result, block, place, seen, alpha))
     return result
 
 
@@ -130,15 +136,26 @@ def watched(block: Block, path: str, largest: dict[str, Tensor]) -> Iterator[Non
         hook.remove()
 
 
-def moved(weights: Weights, prefix: str, place: Exchange, largest: Tensor, alpha: float) -> Factors:
-    """The factors of an exchange's tensors. `largest` is the magnitude of each channel."""
-    names = [f"{prefix}{reader}.weight" for reader in place.readers]
+def moved(
+    weights: Weights, block: Block, place: Exchange, largest: Tensor, alpha: float
+) -> Factors:
+    """The factors of an exchange's tensors. `largest` is the magnitude of each channel.
+
+    Parameters may be rows of one tensor, as Phi-3's: then all that read a tensor read one input.
+    """
+    # Of a projection that is cut in two, both parts hold columns of the same tensor.
+    stored = {path.replace(".first", ".weight"): weight for path, weight in block.weights()}
+    names = list(dict.fromkeys(stored[f"{reader}.weight"].name for reader in place.readers))
     columns = torch.stack([weights.read(n).float().abs().amax(0) for n in names]).amax(0)
     activation, weight = (
         values.reshape(place.channels).amax(1).clamp(min=SMALLEST) for values in (largest, columns)
     )
     factor = activation**alpha / weight ** (1 - alpha)
     read = factor[:, None].expand(*place.channels[:2], -1).flatten()
-    return dict.fromkeys(names, (1, read)) | {
-        prefix + writer: (0, 1 / factor.flatten()) for writer in place.writers
-    }
+    made: Factors = dict.fromkeys(names, (1, read))
+    for writer in place.writers:
+        if writer in stored:
+            rows = torch.ones(stored[writer].stored[0])
+            rows[slice(*(stored[writer].rows or (None,)))] = 1 / factor.flatten()
+            made[stored[writer].name] = 0, rows
+    return made

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, wraps
+from types import BuiltinMethodType
 from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_round
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -33,10 +35,23 @@ MOST_BITS = 4096
 """The most bits of a whole number that a template computes."""
 _ITEM = 32
 """The size of a list item, in characters."""
-PADDING = {"center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map"}
-"""Methods that make a text of any length from a number."""
-UNBOUNDED = ("batch", "center", "filesizeformat", "format", "slice", "wordwrap", "xmlattr")
-"""Filters that make such a text, or that no chat template needs."""
+OWNERS = (str, dict, list, tuple)
+"""Python's own types whose methods a template may call."""
+REFUSED = {
+    "center", "encode", "expandtabs", "format", "format_map", "ljust", "rjust", "striptags",
+    "translate", "zfill",
+}  # fmt: skip
+"""Methods of texts that make one of any length, make bytes, or take long."""
+UNBOUNDED = (
+    "batch", "center", "filesizeformat", "format", "pprint", "slice", "striptags", "urlize",
+    "wordwrap", "xmlattr",
+)  # fmt: skip
+"""Filters that do the same, or that no chat template needs."""
+ITERATING = {
+    "groupby", "list", "map", "max", "min", "reject", "rejectattr", "select", "selectattr", "sort",
+    "sum", "unique",
+}  # fmt: skip
+"""Filters that take the items of what they are given one by one."""
 
 _deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
 
@@ -123,10 +138,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         return tree
 
     def wrap_str_format(self, value: Any) -> Any:
-        """Refuse `str.format`: Jinja's sandbox allows it, and a width of a billion makes a billion
-        spaces."""
-        if getattr(value, "__name__", "") in PADDING and isinstance(value.__self__, str):
-            raise TemplateError(f"a template may not call {value.__name__}()")
+        """Leave `str.format` as it is, so that `call` refuses it. Jinja's sandbox would allow it,
+        and a width of a billion makes a billion spaces."""
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         _tick()
@@ -147,8 +160,10 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
         _tick()
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        if isinstance(obj, BuiltinMethodType) and not isinstance(owner, OWNERS):
+            raise TemplateError(f"a template may not call {name}() of {type(owner).__name__}")
         if isinstance(owner, str):
-            if name in PADDING:
+            if name in REFUSED:
                 raise TemplateError(f"a template may not call {name}()")
             if name == "replace":
                 return _replace(owner, *args)
@@ -177,7 +192,7 @@ def _size(value: Any) -> int:
     size, waiting = 0, [value]
     while waiting:
         item = waiting.pop()
-        if isinstance(item, str):
+        if isinstance(item, str | bytes):
             size += len(item)
         elif isinstance(item, dict | list | tuple):
             size += _ITEM * len(item)
@@ -200,6 +215,38 @@ def _counted(values: Iterable[Any]) -> Iterator[Any]:
         _tick()
         _check(number)
         yield value
+
+
+def _measured(values: Iterable[Any]) -> Iterator[Any]:
+    """The items that a filter takes or gives, and may keep. Raises TemplateError when the time is
+    up, or all of them are too large together."""
+    size = 0
+    for value in values:
+        _tick()
+        size += _ITEM + _size(value)
+        _check(size)
+        yield value
+
+
+def _limited(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """One of Jinja's filters, which measures the items that it takes, and what it makes."""
+    first = int(hasattr(plain, "jinja_pass_arg"))  # before it comes what Jinja itself passes
+
+    @wraps(plain)
+    def limited(*values: Any, **options: Any) -> Any:
+        _tick()
+        arguments = [*values]
+        if name in ITERATING and isinstance(arguments[first], Iterable):
+            arguments[first] = _measured(arguments[first])
+        made = plain(*arguments, **options)
+        return _measured(made) if isinstance(made, Iterator) else _sized_text(made)
+
+    return limited
+
+
+def _sized_text(value: Any) -> Any:
+    """`value`, measured if it is a text: lists come from measured items, or were there before."""
+    return _sized(value) if isinstance(value, str) else value
 
 
 def _join(values: Iterable[Any], between: Any = "") -> str:
@@ -236,6 +283,11 @@ def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = 
     return "\n".join([(prefix if first else "") + lines[0], *indented]) if lines else ""
 
 
+def _round(value: float, precision: int = 0, method: Any = "common") -> float:
+    """Jinja's `round`."""
+    return do_round(value, min(precision, 64), method)
+
+
 @lru_cache
 def _compile(template: str) -> Template:
     # Templates come with the checkpoint and are not trusted, so they run in the sandbox.
@@ -243,13 +295,16 @@ def _compile(template: str) -> Template:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.concat = _join  # type: ignore[method-assign]
-    for name in UNBOUNDED:
-        environment.filters.pop(name, None)
-    environment.filters |= {
+    environment.filters = {
+        name: _limited(name, plain)
+        for name, plain in environment.filters.items()
+        if name not in UNBOUNDED
+    } | {
         "tojson": _tojson,
         "join": _join_filter,
         "replace": _replace,
         "indent": _indent,
+        "round": _round,
         "counted": _counted,
         "joined": _join,
         "sized": _sized,
@@ -273,10 +328,10 @@ def _tojson(
 ) -> str:
     # Jinja's own filter escapes for HTML.
     _size(value)
-    return json.dumps(
-        value,
+    encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii,
         indent=min(int(indent), 16) if indent else indent,
         separators=separators,
         sort_keys=sort_keys,
     )
+    return _join(encoder.iterencode(value))

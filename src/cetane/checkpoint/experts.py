@@ -63,9 +63,14 @@ def fused(
     down: list[StoredTensor],
     where: str,
 ) -> dict[str, StoredTensor]:
-    """The two tensors of all experts, from three matrices of each."""
-    if gate[0].shape != up[0].shape:
-        raise CetaneError(f"{where} have gates of {gate[0].shape}, but {up[0].shape} beside them")
+    """The two tensors of all experts, from three matrices of each. CetaneError unless gate and up
+    are alike."""
+    kinds = [f"{one.shape} in {one.dtype}" for one in (gate[0], up[0])]
+    if kinds[0] != kinds[1]:
+        raise CetaneError(
+            f"{where} have gates of {kinds[0]}, but {kinds[1]} beside them",
+            "load the model with transformers in one dtype, and save it",
+        )
     pairs = (JoinedTensor.join(pair) for pair in zip(gate, up, strict=True))
     return {
         f"{prefix}.gate_up_proj": StackedTensor.stack(tuple(pairs)),

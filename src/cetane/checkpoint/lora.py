@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from cetane.checkpoint.checkpoint import Checkpoint, Identity, StoredTensor
-from cetane.checkpoint.safetensors import read_header, read_tensor, refuse_pickle
+from cetane.checkpoint.safetensors import (
+    EMBEDDING,
+    HEAD,
+    read_header,
+    read_tensor,
+    refuse_pickle,
+)
 from cetane.checkpoint.text_part import text_name
 from cetane.errors import CetaneError
 from cetane.files import file_identity, read_json
@@ -32,7 +38,6 @@ PREFIX = "base_model.model."
 LARGEST_RANK = 4096
 COMMIT = re.compile("[0-9a-f]{40}")
 FLOATS = ("F32", "F16", "BF16")
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 NEUTRAL = {
     "auto_mapping", "inference_mode", "task_type", "peft_version", "target_modules",

@@ -36,6 +36,12 @@ HINT = (
     "transformers and save it"
 )
 FLOATS = {"F64", "F32", "F16", "BF16"}
+PARTS = {
+    "words": {"I32", "U32"}, "zeros": {"I32", "U32"}, "groups": {"I32", "I64"},
+    "zero": {"I8", "I32", "F8_E4M3", *FLOATS}, "indices": {"U8"},
+    **dict.fromkeys(("scale", "scales", "biases", "values", "outer", "outer_values"), FLOATS),
+}  # fmt: skip
+"""The dtypes that a part may have, by its role. Rules check those of other roles."""
 COMPANIONS = (
     "_scale", "_scale_inv", "_scales", ".scales", ".qweight", ".qzeros", ".g_idx", "_g_idx",
     "_zero_point", "_packed", "_blocks", ".biases", ".SCB", ".absmax", ".nested_absmax",
@@ -174,12 +180,15 @@ class QuantizedTensors:
         **names: str,
     ) -> None:
         """Replace the parts of a weight, named by role, by one tensor. A role that ends in `_` may
-        be missing."""
+        be missing. CetaneError for a part of another dtype."""
         parts = {}
         for role, name in names.items():
             part = self.take(f"{module}{name}", optional=role.endswith("_"))
             if part is not None:
-                parts[role.rstrip("_")] = part
+                kind = role.rstrip("_")
+                self.check(part.dtype in PARTS.get(kind, {part.dtype}),
+                           f"{module}{name} in {part.dtype}")  # fmt: skip
+                parts[kind] = part
         first = next(iter(parts.values()))
         nbytes = 4 * math.prod(shape)
         self.tensors[f"{module}{end}"] = QuantizedTensor(
@@ -241,18 +250,27 @@ def scaled(block: tuple[int, ...] | None = None) -> Decode:
 
         def spread(values: torch.Tensor) -> torch.Tensor:
             if block is not None:
-                values = values.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
-                return values[:rows, :columns]
+                high, wide = min(block[0], rows), min(block[1], columns)
+                tall = values.repeat_interleave(high, 0)[:rows]
+                return tall.repeat_interleave(wide, 1)[:, :columns]
             if values.numel() == 1:
                 return values.reshape(1, 1)
             if "groups" in parts:
-                return values[:, parts["groups"].long()]
+                return values[:, places(parts["groups"])]
             return values.repeat_interleave(columns // values.shape[1], 1)
 
         zero = parts.get("zero")
         return (weight if zero is None else weight - spread(zero.float())) * spread(scale)
 
     return decode
+
+
+def places(groups: torch.Tensor) -> torch.Tensor:
+    """The groups of a weight's columns, as indices. IndexError for negative ones, which torch would
+    count from the end."""
+    if bool((groups < 0).any()):
+        raise IndexError("a group below 0")
+    return groups.long()
 
 
 def compressed_tensors(layout: QuantizedTensors) -> Tensors:
@@ -284,9 +302,11 @@ def compressed_tensors(layout: QuantizedTensors) -> Tensors:
             layout.check(len(blocks) == 1 and is_pair(pair), "block_structure")
             fits = scale == (-(-rows // pair[0]), -(-columns // pair[1]))
             layout.check(fits, f"{module}.weight_scale")
+            check_zeros(layout, module, scale)
             block = tuple(pair)
         else:
             check_scales(layout, module, scale, rows, columns)
+            check_zeros(layout, module, scale)
         kind = "int8" if layout.tensors[f"{module}.weight"].dtype == "I8" else "float8"
         layout.join(
             module, (rows, columns), kind, scaled(block), weight=".weight", scale=".weight_scale",
@@ -300,6 +320,14 @@ def check_scales(
 ) -> None:
     grouped = len(scale) == 2 and scale[0] == rows and scale[1] and columns % scale[1] == 0
     layout.check(scale in ((), (1,)) or bool(grouped), f"{module}.weight_scale")
+    order = layout.tensors.get(f"{module}.weight_g_idx")
+    layout.check(order is None or order.shape == (columns,), f"{module}.weight_g_idx")
+
+
+def check_zeros(layout: QuantizedTensors, module: str, shape: tuple[int, ...]) -> None:
+    """Raise CetaneError for zero points of another shape."""
+    zero = layout.tensors.get(f"{module}.weight_zero_point")
+    layout.check(zero is None or zero.shape == shape, f"{module}.weight_zero_point")
 
 
 def unpack_words(layout: QuantizedTensors, module: str, bits: int) -> None:
@@ -316,17 +344,18 @@ def unpack_words(layout: QuantizedTensors, module: str, bits: int) -> None:
     )
     scale = layout.shape(f"{module}.weight_scale")
     check_scales(layout, module, scale, rows, columns)
+    check_zeros(layout, module, (-(-rows * bits // 32), *scale[1:]))
     half = 1 << (bits - 1)
 
     def decode(parts: dict[str, torch.Tensor]) -> torch.Tensor:
         whole = dict(parts, weight=from_words(parts["words"], bits)[:, :columns] - half)
-        if "zero" in parts:
-            whole["zero"] = from_words(parts["zero"].T, bits).T[:rows] - half
+        if "zeros" in parts:
+            whole["zero"] = from_words(parts["zeros"].T, bits).T[:rows] - half
         return scaled()(whole)
 
     layout.join(
         module, (rows, columns), f"int{bits}", decode, words=".weight_packed",
-        scale=".weight_scale", zero_=".weight_zero_point", groups_=".weight_g_idx",
+        scale=".weight_scale", zeros_=".weight_zero_point", groups_=".weight_g_idx",
     )  # fmt: skip
 
 
@@ -375,7 +404,7 @@ def gptq(layout: QuantizedTensors) -> Tensors:
         zeros = (from_words(parts["zeros"], bits) + less) & ((1 << bits) - 1)
         scales, inputs = parts["scales"].float(), len(values)
         if "groups" in parts:
-            group = parts["groups"].long()
+            group = places(parts["groups"])
         else:
             import torch
 
@@ -408,7 +437,10 @@ def bitsandbytes(layout: QuantizedTensors) -> Tensors:
 
     for module in layout.modules(".SCB"):
         shape = layout.matrix(f"{module}.weight")
-        layout.check(layout.shape(f"{module}.SCB") == (shape[0],), f"{module}.SCB")
+        layout.check(
+            layout.shape(f"{module}.SCB") == (shape[0],)
+            and layout.tensors[f"{module}.SCB"].dtype in FLOATS, f"{module}.SCB",
+        )  # fmt: skip
         layout.check(layout.tensors[f"{module}.weight"].dtype == "I8", f"{module}.weight")
         layout.take(f"{module}.weight_format", optional=True)
         layout.join(module, shape, "int8", rows, weight=".weight", largest=".SCB")
@@ -435,8 +467,11 @@ def fours(layout: QuantizedTensors, module: str, kind: str, end: str) -> None:
     fits = layout.tensors[f"{module}.weight"].nbytes == -(-count // 2)
     layout.check(fits and layout.shape(f"{module}.weight.quant_map") == (16,), f"{module}.weight")
     blocks = -(-count // block)
-    layout.check(layout.shape(f"{module}.weight.absmax") == (blocks,), f"{module}.weight.absmax")
     nested, offset = state.get("nested_blocksize"), state.get("nested_offset", 0.0)
+    kinds = FLOATS if nested is None else {"U8"}
+    fits = layout.shape(f"{module}.weight.absmax") == (blocks,)
+    layout.check(fits and layout.tensors[f"{module}.weight.absmax"].dtype in kinds,
+                 f"{module}.weight.absmax")  # fmt: skip
     if nested is not None:
         layout.check(type(nested) is int and nested > 0 and isinstance(offset, int | float)
                      and layout.shape(f"{module}.weight.nested_quant_map") == (256,)
@@ -446,10 +481,11 @@ def fours(layout: QuantizedTensors, module: str, kind: str, end: str) -> None:
     def decode(parts: dict[str, torch.Tensor]) -> torch.Tensor:
         largest = parts["largest"]
         if nested is not None:
-            outer = parts["outer"].repeat_interleave(nested)[:blocks]
+            outer = parts["outer"].repeat_interleave(min(nested, blocks))[:blocks]
             largest = parts["outer_values"][largest.long()] * outer + offset
         values = parts["values"][from_fours(parts["indices"])[:count]]
-        return (values * largest.float().repeat_interleave(block)[:count]).reshape(shape)
+        spread = largest.float().repeat_interleave(min(block, count))[:count]
+        return (values * spread).reshape(shape)
 
     layout.join(
         module, tuple(shape), kind, decode, indices=".weight", values=".weight.quant_map",
@@ -473,8 +509,7 @@ def mlx(layout: QuantizedTensors) -> Tensors:
         grouping = layout.matrix(f"{module}.scales")
         layout.check(
             grouping[0] == rows and columns % grouping[1] == 0
-            and layout.shape(f"{module}.biases") == grouping
-            and layout.tensors[f"{module}.weight"].dtype == "U32", f"{module}.scales",
+            and layout.shape(f"{module}.biases") == grouping, f"{module}.scales",
         )  # fmt: skip
 
         def decode(
@@ -506,7 +541,7 @@ def mxfp4(layout: QuantizedTensors) -> Tensors:
         import torch
 
         values = torch.tensor([*E2M1, *(-value for value in E2M1)])
-        blocks, powers = parts["blocks"].int(), parts["scales"].int() - 127
+        blocks, powers = parts["blocks"].int(), parts["powers"].int() - 127
         halves = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2)
         return torch.ldexp(values[halves], powers.unsqueeze(-1)).flatten(-2).mT
 
@@ -520,7 +555,7 @@ def mxfp4(layout: QuantizedTensors) -> Tensors:
         experts, outputs, groups, _ = shape
         layout.join(
             module, (experts, 32 * groups, outputs), "mxfp4", decode, end="", sliced=True,
-            blocks="_blocks", scales="_scales",
+            blocks="_blocks", powers="_scales",
         )  # fmt: skip
     return layout.tensors
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,9 @@ _MAX_HEADER = 100_000_000  # bytes; the format's own limit
 _PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+PIECE = 1 << 22
+"""Bytes that are compared at a time."""
 
 
 class SafetensorsCheckpoint(Checkpoint):
@@ -53,8 +56,10 @@ class SafetensorsCheckpoint(Checkpoint):
             config = hf_config(config, path)
             tensors = hf_tensors(tensors, config, path)
         elif has_text_part(config):
-            config, tensors = text_config(config, path), text_tensors(tensors)
+            config, tensors = text_config(config, path), text_tensors(tensors, path)
         tensors = stack_experts(tensors, path)
+        if config.get("tie_word_embeddings") is not False and has_own_head(tensors):
+            config = config | {"tie_word_embeddings": False}
         super().__init__(source, config, tensors)
         self.quantization = quantization
         if folder.parent.name == "snapshots":  # the hub's cache names folders for commits
@@ -97,6 +102,27 @@ class SafetensorsCheckpoint(Checkpoint):
     def _identity_beside(self, path: Path, identity: Identity) -> str:
         """The identity of a file beside the weights."""
         return identity(path)
+
+
+def has_own_head(tensors: Mapping[str, StoredTensor]) -> bool:
+    """Whether a head is stored that is not the embedding's table.
+
+    A config may say that they are tied; transformers 5 ties them only if they are equal
+    (`PreTrainedModel.tie_weights`). Both are read up to the first piece that differs.
+    """
+    head, table = tensors.get(HEAD), tensors.get(EMBEDDING)
+    if head is None or table is None:
+        return False
+    if (head.shape, head.stored_as) != (table.shape, table.stored_as):
+        return True
+    if isinstance(head, QuantizedTensor):  # decoding two tables only to compare them takes long
+        return True
+    pieces = [(at, min(PIECE, head.nbytes - at)) for at in range(0, head.nbytes, PIECE)]
+    return any(
+        read_range(head.file, head.offset + at, size)
+        != read_range(table.file, table.offset + at, size)
+        for at, size in pieces
+    )
 
 
 def read_tensor(stored: StoredTensor) -> torch.Tensor:

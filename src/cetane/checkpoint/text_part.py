@@ -34,21 +34,35 @@ def has_text_part(config: dict[str, Any]) -> bool:
 
 
 def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The config of the text part."""
+    """The config of the text part. The whole model's config says whether its head is tied."""
     text = config["text_config"]
     if not isinstance(text, dict):
         raise CetaneError(f"{path}: text_config is not an object")
     kind = _TEXT_TYPES[config["model_type"]]
     if kind == "ministral3" and text.get("model_type") == "mistral":  # Mistral Small 3.1
         kind = "mistral"
-    return {**text, "model_type": kind}
+    text = {**text, "model_type": kind}
+    if "tie_word_embeddings" in config:
+        text["tie_word_embeddings"] = config["tie_word_embeddings"]
+    return text
 
 
-def text_tensors(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The text part's tensors, by the names of a text model."""
-    return {
-        ours: tensor for name, tensor in tensors.items() if (ours := text_name(name)) is not None
-    }
+def text_tensors(tensors: dict[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
+    """The text part's tensors, by the names of a text model.
+
+    `path` is the checkpoint's config.json. Raises CetaneError for two tensors of one name.
+    """
+    found: dict[str, str] = {}
+    for name in tensors:
+        ours = text_name(name)
+        if ours in found:
+            raise CetaneError(
+                f"{path.parent} holds {found[ours]} and {name}, which are one tensor of the text",
+                "get the model again, or save it with transformers",
+            )
+        if ours is not None:
+            found[ours] = name
+    return {ours: tensors[name] for ours, name in found.items()}
 
 
 def text_name(name: str) -> str | None:
