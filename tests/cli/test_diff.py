@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.conftest import build_model
 from tests.mil.conftest import save_program
 
 from cetane.bundle import Bundle
@@ -160,3 +161,17 @@ def test_a_damaged_bundle(cetane: Cetane, ported: Bundle, tmp_path: Path) -> Non
 def test_a_package_and_a_bundle(cetane: Cetane, ported: Bundle, packages: dict[str, Path]) -> None:
     assert "not a Core ML package" in cetane("diff", packages["right"], ported.path).error
     assert "no manifest.json" in cetane("diff", ported.path, packages["right"]).error
+
+
+@pytest.mark.parametrize("command", ["diff", "validate"])
+@pytest.mark.parametrize(("kind", "what"), [("qwen2", "architecture"), ("llama", "layers")])
+def test_a_model_of_another_shape(
+    cetane: Cetane, ported: Bundle, tiny_checkpoint_folder: Path, tmp_path: Path, command: str,
+    kind: str, what: str,
+) -> None:  # fmt: skip
+    """Nothing can be compared, and the error says so."""
+    shutil.copytree(tiny_checkpoint_folder, tmp_path / "other")
+    build_model(kind, num_hidden_layers=3).save_pretrained(tmp_path / "other")
+    result = cetane(command, ported.path, "--model", tmp_path / "other")
+    assert result.code == 2
+    assert f"is another model than {ported.path} was built from: its {what}" in result.error

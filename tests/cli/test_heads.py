@@ -66,10 +66,12 @@ def test_from_a_model_to_a_plan(cetane: Cetane, folder: Path) -> None:
     result = cetane("heads", model, "-r", recipe, "-o", output, *SMALL)
     assert result.code == 0
     assert all(len(line) <= 80 for line in result.out.splitlines() if str(folder) not in line)
-    assert result.out.splitlines()[-3:] == [
+    assert result.out.splitlines()[-5:] == [
         "the model finds no key with all its heads: try fewer --tokens, or fewer --keys",
         f"wrote {output}",
-        'next, in a recipe beside it: [cache.streaming] scores = "found.json"',
+        "next, in a recipe beside it:",
+        "  [cache.streaming]",
+        '  scores = "found.json"',
     ]
     scores = HeadScores.model_validate_json(output.read_text())
     (folder / "long.toml").write_text(

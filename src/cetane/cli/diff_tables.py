@@ -94,8 +94,9 @@ def show_op(title: str, op: OpGap) -> None:
         values[what] = (
             f"relative {gap.relative:.3g}, max abs {gap.largest:.3g}, cosine {gap.cosine:.6f}"
         )
-    right, wrong = op.own.values
-    values["worst element"] = f"{list(op.own.worst)}: {wrong:.6g}, should be {right:.6g}"
+    shown = op.own if op.own.largest else op.total
+    right, wrong = shown.values
+    values["worst element"] = f"{list(shown.worst)}: {wrong:.6g}, should be {right:.6g}"
     values["cause"] = "; ".join(op.causes)
     facts(values, title)
 

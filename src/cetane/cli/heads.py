@@ -78,7 +78,9 @@ def heads(
         return
     show(result)
     say(f"wrote {output}")
-    say(f'next, in a recipe beside it: [cache.streaming] scores = "{output.name}"')
+    say("next, in a recipe beside it:")
+    say("  [cache.streaming]")
+    say(f'  scores = "{output.name}"')
 
 
 def show(result: HeadsResult) -> None:

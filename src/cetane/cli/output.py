@@ -130,7 +130,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     """
     cells = [[cell(value) for value in row] for row in rows]
     widest = [max(longest(t) for t in texts) for texts in zip(columns, *cells, strict=True)]
-    if sum(widest) + 2 * len(columns) > console.width:
+    if sum(widest) + 3 * len(columns) - 1 > console.width:  # edges, dividers and padding
         listed(title, columns, cells)
         return
     console.print(Text(title, "bold"))

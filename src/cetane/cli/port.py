@@ -130,10 +130,13 @@ def show(result: PortResult, verbose: bool) -> None:
         console.print(f"first shards: {summary(result.ladder)}", soft_wrap=True)
     if result.bundle is None:
         show_why(result.explanation)
-        warn(
-            "the first shards failed, so the others were not built; "
-            "after mending the cause, run again with --rebuild"
-        )
+        if result.off_the_ane:
+            warn("so nothing more was built; --no-require-residency builds it nevertheless")
+        else:
+            warn(
+                "the first shards failed, so the others were not built; "
+                "after mending the cause, run again with --rebuild"
+            )
         return
     assert result.golden is not None
     show_golden(result.golden, verbose)
@@ -163,4 +166,5 @@ def show_residency(result: PortResult) -> None:
         warn(f"{named}: {reason}")
     if not result.residency_required:
         say("residency is not judged, since no chip is required: --chip a19-pro does")
-    warn("  for details: cetane audit BUNDLE")
+    if result.bundle is not None:
+        warn(f"  for details: cetane audit {result.bundle.path}")

@@ -29,9 +29,7 @@ TensorsOption = Annotated[
 AdditionsOption = Annotated[
     bool, typer.Option("--additions", help="Quantize additions too, as in coremltools.")
 ]
-SmoothOption = Annotated[
-    bool, typer.Option("--smooth", help="Apply SmoothQuant first (only the Llama family).")
-]
+SmoothOption = Annotated[bool, typer.Option("--smooth", help="Apply SmoothQuant first.")]
 TextOption = Annotated[
     Path | None, typer.Option(help="Judge on this text.", show_default="held-out prompts")
 ]

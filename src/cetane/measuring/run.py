@@ -268,7 +268,7 @@ class BundleMeasurement:
                 say(f"{label} ({bundle['name']}): {middle:.2f} ms a token, decoding")
         for one in content["faults"]:
             say(f"fault: {one['job']}: {one['kind']} {one['phase']}: {one['detail'][:160]}")
-        say(f"measurements: {self.options.output}; bring that file back: cetane import FILE")
+        say(f"measurements: {self.options.output}; bring that file back: cetane import FILE BUNDLE")
         return 1 if content["faults"] else 0
 
 

@@ -84,7 +84,9 @@ def import_kit(
     opened = [Bundle(Path(path)) for path in bundles]
     if not opened:
         names = " ".join(bundle.name for bundle in measurements.bundles.values())
-        raise CetaneError(f"{file} measured {names}", f"cetane import {file} BUNDLE...")
+        raise CetaneError(
+            f"{file} measured {names}: say where that is", f"cetane import {file} BUNDLE..."
+        )
     for bundle in opened:
         bundle.verify()
     imports = [OneImport(measurements, bundle, model) for bundle in opened]

@@ -17,7 +17,7 @@ from cetane.gates.quality import Quality, read_tokens
 from cetane.gates.quality import perplexity as measure_perplexity
 from cetane.gates.static import PackageProblem, static_checks
 from cetane.pipeline.port import explanation_json, judge
-from cetane.planner import turned
+from cetane.planner import Planner, turned
 from cetane.schema.draft_head import DraftHeadKind
 
 
@@ -152,7 +152,9 @@ def checkpoint_of(
     folders = {name: origin.source for name, origin in manifest.adapters.items()}
     folders |= {name: str(folder) for name, folder in (adapters or {}).items()}
     if model is not None:
-        return turned(open_checkpoint(model, merged, folders), recipe)
+        given = turned(open_checkpoint(model, merged, folders), recipe)
+        check_shape(bundle, given)
+        return given
     try:
         return turned(open_checkpoint(manifest.source, merged, folders), recipe)
     except CetaneError as error:
@@ -164,6 +166,22 @@ def checkpoint_of(
             f"{error.message}",
             ", ".join(places),
         ) from error
+
+
+def check_shape(bundle: Bundle, checkpoint: Checkpoint) -> None:
+    """Raise CetaneError for a checkpoint that is no model of the bundle's shape: nothing could be
+    compared."""
+    if checkpoint.fingerprint == bundle.manifest.fingerprint:
+        return
+    ours, theirs = bundle.plan, Planner(checkpoint, bundle.plan.recipe).plan()
+    for what in ("architecture", "layers", "hidden", "vocab", "functions"):
+        if (own := getattr(ours, what)) != (other := getattr(theirs, what)):
+            told = "" if what == "functions" else f" {other}, not {own}"
+            raise CetaneError(
+                f"{checkpoint.source} is another model than {bundle.path} was built from: its "
+                f"{what}{told or ' differ'}",
+                "--model names the same model in another place, or one of the same shape",
+            )
 
 
 def other_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> list[str]:

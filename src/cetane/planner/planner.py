@@ -108,7 +108,8 @@ class Planner:
         if recipe.cache.context > self.model.max_context:
             raise CetaneError(
                 f"cache.context = {recipe.cache.context}: {checkpoint.source} was trained for "
-                f"{self.model.max_context} positions"
+                f"{self.model.max_context} positions",
+                f"--context {self.model.max_context // 32 * 32}",
             )
         self.memory = self.cache_plan(self.model, recipe, checkpoint.source)
         self.heads = self._make_heads()

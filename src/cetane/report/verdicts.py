@@ -26,8 +26,13 @@ QUESTIONS = {
     "perplexity": "Does it predict a text as well as the reference?",
     "residency": "Will every op run on the Neural Engine?",
 }
-FURTHER = {"device": "Does a device compute what the programs should?"}
-"""Questions of gates that not every bundle passes."""
+FURTHER = {
+    "device": "Does a device compute what the programs should?",
+    "golden": "Does the draft head agree with the one that torch trained?",
+    "residency": "Will every op of the draft head run on the Neural Engine?",
+    "static": "Are the packages what the manifest says?",
+}
+"""Questions of gates that not every bundle passes; a draft head's are named `GATE-HEAD`."""
 
 
 class Gates:
@@ -114,9 +119,11 @@ def verdict(gates: Gates, gate: str, audit: Audit) -> GateVerdict:
         case _ if gate == GATE:
             outcome, basis = said(audit.passed), audit.basis
             notes = list(audit.reasons)
+        case _:
+            basis = str(result.get("basis", basis))
     return GateVerdict(
         gate=gate,
-        question=QUESTIONS.get(gate, FURTHER.get(gate, "")),
+        question=QUESTIONS.get(gate, FURTHER.get(gate.partition("-")[0], "")),
         outcome=outcome,
         basis=basis,
         command=command(gate, gates.bundle.path, gates.bundle.manifest.source),
