@@ -19,7 +19,7 @@ from cetane.cli.options import (
     Verbose,
     Workers,
 )
-from cetane.cli.output import megabytes, print_json, progress, say, table, warn
+from cetane.cli.output import conclude, megabytes, progress, say, table, warn
 
 if TYPE_CHECKING:
     from cetane.sweeps.choose import SweepResult
@@ -64,7 +64,7 @@ def sweep(
     """Judge many compressions of a model on a text, without building any, and choose one.
 
     Writes the points, a plot, and the chosen point as a recipe. After an interruption, run it
-    again: it keeps its results.
+    again: it keeps its results. Exit code 1 where every point is larger than the budget.
     """
     from cetane.hardware.chips import DEFAULT_CHIP
     from cetane.sweeps.choose import sweep as choose
@@ -74,17 +74,13 @@ def sweep(
             model, text=text, budget=budget, formats=formats or [], chip=chip or DEFAULT_CHIP,
             recipe=recipe, lora=lora, output=output, workers=opened, progress=update,
         )  # fmt: skip
-    if json:
-        print_json(result.as_json())
-        return
-    show(result, verbose)
-    if result.recipe is not None:
-        merged = "" if lora is None else f" --lora {lora}"
-        say(f"next: cetane port {model}{merged} -r {result.recipe}")
+    merged = "" if lora is None else f" --lora {lora}"
+    following = f"cetane port {model}{merged} -r {result.recipe}"
+    conclude(result, json, lambda made: show(made, verbose, following))
 
 
-def show(result: SweepResult, verbose: bool) -> None:
-    """Print the points of the front, or all, the chosen point, and the files."""
+def show(result: SweepResult, verbose: bool, following: str) -> None:
+    """Print the points of the front, or all, the chosen point, the files, and what follows."""
     front = {point.key for point in result.front}
     chosen = None if result.chosen is None else result.chosen.key
     known = sorted(result.points, key=lambda p: (-p.weight_bytes, p.kl))
@@ -120,6 +116,7 @@ def show(result: SweepResult, verbose: bool) -> None:
         )
     else:
         say(f"chosen: {result.chosen.name}")
+        say(f"next: {following}")
 
 
 def row(point: Point, chosen: str | None) -> list[str]:

@@ -38,6 +38,11 @@ class SweepResult:
     """The plots, then the chosen point as a recipe."""
 
     @property
+    def passed(self) -> bool:
+        """Whether a point is as small as the budget asks."""
+        return self.chosen is not None
+
+    @property
     def recipe(self) -> Path | None:
         """The chosen point as a recipe that `port` takes."""
         return self.files[-1] if self.chosen is not None else None
