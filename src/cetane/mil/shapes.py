@@ -148,6 +148,62 @@ def _scattered(given: KnownOp) -> Shapes:
     return [given.shape("data")]
 
 
+@rule("gather_nd")
+def _gather_nd(given: KnownOp) -> Shapes:
+    x, indices = given.shape(), given.shape("indices")
+    batch = given.value("batch_dims") or 0
+    return [(*indices[:-1], *x[batch + indices[-1] :])]
+
+
+@rule("crop")
+def _crop(given: KnownOp) -> Shapes:
+    *outer, height, width = given.shape()
+    edges = given.values("crop_height"), given.values("crop_width")
+    if any(edge < 0 for pair in edges for edge in pair):
+        raise ValueError("a crop is negative")
+    return [(*outer, height - sum(edges[0]), width - sum(edges[1]))]
+
+
+@rule("space_to_batch")
+def _space_to_batch(given: KnownOp) -> Shapes:
+    n, c, *sizes = given.shape()
+    blocks, pads = given.values("block_shape"), given.value("paddings")
+    padded = [size + sum(pair) for size, pair in zip(sizes, pads, strict=True)]
+    if any(block < 1 or size % block for size, block in zip(padded, blocks, strict=True)):
+        raise ValueError(f"blocks of {blocks} do not divide {padded}")
+    bounded((n, c, *padded))
+    inner = (size // block for size, block in zip(padded, blocks, strict=True))
+    return [(n * math.prod(blocks), c, *inner)]
+
+
+@rule("batch_to_space")
+def _batch_to_space(given: KnownOp) -> Shapes:
+    n, c, *sizes = given.shape()
+    blocks, crops = given.values("block_shape"), given.value("crops")
+    if any(block < 1 for block in blocks) or n % math.prod(blocks):
+        raise ValueError(f"a batch of {n} is no number of blocks of {blocks}")
+    if any(edge < 0 for pair in crops for edge in pair):
+        raise ValueError("a crop is negative")
+    whole = zip(sizes, blocks, crops, strict=True)
+    inner = (size * block - sum(pair) for size, block, pair in whole)
+    return [(n // math.prod(blocks), c, *inner)]
+
+
+@rule("resample")
+def _resample(given: KnownOp) -> Shapes:
+    x, coordinates = given.shape(), given.shape("coordinates")
+    return [(x[0], x[1], *coordinates[1:3])]
+
+
+@rule("non_maximum_suppression")
+def _suppressed(given: KnownOp) -> Shapes:
+    """The results differ between systems; boxes are compared with each other."""
+    boxes = given.shape("boxes")
+    bounded((max(boxes[1:]), max(boxes[1:])))
+    bounded((boxes[0], given.value("max_boxes"), max(given.shape("scores")[1:])))
+    raise Unknown
+
+
 @rule("quantize", "dequantize")
 def _input(given: KnownOp) -> Shapes:
     return [given.shape("input")]

@@ -49,6 +49,10 @@ _ALIKE = frozenset(
      "not_equal", "greater", "greater_equal", "less", "less_equal")
 )  # fmt: skip
 """The ops whose inputs must have one element type."""
+_ARITHMETIC = frozenset(
+    ("add", "sub", "mul", "real_div", "floor_div", "mod", "pow", "maximum", "minimum")
+)
+"""Those whose result has it too; the others compare."""
 
 
 def check_program(program: Program) -> None:
@@ -195,7 +199,9 @@ class _Checker:
                 raise CetaneError(
                     f"it computes the shape {shape}, but {output.name} is declared {output.type}"
                 )
-            if op.kind in _MOVES and first is not None and output.type.dtype != first:
+            kept = op.kind in _MOVES or op.kind in _ARITHMETIC
+            wanted = first if kept else "bool" if op.kind in _ALIKE else None
+            if wanted is not None and output.type.dtype != wanted:
                 raise CetaneError(f"x is {first}, but {output.name} is declared {output.type}")
 
     def _dtype(self, op: Op, parameter: str) -> str | None:

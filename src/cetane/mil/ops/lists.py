@@ -4,7 +4,11 @@ import torch
 from torch import Tensor
 
 from cetane.mil.ops.registry import TensorList, Tensors, op
+from cetane.mil.shapes import bounded
 from cetane.mil.storage import STORAGE
+
+MOST_LIST = 1 << 16
+"""The most elements of a list."""
 
 
 @op("make_list", ignores=("dynamic_length",))
@@ -14,7 +18,9 @@ def make_list(
     """Elements are zeros until written. A size that is a name is known only after a write."""
     sizes = elem_shape or []
     empty = None
+    check_index(init_length)
     if not any(isinstance(size, str) for size in sizes):
+        bounded([int(size) for size in sizes])
         empty = torch.zeros([int(size) for size in sizes], dtype=STORAGE[dtype])
     return TensorList((None,) * init_length, empty)
 
@@ -44,8 +50,16 @@ def list_gather(ls: TensorList, indices: list[int]) -> Tensor:
     return torch.stack([ls.read(index) for index in indices])
 
 
+def check_index(index: int) -> None:
+    """Raise ValueError for an index that no list has."""
+    if not 0 <= index <= MOST_LIST:
+        raise ValueError(f"a list has no index {index}")
+
+
 def _written(ls: TensorList, values: dict[int, Tensor]) -> TensorList:
     """The list with new elements. A write beyond the end makes the list longer."""
+    for index in values:
+        check_index(index)
     elements = dict(enumerate(ls.elements)) | values
     empty = ls.empty
     if empty is None and values:
