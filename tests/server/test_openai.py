@@ -249,6 +249,8 @@ def test_models_and_tokenizer(client: Any, bundle: Any) -> None:
     assert post.post("/detokenize", body={"tokens": ids}, cast_to=dict[str, Any]) == {
         "prompt": "fuel é"
     }
+    with pytest.raises(openai.BadRequestError, match="token 9999 is not in the vocabulary"):
+        post.post("/detokenize", body={"tokens": [9999]}, cast_to=dict[str, Any])
 
 
 WRONG = {

@@ -165,6 +165,6 @@ def show_residency(result: PortResult) -> None:
     for reason in audit.reasons:
         warn(f"{named}: {reason}")
     if not result.residency_required:
-        say("residency is not judged, since no chip is required: --chip a19-pro does")
+        say("no chip is named, so residency decides nothing: --chip a19-pro makes it a gate")
     if result.bundle is not None:
         warn(f"  for details: cetane audit {result.bundle.path}")

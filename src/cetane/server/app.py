@@ -20,7 +20,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 
 from cetane.errors import CetaneError
-from cetane.server.asks import chat_asks, completion_asks
+from cetane.server.asks import chat_asks, check_known, completion_asks
 from cetane.server.errors import ApiError
 from cetane.server.forms import ChatForm, CompletionForm, Form
 from cetane.server.metrics import Metrics
@@ -175,10 +175,9 @@ def add_tokenizer(router: APIRouter, service: Service) -> None:
     @router.post("/detokenize")
     async def detokenize(http: Request) -> dict[str, Any]:
         request = await read(DetokenizeRequest, http, settings)
-        tokenizer = service.worker(request.model).served.tokenizer
-        text = await asyncio.to_thread(
-            tokenizer.decode, [min(token, 2**31) for token in request.tokens], False
-        )
+        served = service.worker(request.model).served
+        check_known(request.tokens, served, "tokens")
+        text = await asyncio.to_thread(served.tokenizer.decode, request.tokens, False)
         return {"prompt": text}
 
     @router.get("/tokenizer_info")

@@ -99,6 +99,11 @@ def check_prompt(ids: Sequence[int], served: Served, param: str) -> None:
             f"{param}: the prompt has {len(ids)} tokens, the context holds {served.context}",
             param, "context_length_exceeded",
         )  # fmt: skip
+    check_known(ids, served, param)
+
+
+def check_known(ids: Sequence[int], served: Served, param: str) -> None:
+    """Raise ApiError for a token that the model does not have."""
     unknown = next((token for token in ids if token >= served.plan.vocab), None)
     if unknown is not None:
         raise ApiError(400, f"{param}: token {unknown} is not in the vocabulary", param)
