@@ -73,9 +73,10 @@ def journal() -> Document:
         "versions": {"cetane": "1"},
     }  # fmt: skip
     figure = {"value": 1.5, "low": None, "unit": "ms", "kind": "measured", "n": 3}
+    arms = {key: {"metrics": {"decode_ms": figure}} for key in ("baseline", "candidate")}
     outcome = {
         "event": "outcome", "run": "1", "experiment": "x", "at": "2026-01-01", "status": "passed",
-        "seconds": 1.5, "arms": {"candidate": {"metrics": {"decode_ms": figure}}},
+        "seconds": 1.5, "arms": arms,
         "gates": [{"metric": "m", "arm": "ratio", "value": 1.0, "passed": True}],
     }  # fmt: skip
     decided = {"event": "verdict", "experiment": "x", "at": "2026", "status": "Measured",
