@@ -48,7 +48,8 @@ def show(bundle: Bundle, verbose: bool) -> None:
             "files": f"{len(manifest.files)}, {megabytes(total)}, all as built",
             "made with": made,
         }
-        | {f"gate {name}": told for name, told in outcomes(bundle).items() if told},
+        # Some files beside the gates' results only help other commands, and tell nothing.
+        | {f"gate {n}": told for n, one in bundle.gates().items() if (told := outcome(one))},
         title=str(bundle.path),
     )
     if heads := bundle.draft_heads():
@@ -72,11 +73,6 @@ def head_row(head: DraftHead) -> list[str]:
         megabytes(about.weight_bytes),
         ", ".join(f"{share:.1%}" for share in about.training.top1) or "not judged: too little text",
     ]
-
-
-def outcomes(bundle: Bundle) -> dict[str, str]:
-    """What to print of each gate; nothing of the files that only help other commands."""
-    return {name: outcome(result) for name, result in bundle.gates().items()}
 
 
 def outcome(result: dict[str, object]) -> str:

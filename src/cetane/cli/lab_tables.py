@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.markup import escape
 
 from cetane.cli.output import console, facts, say, table, verdict, warn
-from cetane.lab.document import cell, changed
+from cetane.lab.document import cell, changed, extras
 from cetane.lab.entry import Entry
 from cetane.lab.experiment import ARMS, Experiment
 from cetane.lab.journal import Intent, Outcome, Verdict
@@ -54,15 +54,7 @@ def recipe_of(experiment: Experiment, name: str) -> str:
     told = [arm.recipe + (f" with {', '.join(changes)}" if changes else "")]
     if scaled := list(changed(arm.scaled)):
         told.append(f"scaled to {', '.join(scaled)}")
-    if arm.subset is not None:
-        told.append(f"a head of {arm.subset} tokens")
-    if arm.drafter:
-        told.append(f"drafts by {arm.drafter}")
-    if arm.sparse is not None:
-        told.append(f"{arm.sparse.budget} keys by {arm.sparse.keys}")
-    if arm.activations:
-        told.append(f"8-bit activations, calibration {arm.activations}")
-    return "; ".join(told)
+    return "; ".join([*told, *extras(arm)])
 
 
 def show_outcome(experiment: Experiment, outcome: Outcome) -> None:

@@ -10,7 +10,7 @@ from jinja2 import Environment
 
 from cetane import templates
 from cetane.lab.entry import ArmTexts, entries
-from cetane.lab.experiment import ArmName, Experiment
+from cetane.lab.experiment import Arm, ArmName, Experiment
 from cetane.lab.journal import Figure, Journal
 
 ANSWERS = 3
@@ -31,6 +31,7 @@ def environment() -> Environment:
     filters = {
         "cell": cell,
         "changed": changed,
+        "extras": extras,
         "line": line,
         "quoted": quoted,
         "short": short,
@@ -68,6 +69,18 @@ def changed(tables: dict[str, object], inside: str = "") -> Iterator[str]:
             yield from changed(value, f"{inside}{key}.")
         else:
             yield f"{inside}{key} = {shown(value)}"
+
+
+def extras(arm: Arm) -> Iterator[str]:
+    """What an arm has beside its recipe and its changes, in words."""
+    if arm.subset is not None:
+        yield f"a head of {arm.subset} tokens"
+    if arm.drafter:
+        yield f"drafts by {arm.drafter}"
+    if arm.sparse is not None:
+        yield f"{arm.sparse.budget} keys by {arm.sparse.keys}"
+    if arm.activations:
+        yield f"8-bit activations, calibration {arm.activations}"
 
 
 def shown(value: object) -> str:

@@ -65,11 +65,11 @@ def open_drafters(
             return [Suffix(EarlierAnswers(texts, owner))]
         case "union":
             return [Suffix(EarlierAnswers(texts, owner)), ngram]
-    draft_heads = {str(kind): draft_head for kind, draft_head in bundle.draft_heads().items()}
     if options.drafter == AUTO:
         best = best_head(bundle)
         heads = [] if best is None else [open_drafter(best, bundle, open_backend(best, backend))]
         return [Suffix(EarlierAnswers()), ngram, *heads]
+    draft_heads = {str(kind): draft_head for kind, draft_head in bundle.draft_heads().items()}
     if options.drafter in draft_heads:
         draft_head = draft_heads[options.drafter]
         return [open_drafter(draft_head, bundle, open_backend(draft_head, backend))]

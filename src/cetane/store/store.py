@@ -193,9 +193,10 @@ class Store:
         if self.private and isinstance(self.place, Folder) and record.bytes > PIECE:
             with suppress(OSError):  # such as another disk's
                 os.link(self.place.root / name, target)
+            if target.exists():
                 if sha256(target) == record.sha256:
                     return True
-                target.unlink()
+                target.unlink()  # what is written there next would reach the store's own file
         digest, left = hashlib.sha256(), record.bytes
         with remote_errors(f"cannot read the store {self.url}"):
             try:

@@ -34,9 +34,10 @@ def kinds(function: MilFunction) -> list[str]:
     return names
 
 
-def agree(path: Path, **inputs: np.ndarray) -> list[np.ndarray]:
-    """Outputs of the fast executor, equal to those of the reference."""
-    return _agree(FastProgram(load(path)), rtol=1e-5, **inputs)
+def agree(path: Path, pack: bool = False, **inputs: np.ndarray) -> list[np.ndarray]:
+    """Outputs of the fast executor, equal to those of the reference. With `pack` it may be a
+    tape."""
+    return _agree(FastProgram(load(path), pack), rtol=1e-5, **inputs)
 
 
 def tape_agrees(path: Path, rtol: float = 1e-5, **inputs: np.ndarray) -> list[np.ndarray]:

@@ -75,8 +75,8 @@ def rows_of(constants: Constants, weight: Argument) -> Rows:
 def _linear(constants: Constants, op: Op) -> Rows | None:
     """A linear weight with a scale for each row or for blocks of inputs, in int8 if that holds its
     steps from zero; None for other forms of scales."""
-    whole = constants.array(op.inputs["offset"][0]) if "offset" in op.inputs else None
-    if whole is not None and whole.dtype.kind == "f":
+    offset = constants.array(op.inputs["offset"][0]) if "offset" in op.inputs else None
+    if offset is not None and offset.dtype.kind == "f":
         return None
     data = _matrix(constants.array(op.inputs["data"][0])).astype(np.int16)
     scale = constants.array(op.inputs["scale"][0]).astype(np.float32)
@@ -85,8 +85,8 @@ def _linear(constants: Constants, op: Op) -> Rows | None:
         return None
     scale = scale.reshape(rows, -1)
     blocks = scale.shape[1]
-    if whole is not None:
-        zero = np.broadcast_to(whole.astype(np.int16).reshape(rows, -1), (rows, blocks))
+    if offset is not None:
+        zero = np.broadcast_to(offset.astype(np.int16).reshape(rows, -1), (rows, blocks))
         data = data - np.repeat(zero, columns // blocks, axis=1)
     narrow = data.min() >= -128 and data.max() <= 127
     if not narrow or (blocks > 1 and columns // blocks % BLOCK):
