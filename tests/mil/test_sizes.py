@@ -1,16 +1,14 @@
 """Tiny programs that ask for much: refused before anything is allocated."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.mil.programs import constant, op, program
 
 from cetane.errors import CetaneError
-from cetane.mil import Program
 from cetane.mil.executor import compile
-from cetane.mil.program import Body, MilFunction, NamedValue, Op, StoredConstant, TensorType
-from cetane.mil.validate import check_program
+from cetane.mil.program import Op, StoredConstant, TensorType
 
 FAR = 10**5
 ASKED: dict[str, tuple[tuple[int, ...], str, dict[str, Any]]] = {
@@ -30,28 +28,17 @@ ASKED: dict[str, tuple[tuple[int, ...], str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def constant(value: Any) -> StoredConstant:
-    array = np.asarray(value, np.int32)
-    return StoredConstant(TensorType(array.shape, "int32"), lambda: array)
-
-
-def program(x: tuple[int, ...], kind: str, dtype: str = "fp32", **inputs: Any) -> Program:
-    """One op whose result is declared to be as small as its input."""
-    given = {"x": ("x",)} | {name: (constant(value),) for name, value in inputs.items()}
-    type_ = TensorType(x, dtype)
-    op = Op(kind, "y", given, (NamedValue("y", type_),))
-    function = MilFunction("main", {"x": TensorType(x, "fp32")}, {"y": type_}, {},
-                           Body((), (op,), ("y",)))  # fmt: skip
-    made = Program(Path("made"), {"main": function})
-    check_program(made)
-    return made
+def declared_as(x: tuple[int, ...], kind: str, **inputs: Any) -> Op:
+    """An op whose result is declared to be as small as its input."""
+    given = {name: constant(value) for name, value in inputs.items()}
+    return op(kind, "y", "fp32", x, x="x", **given)
 
 
 @pytest.mark.parametrize("name", ASKED)
 def test_more_than_it_says(name: str) -> None:
     shape, kind, inputs = ASKED[name]
     with pytest.raises(CetaneError):
-        program(shape, kind, **inputs)
+        program({"x": shape}, declared_as(shape, kind, **inputs))
 
 
 @pytest.mark.parametrize("kind", ["add", "maximum"])
@@ -59,19 +46,12 @@ def test_more_than_it_says(name: str) -> None:
 def test_arithmetic_that_is_declared_of_another_type(kind: str, dtype: str) -> None:
     array = np.ones(3, np.float32)
     one = StoredConstant(TensorType((3,), "fp32"), lambda: array)
-    op = Op(kind, "y", {"x": ("x",), "y": (one,)}, (NamedValue("y", TensorType((3,), dtype)),))
-    function = MilFunction("main", {"x": TensorType((3,), "fp32")},
-                           {"y": TensorType((3,), dtype)}, {}, Body((), (op,), ("y",)))  # fmt: skip
     with pytest.raises(CetaneError, match="x is fp32, but y is declared"):
-        check_program(Program(Path("made"), {"main": function}))
+        program({"x": (3,)}, op(kind, "y", dtype, (3,), x="x", y=one))
 
 
 def test_a_range_that_only_a_run_knows() -> None:
-    result = NamedValue("y", TensorType((4,), "int32"))
-    given = {"start": (constant(0),), "end": ("end",), "step": (constant(1),)}
-    body = Body((), (Op("range_1d", "y", given, (result,)),), ("y",))
-    outputs = {"y": TensorType((4,), "int32")}
-    function = MilFunction("main", {"end": TensorType((), "int32")}, outputs, {}, body)
-    check_program(Program(Path("made"), {"main": function}))
+    ending = op("range_1d", "y", "int32", (4,), start=constant(0), end="end", step=constant(1))
+    function = program({"end": ()}, ending, dtype="int32").functions["main"]
     with pytest.raises(CetaneError, match="elements"):
         compile(function, "fp32")({"end": np.array(2**31 - 1, np.int32)})

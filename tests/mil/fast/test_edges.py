@@ -2,7 +2,6 @@
 refuse. The tapes' loops check nothing themselves."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import coremltools as ct
@@ -10,19 +9,12 @@ import numpy as np
 import pytest
 from coremltools.converters.mil import Builder as mb
 from tests.mil.fast.agreement import Build, agree, normal
+from tests.mil.programs import constant, op, program
 
 from cetane.errors import CetaneError
-from cetane.mil import Program, load
+from cetane.mil import load
 from cetane.mil.fast import FastProgram
-from cetane.mil.program import (
-    Body,
-    MilFunction,
-    NamedValue,
-    Op,
-    StoredConstant,
-    TensorType,
-)
-from cetane.mil.validate import check_program
+from cetane.mil.program import Op
 
 
 def both(path: Any, **inputs: np.ndarray) -> None:
@@ -196,27 +188,6 @@ def test_a_state_that_is_read_after_it_was_written(build: Build) -> None:
     assert state.arrays["s"].sum(1).tolist() == [4, 0, 0]
 
 
-def constant(array: Any) -> StoredConstant:
-    held = np.asarray(array)
-    return StoredConstant(TensorType(held.shape, "int32"), lambda: held)
-
-
-def op(kind: str, name: str, dtype: str, shape: tuple[int, ...], **inputs: Any) -> Op:
-    given = {key: (value,) for key, value in inputs.items()}
-    return Op(kind, name, given, (NamedValue(name, TensorType(shape, dtype)),))
-
-
 def gather(x: str, indices: np.ndarray) -> Op:
     return op("gather", "y", "fp32", indices.shape, x=x, indices=constant(indices.astype(np.int32)),
               axis=constant(np.int32(0)))  # fmt: skip
-
-
-def program(inputs: dict[str, tuple[int, ...]], *ops: Op, dtype: str = "fp32") -> Program:
-    """A program of one function whose result is y."""
-    given = {name: TensorType(shape, dtype) for name, shape in inputs.items()}
-    y = ops[-1].outputs[0].type
-    assert y is not None
-    function = MilFunction("main", given, {"y": y}, {}, Body((), ops, ("y",)))
-    made = Program(Path("made"), {"main": function})
-    check_program(made)
-    return made
