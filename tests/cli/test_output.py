@@ -1,12 +1,15 @@
-"""Tables on a terminal: nothing is cut, whatever its width."""
+"""Tables and help on a terminal: nothing is cut, whatever its width."""
 
 import io
 from collections.abc import Iterator
 
 import pytest
+import typer
 from rich.console import Console
+from typer.testing import CliRunner
 
 from cetane.cli import output
+from cetane.cli.app import COMMANDS, app
 
 COLUMNS = ["drafter", "plain", "call", "drafted calls", "accepted", "by calls", "verdict"]
 ROW = ["union", 12.25, 3.5, 48, 0.91, 1.021, "pays"]
@@ -27,3 +30,15 @@ def test_every_cell_is_whole(written: io.StringIO) -> None:
     for cell in ROW:
         assert text.count(str(cell)) >= 2, text
     assert max(map(len, text.splitlines())) <= output.console.width
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_every_option_in_80_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    group: typer.core.TyperGroup = typer.main.get_command(app)  # type: ignore[assignment]
+    command = group.get_command(None, name)
+    text = CliRunner().invoke(app, [name, "--help"]).output
+    assert max(map(len, text.splitlines())) <= 80
+    for param in command.params:
+        for option in (*param.opts, *param.secondary_opts):
+            assert option in text or not option.startswith("-")

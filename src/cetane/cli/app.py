@@ -88,11 +88,13 @@ class Commands(TyperGroup):
             group.name, group.rich_help_panel = cmd_name, panel
             group.help = module.commands.info.help
             return group
-        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        single = typer.Typer(
+            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+        )
         function = getattr(module, name)
         single.command(
             cmd_name, cls=Command, help=paragraphs(function.__doc__ or ""), rich_help_panel=panel,
-            epilog=f"Example: [bold]{example}[/]",
+            epilog=f"Example: {example}",
         )(function)  # fmt: skip
         return typer.main.get_command(single)
 

@@ -24,8 +24,9 @@ HERE = Path("experiments")
 commands = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
     help="Experiments as data: run them, judge them, keep a log.",
-    epilog="Example: [bold]cetane lab run int8-weights[/]",
+    epilog="Example: cetane lab run int8-weights",
 )
 FolderOption = Annotated[
     Path, typer.Option("--lab", help="The folder of your experiments and your journal.")
@@ -37,7 +38,7 @@ def command(example: str, name: str | None = None) -> Any:
     """A decorator: enter a command of the lab, with an example in its help."""
 
     def register(function: Any) -> Any:
-        epilog = f"Example: [bold]cetane lab {example}[/]"
+        epilog = f"Example: cetane lab {example}"
         text = paragraphs(function.__doc__)
         return commands.command(name, cls=Command, help=text, epilog=epilog)(function)
 
