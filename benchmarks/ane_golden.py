@@ -8,9 +8,9 @@ import time
 from unittest.mock import patch
 
 from cetane.checkpoint import Checkpoint, open_checkpoint
-from cetane.gates.golden import resident_bytes
 from cetane.gates.port import Packaged, packaged
 from cetane.gates.rounding import LateCalls, judge_rounding
+from cetane.gates.structure import elements
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, load_recipe, override
 from common import arguments, bundle_of, report
@@ -38,7 +38,7 @@ def main() -> None:
         bare = port_of(checkpoint, override(recipe, {"name": f"{name}-bare"}))
     started = time.perf_counter()
     # In fp32 a power of two changes nothing, so both ports read the text alike.
-    late = LateCalls(shipped, resident_bytes(shipped.planner) // 4)
+    late = LateCalls(shipped, elements(shipped.planner))
     rows = []
     for factor, engine in (("as shipped", shipped.ane), ("none", bare.ane)):
         for one in late.loss(engine):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
+from tests.conftest import build_model
 
 from .mutations.families import FORMATS, build, recipe, tokenizer_of
 from .mutations.ports import (
@@ -81,3 +82,36 @@ def test_a_right_port_is_certified(family: str, bits: str) -> None:
     assert judged.refused_by == ()
     assert judged.result is not None
     assert judged.result.passed
+
+
+MISTRAL = build_model(
+    "mistral", num_hidden_layers=2, sliding_window=128, max_position_embeddings=512
+)
+"""All of its layers have one window, which no call reaches, and no cache is as short."""
+
+
+@pytest.mark.parametrize(
+    ("change", "passed"),
+    [
+        (None, True),
+        ("windowed layers see everything", False),
+        ("a window one token too long", False),
+    ],
+)
+def test_a_window_that_no_call_reaches(change: str | None, passed: bool) -> None:
+    checkpoint = TinyCheckpoint(MISTRAL, tokenizer_of())
+    port = AuthoredPort(checkpoint, recipe("fp16", cache={"context": 224}))
+    if change is not None:
+        TABLE[change].change(port)
+    refused_by = judge(port, RememberedReference(checkpoint)).refused_by
+    assert refused_by == (() if passed else ("structure",))
+    assert not any(slots.limited for slots in port.plan.caches.values())
+
+
+def test_a_window_that_the_family_forgets() -> None:
+    """So the plan knows of none; the model does."""
+    reference = RememberedReference(TinyCheckpoint(MISTRAL, tokenizer_of()))
+    forgetful = TinyCheckpoint(MISTRAL, tokenizer_of())
+    forgetful.config["sliding_window"] = None
+    port = AuthoredPort(forgetful, recipe("fp16", cache={"context": 224}))
+    assert judge(port, reference).refused_by == ("structure",)

@@ -8,6 +8,7 @@ import transformers
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Tokenizer, open_checkpoint
+from cetane.errors import CetaneError
 from cetane.gates.probes import (
     QUESTIONS,
     chat_prompts,
@@ -88,7 +89,7 @@ def test_probes_use_every_slot_again(family: str, widths: tuple[int, int]) -> No
     port = AuthoredPort(TinyCheckpoint(build(family), tokenizer_of()), recipe("fp16", **tables))
     assert port.plan.recipe.tokens.by_mode().keys() == port.plan.modes.keys()
     rows = port.tables.tokens[:]
-    text, end, faint = structure_probes(rows, port.tokenizer, port.plan)
+    text, end, faint = structure_probes(rows, port.tokenizer, port.plan, 0)
     reused = max((g.count for g in port.plan.caches.values() if g.limited), default=0)
     assert len(text.tokens) > reused + max(prefill, 1)
     assert end.start + len(end.tokens) == port.plan.recipe.cache.context
@@ -101,6 +102,33 @@ def test_probes_use_every_slot_again(family: str, widths: tuple[int, int]) -> No
             assert part.mode == mode
             assert part.tokens >= 8
         assert of.tokens <= shares[0].tokens
+
+
+@pytest.mark.parametrize("filled", [0, 40, 10_000])
+def test_probes_reach_the_end_of_the_context(filled: int) -> None:
+    port = AuthoredPort(TinyCheckpoint(build("llama"), tokenizer_of()), recipe("fp16"))
+    probes = structure_probes(port.tables.tokens[:], port.tokenizer, port.plan, filled)
+    context = port.plan.recipe.cache.context
+    assert len(probes[0].tokens) >= min(filled, context)
+    assert max(probe.start + len(probe.tokens) for probe in probes) == context
+
+
+def test_each_mode_takes_tokens_without_logits() -> None:
+    """Steps that only fill caches run in every mode."""
+    port = AuthoredPort(TinyCheckpoint(build("llama"), tokenizer_of()), recipe("fp16"))
+    for mode in port.plan.modes:
+        assert {mode} <= {part.mode for part in parts(port.plan, mode, 120) if not part.judged}
+
+
+def test_a_tokenizer_without_english(tokenizer: Tokenizer) -> None:
+    class Mute:
+        bos_id = None
+
+        def encode(self, text: str) -> list[int]:
+            return []
+
+    with pytest.raises(CetaneError, match="no token of English"):
+        text_tokens(Mute(), 5)  # type: ignore[arg-type]
 
 
 def test_chat_prompts(tokenizer: Tokenizer, tiny_checkpoint_folder: Path) -> None:

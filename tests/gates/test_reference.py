@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.conftest import build_model
+from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.zaya_models import build_zaya
 
 from cetane.checkpoint import Checkpoint
@@ -386,3 +386,45 @@ def test_a_buffer_that_does_not_fit(zaya_model: Any, in_memory: Callable[..., An
     checkpoint.tensors["model.layers.0.mlp.gate.balancing_biases"] = torch.zeros(7)
     with pytest.raises(CetaneError, match=r"balancing_biases: shape \(7,\)"):
         Reference(checkpoint)
+
+
+ROUTED: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    "deepseek_v2": {
+        "num_key_value_heads": 4, "kv_lora_rank": 20, "q_lora_rank": None, "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8, "v_head_dim": 10, "first_k_dense_replace": 1, "n_routed_experts": 5,
+        "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 14,
+    },
+    "llama4_text": {
+        "num_local_experts": 4, "num_experts_per_tok": 1, "moe_layers": [1], "head_dim": 16,
+        "intermediate_size_mlp": 28, "pad_token_id": None,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", ROUTED)
+def test_margins_of_routers(model_type: str) -> None:
+    """Of the probabilities that a router's own matrix gives, sorted by hand."""
+    model = build_model(model_type, **ROUTED[model_type])
+    model.config._experts_implementation = "eager"  # the plainest arithmetic
+    wanted: dict[int, np.ndarray] = {}
+    for number, layer in enumerate(model.model.layers):
+        block = getattr(layer, "feed_forward", None) or layer.mlp
+        router = getattr(block, "router", None) or getattr(block, "gate", None)
+        if router is None:
+            continue
+
+        def note(module: Any, args: Any, _: Any, number: int = number) -> None:
+            logits = torch.nn.functional.linear(args[0].flatten(0, -2), module.weight)
+            best = logits.double().softmax(-1).sort(-1, descending=True).values
+            last, next_ = best[:, module.top_k - 1], best[:, module.top_k]
+            wanted[number] = ((last - next_) / last).numpy()
+
+        router.register_forward_hook(note)
+    (seen,) = Reference(InMemoryCheckpoint(model)).run([TOKENS])
+    with torch.inference_mode():
+        model(torch.tensor([TOKENS]))
+    assert seen.margins.keys() == wanted.keys() != set()
+    for number, margins in wanted.items():
+        np.testing.assert_allclose(seen.margins[number], margins, rtol=1e-3, atol=1e-6)

@@ -12,7 +12,7 @@ from cetane.families import RMSNorm
 from cetane.gates.observe import ProbeTask, observe
 from cetane.gates.probes import parts, structure_probes
 from cetane.gates.reference import Reference
-from cetane.gates.structure import Deviation, Truths, deviations
+from cetane.gates.structure import Deviation, Truths, deviations, filled
 from cetane.planner import Planner
 from cetane.schema.recipe import override
 
@@ -56,10 +56,12 @@ class Authored(ModuleReadings):
         plan = planner.plan()
         tables = host_tables(planner, self.weights)
         engine = Engine(plan, AuthoredBackend(planner, self.weights), tables, resident=False)
+        tokens = filled(planner, plan, self.reference)
+        probes = structure_probes(tables.embedding, tokenizer, plan, tokens)
         tasks = [
             ProbeTask(mode, probe, parts(plan, mode, len(probe.tokens)))
             for mode in plan.modes
-            for probe in structure_probes(tables.embedding, tokenizer, plan)
+            for probe in probes
         ]
         seen = observe(engine, planner, tasks)
         scale = planner.model.residual_scale or 1.0

@@ -43,7 +43,15 @@ from cetane.gates.readings import judge as judge_readings
 from cetane.gates.reference import RESIDENT, Observed, Reference, choices, reference_of
 from cetane.gates.rounding import Rounding, judge_rounding, late_rounding, measure_rounding
 from cetane.gates.scores import LogitScore, ShardScore, logit_score, shard_scores
-from cetane.gates.structure import Deviation, Truths, deviations, made_by
+from cetane.gates.structure import (
+    Deviation,
+    Truths,
+    deviations,
+    elements,
+    filled,
+    largest_window,
+    made_by,
+)
 from cetane.gates.structure import judge as judge_structure
 from cetane.gates.verdict import Check
 from cetane.gates.weights import WrongWeight, unused_parameters, wrong_weights
@@ -59,6 +67,7 @@ from cetane.validation import Data
 STEPS = 6
 OWN_MERGE = "cetane itself merged the adapters of the truth: pip install 'cetane[lora]' lets peft"
 TOO_LARGE = "greedy decoding was left out: the whole model would not fit in memory"
+TOO_WIDE = "no text was longer than the model's window of {} tokens: that takes too much memory"
 NEAR_LIMIT = 32752.0
 """Half of the largest fp16 number: a larger residual stream gets a warning."""
 LISTED = 20
@@ -181,7 +190,8 @@ class Proof:
         self.scale = self.planner.model.residual_scale or 1.0
         self.mode = widest_mode(self.plan)
         rows = embedding_rows(self.planner, weights)
-        self.probes = structure_probes(rows, port.tokenizer, self.plan)
+        tokens = filled(self.planner, self.plan, reference)
+        self.probes = structure_probes(rows, port.tokenizer, self.plan, tokens)
 
     def run(self, prompts: int, greedy_tokens: int) -> GoldenResult:
         """All questions, in order. Weights and readings of adapters are the base's: they were asked
@@ -208,6 +218,8 @@ class Proof:
             *([greedy_check(greedy, self.plan.recipe)] if greedy else []),
         ]
         left_out = bool(prompts) and not greedy
+        window = largest_window(self.plan, self.reference)
+        short = len(self.probes[0].tokens) <= window
         self.progress("done", STEPS, STEPS)
         return GoldenResult(
             passed=all(check.passed for check in checks),
@@ -218,6 +230,7 @@ class Proof:
             ranges=compression.ranges,
             warnings=(
                 *([TOO_LARGE] if left_out else []),
+                *([TOO_WIDE.format(window)] if short else []),
                 *near(compression.ranges, self.planner),
             ),
             greedy=tuple(float(share.mean()) for share in greedy),
@@ -320,13 +333,13 @@ class Proof:
     def ane(self) -> list[Rounding]:
         """The port in an ANE's arithmetic against itself in fp32, late in the context."""
         self.begin("an ANE's arithmetic", 4)
-        return late_rounding(self.port, resident_bytes(self.planner) // 4)
+        return late_rounding(self.port, elements(self.planner))
 
     def greedy(self, prompts: int, length: int) -> list[Array]:
         """Whether the model would choose each greedy token too, by prompt. Empty for a model that
         does not fit in memory."""
         self.begin("greedy decoding", 5)
-        if not prompts or resident_bytes(self.planner) > RESIDENT:
+        if not prompts or 4 * elements(self.planner) > RESIDENT:  # fp32, as the executor has them
             return []
         context = self.plan.recipe.cache.context
         room = max(context // 2, context - length)
@@ -433,9 +446,3 @@ def near(ranges: Sequence[Range], planner: Planner) -> Iterator[str]:
                 f"fp16 ends at {LARGEST_FP16:.0f}"
                 + (f"; family.residual_scale is {scale:g} and can be smaller" if scale else "")
             )
-
-
-def resident_bytes(planner: Planner) -> int:
-    """Bytes of all weights in fp32, the type of the fast executor."""
-    blocks = (*planner.model.layers, *planner.heads)
-    return sum(4 * weight.elements for block in blocks for _, weight in block.weights())

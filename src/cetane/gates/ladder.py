@@ -28,11 +28,11 @@ from cetane.gates.port import Packaged
 from cetane.gates.probes import OWN, Probe, ProbePart, text_tokens, widest_tokens
 from cetane.gates.reference import Reference, reference_of
 from cetane.gates.scores import ShardScore, shard_score
-from cetane.gates.structure import LOGITS, is_routed
+from cetane.gates.structure import LOGITS, is_routed, logit_errors
 from cetane.gates.verdict import Check, at_most
 from cetane.gates.weights import WrongWeight, wrong_constants
 from cetane.planner import Planner
-from cetane.schema.interface import ToLogits, hidden_shape
+from cetane.schema.interface import ToChoice, ToLogits, hidden_shape
 from cetane.schema.recipe import Mode
 from cetane.validation import Data
 
@@ -82,10 +82,15 @@ def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) 
             if adapter is not None and not planner.changes(shard, adapter):
                 continue
             for pair in rung.pairs(shard, list(plan.modes)):
-                pairs = [(pair.ours, pair.wanted)]
-                tensor = f"{prefix}{pair.tensor}"
-                scores.append(shard_score(shard, tensor, pair.truth, pair.mode, pairs))
-                errors = metrics.relative(pair.ours, pair.wanted)
+                tensor, logits = f"{prefix}{pair.tensor}", pair.truth == LOGITS
+                if not (logits and plan.recipe.head.choose):
+                    pairs = [(pair.ours, pair.wanted)]
+                    scores.append(shard_score(shard, tensor, pair.truth, pair.mode, pairs))
+                errors = (
+                    logit_errors(plan, pair.ours, pair.wanted)
+                    if logits
+                    else metrics.relative(pair.ours, pair.wanted)
+                )
                 error = metrics.within(errors, ask.routed.share if routed else 1.0)
                 key = f"{tensor} of {shard}"
                 worst[key] = max(worst.get(key, 0.0), error)
@@ -187,12 +192,12 @@ class Rung:
         return self.reference.run([self.tokens])[0].logits
 
     def slices(self, shard: str) -> set[tuple[int, int]]:
-        """The rows of the head that a shard computes."""
+        """The rows of the head that a shard computes, or chooses among."""
         return {
             (item.sink.start, item.sink.stop)
             for function in self.engine.plan.by_name[shard].functions
             for item in function.outputs
-            if isinstance(item.sink, ToLogits)
+            if isinstance(item.sink, ToLogits | ToChoice)
         }
 
     def padded(self, rows: Array, width: int) -> Array:

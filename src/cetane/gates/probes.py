@@ -15,6 +15,7 @@ import numpy as np
 from cetane.bundle.tables import TokenRows
 from cetane.checkpoint import Tokenizer
 from cetane.engine.backend import Array
+from cetane.errors import CetaneError
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 
@@ -53,21 +54,23 @@ class Probe:
     scale: float = 1.0
 
 
-def structure_probes(embedding: TokenRows, tokenizer: Tokenizer, plan: Plan) -> list[Probe]:
+def structure_probes(
+    embedding: TokenRows, tokenizer: Tokenizer, plan: Plan, filled: int
+) -> list[Probe]:
     """The probes that show a wrong graph.
 
-    They are a text that uses every slot of every window again, the end of the context, every
-    crossing from one capacity to the next, and embeddings so faint that every epsilon has an
-    effect.
+    They are a text that fills caches with `filled` tokens and uses every slot of every window
+    again, the end of the context, every crossing from one capacity to the next, and embeddings so
+    faint that every epsilon has an effect.
     """
     context, widest = plan.recipe.cache.context, widest_tokens(plan)
     reused = max((group.count for group in plan.caches.values() if group.limited), default=0)
     tail = widest + widest // 2 + OWN
-    length = min(context, reused + widest + tail)
+    length = min(context, max(reused, filled) + widest + tail)
     excluded = {*tokenizer.eos_ids, *([tokenizer.bos_id or 0])}
     drawn = random_tokens(embedding, 2 * tail, SEED, excluded)
     probes = [Probe("text", text_tokens(tokenizer, length))]
-    if context > length + tail:
+    if context > length:
         probes.append(Probe("end of the context", drawn[:tail], context - tail))
     else:
         probes.append(Probe("random", drawn[: min(tail, context)]))
@@ -101,15 +104,19 @@ class ProbePart:
 def parts(plan: Plan, mode: Mode, length: int) -> tuple[ProbePart, ...]:
     """The parts of a probe, in turn.
 
-    The mode itself takes both ends, with a call that is not full. The widest mode takes the tokens
-    between them, and the mode then reads its caches.
+    The mode itself takes both ends, with a call that is not full, and behind the first a call whose
+    logits are not asked for. The widest mode takes the tokens between them, and the mode then reads
+    its caches.
     """
     width = plan.modes[mode].tokens
     own = -(-OWN // width) * width + width // 2
-    if length <= 2 * own:
+    between = length - 2 * own
+    if between <= 0:
         return (ProbePart(mode, length),)
-    middle = ProbePart(widest_mode(plan), length - 2 * own, judged=False)
-    return ProbePart(mode, own), middle, ProbePart(mode, own)
+    silent = ProbePart(mode, min(width, between), judged=False)
+    middle = ProbePart(widest_mode(plan), between - silent.tokens, judged=False)
+    ends = ProbePart(mode, own)
+    return tuple(part for part in (ends, silent, middle, ends) if part.tokens)
 
 
 def random_tokens(
@@ -141,10 +148,18 @@ def texts() -> str:
 
 
 def text_tokens(tokenizer: Tokenizer, length: int, text: str = "") -> tuple[int, ...]:
-    """The first `length` tokens of a text, by default `texts()`; repeated if it is shorter."""
+    """The first `length` tokens of a text, by default `texts()`; repeated if it is shorter.
+
+    CetaneError for a tokenizer that makes none.
+    """
     tokens = tokenizer.encode(text or texts())
     if tokenizer.bos_id is not None and tokens[:1] == [tokenizer.bos_id]:
         tokens = tokens[1:]
+    if not tokens:
+        raise CetaneError(
+            "the tokenizer makes no token of English text, by which ports are judged",
+            "see that the checkpoint has the tokenizer of its model",
+        )
     repeated = tokens * (-(-length // len(tokens)))
     return tuple(repeated[:length])
 

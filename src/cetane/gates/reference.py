@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,20 @@ RESIDENT = 4 << 30
 """The most bytes of fp32 weights with which a model stays in memory between runs."""
 
 
+LOGITS_AT = {"Llama4Router": 1}
+"""Which output of a router is its logits, where it is not the first."""
+
+
 @dataclass(frozen=True)
 class Observed:
     """A model's results on one sequence: logits `(n, V)`, and the requested tensors `(n, C)`."""
 
     logits: Array
     tensors: dict[Truth, Array]
-    margins: Array | None = None
-    """The distance from the last expert that a token takes to the next, `(n,)`, in the layer where
-    it is smallest. Below rounding, the model itself is undecided. None without experts."""
+    margins: dict[int, Array] = field(default_factory=dict)
+    """By the number of a layer with experts: how much more likely the last expert that a token
+    takes is than the next, in nats of the router's logits `(n,)`. Below rounding, the model itself
+    is undecided."""
 
 
 @dataclass(frozen=True)
@@ -174,12 +179,12 @@ class Reference:
         scales = [one.scale for one in asked]
         kept = sorted({number for one in asked for number in one.kept})
         seen: dict[Truth, Tensor] = {}
-        least: list[Tensor] = []
+        margins: dict[int, Tensor] = {}
         with (
             quiet_transformers(),
             self._keeping(wanted, seen),
             self._scaled(scales),
-            self._routing(batch, least),
+            self._routing(batch, margins),
         ):
             logits = self.model(
                 batch,
@@ -191,25 +196,33 @@ class Reference:
             Observed(
                 logits[row, np.searchsorted(kept, one.kept)].numpy(),
                 {truth: self._given(truth, t[row, : len(one.tokens)]) for truth, t in seen.items()},
-                torch.stack(least).amin(0)[row, : len(one.tokens)].numpy() if least else None,
+                {layer: m[row, : len(one.tokens)].numpy() for layer, m in margins.items()},
             )
             for row, one in enumerate(asked)
         ]
 
     @contextmanager
-    def _routing(self, batch: Tensor, least: list[Tensor]) -> Iterator[None]:
-        """Notes the margins of every router, `(B, T)`."""
+    def _routing(self, batch: Tensor, margins: dict[int, Tensor]) -> Iterator[None]:
+        """Notes the margins of every router, `(B, T)`, by the number of its layer."""
 
-        def note(router: Any, _: Any, output: Any) -> None:
-            scores = torch.softmax(output[0].float(), -1) + getattr(router, "balancing_biases", 0)
-            chosen = getattr(router, "top_k", 1)
-            if chosen < scores.shape[-1]:
-                best = scores.reshape(*batch.shape, -1).topk(chosen + 1, -1).values
-                least.append(best[..., -2] - best[..., -1])
+        def note_as(layer: int) -> Any:
+            def note(router: Any, _: Any, output: Any) -> None:
+                logits = output[LOGITS_AT.get(type(router).__name__, 0)].float()
+                likely = torch.softmax(logits, -1).reshape(*batch.shape, -1)
+                chosen = getattr(router, "top_k", 1)
+                if chosen < likely.shape[-1]:
+                    scores = likely + getattr(router, "balancing_biases", 0)
+                    best = scores.topk(chosen + 1, -1)
+                    last, next_ = best.values[..., -2], best.values[..., -1]
+                    of_logits = likely.gather(-1, best.indices[..., -2:]).amax(-1)
+                    margins[layer] = (last - next_) / of_logits
 
-        routers = [m for m in self.model.modules() if is_router(m)]
+            return note
+
+        routers = {path: m for path, m in self.model.named_modules() if is_router(m)}
         # First, since a lender's hook takes the biases back.
-        hooks = [router.register_forward_hook(note, prepend=True) for router in routers]
+        hooks = [router.register_forward_hook(note_as(layer_of(path) or 0), prepend=True)
+                 for path, router in routers.items()]  # fmt: skip
         try:
             yield
         finally:
@@ -444,8 +457,19 @@ def by_parent(module: nn.Module) -> bool:
 
 
 def is_router(module: nn.Module) -> bool:
-    """Whether a module's first output is the logits of experts."""
-    return type(module).__name__.endswith("TopKRouter") or "balancing_biases" in own_tensors(module)
+    """Whether a module gives the logits of experts, as its output of `LOGITS_AT`, else its first
+    one."""
+    name = type(module).__name__
+    return (
+        name.lower().endswith("topkrouter")
+        or name in LOGITS_AT
+        or ("balancing_biases" in own_tensors(module))
+    )
+
+
+def layer_of(path: str) -> int | None:
+    """The number of the layer that a module's path leads into; None for one outside of layers."""
+    return next((int(part) for part in path.split(".") if part.isdigit()), None)
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ some 1e-6, with any compression. So the limit is near that, and one wrong token 
 a port.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from cetane.gates import metrics
 from cetane.gates.limits import limits
 from cetane.gates.observe import ProbeTask, Seen
 from cetane.gates.probes import Probe
-from cetane.gates.reference import Observed, Reference
+from cetane.gates.reference import Observed, Reference, layer_of
 from cetane.gates.verdict import Check, at_most
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
@@ -24,6 +25,15 @@ from cetane.schema.recipe import Mode
 from cetane.validation import Data
 
 LOGITS: Truth = ("lm_head", 0)
+WORK = 10**13
+"""Products of weights and tokens that a text may cost in all modes: some minutes on two cores."""
+SCORES, MOST_SCORES = 2 << 30, 8 << 30
+"""Bytes that the model's attention may take for a text, and for one that exceeds a window. In its
+plainest form a model has the scores of all heads at once."""
+SCORE = 12
+"""Bytes of one of them: scores, their softmax, and what one is made of."""
+WINDOWS = "sliding_window", "attention_chunk_size"
+"""The keys of a config that tell how many keys some of its layers see."""
 
 
 class Deviation(Data):
@@ -51,21 +61,27 @@ def deviations(
     places = made_by(planner, plan)
     for task, ours in zip(tasks, seen, strict=True):
         theirs = truths.of(task.probe)
-        first = first_undecided(theirs)
         for truth, (at, rows) in ours.tensors.items():
             shard, tensor = places[truth]
             errors = metrics.relative(rows, theirs.tensors[truth][at])
+            first = first_undecided(theirs, truth)
             yield deviation(shard, tensor, truth, task, at, errors, first)
-        errors = logit_errors(plan, ours.logits, truths.logits(task.probe, ours.at))
+        head, wanted = plan.tokens(0, plan.rows), truths.logits(task.probe, ours.at)
+        errors = logit_errors(plan, ours.logits[:, head], wanted[:, head])
+        first = first_undecided(theirs, LOGITS)
         yield deviation(plan.shards[-1].name, "logits", LOGITS, task, ours.at, errors, first)
 
 
-def first_undecided(theirs: Observed) -> int | None:
-    """The first token whose expert may depend on rounding; later tokens attend to it."""
-    if theirs.margins is None:
-        return None
-    ties = np.flatnonzero(theirs.margins < limits().structure.routed.tie)
-    return int(ties[0]) if len(ties) else None
+def first_undecided(theirs: Observed, truth: Truth) -> int | None:
+    """The first token one of whose experts may depend on rounding, in a layer that a tensor depends
+    on; later tokens attend to it."""
+    layer, tie = layer_of(truth[0]), limits().structure.routed.tie
+    ties = [
+        np.flatnonzero(margins < tie)
+        for number, margins in theirs.margins.items()
+        if layer is None or number <= layer
+    ]
+    return min((int(one[0]) for one in ties if len(one)), default=None)
 
 
 def is_routed(planner: Planner) -> bool:
@@ -117,6 +133,27 @@ class Truths:
         return rows
 
 
+def filled(planner: Planner, plan: Plan, reference: Reference) -> int:
+    """How many tokens the text of the probes fills caches with: as many as time and memory allow,
+    and if memory allows, more than any window of the model, whatever the plan says of windows."""
+    heads = reference.model.config.num_attention_heads
+    by_time = WORK // (elements(planner) * len(plan.modes))
+    by_memory, most = (math.isqrt(size // (SCORE * heads)) for size in (SCORES, MOST_SCORES))
+    return max(min(by_time, by_memory), min(largest_window(plan, reference), most))
+
+
+def largest_window(plan: Plan, reference: Reference) -> int:
+    """The most keys that some layers of the model see of a longer context; 0 if all see all."""
+    windows = (getattr(reference.model.config, name, None) or 0 for name in WINDOWS)
+    return max((own for own in windows if own < plan.recipe.cache.context), default=0)
+
+
+def elements(planner: Planner) -> int:
+    """The number of a model's weights, those of the head included."""
+    blocks = (*planner.model.layers, *planner.heads)
+    return sum(weight.elements for block in blocks for _, weight in block.weights())
+
+
 def made_by(planner: Planner, plan: Plan) -> dict[Truth, tuple[str, str]]:
     """The shard that makes each tensor, and the shard's name of it."""
     return {
@@ -155,13 +192,11 @@ def deviation(
 
 
 def logit_errors(plan: Plan, ours: Array, theirs: Array) -> Array:
-    """The relative errors of logits, over the head's tokens.
+    """The relative errors of logits `(n, V)` of the tokens of a head, or of a slice of one.
 
     For a head that gives only its choice: the larger of the distance from its choice to the best
     logit, and of its logit's error.
     """
-    head = plan.tokens(0, plan.rows)
-    ours, theirs = ours[:, head], theirs[:, head]
     if not plan.recipe.head.choose:
         return metrics.relative(ours, theirs)
     rows, chosen = np.arange(len(ours)), ours.argmax(1)
