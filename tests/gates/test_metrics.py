@@ -61,6 +61,9 @@ def test_contains_top() -> None:
     logits = np.array([[0, 5, 1, 2], [6, 5, 1, 2], [6, 5, 7, 2], [6, 5, 7, 8.0]])
     for k in (1, 2, 3, 4):
         assert contains_top(logits, reference, k).tolist() == [k >= 1, k >= 2, k >= 3, k >= 4]
+    constant = np.zeros((4, 4))
+    assert not contains_top(constant, reference, 1).any()
+    assert contains_top(constant, reference, 2).all()
     expected = (torch.tensor(A).topk(5).indices == torch.tensor(B).argmax(1, keepdim=True)).any(1)
     assert contains_top(A, B, 5).tolist() == expected.tolist()
 

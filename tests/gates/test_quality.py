@@ -11,7 +11,7 @@ import transformers
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
-from cetane.gates.quality import Quality, perplexity, read_tokens
+from cetane.gates.quality import Agreement, Quality, perplexity, read_tokens
 
 TOKENS = [int(t) for t in np.random.default_rng(9).integers(1, 288, 64 + 33)]
 """A whole context, and a shorter window after it."""
@@ -90,3 +90,16 @@ def test_a_text_that_cannot_be_measured(
         file.write_bytes(content)
     with pytest.raises(CetaneError, match=r"text\.txt"):
         read_tokens(good.tokenizer, file, limit)
+
+
+@pytest.mark.parametrize("of", ["both", "the port"])
+def test_what_is_not_a_number_never_passes(of: str, good: Bundle) -> None:
+    """Even where both sides are not: then their ratio is 1."""
+    logits = np.zeros((3, 288), np.float32)
+    broken = np.full_like(logits, np.nan)
+    agreement = Agreement(good.plan.recipe, np.arange(288), 288)
+    with np.errstate(invalid="ignore"):
+        agreement.add(broken, broken if of == "both" else logits, np.array([1, 2, 3]))
+    found = agreement.quality("x", 1.1)
+    assert not found.passed
+    assert np.isfinite(found.kl)

@@ -125,7 +125,10 @@ def kl(q: Rows, p: Rows) -> Rows:
 
 
 def contains_top(logits: Rows, reference: Rows, k: int) -> Rows:
-    """Whether the reference's best token is among the `k` best of each row; not if it is NaN."""
+    """Whether the reference's best token is among the `k` best of each row; not if it is NaN. Of
+    equal logits the first is the best, as greedy decoding takes it: else constant ones would always
+    be right."""
     best = reference.argmax(axis=1)[:, None]
     scores = np.take_along_axis(logits, best, axis=1)
-    return (~(logits <= scores)).sum(axis=1) < k
+    before = np.arange(logits.shape[1]) < best
+    return (~(logits <= scores) | (before & (logits == scores))).sum(axis=1) < k

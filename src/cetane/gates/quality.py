@@ -3,6 +3,7 @@
 The recipe promises a `quality`, and the port must keep it at any number of bits.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -109,20 +110,20 @@ class Agreement:
     def quality(self, fingerprint: str, limit: float) -> Quality:
         """All figures of a text."""
         ours, theirs = self.perplexities
-        covered = self.all("covered")
+        covered, kl = self.all("covered"), self.mean("kl")
         plain, reference = (
             metrics.perplexity([self.all(name)[covered]]) if covered.any() else None
             for name in ("plain", "reference")
         )
         return Quality(
-            passed=ours / theirs <= limit,
+            passed=ours / theirs <= limit and theirs < metrics.WORST and math.isfinite(kl),
             fingerprint=fingerprint,
             tokens=len(covered),
             perplexity=ours,
             reference_perplexity=theirs,
             ratio=ours / theirs,
             limit=limit,
-            kl=self.mean("kl"),
+            kl=kl if math.isfinite(kl) else metrics.WORST,
             top1=self.mean("top1"),
             covered=float(covered.mean()),
             covered_perplexity=plain,
