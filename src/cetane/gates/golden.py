@@ -67,6 +67,10 @@ from cetane.validation import Data
 STEPS = 6
 OWN_MERGE = "cetane itself merged the adapters of the truth: pip install 'cetane[lora]' lets peft"
 TOO_LARGE = "greedy decoding was left out: the whole model would not fit in memory"
+TOO_LONG = (
+    "positions behind {} tokens were judged after few keys, and an ANE's arithmetic with {} keys, "
+    "of a context of {}: more would take too long"
+)
 TOO_WIDE = "no text was longer than the model's window of {} tokens: that takes too much memory"
 NEAR_LIMIT = 32752.0
 """Half of the largest fp16 number: a larger residual stream gets a warning."""
@@ -219,7 +223,8 @@ class Proof:
         ]
         left_out = bool(prompts) and not greedy
         window = largest_window(self.plan, self.reference)
-        short = len(self.probes[0].tokens) <= window
+        read, context = len(self.probes[0].tokens), self.plan.recipe.cache.context
+        late = max((one.keys for one in ane), default=context)
         self.progress("done", STEPS, STEPS)
         return GoldenResult(
             passed=all(check.passed for check in checks),
@@ -230,7 +235,8 @@ class Proof:
             ranges=compression.ranges,
             warnings=(
                 *([TOO_LARGE] if left_out else []),
-                *([TOO_WIDE.format(window)] if short else []),
+                *([TOO_WIDE.format(window)] if read <= window else []),
+                *([TOO_LONG.format(read, late, context)] if min(read, late) < context else []),
                 *near(compression.ranges, self.planner),
             ),
             greedy=tuple(float(share.mean()) for share in greedy),
@@ -278,8 +284,14 @@ class Proof:
         return text_windows(self.port.tokenizer, self.plan, start, stop)
 
     def reading(self, windows: Sequence[Probe]) -> list[ProbeTask]:
-        """Windows of text, in the widest mode."""
-        return [ProbeTask(self.mode, w, (ProbePart(self.mode, len(w.tokens)),)) for w in windows]
+        """Windows of text, in the widest mode, and their last tokens one by one: else a window of
+        one call would read no cache."""
+        tasks = []
+        for window in windows:
+            last = min(OWN, len(window.tokens) // 2)
+            read = (ProbePart(self.mode, len(window.tokens) - last), ProbePart("decode", last))
+            tasks.append(ProbeTask(self.mode, window, read))
+        return tasks
 
     def compression(self, text: "Text") -> tuple["Compressed", list[Seen]]:
         """The port against the model on text, and its fp32 results on `brief`.

@@ -34,6 +34,8 @@ class Rounding(Data):
 
     mode: Mode
     positions: int
+    keys: int = 0
+    """The tokens that the last position attends to."""
     hidden_cosine: float
     """The smallest mean cosine of any output of a shard."""
     logit_cosine: float
@@ -89,15 +91,20 @@ class LateCalls:
         seen = observe(self._on(engine), self.planner, self.tasks, self.before)
         places = made_by(self.planner, self.plan)
         return [
-            measure_rounding(task, exact, made, places, self.plan)
+            measure_rounding(task, exact, made, places, self.plan, self.before.position)
             for task, exact, made in zip(self.tasks, self.exact, seen, strict=True)
         ]
 
 
 def measure_rounding(
-    task: ProbeTask, exact: Seen, rounded: Seen, places: dict[Truth, tuple[str, str]], plan: Plan
+    task: ProbeTask,
+    exact: Seen,
+    rounded: Seen,
+    places: dict[Truth, tuple[str, str]],
+    plan: Plan,
+    before: int = 0,
 ) -> Rounding:
-    """The loss of one mode by rounding."""
+    """The loss of one mode by rounding, after `before` tokens."""
     cosines, where = [], ""
     for truth, (_, rows) in rounded.tensors.items():
         cosines.append(float(metrics.cosine(rows, exact.tensors[truth][1]).mean()))
@@ -115,6 +122,7 @@ def measure_rounding(
     return Rounding(
         mode=task.mode,
         positions=len(task.probe.tokens),
+        keys=before + len(task.probe.tokens),
         hidden_cosine=min(cosines, default=1.0),
         logit_cosine=float(metrics.cosine(a, b).mean()),
         kl=kl,
