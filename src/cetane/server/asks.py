@@ -182,7 +182,7 @@ def plain(message: ChatMessage) -> Mapping[str, Any]:
     """A message as chat templates read it: content as text, arguments of calls as objects."""
     role = "system" if message.role == "developer" else message.role
     content: dict[str, Any] = {"role": role, "content": text_of(message.content)}
-    if not isinstance(message, ToolMessage) and message.name is not None:
+    if message.name is not None:
         content["name"] = message.name
     if isinstance(message, ToolMessage):
         content["tool_call_id"] = message.tool_call_id
