@@ -7,6 +7,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
 from cetane.server.answers import CalledFunction, ChatChoice, MadeCall, Message, WholeAnswer
+from cetane.server.errors import ApiError
 from cetane.server.requests import ChatRequest, parse
 
 USER = {"role": "user", "content": "x"}
@@ -64,3 +65,18 @@ def test_null_is_a_value_in_a_schema() -> None:
     assert request.response_format is not None
     assert request.response_format.json_schema.schema_ == schema  # type: ignore[union-attr]
     assert request.tools[0].function.parameters == schema
+
+
+@pytest.mark.parametrize(
+    ("fields", "known"),
+    [
+        ({"messages": [USER | {"nom": "x"}]}, "role, content, name"),
+        ({"response_format": {"type": "text", "text": "x"}}, "type"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}},
+                              "strict": True}}, "type, json_schema"),
+    ],
+)  # fmt: skip
+def test_an_unknown_key_lists_the_keys_of_its_own_kind(fields: dict[str, Any], known: str) -> None:
+    with pytest.raises(ApiError) as error:
+        parsed(**fields)
+    assert error.value.message.endswith(f"known: {known}")
