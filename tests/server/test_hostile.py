@@ -66,6 +66,10 @@ def the_next_is_served(url: str) -> Iterator[None]:
     assert status == 200 and answer["usage"]["completion_tokens"] == 2
 
 
+def asked(**fields: Any) -> bytes:
+    return json.dumps(ASKED | fields).encode()
+
+
 def deep(depth: int) -> bytes:
     return b'{"model": "tiny", "prompt": ' + b"[" * depth + b"]" * depth + b"}"
 
@@ -83,10 +87,18 @@ BODIES = {
     "an empty prompt": (b'{"model": "tiny", "prompt": []}', 400, "no tokens"),
     "a token that is none": (b'{"model": "tiny", "prompt": [999]}', 400, "token 999"),
     "a huge token": (b'{"model": "tiny", "prompt": [1' + b"0" * 30 + b"]}", 400, "prompt"),
+    "a bias for a number": (asked(logit_bias={"9" * 5000: 1}), 400, "logit_bias: no token"),
+    "a stop that is no text": (asked(stop="\ud800"), 400, "stop"),
+    "a regex that is no text": (
+        asked(response_format={"type": "regex", "regex": "\ud800"}), 400, "response_format"
+    ),
+    "a grammar that is no text": (
+        asked(response_format={"type": "grammar", "grammar": "\ud800"}), 400, "response_format"
+    ),
     "many choices": (json.dumps(ASKED | {"n": 10_000}).encode(), 400, "n: at most 8"),
     "a long prompt": (json.dumps(ASKED | {"prompt": [5] * 1025}).encode(), 400, "1025 tokens"),
     "many prompts": (json.dumps(ASKED | {"prompt": ["x"] * 300}).encode(), 400, "256 prompts"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -96,6 +108,18 @@ def test_a_bad_body(url: str, name: str) -> None:
     assert got == status
     assert set(answer["error"]) == {"message", "type", "param", "code"}
     assert message in answer["error"]["message"]
+
+
+def test_a_fault_of_the_server(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("cetane.server.app.completion_asks", fault)
+        status, answer = post(url, ASKED)
+    assert status == 500
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    assert answer["error"]["type"] == "server_error"
 
 
 def nested(depth: int) -> dict[str, Any]:

@@ -269,6 +269,7 @@ def create_app(service: Service) -> FastAPI:
         CetaneError: lambda _, error: in_api_form(ApiError(400, str(error))),
         HTTPException: lambda _, error: in_api_form(ApiError(error.status_code, error.detail)),
         ClientDisconnect: lambda *_: GONE,
+        Exception: lambda *_: in_api_form(ApiError(500, "the server failed; its log says why")),
     }
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)

@@ -21,7 +21,7 @@ from cetane.server.served import Served
 from cetane.server.settings import Settings
 from cetane.server.tools import described, forced_grammar
 from cetane.server.writing import Ask
-from cetane.validation import parse_json
+from cetane.validation import MOST_DIGITS, parse_json
 
 
 def chat_asks(request: ChatRequest, served: Served, settings: Settings) -> list[Ask]:
@@ -131,7 +131,8 @@ def sampling(request: GenerationRequest, served: Served, number: int) -> Samplin
     """The sampling of one choice; choices after the first have seeds of their own."""
     bias: dict[int, float] = {}
     for text, value in request.logit_bias.items():
-        if not (text.isascii() and text.isdigit() and int(text) < served.plan.vocab):
+        digits = text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
+        if not (digits and int(text) < served.plan.vocab):
             raise ApiError(400, f"logit_bias: no token {text!r}", "logit_bias", "invalid_value")
         bias[int(text)] = value
     return Sampling(
