@@ -233,6 +233,12 @@ def test_key_hosts_origins_and_a_full_queue(bundle: Any, serving: Callable[[Any]
             response.read()
             allowed = response.headers["Access-Control-Allow-Origin"]
             assert (allowed == origin) == ("friend" in origin)
+            asks = {"Origin": origin, "Access-Control-Request-Method": "POST",
+                    "Access-Control-Request-Headers": "authorization,x-stainless-os"}  # fmt: skip
+            connection.request("OPTIONS", "/v1/completions", headers=asks)
+            response = connection.getresponse()
+            response.read()
+            assert (response.status == 200) == ("friend" in origin)
         body = json.dumps(LONG | {"stream": True}).encode()
         extra = b"Authorization: Bearer s\xc3\xa9same\r\n\r\n"
         with connect(url) as one, connect(url) as two:

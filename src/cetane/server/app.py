@@ -281,7 +281,7 @@ def create_app(service: Service) -> FastAPI:
     if settings.origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type"],
+            allow_headers=["*"],  # clients add their own, as OpenAI's for JavaScript does
         )  # fmt: skip
     return app
 
