@@ -73,6 +73,8 @@ def asks(
     check_choices(request, served, top, grammar)
     for ids in prompts:
         check_prompt(ids, served, param)
+    special = map(served.tokenizer.special_id, request.stops)
+    stop_tokens = tuple(token for token in special if token is not None)
     return [
         Ask(
             tuple(ids),
@@ -83,6 +85,7 @@ def asks(
             echo,
             constraint,
             served.adapters[request.model],
+            stop_tokens,
         )
         for ids in prompts
         for number in range(request.n)
