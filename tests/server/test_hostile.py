@@ -253,3 +253,25 @@ def test_key_hosts_origins_and_a_full_queue(bundle: Any, serving: Callable[[Any]
         while post(url, ASKED, **key)[0] == 429:
             pass
         assert post(url, ASKED, **key)[0] == 200
+
+
+def test_an_application_inside_another(bundle: Any, serving: Callable[[Any], Any]) -> None:
+    """Nobody tells a mounted application that it begins."""
+    from fastapi import FastAPI
+
+    from cetane.server.app import serve
+
+    inner, outer = serve(bundle.path), FastAPI()
+    outer.mount("/inner", inner)
+    outer.state.service = inner.state.service
+    with serving(outer) as url:
+        assert post(url, ASKED, "/inner/v1/completions")[0] == 200
+
+
+def test_an_application_that_runs_again(bundle: Any, serving: Callable[[Any], Any]) -> None:
+    from cetane.server.app import serve
+
+    app = serve(bundle.path)
+    for _ in range(2):
+        with serving(app) as url:
+            assert post(url, ASKED)[0] == 200

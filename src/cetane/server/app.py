@@ -72,7 +72,7 @@ class Service:
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         for worker in self.workers:
-            worker.start()
+            worker.open()
         yield
         self.close()
         for worker in self.workers:
