@@ -4,7 +4,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterable
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -63,10 +63,20 @@ def keys_at(kind: Any, location: tuple[int | str, ...]) -> list[str]:
     """The known keys of a table inside data of a kind."""
     models = models_of(kind)
     for part in location:
+        variants = [model for model in models if tagged(model, part)]
+        if variants and len(models) > 1:  # of a union, the location names the variant's tag
+            models = variants
+            continue
         fields = [model.model_fields[part] for model in models if part in model.model_fields]
-        if fields:  # else the part is a place in a list, a key of a dict, or the tag of a union
+        if fields:  # else the part is a place in a list or a key of a dict
             models = [model for field in fields for model in models_of(field.annotation)]
     return list(dict.fromkeys(name for model in models for name in model.model_fields))
+
+
+def tagged(model: type[BaseModel], part: int | str) -> bool:
+    """Whether a field of a model is a literal that may be `part`."""
+    literals = [f.annotation for f in model.model_fields.values()]
+    return any(part in get_args(one) for one in literals if get_origin(one) is Literal)
 
 
 def models_of(annotation: Any) -> list[type[BaseModel]]:

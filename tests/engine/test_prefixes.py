@@ -5,10 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.families.gemma_models import build_gemma4
+from tests.families.gemma_models import recipe as gemma_recipe
+from tests.families.parity import engine_of
 
 from cetane.engine.likelihood import likelihoods, token_likelihood
 from cetane.engine.prefixes import Prefixes
 from cetane.errors import CetaneError
+from cetane.schema.interface import FromCache
 from cetane.schema.slots import CONTRACTS
 
 IDS = np.random.default_rng(5).integers(1, 288, 30).tolist()
@@ -38,6 +42,37 @@ def test_a_known_start_gives_the_same_bits(tiny_engine, contract: str) -> None:
     assert cached[3] == 8
     assert cached[5] == 0
     assert len(prefixes.known) <= 4
+
+
+@pytest.mark.parametrize("contract", ["readonly", "blend", "shift"])
+def test_a_mark_copies_only_windows(contract: str) -> None:
+    """A cache of the whole context needs no copy: its columns after the mark are not shown."""
+    engine = engine_of(build_gemma4(sliding_window=12), gemma_recipe(contract, sliding=contract))
+    session, alone = engine.session(), engine.session()
+    for one in (session, alone):
+        one.feed(IDS[:20])
+    mark = session.mark()
+    groups = engine.plan.caches
+    sources = [
+        item.source
+        for function in engine.plan.functions.values()
+        for item in function.inputs
+        if isinstance(item.source, FromCache)
+    ]
+    assert {groups[source.group].limited for source in sources} == {True, False}
+    for source in sources:
+        copied = not np.shares_memory(mark.caches[source.name], session.memory.caches[source.name])
+        assert copied == groups[source.group].limited
+    session.feed(OTHER[:8])
+    session.rewind(mark)
+    assert np.array_equal(session.feed(IDS[20:]), alone.feed(IDS[20:]))
+
+
+def test_logits_hold_no_other_rows(tiny_engine) -> None:
+    engine = tiny_engine()
+    assert engine.session().feed(IDS[:8]).base is None
+    _, fed = likelihoods(Prefixes(engine), IDS, 1, top=1)
+    assert fed.logits.base is None
 
 
 def test_sessions_are_bounded_and_the_oldest_goes(tiny_engine) -> None:

@@ -66,6 +66,10 @@ def the_next_is_served(url: str) -> Iterator[None]:
     assert status == 200 and answer["usage"]["completion_tokens"] == 2
 
 
+def asked(**fields: Any) -> bytes:
+    return json.dumps(ASKED | fields).encode()
+
+
 def deep(depth: int) -> bytes:
     return b'{"model": "tiny", "prompt": ' + b"[" * depth + b"]" * depth + b"}"
 
@@ -83,10 +87,18 @@ BODIES = {
     "an empty prompt": (b'{"model": "tiny", "prompt": []}', 400, "no tokens"),
     "a token that is none": (b'{"model": "tiny", "prompt": [999]}', 400, "token 999"),
     "a huge token": (b'{"model": "tiny", "prompt": [1' + b"0" * 30 + b"]}", 400, "prompt"),
+    "a bias for a number": (asked(logit_bias={"9" * 5000: 1}), 400, "logit_bias: no token"),
+    "a stop that is no text": (asked(stop="\ud800"), 400, "stop"),
+    "a regex that is no text": (
+        asked(response_format={"type": "regex", "regex": "\ud800"}), 400, "response_format"
+    ),
+    "a grammar that is no text": (
+        asked(response_format={"type": "grammar", "grammar": "\ud800"}), 400, "response_format"
+    ),
     "many choices": (json.dumps(ASKED | {"n": 10_000}).encode(), 400, "n: at most 8"),
     "a long prompt": (json.dumps(ASKED | {"prompt": [5] * 1025}).encode(), 400, "1025 tokens"),
     "many prompts": (json.dumps(ASKED | {"prompt": ["x"] * 300}).encode(), 400, "256 prompts"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -96,6 +108,18 @@ def test_a_bad_body(url: str, name: str) -> None:
     assert got == status
     assert set(answer["error"]) == {"message", "type", "param", "code"}
     assert message in answer["error"]["message"]
+
+
+def test_a_fault_of_the_server(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("cetane.server.app.completion_asks", fault)
+        status, answer = post(url, ASKED)
+    assert status == 500
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    assert answer["error"]["type"] == "server_error"
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -209,6 +233,12 @@ def test_key_hosts_origins_and_a_full_queue(bundle: Any, serving: Callable[[Any]
             response.read()
             allowed = response.headers["Access-Control-Allow-Origin"]
             assert (allowed == origin) == ("friend" in origin)
+            asks = {"Origin": origin, "Access-Control-Request-Method": "POST",
+                    "Access-Control-Request-Headers": "authorization,x-stainless-os"}  # fmt: skip
+            connection.request("OPTIONS", "/v1/completions", headers=asks)
+            response = connection.getresponse()
+            response.read()
+            assert (response.status == 200) == ("friend" in origin)
         body = json.dumps(LONG | {"stream": True}).encode()
         extra = b"Authorization: Bearer s\xc3\xa9same\r\n\r\n"
         with connect(url) as one, connect(url) as two:
@@ -223,3 +253,25 @@ def test_key_hosts_origins_and_a_full_queue(bundle: Any, serving: Callable[[Any]
         while post(url, ASKED, **key)[0] == 429:
             pass
         assert post(url, ASKED, **key)[0] == 200
+
+
+def test_an_application_inside_another(bundle: Any, serving: Callable[[Any], Any]) -> None:
+    """Nobody tells a mounted application that it begins."""
+    from fastapi import FastAPI
+
+    from cetane.server.app import serve
+
+    inner, outer = serve(bundle.path), FastAPI()
+    outer.mount("/inner", inner)
+    outer.state.service = inner.state.service
+    with serving(outer) as url:
+        assert post(url, ASKED, "/inner/v1/completions")[0] == 200
+
+
+def test_an_application_that_runs_again(bundle: Any, serving: Callable[[Any], Any]) -> None:
+    from cetane.server.app import serve
+
+    app = serve(bundle.path)
+    for _ in range(2):
+        with serving(app) as url:
+            assert post(url, ASKED)[0] == 200

@@ -12,6 +12,8 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from tests.conftest import build_model
 
+from cetane.server.app import serve
+
 MESSAGES = [{"role": "user", "content": "the cetane number"}]
 WEATHER = {
     "type": "function",
@@ -133,6 +135,22 @@ def test_stop(client: Any) -> None:
     assert "".join(c.choices[0].delta.content or "" for c in chunks) == answer.message.content
 
 
+def test_a_special_token_as_a_stop(bundle: Any, serving: Any) -> None:
+    """Its text never comes, since special tokens are no part of an answer."""
+    app = serve(bundle.path)
+    backend = app.state.service.worker(None).served.tokenizer.backend
+    text = backend.id_to_token(70)
+    backend.add_special_tokens([text])
+    with serving(app) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        always = {"logit_bias": {"70": 100}, "temperature": 0}
+        answer = completion(client, **always)
+        assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 4)
+        answer = completion(client, **always, stop=["never this", text])
+        assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("stop", 0)
+        assert answer.choices[0].text == ""
+
+
 def test_a_prompt_is_not_computed_twice(client: Any, prompt: list[int]) -> None:
     messages = [{"role": "user", "content": "a long prompt " * 12}]
     first, second = (chat(client, messages=messages, seed=9) for _ in range(2))
@@ -163,9 +181,9 @@ def test_a_forced_call(client: Any, choice: Any) -> None:
 def test_a_conversation_with_a_call(client: Any) -> None:
     call = chat(client, tools=[WEATHER], tool_choice="required", max_tokens=100).choices[0].message
     result = {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": "sunny"}
-    spoken = {"role": "assistant", "tool_calls": [c.model_dump() for c in call.tool_calls]}
-    answer = chat(client, messages=[*MESSAGES, spoken, result], tools=[WEATHER])
-    assert answer.choices[0].message.content
+    for spoken in (call, call.model_dump()):  # as the package got it
+        answer = chat(client, messages=[*MESSAGES, spoken, result], tools=[WEATHER])
+        assert answer.choices[0].message.content
 
 
 def test_json_object_and_text(client: Any) -> None:

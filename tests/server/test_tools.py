@@ -36,6 +36,7 @@ def test_several_calls_and_text_before() -> None:
     )
     assert text == "Let me see." and [c.function.name for c in calls] == NAMES
     assert len({call.id for call in calls}) == 2
+    assert parse_calls(f"Now: <tool_call>{CALL}</tool_call> and more", NAMES)[0] == "Now:  and more"
     _, calls = parse_calls(f"{CALL}; {other}", NAMES)
     assert [c.function.name for c in calls] == NAMES
 
@@ -44,7 +45,9 @@ def test_several_calls_and_text_before() -> None:
     "text",
     ["Hello", '{"a": 1}', '{"name": "other", "arguments": {}}', "<tool_call>oops</tool_call>",
      '{"name": "weather", "arguments": [1]}', '{"name": "weather", "arguments": "x"}', "[" * 9000,
-     f"{CALL} and more"],
+     f"{CALL} and more", f"<tool_call>{CALL}</tool_call><tool_call>oops</tool_call> and more",
+     f"<tool_call>{CALL}</tool_call>" + '<tool_call>{"name": "other", "arguments": {}}</tool_call>',
+     f'<tool_call>{CALL}</tool_call><tool_call>{{"name": "we'],
 )  # fmt: skip
 def test_what_is_no_call_stays_text(text: str) -> None:
     assert parse_calls(text, NAMES) == (text, [])

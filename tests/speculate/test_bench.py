@@ -2,10 +2,14 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from cetane.engine.execution import Watch
+from cetane.engine.session import Session
 from cetane.errors import CetaneError
+from cetane.schema.plan import Plan
 from cetane.speculate import bench
 from cetane.speculate.bench import Generation, conversations, first_tokens_by_turn
 from cetane.speculate.ngram import Ngram
@@ -49,6 +53,34 @@ def test_an_answer_of_one_token_has_no_speed() -> None:
     assert (speed.prompts, speed.tokens, speed.ratio, speed.slowest) == (1, 4, 2.0, 2.0)
     with pytest.raises(CetaneError, match="chat: every answer ends with its first token"):
         bench.summary("chat", "auto", [of(1, 0.0)], [of(1, 0.0)], counters, costs)
+
+
+class Seeing(Ngram):
+    """A drafter that sees hidden states, as a draft head does."""
+
+    def watch(self, plan: Plan) -> Watch:
+        return lambda *_: None
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_all_sides_cut_a_prompt_alike(
+    tiny_engine, monkeypatch: pytest.MonkeyPatch, sees: bool
+) -> None:
+    """Where one drafter needs all layers in silent calls, all sessions run them."""
+    engine = tiny_engine()
+    make, opened = engine.session, list[tuple[bool, bool]]()
+
+    def session(**options: Any) -> Session:
+        opened.append((options["whole"], bool(options["watch"])))
+        return make(**options)
+
+    monkeypatch.setattr(engine, "session", session)
+    drafters = {"one": lambda: [Seeing() if sees else Ngram()], "other": lambda: [Ngram()]}
+    bench.compare(
+        engine, {"chat": [[5, 9, 5, 9]]}, drafters, {1: [1.0], 4: [1.1]}, 3, 4, 1, (),
+        lambda *_: None,
+    )  # fmt: skip
+    assert opened[1:] == [(sees, False), (sees, sees), (sees, False)]  # the first warms up
 
 
 def test_conversations_have_as_many_turns() -> None:

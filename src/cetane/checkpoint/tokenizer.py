@@ -201,6 +201,12 @@ class Tokenizer:
             return bytes([int(text[3:5], 16)])
         return text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
+    def special_id(self, text: str) -> int | None:
+        """The id of a special token, which `decode` skips; None for any other text."""
+        token = self.backend.token_to_id(text)
+        added = self.backend.get_added_tokens_decoder()
+        return token if token in added and added[token].special else None
+
     @cached_property
     def _added(self) -> set[int]:
         return {*self.backend.get_added_tokens_decoder()}

@@ -80,6 +80,12 @@ class Memory:
             zeros(inputs, FromHistory, dtype),
         )
         self.matrices = zeros(inputs, FromMatrix, np.float32)
+        self.group_of = {
+            item.source.name: item.source.group
+            for item in inputs
+            if isinstance(item.source, FromCache)
+        }
+        """The group of every cache."""
 
     def grow(self, capacity: int, groups: Mapping[str, Slots]) -> None:
         """Take groups with at least as many slots, for a larger capacity."""
@@ -178,8 +184,10 @@ class Memory:
         """
         if any(group.forgets for group in self.groups.values()):
             raise CetaneError("a state of a window keeps no earlier tokens, so it takes no marks")
-        limited = any(group.limited for group in self.groups.values())
-        caches = {name: a.copy() if limited else a for name, a in self.caches.items()}
+        caches = {
+            name: cache.copy() if self.groups[self.group_of[name]].limited else cache
+            for name, cache in self.caches.items()
+        }
         return Mark(
             self.position,
             self.capacity,

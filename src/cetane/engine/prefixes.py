@@ -139,7 +139,7 @@ class Prefixes:
             if made is not None and scored and rows is not None:
                 rows(call.end - len(call.tokens), made)
             if made is not None and last:
-                known.logits = made[-1] if scored else made
+                known.logits = made[-1].copy() if scored else made
             if self.most:
                 known.add(call)
         assert known.logits is not None

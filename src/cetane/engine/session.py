@@ -225,4 +225,6 @@ def gather(calls: Sequence[Running], wanted: Wanted) -> Array | None:
     if wanted == "none":
         return None
     rows = [c.logits.rows for c in calls if c.logits is not None and c.logits.rows is not None]
-    return rows[-1][-1] if wanted == "last" else np.concatenate(rows)
+    if wanted == "last":
+        return rows[-1][-1].copy()  # else who keeps it would keep the rows of the whole call
+    return np.concatenate(rows)

@@ -72,7 +72,7 @@ class Service:
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         for worker in self.workers:
-            worker.start()
+            worker.open()
         yield
         self.close()
         for worker in self.workers:
@@ -269,6 +269,7 @@ def create_app(service: Service) -> FastAPI:
         CetaneError: lambda _, error: in_api_form(ApiError(400, str(error))),
         HTTPException: lambda _, error: in_api_form(ApiError(error.status_code, error.detail)),
         ClientDisconnect: lambda *_: GONE,
+        Exception: lambda *_: in_api_form(ApiError(500, "the server failed; its log says why")),
     }
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
@@ -280,7 +281,7 @@ def create_app(service: Service) -> FastAPI:
     if settings.origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type"],
+            allow_headers=["*"],  # clients add their own, as OpenAI's for JavaScript does
         )  # fmt: skip
     return app
 

@@ -21,7 +21,7 @@ from cetane.server.served import Served
 from cetane.server.settings import Settings
 from cetane.server.tools import described, forced_grammar
 from cetane.server.writing import Ask
-from cetane.validation import parse_json
+from cetane.validation import MOST_DIGITS, parse_json
 
 
 def chat_asks(request: ChatRequest, served: Served, settings: Settings) -> list[Ask]:
@@ -73,6 +73,8 @@ def asks(
     check_choices(request, served, top, grammar)
     for ids in prompts:
         check_prompt(ids, served, param)
+    special = map(served.tokenizer.special_id, request.stops)
+    stop_tokens = tuple(token for token in special if token is not None)
     return [
         Ask(
             tuple(ids),
@@ -83,6 +85,7 @@ def asks(
             echo,
             constraint,
             served.adapters[request.model],
+            stop_tokens,
         )
         for ids in prompts
         for number in range(request.n)
@@ -131,7 +134,8 @@ def sampling(request: GenerationRequest, served: Served, number: int) -> Samplin
     """The sampling of one choice; choices after the first have seeds of their own."""
     bias: dict[int, float] = {}
     for text, value in request.logit_bias.items():
-        if not (text.isascii() and text.isdigit() and int(text) < served.plan.vocab):
+        digits = text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
+        if not (digits and int(text) < served.plan.vocab):
             raise ApiError(400, f"logit_bias: no token {text!r}", "logit_bias", "invalid_value")
         bias[int(text)] = value
     return Sampling(
@@ -182,7 +186,7 @@ def plain(message: ChatMessage) -> Mapping[str, Any]:
     """A message as chat templates read it: content as text, arguments of calls as objects."""
     role = "system" if message.role == "developer" else message.role
     content: dict[str, Any] = {"role": role, "content": text_of(message.content)}
-    if not isinstance(message, ToolMessage) and message.name is not None:
+    if message.name is not None:
         content["name"] = message.name
     if isinstance(message, ToolMessage):
         content["tool_call_id"] = message.tool_call_id

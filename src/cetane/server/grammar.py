@@ -31,9 +31,14 @@ class Grammars:
         if not tokenizer.eos_ids:
             raise CetaneError("the model has no stop token, so no grammar can end its answers")
         self.vocab = vocab
-        self.tokenizer = LLTokenizer(
-            tokenizer.backend.to_str(), n_vocab=vocab, eos_token=list(tokenizer.eos_ids)
-        )
+        every = max(vocab, tokenizer.vocab_size)  # a tokenizer may have more than the model
+        try:
+            self.tokenizer = LLTokenizer(
+                tokenizer.backend.to_str(), n_vocab=every, eos_token=list(tokenizer.eos_ids)
+            )
+        except ValueError as error:
+            reason = str(error).split("\n")[0]
+            raise CetaneError(f"grammars cannot read this model's tokenizer: {reason}") from error
 
     def constraint(self, grammar: str, param: str) -> "GrammarConstraint":
         """A new constraint for a grammar. Raises ApiError if llguidance refuses it, or if it is
@@ -84,27 +89,28 @@ def first_line(matcher: LLMatcher) -> str:
 
 
 def grammar_of(response_format: ResponseFormat | None) -> str | None:
-    """The grammar of a response format, for llguidance; None if there is no constraint."""
-    match response_format:
-        case None | TextFormat():
-            return None
-        case JsonObjectFormat():
-            return json_grammar({"type": "object"})
-        case JsonSchemaFormat():
-            return json_grammar(response_format.json_schema.schema_)
-        case RegexFormat():
-            return str(LLMatcher.grammar_from_regex(response_format.regex))
-        case GrammarFormat():
-            return str(LLMatcher.grammar_from_lark(response_format.grammar))
-
-
-def json_grammar(schema: Mapping[str, Any] | bool) -> str:
-    """The grammar of JSON that a schema allows."""
+    """The grammar of a response format, for llguidance; None if there is no constraint. Raises
+    ApiError."""
     try:
-        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=COMPACT))
+        match response_format:
+            case None | TextFormat():
+                return None
+            case JsonObjectFormat():
+                return json_grammar({"type": "object"})
+            case JsonSchemaFormat():
+                return json_grammar(response_format.json_schema.schema_)
+            case RegexFormat():
+                return str(LLMatcher.grammar_from_regex(response_format.regex))
+            case GrammarFormat():
+                return str(LLMatcher.grammar_from_lark(response_format.grammar))
     except ValueError as error:
         text = str(error).split("\n")[0]
         raise ApiError(400, f"response_format: {text}", "response_format") from error
+
+
+def json_grammar(schema: Mapping[str, Any] | bool) -> str:
+    """The grammar of JSON that a schema allows. Raises ValueError."""
+    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=COMPACT))
 
 
 def lark_json(schema: Mapping[str, Any]) -> str:

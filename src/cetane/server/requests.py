@@ -15,9 +15,18 @@ Kind = TypeVar("Kind", bound="RequestBody")
 
 
 class RequestBody(BaseModel):
-    """The base of all requests. Types are strict: `"1"` is no number."""
+    """The base of all requests, and of their parts. Types are strict: `"1"` is no number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, content: Any) -> Any:
+        """A field that is null counts as left out, also an unknown one: clients send back the
+        answers that they got, with all fields of their own types."""
+        if not isinstance(content, dict):
+            return content
+        return {name: value for name, value in content.items() if value is not None}
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -156,6 +165,8 @@ class ToolMessage(RequestBody):
     role: Literal["tool"]
     content: Content
     tool_call_id: str
+    name: str | None = None
+    """The function's name, which older clients send."""
 
 
 ChatMessage = Annotated[
@@ -251,10 +262,7 @@ class DetokenizeRequest(RequestBody):
 
 
 def parse(kind: type[Kind], body: bytes) -> Kind:
-    """The request in a body. Raises ApiError that names the wrong field.
-
-    A field that is null counts as left out.
-    """
+    """The request in a body. Raises ApiError that names the wrong field."""
     try:
         content = parse_json(body, "the request's body")
     except CetaneError as error:
@@ -262,7 +270,7 @@ def parse(kind: type[Kind], body: bytes) -> Kind:
     if not isinstance(content, dict):
         raise ApiError(400, "the request's body is not a JSON object", code="invalid_json")
     try:
-        return kind.model_validate({k: v for k, v in content.items() if v is not None})
+        return kind.model_validate(content)
     except ValidationError as error:
         raise wrong_field(error, kind) from error
     except (RecursionError, UnicodeError, OverflowError) as error:

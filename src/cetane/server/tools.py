@@ -35,10 +35,11 @@ def described(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 def parse_calls(text: str, names: Sequence[str]) -> tuple[str, list[MadeCall]]:
-    """The text before the calls, and the calls. A call of an unknown tool counts as text."""
-    marked = [call for match in MARKED.finditer(text) for call in objects(match[1], names)]
-    if marked:
-        return text.split(OPEN)[0].strip(), marked
+    """The text around the calls, and the calls. If one of them is no call of a known tool, the
+    whole counts as text."""
+    marked = [objects(match[1], names) for match in MARKED.finditer(text)]
+    if marked and all(marked):
+        return MARKED.sub("", text).rstrip(), [call for calls in marked for call in calls]
     whole = text.strip()
     for marker in LEADING:
         whole = whole.removeprefix(marker).strip()

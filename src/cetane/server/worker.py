@@ -60,13 +60,19 @@ class Worker:
         self._changed = threading.Condition()
         self._running: Job | None = None
         self._closing = False
-        self._thread = threading.Thread(target=self._work, name=f"model {served.name}", daemon=True)
+        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        self._thread.start()
+    def open(self) -> None:
+        """Take jobs again after an end."""
+        with self._changed:
+            self._closing = False
 
     def submit(self, asks: Sequence[Ask]) -> Job:
-        """Put a job into the queue. Raises ApiError if the queue is full or closed."""
+        """Put a job into the queue. Raises ApiError if the queue is full or closed.
+
+        The first job starts the thread: another application may hold this one, and then nothing
+        tells it that it begins.
+        """
         job = Job(asks, self.settings.seconds)
         with self._changed:
             if self._closing:
@@ -80,6 +86,10 @@ class Worker:
                 )  # fmt: skip
             self._queue.append(job)
             self._gauge()
+            if self._thread is None:
+                name = f"model {self.served.name}"
+                self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+                self._thread.start()
             self._changed.notify()
         return job
 
@@ -107,8 +117,9 @@ class Worker:
 
     def join(self) -> None:
         """Wait until the running job has ended."""
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join()
+            self._thread = None
 
     def _work(self) -> None:
         while True:

@@ -40,6 +40,8 @@ class Ask:
     grammar: GrammarConstraint | None = None
     adapter: str | None = None
     """The adapter of the whole sequence; None for the base alone."""
+    stop_tokens: tuple[int, ...] = ()
+    """Special tokens among `stops`: they are no part of the text, so they are found as tokens."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ class Writer:
         """The tokens of the answer."""
         if not self.ask.most:
             return "length"
-        stop = self.served.tokenizer.eos_ids
+        stop = (*self.served.tokenizer.eos_ids, *self.ask.stop_tokens)
         return (
             yield from extend(
                 fed.session, fed.logits, sampler, self.ask.most, stop, drafts, self.note

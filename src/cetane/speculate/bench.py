@@ -17,7 +17,7 @@ from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.errors import CetaneError
 from cetane.files import Progress
 from cetane.speculate.controller import Controller
-from cetane.speculate.drafter import Drafter, open_session
+from cetane.speculate.drafter import Drafter, open_session, watches
 from cetane.speculate.speculator import Counters, Speculator
 from cetane.validation import Data
 
@@ -74,12 +74,13 @@ class Generation:
 
 def take(
     engine: Engine, prompt: Ids, count: int, stop: Ids, speculator: Speculator | None,
-    adapter: str | None = None,
+    adapter: str | None = None, whole: bool = False,
 ) -> Generation:  # fmt: skip
-    """Generate greedily, and measure the time from the first token on."""
+    """Generate greedily, and measure the time from the first token on; `whole` as in
+    `Engine.session`."""
     tokens, marks = [], []
-    session = engine.session() if speculator is None else speculator.session(engine)
-    session.adapter = adapter
+    watch = watches(engine.plan, [] if speculator is None else speculator.drafters)
+    session = engine.session(watch=watch, whole=whole, adapter=adapter)
     for token in generate(session, prompt, Sampler(), count, stop, speculator):
         tokens.append(token)
         marks.append(time.perf_counter())
@@ -101,7 +102,8 @@ def compare(
     """Run every prompt, plain and with each drafter, in every round, all with one adapter or none.
 
     Each round has new drafters and controllers, which learn from prompt to prompt. So a suffix trie
-    knows the answers to other prompts, but never the answer to this one.
+    knows the answers to other prompts, but never the answer to this one. If a draft head is among
+    the drafters, all sessions run all layers: other cuts of a prompt may round differently.
     """
     plain: dict[tuple[str, int], list[Generation]] = {}
     takes: dict[tuple[str, str, int], list[Generation]] = {}
@@ -114,14 +116,15 @@ def compare(
         used = {
             name: Speculator(make(), longest, Controller(costs)) for name, make in drafters.items()
         }
+        whole = any(watches(engine.plan, speculator.drafters) for speculator in used.values())
         for done, (category, index) in enumerate(work):
             progress(category, turn * len(work) + done, rounds * len(work))
             prompt = prompts[category][index]
-            alone = take(engine, prompt, count, stop, None, adapter)
+            alone = take(engine, prompt, count, stop, None, adapter, whole)
             plain.setdefault((category, index), []).append(alone)
             for name, speculator in used.items():
                 speculator.counters = counters.setdefault((category, name), Counters())
-                drafted = take(engine, prompt, count, stop, speculator, adapter)
+                drafted = take(engine, prompt, count, stop, speculator, adapter, whole)
                 takes.setdefault((category, name, index), []).append(drafted)
         for speculator in used.values():
             speculator.close()

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cetane.engine.verify import Draft
+from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.speculate.draft_heads.drafter import MedusaDrafter
 
 RUNNER: Any = SimpleNamespace(vocabulary=np.array([7, 11, 13, 17]), times=None)
@@ -61,6 +61,17 @@ def test_a_tree_holds_the_likeliest_tokens(
     draft = drafter.likely(left, most)
     assert (draft.tokens, tuple(draft.parents)) == (tokens, parents)
     assert len(list(left)) == len(chances) - made
+
+
+def test_a_row_that_is_no_number_ends_a_draft() -> None:
+    drafter, broken = MedusaDrafter(RUNNER), np.full(4, np.nan, np.float32)
+    for trees in (False, True):
+        drafter.trees = trees
+        assert drafter.likely([broken, *rows(0.9)], 3) == NO_DRAFT
+        assert drafter.likely([*rows(0.9), broken], 1) == Draft((13,), "medusa-3")
+        assert drafter.likely([*rows(0.9), broken, *rows(0.9)], 3).tokens[:1] == (13,)
+    drafter.trees = False
+    assert drafter.likely([*rows(0.9), broken, *rows(0.9)], 3).tokens == (13,)
 
 
 def test_no_more_rows_are_made_than_drafted() -> None:

@@ -79,14 +79,16 @@ class DraftHeadDrafter(Drafter):
         """The likeliest tokens after the text, at most `most`, from rows of logits `(R,)`.
 
         Each row is for the token after the best one of the row before. A tree holds second-best
-        tokens too. Rows end where no token of the next could be among the likeliest, or where the
-        line of best tokens is unlikely.
+        tokens too. Rows end where no token of the next could be among the likeliest, where the
+        line of best tokens is unlikely, or where a row is no number.
         """
         found: list[tuple[float, int, int]] = []  # a token's chance, the one before it, its id
         kind, chance, last = "", 1.0, -1
         for logits in rows:
             best = largest(logits, most if self.trees else 1)
             shares = softmax(logits)[best]
+            if not np.isfinite(shares[0]):
+                break
             kind = kind or f"{self.name}-{min(int(shares[0] * LEVELS), LEVELS - 1)}"
             tokens = self.runner.vocabulary[best].tolist()
             made = [(chance * s, last, t) for s, t in zip(shares.tolist(), tokens, strict=True)]
@@ -95,6 +97,8 @@ class DraftHeadDrafter(Drafter):
             rivals = sum(other >= chance for other, _, _ in found)
             if rivals >= most or chance < self.unlikely:
                 break
+        if not found:
+            return NO_DRAFT
         taken = sorted(range(len(found)), key=lambda number: -found[number][0])[:most]
         places = {-1: -1} | {number: place for place, number in enumerate(taken)}
         branches = tuple(places[found[number][1]] for number in taken)

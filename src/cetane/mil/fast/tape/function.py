@@ -20,7 +20,6 @@ from cetane.threads import available
 
 SMALLEST = 1 << 20
 """The multiplications of a tape from which threads share it."""
-"""The largest integer of an input: float32 holds the sum of two."""
 _sharing = False
 _free = threading.Lock()
 """Held by the call whose tape threads share. Another call meanwhile runs alone."""

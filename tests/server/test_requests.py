@@ -1,0 +1,82 @@
+"""Requests as clients send them, also with the fields of their own types that have no value."""
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionMessage
+
+from cetane.server.answers import CalledFunction, ChatChoice, MadeCall, Message, WholeAnswer
+from cetane.server.errors import ApiError
+from cetane.server.requests import ChatRequest, parse
+
+USER = {"role": "user", "content": "x"}
+
+
+def parsed(**fields: Any) -> ChatRequest:
+    content = {"model": "tiny", "messages": [USER]} | fields
+    return parse(ChatRequest, json.dumps(content).encode())
+
+
+def received() -> ChatCompletionMessage:
+    """A message of the server, as OpenAI's client reads it."""
+    call = MadeCall(id="1", function=CalledFunction(name="f", arguments="{}"))
+    choice = ChatChoice(
+        index=0, message=Message(content=None, tool_calls=[call]), logprobs=None,
+        finish_reason="tool_calls",
+    )  # fmt: skip
+    answer = WholeAnswer(
+        id="1", object="chat.completion", created=1, model="tiny", system_fingerprint="x",
+        choices=[choice],
+    )  # fmt: skip
+    return ChatCompletion.model_validate_json(answer.model_dump_json()).choices[0].message
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_client_sends_back_what_it_got(whole: bool) -> None:
+    """The client leaves out fields that the server did not send; `model_dump` has all."""
+    sent = received().model_dump(exclude_unset=not whole)
+    assert sent["refusal"] is None and ("audio" in sent) == whole
+    result = {"role": "tool", "content": "sunny", "tool_call_id": "1", "name": "f"}
+    _, message, last = parsed(messages=[USER, sent, result]).messages
+    assert message.role == "assistant" and message.tool_calls[0].function.name == "f"
+    assert message.content is None
+    assert last.name == "f"
+
+
+def test_null_counts_as_left_out_at_every_level() -> None:
+    tool = {"name": "f", "description": None, "parameters": None, "strict": None}
+    request = parsed(
+        stream=True, stream_options={"include_usage": None}, temperature=None,
+        messages=[USER | {"name": None}, USER | {"role": "assistant", "tool_calls": None}],
+        tools=[{"type": "function", "function": tool}],
+    )  # fmt: skip
+    assert request.stream_options is not None and not request.stream_options.include_usage
+    assert request.tools[0].function.parameters == {"type": "object"}
+
+
+def test_null_is_a_value_in_a_schema() -> None:
+    schema = {"const": None, "properties": {"a": {"enum": [None, 1], "default": None}}}
+    named = {"name": "x", "schema": schema, "strict": None}
+    request = parsed(
+        response_format={"type": "json_schema", "json_schema": named},
+        tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}],
+    )
+    assert request.response_format is not None
+    assert request.response_format.json_schema.schema_ == schema  # type: ignore[union-attr]
+    assert request.tools[0].function.parameters == schema
+
+
+@pytest.mark.parametrize(
+    ("fields", "known"),
+    [
+        ({"messages": [USER | {"nom": "x"}]}, "role, content, name"),
+        ({"response_format": {"type": "text", "text": "x"}}, "type"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}},
+                              "strict": True}}, "type, json_schema"),
+    ],
+)  # fmt: skip
+def test_an_unknown_key_lists_the_keys_of_its_own_kind(fields: dict[str, Any], known: str) -> None:
+    with pytest.raises(ApiError) as error:
+        parsed(**fields)
+    assert error.value.message.endswith(f"known: {known}")
