@@ -10,7 +10,7 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.engine.authored import authored_engine
 from cetane.gates import metrics
-from cetane.gates.ladder import LadderResult, Rung, ladder
+from cetane.gates.ladder import LadderResult, Rung, ladder, of_choices
 from cetane.gates.reference import Reference
 from cetane.gates.scores import ShardScore, shard_score
 from cetane.lower.lower import Lowering
@@ -212,6 +212,32 @@ def test_a_wrong_slice_of_the_head(
     weights.tensors["lm_head.weight"][-1] *= -9
     found = rungs(checkpoint, recipe(head={"slices": 2}), weights)
     assert {name for name, scores in found.items() if scores[0].cosine < 0.9999} == {"head-1"}
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_head_that_chooses(
+    wrong: bool,
+    tiny_model: Callable[..., Any],
+    in_memory: Callable[..., Any],
+    recipe: Callable[..., Recipe],
+) -> None:
+    checkpoint, weights = in_memory(tiny_model()), in_memory(tiny_model())
+    if wrong:
+        weights.tensors["lm_head.weight"] *= 1.5
+    planner = Planner(checkpoint, recipe(head={"slices": 2, "choose": True}))
+    rung = Rung(authored_engine(planner, weights), planner, Reference(checkpoint), TOKENS)
+    for head in ("head-0", "head-1"):
+        for pair in rung.pairs(head, ["decode"]):
+            errors = metrics.relative(pair.ours, pair.wanted)
+            assert (errors > 0.1).all() if wrong else (errors < 1e-5).all()
+
+
+def test_a_choice_of_another_token() -> None:
+    """Its logit alone may be right."""
+    theirs = np.array([[1.0, 5.0, 4.0]])
+    ours = np.array([[-4e4, -4e4, 5.0]])
+    assert metrics.relative(*of_choices(ours, theirs))[0] > 0.1
+    assert metrics.relative(*of_choices(np.array([[-4e4, 5.0, -4e4]]), theirs))[0] == 0
 
 
 @pytest.mark.parametrize(

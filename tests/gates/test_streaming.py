@@ -44,6 +44,19 @@ def test_sinks_are_the_first_positions() -> None:
     assert (found - expected).abs().max() < 1e-3  # positions turn alike, but for rounding
 
 
+def test_rows_of_a_batch_have_their_own_sinks() -> None:
+    model = build_model("llama", **NINE)
+    let_stream(model, SEEN)
+    ids = torch.tensor([tokens(model.config.vocab_size, LENGTH)])
+    at = torch.arange(LENGTH)[None]
+    with torch.no_grad():
+        alone = [model(ids, position_ids=at + start).logits[0] for start in (0, 100)]
+        both = model(ids.repeat(2, 1), position_ids=torch.cat([at, at + 100])).logits
+    assert (alone[0] - alone[1]).abs().max() > 0.01
+    for row, expected in zip(both, alone, strict=True):
+        assert (row - expected).abs().max() < 1e-5
+
+
 def test_scores_must_be_plain() -> None:
     with pytest.raises(CetaneError, match="heads of a gemma2 cannot stream"):
         let_stream(build_model("gemma2", head_dim=16), SEEN)

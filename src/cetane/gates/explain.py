@@ -167,10 +167,13 @@ def wrong_graph(
         return wrong_reading(verdict.misread[0], authored)
     first = first_off(verdict.structure)
     assert first is not None
+    place = f"position {first.position}"
+    if first.undecided > first.relative:
+        place = "positions behind a tie of experts"
     what = (
         f"On the checkpoint's own weights, {first.tensor} of {first.shard} errs by "
-        f"{first.relative:.2g} after {first.truth} ({first.mode}, {first.probe}, position "
-        f"{first.position})"
+        f"{max(first.relative, first.undecided):.2g} after {first.truth} ({first.mode}, "
+        f"{first.probe}, {place})"
     )
     where = f"{first.shard}, after {first.truth}"
     if first_off(authored.deviations(bundle.tokenizer)) is None:

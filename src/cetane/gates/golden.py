@@ -44,6 +44,7 @@ from cetane.gates.reference import RESIDENT, Observed, Reference, choices, refer
 from cetane.gates.rounding import Rounding, judge_rounding, late_rounding, measure_rounding
 from cetane.gates.scores import LogitScore, ShardScore, logit_score, shard_scores
 from cetane.gates.structure import (
+    LOGITS,
     Deviation,
     Truths,
     deviations,
@@ -235,6 +236,7 @@ class Proof:
             ranges=compression.ranges,
             warnings=(
                 *([TOO_LARGE] if left_out else []),
+                *ties(deviated),
                 *([TOO_WIDE.format(window)] if read <= window else []),
                 *([TOO_LONG.format(read, late, context)] if min(read, late) < context else []),
                 *near(compression.ranges, self.planner),
@@ -446,6 +448,17 @@ def twin_kl(text: Text, seen: Sequence[Seen], plan: Plan) -> float:
     pairs = zip(seen, text.logits, strict=True)
     rows = [metrics.divergence(a.logits[:, tokens], b[:, tokens]) for a, b in pairs]
     return float(np.nan_to_num(np.concatenate(rows).mean(), nan=metrics.WORST))
+
+
+def ties(rows: Sequence[Deviation]) -> Iterator[str]:
+    """A warning where ties of experts leave few logits to the strict limit."""
+    judged = [one for one in rows if one.truth == LOGITS[0] and one.decided is not None]
+    strict, every = sum(one.decided or 0 for one in judged), sum(one.positions for one in judged)
+    if 2 * strict < every:
+        yield (
+            f"experts are near ties: {strict} of {every} judged tokens have the strict limit of "
+            "structure, the others a looser one"
+        )
 
 
 def near(ranges: Sequence[Range], planner: Planner) -> Iterator[str]:

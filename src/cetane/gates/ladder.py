@@ -28,7 +28,7 @@ from cetane.gates.port import Packaged
 from cetane.gates.probes import OWN, Probe, ProbePart, text_tokens, widest_tokens
 from cetane.gates.reference import Reference, reference_of
 from cetane.gates.scores import ShardScore, shard_score
-from cetane.gates.structure import LOGITS, is_routed, logit_errors
+from cetane.gates.structure import LOGITS, is_routed
 from cetane.gates.verdict import Check, at_most
 from cetane.gates.weights import WrongWeight, wrong_constants
 from cetane.planner import Planner
@@ -82,15 +82,10 @@ def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) 
             if adapter is not None and not planner.changes(shard, adapter):
                 continue
             for pair in rung.pairs(shard, list(plan.modes)):
-                tensor, logits = f"{prefix}{pair.tensor}", pair.truth == LOGITS
-                if not (logits and plan.recipe.head.choose):
-                    pairs = [(pair.ours, pair.wanted)]
-                    scores.append(shard_score(shard, tensor, pair.truth, pair.mode, pairs))
-                errors = (
-                    logit_errors(plan, pair.ours, pair.wanted)
-                    if logits
-                    else metrics.relative(pair.ours, pair.wanted)
-                )
+                pairs = [(pair.ours, pair.wanted)]
+                tensor = f"{prefix}{pair.tensor}"
+                scores.append(shard_score(shard, tensor, pair.truth, pair.mode, pairs))
+                errors = metrics.relative(pair.ours, pair.wanted)
                 error = metrics.within(errors, ask.routed.share if routed else 1.0)
                 key = f"{tensor} of {shard}"
                 worst[key] = max(worst.get(key, 0.0), error)
@@ -106,6 +101,14 @@ def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) 
         shards=tuple(scores),
         wrong_weights=tuple(wrong[:LISTED]),
     )
+
+
+def of_choices(ours: Array, theirs: Array) -> tuple[Array, Array]:
+    """What logits `(n, V)` of a head that gives only its choices can be compared by, `(n, 2)`: its
+    choice's logit, twice, and the model's logits of that token and of the best one."""
+    rows, chosen = np.arange(len(ours)), ours.argmax(1)
+    own = ours[rows, chosen]
+    return np.stack([own, own], 1), np.stack([theirs[rows, chosen], theirs.max(1)], 1)
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,10 @@ class Rung:
                 logits = gather(watched.calls, "all")
                 assert logits is not None and theirs is not None
                 tokens = self.engine.plan.tokens(start, stop)
-                yield Pair("logits", LOGITS, mode, logits[:, tokens], theirs[:, tokens])
+                rows = logits[:, tokens], theirs[:, tokens]
+                if self.engine.plan.recipe.head.choose:
+                    rows = of_choices(*rows)
+                yield Pair("logits", LOGITS, mode, *rows)
 
     def all_makers(self, shard: str) -> list[str]:
         """The shards that must run before this one, in order."""

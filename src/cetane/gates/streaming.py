@@ -42,6 +42,13 @@ class StreamingAttention:
         **_: Any,
     ) -> tuple[Tensor, None]:
         """`q (B, H, T, D)` of the last T tokens, `k`, `v (B, KV, S, D)` -> `(B, T, H, D)`."""
+        if position_ids is not None and len(starts := position_ids[:, 0].unique()) > 1:
+            mixed = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[-1])
+            for start in starts:  # rows that begin elsewhere have other sinks
+                at = position_ids[:, 0] == start
+                own = q[at], k[at], v[at], None, scaling, sliding_window, position_ids[at]
+                mixed[at], _ = self(module, *own)
+            return mixed, None
         heads = k.shape[1]
         group, full = q.shape[1] // heads, self.seen.full.get(module.layer_idx)
         if sliding_window is not None:

@@ -52,6 +52,8 @@ class Deviation(Data):
     positions: int
     undecided: float = 0.0
     """The error below which a share of the other tokens stays."""
+    decided: int | None = None
+    """The number of tokens before the first near tie of experts; None in older results."""
 
 
 def deviations(
@@ -180,6 +182,7 @@ def deviation(
     share = limits().structure.routed.share
     return Deviation(
         undecided=min(metrics.within(rest, share), 1e308) if len(rest) else 0.0,
+        decided=int(decided.sum()),
         shard=shard,
         tensor=tensor,
         truth=truth[0],

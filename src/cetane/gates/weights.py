@@ -96,7 +96,7 @@ def wrong(
     if form.weighted:
         if isinstance(form, Palette) and form.vector > 1:
             return too_far(stored.parts, values, replace(form, mode="kmeans"))
-        return wrong_palette(stored.parts, values.astype(np.float16), form.bits)
+        return wrong_palette(stored.parts, values.astype(np.float16), form)
     return differs(arrays(form.encode(values)), stored.parts, values)
 
 
@@ -144,24 +144,31 @@ def differs(wanted: Mapping[str, Array], given: Mapping[str, Array], values: Arr
     return None
 
 
-def wrong_palette(parts: Mapping[str, Array], values: Array, bits: int) -> str | None:
+def wrong_palette(parts: Mapping[str, Array], values: Array, form: Format) -> str | None:
     """Why indices and palettes `(groups, ..., 2**bits, 1)` cannot be of these weights."""
+    assert isinstance(form, Palette)
     if parts.keys() != {"indices", "lut"}:
         return f"it is stored as {', '.join(sorted(parts))}, not as a palette"
+    shapes = {"indices": form.indices_shape(values.shape), "lut": form.lut_shape(values.shape)}
+    if any(parts[name].shape != shape for name, shape in shapes.items()):
+        return f"its arrays have not the shapes of {form.name}"
     lut = parts["lut"].astype(np.float32)
     groups = len(lut)
     rows, indices = values.reshape(groups, -1), parts["indices"].reshape(groups, -1)
     lut = lut.reshape(groups, -1)
     error = 0.0
     for row, index, entries in zip(rows.astype(np.float32), indices, lut, strict=True):
-        nearest = np.abs(entries[None] - row[:, None]).min(1)
+        ascending = np.sort(entries)
+        above = np.searchsorted(ascending, row).clip(1, len(ascending) - 1)
+        around = ascending[above - 1], ascending[above]
+        nearest = np.minimum(*(np.abs(entry - row) for entry in around))
         chosen = np.abs(entries[index] - row)
         if (chosen > nearest * (1 + 1e-6) + 1e-12).any():
             return "an index does not name the nearest entry of its palette"
         error += float(np.square(chosen).sum())
-    even, places = palettes.kmeans(rows, bits)
+    even, places = palettes.kmeans(rows, form.bits)
     best = float(np.square(np.take_along_axis(even, places, 1).astype(np.float32) - rows).sum())
-    if error > WORSE * best + 1e-12:
+    if not error <= WORSE * best + 1e-12:
         return f"its palettes err by {error / max(best, 1e-30):.3g} times what they need to"
     return None
 
