@@ -12,6 +12,7 @@ from cetane.bundle import Bundle
 from cetane.errors import CetaneError
 from cetane.gates.residency.store import MEASURED
 from cetane.kit.device import DEVICE, DeviceResult
+from cetane.kit.judge import expected_of
 from cetane.mil.program import Op
 from cetane.mil.reader import load
 from cetane.perf.evidence import read
@@ -123,6 +124,71 @@ def test_a_device_with_nan_fails(write: Write, bundle: Bundle) -> None:
     assert not imported(write(nan), bundle).passed
 
 
+def function(content: Content) -> Content:
+    result: Content = content["bundles"]["A"]["functions"]["model/decode"]
+    return result
+
+
+def turn(content: Content) -> Content:
+    result: Content = content["turns"][0]
+    return result
+
+
+def put(where: Callable[[Content], Content], **values: Any) -> Callable[[Content], None]:
+    return lambda content: where(content).update(values)
+
+
+def died(content: Content) -> None:
+    function(content).pop("predict")
+
+
+def predicted(**values: Any) -> Callable[[Content], None]:
+    return put(lambda content: function(content)["predict"], **values)
+
+
+def erring(error: float | None) -> Callable[[Content], None]:
+    return put(lambda content: function(content)["predict"]["errors"], logits_0=error)
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        (put(lambda content: content, finished=False), "finished"),
+        (died, "called functions"),
+        (predicted(finite=False), "finite functions, share"),
+        (predicted(errors={}), "largest error of an output"),
+        (erring(None), "largest error of an output"),
+        (erring(0.02), "largest error of an output"),
+        (put(lambda content: content["bundles"]["A"], probes={}), "probed positions"),
+    ],
+)
+def test_what_a_device_did_not_compute_fails(
+    write: Write, bundle: Bundle, change: Callable[[Content], None], check: str
+) -> None:
+    outcome = imported(write(change), bundle)
+    assert not outcome.passed
+    assert check in [one.name for one in outcome.checks if not one.passed]
+
+
+def test_a_probe_that_hung_fails(write: Write, bundle: Bundle) -> None:
+    """The kit asks for one more probe than the record has."""
+    kept = bundle.gates()["kit"]
+    kept["positions"]["verify"] = [1, 2]
+    bundle.write_gate("kit", kept)
+    outcome = imported(write(), bundle)
+    assert [(c.name, c.value, c.limit) for c in outcome.checks if not c.passed] == [
+        ("probed positions", 13, 15)
+    ]
+
+
+def test_without_the_kits_gate_it_is_computed_again(write: Write, bundle: Bundle) -> None:
+    kept = bundle.gates()["kit"]
+    assert kept["functions"]["model/decode"]
+    (bundle.path / "gates" / "kit.json").unlink()
+    assert expected_of(bundle).model_dump(mode="json") | {"bundle": bundle.digest} == kept
+    assert imported(write(), bundle).passed
+
+
 def test_a_changed_file_is_refused(write: Write, bundle: Bundle) -> None:
     path = write()
     path.write_text(path.read_text().replace('"median_ms": 4.0', '"median_ms": 3.9'))
@@ -138,20 +204,6 @@ def test_another_bundles_file_is_refused(write: Write, bundle: Bundle) -> None:
 
     with pytest.raises(CetaneError, match=r"another bundle: tiny-A \(000000000000\)"):
         imported(write(other), bundle)
-
-
-def function(content: Content) -> Content:
-    result: Content = content["bundles"]["A"]["functions"]["model/decode"]
-    return result
-
-
-def turn(content: Content) -> Content:
-    result: Content = content["turns"][0]
-    return result
-
-
-def put(where: Callable[[Content], Content], **values: Any) -> Callable[[Content], None]:
-    return lambda content: where(content).update(values)
 
 
 BEYOND = {

@@ -25,7 +25,7 @@ from cetane.gates.residency.store import Artifact, InBundle, open_artifact
 from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.hardware.chips import DEFAULT_CHIP, Chip, chip_named
 from cetane.kit.device import DEVICE, ENERGY, DeviceResult, EnergyResult
-from cetane.kit.judge import check_origin, check_reason, judge, ties
+from cetane.kit.judge import check_origin, check_reason, expected_of, judge, ties
 from cetane.kit.measurements import LARGEST, Measurements, RecordedBundle, read_measurements
 from cetane.kit.speed import (
     EvidenceRow,
@@ -113,7 +113,8 @@ class OneImport:
         self.artifact = InBundle(bundle)
         shards = {shard.name: bundle.shard(shard.name) for shard in bundle.plan.shards}
         self.programs: dict[str, Program] = {name: load(path) for name, path in shards.items()}
-        check_origin(self.recorded, bundle, self.programs)
+        self.expected = expected_of(bundle)
+        check_origin(self.recorded, bundle, self.programs, self.expected)
         check_reason(measurements, self.recorded, bundle.plan, self.chip)
         self.figures = figures(measurements, self.label)
         self.notes: list[str] = []
@@ -123,7 +124,7 @@ class OneImport:
         device, recorded = self.machine.device, self.recorded
         placed, ops = self.residency()
         compared, rows = self.speed()
-        checks = judge(recorded)
+        checks = judge(self.measurements, recorded, self.expected)
         outcome = DeviceResult(
             name=self.bundle.path.name,
             passed=all(check.passed for check in checks),
