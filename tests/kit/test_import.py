@@ -102,6 +102,35 @@ def test_another_machines_record_is_judged_and_not_kept(
     assert "not kept" in outcome.notes[-1] and not outcome.compared
 
 
+@pytest.mark.parametrize("units", ["CPU_ONLY", "CPU_AND_GPU", "ALL"])
+def test_a_record_of_other_compute_units_leaves_the_neural_engines_alone(
+    write: Write, bundle: Bundle, units: str
+) -> None:
+    def on_the_processor(content: Content) -> None:
+        content["options"]["compute_units"] = units
+        for op in function(content)["plan"]:
+            op["device"] = op["device"] and "CPU"
+        for one in content["turns"]:
+            one["decode"] = {"median_ms": 9.0, "p95_ms": 9.0, "min_ms": 1.0, "count": 8}
+
+    imported(write(), bundle)
+    before = {name: bundle.gates()[name] for name in (DEVICE, MEASURED, "residency")}
+    outcome = imported(write(on_the_processor), bundle)
+    assert outcome.passed and outcome.figures.decode_ms == 9.0
+    assert not outcome.rules and not outcome.measured_ops and not outcome.rows
+    assert outcome.notes == (f"it ran on {units}, not on CPU_AND_NE, so this is not kept",)
+    assert {name: bundle.gates()[name] for name in before} == before
+
+
+def test_a_read_only_bundle_is_told(
+    write: Write, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bundle, "write_gate", lambda *_: False)
+    outcome = imported(write(), bundle)
+    assert outcome.passed and outcome.notes[-1] == "the bundle is read-only, so this is not kept"
+    assert not evidence_file(bundle).exists()
+
+
 def test_a_device_that_computes_something_else_fails(write: Write, bundle: Bundle) -> None:
     def wrong(content: Content) -> None:
         rows = content["bundles"]["A"]["probes"]["text"]
