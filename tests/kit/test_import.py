@@ -91,7 +91,12 @@ def test_two_bundles_are_compared_turn_by_turn(
 
 
 @pytest.mark.parametrize(
-    "machine", [{"mac": False, "chip": "x86_64", "system": "Linux"}, {"virtual": True}]
+    "machine",
+    [
+        {"mac": False, "chip": "x86_64", "system": "Linux"},
+        {"virtual": True},
+        {"chip": "Intel(R) Core(TM) i9-9880H CPU @ 2.30GHz", "model": "MacBookPro16,1"},
+    ],
 )
 def test_another_machines_record_is_judged_and_not_kept(
     write: Write, bundle: Bundle, machine: Content

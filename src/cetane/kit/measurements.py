@@ -50,8 +50,8 @@ class Machine(Data):
 
     @property
     def device(self) -> bool:
-        """Whether it has an Apple Neural Engine: a Mac, and not a virtual one."""
-        return self.mac and not self.virtual
+        """Whether it has a Neural Engine: a Mac of Apple silicon, and not a virtual one."""
+        return self.mac and self.chip.startswith("Apple ") and not self.virtual
 
     def __str__(self) -> str:
         return f"{self.chip}, {self.system} ({self.build})"
