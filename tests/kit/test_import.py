@@ -267,6 +267,10 @@ BEYOND = {
         (put(lambda c: c["bundles"]["A"]["probes"]["text"][0], cosine=1.5), "cosine"),
         (put(lambda c: c, schema_version=9), "schema 9, not 1"),
         (put(lambda c: c, turns="none"), "turns"),
+        (put(turn, bundle="C"), "turns.0.bundle"),
+        (put(lambda c: c["energy"][0], bundle="a"), "energy.0.bundle"),
+        (lambda c: c["bundles"].pop("B"), "figures of B, and no such bundle"),
+        (lambda c: c["bundles"].update(C=c["bundles"].pop("B")), "bundles.C"),
         (put(lambda c: c["machine"], chip="x" * 5000), "chip"),
     ],
 )  # fmt: skip
@@ -276,6 +280,19 @@ def test_figures_beyond_reason_and_wrong_forms_are_refused_by_name(
     with pytest.raises(CetaneError, match=reason):
         imported(write(change), bundle)
     assert not {DEVICE, MEASURED} & set(bundle.gates())
+
+
+def test_words_of_a_record_are_safe_for_a_terminal(write: Write, bundle: Bundle) -> None:
+    def hostile(content: Content) -> None:
+        content["machine"]["chip"] = "Apple M4\x1b[2J"
+        function(content)["refusals"] = ["no\x1b]0;title\x07", "\u202etxt"]
+        content["faults"] = [
+            {"job": "A/x", "phase": "", "kind": "died", "detail": "\x1b[8m\nline", "at": "now"}
+        ]
+
+    outcome = imported(write(hostile), bundle)
+    said = (outcome.machine, *outcome.refusals, *outcome.faults, *outcome.notes)
+    assert len(said) >= 4 and all(text.isprintable() for text in said)
 
 
 @pytest.mark.parametrize(
