@@ -95,6 +95,29 @@ def test_killed_in_the_middle_it_resumes(kit: Path) -> None:
     assert after["bundles"]["A"]["functions"] == before["bundles"]["A"]["functions"]
 
 
+def interruptible() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+
+
+def test_what_the_user_stopped_is_tried_again(kit: Path) -> None:
+    quick = ["--rounds", "2", "--steps", "3", "--energy", "0"]
+    for stop, code in ((signal.SIGINT, 130), (signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        running = subprocess.Popen(
+            [sys.executable, "measure.py", *quick], cwd=kit, env=environment(SLOW="0.02"),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=interruptible,
+        )  # fmt: skip
+        while not (kit / "measurements.json").exists() or (
+            record(kit)["jobs"].get("A/model/decode", {}).get("state") != "running"
+        ):
+            time.sleep(0.02)
+        os.kill(running.pid, stop)
+        assert running.wait() == code
+        assert record(kit)["jobs"] == {} and record(kit)["seal"] == seal(record(kit))
+    assert run(kit).returncode == 0
+    assert record(kit)["jobs"]["A/model/decode"] == {"state": "done", "tries": 1}
+    assert not record(kit)["faults"]
+
+
 def small_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (2500, 2500))
 

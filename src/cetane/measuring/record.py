@@ -92,6 +92,16 @@ class RunRecord:
         self.save()
         raise Halt(f"{reason}; free some space and run this again: it resumes")
 
+    def interrupt(self) -> None:
+        """Take back what runs: the user stopped it, so it brought nothing down."""
+        jobs = self.content["jobs"]
+        for name, job in [*jobs.items()]:
+            if job["state"] == "running":
+                job.update(state="begun", tries=job["tries"] - 1)
+                if not job["tries"]:
+                    del jobs[name]
+        self.save()
+
     def add_fault(self, job: str, phase: str, kind: Kind, detail: str) -> None:
         self.content["faults"].append(fault(job, phase, kind, detail) | {"at": now()})
 

@@ -110,7 +110,16 @@ class BundleMeasurement:
         )
 
     def run(self) -> int:
-        """All jobs that are still to do."""
+        """All jobs that are still to do. Returns the exit code."""
+        try:
+            self.jobs()
+        except (KeyboardInterrupt, SystemExit):
+            self.record.interrupt()
+            raise
+        return self.conclude()
+
+    def jobs(self) -> None:
+        """Do the jobs, and mark the record as finished."""
         try:
             self.work.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -136,7 +145,6 @@ class BundleMeasurement:
         content["finished"] = True
         self.record.save()
         shutil.rmtree(self.work, ignore_errors=True)
-        return self.conclude()
 
     def functions(self) -> Iterator[tuple[str, str, Json]]:
         """Every function as a job: its name, its bundle, and its entry in the kit."""
