@@ -8,9 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.measuring.conftest import environment, record, run
 
+from cetane.measuring.children import command
+from cetane.measuring.functions import error
 from cetane.measuring.record import seal
 
 
@@ -53,6 +56,35 @@ def test_a_hang_is_cut_off_and_a_death_is_named(kit: Path) -> None:
     assert "signal 9 (SIGKILL)" in fault["detail"] and fault["phase"] == "after load again"
     (function,) = content["bundles"]["A"]["functions"].values()
     assert function["load_ms"] > 0 and "predict" not in function
+
+
+def test_a_death_in_the_middle_of_an_answer_is_named(kit: Path) -> None:
+    run(kit, env=environment(FAULTS="A/model=cut"))
+    assert faults(kit) == {"A/model/decode": "died", "A/probe/text": "died"}
+    assert record(kit)["finished"] and turns(kit) == ["B", "B"]
+
+
+def test_children_are_called_as_the_script_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """runpy, by which the bridge runs the script, spells its name without the dot."""
+    words = ["python", "-m", "cetane.bridge", "./measure.py", "--rounds", "1"]
+    monkeypatch.setattr(sys, "orig_argv", words)
+    monkeypatch.setattr(sys, "argv", ["measure.py", "--rounds", "1"])
+    assert command({"do": "x"}) == [sys.executable, *words[1:4], "--child", '{"do": "x"}']
+
+
+def test_the_error_of_what_is_beyond_fp16_is_none() -> None:
+    with np.errstate(over="ignore"):
+        beyond = np.array([7e4, 1.0]).astype(np.float16)
+    assert error(beyond, beyond) is None and error(np.ones(2), beyond) is None
+    assert error(np.array([1.0, 2.0]), np.array([1.0, 1.0])) == pytest.approx(0.5**0.5)
+
+
+def test_files_that_cannot_be_read_stop_it(kit: Path) -> None:
+    stopped = run(kit, "-o", ".")
+    assert stopped.returncode == 3 and "cannot read" in stopped.stderr
+    (kit / "kit.json").unlink()
+    stopped = run(kit)
+    assert stopped.returncode == 3 and "unpack the kit again" in stopped.stderr
 
 
 def test_what_is_not_finite_and_what_the_compiler_refused(kit: Path) -> None:

@@ -52,6 +52,8 @@ class RunRecord:
         try:
             kept = json.loads(self.path.read_text(encoding="utf-8"))
             whole = kept["seal"] == seal(kept)
+        except OSError as error:
+            raise Halt(f"cannot read {self.path}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError) as error:
             raise Halt(f"{self.path} is damaged ({error}); move it away to begin anew") from None
         if not whole:

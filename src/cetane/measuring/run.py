@@ -93,7 +93,12 @@ class BundleMeasurement:
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         self.folder, self.options = folder, options
-        self.kit: Json = json.loads((folder / "kit.json").read_text(encoding="utf-8"))
+        try:
+            self.kit: Json = json.loads((folder / "kit.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise Halt(
+                f"cannot read {folder / 'kit.json'} ({error}): unpack the kit again"
+            ) from None
         self.work = options.output.resolve().parent / f".compiled-{self.kit['id'][:16]}"
         machine = facts()
         needed = 3 * sum(file["bytes"] for file in self.kit["files"].values()) + SPARE
