@@ -11,6 +11,7 @@ from tests.server.conftest import running
 
 import cetane
 from cetane.bundle import Bundle
+from cetane.engine.likelihood import TokenLikelihood
 from cetane.errors import CetaneError
 from cetane.evaluation.answers import KeptAnswers
 from cetane.evaluation.evaluate import OWN_TASKS
@@ -127,10 +128,11 @@ def test_an_adapter_scores_as_the_merged_model(adapted: Any) -> None:
 
 
 class Written(TokenModel):
-    """A model that writes a fixed text."""
+    """A model that writes a fixed text, and for which every token has a nat."""
 
-    def scores(self, *_: Any) -> Any:
-        raise NotImplementedError
+    def scores(self, tokens: Any, start: int) -> Any:
+        self.asked = list(tokens), start
+        return [TokenLikelihood(token, -1.0) for token in tokens[start:]]
 
     def write(self, tokens: Any, most: int, temperature: float) -> Any:
         self.asked = len(tokens), most
@@ -146,6 +148,20 @@ def test_generated_answers_end_at_their_stop_text(bundle: Bundle) -> None:
     )
     assert model.generate_until([request]) == ["one two "]
     assert model.asked == (256 - 99, 99)
+
+
+def test_every_token_of_a_continuation_is_scored(bundle: Bundle) -> None:
+    model = Written(bundle.tokenizer, 8, KeptAnswers(None))
+    for context, ids, start in (
+        ([], [model.prefix_token_id, 7, 8, 9], 1),
+        ([5], [5, 7, 8, 9], 1),
+        ([1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7, 8, 9], 5),
+    ):
+        ((total, _),) = model._loglikelihood_tokens([(None, context, [7, 8, 9])])
+        assert (total, model.asked) == (-3.0, (ids, start))
+    for length, context in ((8, [1]), (9, [1, 2])):
+        with pytest.raises(CetaneError, match=f"continuation of {length} tokens does not fit"):
+            model._loglikelihood_tokens([(None, context, [7] * length)])
 
 
 def test_wrong_use(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

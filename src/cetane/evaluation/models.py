@@ -87,7 +87,8 @@ class TokenModel(TemplateLM):
     ) -> list[tuple[float, bool]]:
         """The log likelihood of each continuation, and whether it is the greedy one.
 
-        Requests with a common context are answered one after another, so its tokens run once.
+        Requests with a common context are answered one after another, so its tokens run once. All
+        tokens of a continuation are scored: CetaneError if they do not fit.
         """
         results: dict[int, tuple[float, bool]] = {}
         order = sorted(range(len(requests)), key=lambda i: (requests[i][1], requests[i][2]))
@@ -95,9 +96,14 @@ class TokenModel(TemplateLM):
             if not disable_tqdm:
                 self.progress("log likelihoods", done, len(order))
             _, context, continuation = requests[number]
-            ids = [*context, *continuation][-self.max_length :]
-            count = min(len(continuation), len(ids) - 1)
-            results[number] = self.likelihood(ids, len(ids) - count)
+            if len(continuation) >= self.max_length:
+                raise CetaneError(
+                    f"a continuation of {len(continuation):,} tokens does not fit a context of "
+                    f"{self.max_length:,}, where one token stands before it"
+                )
+            before = context or [self.prefix_token_id]  # a context of spaces alone has no tokens
+            ids = [*before, *continuation][-self.max_length :]
+            results[number] = self.likelihood(ids, len(ids) - len(continuation))
         self.answers.save()
         return [results[number] for number in range(len(requests))]
 
