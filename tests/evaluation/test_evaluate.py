@@ -130,6 +130,8 @@ def test_an_adapter_scores_as_the_merged_model(adapted: Any) -> None:
 class Written(TokenModel):
     """A model that writes a fixed text, and for which every token has a nat."""
 
+    asked: Any
+
     def scores(self, tokens: Any, start: int) -> Any:
         self.asked = list(tokens), start
         return [TokenLikelihood(token, -1.0) for token in tokens[start:]]
@@ -144,10 +146,25 @@ def test_generated_answers_end_at_their_stop_text(bundle: Bundle) -> None:
 
     model = Written(bundle.tokenizer, 256, KeptAnswers(None))
     request = Instance(
-        "generate_until", {}, ("p" * 300, {"until": ["STOP"], "max_gen_toks": 99}), 0
+        "generate_until", {}, ("p" * 100, {"until": ["STOP"], "max_gen_toks": 99}), 0
     )
     assert model.generate_until([request]) == ["one two "]
-    assert model.asked == (256 - 99, 99)
+    assert model.asked == (len(model.tok_encode("p" * 100)), 99)
+
+
+def test_a_prompt_stays_whole_and_its_answer_gets_the_rest(bundle: Bundle) -> None:
+    from lm_eval.api.instance import Instance
+
+    prompt = "Why is the sky blue?"
+    count = len(bundle.tokenizer.encode(prompt))
+    for room, wanted, most, shortened in ((5, 5, 5, 0), (5, 6, 5, 1), (5, 1024, 5, 1)):
+        model = Written(bundle.tokenizer, count + room, KeptAnswers(None))
+        request = Instance("generate_until", {}, (prompt, {"max_gen_toks": wanted}), 0)
+        model.generate_until([request])
+        assert (model.asked, model.shortened) == ((count, most), shortened)
+    model = Written(bundle.tokenizer, count, KeptAnswers(None))
+    with pytest.raises(CetaneError, match=f"prompt of {count} tokens leaves no room"):
+        model.generate_until([request])
 
 
 def test_every_token_of_a_continuation_is_scored(bundle: Bundle) -> None:

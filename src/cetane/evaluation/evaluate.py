@@ -77,14 +77,19 @@ def evaluate(
             kept(f"{checkpoint.fingerprint[:24]}-reference{who}"), progress,
         )  # fmt: skip
         theirs = run(truth, tasks, manager, settings, None)
+    warnings = []
+    if own.shortened:
+        text = "answers had less room in the context than their task wanted"
+        warnings.append(f"{own.shortened} {text}")
     result = Evaluation(
         figures=tuple(figures(ours, theirs)), limit=limit, fewshot=fewshot, chat=chat,
         adapter=adapter,
         nats=None if truth is None else distance(own, truth),
         greedy=None if truth is None else agreement(own, truth),
+        warnings=tuple(warnings),
     )  # fmt: skip
     if not opened.write_gate(f"{GATE}{who}", result.model_dump(mode="json")):
-        result = result.model_copy(update={"warnings": ("the bundle is read-only",)})
+        result = result.model_copy(update={"warnings": (*warnings, "the bundle is read-only")})
     return result
 
 

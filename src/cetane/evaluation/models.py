@@ -36,6 +36,8 @@ class TokenModel(TemplateLM):
         super().__init__()
         self.own_tokenizer, self.max_length = tokenizer, context
         self.answers, self.progress = answers, progress
+        self.shortened = 0
+        """The answers that had less room than their task wanted."""
         self.scored: dict[str, tuple[float, int]] = {}
         """The log likelihood and the tokens of every scored continuation, by its request."""
 
@@ -140,8 +142,8 @@ class TokenModel(TemplateLM):
             self.progress("answers", done, len(requests))
             prompt, options = request.args
             options = normalize_gen_kwargs(dict(options), MOST)
-            most = min(int(options["max_gen_toks"]), self.max_length - 1)
-            ids = self.tok_encode(prompt)[-(self.max_length - most) :]
+            ids = self.tok_encode(prompt)
+            most = self.room(len(ids), int(options["max_gen_toks"]))
             stops, temperature = options["until"], float(options.get("temperature", 0))
             key, known = self.answers.get("answer", [ids, most, stops, temperature])
             if known is None:
@@ -151,6 +153,19 @@ class TokenModel(TemplateLM):
             texts.append(known)
         self.answers.save()
         return texts
+
+    def room(self, prompt: int, wanted: int) -> int:
+        """The most tokens of an answer. The prompt stays whole: without its beginning, it would be
+        another question."""
+        most = min(wanted, self.max_length - prompt)
+        if most < 1:
+            raise CetaneError(
+                f"a prompt of {prompt:,} tokens leaves no room for an answer in a context of "
+                f"{self.max_length:,}",
+                "give fewer examples, or build with a larger context",
+            )
+        self.shortened += most < wanted
+        return most
 
     def text(self, tokens: Iterable[int], stops: Sequence[str]) -> str:
         """The text of tokens before the first stop text."""
