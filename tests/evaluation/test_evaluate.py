@@ -136,7 +136,7 @@ class Written(TokenModel):
         self.asked = list(tokens), start
         return [TokenLikelihood(token, -1.0) for token in tokens[start:]]
 
-    def write(self, tokens: Any, most: int, temperature: float) -> Any:
+    def write(self, tokens: Any, most: int, sampler: Any) -> Any:
         self.asked = len(tokens), most
         return iter(self.own_tokenizer.encode("one two STOP three")[:most])
 
@@ -165,6 +165,23 @@ def test_a_prompt_stays_whole_and_its_answer_gets_the_rest(bundle: Bundle) -> No
     model = Written(bundle.tokenizer, count, KeptAnswers(None))
     with pytest.raises(CetaneError, match=f"prompt of {count} tokens leaves no room"):
         model.generate_until([request])
+
+
+def test_repeated_samples_differ_and_come_again(bundle: Bundle) -> None:
+    from lm_eval.api.instance import Instance
+
+    def answers(**options: Any) -> list[str]:
+        model = BundleModel(bundle, "portable", KeptAnswers(None))
+        given = {"until": [], "max_gen_toks": 8} | options
+        return model.generate_until([Instance("generate_until", {}, ("Once", given), 0)] * 4)
+
+    drawn = answers(do_sample=True, temperature=1.0)
+    assert len(set(drawn)) > 1 and answers(do_sample=True, temperature=1.0) == drawn
+    (greedy,) = set(answers())
+    for name, value in (("top_k", 1), ("top_p", 1e-6), ("min_p", 1.0), ("do_sample", False)):
+        assert set(answers(temperature=1.0, num_beams=1, **{name: value})) == {greedy}
+    with pytest.raises(CetaneError, match="asks for num_beams, repetition_penalty, which"):
+        answers(repetition_penalty=1.2, num_beams=4)
 
 
 def test_every_token_of_a_continuation_is_scored(bundle: Bundle) -> None:
