@@ -14,7 +14,7 @@ from cetane.bundle import Bundle
 from cetane.engine.likelihood import TokenLikelihood
 from cetane.errors import CetaneError
 from cetane.evaluation.answers import KeptAnswers
-from cetane.evaluation.evaluate import OWN_TASKS
+from cetane.evaluation.evaluate import OWN_TASKS, figures
 from cetane.evaluation.models import BundleModel, TokenModel
 from cetane.server.app import serve
 
@@ -112,6 +112,38 @@ def test_a_run_that_was_stopped_goes_on(
     first, _ = in_process
     assert [f.value for f in again.figures] == [f.value for f in first.figures]
     assert bundle.gates()["evaluation"]["figures"][0]["task"] in TASKS
+
+
+def filtered(strict: list[int], flexible: list[int]) -> dict[str, Any]:
+    """The harness's results of a task with two filters, such as gsm8k, alone in a group."""
+    samples = [
+        {"filter": name, "exact_match": right}
+        for name, scores in (("strict-match", strict), ("flexible-extract", flexible))
+        for right in scores
+    ]
+    means = {
+        "alias": "sums", "exact_match,strict-match": sum(strict) / 4,
+        "exact_match_stderr,strict-match": 0.25, "exact_match,flexible-extract": sum(flexible) / 4,
+    }  # fmt: skip
+    return {
+        "results": {"sums": means, "all": {"exact_match,strict-match": sum(strict) / 4}},
+        "samples": {"sums": samples}, "group_subtasks": {"all": ["sums"]},
+    }  # fmt: skip
+
+
+def test_every_filter_has_its_own_samples_and_errors() -> None:
+    """By hand: of 0, 0, 1, 0 the mean is 1/4 and its standard error 1/4; of 1, 0, 1, 1 too."""
+    ours, theirs = filtered([0, 0, 1, 0], [1, 0, 1, 1]), filtered([0, 0, 0, 0], [1, 0, 1, 1])
+    strict, flexible, group = figures(ours, theirs)
+    assert (strict.metric, flexible.metric) == (
+        "exact_match,strict-match", "exact_match,flexible-extract",
+    )  # fmt: skip
+    assert [row.samples for row in (strict, flexible, group)] == [4, 4, 4]
+    assert (strict.value, strict.error) == (0.25, pytest.approx(0.25))
+    assert (strict.difference, strict.difference_error) == (0.25, pytest.approx(0.25))
+    assert (flexible.value, flexible.error) == (0.75, pytest.approx(0.25))
+    assert (flexible.difference, flexible.difference_error) == (0.0, 0.0)
+    assert (group.task, group.value) == ("all", 0.25)
 
 
 def test_an_adapter_scores_as_the_merged_model(adapted: Any) -> None:

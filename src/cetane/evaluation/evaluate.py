@@ -152,14 +152,15 @@ def figures(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> list[T
             metric, _, filtered = key.partition(",")
             if not filtered or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
-            own = of_samples(ours, task, metric, float(value))
+            own = of_samples(ours, task, key, float(value))
             row = TaskFigure(
-                task=task, metric=metric, samples=len(ours["samples"].get(task, ())),
-                value=float(value), error=error_of(own),
+                task=task, metric=metric if filtered == "none" else key,
+                samples=len(samples_of(ours, task, filtered)), value=float(value),
+                error=error_of(own),
             )  # fmt: skip
             if theirs is not None:
                 other = float(theirs["results"][task][key])
-                pairs = zip(own, of_samples(theirs, task, metric, other), strict=False)
+                pairs = zip(own, of_samples(theirs, task, key, other), strict=False)
                 row = row.model_copy(update={
                     "reference": other, "difference": row.value - other,
                     "difference_error": error_of([one - two for one, two in pairs]),
@@ -168,9 +169,18 @@ def figures(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> list[T
     return rows
 
 
-def of_samples(results: Mapping[str, Any], task: str, metric: str, value: float) -> list[float]:
-    """A metric of each sample; empty if the task's `value` is not their mean, as of perplexity."""
-    numbers = [sample.get(metric) for sample in results["samples"].get(task, ())]
+def samples_of(results: Mapping[str, Any], task: str, filtered: str) -> list[Mapping[str, Any]]:
+    """The samples of a task, or of all tasks of a group, as one filter of answers saw them."""
+    own = [one for one in results["samples"].get(task, ()) if one["filter"] == filtered]
+    inner = results["group_subtasks"].get(task, ())
+    return own + [one for name in inner for one in samples_of(results, name, filtered)]
+
+
+def of_samples(results: Mapping[str, Any], task: str, key: str, value: float) -> list[float]:
+    """A metric of each sample, by the harness's name "METRIC,FILTER". It is empty if the task's
+    `value` is not their mean, as of perplexity."""
+    metric, _, filtered = key.partition(",")
+    numbers = [sample.get(metric) for sample in samples_of(results, task, filtered)]
     values = [float(number) for number in numbers if isinstance(number, int | float)]
     is_mean = len(values) == len(numbers) > 0 and isclose(fmean(values), value, abs_tol=1e-9)
     return values if is_mean else []
