@@ -14,7 +14,7 @@ from cetane.bundle import Bundle
 from cetane.engine.likelihood import TokenLikelihood
 from cetane.errors import CetaneError
 from cetane.evaluation.answers import KeptAnswers
-from cetane.evaluation.evaluate import OWN_TASKS, figures
+from cetane.evaluation.evaluate import OWN_TASKS, figures, kept
 from cetane.evaluation.models import BundleModel, TokenModel
 from cetane.server.app import serve
 
@@ -112,6 +112,23 @@ def test_a_run_that_was_stopped_goes_on(
     first, _ = in_process
     assert [f.value for f in again.figures] == [f.value for f in first.figures]
     assert bundle.gates()["evaluation"]["figures"][0]["task"] in TASKS
+
+
+def test_answers_end_with_the_code_and_the_packages_that_gave_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def path(*parts: str) -> Any:
+        ledger = kept(["transformers"], *parts).ledger
+        assert ledger is not None
+        return ledger.path
+
+    before = path("a", "portable")
+    assert path("a", "portable") == before != path("b", "portable")
+    with monkeypatch.context() as patched:
+        patched.setattr("cetane.evaluation.evaluate.version", lambda _: "0.1")
+        assert path("a", "portable") != before
+    monkeypatch.setattr("cetane.tasks.task.code_sha256", lambda *_: "another")
+    assert path("a", "portable") != before
 
 
 def filtered(strict: list[int], flexible: list[int]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from importlib.metadata import version
 from math import isclose, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -21,6 +22,7 @@ from cetane.evaluation.models import BundleModel, ReferenceModel, TokenModel
 from cetane.files import Progress, cache_dir, silent
 from cetane.gates.reference import reference_of
 from cetane.pipeline.validate import checkpoint_of
+from cetane.tasks.task import task_key
 from cetane.validation import guess
 
 GATE = "evaluation"
@@ -65,16 +67,15 @@ def evaluate(
     manager = task_manager(include, tasks)
     settings = {"limit": limit, "num_fewshot": fewshot, "apply_chat_template": chat}
     who = "" if adapter is None else f"-{adapter}"
-    own = BundleModel(
-        opened, backend, kept(f"{opened.digest[:24]}-{backend}{who}"), progress, adapter
-    )
+    answers = kept(["onnxruntime"], opened.digest, backend, adapter)
+    own = BundleModel(opened, backend, answers, progress, adapter)
     ours = run(own, tasks, manager, settings, output)
     theirs, truth = None, None
     if against_reference:
         checkpoint = checkpoint_of(opened, model)
         truth = ReferenceModel(
             reference_of(checkpoint, adapter), opened.tokenizer, own.max_length,
-            kept(f"{checkpoint.fingerprint[:24]}-reference{who}"), progress,
+            kept(["transformers", "torch"], checkpoint.fingerprint, adapter), progress,
         )  # fmt: skip
         theirs = run(truth, tasks, manager, settings, None)
     warnings = []
@@ -93,8 +94,11 @@ def evaluate(
     return result
 
 
-def kept(name: str) -> KeptAnswers:
-    return KeptAnswers(cache_dir() / "evaluations" / f"{name}.jsonl")
+def kept(packages: Sequence[str], *parts: str | None) -> KeptAnswers:
+    """The answers of a model that `parts` name, by this code and these packages as installed."""
+    versions = {package: version(package) for package in packages}
+    key = task_key("evaluation", versions, parts)
+    return KeptAnswers(cache_dir() / "evaluations" / f"{key[:32]}.jsonl")
 
 
 def task_manager(include: str | Path | None, tasks: Sequence[str]) -> TaskManager:
