@@ -1,11 +1,13 @@
 """cetane eval and the server against the harness's own Hugging Face model, on the same weights."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lm_eval.evaluator import simple_evaluate
+from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 from tests.server.conftest import running
 
@@ -161,6 +163,23 @@ def test_every_filter_has_its_own_samples_and_errors() -> None:
     assert (flexible.value, flexible.error) == (0.75, pytest.approx(0.25))
     assert (flexible.difference, flexible.difference_error) == (0.0, 0.0)
     assert (group.task, group.value) == ("all", 0.25)
+
+
+def test_results_that_cannot_be_written_are_an_error(
+    bundle: Bundle, in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def to(folder: Path) -> None:
+        cetane.evaluate(bundle.path, TASKS, limit=LIMIT, backend="portable", output=folder)
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CetaneError, match=r"cannot write .*file"):
+        to(tmp_path / "file")
+    with pytest.raises(CetaneError, match="several files"):
+        to(tmp_path / "results.json")
+    # what the harness does on a full disk: it logs the error and goes on
+    monkeypatch.setattr(EvaluationTracker, "save_results_samples", lambda *_, **__: None)
+    with pytest.raises(CetaneError, match="could not write all of its results"):
+        to(tmp_path / "folder")
 
 
 def test_an_adapter_scores_as_the_merged_model(adapted: Any) -> None:

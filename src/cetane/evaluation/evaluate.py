@@ -19,7 +19,7 @@ from cetane.errors import CetaneError
 from cetane.evaluation.answers import KeptAnswers
 from cetane.evaluation.figures import Evaluation, TaskFigure
 from cetane.evaluation.models import BundleModel, ReferenceModel, TokenModel
-from cetane.files import Progress, cache_dir, silent
+from cetane.files import Progress, cache_dir, disk_errors, silent
 from cetane.gates.reference import reference_of
 from cetane.pipeline.validate import checkpoint_of
 from cetane.tasks.task import task_key
@@ -64,12 +64,12 @@ def evaluate(
     opened.plan.on(adapter)  # refuses before anything is opened
     if opened.plan.recipe.head.choose:
         raise CetaneError(f"{bundle} gives choices, not the log probabilities that tasks need")
-    manager = task_manager(include, tasks)
+    manager, folder = task_manager(include, tasks), result_folder(output)
     settings = {"limit": limit, "num_fewshot": fewshot, "apply_chat_template": chat}
     who = "" if adapter is None else f"-{adapter}"
     answers = kept(["onnxruntime"], opened.digest, backend, adapter)
     own = BundleModel(opened, backend, answers, progress, adapter)
-    ours = run(own, tasks, manager, settings, output)
+    ours = run(own, tasks, manager, settings, folder)
     theirs, truth = None, None
     if against_reference:
         checkpoint = checkpoint_of(opened, model)
@@ -118,15 +118,27 @@ def task_manager(include: str | Path | None, tasks: Sequence[str]) -> TaskManage
     return manager
 
 
+def result_folder(output: str | Path | None) -> Path | None:
+    """The folder for results, made before any work. Raises CetaneError if it cannot be one."""
+    if output is None:
+        return None
+    folder = Path(output)
+    if folder.suffix == ".json":  # the harness would write beside it
+        raise CetaneError(f"{folder}: results are several files", "name a folder")
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def run(
     model: TokenModel,
     tasks: Sequence[str],
     manager: TaskManager,
     settings: Mapping[str, Any],
-    output: str | Path | None,
+    folder: Path | None,
 ) -> dict[str, Any]:
-    """The harness's results for a model, written to `output` as the harness does."""
-    tracker = EvaluationTracker(output_path=str(output)) if output is not None else None
+    """The harness's results for a model, written to a folder as the harness does."""
+    tracker = None if folder is None else EvaluationTracker(output_path=str(folder))
     try:
         results = simple_evaluate(
             model=model, tasks=list(tasks), task_manager=manager, log_samples=True,
@@ -139,13 +151,21 @@ def run(
     finally:
         model.answers.save()
     content: dict[str, Any] = dict(results)
-    if tracker is not None:
-        samples = content["samples"]
+    if tracker is not None and folder is not None:
+        samples, before = content["samples"], written(folder)
         plain = {key: value for key, value in content.items() if key != "samples"}
         tracker.save_results_aggregated(results=plain, samples=samples)
         for task, rows in samples.items():
             tracker.save_results_samples(task_name=task, samples=rows)
+        # the tracker is silent about its errors
+        if len(written(folder) - before) < 1 + len(samples):
+            raise CetaneError(f"{folder}: the harness could not write all of its results there")
     return content
+
+
+def written(folder: Path) -> set[Path]:
+    """The files of results and samples in a folder."""
+    return {*folder.rglob("results_*.json"), *folder.rglob("samples_*.jsonl")}
 
 
 def figures(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> list[TaskFigure]:
