@@ -161,3 +161,9 @@ def test_a_token_that_the_head_lacks() -> None:
     row = np.array([0, -np.inf, 0], np.float32)
     assert token_likelihood(row, 1, 1).logprob == -9999.0
     assert token_likelihood(row, 0, 9).top == ((0, np.log(0.5)), (2, np.log(0.5)), (1, -9999.0))
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_logits_that_are_no_numbers_have_no_score(wrong: float) -> None:
+    with pytest.raises(CetaneError, match="the logits hold"):
+        token_likelihood(np.array([0.0, wrong, 1.0], np.float32), 0, 1)

@@ -1,19 +1,22 @@
 """cetane eval and the server against the harness's own Hugging Face model, on the same weights."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lm_eval.evaluator import simple_evaluate
+from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 from tests.server.conftest import running
 
 import cetane
 from cetane.bundle import Bundle
+from cetane.engine.likelihood import TokenLikelihood
 from cetane.errors import CetaneError
 from cetane.evaluation.answers import KeptAnswers
-from cetane.evaluation.evaluate import OWN_TASKS
+from cetane.evaluation.evaluate import OWN_TASKS, figures, kept
 from cetane.evaluation.models import BundleModel, TokenModel
 from cetane.server.app import serve
 
@@ -113,6 +116,72 @@ def test_a_run_that_was_stopped_goes_on(
     assert bundle.gates()["evaluation"]["figures"][0]["task"] in TASKS
 
 
+def test_answers_end_with_the_code_and_the_packages_that_gave_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def path(*parts: str) -> Any:
+        ledger = kept(["transformers"], *parts).ledger
+        assert ledger is not None
+        return ledger.path
+
+    before = path("a", "portable")
+    assert path("a", "portable") == before != path("b", "portable")
+    with monkeypatch.context() as patched:
+        patched.setattr("cetane.evaluation.evaluate.version", lambda _: "0.1")
+        assert path("a", "portable") != before
+    monkeypatch.setattr("cetane.tasks.task.code_sha256", lambda *_: "another")
+    assert path("a", "portable") != before
+
+
+def filtered(strict: list[int], flexible: list[int]) -> dict[str, Any]:
+    """The harness's results of a task with two filters, such as gsm8k, alone in a group."""
+    samples = [
+        {"filter": name, "exact_match": right}
+        for name, scores in (("strict-match", strict), ("flexible-extract", flexible))
+        for right in scores
+    ]
+    means = {
+        "alias": "sums", "exact_match,strict-match": sum(strict) / 4,
+        "exact_match_stderr,strict-match": 0.25, "exact_match,flexible-extract": sum(flexible) / 4,
+    }  # fmt: skip
+    return {
+        "results": {"sums": means, "all": {"exact_match,strict-match": sum(strict) / 4}},
+        "samples": {"sums": samples}, "group_subtasks": {"all": ["sums"]},
+    }  # fmt: skip
+
+
+def test_every_filter_has_its_own_samples_and_errors() -> None:
+    """By hand: of 0, 0, 1, 0 the mean is 1/4 and its standard error 1/4; of 1, 0, 1, 1 too."""
+    ours, theirs = filtered([0, 0, 1, 0], [1, 0, 1, 1]), filtered([0, 0, 0, 0], [1, 0, 1, 1])
+    strict, flexible, group = figures(ours, theirs)
+    assert (strict.metric, flexible.metric) == (
+        "exact_match,strict-match", "exact_match,flexible-extract",
+    )  # fmt: skip
+    assert [row.samples for row in (strict, flexible, group)] == [4, 4, 4]
+    assert (strict.value, strict.error) == (0.25, pytest.approx(0.25))
+    assert (strict.difference, strict.difference_error) == (0.25, pytest.approx(0.25))
+    assert (flexible.value, flexible.error) == (0.75, pytest.approx(0.25))
+    assert (flexible.difference, flexible.difference_error) == (0.0, 0.0)
+    assert (group.task, group.value) == ("all", 0.25)
+
+
+def test_results_that_cannot_be_written_are_an_error(
+    bundle: Bundle, in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def to(folder: Path) -> None:
+        cetane.evaluate(bundle.path, TASKS, limit=LIMIT, backend="portable", output=folder)
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CetaneError, match=r"cannot write .*file"):
+        to(tmp_path / "file")
+    with pytest.raises(CetaneError, match="several files"):
+        to(tmp_path / "results.json")
+    # what the harness does on a full disk: it logs the error and goes on
+    monkeypatch.setattr(EvaluationTracker, "save_results_samples", lambda *_, **__: None)
+    with pytest.raises(CetaneError, match="could not write all of its results"):
+        to(tmp_path / "folder")
+
+
 def test_an_adapter_scores_as_the_merged_model(adapted: Any) -> None:
     tokens = [9, 40, 77, 5, 61, 12]
     for name, merged in adapted.merged.items():
@@ -127,12 +196,15 @@ def test_an_adapter_scores_as_the_merged_model(adapted: Any) -> None:
 
 
 class Written(TokenModel):
-    """A model that writes a fixed text."""
+    """A model that writes a fixed text, and for which every token has a nat."""
 
-    def scores(self, *_: Any) -> Any:
-        raise NotImplementedError
+    asked: Any
 
-    def write(self, tokens: Any, most: int, temperature: float) -> Any:
+    def scores(self, tokens: Any, start: int) -> Any:
+        self.asked = list(tokens), start
+        return [TokenLikelihood(token, -1.0) for token in tokens[start:]]
+
+    def write(self, tokens: Any, most: int, sampler: Any) -> Any:
         self.asked = len(tokens), most
         return iter(self.own_tokenizer.encode("one two STOP three")[:most])
 
@@ -142,10 +214,56 @@ def test_generated_answers_end_at_their_stop_text(bundle: Bundle) -> None:
 
     model = Written(bundle.tokenizer, 256, KeptAnswers(None))
     request = Instance(
-        "generate_until", {}, ("p" * 300, {"until": ["STOP"], "max_gen_toks": 99}), 0
+        "generate_until", {}, ("p" * 100, {"until": ["STOP"], "max_gen_toks": 99}), 0
     )
     assert model.generate_until([request]) == ["one two "]
-    assert model.asked == (256 - 99, 99)
+    assert model.asked == (len(model.tok_encode("p" * 100)), 99)
+
+
+def test_a_prompt_stays_whole_and_its_answer_gets_the_rest(bundle: Bundle) -> None:
+    from lm_eval.api.instance import Instance
+
+    prompt = "Why is the sky blue?"
+    count = len(bundle.tokenizer.encode(prompt))
+    for room, wanted, most, shortened in ((5, 5, 5, 0), (5, 6, 5, 1), (5, 1024, 5, 1)):
+        model = Written(bundle.tokenizer, count + room, KeptAnswers(None))
+        request = Instance("generate_until", {}, (prompt, {"max_gen_toks": wanted}), 0)
+        model.generate_until([request])
+        assert (model.asked, model.shortened) == ((count, most), shortened)
+    model = Written(bundle.tokenizer, count, KeptAnswers(None))
+    with pytest.raises(CetaneError, match=f"prompt of {count} tokens leaves no room"):
+        model.generate_until([request])
+
+
+def test_repeated_samples_differ_and_come_again(bundle: Bundle) -> None:
+    from lm_eval.api.instance import Instance
+
+    def answers(**options: Any) -> list[str]:
+        model = BundleModel(bundle, "portable", KeptAnswers(None))
+        given = {"until": [], "max_gen_toks": 8} | options
+        return model.generate_until([Instance("generate_until", {}, ("Once", given), 0)] * 4)
+
+    drawn = answers(do_sample=True, temperature=1.0)
+    assert len(set(drawn)) > 1 and answers(do_sample=True, temperature=1.0) == drawn
+    (greedy,) = set(answers())
+    for name, value in (("top_k", 1), ("top_p", 1e-6), ("min_p", 1.0), ("do_sample", False)):
+        assert set(answers(temperature=1.0, num_beams=1, **{name: value})) == {greedy}
+    with pytest.raises(CetaneError, match="asks for num_beams, repetition_penalty, which"):
+        answers(repetition_penalty=1.2, num_beams=4)
+
+
+def test_every_token_of_a_continuation_is_scored(bundle: Bundle) -> None:
+    model = Written(bundle.tokenizer, 8, KeptAnswers(None))
+    for context, ids, start in (
+        ([], [model.prefix_token_id, 7, 8, 9], 1),
+        ([5], [5, 7, 8, 9], 1),
+        ([1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7, 8, 9], 5),
+    ):
+        ((total, _),) = model._loglikelihood_tokens([(None, context, [7, 8, 9])])
+        assert (total, model.asked) == (-3.0, (ids, start))
+    for length, context in ((8, [1]), (9, [1, 2])):
+        with pytest.raises(CetaneError, match=f"continuation of {length} tokens does not fit"):
+            model._loglikelihood_tokens([(None, context, [7] * length)])
 
 
 def test_wrong_use(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

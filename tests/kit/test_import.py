@@ -12,6 +12,7 @@ from cetane.bundle import Bundle
 from cetane.errors import CetaneError
 from cetane.gates.residency.store import MEASURED
 from cetane.kit.device import DEVICE, DeviceResult
+from cetane.kit.judge import expected_of
 from cetane.mil.program import Op
 from cetane.mil.reader import load
 from cetane.perf.evidence import read
@@ -90,7 +91,12 @@ def test_two_bundles_are_compared_turn_by_turn(
 
 
 @pytest.mark.parametrize(
-    "machine", [{"mac": False, "chip": "x86_64", "system": "Linux"}, {"virtual": True}]
+    "machine",
+    [
+        {"mac": False, "chip": "x86_64", "system": "Linux"},
+        {"virtual": True},
+        {"chip": "Intel(R) Core(TM) i9-9880H CPU @ 2.30GHz", "model": "MacBookPro16,1"},
+    ],
 )
 def test_another_machines_record_is_judged_and_not_kept(
     write: Write, bundle: Bundle, machine: Content
@@ -99,6 +105,35 @@ def test_another_machines_record_is_judged_and_not_kept(
     assert outcome.passed and not outcome.device and not outcome.rows
     assert not {DEVICE, MEASURED} & set(bundle.gates())
     assert "not kept" in outcome.notes[-1] and not outcome.compared
+
+
+@pytest.mark.parametrize("units", ["CPU_ONLY", "CPU_AND_GPU", "ALL"])
+def test_a_record_of_other_compute_units_leaves_the_neural_engines_alone(
+    write: Write, bundle: Bundle, units: str
+) -> None:
+    def on_the_processor(content: Content) -> None:
+        content["options"]["compute_units"] = units
+        for op in function(content)["plan"]:
+            op["device"] = op["device"] and "CPU"
+        for one in content["turns"]:
+            one["decode"] = {"median_ms": 9.0, "p95_ms": 9.0, "min_ms": 1.0, "count": 8}
+
+    imported(write(), bundle)
+    before = {name: bundle.gates()[name] for name in (DEVICE, MEASURED, "residency")}
+    outcome = imported(write(on_the_processor), bundle)
+    assert outcome.passed and outcome.figures.decode_ms == 9.0
+    assert not outcome.rules and not outcome.measured_ops and not outcome.rows
+    assert outcome.notes == (f"it ran on {units}, not on CPU_AND_NE, so this is not kept",)
+    assert {name: bundle.gates()[name] for name in before} == before
+
+
+def test_a_read_only_bundle_is_told(
+    write: Write, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bundle, "write_gate", lambda *_: False)
+    outcome = imported(write(), bundle)
+    assert outcome.passed and outcome.notes[-1] == "the bundle is read-only, so this is not kept"
+    assert not evidence_file(bundle).exists()
 
 
 def test_a_device_that_computes_something_else_fails(write: Write, bundle: Bundle) -> None:
@@ -123,6 +158,71 @@ def test_a_device_with_nan_fails(write: Write, bundle: Bundle) -> None:
     assert not imported(write(nan), bundle).passed
 
 
+def function(content: Content) -> Content:
+    result: Content = content["bundles"]["A"]["functions"]["model/decode"]
+    return result
+
+
+def turn(content: Content) -> Content:
+    result: Content = content["turns"][0]
+    return result
+
+
+def put(where: Callable[[Content], Content], **values: Any) -> Callable[[Content], None]:
+    return lambda content: where(content).update(values)
+
+
+def died(content: Content) -> None:
+    function(content).pop("predict")
+
+
+def predicted(**values: Any) -> Callable[[Content], None]:
+    return put(lambda content: function(content)["predict"], **values)
+
+
+def erring(error: float | None) -> Callable[[Content], None]:
+    return put(lambda content: function(content)["predict"]["errors"], logits_0=error)
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        (put(lambda content: content, finished=False), "finished"),
+        (died, "called functions"),
+        (predicted(finite=False), "finite functions, share"),
+        (predicted(errors={}), "largest error of an output"),
+        (erring(None), "largest error of an output"),
+        (erring(0.02), "largest error of an output"),
+        (put(lambda content: content["bundles"]["A"], probes={}), "probed positions"),
+    ],
+)
+def test_what_a_device_did_not_compute_fails(
+    write: Write, bundle: Bundle, change: Callable[[Content], None], check: str
+) -> None:
+    outcome = imported(write(change), bundle)
+    assert not outcome.passed
+    assert check in [one.name for one in outcome.checks if not one.passed]
+
+
+def test_a_probe_that_hung_fails(write: Write, bundle: Bundle) -> None:
+    """The kit asks for one more probe than the record has."""
+    kept = bundle.gates()["kit"]
+    kept["positions"]["verify"] = [1, 2]
+    bundle.write_gate("kit", kept)
+    outcome = imported(write(), bundle)
+    assert [(c.name, c.value, c.limit) for c in outcome.checks if not c.passed] == [
+        ("probed positions", 13, 15)
+    ]
+
+
+def test_without_the_kits_gate_it_is_computed_again(write: Write, bundle: Bundle) -> None:
+    kept = bundle.gates()["kit"]
+    assert kept["functions"]["model/decode"]
+    (bundle.path / "gates" / "kit.json").unlink()
+    assert expected_of(bundle).model_dump(mode="json") | {"bundle": bundle.digest} == kept
+    assert imported(write(), bundle).passed
+
+
 def test_a_changed_file_is_refused(write: Write, bundle: Bundle) -> None:
     path = write()
     path.write_text(path.read_text().replace('"median_ms": 4.0', '"median_ms": 3.9'))
@@ -138,20 +238,6 @@ def test_another_bundles_file_is_refused(write: Write, bundle: Bundle) -> None:
 
     with pytest.raises(CetaneError, match=r"another bundle: tiny-A \(000000000000\)"):
         imported(write(other), bundle)
-
-
-def function(content: Content) -> Content:
-    result: Content = content["bundles"]["A"]["functions"]["model/decode"]
-    return result
-
-
-def turn(content: Content) -> Content:
-    result: Content = content["turns"][0]
-    return result
-
-
-def put(where: Callable[[Content], Content], **values: Any) -> Callable[[Content], None]:
-    return lambda content: where(content).update(values)
 
 
 BEYOND = {
@@ -181,6 +267,10 @@ BEYOND = {
         (put(lambda c: c["bundles"]["A"]["probes"]["text"][0], cosine=1.5), "cosine"),
         (put(lambda c: c, schema_version=9), "schema 9, not 1"),
         (put(lambda c: c, turns="none"), "turns"),
+        (put(turn, bundle="C"), "turns.0.bundle"),
+        (put(lambda c: c["energy"][0], bundle="a"), "energy.0.bundle"),
+        (lambda c: c["bundles"].pop("B"), "figures of B, and no such bundle"),
+        (lambda c: c["bundles"].update(C=c["bundles"].pop("B")), "bundles.C"),
         (put(lambda c: c["machine"], chip="x" * 5000), "chip"),
     ],
 )  # fmt: skip
@@ -190,6 +280,19 @@ def test_figures_beyond_reason_and_wrong_forms_are_refused_by_name(
     with pytest.raises(CetaneError, match=reason):
         imported(write(change), bundle)
     assert not {DEVICE, MEASURED} & set(bundle.gates())
+
+
+def test_words_of_a_record_are_safe_for_a_terminal(write: Write, bundle: Bundle) -> None:
+    def hostile(content: Content) -> None:
+        content["machine"]["chip"] = "Apple M4\x1b[2J"
+        function(content)["refusals"] = ["no\x1b]0;title\x07", "\u202etxt"]
+        content["faults"] = [
+            {"job": "A/x", "phase": "", "kind": "died", "detail": "\x1b[8m\nline", "at": "now"}
+        ]
+
+    outcome = imported(write(hostile), bundle)
+    said = (outcome.machine, *outcome.refusals, *outcome.faults, *outcome.notes)
+    assert len(said) >= 4 and all(text.isprintable() for text in said)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 import json
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.measuring.conftest import environment, record, run
+from tests.measuring.conftest import ONE, environment, record, run
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
@@ -55,6 +56,16 @@ def test_one_or_two_bundles(pair: tuple[Bundle, Bundle], tmp_path: Path) -> None
         make_kit([pair[0].path] * 3, tmp_path / "kit.zip")
     with pytest.raises(CetaneError, match="is inside"):
         make_kit([pair[0].path], pair[0].path / "kit.zip")
+
+
+def test_a_bundle_that_gives_choices_is_refused(
+    tiny_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    """It has no logits that could be near or far from the expected ones."""
+    bundle = tiny_bundle(head={"choose": True}, **ONE)
+    with pytest.raises(CetaneError, match="gives choices, not the logits"):
+        make_kit([bundle.path], tmp_path / "kit.zip")
+    assert not (tmp_path / "kit.zip").exists()
 
 
 def test_through_the_bridge_and_back(pair: tuple[Bundle, Bundle], tmp_path: Path) -> None:

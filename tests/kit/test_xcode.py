@@ -69,6 +69,17 @@ def test_a_performance_report(bundle: Bundle, report: Callable[..., Path]) -> No
     assert bundle.gates()["residency-measured"]["measured"]["tools"] == "Xcode"
 
 
+def test_a_report_of_other_compute_units_is_not_kept(
+    bundle: Bundle, report: Callable[..., Path]
+) -> None:
+    before = bundle.gates()
+    made = import_xcode(report(bundle.plan.shards[0].name, computeUnit=0), bundle.path, DAY)
+    assert made.told.compute_units == "CPU_ONLY" and made.told.predict_ms == 2.0
+    assert made.note is not None and "CPU_ONLY" in made.note
+    assert made.audit.basis == "predicted" and not made.rules
+    assert bundle.gates() == before
+
+
 def analytics(listed: list[Op], function: str = "decode") -> str:
     """MIL text with the compiler's remarks, in the form that Core ML's cache has."""
     lines = ["program(1.3)", "{", f"    func {function}<ios18>(tensor<fp16, [1, 64, 1, 1]> x) {{"]

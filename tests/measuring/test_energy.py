@@ -84,6 +84,13 @@ def test_a_stream_of_macmon_by_hand() -> None:
     assert made["samples"] == 16
 
 
+def test_macmons_first_sample_is_as_long_as_its_second() -> None:
+    """Nobody says at what interval it ran. Of 20 halves of a second, the load begins at T0."""
+    samples = read_samples(macmon(20))
+    assert [sample.seconds for sample in samples] == pytest.approx([0.5] * 20)
+    assert samples[0].end - samples[0].seconds == pytest.approx(T0)
+
+
 def test_only_what_lies_inside_the_load_counts() -> None:
     """Idle before and after: 1 W; the load in the middle 11 W."""
     watts = [1.0] * 4 + [11.0] * 10 + [1.0] * 4

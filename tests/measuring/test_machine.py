@@ -2,6 +2,7 @@
 
 import platform
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,15 @@ def test_a_full_disk_is_told_in_gigabytes(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_is_missing(
     machine: dict[str, Any], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
     monkeypatch.setattr(platform, "mac_ver", lambda: ("14.6", "", ""))
     with pytest.raises(Halt, match=reason):
         check(facts() | {"system": "macOS 14.6"} | machine, 0, tmp_path)
+
+
+def test_an_intel_mac_has_no_neural_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "mac_ver", lambda: ("15.6", "", ""))
+    for architecture, fits in (("arm64", True), ("x86_64", False)):
+        monkeypatch.setattr(platform, "machine", lambda one=architecture: one)
+        with nullcontext() if fits else pytest.raises(Halt, match="Apple silicon"):
+            check(facts() | {"mac": True}, 0, tmp_path)

@@ -8,9 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.measuring.conftest import environment, record, run
 
+from cetane.measuring.children import command
+from cetane.measuring.functions import error
 from cetane.measuring.record import seal
 
 
@@ -55,6 +58,35 @@ def test_a_hang_is_cut_off_and_a_death_is_named(kit: Path) -> None:
     assert function["load_ms"] > 0 and "predict" not in function
 
 
+def test_a_death_in_the_middle_of_an_answer_is_named(kit: Path) -> None:
+    run(kit, env=environment(FAULTS="A/model=cut"))
+    assert faults(kit) == {"A/model/decode": "died", "A/probe/text": "died"}
+    assert record(kit)["finished"] and turns(kit) == ["B", "B"]
+
+
+def test_children_are_called_as_the_script_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """runpy, by which the bridge runs the script, spells its name without the dot."""
+    words = ["python", "-m", "cetane.bridge", "./measure.py", "--rounds", "1"]
+    monkeypatch.setattr(sys, "orig_argv", words)
+    monkeypatch.setattr(sys, "argv", ["measure.py", "--rounds", "1"])
+    assert command({"do": "x"}) == [sys.executable, *words[1:4], "--child", '{"do": "x"}']
+
+
+def test_the_error_of_what_is_beyond_fp16_is_none() -> None:
+    with np.errstate(over="ignore"):
+        beyond = np.array([7e4, 1.0]).astype(np.float16)
+    assert error(beyond, beyond) is None and error(np.ones(2), beyond) is None
+    assert error(np.array([1.0, 2.0]), np.array([1.0, 1.0])) == pytest.approx(0.5**0.5)
+
+
+def test_files_that_cannot_be_read_stop_it(kit: Path) -> None:
+    stopped = run(kit, "-o", ".")
+    assert stopped.returncode == 3 and "cannot read" in stopped.stderr
+    (kit / "kit.json").unlink()
+    stopped = run(kit)
+    assert stopped.returncode == 3 and "unpack the kit again" in stopped.stderr
+
+
 def test_what_is_not_finite_and_what_the_compiler_refused(kit: Path) -> None:
     run(kit, env=environment(FAULTS="A/model=nan,B/model=refuse"))
     assert faults(kit)["A/model/decode"] == faults(kit)["A/probe/text"] == "not finite"
@@ -93,6 +125,29 @@ def test_killed_in_the_middle_it_resumes(kit: Path) -> None:
     assert [f["kind"] for f in after["faults"]] == ["interrupted"] and after["finished"]
     assert after["jobs"]["B/model/decode"] == {"state": "done", "tries": 2}
     assert after["bundles"]["A"]["functions"] == before["bundles"]["A"]["functions"]
+
+
+def interruptible() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+
+
+def test_what_the_user_stopped_is_tried_again(kit: Path) -> None:
+    quick = ["--rounds", "2", "--steps", "3", "--energy", "0"]
+    for stop, code in ((signal.SIGINT, 130), (signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        running = subprocess.Popen(
+            [sys.executable, "measure.py", *quick], cwd=kit, env=environment(SLOW="0.02"),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=interruptible,
+        )  # fmt: skip
+        while not (kit / "measurements.json").exists() or (
+            record(kit)["jobs"].get("A/model/decode", {}).get("state") != "running"
+        ):
+            time.sleep(0.02)
+        os.kill(running.pid, stop)
+        assert running.wait() == code
+        assert record(kit)["jobs"] == {} and record(kit)["seal"] == seal(record(kit))
+    assert run(kit).returncode == 0
+    assert record(kit)["jobs"]["A/model/decode"] == {"state": "done", "tries": 1}
+    assert not record(kit)["faults"]
 
 
 def small_files() -> None:

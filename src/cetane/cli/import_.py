@@ -159,6 +159,8 @@ def show_xcode(result: XcodeImport) -> None:
     for reason, count in told.refusals.items():
         say(f"  off the ANE, {count} ops: {reason}")
     show_rules(result.rules)
+    if result.note is not None:
+        warn(f"note: {result.note}")
     console.print(f"residency, {result.audit.basis}: {verdict(result.passed)}")
 
 

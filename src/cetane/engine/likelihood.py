@@ -8,7 +8,7 @@ import numpy as np
 from cetane.engine.backend import Array
 from cetane.engine.execution import Watch
 from cetane.engine.prefixes import Fed, Prefixes
-from cetane.engine.sampling import largest
+from cetane.engine.sampling import check, largest
 
 LEAST = -9999.0
 """The log probability of a token that the head cannot choose, as OpenAI's API writes it."""
@@ -32,8 +32,10 @@ class TokenLikelihood:
 def token_likelihood(logits: Array, token: int, top: int) -> TokenLikelihood:
     """The score of a token for the logits `(V,)`, with the `top` likeliest tokens.
 
-    Computed in float64, from the model's own distribution: before any sampling control.
+    Computed in float64, from the model's own distribution: before any sampling control. Raises
+    CetaneError for logits with NaN or infinity.
     """
+    check(logits)
     scores = logits.astype(np.float64)
     highest = scores.max()
     total = highest + np.log(np.exp(scores - highest).sum())

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from importlib.metadata import version
 from math import isclose, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -18,9 +19,10 @@ from cetane.errors import CetaneError
 from cetane.evaluation.answers import KeptAnswers
 from cetane.evaluation.figures import Evaluation, TaskFigure
 from cetane.evaluation.models import BundleModel, ReferenceModel, TokenModel
-from cetane.files import Progress, cache_dir, silent
+from cetane.files import Progress, cache_dir, disk_errors, silent
 from cetane.gates.reference import reference_of
 from cetane.pipeline.validate import checkpoint_of
+from cetane.tasks.task import task_key
 from cetane.validation import guess
 
 GATE = "evaluation"
@@ -62,34 +64,41 @@ def evaluate(
     opened.plan.on(adapter)  # refuses before anything is opened
     if opened.plan.recipe.head.choose:
         raise CetaneError(f"{bundle} gives choices, not the log probabilities that tasks need")
-    manager = task_manager(include, tasks)
+    manager, folder = task_manager(include, tasks), result_folder(output)
     settings = {"limit": limit, "num_fewshot": fewshot, "apply_chat_template": chat}
     who = "" if adapter is None else f"-{adapter}"
-    own = BundleModel(
-        opened, backend, kept(f"{opened.digest[:24]}-{backend}{who}"), progress, adapter
-    )
-    ours = run(own, tasks, manager, settings, output)
+    answers = kept(["onnxruntime"], opened.digest, backend, adapter)
+    own = BundleModel(opened, backend, answers, progress, adapter)
+    ours = run(own, tasks, manager, settings, folder)
     theirs, truth = None, None
     if against_reference:
         checkpoint = checkpoint_of(opened, model)
         truth = ReferenceModel(
             reference_of(checkpoint, adapter), opened.tokenizer, own.max_length,
-            kept(f"{checkpoint.fingerprint[:24]}-reference{who}"), progress,
+            kept(["transformers", "torch"], checkpoint.fingerprint, adapter), progress,
         )  # fmt: skip
         theirs = run(truth, tasks, manager, settings, None)
+    warnings = []
+    if own.shortened:
+        text = "answers had less room in the context than their task wanted"
+        warnings.append(f"{own.shortened} {text}")
     result = Evaluation(
         figures=tuple(figures(ours, theirs)), limit=limit, fewshot=fewshot, chat=chat,
         adapter=adapter,
         nats=None if truth is None else distance(own, truth),
         greedy=None if truth is None else agreement(own, truth),
+        warnings=tuple(warnings),
     )  # fmt: skip
     if not opened.write_gate(f"{GATE}{who}", result.model_dump(mode="json")):
-        result = result.model_copy(update={"warnings": ("the bundle is read-only",)})
+        result = result.model_copy(update={"warnings": (*warnings, "the bundle is read-only")})
     return result
 
 
-def kept(name: str) -> KeptAnswers:
-    return KeptAnswers(cache_dir() / "evaluations" / f"{name}.jsonl")
+def kept(packages: Sequence[str], *parts: str | None) -> KeptAnswers:
+    """The answers of a model that `parts` name, by this code and these packages as installed."""
+    versions = {package: version(package) for package in packages}
+    key = task_key("evaluation", versions, parts)
+    return KeptAnswers(cache_dir() / "evaluations" / f"{key[:32]}.jsonl")
 
 
 def task_manager(include: str | Path | None, tasks: Sequence[str]) -> TaskManager:
@@ -109,15 +118,27 @@ def task_manager(include: str | Path | None, tasks: Sequence[str]) -> TaskManage
     return manager
 
 
+def result_folder(output: str | Path | None) -> Path | None:
+    """The folder for results, made before any work. Raises CetaneError if it cannot be one."""
+    if output is None:
+        return None
+    folder = Path(output)
+    if folder.suffix == ".json":  # the harness would write beside it
+        raise CetaneError(f"{folder}: results are several files", "name a folder")
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def run(
     model: TokenModel,
     tasks: Sequence[str],
     manager: TaskManager,
     settings: Mapping[str, Any],
-    output: str | Path | None,
+    folder: Path | None,
 ) -> dict[str, Any]:
-    """The harness's results for a model, written to `output` as the harness does."""
-    tracker = EvaluationTracker(output_path=str(output)) if output is not None else None
+    """The harness's results for a model, written to a folder as the harness does."""
+    tracker = None if folder is None else EvaluationTracker(output_path=str(folder))
     try:
         results = simple_evaluate(
             model=model, tasks=list(tasks), task_manager=manager, log_samples=True,
@@ -130,13 +151,21 @@ def run(
     finally:
         model.answers.save()
     content: dict[str, Any] = dict(results)
-    if tracker is not None:
-        samples = content["samples"]
+    if tracker is not None and folder is not None:
+        samples, before = content["samples"], written(folder)
         plain = {key: value for key, value in content.items() if key != "samples"}
         tracker.save_results_aggregated(results=plain, samples=samples)
         for task, rows in samples.items():
             tracker.save_results_samples(task_name=task, samples=rows)
+        # the tracker is silent about its errors
+        if len(written(folder) - before) < 1 + len(samples):
+            raise CetaneError(f"{folder}: the harness could not write all of its results there")
     return content
+
+
+def written(folder: Path) -> set[Path]:
+    """The files of results and samples in a folder."""
+    return {*folder.rglob("results_*.json"), *folder.rglob("samples_*.jsonl")}
 
 
 def figures(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> list[TaskFigure]:
@@ -147,14 +176,15 @@ def figures(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> list[T
             metric, _, filtered = key.partition(",")
             if not filtered or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
-            own = of_samples(ours, task, metric, float(value))
+            own = of_samples(ours, task, key, float(value))
             row = TaskFigure(
-                task=task, metric=metric, samples=len(ours["samples"].get(task, ())),
-                value=float(value), error=error_of(own),
+                task=task, metric=metric if filtered == "none" else key,
+                samples=len(samples_of(ours, task, filtered)), value=float(value),
+                error=error_of(own),
             )  # fmt: skip
             if theirs is not None:
                 other = float(theirs["results"][task][key])
-                pairs = zip(own, of_samples(theirs, task, metric, other), strict=False)
+                pairs = zip(own, of_samples(theirs, task, key, other), strict=False)
                 row = row.model_copy(update={
                     "reference": other, "difference": row.value - other,
                     "difference_error": error_of([one - two for one, two in pairs]),
@@ -163,9 +193,18 @@ def figures(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> list[T
     return rows
 
 
-def of_samples(results: Mapping[str, Any], task: str, metric: str, value: float) -> list[float]:
-    """A metric of each sample; empty if the task's `value` is not their mean, as of perplexity."""
-    numbers = [sample.get(metric) for sample in results["samples"].get(task, ())]
+def samples_of(results: Mapping[str, Any], task: str, filtered: str) -> list[Mapping[str, Any]]:
+    """The samples of a task, or of all tasks of a group, as one filter of answers saw them."""
+    own = [one for one in results["samples"].get(task, ()) if one["filter"] == filtered]
+    inner = results["group_subtasks"].get(task, ())
+    return own + [one for name in inner for one in samples_of(results, name, filtered)]
+
+
+def of_samples(results: Mapping[str, Any], task: str, key: str, value: float) -> list[float]:
+    """A metric of each sample, by the harness's name "METRIC,FILTER". It is empty if the task's
+    `value` is not their mean, as of perplexity."""
+    metric, _, filtered = key.partition(",")
+    numbers = [sample.get(metric) for sample in samples_of(results, task, filtered)]
     values = [float(number) for number in numbers if isinstance(number, int | float)]
     is_mean = len(values) == len(numbers) > 0 and isclose(fmean(values), value, abs_tol=1e-9)
     return values if is_mean else []

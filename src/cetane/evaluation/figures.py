@@ -8,6 +8,7 @@ class TaskFigure(Data):
 
     task: str
     metric: str
+    """Its name in the harness: with the filter of answers after a comma, if there is one."""
     samples: int
     value: float
     error: float | None = None

@@ -1,7 +1,8 @@
 """Models for lm-evaluation-harness: a bundle's engine, and the Hugging Face model."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lm_eval.api.instance import Instance
@@ -23,6 +24,10 @@ from cetane.gates.reference import Reference
 MOST = 256
 """The most tokens of a generated answer, as in the harness, unless the task says otherwise."""
 
+SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+"""The options of a task that a sampler takes."""
+HANDLED = {"until", "max_gen_toks", "do_sample", *SAMPLING}
+
 Scored = tuple[tuple[str, str] | None, list[int], list[int]]
 """A context and its continuation, as texts and as tokens."""
 
@@ -36,6 +41,8 @@ class TokenModel(TemplateLM):
         super().__init__()
         self.own_tokenizer, self.max_length = tokenizer, context
         self.answers, self.progress = answers, progress
+        self.shortened = 0
+        """The answers that had less room than their task wanted."""
         self.scored: dict[str, tuple[float, int]] = {}
         """The log likelihood and the tokens of every scored continuation, by its request."""
 
@@ -44,7 +51,7 @@ class TokenModel(TemplateLM):
         """The scores of the tokens from position `start` >= 1 on, each with the likeliest token."""
 
     @abstractmethod
-    def write(self, tokens: Sequence[int], most: int, temperature: float) -> Iterator[int]:
+    def write(self, tokens: Sequence[int], most: int, sampler: Sampler) -> Iterator[int]:
         """Tokens that go on after `tokens`, at most `most`, up to a stop token."""
 
     @property
@@ -87,7 +94,8 @@ class TokenModel(TemplateLM):
     ) -> list[tuple[float, bool]]:
         """The log likelihood of each continuation, and whether it is the greedy one.
 
-        Requests with a common context are answered one after another, so its tokens run once.
+        Requests with a common context are answered one after another, so its tokens run once. All
+        tokens of a continuation are scored: CetaneError if they do not fit.
         """
         results: dict[int, tuple[float, bool]] = {}
         order = sorted(range(len(requests)), key=lambda i: (requests[i][1], requests[i][2]))
@@ -95,9 +103,14 @@ class TokenModel(TemplateLM):
             if not disable_tqdm:
                 self.progress("log likelihoods", done, len(order))
             _, context, continuation = requests[number]
-            ids = [*context, *continuation][-self.max_length :]
-            count = min(len(continuation), len(ids) - 1)
-            results[number] = self.likelihood(ids, len(ids) - count)
+            if len(continuation) >= self.max_length:
+                raise CetaneError(
+                    f"a continuation of {len(continuation):,} tokens does not fit a context of "
+                    f"{self.max_length:,}, where one token stands before it"
+                )
+            before = context or [self.prefix_token_id]  # a context of spaces alone has no tokens
+            ids = [*before, *continuation][-self.max_length :]
+            results[number] = self.likelihood(ids, len(ids) - len(continuation))
         self.answers.save()
         return [results[number] for number in range(len(requests))]
 
@@ -128,23 +141,40 @@ class TokenModel(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The answers to prompts, cut before the first of their stop texts."""
+        """The answers to prompts, cut before the first of their stop texts. A prompt that is asked
+        again for a sampled answer gets another one, the same in every run."""
         texts = []
+        asked: Counter[str] = Counter()
         for done, request in enumerate(requests):
             self.progress("answers", done, len(requests))
             prompt, options = request.args
             options = normalize_gen_kwargs(dict(options), MOST)
-            most = min(int(options["max_gen_toks"]), self.max_length - 1)
-            ids = self.tok_encode(prompt)[-(self.max_length - most) :]
-            stops, temperature = options["until"], float(options.get("temperature", 0))
-            key, known = self.answers.get("answer", [ids, most, stops, temperature])
+            ids = self.tok_encode(prompt)
+            most = self.room(len(ids), int(options["max_gen_toks"]))
+            stops, sampling = options["until"], sampling_of(options)
+            key, known = self.answers.get("answer", [ids, most, stops, sampling])
             if known is None:
-                known = self.text(self.write(ids, most, temperature), stops)
-                if not temperature:
+                sampler = Sampler(**sampling, seed=asked[key])
+                asked[key] += 1
+                known = self.text(self.write(ids, most, sampler), stops)
+                if sampler.plain:
                     self.answers.add(key, known)
             texts.append(known)
         self.answers.save()
         return texts
+
+    def room(self, prompt: int, wanted: int) -> int:
+        """The most tokens of an answer. The prompt stays whole: without its beginning, it would be
+        another question."""
+        most = min(wanted, self.max_length - prompt)
+        if most < 1:
+            raise CetaneError(
+                f"a prompt of {prompt:,} tokens leaves no room for an answer in a context of "
+                f"{self.max_length:,}",
+                "give fewer examples, or build with a larger context",
+            )
+        self.shortened += most < wanted
+        return most
 
     def text(self, tokens: Iterable[int], stops: Sequence[str]) -> str:
         """The text of tokens before the first stop text."""
@@ -158,6 +188,19 @@ class TokenModel(TemplateLM):
         for stop in filter(None, stops):
             text = text.split(stop)[0]
         return text
+
+
+def sampling_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A sampler's options, of those of a task. Raises CetaneError for one that none follows."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if given.get("num_beams") == 1:  # one beam is no search
+        del given["num_beams"]
+    if others := sorted(given.keys() - HANDLED):
+        raise CetaneError(
+            f"the task asks for {', '.join(others)}, which evaluations do not follow",
+            f"they follow {', '.join(SAMPLING)}",
+        )
+    return {name: given[name] for name in SAMPLING if name in given}
 
 
 class BundleModel(TokenModel):
@@ -174,9 +217,8 @@ class BundleModel(TokenModel):
     def scores(self, tokens: Sequence[int], start: int) -> list[TokenLikelihood]:
         return likelihoods(self.prefixes, tokens, start, adapter=self.adapter)[0]
 
-    def write(self, tokens: Sequence[int], most: int, temperature: float) -> Iterator[int]:
+    def write(self, tokens: Sequence[int], most: int, sampler: Sampler) -> Iterator[int]:
         fed = self.prefixes.feed(tokens, adapter=self.adapter)
-        sampler = Sampler(temperature, seed=0)
         return extend(fed.session, fed.logits, sampler, most, self.own_tokenizer.eos_ids)
 
 
@@ -197,8 +239,8 @@ class ReferenceModel(TokenModel):
             token_likelihood(row, tokens[at + 1], 1) for at, row in zip(rows, logits, strict=True)
         ]
 
-    def write(self, tokens: Sequence[int], most: int, temperature: float) -> Iterator[int]:
-        sampler, ids = Sampler(temperature, seed=0), list(tokens)
+    def write(self, tokens: Sequence[int], most: int, sampler: Sampler) -> Iterator[int]:
+        ids = list(tokens)
         for _ in range(most):
             last = self.reference.run([ids], kept=[[len(ids) - 1]])[0].logits[-1]
             ids.append(sampler(last))

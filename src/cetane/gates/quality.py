@@ -189,7 +189,7 @@ def perplexity(
 def refuse_choices(plan: Plan, where: str) -> None:
     """Raise CetaneError for a head that gives only its choice."""
     if plan.recipe.head.choose:
-        raise CetaneError(f"{where} gives choices, not the logits that perplexity needs")
+        raise CetaneError(f"{where} gives choices, not the logits that a comparison needs")
 
 
 def greedy_check(agreed: Sequence[Array], recipe: Recipe) -> Check:

@@ -22,7 +22,8 @@ class DeviceResult(Data):
     """Whether the machine computed what was expected."""
     machine: str
     device: bool
-    """Whether that machine has a Neural Engine. Else nothing is kept."""
+    """Whether that machine has a Neural Engine. Else nothing is kept, and neither is what ran on
+    other compute units than processor and Neural Engine."""
     date: str
     compute_units: str
     chip: str | None

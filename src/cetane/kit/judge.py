@@ -1,7 +1,7 @@
 """The device gate: what a Mac computed, against what cetane's executor expects in fp32."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from math import inf, sqrt
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
@@ -9,11 +9,12 @@ from cetane.gates.limits import limits
 from cetane.gates.verdict import Check, at_least, at_most
 from cetane.hardware.chips import Chip
 from cetane.kit.measurements import Measurements, ProbePosition, RecordedBundle
-from cetane.kit.probes import expected_probes
-from cetane.kit.write import GATE, choices
+from cetane.kit.probes import expected_probes, function_calls
+from cetane.kit.write import GATE, Expectation, expectation
 from cetane.mil.program import Program
 from cetane.schema.function import Route
 from cetane.schema.plan import Plan
+from cetane.validation import validated
 
 BEYOND = 10
 """How many times faster than its chip's published rate a program may read its weights."""
@@ -23,15 +24,21 @@ KNOWN_OPS = 0.5
 """The least share of a plan's ops that the function must have. Core ML renames some of them."""
 
 
-def expected_choices(bundle: Bundle) -> dict[str, list[int]]:
-    """The expected tokens of every probe: those that the kit's writer kept, else computed again."""
-    kept: Any = bundle.gates().get(GATE, {}).get("positions")
-    if isinstance(kept, dict) and kept:
-        return kept
-    return {one.probe.name: choices(one) for one in expected_probes(bundle)}
+def expected_of(bundle: Bundle) -> Expectation:
+    """What a bundle should compute: as the kit's writer kept it, else computed again."""
+    kept = bundle.gates().get(GATE, {})
+    if "functions" in kept:
+        content = {name: value for name, value in kept.items() if name != "bundle"}
+        return validated(Expectation, content, str(bundle.path))
+    return expectation(bundle.plan, expected_probes(bundle), function_calls(bundle))
 
 
-def check_origin(recorded: RecordedBundle, bundle: Bundle, programs: Mapping[str, Program]) -> None:
+def check_origin(
+    recorded: RecordedBundle,
+    bundle: Bundle,
+    programs: Mapping[str, Program],
+    expected: Expectation,
+) -> None:
     """Raise CetaneError if a record is not of this bundle's functions and probes."""
     plan = bundle.plan
     for name, function in recorded.functions.items():
@@ -47,9 +54,8 @@ def check_origin(recorded: RecordedBundle, bundle: Bundle, programs: Mapping[str
             named = [op.output for op in function.plan if op.output]
             if sum(output in own for output in named) < KNOWN_OPS * len(named):
                 raise CetaneError(f"{where}: its plan names ops that the function does not have")
-    expected = expected_choices(bundle)
     for name, positions in recorded.probes.items():
-        if [position.expected for position in positions] != expected.get(name):
+        if tuple(position.expected for position in positions) != expected.positions.get(name):
             raise CetaneError(f"the probe {name} expects other tokens than this bundle's")
         ids = [token for position in positions for token, _ in position.top]
         if any(token >= plan.vocab for token in ids):
@@ -88,16 +94,37 @@ def check_reason(
             raise CetaneError(f"turn {turn.turn} gave a token beyond the vocabulary")
 
 
-def judge(recorded: RecordedBundle) -> tuple[Check, ...]:
-    """The checks of the device gate. A bundle whose probes did not run has none that passes."""
-    return tuple(checks(recorded))
+def judge(
+    measurements: Measurements, recorded: RecordedBundle, expected: Expectation
+) -> tuple[Check, ...]:
+    """The checks of the device gate. What is expected and was not recorded fails."""
+    finished = at_least("finished", float(measurements.finished), 1.0)
+    functions = check_functions(recorded, expected.functions)
+    return (finished, *functions, *check_probes(recorded, expected.positions))
 
 
-def checks(recorded: RecordedBundle) -> Iterator[Check]:
+def check_functions(
+    recorded: RecordedBundle, expected: Mapping[str, Sequence[str]]
+) -> Iterator[Check]:
+    """Every function was called alone; its outputs are finite, and near in fp16's limits."""
+    made = {n: f.predict for n, f in recorded.functions.items() if f.predict and n in expected}
+    yield at_least("called functions", len(made), len(expected))
+    finite = sum(one.finite for one in made.values())
+    yield at_least("finite functions, share", finite / max(len(made), 1), 1.0)
+    errors = [made[name].errors.get(output) for name in made for output in expected[name]]
+    worst = max((inf if error is None else error for error in errors), default=0.0)
+    # Two vectors of one length have this relative distance at the least cosine.
+    distance = sqrt(2 * (1 - limits().fp16.hidden_cosine))
+    yield at_most("largest error of an output", worst, distance)
+
+
+def check_probes(
+    recorded: RecordedBundle, expected: Mapping[str, Sequence[int]]
+) -> Iterator[Check]:
     """Finite, near in fp16's limits, and the same token wherever the choice is no tie."""
     ask = limits().fp16
     positions = [position for probe in recorded.probes.values() for position in probe]
-    yield at_least("probed positions", len(positions), 1)
+    yield at_least("probed positions", len(positions), sum(map(len, expected.values())))
     if not positions:
         return
     count = len(positions)

@@ -7,9 +7,9 @@ machine gives, are refused by name.
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from cetane.errors import CetaneError
+from cetane.errors import CetaneError, printable
 from cetane.files import read_bytes
 from cetane.gates.residency.measured import MeasuredOp
 from cetane.measuring.energy import MOST_WATTS, with_processor
@@ -21,10 +21,18 @@ LARGEST = 1 << 28
 HINT = "measure.py of a kit writes it; cetane kit BUNDLE makes a kit"
 DAY_MS = 8.64e7
 
+
+def one_line(text: str) -> str:
+    """`text` as one line that is safe for any terminal."""
+    return printable(text, None)
+
+
 Ms = Annotated[float, Field(gt=0, le=DAY_MS, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=2**48)]
-Text = Annotated[str, StringConstraints(max_length=1000)]
+Text = Annotated[str, StringConstraints(max_length=1000), AfterValidator(one_line)]
+Label = Literal["A", "B"]
+"""A bundle of the kit."""
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Token = Annotated[int, Field(ge=0, lt=2**24)]
@@ -50,8 +58,8 @@ class Machine(Data):
 
     @property
     def device(self) -> bool:
-        """Whether it has an Apple Neural Engine: a Mac, and not a virtual one."""
-        return self.mac and not self.virtual
+        """Whether it has a Neural Engine: a Mac of Apple silicon, and not a virtual one."""
+        return self.mac and self.chip.startswith("Apple ") and not self.virtual
 
     def __str__(self) -> str:
         return f"{self.chip}, {self.system} ({self.build})"
@@ -147,7 +155,7 @@ class RecordedBundle(Data):
 class MeasuredTurn(Data):
     """One turn of a bundle: a prompt, then greedy decoding."""
 
-    bundle: Name
+    bundle: Label
     turn: Annotated[int, Field(ge=1)]
     prompt_tokens: Annotated[int, Field(ge=1)]
     first_token_ms: Ms
@@ -173,7 +181,7 @@ class MeasuredTurn(Data):
 class Energy(Data):
     """The energy of decoding for a while."""
 
-    bundle: Name
+    bundle: Label
     meter: Text
     begun: Annotated[float, Field(ge=0, le=1e11)]
     ended: Annotated[float, Field(ge=0, le=1e11)]
@@ -221,18 +229,25 @@ class Measurements(Data):
     begun: Text
     written: Text
     finished: bool
-    bundles: Annotated[dict[Name, RecordedBundle], Field(min_length=1, max_length=2)]
+    bundles: Annotated[dict[Label, RecordedBundle], Field(min_length=1)]
     turns: Annotated[tuple[MeasuredTurn, ...], Field(max_length=20_000)]
     energy: Annotated[tuple[Energy, ...], Field(max_length=1000)]
     jobs: dict[Name, MeasuredJob]
     faults: Annotated[tuple[Fault, ...], Field(max_length=100_000)]
     seal: Sha256
 
+    @model_validator(mode="after")
+    def of_bundles(self) -> "Measurements":
+        for one in (*self.turns, *self.energy):
+            if one.bundle not in self.bundles:
+                raise ValueError(f"it has figures of {one.bundle}, and no such bundle")
+        return self
+
     @property
     def date(self) -> str:
         return self.begun[:10]
 
-    def label(self, digest: str) -> str:
+    def label(self, digest: str) -> Label:
         """The label of the bundle with this digest. Raises CetaneError if it is another one's."""
         for label, bundle in self.bundles.items():
             if bundle.digest == digest:

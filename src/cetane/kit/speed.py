@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from cetane.files import disk_errors, replacing
-from cetane.kit.measurements import Energy, Measurements, RecordedBundle
+from cetane.kit.measurements import Energy, Label, Measurements, RecordedBundle
 from cetane.perf.cost import Term, Work
 from cetane.perf.evidence import DEVICE_COLUMNS
 from cetane.perf.predict import Predictor
@@ -63,7 +63,7 @@ class SpeedCompared(Data):
         return self.low <= self.measured_ms <= self.high
 
 
-def figures(measurements: Measurements, label: str) -> Figures:
+def figures(measurements: Measurements, label: Label) -> Figures:
     """The figures of one bundle of a record."""
     turns = [turn for turn in measurements.turns if turn.bundle == label]
     bundle = measurements.bundles[label]

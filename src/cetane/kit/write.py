@@ -12,8 +12,11 @@ from cetane.bundle import Bundle
 from cetane.bundle.rows import ROW_FORMATS
 from cetane.files import FileRecord, Progress, json_sha256, records
 from cetane.kit.probes import ExampleCall, Expected, expected_probes, function_calls
+from cetane.schema.function import Route
+from cetane.schema.interface import FromCache, ToCache, ToTensor
 from cetane.schema.manifest import rotary_path, shard_path, table_path
 from cetane.schema.plan import Plan
+from cetane.validation import Data
 
 KIT = "kit.json"
 GATE = "kit"
@@ -21,6 +24,44 @@ SCHEMA = 1
 LABELS = ("A", "B")
 LONG_AGO = (1980, 1, 1, 0, 0, 0)
 """The date of every file in the archive, so that the same bundles give the same kit."""
+Calls = dict[tuple[str, str], ExampleCall]
+
+
+class Expectation(Data):
+    """What a kit expects of a bundle, kept as a gate's result."""
+
+    positions: dict[str, tuple[int, ...]]
+    """The token of every judged position, by probe."""
+    functions: dict[str, tuple[str, ...]]
+    """The judged outputs of every measured function, as SHARD/FUNCTION."""
+
+
+def expectation(plan: Plan, probes: list[Expected], calls: Calls) -> Expectation:
+    """What a bundle should compute. Its probes give the logits, and its calls the other outputs."""
+    return Expectation(
+        positions={one.probe.name: tuple(choices(one)) for one in probes},
+        functions={"/".join(key): judged_outputs(plan, key, calls[key]) for key in sorted(calls)},
+    )
+
+
+def judged_outputs(plan: Plan, key: tuple[str, str], call: ExampleCall) -> tuple[str, ...]:
+    """The outputs of a function that an error can judge. Scores of experts and whole numbers are
+    left out: a last bit may turn them around. Probes judge what follows from them."""
+    steps = [step for mode in plan.modes.values() for step in (*mode.steps, *mode.silent)]
+    scores = {step.scores for step in steps if isinstance(step, Route)}
+    function = plan.functions[key]
+    whole = {
+        item.source.name
+        for item in function.inputs
+        if isinstance(item.source, FromCache) and item.dtype == "int8"
+    }
+    return tuple(
+        item.name
+        for item in function.outputs
+        if item.name in call.outputs
+        and not (isinstance(item.sink, ToTensor) and item.sink.name in scores)
+        and not (isinstance(item.sink, ToCache) and item.sink.name in whole)
+    )
 
 
 def write_folder(bundles: list[Bundle], folder: Path, progress: Progress) -> dict[str, Any]:
@@ -79,9 +120,10 @@ def write_bundle(bundle: Bundle, folder: Path) -> dict[str, Any]:
     (folder / "probes.json").write_text(json.dumps([probe_entry(e) for e in expected]) + "\n")
     for one in expected:
         np.save(folder / probe_entry(one)["expected"], one.logits.astype(np.float32))
-    bundle.write_gate(GATE, {"positions": {e.probe.name: choices(e) for e in expected}})
+    calls = function_calls(bundle)
+    bundle.write_gate(GATE, expectation(plan, expected, calls).model_dump(mode="json"))
     functions = []
-    for number, ((shard, name), call) in enumerate(sorted(function_calls(bundle).items())):
+    for number, ((shard, name), call) in enumerate(sorted(calls.items())):
         path = f"inputs/{number:04}.npz"
         save_call(folder / path, call)
         function = plan.functions[shard, name]

@@ -25,6 +25,7 @@ from cetane.gates.residency.measured import (
     MeasuredPackage,
     specification,
 )
+from cetane.kit.measurements import Text, one_line
 from cetane.mil.program import Program
 from cetane.validation import Data, parse_json, validated
 
@@ -61,13 +62,12 @@ class Loose(BaseModel):
 
 
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
-Word = Annotated[str, Field(max_length=1000)]
 
 
 class DeviceInfo(Loose):
-    modelName: Word = ""
-    displayName: Word = ""
-    osNameAndVersionWithoutBuildNumber: Word = ""
+    modelName: Text = ""
+    displayName: Text = ""
+    osNameAndVersionWithoutBuildNumber: Text = ""
 
 
 class Samples(Loose):
@@ -83,7 +83,7 @@ class XcodeCost(Loose):
 
 
 class Preferred(Loose):
-    deviceType: dict[str, Any] | Word = ""
+    deviceType: dict[str, Any] | Text = ""
 
 
 class XcodeUsage(Loose):
@@ -91,11 +91,11 @@ class XcodeUsage(Loose):
 
 
 class Named(Loose):
-    name: Word = ""
+    name: Text = ""
 
 
 class Operation(Loose):
-    operatorName: Word = ""
+    operatorName: Text = ""
     cost: XcodeCost | None = None
     deviceUsage: XcodeUsage | None = None
     outputs: tuple[Named, ...] = ()
@@ -110,7 +110,7 @@ class ReportedFunction(Loose):
 
 
 class Functions(Loose):
-    functions: dict[Word, ReportedFunction] = Field(default_factory=dict)
+    functions: dict[Text, ReportedFunction] = Field(default_factory=dict)
 
 
 class Structure(Loose):
@@ -239,7 +239,8 @@ def runtimes(line: str) -> dict[str, float]:
 def messages(line: str) -> dict[str, str]:
     """Reasons against a backend, by backend."""
     listed = MESSAGES.search(line)
-    return {b: text.replace('\\"', '"') for b, text in MESSAGE.findall(listed[1])} if listed else {}
+    found = MESSAGE.findall(listed[1]) if listed else []
+    return {backend: one_line(text.replace('\\"', '"')) for backend, text in found}
 
 
 def as_measured(

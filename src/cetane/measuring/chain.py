@@ -115,19 +115,21 @@ class ChainedRun:
             return {}
         tokens = (self.probes[0]["prompt"][0]["tokens"] * mode["tokens"])[: mode["tokens"]]
         times = []
+        self.host.reset()
         for _ in range(6):
-            self.host.reset()
+            self.host.rewind()  # new memory costs time when it is first touched
             times.append(clocked(lambda: self.host.call("verify", tokens)))
         return {"verify_tokens": mode["tokens"], "verify": spread(times[1:])}
 
     def decode_for(self, seconds: float) -> Json:
-        """Decode for some seconds, as one long load for a power meter."""
+        """Decode for some seconds, as one long load for a power meter. No prompt is a part of it:
+        where the context ends, the text goes on as a new one."""
+        self.host.reset()
+        logits = self.read_prompt()
         begun, count, started = time.time(), 0, time.perf_counter()
-        logits: Array | None = None
         while time.perf_counter() - started < seconds:
-            if logits is None or self.host.position >= self.host.plan["context"]:
+            if self.host.position >= self.host.plan["context"]:
                 self.host.reset()
-                logits = self.read_prompt()
             logits = self.step(int(logits.argmax()))
             count += 1
         return {"begun": begun, "ended": time.time(), "tokens": count}

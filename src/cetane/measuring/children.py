@@ -39,7 +39,7 @@ def command(job: Json) -> list[str]:
     So a wrapper in front of the script, such as `python -m cetane.bridge`, also runs the children.
     """
     words = list(sys.orig_argv)
-    script = words.index(sys.argv[0])
+    script = len(words) - len(sys.argv)  # a wrapper may spell its name in another way
     return [sys.executable, *words[1 : script + 1], "--child", json.dumps(job)]
 
 
@@ -82,7 +82,10 @@ class Child:
                 code = self.process.wait()
                 raise ChildFault("died", f"{ending(code)}: {last_lines(self.errors())}")
             if line.startswith(MARK):
-                content: Json = json.loads(line[len(MARK) :])
+                try:
+                    content: Json = json.loads(line[len(MARK) :])
+                except ValueError:  # it died in the middle of the line, which the next one tells
+                    continue
                 if "error" in content:
                     full = os.strerror(errno.ENOSPC) in content["error"]
                     raise ChildFault("disk full" if full else "error", content["error"])

@@ -10,7 +10,7 @@ import json
 import math
 import plistlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -44,7 +44,7 @@ class Sample:
 
 
 def read_samples(content: bytes, interval: float = 1.0) -> list[Sample]:
-    """The samples of either meter. `interval` is macmon's, in seconds, for its first sample.
+    """The samples of either meter. `interval` is macmon's, in seconds, if it has one sample only.
 
     Raises BadSamples for any other file.
     """
@@ -52,6 +52,8 @@ def read_samples(content: bytes, interval: float = 1.0) -> list[Sample]:
     samples = list(powermetrics(content) if plists else macmon(content, interval))
     if not samples:
         raise BadSamples("no sample of powermetrics or macmon")
+    if not plists and len(samples) > 1:  # macmon tells only when a sample ended
+        samples[0] = replace(samples[0], seconds=samples[1].seconds)
     return samples
 
 

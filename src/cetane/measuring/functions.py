@@ -120,9 +120,10 @@ def spread(times: list[float]) -> Json:
 
 
 def error(value: Any, expected: Any) -> float | None:
-    """The norm of the difference over the norm of what was expected; None if not finite."""
+    """The norm of the difference over the norm of what was expected; None if one is not finite."""
     value, expected = np.asarray(value, np.float64), np.asarray(expected, np.float64)
-    if value.size != expected.size or not np.isfinite(value).all():
+    finite = np.isfinite(value).all() and np.isfinite(expected).all()
+    if value.size != expected.size or not finite:
         return None
     gap = np.linalg.norm(value.reshape(-1) - expected.reshape(-1))
     return float(gap / max(float(np.linalg.norm(expected)), 1e-30))

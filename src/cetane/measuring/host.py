@@ -56,14 +56,20 @@ class Host:
 
     def reset(self) -> None:
         """Forget the sequence: empty caches, histories, matrices and states, position 0."""
-        self.position, self.states = 0, dict[str, Any]()
-        self.slots = {name: np.full(g["count"], EMPTY) for name, g in self.plan["caches"].items()}
+        self.rewind()
+        self.states: dict[str, Any] = {}
         self.kept = {
             item["source"]["name"]: np.zeros(item["shape"], kept_type(item))
             for function in self.functions.values()
             for item in function["inputs"]
             if item["source"]["host"] in KEPT
         }
+
+    def rewind(self) -> None:
+        """Go to position 0 in the memory that is there. Histories, matrices and states keep what
+        they hold, so times are right and logits may be wrong."""
+        self.position = 0
+        self.slots = {name: np.full(g["count"], EMPTY) for name, g in self.plan["caches"].items()}
 
     def call(self, mode: str, tokens: list[int], logits: bool = True) -> Array | None:
         """Run one call of a mode. Returns logits fp32 `(len(tokens), V)`; None if it is silent.

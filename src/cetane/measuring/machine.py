@@ -75,6 +75,8 @@ def check(machine: Json, needed: int, folder: Path) -> None:
     if machine["coremltools"] == "not installed":
         raise Halt("coremltools is not installed: run this script with `uv run measure.py`")
     if machine["mac"]:
+        if platform.machine() != "arm64":
+            raise Halt("it needs a Mac of Apple silicon, and a Python that is built for it")
         release = tuple(int(part) for part in platform.mac_ver()[0].split(".")[:2])
         if release < OLDEST:
             raise Halt(f"{machine['system']} is too old: the packages need macOS 15")

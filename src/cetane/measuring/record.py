@@ -52,6 +52,8 @@ class RunRecord:
         try:
             kept = json.loads(self.path.read_text(encoding="utf-8"))
             whole = kept["seal"] == seal(kept)
+        except OSError as error:
+            raise Halt(f"cannot read {self.path}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError) as error:
             raise Halt(f"{self.path} is damaged ({error}); move it away to begin anew") from None
         if not whole:
@@ -91,6 +93,16 @@ class RunRecord:
         self.content["jobs"].setdefault(job, {"tries": 1})["state"] = "begun"
         self.save()
         raise Halt(f"{reason}; free some space and run this again: it resumes")
+
+    def interrupt(self) -> None:
+        """Take back what runs: the user stopped it, so it brought nothing down."""
+        jobs = self.content["jobs"]
+        for name, job in [*jobs.items()]:
+            if job["state"] == "running":
+                job.update(state="begun", tries=job["tries"] - 1)
+                if not job["tries"]:
+                    del jobs[name]
+        self.save()
 
     def add_fault(self, job: str, phase: str, kind: Kind, detail: str) -> None:
         self.content["faults"].append(fault(job, phase, kind, detail) | {"at": now()})

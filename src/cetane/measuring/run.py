@@ -93,7 +93,12 @@ class BundleMeasurement:
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         self.folder, self.options = folder, options
-        self.kit: Json = json.loads((folder / "kit.json").read_text(encoding="utf-8"))
+        try:
+            self.kit: Json = json.loads((folder / "kit.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise Halt(
+                f"cannot read {folder / 'kit.json'} ({error}): unpack the kit again"
+            ) from None
         self.work = options.output.resolve().parent / f".compiled-{self.kit['id'][:16]}"
         machine = facts()
         needed = 3 * sum(file["bytes"] for file in self.kit["files"].values()) + SPARE
@@ -110,7 +115,16 @@ class BundleMeasurement:
         )
 
     def run(self) -> int:
-        """All jobs that are still to do."""
+        """All jobs that are still to do. Returns the exit code."""
+        try:
+            self.jobs()
+        except (KeyboardInterrupt, SystemExit):
+            self.record.interrupt()
+            raise
+        return self.conclude()
+
+    def jobs(self) -> None:
+        """Do the jobs, and mark the record as finished."""
         try:
             self.work.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -136,7 +150,6 @@ class BundleMeasurement:
         content["finished"] = True
         self.record.save()
         shutil.rmtree(self.work, ignore_errors=True)
-        return self.conclude()
 
     def functions(self) -> Iterator[tuple[str, str, Json]]:
         """Every function as a job: its name, its bundle, and its entry in the kit."""

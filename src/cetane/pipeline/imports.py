@@ -1,7 +1,8 @@
 """What a Mac measured, read into the bundles that it measured.
 
 Residency becomes measured, the device gate is judged, and the cost model gets evidence. Only a Mac
-with a Neural Engine counts: the record of any other machine is judged and shown, and not kept.
+with a Neural Engine counts, and only with `UNITS`: any other record is judged and shown, and not
+kept.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from cetane.gates.residency.store import Artifact, InBundle, open_artifact
 from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.hardware.chips import DEFAULT_CHIP, Chip, chip_named
 from cetane.kit.device import DEVICE, ENERGY, DeviceResult, EnergyResult
-from cetane.kit.judge import check_origin, check_reason, judge, ties
+from cetane.kit.judge import check_origin, check_reason, expected_of, judge, ties
 from cetane.kit.measurements import LARGEST, Measurements, RecordedBundle, read_measurements
 from cetane.kit.speed import (
     EvidenceRow,
@@ -46,7 +47,8 @@ from cetane.planner import Planner
 from cetane.schema.manifest import GATES
 
 EVIDENCE = "device.csv"
-NOT_A_MAC = "was not measured on a Mac with a Neural Engine, so it is not kept"
+UNITS = "CPU_AND_NE"
+"""The compute units on which the rules, the cost model and experiments say something."""
 
 
 @dataclass(frozen=True)
@@ -113,22 +115,30 @@ class OneImport:
         self.artifact = InBundle(bundle)
         shards = {shard.name: bundle.shard(shard.name) for shard in bundle.plan.shards}
         self.programs: dict[str, Program] = {name: load(path) for name, path in shards.items()}
-        check_origin(self.recorded, bundle, self.programs)
+        self.expected = expected_of(bundle)
+        check_origin(self.recorded, bundle, self.programs, self.expected)
         check_reason(measurements, self.recorded, bundle.plan, self.chip)
         self.figures = figures(measurements, self.label)
+        self.unkept = self.reason()
         self.notes: list[str] = []
+
+    def reason(self) -> str | None:
+        """Why the record is judged and not kept; None if it is kept."""
+        if not self.machine.device:
+            return f"{self.machine} is no Mac with a Neural Engine, so this is not kept"
+        return other_units(self.measurements.options.compute_units)
 
     def keep(self) -> DeviceResult:
         """Keep what a device measured, and return everything."""
-        device, recorded = self.machine.device, self.recorded
+        recorded = self.recorded
         placed, ops = self.residency()
         compared, rows = self.speed()
-        checks = judge(recorded)
+        checks = judge(self.measurements, recorded, self.expected)
         outcome = DeviceResult(
             name=self.bundle.path.name,
             passed=all(check.passed for check in checks),
             machine=str(self.machine),
-            device=device,
+            device=self.machine.device,
             date=self.measurements.date,
             compute_units=self.measurements.options.compute_units,
             chip=None if self.chip is None else self.chip.id,
@@ -145,11 +155,14 @@ class OneImport:
             caveats=CAVEATS if self.figures.joules_per_token is not None else (),
             notes=tuple(self.notes),
         )
-        if device:
-            self.bundle.write_gate(DEVICE, outcome.model_dump(mode="json"))
-            self.artifact.judge(placed)
-            if rows:
-                write_rows(rows, evidence_file(self.bundle))
+        if self.unkept is not None:
+            return outcome
+        if not self.bundle.write_gate(DEVICE, outcome.model_dump(mode="json")):
+            notes = (*outcome.notes, "the bundle is read-only, so this is not kept")
+            return outcome.model_copy(update={"notes": notes})
+        self.artifact.judge(placed)
+        if rows:
+            write_rows(rows, evidence_file(self.bundle))
         return outcome
 
     def mine(self, job: str) -> bool:
@@ -161,27 +174,29 @@ class OneImport:
         return (*lines, *self.recorded.refusals)
 
     def residency(self) -> tuple[Audit, int]:
-        """The audit with the machine's placements, and their number. A device's are kept."""
+        """The audit with the machine's placements, and their number. They are kept if the record
+        is."""
         target = Target(DEFAULT_CHIP if self.chip is None else self.chip.id, DEFAULT_OS)
         predicted = audit(self.programs, target)
         measured = self.placements()
+        if self.unkept is not None:
+            return predicted, 0
         if measured is None:
             self.notes.append("no compute plan was recorded, so residency stays as predicted")
             return predicted, 0
         placed = with_measured(predicted, measured, self.artifact.packages)
-        if self.machine.device:
-            self.artifact.keep(measured)
+        self.artifact.keep(measured)
         return placed, sum(op.measured is not None for f in placed.functions for op in f.ops)
 
     def placements(self) -> Measured | None:
-        """The record's compute plans; None if it has none, or none of a Neural Engine."""
+        """The record's compute plans; None if it has none."""
         plans: dict[str, dict[str, MeasuredFunction]] = {}
         for function in self.recorded.functions.values():
             if function.plan:
                 plans.setdefault(function.shard, {})[function.function] = MeasuredFunction(
                     ops=function.plan
                 )
-        if not plans or not self.machine.device:
+        if not plans:
             return None
         machine = self.machine
         return Measured(
@@ -201,14 +216,11 @@ class OneImport:
     def speed(self) -> tuple[list[SpeedCompared], list[EvidenceRow]]:
         """The cost model beside the measurement, and rows of evidence. Both need a known chip and
         the checkpoint's shapes."""
-        if not self.machine.device:
-            self.notes.append(f"{self.machine} {NOT_A_MAC}")
+        if self.unkept is not None:
+            self.notes.append(self.unkept)
             return [], []
         if self.chip is None or not self.chip.stream:
             self.notes.append(f"the cost model does not know {self.machine.chip}: no evidence")
-            return [], []
-        if self.measurements.options.compute_units != "CPU_AND_NE":
-            self.notes.append("not measured on CPU and Neural Engine alone: no evidence")
             return [], []
         try:
             checkpoint = checkpoint_of(self.bundle, self.model)
@@ -225,6 +237,11 @@ class OneImport:
         return list(compare(self.figures, planner, predictor)), list(rows)
 
 
+def other_units(units: str) -> str | None:
+    """Why measurements on these compute units are not kept; None if they are."""
+    return None if units == UNITS else f"it ran on {units}, not on {UNITS}, so this is not kept"
+
+
 @dataclass(frozen=True)
 class XcodeImport:
     """What Xcode or Core ML's cache said of a package."""
@@ -232,7 +249,10 @@ class XcodeImport:
     package: str
     told: Told
     audit: Audit
+    """Measured, or predicted if the file is not kept."""
     rules: tuple[Refuted, ...]
+    note: str | None = None
+    """Why it is not kept."""
 
     @property
     def passed(self) -> bool:
@@ -250,6 +270,7 @@ class XcodeImport:
                 if function.package == self.package
             },
             "rules": [rule.model_dump(mode="json") for rule in self.rules],
+            "note": self.note,
         }
 
 
@@ -265,8 +286,11 @@ def import_xcode(file: str | Path, artifact: str | Path, date: str) -> XcodeImpo
     package = next(iter(measured.packages))
     chip = chip_named(told.machine)
     target = Target(DEFAULT_CHIP if chip is None else chip.id, DEFAULT_OS)
+    predicted = audit(programs, target)
+    if (unkept := other_units(told.compute_units)) is not None:
+        return XcodeImport(package, told, predicted, (), unkept)
     joined = with_kept(measured, opened)
-    placed = with_measured(audit(programs, target), joined, opened.packages)
+    placed = with_measured(predicted, joined, opened.packages)
     opened.keep(joined)
     opened.judge(placed)
     return XcodeImport(package, told, placed, tuple(refuted(placed)))

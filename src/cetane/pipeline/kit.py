@@ -9,6 +9,7 @@ from typing import Any
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
 from cetane.files import Progress, check_outside, disk_errors, replacing, silent
+from cetane.gates.quality import refuse_choices
 from cetane.kit.write import LABELS, pack, write_folder
 
 
@@ -34,7 +35,8 @@ def make_kit(
     """Write a zip archive that measures one or two bundles on a Mac.
 
     It holds their packages, inputs with expected outputs, and a script that needs only Python,
-    numpy and coremltools. CetaneError for a damaged bundle, and for more than two.
+    numpy and coremltools. CetaneError for a damaged bundle, for one that gives choices and no
+    logits, and for more than two.
     """
     if not 1 <= len(bundles) <= len(LABELS):
         raise CetaneError(f"a kit holds one or two bundles, not {len(bundles)}")
@@ -42,6 +44,7 @@ def make_kit(
     target = Path(output)
     for bundle in opened:
         bundle.verify()
+        refuse_choices(bundle.plan, str(bundle.path))
         check_outside(target, bundle.path)
     if target.is_dir():
         raise CetaneError(f"{target} is a folder", "name a file, such as kit.zip")

@@ -31,7 +31,9 @@ class CompiledMLModel:
     def predict(self, data, state=None):
         if self.fault == "hang" or (self.fault == "hang-chain" and self.chain):
             time.sleep(600)
-        if self.fault == "die":
+        if self.fault == "cut":
+            print('#measured {"phase": "pre', end="", flush=True)
+        if self.fault in ("die", "cut"):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.fault == "refuse":
             print("Error: ANECCompile() FAILED", file=sys.stderr)
