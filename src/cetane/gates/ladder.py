@@ -178,10 +178,10 @@ class Rung:
                 logits = gather(watched.calls, "all")
                 assert logits is not None and theirs is not None
                 tokens = self.engine.plan.tokens(start, stop)
-                rows = logits[:, tokens], theirs[:, tokens]
+                compared = logits[:, tokens], theirs[:, tokens]
                 if self.engine.plan.recipe.head.choose:
-                    rows = of_choices(*rows)
-                yield Pair("logits", LOGITS, mode, *rows)
+                    compared = of_choices(*compared)
+                yield Pair("logits", LOGITS, mode, *compared)
 
     def all_makers(self, shard: str) -> list[str]:
         """The shards that must run before this one, in order."""

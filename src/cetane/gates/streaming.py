@@ -47,7 +47,7 @@ class StreamingAttention:
             for start in starts:  # rows that begin elsewhere have other sinks
                 at = position_ids[:, 0] == start
                 own = q[at], k[at], v[at], None, scaling, sliding_window, position_ids[at]
-                mixed[at], _ = self(module, *own)
+                mixed[at] = self(module, *own)[0]
             return mixed, None
         heads = k.shape[1]
         group, full = q.shape[1] // heads, self.seen.full.get(module.layer_idx)

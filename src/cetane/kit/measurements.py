@@ -238,9 +238,9 @@ class Measurements(Data):
 
     @model_validator(mode="after")
     def of_bundles(self) -> "Measurements":
-        for one in (*self.turns, *self.energy):
-            if one.bundle not in self.bundles:
-                raise ValueError(f"it has figures of {one.bundle}, and no such bundle")
+        for label in [*(one.bundle for one in self.turns), *(one.bundle for one in self.energy)]:
+            if label not in self.bundles:
+                raise ValueError(f"it has figures of {label}, and no such bundle")
         return self
 
     @property
