@@ -230,6 +230,17 @@ def test_a_manifest_that_is_wrong(path: Path, change: Callable[[Any], Any], mess
         Bundle(path).verify()
 
 
+def test_rotary_rows_without_their_table(body: Bundle, tmp_path: Path) -> None:
+    bundle = Bundle(shutil.copytree(body.path, tmp_path / "bundle"))
+    head = with_draft_head(bundle, random_draft_head("eagle3", bundle))
+    file = head.path / "head.json"
+    content = json.loads(file.read_text())
+    del content["files"]["rotary-default.npy"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(CetaneError, match=r"no rotary-default.npy, whose rows its functions take"):
+        bundle.draft_heads()
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"[" * 100_000])
 def test_a_manifest_that_is_not_json(path: Path, content: bytes) -> None:
     (head_of(path) / "head.json").write_bytes(content)
