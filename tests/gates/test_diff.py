@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import tiny_recipe
+from tests.conftest import build_tokenizer, tiny_recipe
 from tests.converting import converted_once
+from tests.families.gemma_models import FULL, SLIDING, build_gemma4, recipe
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
@@ -16,6 +17,7 @@ from cetane.gates import diff
 from cetane.gates.diff import AgainstModel, ModelDiff, compare_bundles, probe
 from cetane.mil.compare import DRIFT, TOLERANCE, Comparison, worst
 from cetane.pipeline.build import build
+from cetane.planner import Planner
 
 from .conftest import ROUTED, changed
 
@@ -156,3 +158,31 @@ def test_experts_that_run_by_themselves(
     found, _ = compare_bundles(routed, routed, "decode", "fp16", silent)
     assert any(function.startswith("expert-") for _, function in found)
     assert not any(part.parted(TOLERANCE) for part in found.values())
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Bundle]:
+    """A Gemma 4 whose second shard reads keys and values of the first, and a bundle in which a row
+    of the second is wrong."""
+    folder = tmp_path_factory.mktemp("gemma")
+    model = build_gemma4(num_hidden_layers=4, layer_types=[SLIDING, FULL] * 2)
+    model.save_pretrained(folder / "right")
+    build_tokenizer().save_pretrained(folder / "right")
+
+    def perturb(weights: dict[str, torch.Tensor]) -> None:
+        weights["model.layers.3.mlp.down_proj.weight"][3] += 1.0
+
+    perturbed = open_checkpoint(changed(folder / "right", folder / "wrong", perturb))
+    layout = {"kind": "chunks", "cuts": [2]}
+    wanted = recipe(layout=layout, tokens={"verify": 0, "prefill": 8})
+    bundle = build(perturbed, wanted, folder / "bundle", silent)
+    return open_checkpoint(folder / "right"), bundle
+
+
+def test_a_shard_that_reads_keys_and_values_of_another(gemma: tuple[Checkpoint, Bundle]) -> None:
+    checkpoint, bundle = gemma
+    assert Planner(checkpoint, bundle.plan.recipe).makers("chunk-01") == ["chunk-00"]
+    result = against(bundle, checkpoint)
+    assert (result.suspect, result.cause) == ("chunk-01", "weights")
+    op = result.comparisons["chunk-01", "prefill"].first_own(TOLERANCE)
+    assert op is not None and op.scope == "layer-03/mlp_down_proj"

@@ -24,7 +24,7 @@ from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend, ShardPaths
 from cetane.errors import CetaneError
 from cetane.files import Progress
-from cetane.gates.ladder import Packages, Rung
+from cetane.gates.ladder import Packages, Rung, all_makers
 from cetane.gates.probes import text_tokens
 from cetane.gates.reference import reference_of
 from cetane.lower.lower import Lowering
@@ -195,7 +195,8 @@ class ModelDiff:
     cause: str | None = None
     """The first stage beyond the tolerance."""
     comparisons: Comparisons = field(default_factory=dict)
-    """Op by op, if the cause is weights or fp16: the suspect without that cause and with it."""
+    """Op by op, if the cause is weights or fp16: the suspect, and shards whose keys and values it
+    takes, without that cause and with it."""
 
 
 class AgainstModel:
@@ -222,7 +223,8 @@ class AgainstModel:
             return ModelDiff(tuple(handed), None)
         with tempfile.TemporaryDirectory(prefix="cetane-diff-") as folder:
             progress(f"converting {suspect} without compression", len(shards), steps)
-            plain = Packages({suspect: self.lower(suspect, Path(folder))})
+            needed = [*all_makers(self.planner, suspect), suspect]
+            plain = Packages({shard: self.lower(shard, Path(folder)) for shard in needed})
             backends: dict[str, Backend] = {
                 "authoring": AuthoredBackend(self.fresh_planner, self.checkpoint),
                 "conversion": PortableBackend(plain),
@@ -260,7 +262,7 @@ class AgainstModel:
 
     def lower(self, shard: str, folder: Path) -> Path:
         """The shard's function with fp16 weights."""
-        target = folder / "plain.mlpackage"
+        target = folder / f"{shard}.mlpackage"
         recipe = uncompressed(self.bundle.plan.recipe, self.mode)
         Lowering(Planner(self.checkpoint, recipe), self.checkpoint).lower(shard, target)
         return target

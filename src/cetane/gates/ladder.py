@@ -146,7 +146,7 @@ class Rung:
             if step.shard == shard
             for name, truth in outputs.items()
         }
-        makers = {maker: self.planner.feeds(maker) for maker in self.all_makers(shard)}
+        makers = {m: self.planner.feeds(m) for m in all_makers(self.planner, shard)}
         fed = {truth for some in (feeds, *makers.values()) for truth in some.values()}
         stored = self.reference.tensors(self.tokens, list({*fed, *names}))
         truths = {truth: rows * self.scale for truth, rows in stored.items()}
@@ -183,13 +183,6 @@ class Rung:
                     compared = of_choices(*compared)
                 yield Pair("logits", LOGITS, mode, *compared)
 
-    def all_makers(self, shard: str) -> list[str]:
-        """The shards that must run before this one, in order."""
-        makers: list[str] = []
-        for maker in self.planner.makers(shard):
-            makers += [m for m in (*self.all_makers(maker), maker) if m not in makers]
-        return makers
-
     def logits(self, shard: str, feeds: dict[str, Truth], truths: dict[Truth, Array]) -> Array:
         """The model's logits, computed from the shard's inputs if the shard is only a head."""
         if self.engine.plan.by_name[shard].kind == "head":
@@ -210,3 +203,11 @@ class Rung:
         """Rows `(n, C)` as a hidden tensor of a call."""
         wide = np.pad(rows, ((0, width - len(rows)), (0, 0))).T.astype(self.engine.backend.dtype)
         return wide.reshape(hidden_shape(self.engine.plan.recipe.tensor_layout, *wide.shape))
+
+
+def all_makers(planner: Planner, shard: str) -> list[str]:
+    """The shards that must run before this one, in order."""
+    makers: list[str] = []
+    for maker in planner.makers(shard):
+        makers += [m for m in (*all_makers(planner, maker), maker) if m not in makers]
+    return makers
