@@ -1,6 +1,7 @@
 """Figures of a bundle with quantized activations, against the Hugging Face model."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from cetane.activations.measure import LIMIT
 from cetane.activations.quantize import Quantized
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
+from cetane.engine.portable import FastGraph
 from cetane.errors import CetaneError
 from cetane.gates.activations import judge
 
@@ -44,6 +46,33 @@ def test_scores_are_against_the_model(
     assert before.perplexity == pytest.approx(scores.reference_perplexity, rel=0.02)
     assert after.perplexity == pytest.approx(before.perplexity, rel=0.1)
     assert before.logits.kl < after.logits.kl < 0.1
+
+
+def test_a_head_that_is_wrong_fails_the_gate(
+    bundle: Bundle, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shard hands on no hidden state; the layers before it are as they were."""
+
+    def run(self: FastGraph, function: str, inputs: Any, state: Any) -> Any:
+        made = call(self, function, inputs, state)
+        return {name: -x if name.startswith("logits") else x for name, x in made.items()}
+
+    call = FastGraph.call
+    right = judge({"it": bundle}, checkpoint, TEXTS, silent).bundles["it"]
+    monkeypatch.setattr(FastGraph, "call", run)
+    wrong = judge({"it": bundle}, checkpoint, TEXTS, silent).bundles["it"]
+    assert wrong.shards == right.shards
+    assert right.cosine > 0.99
+    assert wrong.cosine == pytest.approx(-right.logits.cosine)
+
+
+def test_one_shard_that_hands_on_nothing(
+    tiny_bundle: Callable[..., Bundle], checkpoint: Checkpoint
+) -> None:
+    whole = tiny_bundle(layout={"kind": "single", "head": "last"})
+    score = judge({"it": whole}, checkpoint, TEXTS, silent).bundles["it"]
+    assert score.shards == ()
+    assert 0.9999 < score.cosine < 1
 
 
 def test_naive_calibration_fails_the_gate(

@@ -17,7 +17,7 @@ from cetane.bundle import Bundle
 from cetane.engine.generate import open_backend
 from cetane.errors import CetaneError
 from cetane.files import records
-from cetane.gates.draft_head import judge_draft_heads
+from cetane.gates.draft_head import DraftHeadResult, judge_draft_heads
 from cetane.mil import load
 from cetane.pipeline.export import export_contract, export_coreai, export_onnx, export_runtime
 from cetane.pipeline.recompile import recompile
@@ -230,6 +230,17 @@ def test_a_manifest_that_is_wrong(path: Path, change: Callable[[Any], Any], mess
         Bundle(path).verify()
 
 
+def test_rotary_rows_without_their_table(body: Bundle, tmp_path: Path) -> None:
+    bundle = Bundle(shutil.copytree(body.path, tmp_path / "bundle"))
+    head = with_draft_head(bundle, random_draft_head("eagle3", bundle))
+    file = head.path / "head.json"
+    content = json.loads(file.read_text())
+    del content["files"]["rotary-default.npy"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(CetaneError, match=r"no rotary-default.npy, whose rows its functions take"):
+        bundle.draft_heads()
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"[" * 100_000])
 def test_a_manifest_that_is_not_json(path: Path, content: bytes) -> None:
     (head_of(path) / "head.json").write_bytes(content)
@@ -321,10 +332,49 @@ def test_gates_of_a_head(path: Path) -> None:
     head = with_draft_head(bundle, other)
     assert bundle.gates() == {}  # of the head before
     random_draft_head("medusa", bundle, seed=2).save(head.path / "source.safetensors")
-    found = {n: r.model_dump() for n, r in records(head.path, head.path).items()}
-    del found["head.json"]
-    edit(path, lambda content: content.update(files=found))
-    (result,) = judge_draft_heads(Bundle(path), lambda *_: None).values()
+    (result,) = judge_draft_heads(relisted(path), lambda *_: None).values()
     assert not result.passed
-    assert {check.passed for check in result.checks} == {False}
+    assert failed(result) == {
+        "tokens that are not the trained ones",
+        *(f"{what} ({kind})" for what in ("logit cosine", "top-1 agreement")
+          for kind in ("fp16", "fp32")),
+    }  # fmt: skip
     assert Bundle(path).gates()["golden-medusa"]["passed"] is False
+
+
+def failed(result: DraftHeadResult) -> set[str]:
+    return {check.name for check in result.checks if not check.passed}
+
+
+def relisted(path: Path, **values: Any) -> Bundle:
+    """The bundle, with a draft head whose manifest lists what is in it now."""
+    head = head_of(path)
+    found = {name: record.model_dump() for name, record in records(head, head).items()}
+    del found["head.json"]
+    edit(path, lambda content: content.update(files=found, **values))
+    return Bundle(path)
+
+
+def test_tokens_that_the_head_did_not_learn(path: Path) -> None:
+    """A drafter would propose them in place of the right ones; the logits are the same."""
+    file = head_of(path) / "vocabulary.npy"
+    tokens = np.load(file)
+    absent = np.setdiff1d(np.arange(tokens[-1]), tokens)
+    np.save(file, np.sort(np.append(tokens[1:], absent[-1])).astype(np.int32))
+    (result,) = judge_draft_heads(relisted(path), lambda *_: None).values()
+    assert failed(result) == {"tokens that are not the trained ones"}
+    assert not result.passed
+
+
+def test_hidden_states_that_the_head_did_not_learn(path: Path) -> None:
+    """A drafter would read those of the first shard, and the head has learned the last one's."""
+    bundle = relisted(path, taps=["chunk-00"])
+    (result,) = judge_draft_heads(bundle, lambda *_: None).values()
+    assert failed(result) == {"other shards tapped than in training"}
+
+
+def test_a_trained_head_of_another_shape(path: Path) -> None:
+    other = random_draft_head("medusa", Bundle(path), rows=39)
+    other.save(head_of(path) / "source.safetensors")
+    with pytest.raises(CetaneError, match="trained with rows 39, but the manifest has 40"):
+        judge_draft_heads(relisted(path), lambda *_: None)

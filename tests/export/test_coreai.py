@@ -301,7 +301,7 @@ class Echo:
 @pytest.mark.parametrize(
     ("change", "passes"),
     [(lambda row: row, True), (lambda row: row.astype(np.float16), True),
-     (np.negative, False), (lambda row: np.roll(row, 1), False),
+     (np.negative, False), (lambda row: 1.2 * row, False), (lambda row: np.roll(row, 1), False),
      (lambda row: np.full_like(row, np.nan), False)],
 )  # fmt: skip
 def test_the_gate_refuses_other_logits(

@@ -205,8 +205,9 @@ def draft_head_manifest() -> Document:
     from tests.conftest import InMemoryCheckpoint, build_model
     from tests.fuzz.checkpoints import SMALL
 
+    from cetane.files import FileRecord
     from cetane.planner import Planner
-    from cetane.schema.draft_head import DraftHeadManifest, Training
+    from cetane.schema.draft_head import ROTARY, DraftHeadManifest, Training
     from cetane.schema.recipe import parse_recipe
     from cetane.speculate.draft_heads.modules import DraftHeadConfig
     from cetane.speculate.draft_heads.planner import DraftHeadPlanner
@@ -224,7 +225,7 @@ def draft_head_manifest() -> Document:
         manifest = DraftHeadManifest(
             producer={}, kind=kind, bundle="b", rows=8, steps=3, taps=("layers",),
             caches=planner.caches, weight_bytes=1, functions=planner.functions, training=training,
-            files={},
+            files={ROTARY: FileRecord(bytes=1, sha256="")} if planner.caches else {},
         )  # fmt: skip
         made.append(manifest.model_dump(mode="json"))
 

@@ -1,21 +1,28 @@
 """Bundles in which one thing is wrong: the shard, the op and the cause must be named."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tests.conftest import tiny_recipe
+from tests.conftest import build_model, build_tokenizer, tiny_recipe
 from tests.converting import converted_once
+from tests.families.gemma_models import FULL, SLIDING, build_gemma4, recipe
+from tests.peft_folders import save_adapter
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
 from cetane.gates import diff
-from cetane.gates.diff import AgainstModel, ModelDiff, compare_bundles, probe
+from cetane.gates.diff import AgainstModel, ModelDiff, compare_bundles, compare_tables, probe
+from cetane.mil import load
 from cetane.mil.compare import DRIFT, TOLERANCE, Comparison, worst
 from cetane.pipeline.build import build
+from cetane.pipeline.validate import checkpoint_of
+from cetane.planner import Planner
 
 from .conftest import ROUTED, changed
 
@@ -156,3 +163,87 @@ def test_experts_that_run_by_themselves(
     found, _ = compare_bundles(routed, routed, "decode", "fp16", silent)
     assert any(function.startswith("expert-") for _, function in found)
     assert not any(part.parted(TOLERANCE) for part in found.values())
+
+
+def functions(bundle: Bundle, mode: str) -> set[tuple[str, str]]:
+    """The functions in the packages that are of a mode, by shard."""
+    return {
+        (shard.name, name)
+        for shard in bundle.plan.shards
+        for name in load(bundle.shard(shard.name)).functions
+        if name.startswith(mode)
+    }
+
+
+def test_functions_of_every_capacity(
+    tiny_bundle: Callable[..., Bundle], checkpoint: Checkpoint
+) -> None:
+    wanted = tiny_recipe(verify=None, layout={"kind": "chunks", "chunks": 1})
+    cache = wanted.model_dump()["cache"] | {"capacities": (32,)}
+    bundle = tiny_bundle(verify=None, layout=wanted.model_dump()["layout"], cache=cache)
+    found, _ = compare_bundles(bundle, bundle, "prefill", "fp32", silent)
+    assert ("chunk-00", "prefill-c32") in found
+    assert found.keys() == functions(bundle, "prefill")
+    told = [(h.shard, h.tensor) for h in against(bundle, checkpoint).handed]
+    assert told == [
+        (shard, f"at {tokens}: {tensor}")
+        for shard, tensor in (("chunk-00", "hidden"), ("head-0", "logits"))
+        for tokens in (32, 64)
+    ]
+
+
+def test_functions_of_every_adapter(adapted: Any, tmp_path: Path) -> None:
+    """Against the adapters that were built, and against another one in the place of one."""
+    bundle = adapted.bundle
+    found, _ = compare_bundles(bundle, bundle, "decode", "fp32", silent)
+    assert ("chunk-00", "decode-dora") in found
+    assert found.keys() == functions(bundle, "decode")
+    assert against(bundle, checkpoint_of(bundle), "decode").suspect is None
+
+    save_adapter(tmp_path, build_model("llama"), seed=3, target_modules="all-linear", r=3)
+    other = checkpoint_of(bundle, adapters={"plain": tmp_path})
+    result = against(bundle, other, "decode")
+    wrong = {h.tensor for h in result.handed if h.gap.relative > DRIFT * TOLERANCE}
+    assert wrong == {"plain: hidden"}
+    assert (result.suspect, result.cause) == ("chunk-00", "weights")
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Bundle]:
+    """A Gemma 4 whose second shard reads keys and values of the first, and a bundle in which a row
+    of the second is wrong."""
+    folder = tmp_path_factory.mktemp("gemma")
+    model = build_gemma4(num_hidden_layers=4, layer_types=[SLIDING, FULL] * 2)
+    model.save_pretrained(folder / "right")
+    build_tokenizer().save_pretrained(folder / "right")
+
+    def perturb(weights: dict[str, torch.Tensor]) -> None:
+        weights["model.layers.3.mlp.down_proj.weight"][3] += 1.0
+
+    perturbed = open_checkpoint(changed(folder / "right", folder / "wrong", perturb))
+    layout = {"kind": "chunks", "cuts": [2]}
+    wanted = recipe(layout=layout, tokens={"verify": 0, "prefill": 8})
+    bundle = build(perturbed, wanted, folder / "bundle", silent)
+    return open_checkpoint(folder / "right"), bundle
+
+
+def test_a_shard_that_reads_keys_and_values_of_another(gemma: tuple[Checkpoint, Bundle]) -> None:
+    checkpoint, bundle = gemma
+    assert Planner(checkpoint, bundle.plan.recipe).makers("chunk-01") == ["chunk-00"]
+    result = against(bundle, checkpoint)
+    assert (result.suspect, result.cause) == ("chunk-01", "weights")
+    op = result.comparisons["chunk-01", "prefill"].first_own(TOLERANCE)
+    assert op is not None and op.scope == "layer-03/mlp_down_proj"
+
+
+def test_rows_of_every_table(gemma: tuple[Checkpoint, Bundle], tmp_path: Path) -> None:
+    """Gemma 4 has a second table, with rows for each layer."""
+    _, bundle = gemma
+    folder = shutil.copytree(bundle.path, tmp_path / "bundle")
+    rows = np.load(folder / "embedding-per_layer.npy")
+    rows[7] += 1
+    np.save(folder / "embedding-per_layer.npy", rows)
+    sides = bundle.tables(), Bundle(folder).tables()
+    same, wrong = (dict(compare_tables(*sides, np.array(t))) for t in ([5, 6], [6, 7]))
+    assert {name for name, gap in wrong.items() if gap.relative} == {"table per_layer"}
+    assert "embedding" in same and not any(gap.relative for gap in same.values())

@@ -1,12 +1,18 @@
 """The validator of the published ports: shards alone, on ids that are fit to judge them on."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
+from tests.conftest import build_model
+from tests.peft_folders import save_adapter
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
 from cetane.gates.layers import LayersResult, ProbedShard, judge_layers, screen
+from cetane.pipeline.validate import checkpoint_of
 
 ROWS = np.ones((100, 4), np.float32)
 ROWS[[42, 77]] *= 0.1
@@ -34,6 +40,14 @@ def test_the_shard_of_a_block_on_a_users_ids(bad: Bundle, checkpoint: Checkpoint
     assert result.probes == ((20, 30, 40),)
     assert not result.passed
     assert result.line.startswith("FAIL 0/1, mean 0.")
+
+
+def test_an_adapter_that_is_another(adapted: Any, tmp_path: Path) -> None:
+    """The base is right, and so are the functions of the other adapter."""
+    assert run(adapted.bundle, checkpoint_of(adapted.bundle)).passed
+    save_adapter(tmp_path, build_model("llama"), seed=3, target_modules="all-linear", r=3)
+    other = checkpoint_of(adapted.bundle, adapters={"plain": tmp_path})
+    assert run(adapted.bundle, other).shards[0].min < 0.9
 
 
 @pytest.mark.parametrize(("block", "ids"), [(2, ()), (-1, ()), (None, (288,)), (None, (5,) * 300)])

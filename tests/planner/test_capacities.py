@@ -1,6 +1,7 @@
 """Plans of several capacities: which functions they add, and what a hostile one cannot do."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -150,6 +151,13 @@ def other_heads(content: dict[str, Any]) -> None:
                     item["shape"][1] += 1
 
 
+def uncalled_of_no_group(content: dict[str, Any]) -> None:
+    (function,) = [f for f in content["shards"][0]["functions"] if f["name"] == "decode-c32"]
+    extra = deepcopy(function) | {"name": "uncalled"}
+    next(i for i in extra["inputs"] if i["source"]["host"] == "mask")["source"]["group"] = "no"
+    content["shards"][0]["functions"].append(extra)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -159,6 +167,7 @@ def other_heads(content: dict[str, Any]) -> None:
         (missing_mode, "has other modes than the context"),
         (missing_capacity, "but the recipe has"),
         (other_heads, "two shapes|has shape"),
+        (uncalled_of_no_group, "uncalled: no cache group no"),
     ],
 )
 def test_a_manifest_whose_caches_cannot_grow(planned, change, message: str) -> None:

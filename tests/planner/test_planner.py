@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from itertools import product
 from typing import Any
 
@@ -388,6 +389,20 @@ def test_more_layers_than_tensors_are_refused_before_any_is_made() -> None:
         Planner(checkpoint, parse_recipe({"name": "test", "cache": {"context": 64}}, "test"))
 
 
+def uncalled(content: dict[str, Any], host: str) -> None:
+    """A function that no mode calls, which takes rows of a table that is not there."""
+    for shard in content["shards"]:
+        for function in shard["functions"]:
+            if any(item["source"]["host"] == host for item in function["inputs"]):
+                extra = deepcopy(function) | {"name": "uncalled"}
+                for item in extra["inputs"]:
+                    if item["source"]["host"] == host:
+                        item["source"]["table"] = "unknown"
+                shard["functions"].append(extra)
+                return
+    raise AssertionError(host)
+
+
 def first(content: dict[str, Any], part: str) -> dict[str, Any]:
     return content["shards"][0]["functions"][0][part][0]
 
@@ -405,6 +420,8 @@ def first(content: dict[str, Any], part: str) -> dict[str, Any]:
             "nothing writes hidden",
         ),
         (lambda c: c.update(rotary=[]), "no rotary table default"),
+        (lambda c: uncalled(c, "rotary"), "/uncalled: no rotary table unknown"),
+        (lambda c: uncalled(c, "embedding"), "/uncalled: no table unknown"),
         (lambda c: c.update(vocab=289), "288 logits for 289 tokens"),
         (
             lambda c: first(c, "outputs").update(

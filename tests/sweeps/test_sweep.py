@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.engine.test_subset import subset_recipe
 from tests.tasks.work import Inline
 
 from cetane.checkpoint import Checkpoint, open_checkpoint
@@ -256,6 +257,38 @@ def test_sensitivities_are_mean_squares_of_inputs(
     for name, inputs in seen.items():
         expected = torch.cat(inputs).double().square().mean(0).numpy()
         np.testing.assert_allclose(found.inputs[name], expected, rtol=5e-3)  # gains are fp16
+
+
+def test_a_head_that_lacks_tokens(
+    checkpoint: Checkpoint, small: Recipe, passage: Passage, truth: Callable[[str], Any]
+) -> None:
+    """All tokens that it lacks share the probability that its texts without them had."""
+    tokens = passage.judged[:128]
+    lacked = sorted({tokens[3], tokens[70], 5})
+    ids = np.setdiff1d(np.arange(288), lacked)
+    subset = subset_recipe(ids, 288).head.subset
+    head = small.head.model_copy(update={"subset": subset})
+    judge = Judge(checkpoint, small.model_copy(update={"head": head}))
+    judge.compress(Selection())
+    before = list(judge.read(tokens))
+    blocks = "int4-per-block32"  # of rows, so a smaller head has the same
+    judge.compress(Selection(default=blocks))
+    found = judge.compare(before)
+    assert subset is not None
+    q, p = (predicted(truth(name), tokens, ids, subset.missing) for name in (blocks, "fp16"))
+    targets = torch.tensor([t for i, t in enumerate(tokens) if i % 64])[:, None]
+    assert set(targets.flatten().tolist()) & set(lacked)
+    for value, rows in ((found.perplexity, q), (found.reference, p)):
+        assert value == pytest.approx(float((-rows.gather(1, targets)).mean().exp()), rel=1e-3)
+    assert found.kl == pytest.approx(float((p.exp() * (p - q)).sum(1).mean()), rel=0.02)
+
+
+def predicted(model: Any, tokens: Any, ids: np.ndarray, missing: float) -> torch.Tensor:
+    """transformers' log probabilities, renormalized over `ids`; the others share `missing`."""
+    kept = logits_of(model, tokens)[:, ids].log_softmax(-1)
+    rows = torch.full((len(kept), 288), missing / (288 - len(ids)), dtype=torch.float64)
+    rows[:, ids] = kept.exp() * (1 - missing)
+    return rows.log()
 
 
 def test_a_text_shorter_than_a_call_has_no_sensitivities(judge: Judge) -> None:

@@ -19,7 +19,8 @@ class ActivationOutcome(Data):
     """The quality of a bundle before and after its activations were quantized, on held-out text."""
 
     passed: bool
-    """Whether every shard's mean cosine is at least `limit` afterwards."""
+    """Whether the mean cosine of every shard's hidden states, and of the logits, is at least
+    `limit` afterwards."""
     limit: float
     fingerprint: str
     """Fingerprint of the checkpoint with which both are compared."""
@@ -76,10 +77,10 @@ def measure_activations(
     one of `palette4` W4A8. `NAIVE` is the published port's experiment 3.9; `Options()` is
     realistic.
 
-    Figures of the result: `passed`, `after.cosine` (of the worst shard), `after.perplexity` beside
-    that of `before` and `reference_perplexity`, `after.logits.kl` and `.top1`. The new bundle
-    stores it with its gates as `activations`. Raises CetaneError as `quantize_activations` and
-    `judge`.
+    Figures of the result: `passed`, `after.cosine` (the least of a shard's or the logits'),
+    `after.perplexity` beside that of `before` and `reference_perplexity`, `after.logits.kl` and
+    `.top1`. The new bundle stores it with its gates as `activations`. Raises CetaneError as
+    `quantize_activations` and `judge`.
     """
     started = time.perf_counter()
     after, made = quantize_activations(bundle, target, options, progress, checkpoint, force)

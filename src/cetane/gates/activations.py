@@ -24,7 +24,7 @@ from cetane.planner import Planner
 from cetane.schema.recipe import Mode
 from cetane.validation import Data
 
-LIMIT = limits().activations.hidden_cosine
+LIMIT = limits().activations.cosine
 
 
 class Score(Data):
@@ -37,8 +37,9 @@ class Score(Data):
 
     @property
     def cosine(self) -> float:
-        """The smallest of the shards' mean cosines."""
-        return min(score.cosine for score in self.shards)
+        """The smallest mean cosine of a shard's hidden states, or of the logits: heads are
+        quantized too, and a layout may hand on no hidden state."""
+        return min([score.cosine for score in self.shards] + [self.logits.cosine])
 
 
 class Scores(Data):

@@ -152,7 +152,7 @@ class Judge:
             targets = np.asarray(before.tokens[1:])
             for start in range(0, len(targets), ROWS):
                 rows = slice(start, min(start + ROWS, len(targets)))
-                q, p = (metrics.log_softmax(w.logits[rows]) for w in (now, before))
+                q, p = (self.predictions(w.logits[rows]) for w in (now, before))
                 losses.append(metrics.losses(q, targets[rows]))
                 references.append(metrics.losses(p, targets[rows]))
                 kl.append(metrics.kl(q, p))
@@ -166,6 +166,14 @@ class Judge:
             top1=float(np.concatenate(top1).mean()),
             cosines={shard: float(np.concatenate(c).mean()) for shard, c in cosines.items()},
         )
+
+    def predictions(self, logits: Array) -> Array:
+        """Log probabilities `(n, V)`. Those of tokens that the head lacks are the subset's, as in a
+        bundle's perplexity: the infinite logits of both models have no difference."""
+        subset, q = self.planner.recipe.head.subset, metrics.log_softmax(logits)
+        if subset is None:
+            return q
+        return metrics.with_missing(q, self.engine.plan.choosable, subset.missing)
 
     def answer(self, prompt: Sequence[int], length: int) -> list[int]:
         """Greedy tokens after a prompt, up to a stop token."""

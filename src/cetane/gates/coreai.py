@@ -25,7 +25,7 @@ an asset has another. Their CPU interpreter is slow, so there are few."""
 
 
 class CoreAIResult(Data):
-    """The outcome: at each position, the cosine of the logits, and what the choice costs."""
+    """The outcome: at each position, cosine and KL of the logits, and what the choice costs."""
 
     checks: tuple[Check, ...]
 
@@ -53,9 +53,11 @@ def judge_coreai(bundle: Bundle, asset: Path) -> CoreAIResult:
             theirs, fed = runner.feed(tokens[fed:place]), place
             truth = ours[place - 1]
             cosine = float(metrics.cosine(theirs[None], truth[None])[0])
+            kl = float(metrics.divergence(theirs[None], truth[None])[0])  # a cosine has no scale
             cost = float(truth.max() - truth[int(np.argmax(theirs))])
             checks += [
                 at_least(f"cosine after {place} tokens", cosine, limit.fp16.logit_cosine),
+                at_most(f"KL after {place} tokens", kl, limit.fp16.kl),
                 at_most(f"margin of the choice after {place} tokens", cost, limit.evidence.margin),
             ]
     return CoreAIResult(checks=tuple(checks))

@@ -9,13 +9,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cetane.bundle import Bundle
-from cetane.bundle.tables import Tables
+from cetane.bundle.tables import Tables, TokenRows
 from cetane.checkpoint import Checkpoint
 from cetane.compress import Selection
 from cetane.engine.authored import AuthoredBackend
@@ -24,9 +25,8 @@ from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend, ShardPaths
 from cetane.errors import CetaneError
 from cetane.files import Progress
-from cetane.gates.ladder import Packages, Rung
+from cetane.gates.ladder import Packages, all_makers, rungs
 from cetane.gates.probes import text_tokens
-from cetane.gates.reference import reference_of
 from cetane.lower.lower import Lowering
 from cetane.mil import Program, load
 from cetane.mil.compare import DRIFT, Comparer, Comparison, worst
@@ -100,8 +100,8 @@ class ComparingProgram:
 def compare_bundles(
     first: Bundle, second: Bundle, mode: Mode, precision: Precision, progress: Progress
 ) -> tuple[Comparisons, dict[str, Gap]]:
-    """Compare every shard of two bundles on the first bundle's tensors, and the used rows of
-    tables.
+    """Compare every shard of two bundles on the first bundle's tensors, with every adapter of the
+    first and at its every capacity, and the used rows of tables.
 
     Raises CetaneError if they are cut into different shards.
     """
@@ -115,33 +115,44 @@ def compare_bundles(
     tokens = probe(first, mode)
     tables = dict(compare_tables(first.tables(), second.tables(), np.asarray(tokens)))
     backend = ComparingBackend(first, second, precision)
-    engine = Engine(first.plan, backend, first.tables(), resident=False)
-    session = engine.session([mode])
-    calls = session.prepare(tokens, "all")
-    for number, shard in enumerate(names[0]):
-        progress(shard, number, len(names[0]))
-        engine.run([(session, calls)], [shard])
-    progress("done", len(names[0]), len(names[0]))
-    return backend.results(first.plan), tables
+    plan = first.plan
+    rounds = list(product((None, *plan.adapters), plan.capacities))
+    steps = len(rounds) * len(names[0])
+    for number, (adapter, capacity) in enumerate(rounds):
+        one = plan.at(capacity.tokens).on(adapter)
+        engine = Engine(one, backend, first.tables(), resident=False)
+        session = engine.session([mode])
+        calls = session.prepare(tokens, "all")
+        for step, shard in enumerate(names[0], number * len(names[0])):
+            progress(shard, step, steps)
+            engine.run([(session, calls)], [shard])
+    progress("done", steps, steps)
+    return backend.results(plan), tables
 
 
 def compare_tables(first: Tables, second: Tables, tokens: Any) -> Iterator[tuple[str, Gap]]:
-    """The gaps of the embedding and rotary rows of these tokens."""
-    one, other = first.tokens, second.tokens
-    shapes = [None if rows is None else rows.shape for rows in (one, other)]
+    """The gaps of the rows of these tokens, in all tables, and of their positions' rotary rows."""
+    one, other = by_token(first), by_token(second)
+    shapes = [{name: rows.shape for name, rows in side.items()} for side in (one, other)]
     if shapes[0] != shapes[1] or first.rotary.keys() != second.rotary.keys():
         raise CetaneError("the bundles are of different models: their tables differ in shape")
-    if one is not None and other is not None:
-        yield "embedding", gap(one[tokens], other[tokens])
+    for name, rows in one.items():
+        yield name, gap(rows[tokens], other[name][tokens])
     for name, table in first.rotary.items():
-        rows = [side[:, : len(tokens)] for side in (table, second.rotary[name])]
-        yield f"rotary {name}", gap(*rows)
+        sides = [side[:, : len(tokens)] for side in (table, second.rotary[name])]
+        yield f"rotary {name}", gap(*sides)
+
+
+def by_token(tables: Tables) -> dict[str, TokenRows]:
+    """The tables with a row for each token, by what they are called here."""
+    embedding = {} if tables.tokens is None else {"embedding": tables.tokens}
+    return embedding | {f"table {name}": rows for name, rows in tables.others.items()}
 
 
 def probe(bundle: Bundle, mode: Mode) -> tuple[int, ...]:
-    """A text that fills `CALLS` calls, as far as the context allows."""
-    width, context = bundle.plan.modes[mode].tokens, bundle.plan.recipe.cache.context
-    calls = min(CALLS, context // width)
+    """A text that fills `CALLS` calls, as far as the smallest capacity allows."""
+    width, room = bundle.plan.modes[mode].tokens, bundle.plan.capacities[0].tokens
+    calls = min(CALLS, room // width)
     return text_tokens(bundle.tokenizer, calls * width)
 
 
@@ -195,7 +206,8 @@ class ModelDiff:
     cause: str | None = None
     """The first stage beyond the tolerance."""
     comparisons: Comparisons = field(default_factory=dict)
-    """Op by op, if the cause is weights or fp16: the suspect without that cause and with it."""
+    """Op by op, if the cause is weights or fp16: the suspect, and shards whose keys and values it
+    takes, without that cause and with it."""
 
 
 class AgainstModel:
@@ -204,7 +216,6 @@ class AgainstModel:
     def __init__(self, bundle: Bundle, checkpoint: Checkpoint, mode: Mode) -> None:
         self.bundle, self.checkpoint, self.mode = bundle, checkpoint, mode
         self.planner = Planner(checkpoint, bundle.plan.recipe)
-        self.reference = reference_of(checkpoint)
 
     def run(self, tolerance: float, progress: Progress) -> ModelDiff:
         """Compare every shard; then stages and ops of the first shard beyond the tolerance."""
@@ -222,7 +233,8 @@ class AgainstModel:
             return ModelDiff(tuple(handed), None)
         with tempfile.TemporaryDirectory(prefix="cetane-diff-") as folder:
             progress(f"converting {suspect} without compression", len(shards), steps)
-            plain = Packages({suspect: self.lower(suspect, Path(folder))})
+            needed = [*all_makers(self.planner, suspect), suspect]
+            plain = Packages({shard: self.lower(shard, Path(folder)) for shard in needed})
             backends: dict[str, Backend] = {
                 "authoring": AuthoredBackend(self.fresh_planner, self.checkpoint),
                 "conversion": PortableBackend(plain),
@@ -249,9 +261,10 @@ class AgainstModel:
     def handed(self, shard: str, backend: Backend) -> Iterator[Handed]:
         """The outputs of a shard that a backend runs alone."""
         engine = Engine(self.bundle.plan, backend, self.bundle.tables(), resident=False)
-        rung = Rung(engine, self.planner, self.reference, probe(self.bundle, self.mode))
-        for pair in rung.pairs(shard, [self.mode]):
-            yield Handed(shard, pair.tensor, gap(pair.wanted, pair.ours))
+        tokens = probe(self.bundle, self.mode)
+        for rung in rungs(engine, self.planner, self.checkpoint, tokens):
+            for pair in rung.pairs(shard, [self.mode]):
+                yield Handed(shard, f"{rung.prefix}{pair.tensor}", gap(pair.wanted, pair.ours))
 
     @cached_property
     def fresh_planner(self) -> Planner:
@@ -260,7 +273,7 @@ class AgainstModel:
 
     def lower(self, shard: str, folder: Path) -> Path:
         """The shard's function with fp16 weights."""
-        target = folder / "plain.mlpackage"
+        target = folder / f"{shard}.mlpackage"
         recipe = uncompressed(self.bundle.plan.recipe, self.mode)
         Lowering(Planner(self.checkpoint, recipe), self.checkpoint).lower(shard, target)
         return target

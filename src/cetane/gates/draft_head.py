@@ -14,21 +14,23 @@ import numpy as np
 import torch
 
 from cetane.bundle import Bundle
-from cetane.bundle.draft_heads import DraftHead
+from cetane.bundle.draft_heads import TRAIN_AGAIN, DraftHead
 from cetane.bundle.tables import TokenRows
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.engine.generate import open_engine
 from cetane.engine.portable import PortableBackend
+from cetane.errors import CetaneError
 from cetane.files import Progress
 from cetane.gates import metrics
 from cetane.gates.limits import Arithmetic, limits
 from cetane.gates.residency.audit import Audit, audit
 from cetane.gates.residency.store import summary
 from cetane.gates.residency.target import Target
-from cetane.gates.verdict import Check, at_least
+from cetane.gates.verdict import Check, at_least, at_most
 from cetane.mil import load
 from cetane.schema.draft_head import SOURCE, DraftHeadKind
+from cetane.speculate.draft_heads.features import tapped
 from cetane.speculate.draft_heads.modules import TorchDraftHead, load_draft_head
 from cetane.speculate.draft_heads.runner import Eagle3Runner, MedusaRunner, open_runner
 from cetane.speculate.draft_heads.windows import Windows, collect
@@ -76,16 +78,17 @@ def judge_draft_head(
     bundle: Bundle, draft_head: DraftHead, engine: Engine, progress: Progress
 ) -> DraftHeadResult:
     """Judge one draft head on hidden states of its bundle's engine; the bundle keeps the result."""
+    trained = load_trained(draft_head)
     held = draft_head.held_out()[:WINDOWS]
     windows = collect(engine, held.reshape(-1).tolist(), held.shape[1], progress)
-    wanted = truth(load_draft_head(draft_head.file(SOURCE)), windows, bundle.tables().embedding)
+    wanted = truth(trained, windows, bundle.tables().embedding)
     kinds: tuple[Arithmetic, ...] = get_args(Arithmetic)
     scores = []
     for done, arithmetic in enumerate(kinds):
         progress(f"{draft_head.name} in {arithmetic}", done, len(kinds))
         runner = open_runner(draft_head, bundle, PortableBackend(draft_head, arithmetic))
         scores.append(score(arithmetic, drafted(runner, windows), wanted))
-    checks = tuple(judge(scores))
+    checks = (*same_interface(draft_head, trained, tapped(engine.plan)), *judge(scores))
     result = DraftHeadResult(
         passed=all(check.passed for check in checks),
         heads={draft_head.name: draft_head.digest},
@@ -102,6 +105,31 @@ def audit_draft_head(bundle: Bundle, draft_head: DraftHead) -> Audit:
     kept = summary(audited) | {"heads": {draft_head.name: draft_head.digest}}
     bundle.write_gate(f"residency-{draft_head.name}", kept)
     return audited
+
+
+def load_trained(draft_head: DraftHead) -> TorchDraftHead:
+    """The torch draft head. Raises CetaneError if the manifest is one of another shape."""
+    path, manifest = draft_head.file(SOURCE), draft_head.manifest
+    trained = load_draft_head(path)
+    ours = manifest.kind, manifest.rows, manifest.steps, draft_head.plan.hidden
+    config = trained.config
+    theirs = config.kind, config.rows, config.steps, config.hidden
+    for what, own, other in zip(("kind", "rows", "steps", "hidden"), ours, theirs, strict=True):
+        if own != other:
+            raise CetaneError(
+                f"{path}: trained with {what} {other}, but the manifest has {own}", TRAIN_AGAIN
+            )
+    return trained
+
+
+def same_interface(
+    draft_head: DraftHead, trained: TorchDraftHead, depths: Sequence[str]
+) -> Iterator[Check]:
+    """The checks of what a drafter reads beside the shard: no logits show a wrong one."""
+    tokens = draft_head.vocabulary() != trained.vocabulary.numpy()
+    taps = draft_head.manifest.taps != tuple(depths[tap] for tap in trained.config.taps)
+    yield at_most("tokens that are not the trained ones", float(tokens.sum()), 0)
+    yield at_most("other shards tapped than in training", float(taps), 0)
 
 
 def places(length: int, steps: int) -> Iterator[tuple[int, int]]:

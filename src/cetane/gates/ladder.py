@@ -71,19 +71,11 @@ def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) 
     limit = ask.routed.relative if routed else ask.relative
     scores: list[ShardScore] = []
     worst: dict[str, float] = {}
-    for adapter, capacity in product((None, *planner.adapters), plan.capacities):
-        viewed, prefix = planner.on(adapter), "" if adapter is None else f"{adapter}: "
-        if plan.smaller:
-            prefix += f"at {capacity.tokens}: "
-        one = plan.at(capacity.tokens).on(adapter)
-        adapted = Engine(one, engine.backend, engine.tables, resident=False)
-        rung = Rung(adapted, viewed, reference_of(checkpoint, adapter), tokens)
+    for rung in rungs(engine, planner, checkpoint, tokens):
         for shard in packages:
-            if adapter is not None and not planner.changes(shard, adapter):
-                continue
             for pair in rung.pairs(shard, list(plan.modes)):
                 pairs = [(pair.ours, pair.wanted)]
-                tensor = f"{prefix}{pair.tensor}"
+                tensor = f"{rung.prefix}{pair.tensor}"
                 scores.append(shard_score(shard, tensor, pair.truth, pair.mode, pairs))
                 errors = metrics.relative(pair.ours, pair.wanted)
                 error = metrics.within(errors, ask.routed.share if routed else 1.0)
@@ -132,8 +124,19 @@ class Rung:
         self.tokens = tokens
         self.scale = planner.model.residual_scale or 1.0
 
+    @property
+    def prefix(self) -> str:
+        """What is said before the name of a tensor: the adapter, and the capacity of several."""
+        adapter, plan = self.planner.adapter, self.engine.plan
+        told = "" if adapter is None else f"{adapter}: "
+        return told + (f"at {plan.recipe.cache.context}: " if self.planner.smaller else "")
+
     def pairs(self, shard: str, modes: list[Mode]) -> Iterator[Pair]:
-        """The outputs of a shard that got the model's own tensors, with their truths."""
+        """The outputs of a shard that got the model's own tensors, with their truths; none if it
+        has no function of its own for the adapter."""
+        adapter = self.planner.adapter
+        if adapter is not None and not self.planner.changes(shard, adapter):
+            return
         feeds = self.planner.feeds(shard)
         if self.engine.plan.by_name[shard].kind == "head":
             # Any hidden state suffices, so take one that does not need the whole model.
@@ -146,7 +149,7 @@ class Rung:
             if step.shard == shard
             for name, truth in outputs.items()
         }
-        makers = {maker: self.planner.feeds(maker) for maker in self.all_makers(shard)}
+        makers = {m: self.planner.feeds(m) for m in all_makers(self.planner, shard)}
         fed = {truth for some in (feeds, *makers.values()) for truth in some.values()}
         stored = self.reference.tensors(self.tokens, list({*fed, *names}))
         truths = {truth: rows * self.scale for truth, rows in stored.items()}
@@ -183,13 +186,6 @@ class Rung:
                     compared = of_choices(*compared)
                 yield Pair("logits", LOGITS, mode, *compared)
 
-    def all_makers(self, shard: str) -> list[str]:
-        """The shards that must run before this one, in order."""
-        makers: list[str] = []
-        for maker in self.planner.makers(shard):
-            makers += [m for m in (*self.all_makers(maker), maker) if m not in makers]
-        return makers
-
     def logits(self, shard: str, feeds: dict[str, Truth], truths: dict[Truth, Array]) -> Array:
         """The model's logits, computed from the shard's inputs if the shard is only a head."""
         if self.engine.plan.by_name[shard].kind == "head":
@@ -210,3 +206,25 @@ class Rung:
         """Rows `(n, C)` as a hidden tensor of a call."""
         wide = np.pad(rows, ((0, width - len(rows)), (0, 0))).T.astype(self.engine.backend.dtype)
         return wide.reshape(hidden_shape(self.engine.plan.recipe.tensor_layout, *wide.shape))
+
+
+def all_makers(planner: Planner, shard: str) -> list[str]:
+    """The shards that must run before this one, in order."""
+    makers: list[str] = []
+    for maker in planner.makers(shard):
+        makers += [m for m in (*all_makers(planner, maker), maker) if m not in makers]
+    return makers
+
+
+def rungs(
+    engine: Engine, planner: Planner, checkpoint: Checkpoint, tokens: tuple[int, ...]
+) -> Iterator[Rung]:
+    """A rung for the base and for every adapter, at every capacity: each has functions of its own.
+
+    A smaller capacity takes as many of the tokens as it holds.
+    """
+    for adapter, capacity in product((None, *planner.adapters), engine.plan.capacities):
+        plan = engine.plan.at(capacity.tokens).on(adapter)
+        own = Engine(plan, engine.backend, engine.tables, resident=False)
+        reference = reference_of(checkpoint, adapter)
+        yield Rung(own, planner.on(adapter), reference, tokens[: capacity.tokens])

@@ -17,11 +17,10 @@ from cetane.engine.authored import embedding_rows
 from cetane.errors import CetaneError
 from cetane.files import Progress
 from cetane.gates import metrics
-from cetane.gates.ladder import Rung
+from cetane.gates.ladder import rungs
 from cetane.gates.limits import limits
 from cetane.gates.port import packaged
 from cetane.gates.probes import SEED, SMALL, random_tokens, row_norms
-from cetane.gates.reference import reference_of
 from cetane.planner import Planner
 from cetane.validation import Data
 
@@ -30,7 +29,7 @@ DRAWN = 8
 
 
 class ProbedShard(Data):
-    """The score of a shard, over all probes, modes and tokens."""
+    """The score of a shard, over all probes, adapters, capacities, modes and tokens."""
 
     shard: str
     passed: bool
@@ -83,7 +82,7 @@ def judge_layers(
     planner = Planner(checkpoint, bundle.plan.recipe)
     probes, screened = choose_probes(bundle, embedding_rows(planner, checkpoint), prompt_ids, count)
     engine = packaged(bundle, planner, checkpoint).rounded
-    reference, modes = reference_of(checkpoint), list(bundle.plan.modes)
+    modes = list(bundle.plan.modes)
     shards, limit = chosen(planner, block), limits().published.cosine
     scores = []
     for done, shard in enumerate(shards):
@@ -92,7 +91,8 @@ def judge_layers(
             [
                 metrics.cosine(pair.ours, pair.wanted)
                 for probe in probes
-                for pair in Rung(engine, planner, reference, probe).pairs(shard, modes)
+                for rung in rungs(engine, planner, checkpoint, probe)
+                for pair in rung.pairs(shard, modes)
             ]
         )
         least, mean = float(cosines.min()), float(cosines.mean())

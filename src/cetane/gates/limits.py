@@ -71,7 +71,7 @@ class PublishedLimits(Data):
 class ActivationLimits(Data):
     """Limits for a bundle with 8-bit activations."""
 
-    hidden_cosine: float
+    cosine: float
 
 
 class ResidencyLimits(Data):

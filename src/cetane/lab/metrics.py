@@ -78,7 +78,7 @@ METRICS: dict[str, Metric] = {
     "sparse_same": Metric("sparse", "share", "greedy tokens equal to those with all keys"),
     "sparse_same_copying": Metric("sparse", "share", "the same, on a text that repeats itself"),
     "mask_mismatches": Metric("masks", "", "inputs whose shape is not the plan's"),
-    "activation_cosine": Metric("activations", "", "least of any shard's outputs, with A8"),
+    "activation_cosine": Metric("activations", "", "least of any shard or the logits, with A8"),
     "activation_perplexity": Metric("activations", "", "on the text, with A8"),
 }
 

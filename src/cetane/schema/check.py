@@ -69,6 +69,18 @@ class GrowingCalls(AdaptedCalls, Protocol):
     def smaller(self) -> Sequence[CapacityPlan]: ...
 
 
+def check_tables(plan: PlanCalls) -> None:
+    """Raise ValueError for a function, called or not, that takes rows of a table that is not
+    there."""
+    for (shard, name), function in plan.functions.items():
+        for item in function.inputs:
+            source = item.source
+            if isinstance(source, Rotary) and source.table not in plan.rotary:
+                raise ValueError(f"{shard}/{name}: no rotary table {source.table}")
+            if isinstance(source, Embedding) and source.table not in plan.tables:
+                raise ValueError(f"{shard}/{name}: no table {source.table}")
+
+
 def check_capacities(plan: GrowingCalls) -> None:
     """Raise ValueError unless the caches of every capacity can grow into those of the next, between
     any two calls."""
@@ -81,6 +93,7 @@ def check_capacities(plan: GrowingCalls) -> None:
     for one in plan.smaller:
         if one.caches != {name: smaller(slots, one.tokens) for name, slots in plan.caches.items()}:
             raise ValueError(f"the slots of capacity {one.tokens} do not follow from the context's")
+        check_caches(one.caches, [f for f in plan.functions.values() if f.capacity == one.tokens])
         if one.adapters.keys() != plan.adapters.keys():
             raise ValueError(f"the capacity {one.tokens} has other adapters than the context")
         for adapter, modes in ((None, one.modes), *one.adapters.items()):
@@ -178,10 +191,6 @@ class ModeCheck:
             source = item.source
             if isinstance(source, FromTensor) and source.name not in self.channels:
                 raise ValueError(f"{self.mode}: nothing writes {item.name} of {shard}")
-            if isinstance(source, Rotary) and source.table not in self.plan.rotary:
-                raise ValueError(f"{self.mode}: no rotary table {source.table}")
-            if isinstance(source, Embedding) and source.table not in self.plan.tables:
-                raise ValueError(f"{self.mode}: no table {source.table}")
             if isinstance(source, FromCache | FromHistory | FromMatrix):
                 kept.add((source.host, source.name))
         for output in function.outputs:

@@ -86,6 +86,9 @@ class DraftHeadManifest(Data):
         check_caches(self.caches, self.functions)
         if any(slots.contract != "readonly" or slots.limited for slots in self.caches.values()):
             raise ValueError("a draft head's caches must be readonly and hold the whole context")
+        sources = {type(item.source) for f in self.functions for item in f.inputs}
+        if Rotary in sources and ROTARY not in self.files:
+            raise ValueError(f"no {ROTARY}, whose rows its functions take")
         for function in self.functions:
             self._check_inputs(function)
             self._check_outputs(function)

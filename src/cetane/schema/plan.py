@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from cetane.errors import CetaneError
-from cetane.schema.check import ModeCheck, check_adapter, check_caches, check_capacities
+from cetane.schema.check import (
+    ModeCheck,
+    check_adapter,
+    check_caches,
+    check_capacities,
+    check_tables,
+)
 from cetane.schema.function import (
     AdapterName,
     AdapterPlan,
@@ -75,6 +81,7 @@ class Plan(Data):
         subset = self.recipe.head.subset
         if subset is not None and subset.vocabulary != self.vocab:
             raise ValueError(f"a subset of {subset.vocabulary} tokens, but a model of {self.vocab}")
+        check_tables(self)
         for mode, steps in self.modes.items():
             ModeCheck(self, mode).steps(steps)
         for name, adapter in self.adapters.items():
