@@ -434,9 +434,10 @@ class Bench:
 def known_to_hold(checkpoint: Checkpoint, recipe: Recipe, formats: Sequence[str]) -> set[str]:
     """Formats, as the recipe's default, that hold its promise: fp16, and those that were judged on
     this model in an earlier port. Reads no weight and judges nothing."""
-    bench, known = Bench(checkpoint, recipe, silent), {NEAREST}
+    unfitted = override(recipe, {f"compression.{key}": value for key, value in UNFITTED.items()})
+    bench, known = Bench(checkpoint, unfitted, silent), {NEAREST}
     for name, rows in product(formats, bench.rows()):
-        judgement = bench.known(override(recipe, {KEY: name, ROWS: rows}))
+        judgement = bench.known(override(unfitted, {KEY: name, ROWS: rows}))
         if judgement is not None and judgement.passed:
             known.add(name)
     return known
