@@ -94,9 +94,10 @@ class RoundedRows:
 class Judge:
     """Judges compressions of one model, whose weights it holds in fp32, against fp16 weights."""
 
-    def __init__(self, checkpoint: Checkpoint, recipe: Recipe) -> None:
+    def __init__(self, checkpoint: Checkpoint, recipe: Recipe, window: int | None = None) -> None:
+        """`window` is the most tokens that are judged together; by default the context."""
         self.checkpoint = checkpoint
-        self.planner = Planner(checkpoint, plain(recipe))
+        self.planner = Planner(checkpoint, plain(recipe, window))
         self.engine = authored_engine(self.planner, checkpoint)
         for shard in self.planner.members:
             self.engine.open(shard)
@@ -173,11 +174,15 @@ class Judge:
         return list(generate(self.engine.session(MODES), prompt, Sampler(), length, stop))
 
 
-def plain(recipe: Recipe) -> Recipe:
-    """A recipe in a form that is quick to judge, without parts that change no value."""
+def plain(recipe: Recipe, window: int | None = None) -> Recipe:
+    """A recipe in a form that is quick to judge, without parts that change no value. Its context is
+    `window` tokens at most."""
     content = recipe.model_dump()
-    context = content["cache"]["context"]
-    content["cache"] |= {"contract": "readonly", "sliding": None}
+    context = min(recipe.cache.context, window or recipe.cache.context)
+    content["cache"] |= {
+        "context": context, "contract": "readonly", "sliding": None, "capacities": (),
+        "padded": False, "state_heads": 1,
+    }  # fmt: skip
     content["tokens"] = {
         "prefill": min(PREFILL, context), "verify": min(VERIFY, context), "shapes": "static",
     }  # fmt: skip

@@ -208,9 +208,7 @@ class Bench:
     @cached_property
     def model(self) -> Judge:
         self.progress("weights to choose by", 0, 1)
-        window = min(WINDOW, self.recipe.cache.context)
-        short = {"cache.context": window, "cache.capacities": ()}
-        return Judge(self.checkpoint, override(self.recipe, short))
+        return Judge(self.checkpoint, self.recipe, WINDOW)
 
     @cached_property
     def truth(self) -> list[Window]:
