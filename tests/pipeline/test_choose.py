@@ -276,6 +276,24 @@ def test_a_second_port_judges_nothing(
     assert resolve_recipe(checkpoint, recipe) == first
 
 
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"cache.context": 64}, False),
+        ({"cache.format": "int8", "target.deployment": "iOS26"}, False),
+        ({"cache.context": 128}, True),  # as many tokens are judged together
+        ({"cache.contract": "blend"}, True),
+    ],
+    ids=["window", "format", "context", "contract"],
+)
+def test_judgements_are_told_apart_by_the_caches_that_they_are_made_with(
+    change: dict[str, Any], same: bool, checkpoint: Checkpoint, recipe: Recipe
+) -> None:
+    keys = {Bench(checkpoint, one, silent).key(choose.Judgement, one)
+            for one in (recipe, override(recipe, change))}  # fmt: skip
+    assert (len(keys) == 1) == same
+
+
 @pytest.mark.parametrize("named", [{"compression.default": "fp16", "embedding.format": "fp16"}])
 def test_a_recipe_that_names_its_bits_keeps_them(
     named: dict[str, Any], checkpoint: Checkpoint, recipe: Recipe, monkeypatch: pytest.MonkeyPatch

@@ -30,7 +30,16 @@ from cetane.sweeps import moments
 from cetane.sweeps.grid import candidate, chosen, load_grid, parse_way, weights
 from cetane.sweeps.on_chip import predict
 from cetane.sweeps.points import Point
-from cetane.sweeps.sweep import LAYERS, POINTS, Passage, Sweep, best, pareto, write_recipe
+from cetane.sweeps.sweep import (
+    LAYERS,
+    POINTS,
+    SENSITIVITY,
+    Passage,
+    Sweep,
+    best,
+    pareto,
+    write_recipe,
+)
 from cetane.sweeps.tasks import SweepTasks
 
 TEXT = "The rating of how readily a fuel ignites is its cetane number. " * 60
@@ -256,6 +265,20 @@ def test_sensitivities_are_mean_squares_of_inputs(
     for name, inputs in seen.items():
         expected = torch.cat(inputs).double().square().mean(0).numpy()
         np.testing.assert_allclose(found.inputs[name], expected, rtol=5e-3)  # gains are fp16
+
+
+@pytest.mark.parametrize("other", [{"context": 96}, {"compression": {"rotate": True}}])
+def test_sensitivities_of_another_window_or_basis_are_measured_anew(
+    other: dict[str, Any], checkpoint: Checkpoint, recipe: Callable[..., Recipe],
+    passage: Passage, tmp_path: Path,
+) -> None:  # fmt: skip
+    def work(wanted: Recipe) -> Sweep:
+        chip = find_chip("m4-max")
+        return Sweep(turned(checkpoint, wanted), wanted, passage, chip, tmp_path, lambda *_: None)
+
+    assert work(recipe()).sensitivities.file == SENSITIVITY
+    assert work(recipe()).has_sensitivities
+    assert not work(recipe(**other)).has_sensitivities
 
 
 def test_a_text_shorter_than_a_call_has_no_sensitivities(judge: Judge) -> None:

@@ -22,7 +22,7 @@ from cetane.compress.select import NEXT, SMALLEST, UNFITTED
 from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import Progress, read_json, silent, write_json
-from cetane.gates.compressions import Judge, Window
+from cetane.gates.compressions import Judge, Window, plain
 from cetane.gates.limits import limits
 from cetane.gates.probes import text_tokens
 from cetane.gates.quality import Agreement
@@ -54,7 +54,7 @@ BRIEF = 96
 KEY, ROWS = "compression.default", "embedding.format"
 FILE = "figure.json"
 DECIDING = {"family", "embedding", "head", "quality", "compression"}
-"""Tables of a recipe that a judgement depends on."""
+"""Tables of a recipe that a judgement depends on, beside the caches that it is made with."""
 
 
 class Judgement(Data):
@@ -236,8 +236,8 @@ class Bench:
 
     def alone(self, rows: str) -> Recipe:
         """The recipe with a format of the tables, and weights in fp16."""
-        plain = UNFITTED | {"names": {}, "default": NEAREST}
-        values = {} if self.recipe.compression.auto else plain
+        unfitted = UNFITTED | {"names": {}, "default": NEAREST}
+        values = {} if self.recipe.compression.auto else unfitted
         keyed = {f"compression.{key}": value for key, value in values.items()}
         return override(self.candidate(rows, NEAREST), keyed)
 
@@ -426,6 +426,7 @@ class Bench:
     def key(self, kind: type[Data], candidate: Recipe) -> str:
         """A hash of everything that a figure depends on, limits and other data included."""
         recipe = candidate.model_dump(mode="json", include=DECIDING)
+        recipe["cache"] = plain(candidate, WINDOW).cache.model_dump(mode="json")
         return task_key(kind.__name__, self.checkpoint.content, recipe, self.tokens, producers())
 
 

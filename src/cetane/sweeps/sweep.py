@@ -127,9 +127,7 @@ class Sweep:
             judge.compress(Selection())
             moments_of_text = moments.measure(judge, self.passage.calibration)
             with disk_errors(path), replacing(path) as temporary:
-                moments_of_text.save(
-                    temporary, key_of(self.checkpoint.fingerprint, self.passage.calibration)
-                )
+                moments_of_text.save(temporary, self.sensitivity_key)
         made = SensitivityFile(
             file=SENSITIVITY, sha256=hashlib.sha256(path.read_bytes()).hexdigest()
         )
@@ -138,9 +136,14 @@ class Sweep:
 
     @property
     def has_sensitivities(self) -> bool:
-        """Whether the folder has the file of this model and text."""
-        key = key_of(self.checkpoint.fingerprint, self.passage.calibration)
-        return stored_key(self.folder / SENSITIVITY) == key
+        """Whether the folder has the file of this model, recipe and text."""
+        return stored_key(self.folder / SENSITIVITY) == self.sensitivity_key
+
+    @property
+    def sensitivity_key(self) -> str:
+        """A hash of what sensitivities depend on: the recipe's basis, and its windows, too."""
+        basis = Selection(rotate=self.recipe.compression.rotate)
+        return self.key(basis, self.passage.calibration)
 
     def format(self, name: str) -> Point | None:
         """The point of one way, by its name; None if it is refused."""
