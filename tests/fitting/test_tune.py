@@ -221,6 +221,21 @@ def test_an_interrupted_run_goes_on(student: tuple[Student, Answers], tmp_path: 
     assert untouched.seconds == 0
 
 
+def test_a_judgement_that_is_no_number_is_worse(
+    student: tuple[Student, Answers], tmp_path: Path
+) -> None:
+    """And what is better than the best before it counts again."""
+    tuner = Tuner(*student, tmp_path / "x", silent)
+    tuner.keep()
+    found = iter([float("nan"), 0.4, 0.5])
+    tuner.judge = lambda _: next(found)  # type: ignore[method-assign]
+    best, told = 0.45, []
+    for _ in range(3):
+        best = tuner.better(student[1], best)
+        told.append((best, tuner.pace))
+    assert told == [(0.45, 0.5), (0.4, 0.5), (0.4, 0.25)]
+
+
 def test_what_is_worse_is_given_up(student: tuple[Student, Answers], tmp_path: Path) -> None:
     """Steps a hundred times too large do harm; the next ones are half as large, from the best."""
     tuner = Tuner(*student, tmp_path / "x", silent)

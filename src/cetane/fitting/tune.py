@@ -149,9 +149,9 @@ class Tuner:
         now = self.judge(judged)
         if not now < best:  # NaN is no better either
             self.restore()
-            self.pace, self.number = self.pace / 2, 0
+            self.pace, self.number, now = self.pace / 2, 0, best
         self.keep()
-        return min(now, best)
+        return now
 
     @property
     def told(self) -> str:
