@@ -19,7 +19,7 @@ class FileBeside(Data):
     """A file beside the recipe, and its SHA-256."""
 
     file: str = Field(min_length=1)
-    sha256: str = Field(pattern="[0-9a-f]{64}")
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
     _folder: Path = PrivateAttr(default_factory=Path)
 
     def __eq__(self, other: object) -> bool:
