@@ -280,6 +280,26 @@ def test_a_weight_that_learnt_too_much_keeps_what_was_rounded(
         np.testing.assert_allclose(now.decode(), factor * before.decode(), rtol=2e-3)
 
 
+def test_what_is_interrupted_writes_no_more_text(
+    fitted: Fixed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds: list[float] = []
+
+    def written(_fitter: Any, most: float) -> Any:
+        seconds.append(most)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.Fitter, "lessons", written)
+    fitter = module.Fitter.__new__(module.Fitter)
+    partial = folder() / "any.tuning"
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            fitter.tuned(None, {}, 3.0, partial)  # type: ignore[arg-type]
+        partial.touch()
+    partial.unlink()
+    assert seconds == [60, 0]
+
+
 class Swapped:
     """A checkpoint two of whose matrices are exchanged."""
 

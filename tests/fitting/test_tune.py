@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cetane.compress import parse_format
 from cetane.compress.encoded import Encoded, Palettized
 from cetane.files import silent
-from cetane.fitting import kernels
+from cetane.fitting import kernels, lessons
 from cetane.fitting.rounding import linear_layers
 from cetane.fitting.teacher import LIKELIEST, Answers, ask
 from cetane.fitting.tunable import tunable
@@ -152,7 +152,27 @@ def test_what_judges_is_not_learnt(student: tuple[Student, Answers], tmp_path: P
     tuner.step = lambda rows, _share: read.append(rows)  # type: ignore[method-assign]
     tuner.run(1 / 600)
     learnt = {int(row) for rows in read for row in rows}
-    assert learnt and not learnt & {*range(8), *range(64, 128)}
+    assert learnt and not learnt & {*range(16), *range(64, 128)}
+
+
+def test_more_text_is_judged_by_the_same(
+    student: tuple[Student, Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an earlier run learnt is not kept aside later."""
+    one, answers = student
+    judged: list[Tensor] = []
+
+    def note(_: Tuner, some: Answers) -> float:
+        judged.append(some.tokens)
+        return 1.0
+
+    monkeypatch.setattr(Tuner, "judge", note)
+    monkeypatch.setattr(Tuner, "step", lambda *_: None)
+    least = lessons.LEAST * (lessons.SEQUENCES + lessons.READ)
+    for rows in (least, 2 * least, lessons.MOST * least // lessons.LEAST):
+        Tuner(one, answers.batch(torch.arange(rows) % 64), tmp_path / "x", silent).run(1 / 6000)
+    assert all(torch.equal(some, judged[0]) for some in judged)
+    assert len(judged[0]) == 32
 
 
 def test_a_column_of_large_inputs_moves_no_further() -> None:

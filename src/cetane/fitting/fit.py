@@ -184,7 +184,8 @@ class Fitter:
         """Constants that learn from the first ones on; these, if they come out worse, and for a
         weight that went so far that the gate would take it for another one."""
         started = time.perf_counter()
-        answers = self.lessons(60 * minutes * WRITING)
+        # an interrupted run has had its time to write
+        answers = self.lessons(0 if partial.exists() else 60 * minutes * WRITING)
         layers = linear_layers(self.model, self.names, formats)
         constants: dict[str, Encoded] = {}
         weights: dict[str, Tunable] = {}
