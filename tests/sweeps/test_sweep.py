@@ -330,6 +330,19 @@ def test_what_a_recipe_keeps_in_fp16_stays(
     assert candidate(parse_way("fp16"), planner, None).selection == Selection()
 
 
+def test_a_method_has_the_options_that_the_recipe_gives_it(
+    checkpoint: Checkpoint, recipe: Callable[..., Recipe]
+) -> None:
+    rules = {"default": NAME, "method": "tuned", "minutes": 5.0,
+             "second_order": {"damping": 0.1, "order": "given"}}  # fmt: skip
+    planner = Planner(checkpoint, recipe(compression=rules))
+    wanted = planner.recipe.compression
+    for method in ("gptq", "tuned"):
+        fitted = candidate(parse_way(f"{NAME}+{method}"), planner, None).selection
+        assert (fitted.minutes, fitted.second_order) == (5.0, wanted.second_order)
+    assert candidate(parse_way(NAME), planner, None).selection == Selection(default=NAME)
+
+
 def test_a_method_leaves_out_what_it_cannot_find(
     checkpoint: Checkpoint, recipe: Callable[..., Recipe]
 ) -> None:
