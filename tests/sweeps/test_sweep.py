@@ -12,6 +12,7 @@ from tests.tasks.work import Inline
 
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress import Selection, SensitivityFile, parse_format, pattern
+from cetane.compress.beside import TextFile
 from cetane.errors import CetaneError
 from cetane.families import Head
 from cetane.fitting.fit import Fitter
@@ -29,7 +30,7 @@ from cetane.schema.recipe import Recipe, load_recipe
 from cetane.sweeps import moments
 from cetane.sweeps.grid import candidate, chosen, load_grid, parse_way, weights
 from cetane.sweeps.on_chip import predict
-from cetane.sweeps.points import Point
+from cetane.sweeps.points import JudgedText, Point
 from cetane.sweeps.sweep import (
     LAYERS,
     POINTS,
@@ -341,6 +342,30 @@ def test_a_method_has_the_options_that_the_recipe_gives_it(
         fitted = candidate(parse_way(f"{NAME}+{method}"), planner, None).selection
         assert (fitted.minutes, fitted.second_order) == (5.0, wanted.second_order)
     assert candidate(parse_way(NAME), planner, None).selection == Selection(default=NAME)
+
+
+def test_a_recipe_of_a_sweep_has_its_text_beside_it(
+    checkpoint: Checkpoint, recipe: Callable[..., Recipe], passage: Passage, tmp_path: Path
+) -> None:
+    """Also of a point that was judged in an earlier sweep, and on another machine."""
+    text = tmp_path / "ours" / "words.txt"
+    text.parent.mkdir()
+    text.write_text("What our users ask.\r\n", encoding="utf-8", newline="")
+    named, chip = TextFile.of(text), find_chip("m4-max")
+    wanted = recipe(compression={"default": NAME, "method": "gptq", "text": named.model_dump()})
+    wanted.compression.find_as(named)
+    work = Sweep(checkpoint, wanted, passage, chip, tmp_path / "out", lambda *_: None)
+    known = Point.model_construct(
+        name=FITTED, bits_per_weight=3.0, perplexity=1.0, perplexity_ratio=1.0,
+        compression=Selection.model_validate_json(wanted.compression.model_dump_json()),
+        text=JudgedText(name="text", sha256="0" * 64, tokens=1),
+    )  # fmt: skip
+    written = write_recipe(work, known)
+    text.unlink()
+    moved = written.parent.rename(tmp_path / "elsewhere") / written.name
+    read = load_recipe(str(moved)).compression.text
+    assert read is not None
+    assert read.read() == "What our users ask.\r\n"
 
 
 def test_a_method_leaves_out_what_it_cannot_find(

@@ -3,13 +3,14 @@ holds."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import Field, PrivateAttr
 
 from cetane.errors import CetaneError
-from cetane.files import LARGEST_TEXT, read_text, sha256
+from cetane.files import LARGEST_TEXT, disk_errors, read_text, replacing, sha256
 from cetane.validation import Data
 
 Named = TypeVar("Named", bound="FileBeside")
@@ -68,4 +69,14 @@ class TextFile(FileBeside):
 
     def read(self) -> str:
         """The text, UTF-8. CetaneError if it is missing, has another hash or is too large."""
-        return read_text(self.verify("compression.text", "name a text file"), LARGEST_TEXT)
+        return read_text(self._whole(), LARGEST_TEXT)
+
+    def copy_to(self, folder: Path) -> TextFile:
+        """A copy of the file in a folder, named by its hash. CetaneError as `read`."""
+        name = f"{self.sha256}.txt"
+        with disk_errors(folder), replacing(folder / name) as temporary:
+            shutil.copyfile(self._whole(), temporary)
+        return TextFile(file=name, sha256=self.sha256)
+
+    def _whole(self) -> Path:
+        return self.verify("compression.text", "name a text file")

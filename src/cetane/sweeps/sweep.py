@@ -306,7 +306,8 @@ class Sweep:
         """The sweep's recipe with another compression."""
         content = self.recipe.model_dump() | {"compression": selection.model_dump()}
         made = parse_recipe(content, self.recipe.name)
-        made.compression.find_as(*selection.files)
+        # a selection that was read from a file does not know where texts lie
+        made.compression.find_as(*selection.files, *self.recipe.compression.files)
         if made.compression.sensitivity is not None:
             made.compression.sensitivity.beside(self.folder / SENSITIVITY)
         return made
@@ -328,8 +329,13 @@ def best(points: Sequence[Point], budget: int) -> Point | None:
 
 
 def write_recipe(sweep: Sweep, point: Point) -> Path:
-    """The sweep's recipe with a point's compression, as TOML that `cetane port -r` takes."""
-    content = recipe_content(sweep.recipe_of(point.compression))
+    """The sweep's recipe with a point's compression, as TOML that `cetane port -r` takes. Its files
+    lie beside it."""
+    made = sweep.recipe_of(point.compression)
+    content = recipe_content(made)
+    if made.compression.text is not None:
+        copy = made.compression.text.copy_to(sweep.folder)
+        content["compression"]["text"] = copy.model_dump()
     content["name"] = point.name
     content["description"] = (
         f"{point.bits_per_weight:.2f} bits a weight; perplexity {point.perplexity:.2f}, "
