@@ -309,6 +309,17 @@ def test_a_budget_that_nothing_fits_is_refused(checkpoint: Checkpoint, recipe: R
     assert next(resolutions(checkpoint, recipe, silent, fitting)).reasons
     with pytest.raises(CetaneError, match=r"--budget .* the smallest that is good takes"):
         next(resolutions(checkpoint, recipe, silent, fitting - 1))
+    named = override(recipe, {"compression.default": LARGE, "embedding.format": "fp16"})
+    with pytest.raises(CetaneError, match=r"MB: the recipe's formats take \d+ MB"):
+        next(resolutions(checkpoint, named, silent, 1))
+
+
+def test_what_is_not_good_is_not_called_good_where_it_is_too_large(
+    checkpoint: Checkpoint, recipe: Recipe, promise: Callable[[float], None]
+) -> None:
+    promise(1e-9)
+    with pytest.raises(CetaneError, match="nothing smaller is proven good, and the nearest to"):
+        next(resolutions(checkpoint, recipe, silent, 1))
 
 
 def test_a_written_recipe_is_the_same_recipe(

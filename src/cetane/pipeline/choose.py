@@ -145,7 +145,7 @@ def resolutions(
         return
     recipe = resolve_fitted(checkpoint, resolve_scale(checkpoint, recipe, progress), progress)
     if not (recipe.compression.auto or recipe.embedding.format == AUTO or mixing):
-        check_budget(Planner(checkpoint, recipe), budget)
+        check_budget(Planner(checkpoint, recipe), budget, "the recipe's formats take")
         yield recipe
         return
     bench = Bench(checkpoint, recipe, progress)
@@ -154,12 +154,14 @@ def resolutions(
             continue
         for name, candidate in bench.candidates(rows):
             if bench.holds(name, candidate):
-                check_budget(Planner(checkpoint, candidate, bench.planner), budget)
+                what = f"the smallest that is {recipe.quality} takes"
+                check_budget(Planner(checkpoint, candidate, bench.planner), budget, what)
                 yield bench.chosen(name, candidate)
         if not recipe.compression.auto:
             break  # few bits err more than rows that hold the promise alone
     name, nearest = bench.nearest(rows)
-    check_budget(Planner(checkpoint, nearest, bench.planner), budget)
+    what = f"nothing smaller is proven {recipe.quality}, and the nearest to the model takes"
+    check_budget(Planner(checkpoint, nearest, bench.planner), budget, what)
     yield bench.chosen(name, nearest)  # whatever it costs
 
 
@@ -169,16 +171,16 @@ def tuned(checkpoint: Checkpoint, recipe: Recipe, progress: Progress) -> Recipe:
     return resolve_fitted(checkpoint, override(recipe, values), progress)
 
 
-def check_budget(planner: Planner, budget: int | None) -> None:
-    """CetaneError for a plan that takes more than `budget` bytes; None is no limit."""
+def check_budget(planner: Planner, budget: int | None, what: str) -> None:
+    """CetaneError for a plan that takes more than `budget` bytes, and `what` that is; None is no
+    limit."""
     if budget is None:
         return
     plan = planner.plan()
     size = plan.weight_bytes + plan.embedding_bytes
     if size > budget:
         raise CetaneError(
-            f"--budget {budget / 1e6:.0f} MB: the smallest that is {plan.recipe.quality} takes "
-            f"{size / 1e6:.0f} MB",
+            f"--budget {budget / 1e6:.0f} MB: {what} {size / 1e6:.0f} MB",
             "promise less (--quality usable), name fewer bits, or choose fewer tokens for the head "
             "(cetane vocabulary)",
         )
