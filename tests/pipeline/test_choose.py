@@ -202,6 +202,16 @@ def test_a_promise_that_no_mix_holds_leaves_the_most_bits_that_a_mix_may_have(
     assert reason.index("bits a weight (6 for") < reason.index("; palette4")
 
 
+def test_a_model_too_large_to_mix_says_so(
+    four_bits: Request, promise: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cetane.gates.reference.RESIDENT", 1)
+    promise(1e-9)
+    (last,) = resolutions(four_bits.checkpoint, four_bits.recipe)
+    assert not last.compression.names
+    assert "; no mix: what weights cost is predicted" in last.reasons["compression.default"]
+
+
 def test_only_what_is_chosen_is_tuned(
     four_bits: Request, promise: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

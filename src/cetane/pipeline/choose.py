@@ -26,6 +26,7 @@ from cetane.gates.compressions import Judge, Window, plain
 from cetane.gates.limits import limits
 from cetane.gates.probes import text_tokens
 from cetane.gates.quality import Agreement
+from cetane.gates.reference import RESIDENT
 from cetane.gates.verdict import Check
 from cetane.pipeline.calibration import resolve_fitted, resolve_scale
 from cetane.pipeline.mixed_parts import Mix, MixedPart, best_mix, named, parts_of
@@ -52,6 +53,9 @@ WINDOW = 128
 BRIEF = 96
 """Tokens on which the parts of a mix are compared."""
 KEY, ROWS = "compression.default", "embedding.format"
+UNPREDICTED = (
+    f"no mix: what weights cost is predicted by gptq alone, and up to {RESIDENT >> 30} GiB of fp32"
+)
 FILE = "figure.json"
 DECIDING = {"family", "embedding", "head", "quality", "compression"}
 """Tables of a recipe that a judgement depends on, beside the caches that it is made with."""
@@ -278,6 +282,8 @@ class Bench:
         said = f"{name}, {'' if judgement.passed else 'not '}{quality}: {judgement}"
         if name == SMALL and self.uneven:
             said += f"; {LARGE} for weights that it does not divide"
+        if self.cannot_mix and not judgement.passed:
+            said += f"; {UNPREDICTED}"
         if smaller := [why for other, why in self.refused.items() if other != name]:
             said += f"; smaller is not proven {quality}: {'; '.join(smaller)}"
         self.__dict__.pop("model", None)
@@ -350,6 +356,12 @@ class Bench:
         for mix in dict.fromkeys((found[0], enough, found[-1])):
             name = mix.described(self.recipe.compression.default)
             yield name, resolve_fitted(self.checkpoint, mix.given(uniform), self.progress)
+
+    @property
+    def cannot_mix(self) -> bool:
+        """Whether the recipe allows a mix, but nothing says which weights cost most."""
+        compression = self.recipe.compression
+        return compression.mix_to is not None and not self.harmed[1]
 
     def best_mix(self, most: float) -> Mix | None:
         """The palettes of least predicted KL in place of the recipe's uniform ones, of at most so
