@@ -9,8 +9,9 @@ import torch
 import transformers
 
 from cetane.checkpoint import open_checkpoint
+from cetane.errors import CetaneError
 from cetane.gates.compressions import Judge, plain
-from cetane.schema.recipe import load_recipe, parse_recipe, shipped
+from cetane.schema.recipe import load_recipe, override, parse_recipe, shipped
 
 WINDOW = 32
 TOKENS = list(range(1, WINDOW + 1))
@@ -50,3 +51,19 @@ def test_the_form_of_caches_and_calls_changes_no_logit(
     with torch.inference_mode():
         truth = model(torch.tensor([TOKENS])).logits[0].numpy()
     np.testing.assert_allclose(window.logits, truth, rtol=0, atol=2e-3 * np.abs(truth).max())
+
+
+def test_a_model_that_does_not_fit_in_memory_is_refused(
+    tiny_checkpoint_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a weight is read: transformers counts 4 bytes for each, and the host has the table."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_checkpoint_folder)
+    size = 4 * (model.num_parameters() - model.get_input_embeddings().weight.numel())
+    checkpoint, recipe = open_checkpoint(tiny_checkpoint_folder), load_recipe("int8")
+    recipe = override(recipe, {"cache.context": 64, "head.slices": 1})
+    monkeypatch.setattr("cetane.gates.compressions.installed_memory", lambda: size)
+    Judge(checkpoint, recipe)
+    monkeypatch.setattr("cetane.gates.compressions.installed_memory", lambda: size - 1)
+    monkeypatch.setattr("cetane.gates.compressions.authored_engine", None)
+    with pytest.raises(CetaneError, match=r"all weights in fp32, .*--set compression\.default="):
+        Judge(checkpoint, recipe)

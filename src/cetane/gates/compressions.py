@@ -18,12 +18,14 @@ from cetane.engine.backend import Array
 from cetane.engine.call import columns
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
+from cetane.errors import CetaneError
 from cetane.families import Block, Weight
 from cetane.gates import metrics
 from cetane.planner import Encoder, Planner
 from cetane.planner.weights import format_of
 from cetane.schema.function import Route, Step
 from cetane.schema.recipe import Mode, Recipe, RowFormatName, parse_recipe
+from cetane.tasks.processes import installed_memory
 
 PREFILL, VERIFY = 128, 32
 """Tokens of a call: many for texts, few for prompts."""
@@ -95,9 +97,11 @@ class Judge:
     """Judges compressions of one model, whose weights it holds in fp32, against fp16 weights."""
 
     def __init__(self, checkpoint: Checkpoint, recipe: Recipe, window: int | None = None) -> None:
-        """`window` is the most tokens that are judged together; by default the context."""
+        """`window` is the most tokens that are judged together; by default the context. CetaneError
+        for a model that this machine cannot hold."""
         self.checkpoint = checkpoint
         self.planner = Planner(checkpoint, plain(recipe, window))
+        check_memory(self.planner)
         self.engine = authored_engine(self.planner, checkpoint)
         for shard in self.planner.members:
             self.engine.open(shard)
@@ -172,6 +176,19 @@ class Judge:
         """Greedy tokens after a prompt, up to a stop token."""
         stop = self.checkpoint.tokenizer.eos_ids
         return list(generate(self.engine.session(MODES), prompt, Sampler(), length, stop))
+
+
+def check_memory(planner: Planner) -> None:
+    """CetaneError for more weights in fp32 than this machine has memory: better now than by the
+    system."""
+    size = sum(4 * w.elements for block in planner.blocks for _, w in block.weights())
+    if size > (most := installed_memory()):
+        raise CetaneError(
+            f"judging compressions takes all weights in fp32, {size / 1e9:.1f} GB, and this "
+            f"machine has {most / 1e9:.1f} GB of memory",
+            "name the formats, and leave --bits out: --set compression.default=int8-per-channel "
+            "--set embedding.format=int8",
+        )
 
 
 def plain(recipe: Recipe, window: int | None = None) -> Recipe:
