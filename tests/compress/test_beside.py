@@ -71,3 +71,6 @@ def test_few_bits_of_a_port_take_a_text(tiny_checkpoint_folder: Path, recipe: Pa
         make_request(tiny_checkpoint_folder, bits=8, text=text)
     with pytest.raises(CetaneError, match=r"nothing\.txt"):
         make_request(tiny_checkpoint_folder, bits=4, text=recipe.parent / "nothing.txt")
+    text.write_bytes(b"What our users \xff ask.")
+    with pytest.raises(CetaneError, match="it is not UTF-8"):
+        make_request(tiny_checkpoint_folder, bits=4, text=text)

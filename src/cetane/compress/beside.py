@@ -61,10 +61,11 @@ class TextFile(FileBeside):
 
     @classmethod
     def of(cls, path: Path) -> TextFile:
-        """A file that lies anywhere; CetaneError if it cannot be read. A recipe holds its name
-        alone: bundles go to others, who need not know a user's folders."""
+        """A file that lies anywhere; CetaneError if it is no text that `read` takes. A recipe holds
+        its name alone: bundles go to others, who need not know a user's folders."""
         made = cls(file=path.name, sha256=sha256(path))
         made.beside(path.absolute())
+        made.read()  # before any work for it
         return made
 
     def read(self) -> str:

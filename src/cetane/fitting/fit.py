@@ -18,7 +18,7 @@ from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
 from cetane.errors import CetaneError
 from cetane.files import Progress, claimed, disk_errors, json_sha256, remove
 from cetane.fitting.attention import fuse_attention
-from cetane.fitting.documentation import documentation, windows_of
+from cetane.fitting.documentation import documentation, spread, windows_of
 from cetane.fitting.importance import Importance, importance, keep, load
 from cetane.fitting.lessons import lessons
 from cetane.fitting.rounding import Rounder, linear_layers
@@ -140,7 +140,7 @@ class Fitter:
     @cached_property
     def others(self) -> Tensor:
         """What people wrote, int64 `(N, length)`. CetaneError for too short a text."""
-        texts = documentation() if self.given is None else [self.given.read()]
+        texts = documentation() if self.given is None else spread(self.given.read())
         windows = windows_of(texts, self.tokenizer, self.start, self.length)
         if len(windows) < LEAST:
             raise CetaneError(
