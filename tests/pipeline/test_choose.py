@@ -212,6 +212,15 @@ def test_a_model_too_large_to_mix_says_so(
     assert "; no mix: what weights cost is predicted" in last.reasons["compression.default"]
 
 
+def test_a_model_too_large_to_judge_is_not_fitted_first(
+    four_bits: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cetane.gates.compressions.installed_memory", lambda: 1)
+    monkeypatch.setattr(fit, "Fitter", None)
+    with pytest.raises(CetaneError, match="judging compressions takes all weights in fp32"):
+        next(resolutions(four_bits.checkpoint, four_bits.recipe))
+
+
 def test_only_what_is_chosen_is_tuned(
     four_bits: Request, promise: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from cetane.compress.select import NEXT, SMALLEST, UNFITTED
 from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import Progress, read_json, silent, write_json
-from cetane.gates.compressions import Judge, Window, plain
+from cetane.gates.compressions import Judge, Window, check_memory, plain
 from cetane.gates.limits import limits
 from cetane.gates.probes import text_tokens
 from cetane.gates.quality import Agreement
@@ -147,6 +147,8 @@ def resolutions(
         for choice in resolutions(checkpoint, rounded, progress, budget):
             yield tuned(checkpoint, choice, progress)
         return
+    if mixing:  # what is fitted will be judged, and fitting takes long
+        check_memory(Planner(checkpoint, recipe))
     recipe = resolve_fitted(checkpoint, resolve_scale(checkpoint, recipe, progress), progress)
     if not (recipe.compression.auto or recipe.embedding.format == AUTO or mixing):
         check_budget(Planner(checkpoint, recipe), budget, "the recipe's formats take")
