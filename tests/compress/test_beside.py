@@ -46,6 +46,16 @@ def test_another_text_is_refused(recipe: Path) -> None:
         text.read()
 
 
+@pytest.mark.parametrize("wrong", ["../{}", "{}x", "{}\n", "{:.63}"])
+def test_a_hash_is_a_hash_and_nothing_more(wrong: str, recipe: Path) -> None:
+    digest = sha256(recipe.parent / "ours.txt")
+    with pytest.raises(CetaneError, match=r"compression\.text"):
+        parse_recipe({"name": "x", "compression": {
+            "default": "palette4-kmeans-group8", "method": "gptq",
+            "text": {"file": "ours.txt", "sha256": wrong.format(digest)},
+        }}, "x")  # fmt: skip
+
+
 def test_plain_constants_read_no_text(recipe: Path) -> None:
     text = TextFile.of(recipe.parent / "ours.txt").model_dump()
     with pytest.raises(CetaneError, match="plain constants read none; add method"):
@@ -61,3 +71,6 @@ def test_few_bits_of_a_port_take_a_text(tiny_checkpoint_folder: Path, recipe: Pa
         make_request(tiny_checkpoint_folder, bits=8, text=text)
     with pytest.raises(CetaneError, match=r"nothing\.txt"):
         make_request(tiny_checkpoint_folder, bits=4, text=recipe.parent / "nothing.txt")
+    text.write_bytes(b"What our users \xff ask.")
+    with pytest.raises(CetaneError, match="it is not UTF-8"):
+        make_request(tiny_checkpoint_folder, bits=4, text=text)

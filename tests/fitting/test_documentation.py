@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from cetane.checkpoint import open_checkpoint
-from cetane.fitting.documentation import MODULES, documentation, windows_of
+from cetane.fitting import documentation as module
+from cetane.fitting.documentation import MODULES, documentation, spread, windows_of
 from cetane.lab import workload
 
 
@@ -15,6 +17,15 @@ def test_nothing_that_is_judged_is_read() -> None:
     assert len(documentation()) > len(MODULES), "topics of the language too"
     for name, text in zip(MODULES, documentation()[: len(MODULES)], strict=True):
         assert name in text.partition("\n")[0]
+
+
+def test_a_long_text_is_read_in_slices_of_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLICES", 4)
+    monkeypatch.setattr(module, "SLICE", 3)
+    text = "abcdefghijklmnopqrstuvwxyz"
+    assert spread(text[:12]) == [text[:12]]
+    assert spread(text) == ["abc", "hij", "pqr", "xyz"]
+    assert spread(text[:13]) == ["abc", "def", "ghi", "klm"]
 
 
 def test_windows_hold_the_text_once(tiny_checkpoint_folder: Path) -> None:

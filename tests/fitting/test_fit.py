@@ -19,6 +19,7 @@ from cetane.errors import CetaneError
 from cetane.files import silent
 from cetane.fitting import fit as module
 from cetane.fitting import lessons as lessons_module
+from cetane.fitting.tune import Tuner
 from cetane.gates.port import packaged
 from cetane.gates.reference import Reference
 from cetane.gates.weights import wrong_constants
@@ -254,6 +255,49 @@ def test_tuning_goes_on_from_there(fitted: Fixed) -> None:
     if before - after > 1e-4:  # else the first constants are kept
         assert differs(tuned, fitted)
     assert not list(folder().glob("*.tuning"))
+
+
+def test_a_weight_that_learnt_too_much_keeps_what_was_rounded(
+    fitted: Fixed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate would refuse it. What the others learnt stays."""
+    far, near = (f"model.layers.0.mlp.{part}_proj.weight" for part in ("up", "down"))
+
+    def learn(tuner: Tuner, _minutes: float) -> bool:
+        tuner.student.weights[far].levels *= 9
+        tuner.student.weights[near].levels *= 1.01
+        return True
+
+    monkeypatch.setattr(Tuner, "run", learn)
+    tuned = resolve_recipe(fitted.checkpoint, recipe(method="tuned", minutes=1 / 40))
+    file, first = (one.compression.fitted for one in (tuned, fitted.bundle.plan.recipe))
+    assert file is not None and first is not None
+    form = parse_format("palette3-kmeans-group8")
+    for name, factor in ((far, 1.0), (near, 1.01)):
+        shape = tuple(fitted.checkpoint.read(name).shape)
+        now, before = (f.read().of(name, shape, form, None, None) for f in (file, first))
+        assert now is not None and before is not None
+        np.testing.assert_allclose(now.decode(), factor * before.decode(), rtol=2e-3)
+
+
+def test_what_is_interrupted_writes_no_more_text(
+    fitted: Fixed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds: list[float] = []
+
+    def written(_fitter: Any, most: float) -> Any:
+        seconds.append(most)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.Fitter, "lessons", written)
+    fitter = module.Fitter.__new__(module.Fitter)
+    partial = folder() / "any.tuning"
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            fitter.tuned(None, {}, 3.0, partial)  # type: ignore[arg-type]
+        partial.touch()
+    partial.unlink()
+    assert seconds == [60, 0]
 
 
 class Swapped:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cetane.compress import parse_format
 from cetane.compress.encoded import Encoded, Palettized
 from cetane.files import silent
-from cetane.fitting import kernels
+from cetane.fitting import kernels, lessons
 from cetane.fitting.rounding import linear_layers
 from cetane.fitting.teacher import LIKELIEST, Answers, ask
 from cetane.fitting.tunable import tunable
@@ -152,7 +152,27 @@ def test_what_judges_is_not_learnt(student: tuple[Student, Answers], tmp_path: P
     tuner.step = lambda rows, _share: read.append(rows)  # type: ignore[method-assign]
     tuner.run(1 / 600)
     learnt = {int(row) for rows in read for row in rows}
-    assert learnt and not learnt & {*range(8), *range(64, 128)}
+    assert learnt and not learnt & {*range(16), *range(64, 128)}
+
+
+def test_more_text_is_judged_by_the_same(
+    student: tuple[Student, Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an earlier run learnt is not kept aside later."""
+    one, answers = student
+    judged: list[Tensor] = []
+
+    def note(_: Tuner, some: Answers) -> float:
+        judged.append(some.tokens)
+        return 1.0
+
+    monkeypatch.setattr(Tuner, "judge", note)
+    monkeypatch.setattr(Tuner, "step", lambda *_: None)
+    least = lessons.LEAST * (lessons.SEQUENCES + lessons.READ)
+    for rows in (least, 2 * least, lessons.MOST * least // lessons.LEAST):
+        Tuner(one, answers.batch(torch.arange(rows) % 64), tmp_path / "x", silent).run(1 / 6000)
+    assert all(torch.equal(some, judged[0]) for some in judged)
+    assert len(judged[0]) == 32
 
 
 def test_a_column_of_large_inputs_moves_no_further() -> None:
@@ -219,6 +239,21 @@ def test_an_interrupted_run_goes_on(student: tuple[Student, Answers], tmp_path: 
     untouched = Tuner(*student, tmp_path / "x", silent)
     assert not untouched.resume()
     assert untouched.seconds == 0
+
+
+def test_a_judgement_that_is_no_number_is_worse(
+    student: tuple[Student, Answers], tmp_path: Path
+) -> None:
+    """And what is better than the best before it counts again."""
+    tuner = Tuner(*student, tmp_path / "x", silent)
+    tuner.keep()
+    found = iter([float("nan"), 0.4, 0.5])
+    tuner.judge = lambda _: next(found)  # type: ignore[method-assign]
+    best, told = 0.45, []
+    for _ in range(3):
+        best = tuner.better(student[1], best)
+        told.append((best, tuner.pace))
+    assert told == [(0.45, 0.5), (0.4, 0.5), (0.4, 0.25)]
 
 
 def test_what_is_worse_is_given_up(student: tuple[Student, Answers], tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from tests.conftest import build_model, build_tokenizer
 from tests.families.gemma_models import build_gemma3
 
 from cetane.checkpoint import open_checkpoint
-from cetane.compress import Sensitivities
 from cetane.families import options_of
 from cetane.pipeline import calibration
 from cetane.pipeline.calibration import (
@@ -41,29 +40,16 @@ def recipe(**family: Any) -> Recipe:
     return parse_recipe({"name": "test", "cache": {"context": 64}, "family": family}, "test")
 
 
-def test_statistics_are_those_of_the_model(tmp_path: Path) -> None:
+def test_residuals_are_those_of_the_model(tmp_path: Path) -> None:
     model = build_model("llama")
     checkpoint = open_checkpoint(str(saved(model, tmp_path / "model")))
     made = calibrate(checkpoint, recipe())
-    tokens, text = calibration_tokens(checkpoint, 256, 288)
-    assert len(tokens) == 256 and text == 256
-    seen: dict[str, torch.Tensor] = {}
-    for name in ("model.layers.0.mlp.down_proj", "model.layers.1.self_attn.q_proj"):
-        model.get_submodule(name).register_forward_pre_hook(
-            lambda _, x, name=name: seen.update({f"{name}.weight": x[0][0].double()})
-        )
+    tokens = calibration_tokens(checkpoint, 256, 288)
+    assert len(tokens) == 256
     with torch.inference_mode():
         hidden = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-    for name, rows in seen.items():
-        np.testing.assert_allclose(made.inputs.inputs[name], rows.square().mean(0), rtol=1e-5)
-        np.testing.assert_allclose(made.largest[name], rows.abs().amax(0), rtol=1e-5)
     assert made.residuals["layer-00"] == pytest.approx(float(hidden[1].abs().max()))
-    assert set(made.inputs.inputs) == {
-        f"model.layers.{layer}.{part}.weight"
-        for layer in (0, 1)
-        for part in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-                     "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-    }  # fmt: skip
+    assert len(made.residuals) == 2
 
 
 def test_one_pass_serves_every_recipe(
@@ -73,13 +59,12 @@ def test_one_pass_serves_every_recipe(
     first = calibrate(checkpoint, recipe())
     monkeypatch.setattr(calibration, "reference_of", None)
     again = calibrate(checkpoint, recipe().model_copy(update={"name": "other"}))
-    assert again.residuals == first.residuals
-    for name, vector in first.inputs.inputs.items():
-        assert np.array_equal(again.inputs.inputs[name], vector)
+    assert again == first
     (file,) = cache.glob("store/objects/*/*")
-    file.write_bytes(b"something else")
-    assert load_calibration(file) is None
-    assert load_calibration(file.with_name("missing.safetensors")) is None
+    for wrong in (b"something else", b"[]", b'{"residuals": {"layer-00": "large"}}'):
+        file.write_bytes(wrong)
+        assert load_calibration(file) is None
+    assert load_calibration(file.with_name("missing.json")) is None
 
 
 @pytest.mark.parametrize(
@@ -88,7 +73,7 @@ def test_one_pass_serves_every_recipe(
      (103_795, 1 / 8), (2e6, 1 / 128), (1e30, 2**-12), (float("nan"), 1), (float("inf"), 1)],
 )  # fmt: skip
 def test_the_scale_is_the_largest_power_of_two_that_fits(largest: float, scale: float) -> None:
-    made = Calibration({"layer-00": largest}, Sensitivities({}), {})
+    made = Calibration(residuals={"layer-00": largest})
     assert made.residual_scale == scale
     if 16376 < largest < 1e7:
         assert largest * scale <= FP16_MAX / 4 < 2 * largest * scale

@@ -202,6 +202,25 @@ def test_a_promise_that_no_mix_holds_leaves_the_most_bits_that_a_mix_may_have(
     assert reason.index("bits a weight (6 for") < reason.index("; palette4")
 
 
+def test_a_model_too_large_to_mix_says_so(
+    four_bits: Request, promise: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cetane.gates.reference.RESIDENT", 1)
+    promise(1e-9)
+    (last,) = resolutions(four_bits.checkpoint, four_bits.recipe)
+    assert not last.compression.names
+    assert "; no mix: what weights cost is predicted" in last.reasons["compression.default"]
+
+
+def test_a_model_too_large_to_judge_is_not_fitted_first(
+    four_bits: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cetane.gates.compressions.installed_memory", lambda: 1)
+    monkeypatch.setattr(fit, "Fitter", None)
+    with pytest.raises(CetaneError, match="judging compressions takes all weights in fp32"):
+        next(resolutions(four_bits.checkpoint, four_bits.recipe))
+
+
 def test_only_what_is_chosen_is_tuned(
     four_bits: Request, promise: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +295,24 @@ def test_a_second_port_judges_nothing(
     assert resolve_recipe(checkpoint, recipe) == first
 
 
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"cache.context": 64}, False),
+        ({"cache.format": "int8", "target.deployment": "iOS26"}, False),
+        ({"cache.context": 128}, True),  # as many tokens are judged together
+        ({"cache.contract": "blend"}, True),
+    ],
+    ids=["window", "format", "context", "contract"],
+)
+def test_judgements_are_told_apart_by_the_caches_that_they_are_made_with(
+    change: dict[str, Any], same: bool, checkpoint: Checkpoint, recipe: Recipe
+) -> None:
+    keys = {Bench(checkpoint, one, silent).key(choose.Judgement, one)
+            for one in (recipe, override(recipe, change))}  # fmt: skip
+    assert (len(keys) == 1) == same
+
+
 @pytest.mark.parametrize("named", [{"compression.default": "fp16", "embedding.format": "fp16"}])
 def test_a_recipe_that_names_its_bits_keeps_them(
     named: dict[str, Any], checkpoint: Checkpoint, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
@@ -291,6 +328,17 @@ def test_a_budget_that_nothing_fits_is_refused(checkpoint: Checkpoint, recipe: R
     assert next(resolutions(checkpoint, recipe, silent, fitting)).reasons
     with pytest.raises(CetaneError, match=r"--budget .* the smallest that is good takes"):
         next(resolutions(checkpoint, recipe, silent, fitting - 1))
+    named = override(recipe, {"compression.default": LARGE, "embedding.format": "fp16"})
+    with pytest.raises(CetaneError, match=r"MB: the recipe's formats take \d+ MB"):
+        next(resolutions(checkpoint, named, silent, 1))
+
+
+def test_what_is_not_good_is_not_called_good_where_it_is_too_large(
+    checkpoint: Checkpoint, recipe: Recipe, promise: Callable[[float], None]
+) -> None:
+    promise(1e-9)
+    with pytest.raises(CetaneError, match="nothing smaller is proven good, and the nearest to"):
+        next(resolutions(checkpoint, recipe, silent, 1))
 
 
 def test_a_written_recipe_is_the_same_recipe(

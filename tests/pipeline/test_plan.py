@@ -6,9 +6,10 @@ import pytest
 
 from cetane.checkpoint import open_checkpoint
 from cetane.gates.residency import audit
-from cetane.pipeline.choose import resolve_recipe
+from cetane.perf.combinations import FORMATS
+from cetane.pipeline.choose import known_to_hold, resolve_recipe
 from cetane.pipeline.plan import rank
-from cetane.pipeline.request import Request
+from cetane.pipeline.request import Request, make_request
 from cetane.schema.recipe import load_recipe, override
 
 
@@ -31,6 +32,17 @@ def test_what_was_not_judged_is_not_recommended(request_of_tiny: Request) -> Non
     judged = rank(request_of_tiny, "a19-pro").fastest
     assert judged is not None and judged.format == "palette6-kmeans-group32"
     assert judged.decode.ms <= fastest.decode.ms
+
+
+@pytest.mark.parametrize("bits", [4, 3, 2])
+def test_few_bits_are_ranked_among_formats_that_need_no_fitting(
+    bits: int, request_of_tiny: Request, tiny_checkpoint_folder: Path
+) -> None:
+    few = make_request(tiny_checkpoint_folder, request_of_tiny.recipe, bits=bits)
+    assert known_to_hold(few.checkpoint, few.recipe, FORMATS) == {"fp16"}
+    turned = override(request_of_tiny.recipe, {"compression.rotate": True})
+    judged = resolve_recipe(few.checkpoint, turned).compression.default
+    assert known_to_hold(few.checkpoint, few.recipe, FORMATS) == {"fp16", judged}
 
 
 def test_what_a_rule_refuses_is_not_recommended(request_of_tiny: Request) -> None:

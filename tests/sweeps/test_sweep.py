@@ -13,6 +13,7 @@ from tests.tasks.work import Inline
 
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress import Selection, SensitivityFile, parse_format, pattern
+from cetane.compress.beside import TextFile
 from cetane.errors import CetaneError
 from cetane.families import Head
 from cetane.fitting.fit import Fitter
@@ -30,8 +31,17 @@ from cetane.schema.recipe import Recipe, load_recipe
 from cetane.sweeps import moments
 from cetane.sweeps.grid import candidate, chosen, load_grid, parse_way, weights
 from cetane.sweeps.on_chip import predict
-from cetane.sweeps.points import Point
-from cetane.sweeps.sweep import LAYERS, POINTS, Passage, Sweep, best, pareto, write_recipe
+from cetane.sweeps.points import JudgedText, Point
+from cetane.sweeps.sweep import (
+    LAYERS,
+    POINTS,
+    SENSITIVITY,
+    Passage,
+    Sweep,
+    best,
+    pareto,
+    write_recipe,
+)
 from cetane.sweeps.tasks import SweepTasks
 
 TEXT = "The rating of how readily a fuel ignites is its cetane number. " * 60
@@ -291,6 +301,20 @@ def predicted(model: Any, tokens: Any, ids: np.ndarray, missing: float) -> torch
     return rows.log()
 
 
+@pytest.mark.parametrize("other", [{"context": 96}, {"compression": {"rotate": True}}])
+def test_sensitivities_of_another_window_or_basis_are_measured_anew(
+    other: dict[str, Any], checkpoint: Checkpoint, recipe: Callable[..., Recipe],
+    passage: Passage, tmp_path: Path,
+) -> None:  # fmt: skip
+    def work(wanted: Recipe) -> Sweep:
+        chip = find_chip("m4-max")
+        return Sweep(turned(checkpoint, wanted), wanted, passage, chip, tmp_path, lambda *_: None)
+
+    assert work(recipe()).sensitivities.file == SENSITIVITY
+    assert work(recipe()).has_sensitivities
+    assert not work(recipe(**other)).has_sensitivities
+
+
 def test_a_text_shorter_than_a_call_has_no_sensitivities(judge: Judge) -> None:
     with pytest.raises(CetaneError, match="too few to measure sensitivities"):
         moments.measure(judge, [1, 2, 3])
@@ -338,6 +362,43 @@ def test_what_a_recipe_keeps_in_fp16_stays(
     assert not any("vector" in name for name in chosen(["*"]))  # unmeasured on an ANE
     assert (fitted.types, fitted.names) == (rules["types"], rules["names"])  # as a port of --bits
     assert candidate(parse_way("fp16"), planner, None).selection == Selection()
+
+
+def test_a_method_has_the_options_that_the_recipe_gives_it(
+    checkpoint: Checkpoint, recipe: Callable[..., Recipe]
+) -> None:
+    rules = {"default": NAME, "method": "tuned", "minutes": 5.0,
+             "second_order": {"damping": 0.1, "order": "given"}}  # fmt: skip
+    planner = Planner(checkpoint, recipe(compression=rules))
+    wanted = planner.recipe.compression
+    for method in ("gptq", "tuned"):
+        fitted = candidate(parse_way(f"{NAME}+{method}"), planner, None).selection
+        assert (fitted.minutes, fitted.second_order) == (5.0, wanted.second_order)
+    assert candidate(parse_way(NAME), planner, None).selection == Selection(default=NAME)
+
+
+def test_a_recipe_of_a_sweep_has_its_text_beside_it(
+    checkpoint: Checkpoint, recipe: Callable[..., Recipe], passage: Passage, tmp_path: Path
+) -> None:
+    """Also of a point that was judged in an earlier sweep, and on another machine."""
+    text = tmp_path / "ours" / "words.txt"
+    text.parent.mkdir()
+    text.write_text("What our users ask.\r\n", encoding="utf-8", newline="")
+    named, chip = TextFile.of(text), find_chip("m4-max")
+    wanted = recipe(compression={"default": NAME, "method": "gptq", "text": named.model_dump()})
+    wanted.compression.find_as(named)
+    work = Sweep(checkpoint, wanted, passage, chip, tmp_path / "out", lambda *_: None)
+    known = Point.model_construct(
+        name=FITTED, bits_per_weight=3.0, perplexity=1.0, perplexity_ratio=1.0,
+        compression=Selection.model_validate_json(wanted.compression.model_dump_json()),
+        text=JudgedText(name="text", sha256="0" * 64, tokens=1),
+    )  # fmt: skip
+    written = write_recipe(work, known)
+    text.unlink()
+    moved = written.parent.rename(tmp_path / "elsewhere") / written.name
+    read = load_recipe(str(moved)).compression.text
+    assert read is not None
+    assert read.read() == "What our users ask.\r\n"
 
 
 def test_a_method_leaves_out_what_it_cannot_find(

@@ -3,13 +3,14 @@ holds."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import Field, PrivateAttr
 
 from cetane.errors import CetaneError
-from cetane.files import LARGEST_TEXT, read_text, sha256
+from cetane.files import LARGEST_TEXT, disk_errors, read_text, replacing, sha256
 from cetane.validation import Data
 
 Named = TypeVar("Named", bound="FileBeside")
@@ -19,7 +20,7 @@ class FileBeside(Data):
     """A file beside the recipe, and its SHA-256."""
 
     file: str = Field(min_length=1)
-    sha256: str = Field(pattern="[0-9a-f]{64}")
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
     _folder: Path = PrivateAttr(default_factory=Path)
 
     def __eq__(self, other: object) -> bool:
@@ -60,12 +61,23 @@ class TextFile(FileBeside):
 
     @classmethod
     def of(cls, path: Path) -> TextFile:
-        """A file that lies anywhere; CetaneError if it cannot be read. A recipe holds its name
-        alone: bundles go to others, who need not know a user's folders."""
+        """A file that lies anywhere; CetaneError if it is no text that `read` takes. A recipe holds
+        its name alone: bundles go to others, who need not know a user's folders."""
         made = cls(file=path.name, sha256=sha256(path))
         made.beside(path.absolute())
+        made.read()  # before any work for it
         return made
 
     def read(self) -> str:
         """The text, UTF-8. CetaneError if it is missing, has another hash or is too large."""
-        return read_text(self.verify("compression.text", "name a text file"), LARGEST_TEXT)
+        return read_text(self._whole(), LARGEST_TEXT)
+
+    def copy_to(self, folder: Path) -> TextFile:
+        """A copy of the file in a folder, named by its hash. CetaneError as `read`."""
+        name = f"{self.sha256}.txt"
+        with disk_errors(folder), replacing(folder / name) as temporary:
+            shutil.copyfile(self._whole(), temporary)
+        return TextFile(file=name, sha256=self.sha256)
+
+    def _whole(self) -> Path:
+        return self.verify("compression.text", "name a text file")

@@ -23,6 +23,9 @@ MODULES = (
     "zipfile",
 )  # fmt: skip
 """None of those that experiments and benchmarks judge (`cetane.lab.workload`)."""
+SLICES, SLICE = 64, 1 << 16
+"""Of a user's text, and the characters of one: together some million tokens. Tuning reads 160,000
+at most, and a text of 256 MB would take minutes to encode."""
 
 
 def documentation() -> list[str]:
@@ -37,6 +40,14 @@ def documentation() -> list[str]:
 
         found += topics.values()
     return found
+
+
+def spread(text: str) -> list[str]:
+    """A user's text, or slices of a long one, evenly spaced: as much as tuning reads, and more."""
+    if len(text) <= SLICES * SLICE:
+        return [text]
+    starts = (number * (len(text) - SLICE) // (SLICES - 1) for number in range(SLICES))
+    return [text[start : start + SLICE] for start in starts]
 
 
 def windows_of(texts: Iterable[str], tokenizer: Tokenizer, start: int, length: int) -> Tensor:

@@ -18,7 +18,7 @@ from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
 from cetane.errors import CetaneError
 from cetane.files import Progress, claimed, disk_errors, json_sha256, remove
 from cetane.fitting.attention import fuse_attention
-from cetane.fitting.documentation import documentation, windows_of
+from cetane.fitting.documentation import documentation, spread, windows_of
 from cetane.fitting.importance import Importance, importance, keep, load
 from cetane.fitting.lessons import lessons
 from cetane.fitting.rounding import Rounder, linear_layers
@@ -27,6 +27,7 @@ from cetane.fitting.text import openings, write_text
 from cetane.fitting.tunable import Tunable, tunable
 from cetane.fitting.tune import Student, Tuner
 from cetane.gates.reference import RESIDENT, Reference
+from cetane.gates.weights import arrays, too_far
 from cetane.hardware.memory import give_back
 from cetane.planner import Planner
 from cetane.planner.encoding import can_be_fitted
@@ -122,7 +123,7 @@ class Fitter:
     def __init__(self, checkpoint: Checkpoint, planner: Planner, progress: Progress) -> None:
         reference = Reference(checkpoint, own=True)
         self.model, self.resident, self.progress = reference.model, reference.resident, progress
-        self.content = checkpoint.content
+        self.checkpoint = checkpoint
         untie(self.model)
         fuse_attention(self.model)
         self.names = {
@@ -139,7 +140,7 @@ class Fitter:
     @cached_property
     def others(self) -> Tensor:
         """What people wrote, int64 `(N, length)`. CetaneError for too short a text."""
-        texts = documentation() if self.given is None else [self.given.read()]
+        texts = documentation() if self.given is None else spread(self.given.read())
         windows = windows_of(texts, self.tokenizer, self.start, self.length)
         if len(windows) < LEAST:
             raise CetaneError(
@@ -164,7 +165,7 @@ class Fitter:
         made once for all of them."""
         layers = linear_layers(self.model, self.names, frozenset(names))
         size = [SEQUENCES, READ, self.length]
-        content = [VERSION, self.content, *size, sorted(layers), self.given_hash]
+        content = [VERSION, self.checkpoint.content, *size, sorted(layers), self.given_hash]
         path = folder() / f"{json_sha256(content)}.importance"
         known = load(path)
         if known is not None:
@@ -180,9 +181,11 @@ class Fitter:
     def tuned(
         self, first: Fitted, formats: Mapping[str, Format], minutes: float, partial: Path
     ) -> dict[str, Encoded]:
-        """Constants that learn from the first ones on; these, if they come out worse."""
+        """Constants that learn from the first ones on; these, if they come out worse, and for a
+        weight that went so far that the gate would take it for another one."""
         started = time.perf_counter()
-        answers = self.lessons(60 * minutes * WRITING)
+        # an interrupted run has had its time to write
+        answers = self.lessons(0 if partial.exists() else 60 * minutes * WRITING)
         layers = linear_layers(self.model, self.names, formats)
         constants: dict[str, Encoded] = {}
         weights: dict[str, Tunable] = {}
@@ -195,12 +198,19 @@ class Fitter:
         student = Student(self.model.to(device()), layers, weights)
         spent = (time.perf_counter() - started) / 60
         if Tuner(student, answers, partial, self.progress).run(max(minutes - spent, minutes / 2)):
-            return {name: weight.encoded() for name, weight in weights.items()}
+            learnt = {name: weight.encoded() for name, weight in weights.items()}
+            return {name: made if self.near(name, made, formats[name]) else constants[name]
+                    for name, made in learnt.items()}  # fmt: skip
         return constants
+
+    def near(self, name: str, made: Encoded, form: Format) -> bool:
+        """Whether the gate takes constants for those of a tensor. The model's has learnt, so it is
+        the checkpoint's that counts."""
+        return too_far(arrays(made), self.checkpoint.read(name).float().numpy(), form) is None
 
     def lessons(self, seconds: float) -> Answers:
         """What the model writes to learn from, and its answers: of no format."""
-        content = [VERSION, self.content, self.length, self.given_hash]
+        content = [VERSION, self.checkpoint.content, self.length, self.given_hash]
         place = folder() / f"{json_sha256(content)}.lessons"
         others = self.others[READ:] if len(self.others) >= 2 * READ else self.others
         given = openings(self.tokenizer)

@@ -34,10 +34,10 @@ WARM = 10
 TOKENS, PIECE = 512, 1024
 """Tokens of a step, and of the part of it that is in memory at a time. In two
 bits 30 steps of 512 tokens at twice the rate did more than 35 of 2,048."""
-JUDGED = 1 / 16
-"""Part of the text, its beginning, that is not learnt from: it says whether learning helps."""
-MOST_JUDGED = 32
-"""Sequences of it at most."""
+JUDGED, SHARE = 32, 1 / 8
+"""Sequences of the text, its beginning, that are not learnt from: they say whether learning helps.
+They are that part of it at most, which is all of them in the least text that is written. So a run
+that goes on with more text has the same ones: it judges nothing that it learnt."""
 EVERY = 1 / 12
 """Part of the time between two judgements."""
 
@@ -112,7 +112,7 @@ class Tuner:
         What an interrupted run left at `checkpoint` is taken up.
         """
         every = torch.arange(len(self.answers.tokens))
-        count = min(max(1, round(len(every) * JUDGED)), MOST_JUDGED)
+        count = min(max(1, round(len(every) * SHARE)), JUDGED)
         judged = self.answers.batch(every[:count])
         # a short text of people is in several batches, but what judges must not be learnt
         aside = {tuple(row) for row in judged.tokens.tolist()}
@@ -149,9 +149,9 @@ class Tuner:
         now = self.judge(judged)
         if not now < best:  # NaN is no better either
             self.restore()
-            self.pace, self.number = self.pace / 2, 0
+            self.pace, self.number, now = self.pace / 2, 0, best
         self.keep()
-        return min(now, best)
+        return now
 
     @property
     def told(self) -> str:

@@ -18,12 +18,14 @@ from cetane.engine.backend import Array
 from cetane.engine.call import columns
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
+from cetane.errors import CetaneError
 from cetane.families import Block, Weight
 from cetane.gates import metrics
 from cetane.planner import Encoder, Planner
 from cetane.planner.weights import format_of
 from cetane.schema.function import Route, Step
 from cetane.schema.recipe import Mode, Recipe, RowFormatName, parse_recipe
+from cetane.tasks.processes import installed_memory
 
 PREFILL, VERIFY = 128, 32
 """Tokens of a call: many for texts, few for prompts."""
@@ -94,9 +96,12 @@ class RoundedRows:
 class Judge:
     """Judges compressions of one model, whose weights it holds in fp32, against fp16 weights."""
 
-    def __init__(self, checkpoint: Checkpoint, recipe: Recipe) -> None:
+    def __init__(self, checkpoint: Checkpoint, recipe: Recipe, window: int | None = None) -> None:
+        """`window` is the most tokens that are judged together; by default the context. CetaneError
+        for a model that this machine cannot hold."""
         self.checkpoint = checkpoint
-        self.planner = Planner(checkpoint, plain(recipe))
+        self.planner = Planner(checkpoint, plain(recipe, window))
+        check_memory(self.planner)
         self.engine = authored_engine(self.planner, checkpoint)
         for shard in self.planner.members:
             self.engine.open(shard)
@@ -181,11 +186,28 @@ class Judge:
         return list(generate(self.engine.session(MODES), prompt, Sampler(), length, stop))
 
 
-def plain(recipe: Recipe) -> Recipe:
-    """A recipe in a form that is quick to judge, without parts that change no value."""
+def check_memory(planner: Planner) -> None:
+    """CetaneError for more weights in fp32 than this machine has memory: better now than by the
+    system."""
+    size = sum(4 * w.elements for block in planner.blocks for _, w in block.weights())
+    if size > (most := installed_memory()):
+        raise CetaneError(
+            f"judging compressions takes all weights in fp32, {size / 1e9:.1f} GB, and this "
+            f"machine has {most / 1e9:.1f} GB of memory",
+            "name the formats, and leave --bits out: --set compression.default=int8-per-channel "
+            "--set embedding.format=int8",
+        )
+
+
+def plain(recipe: Recipe, window: int | None = None) -> Recipe:
+    """A recipe in a form that is quick to judge, without parts that change no value. Its context is
+    `window` tokens at most."""
     content = recipe.model_dump()
-    context = content["cache"]["context"]
-    content["cache"] |= {"contract": "readonly", "sliding": None}
+    context = min(recipe.cache.context, window or recipe.cache.context)
+    content["cache"] |= {
+        "context": context, "contract": "readonly", "sliding": None, "capacities": (),
+        "padded": False, "state_heads": 1,
+    }  # fmt: skip
     content["tokens"] = {
         "prefill": min(PREFILL, context), "verify": min(VERIFY, context), "shapes": "static",
     }  # fmt: skip

@@ -22,10 +22,11 @@ from cetane.compress.select import NEXT, SMALLEST, UNFITTED
 from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import Progress, read_json, silent, write_json
-from cetane.gates.compressions import Judge, Window
+from cetane.gates.compressions import Judge, Window, check_memory, plain
 from cetane.gates.limits import limits
 from cetane.gates.probes import text_tokens
 from cetane.gates.quality import Agreement
+from cetane.gates.reference import RESIDENT
 from cetane.gates.verdict import Check
 from cetane.pipeline.calibration import resolve_fitted, resolve_scale
 from cetane.pipeline.mixed_parts import Mix, MixedPart, best_mix, named, parts_of
@@ -52,9 +53,12 @@ WINDOW = 128
 BRIEF = 96
 """Tokens on which the parts of a mix are compared."""
 KEY, ROWS = "compression.default", "embedding.format"
+UNPREDICTED = (
+    f"no mix: what weights cost is predicted by gptq alone, and up to {RESIDENT >> 30} GiB of fp32"
+)
 FILE = "figure.json"
 DECIDING = {"family", "embedding", "head", "quality", "compression"}
-"""Tables of a recipe that a judgement depends on."""
+"""Tables of a recipe that a judgement depends on, beside the caches that it is made with."""
 
 
 class Judgement(Data):
@@ -143,9 +147,11 @@ def resolutions(
         for choice in resolutions(checkpoint, rounded, progress, budget):
             yield tuned(checkpoint, choice, progress)
         return
+    if mixing:  # what is fitted will be judged, and fitting takes long
+        check_memory(Planner(checkpoint, recipe))
     recipe = resolve_fitted(checkpoint, resolve_scale(checkpoint, recipe, progress), progress)
     if not (recipe.compression.auto or recipe.embedding.format == AUTO or mixing):
-        check_budget(Planner(checkpoint, recipe), budget)
+        check_budget(Planner(checkpoint, recipe), budget, "the recipe's formats take")
         yield recipe
         return
     bench = Bench(checkpoint, recipe, progress)
@@ -154,12 +160,14 @@ def resolutions(
             continue
         for name, candidate in bench.candidates(rows):
             if bench.holds(name, candidate):
-                check_budget(Planner(checkpoint, candidate, bench.planner), budget)
+                what = f"the smallest that is {recipe.quality} takes"
+                check_budget(Planner(checkpoint, candidate, bench.planner), budget, what)
                 yield bench.chosen(name, candidate)
         if not recipe.compression.auto:
             break  # few bits err more than rows that hold the promise alone
     name, nearest = bench.nearest(rows)
-    check_budget(Planner(checkpoint, nearest, bench.planner), budget)
+    what = f"nothing smaller is proven {recipe.quality}, and the nearest to the model takes"
+    check_budget(Planner(checkpoint, nearest, bench.planner), budget, what)
     yield bench.chosen(name, nearest)  # whatever it costs
 
 
@@ -169,16 +177,16 @@ def tuned(checkpoint: Checkpoint, recipe: Recipe, progress: Progress) -> Recipe:
     return resolve_fitted(checkpoint, override(recipe, values), progress)
 
 
-def check_budget(planner: Planner, budget: int | None) -> None:
-    """CetaneError for a plan that takes more than `budget` bytes; None is no limit."""
+def check_budget(planner: Planner, budget: int | None, what: str) -> None:
+    """CetaneError for a plan that takes more than `budget` bytes, and `what` that is; None is no
+    limit."""
     if budget is None:
         return
     plan = planner.plan()
     size = plan.weight_bytes + plan.embedding_bytes
     if size > budget:
         raise CetaneError(
-            f"--budget {budget / 1e6:.0f} MB: the smallest that is {plan.recipe.quality} takes "
-            f"{size / 1e6:.0f} MB",
+            f"--budget {budget / 1e6:.0f} MB: {what} {size / 1e6:.0f} MB",
             "promise less (--quality usable), name fewer bits, or choose fewer tokens for the head "
             "(cetane vocabulary)",
         )
@@ -208,9 +216,7 @@ class Bench:
     @cached_property
     def model(self) -> Judge:
         self.progress("weights to choose by", 0, 1)
-        window = min(WINDOW, self.recipe.cache.context)
-        short = {"cache.context": window, "cache.capacities": ()}
-        return Judge(self.checkpoint, override(self.recipe, short))
+        return Judge(self.checkpoint, self.recipe, WINDOW)
 
     @cached_property
     def truth(self) -> list[Window]:
@@ -238,8 +244,8 @@ class Bench:
 
     def alone(self, rows: str) -> Recipe:
         """The recipe with a format of the tables, and weights in fp16."""
-        plain = UNFITTED | {"names": {}, "default": NEAREST}
-        values = {} if self.recipe.compression.auto else plain
+        unfitted = UNFITTED | {"names": {}, "default": NEAREST}
+        values = {} if self.recipe.compression.auto else unfitted
         keyed = {f"compression.{key}": value for key, value in values.items()}
         return override(self.candidate(rows, NEAREST), keyed)
 
@@ -278,6 +284,8 @@ class Bench:
         said = f"{name}, {'' if judgement.passed else 'not '}{quality}: {judgement}"
         if name == SMALL and self.uneven:
             said += f"; {LARGE} for weights that it does not divide"
+        if self.cannot_mix and not judgement.passed:
+            said += f"; {UNPREDICTED}"
         if smaller := [why for other, why in self.refused.items() if other != name]:
             said += f"; smaller is not proven {quality}: {'; '.join(smaller)}"
         self.__dict__.pop("model", None)
@@ -350,6 +358,12 @@ class Bench:
         for mix in dict.fromkeys((found[0], enough, found[-1])):
             name = mix.described(self.recipe.compression.default)
             yield name, resolve_fitted(self.checkpoint, mix.given(uniform), self.progress)
+
+    @property
+    def cannot_mix(self) -> bool:
+        """Whether the recipe allows a mix, but nothing says which weights cost most."""
+        compression = self.recipe.compression
+        return compression.mix_to is not None and not self.harmed[1]
 
     def best_mix(self, most: float) -> Mix | None:
         """The palettes of least predicted KL in place of the recipe's uniform ones, of at most so
@@ -428,15 +442,17 @@ class Bench:
     def key(self, kind: type[Data], candidate: Recipe) -> str:
         """A hash of everything that a figure depends on, limits and other data included."""
         recipe = candidate.model_dump(mode="json", include=DECIDING)
+        recipe["cache"] = plain(candidate, WINDOW).cache.model_dump(mode="json")
         return task_key(kind.__name__, self.checkpoint.content, recipe, self.tokens, producers())
 
 
 def known_to_hold(checkpoint: Checkpoint, recipe: Recipe, formats: Sequence[str]) -> set[str]:
     """Formats, as the recipe's default, that hold its promise: fp16, and those that were judged on
     this model in an earlier port. Reads no weight and judges nothing."""
-    bench, known = Bench(checkpoint, recipe, silent), {NEAREST}
+    unfitted = override(recipe, {f"compression.{key}": value for key, value in UNFITTED.items()})
+    bench, known = Bench(checkpoint, unfitted, silent), {NEAREST}
     for name, rows in product(formats, bench.rows()):
-        judgement = bench.known(override(recipe, {KEY: name, ROWS: rows}))
+        judgement = bench.known(override(unfitted, {KEY: name, ROWS: rows}))
         if judgement is not None and judgement.passed:
             known.add(name)
     return known

@@ -141,8 +141,8 @@ def candidate(way: Way, planner: Planner, sensitivities: SensitivityFile | None)
 
     Weights stay in fp16 if the recipe keeps them so, or if the format cannot encode them.
     `sensitivities` are for a format that needs them. A way that fits constants is what `cetane port
-    --bits` does: all that the recipe says of types and names stays, and channels are turned first
-    where the model's can be.
+    --bits` does: all that the recipe says of types, names and fitting stays, and channels are
+    turned first where the model's can be.
     """
     form, rules, fits_model = way.form, planner.recipe.compression, way.method is not None
     kind, group = described(form)
@@ -157,12 +157,13 @@ def candidate(way: Way, planner: Planner, sensitivities: SensitivityFile | None)
     kept["names"] |= {weight.name: "fp16" for weight in weights(planner)
                       if not form.fits(weight.shape)}  # fmt: skip
     turns = fits_model and can_turn(planner.checkpoint, planner.recipe)
+    fitting = {key: getattr(rules, key) for key in ("minutes", "text", "second_order")}
     content = {
         "default": form.name,
         **kept,
         "sensitivity": sensitivities if form.weighted else None,
         "method": way.method or "plain",
-        "text": rules.text if fits_model else None,
+        **(fitting if fits_model else {}),
         "rotate": rules.rotate or turns,
     }
     selection = validated(Selection, content, way.name)

@@ -127,9 +127,7 @@ class Sweep:
             judge.compress(Selection())
             moments_of_text = moments.measure(judge, self.passage.calibration)
             with disk_errors(path), replacing(path) as temporary:
-                moments_of_text.save(
-                    temporary, key_of(self.checkpoint.fingerprint, self.passage.calibration)
-                )
+                moments_of_text.save(temporary, self.sensitivity_key)
         made = SensitivityFile(
             file=SENSITIVITY, sha256=hashlib.sha256(path.read_bytes()).hexdigest()
         )
@@ -138,9 +136,14 @@ class Sweep:
 
     @property
     def has_sensitivities(self) -> bool:
-        """Whether the folder has the file of this model and text."""
-        key = key_of(self.checkpoint.fingerprint, self.passage.calibration)
-        return stored_key(self.folder / SENSITIVITY) == key
+        """Whether the folder has the file of this model, recipe and text."""
+        return stored_key(self.folder / SENSITIVITY) == self.sensitivity_key
+
+    @property
+    def sensitivity_key(self) -> str:
+        """A hash of what sensitivities depend on: the recipe's basis, and its windows, too."""
+        basis = Selection(rotate=self.recipe.compression.rotate)
+        return self.key(basis, self.passage.calibration)
 
     def format(self, name: str) -> Point | None:
         """The point of one way, by its name; None if it is refused."""
@@ -303,7 +306,8 @@ class Sweep:
         """The sweep's recipe with another compression."""
         content = self.recipe.model_dump() | {"compression": selection.model_dump()}
         made = parse_recipe(content, self.recipe.name)
-        made.compression.find_as(*selection.files)
+        # a selection that was read from a file does not know where texts lie
+        made.compression.find_as(*selection.files, *self.recipe.compression.files)
         if made.compression.sensitivity is not None:
             made.compression.sensitivity.beside(self.folder / SENSITIVITY)
         return made
@@ -325,8 +329,13 @@ def best(points: Sequence[Point], budget: int) -> Point | None:
 
 
 def write_recipe(sweep: Sweep, point: Point) -> Path:
-    """The sweep's recipe with a point's compression, as TOML that `cetane port -r` takes."""
-    content = recipe_content(sweep.recipe_of(point.compression))
+    """The sweep's recipe with a point's compression, as TOML that `cetane port -r` takes. Its files
+    lie beside it."""
+    made = sweep.recipe_of(point.compression)
+    content = recipe_content(made)
+    if made.compression.text is not None:
+        copy = made.compression.text.copy_to(sweep.folder)
+        content["compression"]["text"] = copy.model_dump()
     content["name"] = point.name
     content["description"] = (
         f"{point.bits_per_weight:.2f} bits a weight; perplexity {point.perplexity:.2f}, "

@@ -18,6 +18,11 @@ SHARE = 0.8
 """Of this machine's memory: what tasks may declare together."""
 
 
+def installed_memory() -> int:
+    """Bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 class Processes:
     """Processes of this machine.
 
@@ -33,8 +38,7 @@ class Processes:
         if count < 1:
             raise CetaneError(f"--workers {count}: give 1 at least")
         self.count = count
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        self.memory = int(SHARE * total) if memory is None else memory
+        self.memory = int(SHARE * installed_memory()) if memory is None else memory
         self.pools: list[ProcessPoolExecutor | None] = [None] * (count + 1)
 
     def __enter__(self) -> Self:
