@@ -99,7 +99,8 @@ def existing(target: Path, recipe: Recipe, checkpoint: Checkpoint) -> Bundle:
     from cetane.pipeline.assembly import Partial, build_key, read_note
 
     partial = Partial(target)
-    if read_note(partial.key) in (None, build_key(checkpoint, bundle.plan.recipe)):
+    mine = (None, build_key(checkpoint, bundle.plan.recipe))
+    if partial.ours and read_note(partial.key) in mine:
         remove(partial.root)  # left by a kill between the last two steps of this build
     return bundle
 
