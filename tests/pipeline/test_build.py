@@ -877,3 +877,16 @@ def test_a_stranger_of_its_name_stays(
     assert (own / "thesis.txt").read_text() == "mine"
     (own / "thesis.txt").unlink()
     assert Partial(target).ours  # as it is while the first folders are made
+
+
+def test_rebuild_mends_a_finished_bundle(
+    undisturbed: Bundle, tmp_path: Path, checkpoint: Checkpoint, small: Recipe
+) -> None:
+    """As the gates advise where its packages are not the checkpoint's."""
+    target = tmp_path / "out"
+    shutil.copytree(undisturbed.path, target)
+    (target / "embedding.npy").write_bytes(b"damaged")
+    with pytest.raises(CetaneError, match="bundle of another checkpoint or recipe"):
+        build(checkpoint, override(small, {"head.slices": 2}), target, silent, rebuild=True)
+    assert (target / "embedding.npy").read_bytes() == b"damaged"
+    assert_same(build(checkpoint, small, target, silent, rebuild=True), undisturbed)

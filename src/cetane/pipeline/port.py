@@ -141,9 +141,9 @@ def port(
     """Plan, build and judge a model.
 
     What the recipe leaves to cetane is chosen first. The first shard of every kind is compared with
-    the Hugging Face model, and audited for residency, before the others are built. An interrupted
-    port goes on where it stopped, unless `rebuild`; a finished bundle of the same model and recipe
-    is kept and judged again.
+    the Hugging Face model, and audited for residency, before the others are built. Unless
+    `rebuild`, an interrupted port goes on where it stopped, and a finished bundle of the same model
+    and recipe is kept and judged again.
 
     `model` is a Hugging Face folder, a GGUF file or a hub id. `context`, `bits` and `changes`
     replace values of the recipe (`make_request`); `quality` is what is promised, `budget` the most
