@@ -468,3 +468,31 @@ def test_wrong_use(cetane: Cetane, arguments: tuple[str, ...]) -> None:
     assert as_json.code == 2
     assert json.loads(as_json.out).keys() == {"error", "hint"}
     assert "Traceback" not in as_json.err
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_a_fault_is_no_red_gate(
+    cetane: Cetane, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    """Exit code 1 would say that a gate failed."""
+
+    def faulty() -> None:
+        raise ZeroDivisionError("by \x1b[2Jzero")
+
+    monkeypatch.setattr("cetane.doctor.leftovers", faulty)
+    found = cetane("gc", *flags)
+    assert found.code == 3
+    assert "Traceback" in found.err and "in faulty" in found.err and "\x1b" not in found.err
+    if flags:
+        assert "ZeroDivisionError" in json.loads(found.out)["error"]
+    else:
+        assert found.out == ""
+
+
+def test_an_interrupt_says_so(cetane: Cetane, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cetane.doctor.leftovers", interrupted)
+    found = cetane("gc")
+    assert (found.code, found.out, found.err) == (130, "", "stopped\n")
