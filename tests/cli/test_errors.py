@@ -496,3 +496,16 @@ def test_an_interrupt_says_so(cetane: Cetane, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("cetane.doctor.leftovers", interrupted)
     found = cetane("gc")
     assert (found.code, found.out, found.err) == (130, "", "stopped\n")
+
+
+def test_a_number_of_too_many_digits(cetane: Cetane, tiny_checkpoint_folder: Path) -> None:
+    wide = f"tokens.verify={'9' * 5000}"
+    assert "tokens.verify" in refused(cetane, "plan", tiny_checkpoint_folder, "--set", wide)
+
+
+def test_a_recipe_names_no_other_folder(
+    cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path
+) -> None:
+    recipe_file.write_text(f'name = "x/../../../y"\n{recipe_file.read_text()}')
+    told = refused(cetane, "build", tiny_checkpoint_folder, "-r", recipe_file)
+    assert told == "recipe x/../../../y: no name for a folder"
