@@ -76,6 +76,11 @@ def test_small_models_take_one_package() -> None:
     assert fitted.layout.chunks == 1 and fitted.head.slices == 1
 
 
+def test_a_recipe_without_a_verifier_keeps_none(e2b: Planner) -> None:
+    planner = Planner(e2b.checkpoint, override(e2b.recipe, {"tokens.verify": 0}), e2b)
+    assert fit(planner, Target("a19-pro")).tokens.verify is None
+
+
 QWEN = {
     "model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
     "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064,

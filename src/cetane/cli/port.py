@@ -86,6 +86,7 @@ def port(
     """
     from cetane.cli.plan_tables import show as show_plan
     from cetane.gates.residency.target import DEFAULT_OS
+    from cetane.pipeline.plan import planner_for
     from cetane.pipeline.port import port_request, residency_for
     from cetane.pipeline.request import make_request, read_adapters, read_changes
 
@@ -95,7 +96,7 @@ def port(
         request = make_request(
             model, recipe, context, bits, changes, budget, lora, read_adapters(adapter or []), text
         )
-        plan = request.planner.plan()
+        plan = planner_for(request, asked.target if asked.named else None).plan()
     if not json:
         show_plan(plan, chip, tables=verbose)
         if request.warning:

@@ -132,7 +132,9 @@ def layouts(planner: Planner, chip: Chip) -> Iterator[Fitting]:
 
 
 def by_free_drafts(planner: Planner, target: Target) -> Choice:
-    """The widest verifying call that takes hardly longer than a step."""
+    """The widest verifying call that takes hardly longer than a step, if the recipe verifies."""
+    if planner.recipe.tokens.verify is None:
+        return {}, ""
     chip = find_chip(target.chip)
     for width in WIDTHS:
         recipe = override(planner.recipe, {VERIFY: width})
