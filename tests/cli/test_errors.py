@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.conftest import build_model
 
 from cetane.bundle import Bundle
 from cetane.lower.lower import Lowering
@@ -438,6 +439,16 @@ def test_a_checkpoint_that_moved(cetane: Cetane, copied: Path, tmp_path: Path) -
     moved = cetane("validate", copied)
     assert f"no such file or folder: {gone}" in moved.error
     assert "--model MODEL says where it is now" in moved.err
+
+
+@pytest.mark.parametrize("arguments", [(), ("--full",)], ids=["golden", "shards"])
+def test_another_model_in_its_place(
+    cetane: Cetane, copied: Path, folder: Path, arguments: tuple[str, ...]
+) -> None:
+    build_model("llama", num_hidden_layers=1).save_pretrained(folder)
+    edit(copied / "manifest.json", source=str(folder))
+    told = refused(cetane, "validate", copied, *arguments)
+    assert f"{folder} is another model than {copied} was built from: its layers 1, not 2" in told
 
 
 def test_another_bundle_in_the_way(

@@ -81,6 +81,8 @@ class PortResult:
     """Whether the port is for a named chip, and must be predicted to be on its ANE."""
     changes: tuple[str, ...] = ()
     """What was changed after a red gate, and why: one line each."""
+    warnings: tuple[str, ...] = ()
+    """What looks like a misread checkpoint."""
 
     @property
     def gates(self) -> dict[str, Gate]:
@@ -108,6 +110,7 @@ class PortResult:
             "explanation": explanation_json(self.explanation),
             "reasons": dict(self.plan.recipe.reasons),
             "changes": list(self.changes),
+            "warnings": list(self.warnings),
             "residency_required": self.residency_required,
             "predicted": forecast_json(self.forecast),
             "gates": {name: gate_json(outcome) for name, outcome in self.gates.items()},
@@ -219,7 +222,8 @@ def port_request(
             history = History(first=tried[0], changes=tuple(changes))
             attempt = Attempt(request, recipe, target, asked, history, clock, progress, workers)
             result = attempt.run(force or recipe is not kept, rebuild)
-            result = replace(result, changes=tuple(changes))
+            warned = () if request.warning is None else (request.warning,)
+            result = replace(result, changes=tuple(changes), warnings=warned)
             why = result.explanation
             if result.passed or why is None or len(changes) + 1 == MOST_ATTEMPTS:
                 return result
