@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -143,12 +144,14 @@ def show(result: PortResult, verbose: bool) -> None:
     show_golden(result.golden, verbose)
     show_why(result.explanation)
     say(f"speed, predicted: {headline(result.forecast)}")
+    path = str(result.bundle.path)
     size = sum(record.bytes for record in result.bundle.manifest.files.values())
     say(f"wrote {result.bundle.path}: {megabytes(size)} in {sum(result.seconds.values()):.0f} s")
     if result.passed:
-        say(f"next: cetane run {result.bundle.path} --chat")
+        say(f"next: {shlex.join(['cetane', 'run', path, '--chat'])}")
     else:
-        say(f"next: cetane diff {result.bundle.path} --model {result.bundle.manifest.source}")
+        source = result.bundle.manifest.source
+        say(f"next: {shlex.join(['cetane', 'diff', path, '--model', source])}")
 
 
 def show_residency(result: PortResult) -> None:
