@@ -12,6 +12,9 @@ import pytest
 
 from cetane import doctor as upkeep
 from cetane.doctor import Diagnosis, clean, diagnose, leftovers
+from cetane.errors import CetaneError
+from cetane.files import claimed, remove
+from cetane.pipeline.assembly import Partial
 
 Make = Callable[..., Path]
 
@@ -39,6 +42,16 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 def mac(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cetane.doctor.os_build", lambda: "25B78")
     monkeypatch.setattr("cetane.doctor.is_mac", lambda: True)
+
+
+def stopped(target: Path, days: float) -> Partial:
+    """A build that was stopped some days ago."""
+    partial = Partial(target)
+    partial.start("key")
+    then = time.time() - days * upkeep.DAY
+    for path in (partial.key, partial.done, partial.bundle / "shards", partial.bundle):
+        os.utime(path, (then, then))
+    return partial
 
 
 def named(checks: list[Diagnosis], name: str) -> Diagnosis:
@@ -131,11 +144,11 @@ def test_everything_that_a_killed_process_leaves(
     """Builds, half-written cache files and prepared graphs; fresh ones and a stranger's stay."""
     monkeypatch.chdir(tmp_path)
     old = [
-        machine("bundle.partial/bundle", days=2).parent,
+        stopped(tmp_path / "bundle", days=2).root,
         machine("cache/prepared/abc", days=40),
     ]
-    machine("new.partial/bundle")
-    machine("download.partial", days=9)
+    stopped(tmp_path / "new", days=0)
+    machine("download.partial/bundle", days=9)
     machine("cache/prepared/def", days=3)
     half = tmp_path / "cache" / "tokenizers" / ".tmp1234"
     half.parent.mkdir()
@@ -144,3 +157,41 @@ def test_everything_that_a_killed_process_leaves(
     assert {item.path for item in leftovers()} == {*old, half}
     clean(leftovers())
     assert not leftovers() and (tmp_path / "download.partial").is_dir()
+
+
+def test_a_build_that_goes_on_stays(
+    machine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped long ago, it runs again, or did lately."""
+    monkeypatch.chdir(tmp_path)
+    running = stopped(tmp_path / "running", days=2)
+    resumed = stopped(tmp_path / "resumed", days=2)
+    (resumed.bundle / "embedding.npy").write_bytes(b"x")
+    os.utime(resumed.bundle, (0, 0))
+    resumed.record("embedding.npy")
+    with claimed(tmp_path / "running", "building"):
+        assert leftovers() == []
+    assert [item.path for item in leftovers()] == [running.root]
+
+
+def test_what_others_own_stays(machine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("tmpab12.mlpackage", "cetane-kit-abc", "cetane-kept-abc"):
+        machine(f"tmp/{name}", days=2)
+    machine("tmp/cetane-notes", days=9)
+    assert len(leftovers()) == 3
+    monkeypatch.setattr(os, "getuid", lambda: 1 << 20)
+    assert leftovers() == []
+
+
+def test_one_that_stays_keeps_no_other(machine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [machine(f"tmp/tmp{number}.mlpackage", days=2) for number in range(4)]
+
+    def refusing(path: Path) -> None:
+        if path in items[:2]:
+            raise PermissionError(13, "Permission denied")
+        remove(path)
+
+    monkeypatch.setattr("cetane.doctor.remove", refusing)
+    with pytest.raises(CetaneError, match=r"cannot remove .*tmp0.* denied, nor 1 others"):
+        clean(leftovers())
+    assert [path.exists() for path in items] == [True, True, False, False]

@@ -4,6 +4,7 @@ Only a Mac has ANE caches and compiled programs.
 """
 
 import importlib.util
+import os
 import shutil
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from typing import Literal
 from packaging.requirements import Requirement
 
 from cetane.errors import CetaneError
-from cetane.files import cache_dir, remove
+from cetane.files import cache_dir, is_claimed, remove
 from cetane.hardware.mac import is_mac, os_build
 
 NATIVE = ("libmilstoragepython", "libmodelpackage")
@@ -31,7 +32,7 @@ build. After an upgrade, ane-book's experiment 35 found 86 GB there."""
 DAY = 86_400
 LEFT_BEHIND = (
     "tmp*.mlpackage", "tmp*.mlmodelc", "*-*.mlmodelc", "cetane-plan-*", "cetane-activations-*",
-    "cetane-diff-*", "cetane-task-*",
+    "cetane-diff-*", "cetane-task-*", "cetane-kit-*", "cetane-kept-*",
 )  # fmt: skip
 """Patterns of the leftovers of killed conversions in the temporary folder."""
 UNUSED = 30 * DAY
@@ -151,10 +152,10 @@ def ane_caches() -> Iterator[Leftover]:
 
 
 def temporary_files() -> Iterator[Leftover]:
-    """Packages of conversions that ended more than a day ago."""
+    """Packages of conversions that ended more than a day ago. Other users' are theirs to remove."""
     folder = Path(tempfile.gettempdir())
     for path in sorted({path for pattern in LEFT_BEHIND for path in folder.glob(pattern)}):
-        if older(path, DAY):
+        if older(path, DAY) and path.lstat().st_uid == os.getuid():
             yield Leftover(path, size_of(path), "left by a conversion")
 
 
@@ -164,7 +165,10 @@ def unfinished() -> Iterator[Leftover]:
     They may hold leftovers of lowering (`.lower-*`) and of writing (`.NAME.PROCESS.tmp`).
     """
     for path in sorted(Path.cwd().glob("*.partial")):
-        if (path / "bundle").is_dir() and older(path / "bundle", DAY):
+        written = [path / name for name in ("key.json", "done", "bundle", "bundle/shards")]
+        if not all(part.exists() and older(part, DAY) for part in written):
+            continue
+        if not is_claimed(path.with_suffix("")):
             why = "a build that was stopped; the same command would continue it"
             yield Leftover(path, size_of(path), why)
 
@@ -196,12 +200,16 @@ def older(path: Path, seconds: float) -> bool:
 
 
 def clean(items: list[Leftover]) -> None:
-    """Remove leftovers. Raises CetaneError if one cannot be removed."""
+    """Remove leftovers. Raises CetaneError at the end if some could not be removed."""
+    left = []
     for item in items:
         try:
             remove(item.path)
         except OSError as error:
-            raise CetaneError(f"cannot remove {item.path}: {error.strerror}") from error
+            left.append(f"{item.path}: {error.strerror}")
+    if left:
+        others = f", nor {len(left) - 1} others" if left[1:] else ""
+        raise CetaneError(f"cannot remove {left[0]}{others}", "all other leftovers are removed")
 
 
 def size_of(path: Path) -> int:

@@ -31,8 +31,18 @@ def printable(text: str, longest: int | None = LONGEST) -> str:
     line = re.sub(r"\s*[\r\n]\s*", " ", text.strip())
     if longest is not None:  # of a text of gigabytes, no more than what can be kept
         line = shortened(line, 2 * longest)
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    line = escaped(line)
     return line if longest is None else shortened(line, longest)
+
+
+def escaped(text: str) -> str:
+    """`text` without what moves a terminal's cursor, changes its colours or its title, or turns the
+    direction of writing; a line's end stays."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def shortened(line: str, longest: int) -> str:

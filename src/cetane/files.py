@@ -469,7 +469,7 @@ def claimed(target: Path, job: str) -> Iterator[None]:
 
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        path = target.with_name(f".{target.name}.lock")
+        path = lock_of(target)
         lock = FileLock(path, timeout=0.2)
         try:
             lock.acquire()
@@ -486,6 +486,23 @@ def claimed(target: Path, job: str) -> Iterator[None]:
         with suppress(OSError):  # the next writer takes a file that is left
             path.unlink(missing_ok=True)
         lock.release()
+
+
+def lock_of(target: Path) -> Path:
+    """The lock of a target's writers."""
+    return target.with_name(f".{target.name}.lock")
+
+
+def is_claimed(target: Path) -> bool:
+    """Whether a process of this machine writes to `target` now."""
+    try:
+        with lock_of(target).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # closing the file releases it
+    except FileNotFoundError:
+        return False
+    except OSError:  # held, or nobody can tell
+        return True
+    return False
 
 
 def holder(path: Path) -> str:

@@ -14,6 +14,9 @@ MOST_DEPTH = 64
 """The most levels of nested objects and lists. The deepest file of a real model has 12."""
 MOST_DIGITS = 40
 """The most digits of a whole number. transformers writes 10**30 for a text length without limit."""
+MOST_ELEMENTS = 2**28
+"""Elements of one value of a program: 1 GiB in fp32, the logits of 1,024 tokens for a vocabulary of
+262,144."""
 
 PLAIN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,254}$"
 """A name that is one component of a path: no slash, and no dot or dash first."""
@@ -39,6 +42,8 @@ def validated(
     adapter = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)
     try:
         return adapter.validate_python(content)
+    except CetaneError as error:  # of a validator with a hint of its own
+        raise CetaneError(f"{where}: {error.message}", error.hint or hint) from error
     except ValidationError as error:
         known = kind if isinstance(kind, type) else None
         raise CetaneError(f"{where}: {reason(error, known)}", hint) from error

@@ -326,6 +326,7 @@ def test_validate(cetane: Cetane, gated: Bundle, tmp_path: Path) -> None:
     green = cetane("validate", gated.path, "--json")
     assert green.code == 0
     assert green.json["golden"]["passed"] is True
+    assert green.json["warnings"] == []
     assert gated.gates().keys() == {"golden", "static"}
 
     source = Path(gated.manifest.source)
@@ -336,6 +337,7 @@ def test_validate(cetane: Cetane, gated: Bundle, tmp_path: Path) -> None:
     red = cetane("validate", gated.path, "--model", other, "--json")
     assert red.code == 1
     assert red.json["golden"]["passed"] is False
+    assert red.json["warnings"] == [f"{other} is not the file that {gated.path} was made from"]
     assert gated.gates()["golden"]["passed"] is False
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.conftest import build_model
 
 from cetane.bundle import Bundle
 from cetane.lower.lower import Lowering
@@ -440,6 +441,16 @@ def test_a_checkpoint_that_moved(cetane: Cetane, copied: Path, tmp_path: Path) -
     assert "--model MODEL says where it is now" in moved.err
 
 
+@pytest.mark.parametrize("arguments", [(), ("--full",)], ids=["golden", "shards"])
+def test_another_model_in_its_place(
+    cetane: Cetane, copied: Path, folder: Path, arguments: tuple[str, ...]
+) -> None:
+    build_model("llama", num_hidden_layers=1).save_pretrained(folder)
+    edit(copied / "manifest.json", source=str(folder))
+    told = refused(cetane, "validate", copied, *arguments)
+    assert f"{folder} is another model than {copied} was built from: its layers 1, not 2" in told
+
+
 def test_another_bundle_in_the_way(
     cetane: Cetane, tiny_checkpoint_folder: Path, copied: Path, recipe_file: Path
 ) -> None:
@@ -468,3 +479,44 @@ def test_wrong_use(cetane: Cetane, arguments: tuple[str, ...]) -> None:
     assert as_json.code == 2
     assert json.loads(as_json.out).keys() == {"error", "hint"}
     assert "Traceback" not in as_json.err
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_a_fault_is_no_red_gate(
+    cetane: Cetane, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    """Exit code 1 would say that a gate failed."""
+
+    def faulty() -> None:
+        raise ZeroDivisionError("by \x1b[2Jzero")
+
+    monkeypatch.setattr("cetane.doctor.leftovers", faulty)
+    found = cetane("gc", *flags)
+    assert found.code == 3
+    assert "Traceback" in found.err and "in faulty" in found.err and "\x1b" not in found.err
+    if flags:
+        assert "ZeroDivisionError" in json.loads(found.out)["error"]
+    else:
+        assert found.out == ""
+
+
+def test_an_interrupt_says_so(cetane: Cetane, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cetane.doctor.leftovers", interrupted)
+    found = cetane("gc")
+    assert (found.code, found.out, found.err) == (130, "", "stopped\n")
+
+
+def test_a_number_of_too_many_digits(cetane: Cetane, tiny_checkpoint_folder: Path) -> None:
+    wide = f"tokens.verify={'9' * 5000}"
+    assert "tokens.verify" in refused(cetane, "plan", tiny_checkpoint_folder, "--set", wide)
+
+
+def test_a_recipe_names_no_other_folder(
+    cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path
+) -> None:
+    recipe_file.write_text(f'name = "x/../../../y"\n{recipe_file.read_text()}')
+    told = refused(cetane, "build", tiny_checkpoint_folder, "-r", recipe_file)
+    assert told == "recipe x/../../../y: no name for a folder"

@@ -42,3 +42,16 @@ def test_help_names_every_option_in_80_columns(name: str, monkeypatch: pytest.Mo
     for param in command.params:
         for option in (*param.opts, *param.secondary_opts):
             assert option in text or not option.startswith("-")
+
+
+HOSTILE = "a\x1b[2Jb\x1b]0;owned\x07\u202ec"
+
+
+def test_a_stranger_moves_no_cursor(written: io.StringIO) -> None:
+    """Names of tensors, models and recipes come from files of others."""
+    output.say(HOSTILE)
+    output.facts({"source": HOSTILE}, HOSTILE)
+    output.table(HOSTILE, ["name", "shape"], [[HOSTILE, "2x2"]])
+    text = written.getvalue()
+    assert text.count(r"a\x1b[2Jb\x1b]0;owned\x07\u202ec") == 5
+    assert text.replace("\n", "").isprintable()

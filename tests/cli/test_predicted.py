@@ -4,6 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from cetane.gates.residency.target import Target
+from cetane.pipeline.fit import fit
+from cetane.pipeline.request import make_request
+from cetane.planner import Planner
+
 from .conftest import Cetane
 
 
@@ -69,3 +74,16 @@ def test_a_chip_without_figures_has_no_number(
     assert "no rate at which A13 reads weights was measured" in shown and "tok/s" not in shown
     assert cetane(*plan, "--json").json["predicted"]["modes"] == []
     assert "no speed is predicted" in cetane(*plan, "--sweep").error
+
+
+def test_the_plan_for_a_chip_is_what_a_port_begins_with(
+    cetane: Cetane, tiny_checkpoint_folder: Path
+) -> None:
+    found = cetane("plan", tiny_checkpoint_folder, "--chip", "a19-pro", "--json").json
+    request = make_request(tiny_checkpoint_folder)
+    fitted = fit(request.planner, Target("a19-pro"), request.named)
+    plan = Planner(request.checkpoint, fitted).plan()
+    assert len(plan.shards) < len(request.planner.plan().shards)
+    assert [shard["name"] for shard in found["shards"]] == [shard.name for shard in plan.shards]
+    assert found["recipe"]["head"]["slices"] == fitted.head.slices == 1
+    assert found["warnings"] == []

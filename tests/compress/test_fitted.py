@@ -150,3 +150,10 @@ def test_a_method_has_formats_and_a_file_of_its_own() -> None:
     plain = Selection(default="palette4-kmeans-group8").model_dump()
     assert "method" not in plain
     assert "fitted" not in plain
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(CetaneError, match=r"cannot write .*fitted"):
+        save({"a.weight": PALETTE}, "some-key")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.mil.conftest import mb, save_program
 
+from cetane import doctor
 from cetane.engine.prepared import PreparedProgram, trim
 from cetane.mil import load
 from cetane.mil.fast import FastProgram
@@ -121,6 +122,15 @@ def test_the_one_used_longest_ago_goes_first(tmp_path: Path) -> None:
         os.utime(folder, (1000 - age, 1000 - age))
     trim(tmp_path, largest=250)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["middle", "new"]
+
+
+def test_what_runs_every_day_is_no_leftover(package: Path, cache: Path) -> None:
+    result(package)
+    for path in [*cache.glob("prepared/*"), *cache.glob("prepared/*/*")]:
+        os.utime(path, (0, 0))
+    assert len(list(doctor.unused())) == 1
+    result(package)
+    assert list(doctor.unused()) == []
 
 
 def test_neither_torch_nor_a_second_time_onnx_and_numba_are_imported(

@@ -858,3 +858,35 @@ def test_another_checkpoint_where_a_worker_looks(
     os.utime(folder / "model.safetensors", (1, 1))
     with pytest.raises(CetaneError, match="not the files here that the work was begun with"):
         make_part(job, "recipe.toml", tmp_path / "part")
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["bundle-there", "no-bundle"])
+def test_a_stranger_of_its_name_stays(
+    there: bool, undisturbed: Bundle, tmp_path: Path, checkpoint: Checkpoint, small: Recipe
+) -> None:
+    """`OUTPUT.partial` may be the user's own, as half a download is."""
+    target, own = tmp_path / "out", tmp_path / "out.partial"
+    own.mkdir()
+    (own / "thesis.txt").write_text("mine")
+    if there:
+        shutil.copytree(undisturbed.path, target)
+        build(checkpoint, small, target, silent)
+    else:
+        with pytest.raises(CetaneError, match="no build has left it"):
+            build(checkpoint, small, target, silent)
+    assert (own / "thesis.txt").read_text() == "mine"
+    (own / "thesis.txt").unlink()
+    assert Partial(target).ours  # as it is while the first folders are made
+
+
+def test_rebuild_mends_a_finished_bundle(
+    undisturbed: Bundle, tmp_path: Path, checkpoint: Checkpoint, small: Recipe
+) -> None:
+    """As the gates advise where its packages are not the checkpoint's."""
+    target = tmp_path / "out"
+    shutil.copytree(undisturbed.path, target)
+    (target / "embedding.npy").write_bytes(b"damaged")
+    with pytest.raises(CetaneError, match="bundle of another checkpoint or recipe"):
+        build(checkpoint, override(small, {"head.slices": 2}), target, silent, rebuild=True)
+    assert (target / "embedding.npy").read_bytes() == b"damaged"
+    assert_same(build(checkpoint, small, target, silent, rebuild=True), undisturbed)

@@ -1,5 +1,7 @@
 """Layouts for a chip: what it is known to hold, by figures with sources."""
 
+import re
+
 import pytest
 from tests.conftest import build_model
 from tests.perf.test_predict import Shapes
@@ -8,6 +10,9 @@ from cetane.errors import CetaneError
 from cetane.gates.residency.target import Target
 from cetane.hardware.chips import find_chip
 from cetane.lab import synthetic
+from cetane.mil.program import TensorType
+from cetane.mil.validate import _check_sizes
+from cetane.perf.combinations import Combinations
 from cetane.pipeline.fit import fit
 from cetane.pipeline.plan import forecast
 from cetane.planner import Planner
@@ -69,3 +74,51 @@ def test_small_models_take_one_package() -> None:
     recipe = override(load_recipe("default"), {"cache.context": 256})
     fitted = fit(Planner(Shapes(build_model("llama")), recipe), Target("a19-pro"))
     assert fitted.layout.chunks == 1 and fitted.head.slices == 1
+
+
+def test_a_recipe_without_a_verifier_keeps_none(e2b: Planner) -> None:
+    planner = Planner(e2b.checkpoint, override(e2b.recipe, {"tokens.verify": 0}), e2b)
+    assert fit(planner, Target("a19-pro")).tokens.verify is None
+
+
+QWEN = {
+    "model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
+    "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064,
+    "max_position_embeddings": 131072,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+}  # fmt: skip
+"""Qwen2.5-7B, of whose layers seven keep 2^28.8 keys of 128K tokens."""
+
+
+@pytest.fixture(scope="module")
+def long() -> Planner:
+    recipe = override(load_recipe("default"), {"cache.context": 131072})
+    return Planner(synthetic.Shapes("qwen", QWEN), recipe)
+
+
+def test_a_cache_that_no_program_may_have_is_refused(long: Planner) -> None:
+    """By the very limit of what reads programs; a chip gets a layout of smaller ones."""
+    keys = (7, 4, 128, 131072)
+    with pytest.raises(CetaneError, match=re.escape(f"{keys} has more than 268,435,456")) as told:
+        long.plan()
+    assert "layout.chunks" in str(told.value.hint)
+    with pytest.raises(ValueError, match="more than 268435456 elements"):
+        _check_sizes("keys", TensorType(keys, "fp16"))
+    fitted = fit(long, Target("m4-max"))
+    assert fitted.layout.chunks is not None and fitted.layout.chunks >= 7
+    plan = Planner(long.checkpoint, fitted, long).plan()
+    for function in plan.functions.values():
+        for item in (*function.inputs, *function.outputs):
+            _check_sizes(item.name, TensorType(item.shape, "fp16"))
+
+
+def test_a_ranking_refuses_it_too(long: Planner) -> None:
+    recipe = override(long.recipe, {"layout.kind": "chunks", "compression.default": "fp16"})
+    sweep = Combinations(long.checkpoint, recipe, find_chip("m4-max"))
+    refusals = {}
+    for name in ("2 chunks", "per-layer"):
+        made = sweep.planner(sweep.layouts()[name], "readonly", "fp16", 4, 131072)
+        assert made is not None
+        refusals[name] = sweep.refusal(made)
+    assert "has more than 268,435,456 elements" in str(refusals["2 chunks"])
+    assert "elements" not in str(refusals["per-layer"])

@@ -1,20 +1,24 @@
 """The command line: a command parses its options, calls the API and prints."""
 
 import sys
+import traceback
 from typing import NoReturn
 
 import typer
 from rich.markup import escape
 
 from cetane.cli.app import app
-from cetane.cli.output import errors, print_json
+from cetane.cli.output import errors, print_json, warn
 from cetane.errors import CetaneError, printable
+
+FAULT, STOPPED = 3, 130
 
 
 def main() -> None:
-    """Run a command. Exit codes: 0 pass, 1 a gate failed, 2 wrong use or bad input."""
+    """Run a command. Exit codes: 0 pass, 1 a gate failed, 2 wrong use or bad input, 3 a fault of
+    cetane's own, 130 stopped."""
     try:
-        sys.exit(app(prog_name="cetane", standalone_mode=False))
+        code = app(prog_name="cetane", standalone_mode=False)
     except CetaneError as error:
         fail(error.message, error.hint)
     except typer.TyperException as error:  # an unknown option, or a value out of range
@@ -26,8 +30,13 @@ def main() -> None:
     except RecursionError:
         fail("the input is too deeply nested")
     except (KeyboardInterrupt, typer.Abort):
-        errors.print("stopped")
-        sys.exit(130)
+        code = STOPPED
+    except Exception as error:
+        warn(traceback.format_exc())
+        fail(f"{type(error).__name__}: {error}", "this is a fault of cetane: report it", FAULT)
+    if code == STOPPED:  # so typer ends a command on Ctrl-C
+        warn("stopped")
+    sys.exit(code)
 
 
 def usage(error: typer.TyperException) -> str | None:
@@ -36,8 +45,8 @@ def usage(error: typer.TyperException) -> str | None:
     return f"see {context.command_path} --help" if context else None
 
 
-def fail(message: str, hint: str | None = None) -> NoReturn:
-    """Print an error, as JSON with --json, and end with exit code 2."""
+def fail(message: str, hint: str | None = None, code: int = 2) -> NoReturn:
+    """Print an error, as JSON with --json, and end with an exit code."""
     if "--json" in sys.argv:
         print_json({"error": printable(message), "hint": None if hint is None else printable(hint)})
     lines = [f"[bold red]error[/]: {escape(printable(message))}"]
@@ -45,4 +54,4 @@ def fail(message: str, hint: str | None = None) -> NoReturn:
         lines.append(f"[dim]{escape(printable(hint))}[/]")
     for line in lines:
         errors.print(line, soft_wrap=True, highlight=False)
-    sys.exit(2)
+    sys.exit(code)

@@ -73,7 +73,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace another bundle in 
 Rebuild = Annotated[
     bool,
     typer.Option(
-        "--rebuild/--skip-existing", help="Remake the parts of an interrupted build, or keep them."
+        "--rebuild/--skip-existing", help="Remake what an earlier build made, or keep it."
     ),
 ]
 Workers = Annotated[

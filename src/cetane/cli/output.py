@@ -15,6 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from cetane.errors import escaped
+
 if TYPE_CHECKING:
     from cetane.files import Progress
 
@@ -60,12 +62,12 @@ def finite(content: Any) -> Any:
 
 def say(text: str) -> None:
     """Print a line on standard output, without added line breaks, so that paths can be copied."""
-    console.print(text, markup=False, soft_wrap=True)
+    console.print(escaped(text), markup=False, soft_wrap=True)
 
 
 def warn(text: str) -> None:
     """Print a line on the error stream."""
-    errors.print(text, markup=False, soft_wrap=True)
+    errors.print(escaped(text), markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -100,7 +102,8 @@ def on_terminal(title: str) -> tuple["Progress", Callable[[], None]]:
     bar.start()
 
     def update(what: str, done: int, total: int) -> None:
-        bar.update(task, description=f"{title}: {what}"[:40], completed=done, total=total)
+        told = escape(escaped(f"{title}: {what}")[:40])
+        bar.update(task, description=told, completed=done, total=total)
 
     return update, bar.stop
 
@@ -119,8 +122,10 @@ def in_log(title: str) -> tuple["Progress", Callable[[], None]]:
 
 
 def cell(value: Any) -> str:
-    """A value in a table."""
-    return f"{value:.5g}" if isinstance(value, float) else "" if value is None else str(value)
+    """A value in a table: the words of a stranger's file too."""
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return "" if value is None else escaped(str(value))
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -133,7 +138,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     if sum(widest) + 3 * len(columns) - 1 > console.width:  # edges, dividers and padding
         listed(title, columns, cells)
         return
-    console.print(Text(title, "bold"))
+    console.print(Text(escaped(title), "bold"))
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for index, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
@@ -151,7 +156,7 @@ def longest(text: str) -> int:
 
 def listed(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     """Print rows as lists of cells; the first cell is the heading."""
-    console.print(Text(title, "bold"), soft_wrap=True)
+    console.print(Text(escaped(title), "bold"), soft_wrap=True)
     for row in cells:
         say(f"  {row[0]}")
         facts(dict(zip(columns[1:], row[1:], strict=True)), indent=4)
@@ -165,7 +170,7 @@ def facts(values: Mapping[str, Any], title: str = "", indent: int = 2) -> None:
     """
     shown = {name: text for name, value in values.items() if (text := cell(value))}
     if title:
-        console.print(Text(title, "bold"), soft_wrap=True)
+        console.print(Text(escaped(title), "bold"), soft_wrap=True)
     width = max(map(len, shown), default=0)
     room = max(20, console.width - indent - width - 2)
     for name, text in shown.items():

@@ -47,11 +47,13 @@ def plan(
 ) -> None:
     """Show the shards, functions and bytes of a port, without reading weights.
 
-    Refuses whatever port would refuse. With --chip, predicts the speed on that chip.
+    Refuses whatever port would refuse. With --chip, shows the layout that port would choose for
+    that chip, and predicts its speed there.
     """
     from cetane.cli import forecast as shown
     from cetane.cli import plan_tables
-    from cetane.pipeline.plan import forecast
+    from cetane.gates.residency.target import Target
+    from cetane.pipeline.plan import forecast, planner_for
     from cetane.pipeline.request import make_request, read_adapters, read_changes
 
     if sweep and explain:
@@ -62,18 +64,21 @@ def plan(
         model, recipe, context, bits, read_changes(settings or []), lora=lora,
         adapters=read_adapters(adapter or []),
     )  # fmt: skip
-    with progress("plan"):
-        resolved = request.planner.plan()
-    predicted = forecast(request.planner, chip) if chip else None
     if chip and sweep:
         rank_all(request, chip, json)
-    elif json:
-        content = resolved.model_dump(mode="json")
+        return
+    with progress("plan"):
+        planner = planner_for(request, Target(chip) if chip else None)
+        resolved = planner.plan()
+    predicted = forecast(planner, chip) if chip else None
+    warnings = [request.warning] if request.warning else []
+    if json:
+        content = resolved.model_dump(mode="json") | {"warnings": warnings}
         print_json(content | ({"predicted": predicted.as_json()} if predicted else {}))
     else:
         plan_tables.show(resolved, chip, verbose or predicted is None)
-        if request.warning:
-            warn(f"warning: {request.warning}")
+        for warning in warnings:
+            warn(f"warning: {warning}")
         if predicted:
             shown.show(predicted, explain)
         else:

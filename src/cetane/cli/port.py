@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,6 +87,7 @@ def port(
     """
     from cetane.cli.plan_tables import show as show_plan
     from cetane.gates.residency.target import DEFAULT_OS
+    from cetane.pipeline.plan import planner_for
     from cetane.pipeline.port import port_request, residency_for
     from cetane.pipeline.request import make_request, read_adapters, read_changes
 
@@ -95,7 +97,7 @@ def port(
         request = make_request(
             model, recipe, context, bits, changes, budget, lora, read_adapters(adapter or []), text
         )
-        plan = request.planner.plan()
+        plan = planner_for(request, asked.target if asked.named else None).plan()
     if not json:
         show_plan(plan, chip, tables=verbose)
         if request.warning:
@@ -142,12 +144,14 @@ def show(result: PortResult, verbose: bool) -> None:
     show_golden(result.golden, verbose)
     show_why(result.explanation)
     say(f"speed, predicted: {headline(result.forecast)}")
+    path = str(result.bundle.path)
     size = sum(record.bytes for record in result.bundle.manifest.files.values())
     say(f"wrote {result.bundle.path}: {megabytes(size)} in {sum(result.seconds.values()):.0f} s")
     if result.passed:
-        say(f"next: cetane run {result.bundle.path} --chat")
+        say(f"next: {shlex.join(['cetane', 'run', path, '--chat'])}")
     else:
-        say(f"next: cetane diff {result.bundle.path} --model {result.bundle.manifest.source}")
+        source = result.bundle.manifest.source
+        say(f"next: {shlex.join(['cetane', 'diff', path, '--model', source])}")
 
 
 def show_residency(result: PortResult) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cetane.compress.beside import FileBeside
 from cetane.compress.formats import Format, Palette, Shape
 from cetane.errors import CetaneError
-from cetane.files import cache_dir, replacing, sha256
+from cetane.files import cache_dir, disk_errors, replacing, sha256
 
 if TYPE_CHECKING:  # a recipe is read without numpy
     import numpy.typing as npt
@@ -136,7 +136,8 @@ def save(
     constants: Mapping[str, Encoded], key: str, harms: Mapping[str, float] | None = None
 ) -> FittedFile:
     """Keep constants, by the names of a checkpoint's tensors, in the cache folder; `key` is what
-    they depend on, `harms` what each is predicted to cost."""
+    they depend on, `harms` what each is predicted to cost. CetaneError where nothing can be
+    written."""
     from safetensors.numpy import save as serialized
 
     from cetane.compress.encoded import Affine, Palettized
@@ -151,11 +152,12 @@ def save(
             tensors[name + SCALE] = made.scale.reshape(-1)
     content = serialized(tensors, {KEY: key, HARMS: json.dumps(dict(harms or {}))})
     digest = hashlib.sha256(content).hexdigest()
-    folder().mkdir(parents=True, exist_ok=True)
-    with replacing(folder() / f"{digest}.safetensors") as temporary:
-        temporary.write_bytes(content)
-    with replacing(folder() / f"{key}.json") as temporary:
-        temporary.write_text(json.dumps(digest), encoding="utf-8")
+    with disk_errors(folder()):
+        folder().mkdir(parents=True, exist_ok=True)
+        with replacing(folder() / f"{digest}.safetensors") as temporary:
+            temporary.write_bytes(content)
+        with replacing(folder() / f"{key}.json") as temporary:
+            temporary.write_text(json.dumps(digest), encoding="utf-8")
     return by_content(digest)
 
 

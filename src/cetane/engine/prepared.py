@@ -79,8 +79,9 @@ class PreparedProgram:
                 except CetaneError:
                     _removed(folder)
                     continue
-                with suppress(OSError):
-                    os.utime(folder)  # used now
+                for used in (folder, self._folder):  # `trim` asks the first, the doctor the second
+                    with suppress(OSError):
+                        os.utime(used)
                 return prepared
         return None
 

@@ -193,11 +193,13 @@ class MilFunction(Signature):
     """One function of a program: its signature, and the ops that compute the outputs.
 
     `dictionaries` are outputs that are not tensors: the probabilities of a classifier. `interface`
-    tells which features are images, classes or optional."""
+    tells which features are images, classes or optional. `opset` names the version of MIL that its
+    ops are of."""
 
     body: Body = field(repr=False)
     dictionaries: tuple[str, ...] = ()
     interface: Features | None = None
+    opset: str = ""
 
     @property
     def ops(self) -> tuple[Op, ...]:

@@ -139,7 +139,9 @@ class _Reader:
             else:
                 outputs[output] = type_
         interface = read_interface(description)
-        return MilFunction(name, inputs, outputs, states, body, tuple(dictionaries), interface)
+        return MilFunction(
+            name, inputs, outputs, states, body, tuple(dictionaries), interface, message.opset
+        )
 
     def body(self, message: Any) -> Body:
         return Body(

@@ -11,9 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cetane.mil.program import Argument, Op
-
-MOST_ELEMENTS = 2**28
-"""Elements of one value: 1 GiB in fp32, the logits of 1,024 tokens for a vocabulary of 262,144."""
+from cetane.validation import MOST_ELEMENTS
 
 Shape = tuple[int, ...]
 Shapes = list[Shape] | None

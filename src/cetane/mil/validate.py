@@ -27,7 +27,8 @@ from cetane.mil.program import (
     TensorType,
     plain_name,
 )
-from cetane.mil.shapes import MOST_ELEMENTS, KnownOp, Shape, bounded, result_shapes
+from cetane.mil.shapes import KnownOp, Shape, bounded, result_shapes
+from cetane.validation import MOST_ELEMENTS
 
 DEEPEST = 16
 """The most levels of nested bodies."""

@@ -122,7 +122,14 @@ class Combinations:
         return made
 
     def refusal(self, planner: Planner) -> str | None:
-        """The reason why the chip cannot hold the plan; None if it can."""
+        """The reason why no program, or not the chip, can hold the plan; None if it can."""
+        try:
+            for segment in planner.arrangement.order:
+                for cache in planner.caches(segment, 1):
+                    cache.form.inputs(cache, 1)
+                    cache.form.states(cache)
+        except CetaneError as error:
+            return error.message
         for shard, blocks in planner.members.items():
             weights = self.predictor.weights(planner, blocks)
             size = sum(bits / 8 * count for bits, count in weights.items())

@@ -191,7 +191,15 @@ class Partial:
         """What workers have made."""
 
     def start(self, key: str) -> None:
-        """Keep what an interrupted build of the same key left, else start anew."""
+        """Keep what an interrupted build of the same key left, else start anew.
+
+        CetaneError for a file or folder of this name that no build has left.
+        """
+        if not self.ours:
+            raise CetaneError(
+                f"{self.root} exists, and no build has left it",
+                "move it away, or choose another --output",
+            )
         if read_note(self.key) != key:
             remove(self.root)
         for folder in (self.bundle / "shards", self.done):
@@ -199,6 +207,14 @@ class Partial:
         for leftover in (*self.bundle.glob(".*"), *self.bundle.glob("shards/.*")):
             remove(leftover)
         write_json(self.key, key)
+
+    @property
+    def ours(self) -> bool:
+        """Whether there is nothing but what builds leave, at whatever step they were killed."""
+        if not self.root.is_dir():
+            return not self.root.exists()
+        known = {path.name for path in (self.bundle, self.done, self.key, self.store)}
+        return all(p.name in known or p.name.startswith(".") for p in self.root.iterdir())
 
     def record(self, name: str) -> dict[str, FileRecord]:
         """Note that a part is finished, with the hashes of its files, and return them."""

@@ -35,9 +35,9 @@ def build(
     """Build a bundle at `target`; a finished one of the same checkpoint and recipe is kept.
 
     The first shard of every kind comes first, and `gate` judges them before the others are made.
-    What an interrupted build left is taken up, unless `rebuild`. `workers` make the parts side by
-    side, with the same bytes. With a shared store, a bundle that is there is not made again, and
-    neither is a part.
+    With `rebuild` it is made anew, and nothing that an interrupted build left is taken up.
+    `workers` make the parts side by side, with the same bytes. With a shared store, a bundle that
+    is there is not made again, and neither is a part.
 
     Raises CetaneError when `target` holds something else, unless `force`, and when a part failed:
     the others are made nevertheless (with a `gate`, only the first shards are if one of them
@@ -55,7 +55,10 @@ def build(
         assert Request(checkpoint, recipe).planner  # what cannot be built is refused before work
         chosen = resolve_recipe(checkpoint, recipe, progress)
         if target.exists() and not force:
-            return existing(target, chosen, checkpoint)
+            if not same(Bundle(target).plan.recipe, chosen):
+                raise another(target)
+            if not rebuild:
+                return existing(target, checkpoint)
         work = Build(checkpoint, chosen, target, rebuild, workers)
         with disk_errors(work.partial.bundle):
             work.make(list(work.jobs), progress, gate)
@@ -89,17 +92,15 @@ def build_only(
     return {name: work.partial.bundle / shard_path(name) for name in chosen}
 
 
-def existing(target: Path, recipe: Recipe, checkpoint: Checkpoint) -> Bundle:
-    """A finished bundle of the same checkpoint, by `check_place`; CetaneError if its recipe is
-    another."""
+def existing(target: Path, checkpoint: Checkpoint) -> Bundle:
+    """A finished bundle of the same checkpoint and recipe; CetaneError if it is damaged."""
     bundle = Bundle(target)
-    if not same(bundle.plan.recipe, recipe):
-        raise another(target)
     bundle.verify()
     from cetane.pipeline.assembly import Partial, build_key, read_note
 
     partial = Partial(target)
-    if read_note(partial.key) in (None, build_key(checkpoint, bundle.plan.recipe)):
+    mine = (None, build_key(checkpoint, bundle.plan.recipe))
+    if partial.ours and read_note(partial.key) in mine:
         remove(partial.root)  # left by a kill between the last two steps of this build
     return bundle
 

@@ -60,7 +60,7 @@ def by_rules(planner: Planner, target: Target) -> Choice:
 
 def by_longest_axis(planner: Planner, target: Target) -> Choice:
     """As few slices of the head as the longest axis of a chip allows."""
-    axis, rows = find_chip(target.chip).figure("axis"), planner.plan().rows
+    axis, rows = find_chip(target.chip).figure("axis"), planner.heads[-1].stop
     slices = -(-rows // int(axis.value))
     reason = f"{rows} rows; an axis has {axis.value:.0f} at most ({cite(axis)})"
     return {SLICES: slices}, reason
@@ -85,9 +85,12 @@ class Fitting:
 
     @property
     def held(self) -> bool:
-        """Whether programs of this size and number were seen on the chip."""
+        """Whether programs of this size and number were seen on the chip, and caches fit them."""
         most, count = (self.chip.figure(name).value for name in ("program_bytes", "programs"))
-        return self.largest <= most and len(self.plan.functions) <= count
+        try:
+            return self.largest <= most and len(self.plan.functions) <= count
+        except CetaneError:
+            return False
 
     @cached_property
     def ms(self) -> float | None:
@@ -99,9 +102,11 @@ class Fitting:
 def by_known_programs(planner: Planner, target: Target) -> Choice:
     """The fastest layout whose programs a chip is known to hold; of equals, the fewest packages."""
     chip = find_chip(target.chip)
-    fittings = [one for one in layouts(planner, chip) if one.held]
+    tried = list(layouts(planner, chip))
+    fittings = [one for one in tried if one.held]
     most = chip.figure("program_bytes")
     if not fittings:
+        _ = tried[-1].plan  # refuses caches of which not even one layer's fit a program
         raise CetaneError(
             f"no number of packages fits {chip.name}: programs of at most "
             f"{most.value / 1e6:.0f} MB, {chip.figure('programs').value:.0f} of them",
@@ -119,7 +124,7 @@ def by_known_programs(planner: Planner, target: Target) -> Choice:
 
 def layouts(planner: Planner, chip: Chip) -> Iterator[Fitting]:
     """Layers in one package, two, four, ... and one each; the head apart."""
-    layers = planner.plan().layers
+    layers = len({block.layer for block in planner.model.layers})
     counts = sorted({1 << power for power in range(layers.bit_length())} | {layers})
     for count in counts:
         recipe = override(planner.recipe, {KIND: "chunks", CHUNKS: count})
@@ -127,7 +132,9 @@ def layouts(planner: Planner, chip: Chip) -> Iterator[Fitting]:
 
 
 def by_free_drafts(planner: Planner, target: Target) -> Choice:
-    """The widest verifying call that takes hardly longer than a step."""
+    """The widest verifying call that takes hardly longer than a step, if the recipe verifies."""
+    if planner.recipe.tokens.verify is None:
+        return {}, ""
     chip = find_chip(target.chip)
     for width in WIDTHS:
         recipe = override(planner.recipe, {VERIFY: width})

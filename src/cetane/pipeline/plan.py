@@ -16,6 +16,7 @@ from cetane.perf.capacities import CapacityCost, capacity_costs
 from cetane.perf.combinations import CONTEXTS, FORMATS, Combination, Combinations
 from cetane.perf.predict import Prediction, Predictor
 from cetane.pipeline.choose import known_to_hold
+from cetane.pipeline.fit import fit
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
@@ -42,6 +43,14 @@ def plan(
     """
     request = make_request(model, recipe, context, bits, changes, lora=lora, adapters=adapters)
     return request.planner.plan()
+
+
+def planner_for(request: Request, target: Target | None) -> Planner:
+    """The planner of what a port begins with: for a chip, with the layout that fits it."""
+    if target is None:
+        return request.planner
+    recipe = fit(request.planner, target, request.named)
+    return Planner(request.checkpoint, recipe, request.planner)
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,8 @@ class PortResult:
     """Whether the port is for a named chip, and must be predicted to be on its ANE."""
     changes: tuple[str, ...] = ()
     """What was changed after a red gate, and why: one line each."""
+    warnings: tuple[str, ...] = ()
+    """What looks like a misread checkpoint."""
 
     @property
     def gates(self) -> dict[str, Gate]:
@@ -108,6 +110,7 @@ class PortResult:
             "explanation": explanation_json(self.explanation),
             "reasons": dict(self.plan.recipe.reasons),
             "changes": list(self.changes),
+            "warnings": list(self.warnings),
             "residency_required": self.residency_required,
             "predicted": forecast_json(self.forecast),
             "gates": {name: gate_json(outcome) for name, outcome in self.gates.items()},
@@ -141,9 +144,9 @@ def port(
     """Plan, build and judge a model.
 
     What the recipe leaves to cetane is chosen first. The first shard of every kind is compared with
-    the Hugging Face model, and audited for residency, before the others are built. An interrupted
-    port goes on where it stopped, unless `rebuild`; a finished bundle of the same model and recipe
-    is kept and judged again.
+    the Hugging Face model, and audited for residency, before the others are built. Unless
+    `rebuild`, an interrupted port goes on where it stopped, and a finished bundle of the same model
+    and recipe is kept and judged again.
 
     `model` is a Hugging Face folder, a GGUF file or a hub id. `context`, `bits` and `changes`
     replace values of the recipe (`make_request`); `quality` is what is promised, `budget` the most
@@ -219,7 +222,8 @@ def port_request(
             history = History(first=tried[0], changes=tuple(changes))
             attempt = Attempt(request, recipe, target, asked, history, clock, progress, workers)
             result = attempt.run(force or recipe is not kept, rebuild)
-            result = replace(result, changes=tuple(changes))
+            warned = () if request.warning is None else (request.warning,)
+            result = replace(result, changes=tuple(changes), warnings=warned)
             why = result.explanation
             if result.passed or why is None or len(changes) + 1 == MOST_ATTEMPTS:
                 return result

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress.beside import TextFile
 from cetane.errors import CetaneError
+from cetane.files import nameable
 from cetane.schema.recipe import Recipe, load_recipe, override, shipped
 
 if TYPE_CHECKING:  # plans need torch; a bundle that comes from a store needs no plan
@@ -78,9 +79,15 @@ class Request:
 
     def target(self, output: str | Path | None) -> Path:
         """Where the bundle goes: `output`, or the model's and the recipe's names; CetaneError for a
-        path without a name, since the finished bundle is renamed to it."""
+        path without a name, since the finished bundle is renamed to it, and for a recipe whose name
+        leads to another folder."""
         if output is None:
-            return Path(f"{self.name}-{self.recipe.name}")
+            name = f"{self.name}-{self.recipe.name}"
+            if "/" in name or not nameable(name):
+                raise CetaneError(
+                    f"recipe {self.recipe.name}: no name for a folder", "add --output"
+                )
+            return Path(name)
         path = Path(output)
         if path.name in ("", ".."):
             raise CetaneError(f"--output {path}: does not end with a name for the bundle")
@@ -183,7 +190,7 @@ def read_change(setting: str) -> tuple[str, Any]:
         raise CetaneError(f"{setting!r}: not KEY=VALUE", "as in cache.context=4096")
     try:
         return key, tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # no TOML, or a number of more digits than Python reads
         return key, text
 
 

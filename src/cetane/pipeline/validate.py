@@ -43,7 +43,7 @@ class Validation:
 
     def as_json(self) -> dict[str, Any]:
         """The outcomes of the gates that ran, as a JSON object."""
-        content: dict[str, Any] = {"passed": self.passed}
+        content: dict[str, Any] = {"passed": self.passed, "warnings": list(self.warnings)}
         if self.static:
             content["static"] = [finding.model_dump(mode="json") for finding in self.static]
         if self.golden is not None:
@@ -143,7 +143,7 @@ def checkpoint_of(
     adapters: Mapping[str, str | Path] | None = None,
 ) -> Checkpoint:
     """The checkpoint of a bundle, with its adapters: those in the build's record, but for the new
-    places that are given."""
+    places that are given. CetaneError if it is missing there, or became one of another shape."""
     manifest, recipe = bundle.manifest, bundle.plan.recipe
     merged = lora or (manifest.lora.source if manifest.lora else None)
     unknown = sorted((adapters or {}).keys() - manifest.adapters.keys())
@@ -151,13 +151,11 @@ def checkpoint_of(
         raise CetaneError(f"{bundle.path} has no adapter {unknown[0]!r}")
     folders = {name: origin.source for name, origin in manifest.adapters.items()}
     folders |= {name: str(folder) for name, folder in (adapters or {}).items()}
-    if model is not None:
-        given = turned(open_checkpoint(model, merged, folders), recipe)
-        check_shape(bundle, given)
-        return given
     try:
-        return turned(open_checkpoint(manifest.source, merged, folders), recipe)
+        found = turned(open_checkpoint(model or manifest.source, merged, folders), recipe)
     except CetaneError as error:
+        if model is not None:
+            raise
         places = ["--model MODEL says where it is now"]
         places += ["--lora FOLDER where the merged adapter is"] if manifest.lora else []
         places += ["--adapter NAME=FOLDER where an adapter is"] if manifest.adapters else []
@@ -166,6 +164,8 @@ def checkpoint_of(
             f"{error.message}",
             ", ".join(places),
         ) from error
+    check_shape(bundle, found)
+    return found
 
 
 def check_shape(bundle: Bundle, checkpoint: Checkpoint) -> None:

@@ -126,7 +126,8 @@ class CachePlan:
 
     def caches(self, segment: Segment, tokens: int) -> tuple[CacheSpec, ...]:
         """The cache groups of a segment, for a call of `tokens` tokens."""
-        state = self._shared_state(segment.blocks, self.slots)
+        shared = self._shared_shape(segment.blocks, self.slots)
+        state = None if shared is None else State(name=PADDED, shape=shared)
         rows = dict(self._rows(segment.blocks))
         return tuple(
             CacheSpec(
@@ -165,8 +166,8 @@ class CachePlan:
         """Bytes of the whole model's keys and values, with their scales and the padding of
         states."""
         slots = self.slots_for(context)
-        states = [self._shared_state(segment.blocks, slots) for segment in segments]
-        padded = sum(2 * prod(state.shape) for state in states if state is not None)
+        states = [self._shared_shape(segment.blocks, slots) for segment in segments]
+        padded = sum(2 * prod(shape) for shape in states if shape is not None)
         return padded or self.own_nbytes(context)
 
     def own_nbytes(self, context: int) -> int:
@@ -202,19 +203,20 @@ class CachePlan:
             yield name, row
             row += 2 * layers
 
-    def _shared_state(self, blocks: Sequence[Block], slots: Mapping[str, Slots]) -> State | None:
+    def _shared_shape(
+        self, blocks: Sequence[Block], slots: Mapping[str, Slots]
+    ) -> tuple[int, int, int, int] | None:
         """The state that some blocks share, with rows of the largest size; None if they share
         none."""
         kept = self._kept_groups(blocks)
         if not self.recipe.cache.padded or not kept:
             return None
-        shape = (
+        return (
             sum(2 * layers for layers in kept.values()),
             max(self.recipe.cache.state_heads, *(self.groups[name].heads for name in kept)),
             max(self.groups[name].dim for name in kept),
             max(slots[name].count for name in kept),
         )
-        return State(name=PADDED, shape=shape)
 
 
 def _kept(blocks: Sequence[Block]) -> Counter[str]:

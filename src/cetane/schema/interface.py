@@ -10,13 +10,19 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from cetane.validation import Data
+from cetane.errors import CetaneError
+from cetane.validation import MOST_ELEMENTS, Data
 
 
 def allocatable(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape itself. Raises ValueError if it is too large to allocate on any machine."""
-    if prod(shape) > 2**32:
-        raise ValueError(f"a tensor of shape {shape} is too large")
+    """The shape itself. Raises CetaneError if no program may have it: of plans too, whose caches
+    grow with the context."""
+    if prod(shape) > MOST_ELEMENTS:
+        raise CetaneError(
+            f"a tensor of shape {shape} has more than {MOST_ELEMENTS:,} elements, the most of a "
+            "program's",
+            "more packages (--set layout.chunks=8), or a shorter --context",
+        )
     return shape
 
 

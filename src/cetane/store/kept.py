@@ -51,7 +51,7 @@ def kept(key: str, target: Path) -> bool:
 @contextmanager
 def opened(key: str) -> Iterator[Path | None]:
     """A temporary folder with a result's files, while the context lasts; None if there is none."""
-    with tempfile.TemporaryDirectory(prefix="cetane-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="cetane-kept-") as scratch:
         target = Path(scratch) / "result"
         yield target if kept(key, target) else None
 

@@ -510,6 +510,10 @@ def long_program(count: int) -> Model:
 
 
 PROGRAM_CASES = {
+    "newer-system": (
+        Model(lambda x: conv(x, 64), target=ct.target.iOS26, os=18),
+        Model(lambda x: conv(x, 64), target=ct.target.iOS26, os=26),
+    ),
     "program-constants": (wide(17), wide(15)),
     "program-constants-risky": (wide(8), wide(7)),
     "monolith": (whole_model(40), whole_model(25)),

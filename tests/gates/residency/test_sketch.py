@@ -32,6 +32,18 @@ def test_a_cache_that_the_graph_scatters(contract: str, verify: int, refused: bo
     assert ("matmul-scatter" in found(contract, verify)) == refused
 
 
+@pytest.mark.parametrize(
+    ("deployment", "os", "refused"),
+    [("iOS26", 18, True), ("iOS26", 26, False), ("iOS18", 18, False)],
+)
+def test_a_plan_for_a_newer_system(deployment: str, os: float, refused: bool) -> None:
+    content = {"cache": {"context": 128}, "target": {"deployment": deployment}}
+    recipe = parse_recipe({"name": "test"} | content, "test")
+    planner = Planner(Shapes(build_model("llama")), recipe)
+    audited = audit(sketch(planner), Target("m4-max", os))
+    assert any("newer-system" in reason for reason in audited.reasons) == refused
+
+
 def test_formats_of_weights() -> None:
     assert "int4-per-block" in found("readonly", 4, "int4-per-block32")
     assert "int4-per-block" not in found("readonly", 4, "palette4-kmeans-group32")

@@ -11,6 +11,7 @@ from typing import NoReturn
 from cetane.compress import Format
 from cetane.compress.formats import Fp16, Linear, Palette
 from cetane.families import CacheSpec, Weight
+from cetane.gates.residency.target import OLDEST
 from cetane.mil.program import (
     Body,
     MilFunction,
@@ -26,6 +27,8 @@ from cetane.planner import Planner
 def sketch(planner: Planner) -> dict[str, Program]:
     """A program for every shard of a plan."""
     made = {}
+    oldest = int(planner.recipe.target.deployment.removeprefix("iOS"))
+    (opset,) = [opset for opset, system in OLDEST.items() if system == oldest]
     for shard in planner.members:
         functions = {}
         for graph in planner.graphs(shard):
@@ -49,7 +52,7 @@ def sketch(planner: Planner) -> dict[str, Program]:
             body = Body((), tuple(ops), tuple(outputs))
             known = {name: type_ for name, type_ in outputs.items() if type_ is not None}
             name = graph.function.name
-            functions[name] = MilFunction(name, inputs, known, states, body)
+            functions[name] = MilFunction(name, inputs, known, states, body, opset=opset)
         made[shard] = Program(Path(shard), functions)
     return made
 

@@ -6,6 +6,8 @@ from cetane.hardware.chips import DEFAULT_CHIP, Quantity, find_chip
 
 DEFAULT_OS = 26.0
 """The system on which most of the evidence was measured."""
+OLDEST = {"CoreML5": 15, "CoreML6": 16, "CoreML7": 17, "CoreML8": 18, "CoreML9": 26}
+"""The oldest system that loads programs of an opset (coremltools 9.0, `_OPSET`)."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from cetane.gates.residency.graph import VOCABULARY, Graph
 from cetane.gates.residency.rule import Placement, on_bundle, on_function, on_places
+from cetane.gates.residency.target import OLDEST
 
 GIB = 1 << 30
 MOST_CONSTANTS = 2 * GIB
@@ -20,6 +21,12 @@ LOADED_CONSTANTS = 3_000_000_000
 
 def megabytes(count: int) -> str:
     return f"{count / 1e6:.0f} MB"
+
+
+@on_function("newer-system")
+def newer_system(graph: Graph) -> str | None:
+    oldest = OLDEST.get(graph.function.opset, 0)
+    return f"from {oldest} on" if graph.target.os < oldest else None
 
 
 @on_function("program-constants")
