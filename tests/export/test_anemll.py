@@ -19,7 +19,7 @@ from tests.families.zaya_models import build_zaya
 import cetane.bridge
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
-from cetane.export.anemll import check, export
+from cetane.export.anemll import check, export, packages
 from cetane.export.anemll.contract import parts_for
 from cetane.export.anemll.planner import AnemllPlanner
 from cetane.mil.package import Package
@@ -109,6 +109,26 @@ def test_single_steps_equal_a_batch(exported, load) -> None:
     single.folder.batches = False
     prompt = list(range(40, 85))
     assert whole.generate(prompt, 8) == single.generate(prompt, 8)
+
+
+@pytest.mark.parametrize(
+    "embedding", [{"format": "int8"}, {"format": "fp16", "inside": True}], ids=["host", "inside"]
+)
+def test_rows_of_the_embedding_stay_fp16(load, tmp_path: Path, embedding: dict[str, Any]) -> None:
+    """Whatever the weights' formats: those would round rows that no gate judged."""
+    model = build_model("llama", tie_word_embeddings=True)
+    model.save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    compression = {"default": "palette4-kmeans-group32"}
+    if embedding.get("inside"):
+        compression["types"] = {"embedding": "int8-per-channel"}
+    recipe = tiny_recipe(context=CONTEXT, embedding=embedding, compression=compression)
+    package = tmp_path / "embeddings.mlpackage"
+    packages(recipe, open_checkpoint(tmp_path))["llama_embeddings"](package)
+    ids = np.arange(BATCH, dtype=np.int32)[None]
+    rows = load(package, None).predict({"input_ids": ids})["hidden_states"]
+    table = model.model.embed_tokens.weight.detach().numpy()
+    assert np.array_equal(rows[0], table[:BATCH].astype(np.float16))
 
 
 def test_metadata(exported) -> None:

@@ -270,7 +270,7 @@ def refuse_int4_rows(recipe: Recipe, what: str, kept: str) -> None:
         raise CetaneError(
             f"{what} keeps rows of the embedding in {kept}, but those of recipe {recipe.name} are "
             "int4",
-            "port with --set embedding.format=int8",
+            f"port with --set embedding.format={kept.partition(' ')[0]}",
         )
 
 

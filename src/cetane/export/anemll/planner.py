@@ -123,7 +123,8 @@ class AnemllPlanner:
             OneState(self.model, self.recipe, checkpoint.source, rotating)
             for rotating in (False, True)
         )
-        (self.lookup, *_) = self.model.with_lookup().layers
+        # A recipe's formats are for projections. No gate judged them for rows that a host keeps.
+        (self.lookup, *_) = self.model.with_lookup(kind=None).layers
         self.sizes = self._sizes(recipe)
         self.heads = self._heads()
         self.norm = Part(
@@ -269,6 +270,7 @@ def adapted(recipe: Recipe) -> Recipe:
     chunks = layout if layout.kind == "chunks" else Layout(kind="chunks", chunks=None)
     if layout.kind == "single":
         chunks = Layout(kind="chunks", chunks=1)
+    types = {kind: form for kind, form in recipe.compression.types.items() if kind != "embedding"}
     return recipe.model_copy(
         update={
             "tensor_layout": "c1t",
@@ -276,6 +278,7 @@ def adapted(recipe: Recipe) -> Recipe:
             "cache": CacheTable(contract="stateful", context=recipe.cache.context),
             "tokens": Tokens(verify=None, prefill=recipe.tokens.prefill or BATCH),
             "embedding": EmbeddingTable(),
+            "compression": recipe.compression.model_copy(update={"types": types}),
             "head": HeadTable(),
         }
     )
