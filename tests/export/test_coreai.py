@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -323,3 +324,30 @@ def test_the_gate_refuses_other_logits(
     assert truth is not None
     monkeypatch.setattr(gate, "AssetRunner", lambda asset: Echo(truth, change))
     assert gate.judge_coreai(bundle, Path("unused")).passed is passes
+
+
+@pytest.mark.parametrize("longest", [256, 512, 1024, 2048, 8192])
+def test_the_gate_enters_the_second_context(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their engine takes the shortest context that holds a position; the first has at least 256."""
+    ladder, fed = contract.contexts(longest), []
+
+    class Counter(Echo):
+        def feed(self, ids: Any) -> np.ndarray:
+            fed.extend(ids)
+            return super().feed(ids)
+
+    truth = np.eye(1000, 288, dtype=np.float32)
+    session = SimpleNamespace(feed=lambda tokens, rows: truth[: len(tokens)])
+    engine = SimpleNamespace(session=lambda: session)
+    plan = SimpleNamespace(
+        recipe=SimpleNamespace(
+            cache=SimpleNamespace(context=longest), head=SimpleNamespace(choose=False)
+        )
+    )
+    bundle: Any = SimpleNamespace(path="bundle", plan=plan, tokenizer=None, tables=dict)
+    monkeypatch.setattr(gate, "AssetRunner", lambda asset: Counter(truth, lambda row: row))
+    monkeypatch.setattr(gate, "Engine", lambda *_: engine)
+    monkeypatch.setattr(gate, "PortableBackend", lambda _: None)
+    monkeypatch.setattr(gate, "text_tokens", lambda _, length: tuple(range(length)))
+    gate.judge_coreai(bundle, Path("unused"))
+    assert (len(fed) > ladder[0]) is (len(ladder) > 1)

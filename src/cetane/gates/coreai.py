@@ -18,10 +18,11 @@ from cetane.gates.quality import refuse_choices
 from cetane.gates.verdict import Check, at_least, at_most
 from cetane.validation import Data
 
-POSITIONS, LATER = (3, 11, 12, 80), 300
+POSITIONS, BEYOND = (3, 11, 12, 80), 44
 """Where logits are compared: the numbers of tokens before the next one. 3 is a first call; 11 and
-12 compute a block again; 80 needs every function of a context. 300 is beyond the first context, if
-an asset has another. Their CPU interpreter is slow, so there are few."""
+12 compute a block again; 80 needs every function of a context. If an asset has another context,
+there is one more, this far beyond the first. Their CPU interpreter is slow, so there are few, and
+a third context is not judged."""
 
 
 class CoreAIResult(Data):
@@ -42,8 +43,8 @@ def judge_coreai(bundle: Bundle, asset: Path) -> CoreAIResult:
     """
     plan = bundle.plan
     refuse_choices(plan, str(bundle.path))
-    later = [LATER] if len(contexts(plan.recipe.cache.context)) > 1 else []
-    places = [*POSITIONS, *later]
+    first, *longer = contexts(plan.recipe.cache.context)
+    places = [*POSITIONS, *([first + BEYOND] if longer else [])]
     tokens = text_tokens(bundle.tokenizer, places[-1])
     ours = Engine(plan, PortableBackend(bundle), bundle.tables()).session().feed(tokens, "all")
     assert ours is not None
