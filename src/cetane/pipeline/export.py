@@ -22,7 +22,7 @@ from cetane.files import (
 from cetane.gates.coreai import CoreAIResult, judge_coreai
 from cetane.mil import load
 from cetane.pipeline.validate import checkpoint_of
-from cetane.schema.recipe import Recipe, refuse_int8_caches
+from cetane.schema.recipe import Recipe, refuse_int8_activations, refuse_int8_caches
 
 Runtime = Literal["anemll", "coreml-llm"]
 
@@ -243,8 +243,10 @@ def export_coreai(
 
 
 def own_checkpoint(bundle: Bundle, model: str | Path | None, lora: str | Path | None) -> Checkpoint:
-    """The checkpoint that a verified bundle was built from; CetaneError if it is another."""
+    """The checkpoint that a verified bundle was built from; CetaneError if it is another, or if
+    the bundle is more than a build of it."""
     bundle.verify()
+    refuse_int8_activations(bundle.plan.recipe, "another runtime")
     refuse_heads(bundle)
     if bundle.plan.adapters:
         raise CetaneError(
