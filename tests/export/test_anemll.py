@@ -20,7 +20,9 @@ import cetane.bridge
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 from cetane.export.anemll import check, export, packages
+from cetane.export.anemll.check import check_window
 from cetane.export.anemll.contract import parts_for
+from cetane.export.anemll.folder import write_tokenizer
 from cetane.export.anemll.planner import AnemllPlanner
 from cetane.mil.package import Package
 from cetane.pipeline.export import export_runtime
@@ -129,6 +131,22 @@ def test_rows_of_the_embedding_stay_fp16(load, tmp_path: Path, embedding: dict[s
     rows = load(package, None).predict({"input_ids": ids})["hidden_states"]
     table = model.model.embed_tokens.weight.detach().numpy()
     assert np.array_equal(rows[0], table[:BATCH].astype(np.float16))
+
+
+def test_a_window_in_an_older_config(tmp_path: Path) -> None:
+    """Gemma's older configs say every how many layers one sees all, and no `layer_types`."""
+    build_gemma3().save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    with config(tmp_path) as content:
+        kinds = content.pop("layer_types")
+        content["sliding_window_pattern"] = 1 + kinds.index("full_attention")
+    checkpoint = open_checkpoint(tmp_path)
+    sizes = AnemllPlanner(checkpoint, tiny_recipe(context=CONTEXT)).sizes
+    (tmp_path / "folder").mkdir()
+    write_tokenizer(checkpoint.tokenizer, checkpoint.config, tmp_path / "folder")
+    written = json.loads((tmp_path / "folder/config.json").read_text())
+    assert sizes.window == WINDOW and written["layer_types"] == kinds
+    assert list(check_window(written, sizes)) == []
 
 
 def test_metadata(exported) -> None:
