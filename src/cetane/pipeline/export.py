@@ -163,24 +163,26 @@ def replace_package(
     If the folder has a problem then, the old package comes back. `model` and `lora` are as in
     `export_runtime`. CetaneError if there is no such folder or package.
     """
-    bundle, folder, module = Bundle(Path(source)), Path(output), RUNTIMES[runtime]
+    bundle, module = Bundle(Path(source)), RUNTIMES[runtime]
+    folder = Path(output).resolve()  # "." has no name for the files beside it
     if not folder.is_dir():
         raise CetaneError(f"{folder}: no such folder", "leave out --package to write a whole one")
     makers = module.packages(bundle.plan.recipe, own_checkpoint(bundle, model, lora))
     if package not in makers:
         raise CetaneError(f"no package {package!r}", f"there are {', '.join(makers)}")
-    target = folder / f"{package}.mlpackage"
-    fresh, old = (folder.parent / f".{folder.name}.{kind}" for kind in ("fresh", "old"))
+    fresh = folder.with_name(f".{folder.name}.fresh")
     with claimed(folder, f"replacing {package}"), disk_errors(folder):
+        for name in makers:  # of a process that was killed before its check had ended
+            restore(folder, name)
         remove(fresh)
         progress(package, 0, 1)
         try:
             makers[package](fresh)
-            problems = swapped(target, fresh, old, folder, module)
+            problems = swapped(folder, package, fresh, module)
         finally:
             remove(fresh)
         progress("done", 1, 1)
-    return RuntimeFolder(folder, module.COMPILE, problems)
+    return RuntimeFolder(Path(output), module.COMPILE, problems)
 
 
 def check_folder(folder: str | Path) -> RuntimeFolder:
@@ -198,13 +200,12 @@ def check_folder(folder: str | Path) -> RuntimeFolder:
     )
 
 
-def swapped(
-    target: Path, fresh: Path, old: Path, folder: Path, module: RuntimeModule
-) -> Sequence[str]:
-    """The problems of a folder with a fresh package; if there are any, the old one is back."""
-    if old.exists() and not target.exists():  # a kill came between the two renames
-        old.rename(target)
-    remove(old)
+def swapped(folder: Path, package: str, fresh: Path, module: RuntimeModule) -> Sequence[str]:
+    """The problems of a folder with a fresh package; if there are any, the old one is back.
+
+    Without problems, the old one is at the path `fresh`.
+    """
+    target, old = places(folder, package)
     if target.exists():
         target.rename(old)
     fresh.rename(target)
@@ -212,11 +213,24 @@ def swapped(
     try:
         problems = module.check(folder)
     finally:
-        if problems and old.exists():
-            remove(target)
-            old.rename(target)
-        remove(old)
+        if problems:
+            restore(folder, package)
+        elif old.exists():
+            old.rename(fresh)  # no kill may leave a part of it where `restore` looks
     return problems
+
+
+def restore(folder: Path, package: str) -> None:
+    """Let an old package, if there is one, take the place of the fresh one."""
+    target, old = places(folder, package)
+    if old.exists():
+        remove(target)
+        old.rename(target)
+
+
+def places(folder: Path, package: str) -> tuple[Path, Path]:
+    """A package's own path, and that of the old one while a fresh one is checked."""
+    return folder / f"{package}.mlpackage", folder.with_name(f".{folder.name}.{package}.old")
 
 
 def export_coreai(
