@@ -342,6 +342,13 @@ def test_compiled_packages_are_there(exported, tmp_path: Path) -> None:
     for made in folder.glob("*.mlpackage"):
         made.rename(made.with_suffix(".mlmodelc"))
     assert check(folder) == []
+    head = folder / "llama_lm_head.mlpackage"
+    shutil.copytree(exported("llama").folder / "llama_embeddings.mlpackage", head)
+    assert any("llama_lm_head" in problem for problem in check(folder))  # made anew, wrongly
+    shutil.rmtree(head)
+    shutil.rmtree(head.with_suffix(".mlmodelc"))
+    head.with_suffix(".mlmodelc").mkdir()
+    assert check(folder) == ["llama_lm_head.mlpackage is missing"]
 
 
 @pytest.mark.parametrize(

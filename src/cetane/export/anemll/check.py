@@ -35,7 +35,8 @@ WRITE = "write_state"
 def check(folder: Path) -> list[str]:
     """The problems of a folder; an empty list if there are none. Reads no weights.
 
-    Packages that a Mac has compiled are there, but cannot be read.
+    Packages that a Mac has compiled are there, but cannot be read. One that was made anew since
+    then lies beside its compiled form, and is read.
     """
     try:
         info = yaml.safe_load(read_text(folder / META))["model_info"]
@@ -147,10 +148,10 @@ def check_packages(folder: Path, sizes: FolderSizes, names: list[str]) -> Iterat
     states: dict[str, str] = {}
     for number, name in enumerate(names):
         package = folder / f"{Path(name).stem}.mlpackage"
-        if (folder / name).is_dir():
-            continue
         if not package.is_dir():
-            yield f"{package.name} is missing"
+            compiled = folder / name
+            if not (compiled.is_dir() and any(compiled.iterdir())):
+                yield f"{package.name} is missing"
             continue
         try:
             program = load(package)
