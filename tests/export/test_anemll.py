@@ -335,6 +335,36 @@ def test_the_checker_names_a_damage(exported, tmp_path: Path, damage: str) -> No
     assert any(words in problem for problem in check(folder)), check(folder)
 
 
+BOMB = "\n".join(
+    ["model_info:", "  a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    + [f"  a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 7)]
+    + ["  parameters:", "    num_chunks: *a6"]
+)
+"""9^7 items, if aliases are followed."""
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda f: (f / "meta.yaml").write_text(BOMB), "aliases"),
+        (setting("split_lm_head", 2**24), "split_lm_head = 16777216"),
+        (setting("num_chunks", 100), "num_chunks = 100"),
+        (setting("lut_ffn", "x" * 10_000), "lut_ffn"),
+    ],
+    ids=["aliases", "parts", "chunks", "a long text"],
+)
+def test_a_hostile_meta_yaml(tmp_path: Path, change: Callable[[Path], None], words: str) -> None:
+    """Its problems are few and short."""
+    parameters = {"context_length": 64, "batch_size": 8, "num_chunks": 2, "vocab_size": 288}
+    content = {"model_info": {"parameters": parameters | {"split_lm_head": 8}}}
+    (tmp_path / "meta.yaml").write_text(yaml.safe_dump(content))
+    (tmp_path / "config.json").write_text('{"hidden_size": 64}')
+    change(tmp_path)
+    problems = check(tmp_path)
+    assert any(words in problem for problem in problems)
+    assert len(problems) < 20 and max(map(len, problems)) <= 300
+
+
 def test_compiled_packages_are_there(exported, tmp_path: Path) -> None:
     """What compile.sh leaves on a Mac."""
     folder = tmp_path / "folder"
