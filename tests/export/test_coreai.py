@@ -283,6 +283,17 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
     assert refused.value.hint == 'pip install "cetane[coreai]"'
 
 
+def test_a_bundle_without_logits_is_refused_at_once(
+    tiny_bundle: Callable[..., Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing could be judged; it was found after the conversion."""
+    bundle = tiny_bundle(context=CONTEXT, layout={"kind": "single"}, head={"choose": True})
+    monkeypatch.setattr("cetane.export.coreai.export", None)
+    with pytest.raises(CetaneError, match="gives choices, not logits") as refused:
+        export_coreai(bundle.path, tmp_path / "out")
+    assert refused.value.hint == "port with --set head.choose=false"
+
+
 class Echo:
     """A runner that gives the bundle's own logits, changed."""
 

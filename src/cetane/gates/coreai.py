@@ -14,7 +14,6 @@ from cetane.export.coreai import AssetRunner, contexts
 from cetane.gates import metrics
 from cetane.gates.limits import limits
 from cetane.gates.probes import text_tokens
-from cetane.gates.quality import refuse_choices
 from cetane.gates.verdict import Check, at_least, at_most
 from cetane.validation import Data
 
@@ -36,13 +35,12 @@ class CoreAIResult(Data):
 
 
 def judge_coreai(bundle: Bundle, asset: Path) -> CoreAIResult:
-    """Compare an asset with the bundle that it was exported from.
+    """Compare an asset with the bundle that it was exported from, which gives logits.
 
     The bundle runs in fp32, the asset in fp16 as it is written. A choice may differ where the
-    bundle's own two best tokens are a tie. Raises CetaneError for a bundle without logits.
+    bundle's own two best tokens are a tie.
     """
     plan = bundle.plan
-    refuse_choices(plan, str(bundle.path))
     first, *longer = contexts(plan.recipe.cache.context)
     places = [*POSITIONS, *([first + BEYOND] if longer else [])]
     tokens = text_tokens(bundle.tokenizer, places[-1])

@@ -20,6 +20,7 @@ from cetane.files import (
     silent,
 )
 from cetane.gates.coreai import CoreAIResult, judge_coreai
+from cetane.gates.quality import refuse_choices
 from cetane.mil import load
 from cetane.pipeline.validate import checkpoint_of
 from cetane.schema.recipe import Recipe, refuse_int8_activations, refuse_int8_caches
@@ -245,10 +246,12 @@ def export_coreai(
 
     Apple's runtime runs the asset here, on the CPU. `model` and `lora` are as in
     `export_runtime`. CetaneError if the folder exists, if the
-    checkpoint is not the bundle's own, or if the model does not fit their contract.
+    checkpoint is not the bundle's own, if it has no logits to judge, or if the model does not fit
+    their contract.
     """
     bundle = Bundle(Path(source))
     target = new_folder(output, bundle.path)
+    refuse_choices(bundle.plan, str(bundle.path))  # its judge would, but after the conversion
     checkpoint = own_checkpoint(bundle, model, lora)
     with claimed(target, f"exporting {source}"), disk_errors(target):
         judge = partial(judge_coreai, bundle)
