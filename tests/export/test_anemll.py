@@ -388,6 +388,12 @@ def test_compiled_packages_are_there(exported, tmp_path: Path) -> None:
         (lambda: build_zaya(), {"context": 32}, "no zaya"),
         (lambda: build_model("mistral", sliding_window=16), {}, "only 16 tokens"),
         (lambda: build_gemma3(), {"prefill": 12}, "does not divide the window"),
+        (lambda: build_gemma3(), {"family": {"full_window": 48}}, "layers see 32 and 48"),
+        (
+            lambda: build_gemma3(sliding_window=64),
+            {"family": {"full_window": 32}},
+            "own of 64 tokens, but layers see 32",
+        ),
         (lambda: build_model("llama"), {"prefill": 32}, "whole batches"),
         (
             lambda: build_model("llama"),

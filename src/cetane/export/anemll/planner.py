@@ -30,6 +30,7 @@ from cetane.families import (
     Part,
     RoutedBlock,
     Stateful,
+    parse_config,
 )
 from cetane.planner import CachePlan, FunctionGraph, GraphMaker, Planner, Segment
 from cetane.planner.weights import format_of
@@ -302,6 +303,15 @@ def refuse(planner: Planner, recipe: Recipe) -> None:
                 f"layers of {kind} that see only {source.window} tokens share a cache with others",
                 "port with a context of at most the window: --context",
             )
+    windows = (group.window for group in planner.memory.groups.values())
+    limited = {window for window in windows if window and window < recipe.cache.context}
+    own = getattr(parse_config(planner.checkpoint.config), "sliding_window", None)
+    if limited - {own}:
+        raise CetaneError(
+            f"their hosts know one window, the model's own of {own} tokens, but layers see "
+            f"{' and '.join(map(str, sorted(limited)))}",
+            "port without family.full_window",
+        )
     refuse_capacities(recipe, "their runtime")
     refuse_int8_caches(recipe, "their runtime")
     refuse_int4_rows(recipe, "their runtime", "fp16")
