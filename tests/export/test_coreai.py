@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,13 +19,14 @@ from tests.families.parity import tokens
 from tests.lower.test_parity import half_logits_of
 
 from cetane.bundle import Bundle
+from cetane.checkpoint import open_checkpoint
 from cetane.compress import parse_format
 from cetane.errors import CetaneError
 from cetane.export.coreai import AssetRunner, contract
 from cetane.export.coreai.adapter import window_columns
 from cetane.export.coreai.check import check, rules
 from cetane.export.coreai.converter import Converter, import_coreai
-from cetane.export.coreai.folder import convert
+from cetane.export.coreai.folder import convert, metadata, write_tokenizer
 from cetane.export.coreai.planner import planners
 from cetane.gates import coreai as gate
 from cetane.pipeline.export import export_coreai
@@ -189,6 +191,17 @@ def test_a_bundle_becomes_the_folder_that_their_runner_reads(
     stops = json.loads((target / "tokenizer/tokenizer_config.json").read_text())
     assert stops["additional_special_tokens"] == ["<eos>"] and language["eos_token_ids"] == [0]
     described(target / "tiny.aimodel")
+
+
+def test_names_and_stop_tokens(tiny_checkpoint_folder: Path, tmp_path: Path) -> None:
+    """The model keeps its owner, and a stop token that the tokenizer lacks has no text."""
+    checkpoint = open_checkpoint(tiny_checkpoint_folder)
+    checkpoint.config["_name_or_path"] = "owner/tiny"
+    content = metadata(planners(checkpoint, recipe()), checkpoint, "tiny")
+    assert content["source"]["hf_model_id"] == content["language"]["tokenizer"] == "owner/tiny"
+    write_tokenizer(replace(checkpoint.tokenizer, eos_ids=(0, 999, -1)), tmp_path)
+    written = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert written["additional_special_tokens"] == ["<eos>"]
 
 
 def described(asset: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, Protocol
 
 from cetane.bundle import Bundle
@@ -256,7 +257,7 @@ def export_coreai(
     with claimed(target, f"exporting {source}"), disk_errors(target):
         judge = partial(judge_coreai, bundle)
         warnings, result = coreai.export(bundle, checkpoint, target, judge, progress)
-    return CoreAIFolder(target, coreai.COMPILE.format(name=target.name), warnings, result)
+    return CoreAIFolder(target, coreai.COMPILE.format(name=quote(target.name)), warnings, result)
 
 
 def own_checkpoint(bundle: Bundle, model: str | Path | None, lora: str | Path | None) -> Checkpoint:

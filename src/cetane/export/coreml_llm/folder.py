@@ -106,7 +106,7 @@ def write_config(planner: ContractPlanner, checkpoint: Checkpoint, folder: Path)
     write_json(
         folder / "model_config.json",
         {
-            "model_name": Path(checkpoint.source).name,
+            "model_name": checkpoint.model_name.rpartition("/")[2],
             "architecture": "gemma4",
             "hidden_size": config.hidden_size,
             "context_length": planner.recipe.cache.context,
