@@ -390,6 +390,17 @@ def test_a_damaged_folder(
     assert any(re.search(problem, found) for found in problems), problems
 
 
+def test_compiled_packages_are_there(folder: Path, tmp_path: Path) -> None:
+    """What the printed command leaves on a Mac."""
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    for package in copy.glob("*.mlpackage"):
+        package.rename(package.with_suffix(".mlmodelc"))
+    assert check(copy) == []
+    shutil.rmtree(copy / "prefill_chunk2.mlmodelc")
+    assert [problem.partition(":")[0] for problem in check(copy)] == ["prefill_chunk2"]
+
+
 class Served:
     """What `replace_package` takes of a bundle, without building one."""
 
