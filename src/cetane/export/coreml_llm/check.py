@@ -19,6 +19,7 @@ from cetane.export.coreml_llm.contract import (
     VERIFYING,
     Mode,
     PackageSizes,
+    commits,
     positions,
     theirs,
 )
@@ -218,6 +219,8 @@ def check_layout(
     owned = [caches(program.functions[DECODE if both else "main"]) for program in programs]
     if sum(sum(kinds.values()) for kinds in owned) != len(owners):
         yield f"packages have {sum(sum(k.values()) for k in owned)} caches, not {len(owners)}"
+    if both and not commits(owned):
+        yield f"{names[0]}: {VERIFY}, but the runtime writes verified columns as for E2B"
     decode, verify = Chain(sizes, "decode"), Chain(sizes, "verify")
     for name, program, kinds in zip(names, programs, owned, strict=True):
         last = name == names[-1]

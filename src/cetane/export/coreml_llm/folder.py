@@ -112,6 +112,7 @@ def write_config(planner: ContractPlanner, checkpoint: Checkpoint, folder: Path)
             "context_length": planner.recipe.cache.context,
             "vocab_size": config.vocab_size,
             "bos_token_id": tokenizer.bos_id,
+            # Of several. The runtime stops at 1 and 106, Gemma's end of a turn, whatever is here.
             "eos_token_id": min(tokenizer.eos_ids, default=None),
             "per_layer_dim": width,
             "num_layers": config.num_hidden_layers,
