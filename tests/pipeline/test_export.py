@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from cetane.errors import CetaneError
+from cetane.files import replacing
 from cetane.pipeline import export
-from cetane.pipeline.export import replace_package
+from cetane.pipeline.export import export_runtime, replace_package
 
 FILES = ("model", "weights")
 
@@ -28,6 +30,10 @@ class Pairs:
         package.mkdir()
         for file in FILES:
             (package / file).write_text(self.made)
+
+    def export(self, recipe: Any, checkpoint: Any, target: Path, progress: Any) -> None:
+        with replacing(target) as folder:
+            folder.mkdir()
 
     def check(self, folder: Path) -> list[str]:
         return [] if {texts(folder, name) for name in ("one", "two")} <= GOOD else ["damaged"]
@@ -94,6 +100,21 @@ def test_a_kill(
     assert anew(folder, "two").passed
     assert (texts(folder, "one"), texts(folder, "two")) == ((left,) * 2, ("new",) * 2)
     assert [path.name for path in folder.parent.iterdir()] == ["folder"]
+
+
+def test_a_folder_that_appears_while_the_bundle_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is somebody's, so nothing removes it."""
+    bundle = SimpleNamespace(path=tmp_path / "bundle", plan=SimpleNamespace(recipe=None))
+    monkeypatch.setattr(export, "Bundle", lambda _: bundle)
+    monkeypatch.setattr(
+        export, "own_checkpoint", lambda *_: (tmp_path / "out/mine").mkdir(parents=True)
+    )
+    monkeypatch.setitem(export.RUNTIMES, "anemll", Pairs())
+    with pytest.raises(CetaneError, match="out exists"):
+        export_runtime("bundle", tmp_path / "out", "anemll")
+    assert (tmp_path / "out/mine").is_dir()
 
 
 def test_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

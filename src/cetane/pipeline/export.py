@@ -1,6 +1,7 @@
 """Exports: programs as ONNX files, or a whole bundle as the folder of another runtime."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -103,7 +104,7 @@ def export_onnx(
         packages = {shard.name: bundle.shard(shard.name) for shard in bundle.plan.shards}
         packages |= {str(kind): h.shard(kind) for kind, h in bundle.draft_heads().items()}
     written: dict[str, list[str]] = {}
-    with claimed(target, f"exporting {path}"), disk_errors(target), replacing(target) as folder:
+    with writing(target, source), replacing(target) as folder:
         folder.mkdir()
         for name, package in packages.items():
             (folder / name).mkdir()
@@ -121,7 +122,7 @@ def export_contract(source: str | Path, output: str | Path, *, progress: Progres
     bundle = Bundle(Path(source))
     target = new_folder(output, bundle.path)
     bundle.verify()
-    with claimed(target, f"exporting {source}"), disk_errors(target):
+    with writing(target, source):
         contract.export(bundle, target, progress)
     return target
 
@@ -145,7 +146,7 @@ def export_runtime(
     target = new_folder(output, bundle.path)
     checkpoint = own_checkpoint(bundle, model, lora)
     module = RUNTIMES[runtime]
-    with claimed(target, f"exporting {source}"), disk_errors(target):
+    with writing(target, source):
         module.export(bundle.plan.recipe, checkpoint, target, progress)
     return RuntimeFolder(target, module.COMPILE, module.check(target))
 
@@ -254,7 +255,7 @@ def export_coreai(
     target = new_folder(output, bundle.path)
     refuse_choices(bundle.plan, str(bundle.path))  # its judge would, but after the conversion
     checkpoint = own_checkpoint(bundle, model, lora)
-    with claimed(target, f"exporting {source}"), disk_errors(target):
+    with writing(target, source):
         judge = partial(judge_coreai, bundle)
         warnings, result = coreai.export(bundle, checkpoint, target, judge, progress)
     return CoreAIFolder(target, coreai.COMPILE.format(name=quote(target.name)), warnings, result)
@@ -297,8 +298,21 @@ def new_folder(path: str | Path, source: Path) -> Path:
     """
     target = Path(path)
     check_outside(target, source)
-    if target.exists():
-        raise CetaneError(f"{target} exists", "choose another folder, or remove it")
+    refuse_existing(target)
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
     return target
+
+
+@contextmanager
+def writing(target: Path, source: str | Path) -> Iterator[None]:
+    """A context that writes a new folder. CetaneError if it has come to be since its path was
+    checked, which is long ago for a large bundle."""
+    with claimed(target, f"exporting {source}"), disk_errors(target):
+        refuse_existing(target)
+        yield
+
+
+def refuse_existing(target: Path) -> None:
+    if target.exists():
+        raise CetaneError(f"{target} exists", "choose another folder, or remove it")

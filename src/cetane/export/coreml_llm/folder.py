@@ -10,7 +10,6 @@ import torch
 
 from cetane.bundle.rows import ROW_FORMATS
 from cetane.checkpoint import Checkpoint
-from cetane.errors import CetaneError
 from cetane.export.coreml_llm.contract import positions
 from cetane.export.coreml_llm.planner import ContractPlanner, planners
 from cetane.families import parse_config
@@ -33,8 +32,6 @@ def export(recipe: Recipe, checkpoint: Checkpoint, target: Path, progress: Progr
     for a model other than Gemma 4, and for a layout or contracts that their runtime lacks.
     """
     planner, *_ = made = planners(checkpoint, recipe)
-    if target.exists():
-        raise CetaneError(f"{target} exists", "choose another name")
     with replacing(target) as folder:
         folder.mkdir(parents=True)
         parts = {
