@@ -86,7 +86,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         code = error.errno if isinstance(error, OSError) else int(native[1]) if native else None
         if code == errno.ENOSPC or any(text in str(error) for text in FULL):
             hint = f"free some space there and in {tempfile.gettempdir()}, then run it again"
-            raise CetaneError(f"disk full while writing {path}", f"{hint}: it resumes") from error
+            raise CetaneError(f"disk full while writing {path}", hint) from error
         if isinstance(error, OSError) or code is not None:
             reason = os.strerror(code) if code else error
             raise CetaneError(f"cannot write {path}: {reason}") from error

@@ -3,6 +3,7 @@
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
 from cetane.errors import CetaneError
 from cetane.mil import load
+from cetane.pipeline.export import export_coreai, export_runtime
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe
 
@@ -94,6 +96,18 @@ def test_the_bundle_says_what_it_is(bundle: Bundle, made: tuple[Bundle, Quantize
     assert "Activations of 8 bits" in plan.recipe.description
     assert plan.weight_bytes == bundle.plan.weight_bytes
     assert made[0].manifest.fingerprint == bundle.manifest.fingerprint
+
+
+@pytest.mark.parametrize("layout", ["anemll", "coreml-llm", "coreai"])
+def test_no_export_from_the_checkpoint(
+    made: tuple[Bundle, Quantized], tmp_path: Path, layout: Any
+) -> None:
+    """It would have no 8-bit activations, and pass for the bundle."""
+    into = partial(export_runtime, runtime=layout) if layout != "coreai" else export_coreai
+    with pytest.raises(CetaneError, match="those of recipe tiny-a8 are quantized") as refused:
+        into(made[0].path, tmp_path / "out")
+    assert "quantize-activations was given" in (refused.value.hint or "")
+    assert not (tmp_path / "out").exists()
 
 
 def test_quantizing_twice(made: tuple[Bundle, Quantized], tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """cetane export, as a user sees it."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -40,12 +41,14 @@ def test_a_missing_source(cetane: Cetane, tmp_path: Path, source: str) -> None:
 
 
 def test_a_folder_for_your_own_app(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
-    result = cetane("export", ported.path, "-o", tmp_path / "out", "--layout", "contract")
-    assert result.code == 0 and "host.py" in result.out
-    assert {path.name for path in (tmp_path / "out").iterdir()} >= {
+    out = tmp_path / "my app"
+    result = cetane("export", ported.path, "-o", out, "--layout", "contract")
+    command = next(line for line in result.out.splitlines() if line.startswith("here: "))
+    assert result.code == 0 and str(out / "host.py") in shlex.split(command)
+    assert {path.name for path in out.iterdir()} >= {
         "CONTRACT.md", "contract.json", "host.py", "shards", "tokenizer",
     }  # fmt: skip
-    result = cetane("push", tmp_path / "out", "me/tiny", "--bundle", ported.path, "--dry-run")
+    result = cetane("push", out, "me/tiny", "--bundle", ported.path, "--dry-run")
     assert result.code == 0 and "nothing uploaded, dry run" in result.out
 
 

@@ -19,8 +19,10 @@ from tests.families.zaya_models import build_zaya
 import cetane.bridge
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
-from cetane.export.anemll import check, export
+from cetane.export.anemll import check, export, packages
+from cetane.export.anemll.check import check_window
 from cetane.export.anemll.contract import parts_for
+from cetane.export.anemll.folder import write_tokenizer
 from cetane.export.anemll.planner import AnemllPlanner
 from cetane.mil.package import Package
 from cetane.pipeline.export import export_runtime
@@ -109,6 +111,42 @@ def test_single_steps_equal_a_batch(exported, load) -> None:
     single.folder.batches = False
     prompt = list(range(40, 85))
     assert whole.generate(prompt, 8) == single.generate(prompt, 8)
+
+
+@pytest.mark.parametrize(
+    "embedding", [{"format": "int8"}, {"format": "fp16", "inside": True}], ids=["host", "inside"]
+)
+def test_rows_of_the_embedding_stay_fp16(load, tmp_path: Path, embedding: dict[str, Any]) -> None:
+    """Whatever the weights' formats: those would round rows that no gate judged."""
+    model = build_model("llama", tie_word_embeddings=True)
+    model.save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    compression = {"default": "palette4-kmeans-group32"}
+    if embedding.get("inside"):
+        compression["types"] = {"embedding": "int8-per-channel"}
+    recipe = tiny_recipe(context=CONTEXT, embedding=embedding, compression=compression)
+    package = tmp_path / "embeddings.mlpackage"
+    packages(recipe, open_checkpoint(tmp_path))["llama_embeddings"](package)
+    ids = np.arange(BATCH, dtype=np.int32)[None]
+    rows = load(package, None).predict({"input_ids": ids})["hidden_states"]
+    table = model.model.embed_tokens.weight.detach().numpy()
+    assert np.array_equal(rows[0], table[:BATCH].astype(np.float16))
+
+
+def test_a_window_in_an_older_config(tmp_path: Path) -> None:
+    """Gemma's older configs say every how many layers one sees all, and no `layer_types`."""
+    build_gemma3().save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    with config(tmp_path) as content:
+        kinds = content.pop("layer_types")
+        content["sliding_window_pattern"] = 1 + kinds.index("full_attention")
+    checkpoint = open_checkpoint(tmp_path)
+    sizes = AnemllPlanner(checkpoint, tiny_recipe(context=CONTEXT)).sizes
+    (tmp_path / "folder").mkdir()
+    write_tokenizer(checkpoint.tokenizer, checkpoint.config, tmp_path / "folder")
+    written = json.loads((tmp_path / "folder/config.json").read_text())
+    assert sizes.window == WINDOW and written["layer_types"] == kinds
+    assert list(check_window(written, sizes)) == []
 
 
 def test_metadata(exported) -> None:
@@ -297,6 +335,36 @@ def test_the_checker_names_a_damage(exported, tmp_path: Path, damage: str) -> No
     assert any(words in problem for problem in check(folder)), check(folder)
 
 
+BOMB = "\n".join(
+    ["model_info:", "  a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    + [f"  a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 7)]
+    + ["  parameters:", "    num_chunks: *a6"]
+)
+"""9^7 items, if aliases are followed."""
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda f: (f / "meta.yaml").write_text(BOMB), "aliases"),
+        (setting("split_lm_head", 2**24), "split_lm_head = 16777216"),
+        (setting("num_chunks", 100), "num_chunks = 100"),
+        (setting("lut_ffn", "x" * 10_000), "lut_ffn"),
+    ],
+    ids=["aliases", "parts", "chunks", "a long text"],
+)
+def test_a_hostile_meta_yaml(tmp_path: Path, change: Callable[[Path], None], words: str) -> None:
+    """Its problems are few and short."""
+    parameters = {"context_length": 64, "batch_size": 8, "num_chunks": 2, "vocab_size": 288}
+    content = {"model_info": {"parameters": parameters | {"split_lm_head": 8}}}
+    (tmp_path / "meta.yaml").write_text(yaml.safe_dump(content))
+    (tmp_path / "config.json").write_text('{"hidden_size": 64}')
+    change(tmp_path)
+    problems = check(tmp_path)
+    assert any(words in problem for problem in problems)
+    assert len(problems) < 20 and max(map(len, problems)) <= 300
+
+
 def test_compiled_packages_are_there(exported, tmp_path: Path) -> None:
     """What compile.sh leaves on a Mac."""
     folder = tmp_path / "folder"
@@ -304,6 +372,13 @@ def test_compiled_packages_are_there(exported, tmp_path: Path) -> None:
     for made in folder.glob("*.mlpackage"):
         made.rename(made.with_suffix(".mlmodelc"))
     assert check(folder) == []
+    head = folder / "llama_lm_head.mlpackage"
+    shutil.copytree(exported("llama").folder / "llama_embeddings.mlpackage", head)
+    assert any("llama_lm_head" in problem for problem in check(folder))  # made anew, wrongly
+    shutil.rmtree(head)
+    shutil.rmtree(head.with_suffix(".mlmodelc"))
+    head.with_suffix(".mlmodelc").mkdir()
+    assert check(folder) == ["llama_lm_head.mlpackage is missing"]
 
 
 @pytest.mark.parametrize(
@@ -313,6 +388,12 @@ def test_compiled_packages_are_there(exported, tmp_path: Path) -> None:
         (lambda: build_zaya(), {"context": 32}, "no zaya"),
         (lambda: build_model("mistral", sliding_window=16), {}, "only 16 tokens"),
         (lambda: build_gemma3(), {"prefill": 12}, "does not divide the window"),
+        (lambda: build_gemma3(), {"family": {"full_window": 48}}, "layers see 32 and 48"),
+        (
+            lambda: build_gemma3(sliding_window=64),
+            {"family": {"full_window": 32}},
+            "own of 64 tokens, but layers see 32",
+        ),
         (lambda: build_model("llama"), {"prefill": 32}, "whole batches"),
         (
             lambda: build_model("llama"),

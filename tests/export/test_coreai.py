@@ -3,9 +3,11 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,14 @@ from tests.families.parity import tokens
 from tests.lower.test_parity import half_logits_of
 
 from cetane.bundle import Bundle
+from cetane.checkpoint import open_checkpoint
 from cetane.compress import parse_format
 from cetane.errors import CetaneError
 from cetane.export.coreai import AssetRunner, contract
 from cetane.export.coreai.adapter import window_columns
 from cetane.export.coreai.check import check, rules
 from cetane.export.coreai.converter import Converter, import_coreai
-from cetane.export.coreai.folder import convert
+from cetane.export.coreai.folder import convert, metadata, write_tokenizer
 from cetane.export.coreai.planner import planners
 from cetane.gates import coreai as gate
 from cetane.pipeline.export import export_coreai
@@ -190,6 +193,17 @@ def test_a_bundle_becomes_the_folder_that_their_runner_reads(
     described(target / "tiny.aimodel")
 
 
+def test_names_and_stop_tokens(tiny_checkpoint_folder: Path, tmp_path: Path) -> None:
+    """The model keeps its owner, and a stop token that the tokenizer lacks has no text."""
+    checkpoint = open_checkpoint(tiny_checkpoint_folder)
+    checkpoint.config["_name_or_path"] = "owner/tiny"
+    content = metadata(planners(checkpoint, recipe()), checkpoint, "tiny")
+    assert content["source"]["hf_model_id"] == content["language"]["tokenizer"] == "owner/tiny"
+    write_tokenizer(replace(checkpoint.tokenizer, eos_ids=(0, 999, -1)), tmp_path)
+    written = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert written["additional_special_tokens"] == ["<eos>"]
+
+
 def described(asset: Path) -> None:
     """Compare an asset with the tables of `models/base.py` in apple/coreai-models, by hand."""
     from coreai.authoring import AIModelAsset
@@ -282,6 +296,17 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
     assert refused.value.hint == 'pip install "cetane[coreai]"'
 
 
+def test_a_bundle_without_logits_is_refused_at_once(
+    tiny_bundle: Callable[..., Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing could be judged; it was found after the conversion."""
+    bundle = tiny_bundle(context=CONTEXT, layout={"kind": "single"}, head={"choose": True})
+    monkeypatch.setattr("cetane.export.coreai.export", None)
+    with pytest.raises(CetaneError, match="gives choices, not logits") as refused:
+        export_coreai(bundle.path, tmp_path / "out")
+    assert refused.value.hint == "port with --set head.choose=false"
+
+
 class Echo:
     """A runner that gives the bundle's own logits, changed."""
 
@@ -323,3 +348,30 @@ def test_the_gate_refuses_other_logits(
     assert truth is not None
     monkeypatch.setattr(gate, "AssetRunner", lambda asset: Echo(truth, change))
     assert gate.judge_coreai(bundle, Path("unused")).passed is passes
+
+
+@pytest.mark.parametrize("longest", [256, 512, 1024, 2048, 8192])
+def test_the_gate_enters_the_second_context(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their engine takes the shortest context that holds a position; the first has at least 256."""
+    ladder, fed = contract.contexts(longest), []
+
+    class Counter(Echo):
+        def feed(self, ids: Any) -> np.ndarray:
+            fed.extend(ids)
+            return super().feed(ids)
+
+    truth = np.eye(1000, 288, dtype=np.float32)
+    session = SimpleNamespace(feed=lambda tokens, rows: truth[: len(tokens)])
+    engine = SimpleNamespace(session=lambda: session)
+    plan = SimpleNamespace(
+        recipe=SimpleNamespace(
+            cache=SimpleNamespace(context=longest), head=SimpleNamespace(choose=False)
+        )
+    )
+    bundle: Any = SimpleNamespace(path="bundle", plan=plan, tokenizer=None, tables=dict)
+    monkeypatch.setattr(gate, "AssetRunner", lambda asset: Counter(truth, lambda row: row))
+    monkeypatch.setattr(gate, "Engine", lambda *_: engine)
+    monkeypatch.setattr(gate, "PortableBackend", lambda _: None)
+    monkeypatch.setattr(gate, "text_tokens", lambda _, length: tuple(range(length)))
+    gate.judge_coreai(bundle, Path("unused"))
+    assert (len(fed) > ladder[0]) is (len(ladder) > 1)

@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from tests.lower.test_parity import HalfWeights, half_logits_of
 from cetane.checkpoint import open_checkpoint
 from cetane.engine.portable import ReferenceProgram
 from cetane.errors import CetaneError
-from cetane.export.coreml_llm import check, export
+from cetane.export.coreml_llm import check, contract, export
 from cetane.export.coreml_llm.adapter import Adapter
 from cetane.export.coreml_llm.contract import CHUNKS
 from cetane.export.coreml_llm.planner import planners
@@ -29,7 +29,9 @@ from cetane.families import Head
 from cetane.files import sha256
 from cetane.mil import load
 from cetane.pipeline.export import check_folder, replace_package
+from cetane.schema.recipe import load_recipe
 
+OF_E2B = contract.COMMITTED
 CONTEXT, WINDOW, DRAFTS, PREFILL, LENGTH = 64, 32, 3, 40, 52
 KINDS = [S, F, S, S, S, F, S, F]
 MODEL: dict[str, Any] = {
@@ -43,6 +45,16 @@ FOUR = {"kind": "chunks", "cuts": [FIRST, SHARED, 7], "head": "last"}
 THREE = {"kind": "chunks", "cuts": [FIRST, 7], "head": "last"}
 MERGED = {"two": {"kind": "chunks", "cuts": [SHARED], "head": "last"}, "one": {"kind": "single"}}
 DIMS = {S: 16, F: 32}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def committed() -> Iterator[None]:
+    """A runtime that writes accepted drafts into this model's caches, as the real one into E2B's.
+    Its first two packages have as many."""
+    with pytest.MonkeyPatch.context() as patch:
+        kinds = [{"sliding": 2, "full": 1}] * 2
+        patch.setattr("cetane.export.coreml_llm.contract.COMMITTED", kinds)
+        yield
 
 
 def wanted(**options: Any) -> Any:
@@ -390,6 +402,17 @@ def test_a_damaged_folder(
     assert any(re.search(problem, found) for found in problems), problems
 
 
+def test_compiled_packages_are_there(folder: Path, tmp_path: Path) -> None:
+    """What the printed command leaves on a Mac."""
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    for package in copy.glob("*.mlpackage"):
+        package.rename(package.with_suffix(".mlmodelc"))
+    assert check(copy) == []
+    shutil.rmtree(copy / "prefill_chunk2.mlmodelc")
+    assert [problem.partition(":")[0] for problem in check(copy)] == ["prefill_chunk2"]
+
+
 class Served:
     """What `replace_package` takes of a bundle, without building one."""
 
@@ -471,6 +494,40 @@ def test_bundles_that_their_runtime_cannot_load(options: Any, message: str) -> N
 def test_modes_that_a_bundle_does_not_have() -> None:
     (only,) = planners(small(), wanted(tokens={"verify": 0, "prefill": 0}))
     assert [graph.function.name for graph in only.graphs("chunk-00")] == ["main"]
+
+
+E2B = [FULL if layer % 5 == 4 else SLIDING for layer in range(35)]
+E4B = [FULL if layer % 6 == 5 else SLIDING for layer in range(42)]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "shared", "name", "verifies"),
+    [
+        (E2B, 20, "gemma4-4chunk", True),
+        (E2B, 20, "gemma4-3chunk", True),
+        (E2B, 20, "gemma4-2chunk", False),
+        (E4B, 18, "gemma4-e4b-4chunk", False),
+    ],
+)
+def test_verify_for_the_caches_that_the_runtime_commits(
+    kinds: list[str], shared: int, name: str, verifies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layers are those of the released models."""
+    monkeypatch.setattr("cetane.export.coreml_llm.contract.COMMITTED", OF_E2B)
+    layers = {"num_hidden_layers": len(kinds), "layer_types": kinds}
+    model = build_gemma4(**layers, num_kv_shared_layers=shared, max_position_embeddings=4096)
+    shipped = load_recipe(name).model_copy(update={"compression": wanted().compression})
+    planner, *_ = planners(InMemoryCheckpoint(model), shipped)
+    assert ("verify_qK" in planner.modes) is verifies
+
+
+def test_verify_that_the_runtime_commits_wrongly(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cetane.export.coreml_llm.contract.COMMITTED", OF_E2B)
+    assert check(folder) == [
+        "chunk1: verify_qK, but the runtime writes verified columns as for E2B"
+    ]
 
 
 def test_other_models() -> None:

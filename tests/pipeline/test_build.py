@@ -391,7 +391,7 @@ def test_disk_full(
     monkeypatch.setattr(Lowering, "lower", fail)
     with pytest.raises(CetaneError, match="disk full") as stopped_by:
         build(checkpoint, small, stopped, silent)
-    assert "it resumes" in (stopped_by.value.hint or "")
+    assert "run it again" in (stopped_by.value.hint or "")
     assert (tmp_path / "out.partial/bundle/embedding.npy").is_file()
     assert not stopped.exists()
 

@@ -24,10 +24,8 @@ from cetane.files import (
 from cetane.pipeline.build import build
 from cetane.schema.manifest import GATES, MANIFEST, Manifest, producers, shard_path
 from cetane.schema.plan import Plan
+from cetane.schema.recipe import QUANTIZED
 from cetane.validation import Data
-
-SUFFIX = "-a8"
-"""The ending of the new recipe's name."""
 
 
 class Options(Data):
@@ -114,7 +112,7 @@ def quantize_activations(
 def check(plan: Plan, path: Path) -> None:
     """Raise CetaneError for a bundle whose programs coremltools cannot calibrate."""
     recipe = plan.recipe
-    if recipe.name.endswith(SUFFIX):
+    if recipe.name.endswith(QUANTIZED):
         raise CetaneError(f"{path}: its activations are quantized already")
     for wrong, what, hint in (
         (any(f.states for f in plan.functions.values()), "states",
@@ -133,7 +131,7 @@ def manifest(source: Manifest, folder: Path) -> Manifest:
     """The manifest of the files in `folder`, with the plan of `source` and a new recipe name."""
     recipe = source.plan.recipe
     text = f"{recipe.description} Activations of 8 bits.".strip()
-    renamed = recipe.model_copy(update={"name": recipe.name + SUFFIX, "description": text})
+    renamed = recipe.model_copy(update={"name": recipe.name + QUANTIZED, "description": text})
     return source.model_copy(update={
         "producer": producers(),
         "plan": source.plan.model_copy(update={"recipe": renamed}),

@@ -1,6 +1,7 @@
 """cetane export: writes programs or a bundle for another runtime."""
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
@@ -74,8 +75,9 @@ def as_contract(source: Path, output: Path, json: bool) -> None:
     if json:
         print_json({"folder": str(folder)})
     else:
-        say(f"wrote {folder}: read CONTRACT.md; on a Mac, python {folder}/host.py 1 2 3")
-        say(f"here: python -m cetane.bridge {folder}/host.py 1 2 3")
+        host = quote(str(folder / "host.py"))
+        say(f"wrote {folder}: read CONTRACT.md; on a Mac, python {host} 1 2 3")
+        say(f"here: python -m cetane.bridge {host} 1 2 3")
 
 
 def for_runtime(

@@ -137,12 +137,13 @@ class Model:
         blocks = (weight.name for block in self.layers for _, weight in block.weights())
         return {*names, *blocks, self.norm, self.output}
 
-    def with_lookup(self) -> Model:
-        """The model with its embedding as the first block."""
+    def with_lookup(self, kind: str | None = "embedding") -> Model:
+        """The model with its embedding as the first block. The table is a weight of this `kind`;
+        with None, it stays in fp16."""
         if self.embedding.bias is not None or self.embedding.scale is not None:
             raise CetaneError("embedding.inside: this model's embedding is more than a table")
         with torch.device("meta"):
-            layers = (Lookup(self), *self.layers)
+            layers = (Lookup(self, kind), *self.layers)
         return replace(self, layers=layers, host=self.host | {"token_ids": TokenIds()})
 
     def split_contracting(self, bits: Bits) -> Model:
@@ -215,12 +216,12 @@ class Lookup(Block):
 
     reads = ("token_ids",)
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, kind: str | None) -> None:
         super().__init__("embedding", 0, "")
         self.axes, self.name_of, self.factor = (
             model.axes, model.embedding.weight, model.embedding.factor,
         )  # fmt: skip
-        self.rows = LookupRows(model.vocab, model.hidden)
+        self.rows = LookupRows(model.vocab, model.hidden, kind)
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         return Weight(self.name_of, shape, held.stored, held.kind)
@@ -239,6 +240,6 @@ class LookupRows(Leaf):
 
     weight: Tensor
 
-    def __init__(self, rows: int, channels: int) -> None:
+    def __init__(self, rows: int, channels: int, kind: str | None) -> None:
         super().__init__()
-        self.hold("weight", (rows, channels), kind="embedding")
+        self.hold("weight", (rows, channels), kind=kind)

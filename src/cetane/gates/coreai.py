@@ -14,14 +14,14 @@ from cetane.export.coreai import AssetRunner, contexts
 from cetane.gates import metrics
 from cetane.gates.limits import limits
 from cetane.gates.probes import text_tokens
-from cetane.gates.quality import refuse_choices
 from cetane.gates.verdict import Check, at_least, at_most
 from cetane.validation import Data
 
-POSITIONS, LATER = (3, 11, 12, 80), 300
+POSITIONS, BEYOND = (3, 11, 12, 80), 44
 """Where logits are compared: the numbers of tokens before the next one. 3 is a first call; 11 and
-12 compute a block again; 80 needs every function of a context. 300 is beyond the first context, if
-an asset has another. Their CPU interpreter is slow, so there are few."""
+12 compute a block again; 80 needs every function of a context. If an asset has another context,
+there is one more, this far beyond the first. Their CPU interpreter is slow, so there are few, and
+a third context is not judged."""
 
 
 class CoreAIResult(Data):
@@ -35,15 +35,14 @@ class CoreAIResult(Data):
 
 
 def judge_coreai(bundle: Bundle, asset: Path) -> CoreAIResult:
-    """Compare an asset with the bundle that it was exported from.
+    """Compare an asset with the bundle that it was exported from, which gives logits.
 
     The bundle runs in fp32, the asset in fp16 as it is written. A choice may differ where the
-    bundle's own two best tokens are a tie. Raises CetaneError for a bundle without logits.
+    bundle's own two best tokens are a tie.
     """
     plan = bundle.plan
-    refuse_choices(plan, str(bundle.path))
-    later = [LATER] if len(contexts(plan.recipe.cache.context)) > 1 else []
-    places = [*POSITIONS, *later]
+    first, *longer = contexts(plan.recipe.cache.context)
+    places = [*POSITIONS, *([first + BEYOND] if longer else [])]
     tokens = text_tokens(bundle.tokenizer, places[-1])
     ours = Engine(plan, PortableBackend(bundle), bundle.tables()).session().feed(tokens, "all")
     assert ours is not None

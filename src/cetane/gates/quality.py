@@ -189,7 +189,10 @@ def perplexity(
 def refuse_choices(plan: Plan, where: str) -> None:
     """Raise CetaneError for a head that gives only its choice."""
     if plan.recipe.head.choose:
-        raise CetaneError(f"{where} gives choices, not the logits that a comparison needs")
+        raise CetaneError(
+            f"{where} gives choices, not logits, by which it would be judged",
+            "port with --set head.choose=false",
+        )
 
 
 def greedy_check(agreed: Sequence[Array], recipe: Recipe) -> Check:

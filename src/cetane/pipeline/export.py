@@ -1,9 +1,11 @@
 """Exports: programs as ONNX files, or a whole bundle as the folder of another runtime."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, Protocol
 
 from cetane.bundle import Bundle
@@ -20,9 +22,10 @@ from cetane.files import (
     silent,
 )
 from cetane.gates.coreai import CoreAIResult, judge_coreai
+from cetane.gates.quality import refuse_choices
 from cetane.mil import load
 from cetane.pipeline.validate import checkpoint_of
-from cetane.schema.recipe import Recipe, refuse_int8_caches
+from cetane.schema.recipe import Recipe, refuse_int8_activations, refuse_int8_caches
 
 Runtime = Literal["anemll", "coreml-llm"]
 
@@ -101,7 +104,7 @@ def export_onnx(
         packages = {shard.name: bundle.shard(shard.name) for shard in bundle.plan.shards}
         packages |= {str(kind): h.shard(kind) for kind, h in bundle.draft_heads().items()}
     written: dict[str, list[str]] = {}
-    with claimed(target, f"exporting {path}"), disk_errors(target), replacing(target) as folder:
+    with writing(target, source), replacing(target) as folder:
         folder.mkdir()
         for name, package in packages.items():
             (folder / name).mkdir()
@@ -119,7 +122,7 @@ def export_contract(source: str | Path, output: str | Path, *, progress: Progres
     bundle = Bundle(Path(source))
     target = new_folder(output, bundle.path)
     bundle.verify()
-    with claimed(target, f"exporting {source}"), disk_errors(target):
+    with writing(target, source):
         contract.export(bundle, target, progress)
     return target
 
@@ -143,7 +146,7 @@ def export_runtime(
     target = new_folder(output, bundle.path)
     checkpoint = own_checkpoint(bundle, model, lora)
     module = RUNTIMES[runtime]
-    with claimed(target, f"exporting {source}"), disk_errors(target):
+    with writing(target, source):
         module.export(bundle.plan.recipe, checkpoint, target, progress)
     return RuntimeFolder(target, module.COMPILE, module.check(target))
 
@@ -163,24 +166,26 @@ def replace_package(
     If the folder has a problem then, the old package comes back. `model` and `lora` are as in
     `export_runtime`. CetaneError if there is no such folder or package.
     """
-    bundle, folder, module = Bundle(Path(source)), Path(output), RUNTIMES[runtime]
+    bundle, module = Bundle(Path(source)), RUNTIMES[runtime]
+    folder = Path(output).resolve()  # "." has no name for the files beside it
     if not folder.is_dir():
         raise CetaneError(f"{folder}: no such folder", "leave out --package to write a whole one")
     makers = module.packages(bundle.plan.recipe, own_checkpoint(bundle, model, lora))
     if package not in makers:
         raise CetaneError(f"no package {package!r}", f"there are {', '.join(makers)}")
-    target = folder / f"{package}.mlpackage"
-    fresh, old = (folder.parent / f".{folder.name}.{kind}" for kind in ("fresh", "old"))
+    fresh = folder.with_name(f".{folder.name}.fresh")
     with claimed(folder, f"replacing {package}"), disk_errors(folder):
+        for name in makers:  # of a process that was killed before its check had ended
+            restore(folder, name)
         remove(fresh)
         progress(package, 0, 1)
         try:
             makers[package](fresh)
-            problems = swapped(target, fresh, old, folder, module)
+            problems = swapped(folder, package, fresh, module)
         finally:
             remove(fresh)
         progress("done", 1, 1)
-    return RuntimeFolder(folder, module.COMPILE, problems)
+    return RuntimeFolder(Path(output), module.COMPILE, problems)
 
 
 def check_folder(folder: str | Path) -> RuntimeFolder:
@@ -198,13 +203,12 @@ def check_folder(folder: str | Path) -> RuntimeFolder:
     )
 
 
-def swapped(
-    target: Path, fresh: Path, old: Path, folder: Path, module: RuntimeModule
-) -> Sequence[str]:
-    """The problems of a folder with a fresh package; if there are any, the old one is back."""
-    if old.exists() and not target.exists():  # a kill came between the two renames
-        old.rename(target)
-    remove(old)
+def swapped(folder: Path, package: str, fresh: Path, module: RuntimeModule) -> Sequence[str]:
+    """The problems of a folder with a fresh package; if there are any, the old one is back.
+
+    Without problems, the old one is at the path `fresh`.
+    """
+    target, old = places(folder, package)
     if target.exists():
         target.rename(old)
     fresh.rename(target)
@@ -212,11 +216,24 @@ def swapped(
     try:
         problems = module.check(folder)
     finally:
-        if problems and old.exists():
-            remove(target)
-            old.rename(target)
-        remove(old)
+        if problems:
+            restore(folder, package)
+        elif old.exists():
+            old.rename(fresh)  # no kill may leave a part of it where `restore` looks
     return problems
+
+
+def restore(folder: Path, package: str) -> None:
+    """Let an old package, if there is one, take the place of the fresh one."""
+    target, old = places(folder, package)
+    if old.exists():
+        remove(target)
+        old.rename(target)
+
+
+def places(folder: Path, package: str) -> tuple[Path, Path]:
+    """A package's own path, and that of the old one while a fresh one is checked."""
+    return folder / f"{package}.mlpackage", folder.with_name(f".{folder.name}.{package}.old")
 
 
 def export_coreai(
@@ -231,20 +248,24 @@ def export_coreai(
 
     Apple's runtime runs the asset here, on the CPU. `model` and `lora` are as in
     `export_runtime`. CetaneError if the folder exists, if the
-    checkpoint is not the bundle's own, or if the model does not fit their contract.
+    checkpoint is not the bundle's own, if it has no logits to judge, or if the model does not fit
+    their contract.
     """
     bundle = Bundle(Path(source))
     target = new_folder(output, bundle.path)
+    refuse_choices(bundle.plan, str(bundle.path))  # its judge would, but after the conversion
     checkpoint = own_checkpoint(bundle, model, lora)
-    with claimed(target, f"exporting {source}"), disk_errors(target):
+    with writing(target, source):
         judge = partial(judge_coreai, bundle)
         warnings, result = coreai.export(bundle, checkpoint, target, judge, progress)
-    return CoreAIFolder(target, coreai.COMPILE.format(name=target.name), warnings, result)
+    return CoreAIFolder(target, coreai.COMPILE.format(name=quote(target.name)), warnings, result)
 
 
 def own_checkpoint(bundle: Bundle, model: str | Path | None, lora: str | Path | None) -> Checkpoint:
-    """The checkpoint that a verified bundle was built from; CetaneError if it is another."""
+    """The checkpoint that a verified bundle was built from; CetaneError if it is another, or if
+    the bundle is more than a build of it."""
     bundle.verify()
+    refuse_int8_activations(bundle.plan.recipe, "another runtime")
     refuse_heads(bundle)
     if bundle.plan.adapters:
         raise CetaneError(
@@ -277,8 +298,21 @@ def new_folder(path: str | Path, source: Path) -> Path:
     """
     target = Path(path)
     check_outside(target, source)
-    if target.exists():
-        raise CetaneError(f"{target} exists", "choose another folder, or remove it")
+    refuse_existing(target)
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
     return target
+
+
+@contextmanager
+def writing(target: Path, source: str | Path) -> Iterator[None]:
+    """A context that writes a new folder. CetaneError if it has come to be since its path was
+    checked, which is long ago for a large bundle."""
+    with claimed(target, f"exporting {source}"), disk_errors(target):
+        refuse_existing(target)
+        yield
+
+
+def refuse_existing(target: Path) -> None:
+    if target.exists():
+        raise CetaneError(f"{target} exists", "choose another folder, or remove it")

@@ -264,13 +264,27 @@ def refuse_int8_caches(recipe: Recipe, what: str) -> None:
         )
 
 
+QUANTIZED = "-a8"
+"""The ending of the names of recipes whose bundles have 8-bit activations."""
+
+
+def refuse_int8_activations(recipe: Recipe, what: str) -> None:
+    """Raise CetaneError for a recipe with 8-bit activations, for `what`, which lowers a bundle's
+    checkpoint once more: calibration is in the bundle's packages alone."""
+    if recipe.name.endswith(QUANTIZED):
+        raise CetaneError(
+            f"{what} has activations in fp16, but those of recipe {recipe.name} are quantized",
+            "export the bundle that quantize-activations was given",
+        )
+
+
 def refuse_int4_rows(recipe: Recipe, what: str, kept: str) -> None:
     """Raise CetaneError for a recipe with rows of four bits, for `what`, whose rows are `kept`."""
     if recipe.embedding.rows == "int4":
         raise CetaneError(
             f"{what} keeps rows of the embedding in {kept}, but those of recipe {recipe.name} are "
             "int4",
-            "port with --set embedding.format=int8",
+            f"port with --set embedding.format={kept.partition(' ')[0]}",
         )
 
 

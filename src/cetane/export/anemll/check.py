@@ -22,8 +22,14 @@ from cetane.mil.package import Package
 
 META = "meta.yaml"
 CHUNK_NUMBER = "com.anemll.chunk_no"
-COUNTS = ("context_length", "batch_size", "num_chunks", "split_lm_head", "vocab_size")
-"""Keys of `meta.yaml` that must be at least 1."""
+COUNTS = {
+    "context_length": 2**24, "batch_size": 2**24, "num_chunks": 99, "split_lm_head": 256,
+    "vocab_size": 2**24,
+}  # fmt: skip
+"""Keys of `meta.yaml` that must be at least 1, and the most that each may be. The head has an
+output for each part."""
+LONGEST = 300
+"""The most characters of a problem."""
 LUTS = ("lut_embeddings", "lut_ffn", "lut_lmhead")
 """Keys that `chat.py` requires."""
 ENDING = re.compile(r"_chunk_(\d\d)of(\d\d)\.mlmodelc$")
@@ -32,13 +38,28 @@ BOUNDS = ("maximum", "clip")
 WRITE = "write_state"
 
 
+class Plain(yaml.SafeLoader):
+    """YAML without aliases: a few of them stand for gigabytes of text."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not read")
+        return super().compose_node(parent, index)
+
+
 def check(folder: Path) -> list[str]:
     """The problems of a folder; an empty list if there are none. Reads no weights.
 
-    Packages that a Mac has compiled are there, but cannot be read.
+    Packages that a Mac has compiled are there, but cannot be read. One that was made anew since
+    then lies beside its compiled form, and is read.
     """
+    return [problem[:LONGEST] for problem in problems_of(folder)]
+
+
+def problems_of(folder: Path) -> list[str]:
+    """The same, of any length."""
     try:
-        info = yaml.safe_load(read_text(folder / META))["model_info"]
+        info = yaml.load(read_text(folder / META), Plain)["model_info"]
         parameters = dict(info["parameters"])
         hidden = read_json(folder / "config.json")["hidden_size"]
     except (CetaneError, yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -67,8 +88,8 @@ def check(folder: Path) -> list[str]:
 
 def check_parameters(info: dict[str, Any], parameters: dict[str, Any]) -> Iterator[str]:
     """Problems of the keys in `meta.yaml`, each alone."""
-    for key in COUNTS:
-        if type(parameters.get(key)) is not int or not 1 <= parameters[key] <= 2**24:
+    for key, most in COUNTS.items():
+        if type(parameters.get(key)) is not int or not 1 <= parameters[key] <= most:
             yield f"{META}: {key} = {parameters.get(key)!r}"
     for key in LUTS:
         if parameters.get(key) != "none":
@@ -134,7 +155,7 @@ def chunk_names(parameters: dict[str, Any]) -> list[str]:
     count = parameters["num_chunks"]
     return [
         ENDING.sub(f"_chunk_{number + 1:02}of{count:02}.mlmodelc", parameters["ffn"])
-        for number in range(min(count, 99))
+        for number in range(count)
     ]
 
 
@@ -147,10 +168,10 @@ def check_packages(folder: Path, sizes: FolderSizes, names: list[str]) -> Iterat
     states: dict[str, str] = {}
     for number, name in enumerate(names):
         package = folder / f"{Path(name).stem}.mlpackage"
-        if (folder / name).is_dir():
-            continue
         if not package.is_dir():
-            yield f"{package.name} is missing"
+            compiled = folder / name
+            if not (compiled.is_dir() and any(compiled.iterdir())):
+                yield f"{package.name} is missing"
             continue
         try:
             program = load(package)
@@ -167,7 +188,7 @@ def check_packages(folder: Path, sizes: FolderSizes, names: list[str]) -> Iterat
             states |= checked.states
     if len(set(states.values())) > 1:
         listing = "; ".join(f"{where} {state}" for where, state in states.items())
-        yield f"chunks declare different states, but share one: {listing}"[:300]
+        yield f"chunks declare different states, but share one: {listing}"
 
 
 @dataclass

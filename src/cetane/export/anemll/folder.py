@@ -9,6 +9,7 @@ import yaml
 
 from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.export.anemll.planner import EMBEDDINGS, LM_HEAD, AnemllPlanner
+from cetane.families import parse_config
 from cetane.files import Progress, read_json, replacing, write_json
 from cetane.lower.lower import Lowering
 from cetane.lower.package import EXPORTER, enumerate_shapes
@@ -124,9 +125,17 @@ def write_meta(planner: AnemllPlanner, model: str, path: Path) -> None:
 
 def write_tokenizer(tokenizer: Tokenizer, config: Mapping[str, Any], folder: Path) -> None:
     """The tokenizer, with its chat template in `tokenizer_config.json`: the app downloads no other
-    file with one. The config's stop tokens are the tokenizer's."""
+    file with one. The config's stop tokens are the tokenizer's, and it states which layers slide:
+    older configs leave that to transformers."""
     tokenizer.save(folder)
     if tokenizer.chat_template is not None:
         path = folder / "tokenizer_config.json"
         write_json(path, read_json(path) | {"chat_template": tokenizer.chat_template})
-    write_json(folder / "config.json", dict(config) | {"eos_token_id": list(tokenizer.eos_ids)})
+    parsed = parse_config(dict(config))
+    stated = {
+        key: value
+        for key in ("layer_types", "sliding_window")
+        if (value := getattr(parsed, key, None)) is not None
+    }
+    eos = {"eos_token_id": list(tokenizer.eos_ids)}
+    write_json(folder / "config.json", dict(config) | stated | eos)

@@ -30,6 +30,7 @@ from cetane.families import (
     Part,
     RoutedBlock,
     Stateful,
+    parse_config,
 )
 from cetane.planner import CachePlan, FunctionGraph, GraphMaker, Planner, Segment
 from cetane.planner.weights import format_of
@@ -123,7 +124,8 @@ class AnemllPlanner:
             OneState(self.model, self.recipe, checkpoint.source, rotating)
             for rotating in (False, True)
         )
-        (self.lookup, *_) = self.model.with_lookup().layers
+        # A recipe's formats are for projections. No gate judged them for rows that a host keeps.
+        (self.lookup, *_) = self.model.with_lookup(kind=None).layers
         self.sizes = self._sizes(recipe)
         self.heads = self._heads()
         self.norm = Part(
@@ -269,6 +271,7 @@ def adapted(recipe: Recipe) -> Recipe:
     chunks = layout if layout.kind == "chunks" else Layout(kind="chunks", chunks=None)
     if layout.kind == "single":
         chunks = Layout(kind="chunks", chunks=1)
+    types = {kind: form for kind, form in recipe.compression.types.items() if kind != "embedding"}
     return recipe.model_copy(
         update={
             "tensor_layout": "c1t",
@@ -276,6 +279,7 @@ def adapted(recipe: Recipe) -> Recipe:
             "cache": CacheTable(contract="stateful", context=recipe.cache.context),
             "tokens": Tokens(verify=None, prefill=recipe.tokens.prefill or BATCH),
             "embedding": EmbeddingTable(),
+            "compression": recipe.compression.model_copy(update={"types": types}),
             "head": HeadTable(),
         }
     )
@@ -299,6 +303,15 @@ def refuse(planner: Planner, recipe: Recipe) -> None:
                 f"layers of {kind} that see only {source.window} tokens share a cache with others",
                 "port with a context of at most the window: --context",
             )
+    windows = (group.window for group in planner.memory.groups.values())
+    limited = {window for window in windows if window and window < recipe.cache.context}
+    own = getattr(parse_config(planner.checkpoint.config), "sliding_window", None)
+    if limited - {own}:
+        raise CetaneError(
+            f"their hosts know one window, the model's own of {own} tokens, but layers see "
+            f"{' and '.join(map(str, sorted(limited)))}",
+            "port without family.full_window",
+        )
     refuse_capacities(recipe, "their runtime")
     refuse_int8_caches(recipe, "their runtime")
     refuse_int4_rows(recipe, "their runtime", "fp16")

@@ -153,7 +153,9 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     tokens (`LanguageConfig.swift`); it does not read `generation_config.json`."""
     tokenizer.save(folder)
     path = folder / "tokenizer_config.json"
-    stops = [tokenizer.backend.id_to_token(token) for token in tokenizer.eos_ids]
+    texts = {token: text for text, token in tokenizer.backend.get_vocab().items()}
+    # A config may name tokens that the tokenizer lacks.
+    stops = [texts[token] for token in tokenizer.eos_ids if token in texts]
     write_json(path, json.loads(path.read_text()) | {"additional_special_tokens": stops})
 
 
@@ -161,14 +163,13 @@ def metadata(made: list[StaticPlanner], checkpoint: Checkpoint, name: str) -> di
     """metadata.json, version 0.2."""
     planner = made[-1]
     calls = [name for each in made for name in call_names(each)]
-    source = Path(checkpoint.source).name
     return {
         "metadata_version": "0.2",
         "kind": "llm",
         "name": name,
         "assets": {"main": f"{name}.aimodel"},
         "language": {
-            "tokenizer": source,
+            "tokenizer": checkpoint.model_name,
             "vocab_size": planner.sizes.vocabulary,
             "max_context_length": planner.recipe.cache.context,
             "embedded_tokenizer": True,
@@ -184,7 +185,7 @@ def metadata(made: list[StaticPlanner], checkpoint: Checkpoint, name: str) -> di
                 },
             },
         },
-        "source": {"model_definition": "cetane", "hf_model_id": source},
+        "source": {"model_definition": "cetane", "hf_model_id": checkpoint.model_name},
         "compression": planner.recipe.compression.default,
         "compilation": {"date": datetime.now(UTC).isoformat(), "targets": []},
     }

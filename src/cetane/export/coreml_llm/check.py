@@ -19,6 +19,7 @@ from cetane.export.coreml_llm.contract import (
     VERIFYING,
     Mode,
     PackageSizes,
+    commits,
     positions,
     theirs,
 )
@@ -34,7 +35,10 @@ KINDS = {"sliding_attention": SLIDING, "full_attention": FULL}
 
 
 def check(folder: Path) -> list[str]:
-    """The problems of a folder; an empty list if there are none. Reads no weights."""
+    """The problems of a folder; an empty list if there are none. Reads no weights.
+
+    Packages that a Mac has compiled are there, but cannot be read.
+    """
     try:
         config = json.loads((folder / "model_config.json").read_text())
         counts = {key: config[key] for key in COUNTS}
@@ -177,16 +181,25 @@ def check_packages(folder: Path, sizes: PackageSizes, owners: list[str]) -> Iter
 
     `owners` are the kinds of the layers that have caches.
     """
-    layouts = [names for names in CHUNKS.values() if (folder / f"{names[-1]}.mlpackage").is_dir()]
+    layouts = [names for names in CHUNKS.values() if is_there(folder, names[-1])]
     if not layouts:
         lasts = [f"{names[-1]}.mlpackage" for names in CHUNKS.values()]
         yield f"none of {', '.join(lasts)}"
     owned = 0
     for names in layouts:
         owned = yield from check_layout(folder, sizes, owners, names)
-    if any((folder / f"{name}.mlpackage").is_dir() for name in PREFILL):
-        split = owned if layouts and len(layouts[-1]) in VERIFYING else None
-        yield from check_prefill(folder, sizes, owners, split)
+    if any(is_there(folder, name) for name in PREFILL):
+        split = owned if layouts and len(layouts[-1]) in VERIFYING else 0
+        yield from check_prefill(folder, sizes, owners, split or None)
+
+
+def is_there(folder: Path, name: str) -> bool:
+    return (folder / f"{name}.mlpackage").is_dir() or is_compiled(folder, name)
+
+
+def is_compiled(folder: Path, name: str) -> bool:
+    compiled = folder / f"{name}.mlmodelc"
+    return compiled.is_dir() and any(compiled.iterdir())
 
 
 def check_layout(
@@ -206,6 +219,8 @@ def check_layout(
     owned = [caches(program.functions[DECODE if both else "main"]) for program in programs]
     if sum(sum(kinds.values()) for kinds in owned) != len(owners):
         yield f"packages have {sum(sum(k.values()) for k in owned)} caches, not {len(owners)}"
+    if both and not commits(owned):
+        yield f"{names[0]}: {VERIFY}, but the runtime writes verified columns as for E2B"
     decode, verify = Chain(sizes, "decode"), Chain(sizes, "verify")
     for name, program, kinds in zip(names, programs, owned, strict=True):
         last = name == names[-1]
@@ -226,13 +241,15 @@ def check_prefill(
     """Problems of the prefill packages; the first has `first` layers. None if the packages that
     decode do not say it: then as many as it has keys for."""
     programs = yield from opened(folder, PREFILL)
-    if first is None and programs and "main" in programs[0].functions:
+    if len(programs) != len(PREFILL):
+        return
+    if first is None and "main" in programs[0].functions:
         outputs = programs[0].functions["main"].outputs
         first = sum(re.fullmatch(r"K\d+", name) is not None for name in outputs)
     first = first or 0
     chain = Chain(sizes, "prefill")
     parts: tuple[list[str], ...] = (owners[:first], owners[first:], [], [])
-    for name, program, kinds in zip(PREFILL, programs, parts, strict=False):
+    for name, program, kinds in zip(PREFILL, programs, parts, strict=True):
         if set(program.functions) != {"main"}:
             yield f"{name}: functions {', '.join(sorted(program.functions))}, not main"
             continue
@@ -268,11 +285,15 @@ def columns(
 
 
 def opened(folder: Path, names: tuple[str, ...]) -> Generator[str, None, list[Program]]:
-    """Yields why packages cannot be read; the generator's result are the programs of the others."""
+    """Yields why packages cannot be read; the generator's result are the programs of the others.
+    Compiled ones are left out."""
     programs: list[Program] = []
     for name in names:
+        package = folder / f"{name}.mlpackage"
+        if not package.is_dir() and is_compiled(folder, name):
+            continue
         try:
-            programs.append(load(folder / f"{name}.mlpackage"))
+            programs.append(load(package))
         except (CetaneError, ValueError) as error:
             yield f"{name}: {error}"
     return programs

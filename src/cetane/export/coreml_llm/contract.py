@@ -1,5 +1,6 @@
 """The contract: names and shapes of the tensors between their runtime and its packages."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,6 +47,9 @@ OTHERS: dict[Mode, dict[str, str]] = {
 }
 """Their names in the other modes, where they differ."""
 SLIDING, FULL = "sliding", "full"
+COMMITTED = [{SLIDING: 7, FULL: 1}, {SLIDING: 5, FULL: 2}]
+"""The caches of the first two packages into which the runtime writes the columns that were
+verified: their numbers, those of E2B, are constants of `ChunkedEngine.swift`."""
 SHARED = {SLIDING: "kv13", FULL: "kv14"}
 LAST_POSITION = "last_position_mask"
 
@@ -59,6 +63,11 @@ def theirs(name: str, mode: Mode) -> str:
         return inner
     base = inner.removesuffix("_in")
     return f"new_{base}" if mode == "verify" and base != inner else f"{base}_out"
+
+
+def commits(owned: Sequence[Mapping[str, int]]) -> bool:
+    """Whether the runtime writes all columns that were verified, for the caches of each package."""
+    return list(owned[:2]) == COMMITTED
 
 
 def is_cache(name: str) -> bool:

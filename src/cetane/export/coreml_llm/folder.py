@@ -10,7 +10,6 @@ import torch
 
 from cetane.bundle.rows import ROW_FORMATS
 from cetane.checkpoint import Checkpoint
-from cetane.errors import CetaneError
 from cetane.export.coreml_llm.contract import positions
 from cetane.export.coreml_llm.planner import ContractPlanner, planners
 from cetane.families import parse_config
@@ -33,8 +32,6 @@ def export(recipe: Recipe, checkpoint: Checkpoint, target: Path, progress: Progr
     for a model other than Gemma 4, and for a layout or contracts that their runtime lacks.
     """
     planner, *_ = made = planners(checkpoint, recipe)
-    if target.exists():
-        raise CetaneError(f"{target} exists", "choose another name")
     with replacing(target) as folder:
         folder.mkdir(parents=True)
         parts = {
@@ -106,12 +103,13 @@ def write_config(planner: ContractPlanner, checkpoint: Checkpoint, folder: Path)
     write_json(
         folder / "model_config.json",
         {
-            "model_name": Path(checkpoint.source).name,
+            "model_name": checkpoint.model_name.rpartition("/")[2],
             "architecture": "gemma4",
             "hidden_size": config.hidden_size,
             "context_length": planner.recipe.cache.context,
             "vocab_size": config.vocab_size,
             "bos_token_id": tokenizer.bos_id,
+            # Of several. The runtime stops at 1 and 106, Gemma's end of a turn, whatever is here.
             "eos_token_id": min(tokenizer.eos_ids, default=None),
             "per_layer_dim": width,
             "num_layers": config.num_hidden_layers,

@@ -19,6 +19,7 @@ from cetane.export.coreml_llm.contract import (
     WIDTH,
     Mode,
     PackageSizes,
+    commits,
     theirs,
 )
 from cetane.families import CacheForm, CacheGroup, Head, ReadOnly
@@ -76,8 +77,12 @@ class ContractPlanner(Planner):
 
     @property
     def modes(self) -> dict[str, Mode]:
-        """The modes of a package's functions, by name. Merged packages only decode."""
-        verifies = self.recipe.tokens.verify and len(self.members) in VERIFYING
+        """The modes of a package's functions, by name. Merged packages only decode, and so do
+        those whose verified columns the runtime would write to wrong places."""
+        kept = [Counter(group for block in blocks for group in block.keeps)
+                for blocks in self.members.values()]  # fmt: skip
+        committed = len(self.members) in VERIFYING and commits(kept)
+        verifies = self.recipe.tokens.verify and committed
         return {DECODE: "decode", VERIFY: "verify"} if verifies else {"main": "decode"}
 
     @property

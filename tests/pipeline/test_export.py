@@ -1,0 +1,128 @@
+"""One package of an exported folder anew: whatever happens, the folder keeps a good one."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cetane.errors import CetaneError
+from cetane.files import replacing
+from cetane.pipeline import export
+from cetane.pipeline.export import export_runtime, replace_package
+
+FILES = ("model", "weights")
+
+
+class Pairs:
+    """A runtime whose packages are two files of one text."""
+
+    COMPILE = ""
+    made = "new"
+
+    def packages(self, *_: Any) -> dict[str, Callable[[Path], None]]:
+        return {"one": self.make, "two": self.make}
+
+    def make(self, package: Path) -> None:
+        package.mkdir()
+        for file in FILES:
+            (package / file).write_text(self.made)
+
+    def export(self, recipe: Any, checkpoint: Any, target: Path, progress: Any) -> None:
+        with replacing(target) as folder:
+            folder.mkdir()
+
+    def check(self, folder: Path) -> list[str]:
+        return [] if {texts(folder, name) for name in ("one", "two")} <= GOOD else ["damaged"]
+
+
+GOOD = {("old",) * 2, ("new",) * 2}
+
+
+def texts(folder: Path, name: str) -> tuple[str, ...]:
+    """What a package's files hold."""
+    return tuple(file.read_text() for file in sorted((folder / f"{name}.mlpackage").glob("*")))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two old packages, of a runtime and a bundle that are only played."""
+    bundle = SimpleNamespace(plan=SimpleNamespace(recipe=None))
+    monkeypatch.setattr(export, "Bundle", lambda _: bundle)
+    monkeypatch.setattr(export, "own_checkpoint", lambda *_: None)
+    monkeypatch.setitem(export.RUNTIMES, "anemll", Pairs())
+    monkeypatch.setattr(Pairs, "made", "old")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name, make in Pairs().packages().items():
+        make(folder / f"{name}.mlpackage")
+    monkeypatch.setattr(Pairs, "made", "new")
+    return folder
+
+
+def anew(folder: Path | str, package: str) -> Any:
+    return replace_package("bundle", folder, "anemll", package)
+
+
+def die(*_: Any, **__: Any) -> None:
+    os._exit(9)
+
+
+def lose_a_file_and_die(path: Path, **_: Any) -> None:
+    next(file for file in path.rglob("*") if file.is_file()).unlink()
+    os._exit(9)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "death", "left"),
+    [(Pairs, "make", die, "old"), (Pairs, "check", die, "old"),
+     (shutil, "rmtree", lose_a_file_and_die, "new")],
+    ids=["while it is made", "while it is checked", "while the old one is removed"],
+)  # fmt: skip
+def test_a_kill(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    death: Callable[..., None],
+    left: str,
+) -> None:
+    """The next package that is made anew finds whole packages, each old or checked."""
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(owner, name, death)
+        anew(folder, "one")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert anew(folder, "two").passed
+    assert (texts(folder, "one"), texts(folder, "two")) == ((left,) * 2, ("new",) * 2)
+    assert [path.name for path in folder.parent.iterdir()] == ["folder"]
+
+
+def test_a_folder_that_appears_while_the_bundle_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is somebody's, so nothing removes it."""
+    bundle = SimpleNamespace(path=tmp_path / "bundle", plan=SimpleNamespace(recipe=None))
+    monkeypatch.setattr(export, "Bundle", lambda _: bundle)
+    monkeypatch.setattr(
+        export, "own_checkpoint", lambda *_: (tmp_path / "out/mine").mkdir(parents=True)
+    )
+    monkeypatch.setitem(export.RUNTIMES, "anemll", Pairs())
+    with pytest.raises(CetaneError, match="out exists"):
+        export_runtime("bundle", tmp_path / "out", "anemll")
+    assert (tmp_path / "out/mine").is_dir()
+
+
+def test_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    assert anew(".", "one").passed and texts(folder, "one") == ("new", "new")
+
+
+def test_a_package_with_a_problem(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pairs, "made", "wrong")
+    assert anew(folder, "one").problems == ["damaged"] and texts(folder, "one") == ("old", "old")
+    assert [path.name for path in folder.parent.iterdir()] == ["folder"]
