@@ -50,6 +50,17 @@ def test_divergence(scale: float) -> None:
     assert not np.allclose(divergence(A, B), divergence(B, A))
 
 
+def test_divergence_of_heads_that_lack_tokens() -> None:
+    a, b = A.copy(), B.copy()
+    a[:, :3] = b[:, :3] = -np.inf
+    np.testing.assert_allclose(divergence(a, b), divergence(A[:, 3:], B[:, 3:]), rtol=1e-12)
+    b[:, 3] = 0
+    a[:, 3] = -np.inf  # the other has it
+    assert np.isinf(divergence(a, b)).all()
+    a[0] = np.nan
+    assert np.isnan(divergence(a, b)[0])
+
+
 def test_log_softmax() -> None:
     expected = torch.tensor(A).double().log_softmax(-1)
     np.testing.assert_allclose(log_softmax(A), expected, atol=1e-6)

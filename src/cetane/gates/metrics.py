@@ -120,8 +120,12 @@ def divergence(logits: Rows, reference: Rows) -> Rows:
 
 
 def kl(q: Rows, p: Rows) -> Rows:
-    """KL(p || q) of each row of log probabilities, in nats."""
-    return (np.exp(p) * (p - q)).sum(axis=1)
+    """KL(p || q) of each row of log probabilities, in nats. A token that `p` never gives, as one
+    that its head lacks, adds nothing."""
+    with np.errstate(invalid="ignore"):
+        terms = np.exp(p) * (p - q)
+    terms[p == -np.inf] = 0
+    return terms.sum(axis=1)
 
 
 def contains_top(logits: Rows, reference: Rows, k: int) -> Rows:
