@@ -207,7 +207,7 @@ def sources(content: Any) -> Any:
             lambda c: c["functions"].append(c["functions"][0]),
             "draft, draft do not make the draft head medusa",
         ),
-        (lambda c: sources(c).update(shape=[2**40]), "too large"),
+        (lambda c: sources(c).update(shape=[2**40]), "more than 268,435,456"),
         (lambda c: sources(c)["source"].update(name="x"), "a drafter cannot supply hidden"),
         (
             lambda c: sources(c).update(source={"host": "embedding", "table": "x"}),

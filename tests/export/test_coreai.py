@@ -167,7 +167,7 @@ def test_a_bundle_becomes_the_folder_that_their_runner_reads(
     )  # fmt: skip
     target = tmp_path / "tiny"
     made = export_coreai(bundle.path, target)
-    assert made.result.passed and len(made.result.checks) == 8 and made.warnings == []
+    assert made.result.passed and len(made.result.checks) == 12 and made.warnings == []
     assert "xcrun coreai-build compile tiny.aimodel" in made.compile
     with pytest.raises(CetaneError, match="exists"):
         export_coreai(bundle.path, target)

@@ -63,7 +63,7 @@ def test_a_bundle_that_gives_choices_is_refused(
 ) -> None:
     """It has no logits that could be near or far from the expected ones."""
     bundle = tiny_bundle(head={"choose": True}, **ONE)
-    with pytest.raises(CetaneError, match="gives choices, not the logits"):
+    with pytest.raises(CetaneError, match="gives choices, not logits"):
         make_kit([bundle.path], tmp_path / "kit.zip")
     assert not (tmp_path / "kit.zip").exists()
 
