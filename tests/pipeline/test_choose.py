@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.engine.test_subset import subset_recipe
 
 from cetane.bundle.rows import ROW_FORMATS
 from cetane.checkpoint import Checkpoint, open_checkpoint
@@ -99,6 +100,17 @@ def test_the_smallest_that_holds_is_taken(checkpoint: Checkpoint, recipe: Recipe
     assert chosen.reasons.keys() == {"compression.default", "embedding.format"}
     assert "KL" in chosen.reasons["compression.default"]
     assert resolve_recipe(checkpoint, chosen) == chosen
+
+
+def test_a_head_that_lacks_tokens_is_compressed_as_others(
+    checkpoint: Checkpoint, recipe: Recipe
+) -> None:
+    """What it loses by them is its subset's, and no format's."""
+    subset = subset_recipe(np.arange(0, 288, 2), 288).head.subset
+    head = recipe.head.model_copy(update={"subset": subset})
+    chosen = resolve_recipe(checkpoint, recipe.model_copy(update={"head": head}), silent)
+    assert chosen.compression.default == SMALL
+    assert "not good" not in chosen.reasons["compression.default"]
 
 
 def test_weights_that_the_smallest_does_not_divide(

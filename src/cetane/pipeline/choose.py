@@ -320,7 +320,10 @@ class Bench:
         agreement = Agreement(self.recipe, plan.choosable, plan.vocab)
         for before in truth:
             now, targets = self.model.window(before.tokens), np.asarray(before.tokens[1:])
-            agreement.add(now.logits[:-1], before.logits[:-1], targets)
+            theirs = before.logits[:-1]
+            if self.recipe.head.subset is not None:  # neither side has the tokens that it lacks
+                theirs = self.model.predictions(theirs)
+            agreement.add(now.logits[:-1], theirs, targets)
         return agreement
 
     def larger(self, rows: str) -> dict[str, str]:
