@@ -21,6 +21,7 @@ from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
 from cetane.families import Block, Weight
 from cetane.gates import metrics
+from cetane.gates.structure import elements
 from cetane.planner import Encoder, Planner
 from cetane.planner.weights import format_of
 from cetane.schema.function import Route, Step
@@ -189,7 +190,7 @@ class Judge:
 def check_memory(planner: Planner) -> None:
     """CetaneError for more weights in fp32 than this machine has memory: better now than by the
     system."""
-    size = sum(4 * w.elements for block in planner.blocks for _, w in block.weights())
+    size = 4 * elements(planner)
     if size > (most := installed_memory()):
         raise CetaneError(
             f"judging compressions takes all weights in fp32, {size / 1e9:.1f} GB, and this "

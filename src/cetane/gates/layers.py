@@ -14,6 +14,7 @@ from cetane.bundle import Bundle
 from cetane.bundle.tables import TokenRows
 from cetane.checkpoint import Checkpoint
 from cetane.engine.authored import embedding_rows
+from cetane.engine.backend import Array
 from cetane.errors import CetaneError
 from cetane.files import Progress
 from cetane.gates import metrics
@@ -84,20 +85,20 @@ def judge_layers(
     engine = packaged(bundle, planner, checkpoint).rounded
     modes = list(bundle.plan.modes)
     shards, limit = chosen(planner, block), limits().published.cosine
+    cosines: dict[str, list[Array]] = {shard: [] for shard in shards}
+    steps = len(probes) * len(shards)
+    for number, probe in enumerate(probes):
+        for rung in rungs(engine, planner, checkpoint, probe):  # each may load another reference
+            for done, shard in enumerate(shards, number * len(shards)):
+                progress(shard, done, steps)
+                for pair in rung.pairs(shard, modes):
+                    cosines[shard].append(metrics.cosine(pair.ours, pair.wanted))
+    progress("done", steps, steps)
     scores = []
-    for done, shard in enumerate(shards):
-        progress(shard, done, len(shards))
-        cosines = np.concatenate(
-            [
-                metrics.cosine(pair.ours, pair.wanted)
-                for probe in probes
-                for rung in rungs(engine, planner, checkpoint, probe)
-                for pair in rung.pairs(shard, modes)
-            ]
-        )
-        least, mean = float(cosines.min()), float(cosines.mean())
+    for shard, parts in cosines.items():
+        rows = np.concatenate(parts)
+        least, mean = float(rows.min()), float(rows.mean())
         scores.append(ProbedShard(shard=shard, passed=least >= limit, mean=mean, min=least))
-    progress("done", len(shards), len(shards))
     return LayersResult(
         passed=all(score.passed for score in scores),
         limit=limit,

@@ -152,8 +152,7 @@ def largest_window(plan: Plan, reference: Reference) -> int:
 
 def elements(planner: Planner) -> int:
     """The number of a model's weights, those of the head included."""
-    blocks = (*planner.model.layers, *planner.heads)
-    return sum(weight.elements for block in blocks for _, weight in block.weights())
+    return sum(weight.elements for block in planner.blocks for _, weight in block.weights())
 
 
 def made_by(planner: Planner, plan: Plan) -> dict[Truth, tuple[str, str]]:
