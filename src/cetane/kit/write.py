@@ -4,13 +4,14 @@ import json
 import zipfile
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from cetane.bundle import Bundle
 from cetane.bundle.rows import ROW_FORMATS
 from cetane.files import FileRecord, Progress, json_sha256, records
+from cetane.kit.measurements import Label
 from cetane.kit.probes import ExampleCall, Expected, expected_probes, function_calls
 from cetane.schema.function import Route
 from cetane.schema.interface import FromCache, ToCache, ToTensor
@@ -21,7 +22,7 @@ from cetane.validation import Data
 KIT = "kit.json"
 GATE = "kit"
 SCHEMA = 1
-LABELS = ("A", "B")
+LABELS: tuple[Label, ...] = get_args(Label)
 LONG_AGO = (1980, 1, 1, 0, 0, 0)
 """The date of every file in the archive, so that the same bundles give the same kit."""
 Calls = dict[tuple[str, str], ExampleCall]
