@@ -10,9 +10,7 @@ import torch
 from tests.conftest import build_model
 
 from cetane.fitting import conversations
-from cetane.fitting.conversations import Turn, Writer, questions, turn_of, write_conversations
-from cetane.speculate import bench
-from cetane.speculate.bench import suite
+from cetane.fitting.conversations import Turn, Writer, turn_of, write_conversations
 
 START, ASK, STOP, ANSWER = 900, 901, 902, 903
 """Special tokens of a template."""
@@ -34,14 +32,6 @@ class Words:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         assert skip_special_tokens
         return "".join(str(token) for token in ids if token < START)
-
-
-def test_no_question_is_a_prompt_of_the_suite() -> None:
-    asked = questions()
-    assert len(asked) == len(set(asked)) > 1000
-    prompts = {prompt for group in suite().values() for prompt in group}
-    assert not prompts & set(asked)
-    assert not {turn for talk in bench.conversations() for turn in talk} & set(asked)
 
 
 def test_a_template_is_what_two_questions_share() -> None:

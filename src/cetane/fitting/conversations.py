@@ -7,12 +7,9 @@ that will be drafted for.
 
 from __future__ import annotations
 
-import random
-import tomllib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from itertools import compress, cycle, takewhile
 from typing import Any
 
@@ -21,21 +18,12 @@ from torch import Tensor
 
 from cetane.checkpoint import Tokenizer
 from cetane.fitting.cache import roomy_cache
+from cetane.fitting.openings import questions
 from cetane.fitting.text import drawn_from
 from cetane.gates.probes import asked
 
 QUESTION, ANSWER = 96, 160
 """The most tokens of each. Small models repeat themselves in longer answers."""
-
-
-def questions() -> list[str]:
-    """All questions, in an order that does not change."""
-    path = resources.files("cetane") / "data/prompts/questions.toml"
-    groups = tomllib.loads(path.read_text(encoding="utf-8")).values()
-    made = [template.format(subject) for group in groups
-            for template in group["templates"] for subject in group["subjects"]]  # fmt: skip
-    random.Random(0).shuffle(made)
-    return made
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ from cetane.fitting.attention import fuse_attention
 from cetane.fitting.documentation import documentation, spread, windows_of
 from cetane.fitting.importance import Importance, importance, keep, load
 from cetane.fitting.lessons import lessons
+from cetane.fitting.openings import openings
 from cetane.fitting.rounding import Rounder, linear_layers
 from cetane.fitting.teacher import Answers, narrowed
-from cetane.fitting.text import openings, write_text
+from cetane.fitting.text import write_text
 from cetane.fitting.tunable import Tunable, tunable
 from cetane.fitting.tune import Student, Tuner
 from cetane.gates.reference import RESIDENT, Reference
@@ -37,7 +38,7 @@ from cetane.schema.recipe import override
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
 
-VERSION = 8
+VERSION = 9
 """The version of fitted constants. Those of another version are made anew."""
 SEQUENCES, LENGTH, SEED = 192, 256, 1
 """Of the model's own text that layers are rounded by: 49,152 tokens. By a third of them SmolLM2's
