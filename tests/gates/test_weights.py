@@ -10,8 +10,17 @@ import pytest
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.compress import parse_format
+from cetane.compress.encoded import Half
 from cetane.gates.golden import golden
-from cetane.gates.weights import wrong_palette, wrong_tables
+from cetane.gates.weights import (
+    BLOCK,
+    WORSE_BLOCK,
+    arrays,
+    times_best,
+    too_far,
+    wrong_palette,
+    wrong_tables,
+)  # fmt: skip
 from cetane.planner import Planner
 
 
@@ -64,3 +73,28 @@ def test_palettes_without_their_sensitivities(
     parts = {"indices": made.indices, "lut": lut}
     found = wrong_palette(parts, WEIGHT, parse_format("palette4-weighted-group8"))
     assert found is None if problem is None else problem in str(found)
+
+
+MATRIX = np.random.default_rng(5).normal(size=(64, 96)).astype(np.float32)
+SWAPPED = [*range(8), 16, *range(9, 16), 8, *range(17, 64)]
+WRONG: dict[str, Callable[[Half], Half]] = {
+    "all too large": lambda made: made * np.float16(1.15),
+    "one channel too large": lambda made: np.concatenate([made[:8], made[8:9] * 2, made[9:]]),
+    "one channel of zeros": lambda made: np.concatenate([made[:8], made[8:9] * 0, made[9:]]),
+    "two channels changed places": lambda made: made[SWAPPED],
+    "another sign": lambda made: -made,
+    "not a number": lambda made: made * np.float16("nan"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("name", ["palette4-kmeans-group8", "int4-per-channel"])
+def test_fitted_constants_without_their_file(name: str, wrong: str) -> None:
+    """They are not the nearest, and near enough. A wrong channel does not hide among right ones."""
+    form = parse_format(name)
+    fitted = form.encode(MATRIX + np.random.default_rng(6).normal(size=MATRIX.shape) * 0.06)
+    assert too_far(arrays(fitted), MATRIX, form) is None
+    times = times_best(fitted.decode(), form.encode(MATRIX).decode(), MATRIX, BLOCK)
+    assert times.min() > 1
+    changed = times_best(WRONG[wrong](fitted.decode()), form.encode(MATRIX).decode(), MATRIX, BLOCK)
+    assert not (changed <= WORSE_BLOCK).all()
