@@ -25,7 +25,7 @@ from cetane.files import Progress
 from cetane.gates import metrics
 from cetane.gates.bases import base_checks, unknown_bases
 from cetane.gates.limits import limits
-from cetane.gates.observe import ProbeTask, Seen, observe
+from cetane.gates.observe import ProbeTask, Seen, observe, unrun
 from cetane.gates.port import Port, packaged
 from cetane.gates.probes import (
     OWN,
@@ -73,6 +73,9 @@ TOO_LONG = (
     "of a context of {}: more would take too long"
 )
 TOO_WIDE = "no text was longer than the model's window of {} tokens: that takes too much memory"
+UNRUN = "no token of a probe chose {} functions of experts, so their graphs were not judged: {}"
+NAMED = 3
+"""Of functions that a warning counts, those that it names."""
 NEAR_LIMIT = 32752.0
 """Half of the largest fp16 number: a larger residual stream gets a warning."""
 LISTED = 20
@@ -202,7 +205,7 @@ class Proof:
         """All questions, in order. Weights and readings of adapters are the base's: they were asked
         of all functions."""
         alone = self.adapter is None
-        deviated, text = self.structure()
+        deviated, text, idle = self.structure()
         windows = {window.name: window.tokens for window in text.windows}
         misreadings = list(misread(self.port, self.reference)) if alone else []
         with beside(self.wrong_weights if alone else lambda: ([], [])) as weights:
@@ -237,6 +240,7 @@ class Proof:
             warnings=(
                 *([TOO_LARGE] if left_out else []),
                 *ties(deviated),
+                *([UNRUN.format(len(idle), ", ".join(idle[:NAMED]))] if idle else []),
                 *([TOO_WIDE.format(window)] if read <= window else []),
                 *([TOO_LONG.format(read, late, context)] if min(read, late) < context else []),
                 *near(compression.ranges, self.planner),
@@ -267,8 +271,9 @@ class Proof:
         shapes = {name: self.weights.shape(name) for name in names if name in self.weights}
         return wrong, list(unused_parameters(self.planner, shapes))
 
-    def structure(self) -> tuple[list[Deviation], "Text"]:
-        """The deviations of the twin from the model, and the twin's results on the text."""
+    def structure(self) -> tuple[list[Deviation], "Text", list[str]]:
+        """The deviations of the twin from the model, its results on the text, and its functions
+        that no token needed: those of rare experts."""
         self.begin("structure", 0)
         tasks = [
             ProbeTask(mode, probe, parts(self.plan, mode, len(probe.tokens)))
@@ -276,11 +281,13 @@ class Proof:
             for probe in self.probes
         ]
         windows = self.windows(0, limits().evidence.positions)
-        seen = observe(self.port.twin, self.planner, [*tasks, *self.reading(windows)])
+        twin = self.port.twin
+        seen = observe(twin, self.planner, [*tasks, *self.reading(windows)])
         own, read = seen[: len(tasks)], seen[len(tasks) :]
         truths = Truths.ask(self.reference, tasks, own, scale=self.scale)
         differences = list(deviations(self.plan, self.planner, tasks, own, truths))
-        return differences, Text(windows, [one.logits for one in read])
+        text = Text(windows, [one.logits for one in read])
+        return differences, text, unrun(twin, self.adapter)
 
     def windows(self, start: int, stop: int) -> list[Probe]:
         return text_windows(self.port.tokenizer, self.plan, start, stop)

@@ -55,6 +55,15 @@ def observe(
     return [w.result() for w in watched]
 
 
+def unrun(engine: Engine, adapter: str | None) -> list[str]:
+    """The functions that no call of an engine has run: the base's, or those with an adapter."""
+    return [
+        "/".join(key)
+        for key, function in engine.plan.functions.items()
+        if function.adapter == adapter and key not in engine.shards.times
+    ]
+
+
 class Watched:
     """A sequence that runs through the shards, and their outputs.
 
