@@ -363,6 +363,31 @@ def test_validate_perplexity(cetane: Cetane, gated: Bundle, tmp_path: Path) -> N
     assert gated.gates()["perplexity"]["text"] == "text.txt"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("validate", "--layer", 0), ("validate", "--perplexity", "text.txt"), ("diff",)],
+    ids=["layer", "perplexity", "diff"],
+)
+def test_another_checkpoint_of_the_same_shape_is_told(
+    command: tuple[Any, ...],
+    cetane: Cetane,
+    gated: Bundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its figures look like those of a bad port."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("The cetane number of a fuel. " * 5)
+    shutil.copytree(gated.manifest.source, "other")
+    Path("other/model.safetensors").touch()
+    name, *options = command
+    told = f"other is not the file that {gated.path} was made from"
+    found = cetane(name, gated.path, *options, "--model", "other", "--json").json
+    assert found.get("perplexity", found)["warnings"] == [told]
+    shown = cetane(name, gated.path, *options, "--model", "other")
+    assert f"warning: {told}" in " ".join(shown.error.split())
+
+
 def test_info(cetane: Cetane, gated: Bundle) -> None:
     before = cetane("info", gated.path, "--json").json
     assert before["digest"] == gated.digest

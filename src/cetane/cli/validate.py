@@ -102,6 +102,8 @@ def parse_ids(text: str | None) -> tuple[int, ...]:
 
 def show_layers(result: "LayersResult") -> None:
     """Print every shard, then the line that the published validator ends with."""
+    for warning in result.warnings:
+        warn(f"warning: {warning}")
     for one in result.screened:
         warn(f"token {one.token} is left out: {one.reason}")
     for score in result.shards:
@@ -124,7 +126,9 @@ def show_perplexity(quality: "Quality", json: bool) -> NoReturn:
     if json:
         print_json({"perplexity": quality.model_dump(mode="json")})
     else:
-        values = quality.model_dump(exclude={"passed"})
+        for warning in quality.warnings:
+            warn(f"warning: {warning}")
+        values = quality.model_dump(exclude={"passed", "warnings"})
         facts({name.replace("_", " "): value for name, value in values.items()}, "perplexity")
         console.print(f"perplexity: {verdict(quality.passed)}")
     raise typer.Exit(0 if quality.passed else 1)

@@ -54,6 +54,7 @@ class LayersResult(Data):
     shards: tuple[ProbedShard, ...]
     probes: tuple[tuple[int, ...], ...]
     screened: tuple[Screened, ...]
+    warnings: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json") | {"line": self.line}

@@ -54,6 +54,7 @@ class Quality(Data):
     missing: float
     absent: float
     """The model's mean probability for tokens that the head lacks."""
+    warnings: tuple[str, ...] = ()
 
 
 class Agreement:

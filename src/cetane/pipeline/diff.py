@@ -15,7 +15,7 @@ from cetane.mil.executor import compile
 from cetane.mil.gap import Gap
 from cetane.mil.inputs import random_inputs, read_inputs
 from cetane.mil.program import Precision, listed
-from cetane.pipeline.validate import checkpoint_of
+from cetane.pipeline.validate import checkpoint_of, other_checkpoint
 from cetane.schema.manifest import MANIFEST
 from cetane.schema.recipe import Mode
 
@@ -32,6 +32,7 @@ class DiffResult:
     """The differences of two bundles' host tables, in the rows that were used."""
     model: ModelDiff | None = None
     """Every shard compared with the model; None without a `model`."""
+    warnings: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -44,6 +45,7 @@ class DiffResult:
     def as_json(self, top: int = 10) -> dict[str, Any]:
         """The comparisons as a JSON object, `top` ops of each."""
         content: dict[str, Any] = {"passed": self.passed, "tolerance": self.tolerance}
+        content |= {"warnings": self.warnings}
         if self.model is not None:
             content |= {
                 "handed": [asdict(handed) for handed in self.model.handed],
@@ -91,8 +93,7 @@ def diff(
     if model is not None and (other, precision) != (None, None):
         raise CetaneError("--model compares one bundle, in fp32 and in fp16: leave out the rest")
     if model is not None:
-        against = against_model(one, model, function, tolerance, progress)
-        return DiffResult(tolerance, by_place(against.comparisons), model=against)
+        return against_model(one, model, function, tolerance, progress)
     second_precision: Precision = precision or "fp32"
     if not bundles:
         parts = package_pair(one, other or one, function, second_precision, inputs, progress)
@@ -135,12 +136,14 @@ def function_of(program: Program, name: str | None) -> MilFunction:
 
 def against_model(
     path: Path, model: str | Path, function: str | None, tolerance: float, progress: Progress
-) -> ModelDiff:
+) -> DiffResult:
     """Compare all shards of a bundle with the model."""
     bundle = verified(path)
     progress("reading the model", 0, 1)
-    against = AgainstModel(bundle, checkpoint_of(bundle, model), mode_of(bundle, function))
-    return against.run(tolerance, progress)
+    checkpoint = checkpoint_of(bundle, model)
+    found = AgainstModel(bundle, checkpoint, mode_of(bundle, function)).run(tolerance, progress)
+    warnings = tuple(other_checkpoint(bundle, checkpoint))
+    return DiffResult(tolerance, by_place(found.comparisons), model=found, warnings=warnings)
 
 
 def verified(path: Path) -> Bundle:

@@ -105,7 +105,8 @@ def perplexity(
     opened.verify()
     checkpoint = checkpoint_of(opened, model, lora, adapters)
     ids = read_tokens(opened.tokenizer, text, tokens)
-    quality = measure_perplexity(opened, checkpoint, ids, progress)
+    told = {"warnings": tuple(other_checkpoint(opened, checkpoint))}
+    quality = measure_perplexity(opened, checkpoint, ids, progress).model_copy(update=told)
     opened.write_gate("perplexity", quality.model_dump(mode="json") | {"text": text.name})
     return quality
 
@@ -131,7 +132,9 @@ def validate_layers(
     opened = Bundle(Path(bundle))
     opened.verify()
     checkpoint = checkpoint_of(opened, model, lora, adapters)
+    told = {"warnings": tuple(other_checkpoint(opened, checkpoint))}
     result = judge_layers(opened, checkpoint, block, tuple(prompt_ids), probes, progress)
+    result = result.model_copy(update=told)
     opened.write_gate("layers", result.model_dump(mode="json"))
     return result
 
@@ -185,7 +188,8 @@ def check_shape(bundle: Bundle, checkpoint: Checkpoint) -> None:
 
 
 def other_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> list[str]:
-    """A warning if a checkpoint's files are not those that the bundle was made from."""
+    """A warning if a checkpoint's files are not those that the bundle was made from: of one shape,
+    its figures look like a bad port's."""
     if checkpoint.fingerprint == bundle.manifest.fingerprint:
         return []
     return [f"{checkpoint.source} is not the file that {bundle.path} was made from"]
