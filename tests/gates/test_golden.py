@@ -16,13 +16,14 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.engine.authored import authored_engine
 from cetane.engine.portable import PortableBackend
+from cetane.gates.explain import explain
 from cetane.gates.golden import GoldenResult, golden
 from cetane.gates.observe import ProbeTask, observe, unrun
 from cetane.gates.probes import Probe, ProbePart
 from cetane.gates.reference import Reference
 from cetane.gates.rounding import Rounding, judge_rounding
 from cetane.gates.scores import shard_scores
-from cetane.gates.structure import Deviation
+from cetane.gates.structure import OTHER_CALLS, Deviation
 from cetane.gates.structure import judge as judge_structure
 from cetane.mil.blob import BlobFile
 from cetane.mil.package import Package
@@ -120,6 +121,23 @@ def test_a_wrong_plan_fails(
                         item["source"]["part"] = {"cos": "sin", "sin": "cos"}[part]
     manifest.write_text(json.dumps(content))
     assert not run(Bundle(tmp_path / "bundle"), checkpoint).passed
+
+
+def test_experts_in_another_order_fail(
+    zaya_bundle: Callable[..., Bundle], zaya_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """Though no token needs to reach them."""
+    source = zaya_bundle(**ROUTED).path
+    shutil.copytree(source, tmp_path / "bundle")
+    manifest = tmp_path / "bundle" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    route = next(step for step in content["plan"]["modes"]["decode"]["steps"] if "experts" in step)
+    route["experts"].reverse()
+    manifest.write_text(json.dumps(content))
+    found = run(Bundle(tmp_path / "bundle"), zaya_checkpoint, prompts=0)
+    assert OTHER_CALLS in [check.name for check in found.checks if not check.passed]
+    why = explain(Bundle(tmp_path / "bundle"), zaya_checkpoint, found)
+    assert why is not None and (why.cause, why.where) == ("contract", "manifest.json")
 
 
 def test_a_wrong_weight_fails(bad: Bundle, checkpoint: Checkpoint) -> None:

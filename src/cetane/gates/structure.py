@@ -8,6 +8,7 @@ a port.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 import numpy as np
 
@@ -212,6 +213,16 @@ def excess(one: Deviation) -> float:
     """The error to compare with the limit; with routed experts, scaled by their own limit."""
     ask = limits().structure
     return max(one.relative, one.undecided * ask.relative / ask.routed.relative)
+
+
+OTHER_CALLS = "structure: capacities with other calls than the recipe's"
+
+
+def same_calls(plan: Plan, wanted: Plan) -> Check:
+    """Whether a plan makes the calls of its recipe at every capacity. A route knows an expert by
+    its place alone, and no probe's token may choose a rare one."""
+    pairs = zip_longest(plan.capacities, wanted.capacities)
+    return at_most(OTHER_CALLS, float(sum(one != other for one, other in pairs)), 0)
 
 
 def judge(rows: Sequence[Deviation]) -> Iterator[Check]:
