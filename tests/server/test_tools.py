@@ -1,10 +1,15 @@
 """Calls of tools in the text of models, in the forms of their templates."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cetane.server.tools import may_be_call, parse_calls
+from cetane.checkpoint import Tokenizer, open_checkpoint
+from cetane.server.grammar import Grammars
+from cetane.server.requests import ChatRequest
+from cetane.server.tools import may_be_call, parse_calls, strict_grammar
 
 NAMES = ["weather", "time"]
 CALL = '{"name": "weather", "arguments": {"place": "Oslo"}}'
@@ -55,3 +60,62 @@ def test_what_is_no_call_stays_text(text: str) -> None:
 
 def test_plain_text_need_not_wait() -> None:
     assert not may_be_call("Hello <b") and may_be_call(" <tool_") and may_be_call("")
+
+
+PLACES: dict[str, Any] = {
+    "type": "object", "properties": {"place": {"enum": ["Oslo", "Rome"]}}, "required": ["place"],
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+def request(*tools: dict[str, Any], **options: Any) -> ChatRequest:
+    """A request with tools, each `{name: ..., strict: ...}`."""
+    functions = [{"type": "function", "function": {"parameters": PLACES} | one} for one in tools]
+    message = {"role": "user", "content": "Where?"}
+    content = {"model": "m", "messages": [message], "tools": functions}
+    return ChatRequest.model_validate(content | options)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_checkpoint_folder: Path) -> Tokenizer:
+    return open_checkpoint(tiny_checkpoint_folder).tokenizer
+
+
+def allows(grammar: str, tokenizer: Tokenizer, text: str) -> bool:
+    """Whether a text with an end follows a grammar, token by token."""
+    constraint = Grammars(tokenizer, tokenizer.vocab_size).constraint(grammar, "tools")
+    for token in (*tokenizer.encode_plain(text), next(iter(tokenizer.eos_ids))):
+        if not constraint.allowed()[token]:
+            return False
+        constraint.keep(token)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("It is cold in {Oslo}.", True),
+        (f"Let me see. <tool_call>\n{CALL}\n</tool_call>", True),
+        (f"<tool_call>\n{CALL}\n</tool_call> and <tool_call>\n{CALL}\n</tool_call>", True),
+        ('<tool_call>\n{"name": "time", "arguments": {"any": 1}}\n</tool_call>', True),
+        (f"<tool_call>\n{CALL.replace('Oslo', 'Bonn')}\n</tool_call>", False),
+        ('<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>', False),
+        (f"<tool_call>\n{CALL}", False),
+    ],
+)
+def test_a_strict_tool_is_called_by_its_schema(
+    text: str, allowed: bool, tokenizer: Tokenizer
+) -> None:
+    """Whatever stands around the call. A tool that is not strict takes any arguments."""
+    asked = request({"name": "weather", "strict": True}, {"name": "time"})
+    grammar = strict_grammar(asked, "... <tool_call> ...")
+    assert grammar is not None
+    assert allows(grammar, tokenizer, text) is allowed
+
+
+def test_where_strict_has_no_effect() -> None:
+    strict = {"name": "weather", "strict": True}
+    assert strict_grammar(request({"name": "weather"}), "<tool_call>") is None
+    assert strict_grammar(request(strict, tool_choice="none"), "<tool_call>") is None
+    assert strict_grammar(request(strict), "a template without marks") is None

@@ -19,7 +19,7 @@ from cetane.server.requests import (
 )
 from cetane.server.served import Served
 from cetane.server.settings import Settings
-from cetane.server.tools import described, forced_grammar
+from cetane.server.tools import described, forced_grammar, strict_grammar
 from cetane.server.writing import Ask
 from cetane.validation import MOST_DIGITS, parse_json
 
@@ -157,9 +157,15 @@ def compiled(grammar: str, served: Served, request: GenerationRequest) -> Gramma
 
 
 def chat_grammar(request: ChatRequest, served: Served) -> str | None:
-    """The grammar that a chat request asks for; None without."""
-    forced = forced_grammar(request, served.tokenizer.chat_template or "")
-    return forced if forced is not None else grammar_of(request.response_format)
+    """The grammar that a chat request asks for; None without.
+
+    Clients say of every tool that it is `strict`. So a model that takes no grammar ignores that.
+    """
+    template = served.tokenizer.chat_template or ""
+    asked = forced_grammar(request, template) or grammar_of(request.response_format)
+    if asked is None and served.constrains:
+        return strict_grammar(request, template)
+    return asked
 
 
 def chat_ids(request: ChatRequest, served: Served) -> list[int]:

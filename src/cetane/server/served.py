@@ -1,5 +1,6 @@
 """A model that is served: a bundle, its engine, and what its answers need."""
 
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from cetane.bundle import Bundle
 from cetane.engine.generate import open_backend, open_engine
 from cetane.engine.prefixes import Prefixes
 from cetane.engine.sampling import Sampler
+from cetane.errors import CetaneError
 from cetane.schema.plan import Plan
 from cetane.server.grammar import Grammars
 from cetane.server.settings import Settings
@@ -74,7 +76,15 @@ class Served:
         return self.plan.recipe.head.choose
 
     @cached_property
+    def constrains(self) -> bool:
+        """Whether answers can follow a grammar."""
+        with suppress(CetaneError):
+            return self.grammars is not None and not self.chooses
+        return False
+
+    @cached_property
     def grammars(self) -> Grammars:
+        """CetaneError for a tokenizer that has none."""
         return Grammars(self.tokenizer, self.plan.vocab)
 
     def speculator(self, sampler: Sampler) -> Speculator | None:

@@ -14,10 +14,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, StructTag
 
 from cetane.server.answers import CalledFunction, MadeCall
-from cetane.server.grammar import lark_json
+from cetane.server.grammar import COMPACT, lark_json
 from cetane.server.requests import ChatRequest, NamedTool, Tool
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -92,6 +92,27 @@ def forced_grammar(request: ChatRequest, template: str) -> str | None:
     term = lark_json(schemas[0] if len(schemas) == 1 else {"anyOf": schemas})
     start = f'"{OPEN}\\n" call "\\n{CLOSE}"' if OPEN in template else "call"
     return str(LLMatcher.grammar_from_lark(f"start: {start}\ncall: {term}"))
+
+
+def strict_grammar(request: ChatRequest, template: str) -> str | None:
+    """The grammar of text whose calls of `strict` tools follow their schemas; None without such
+    tools, and for a template that marks no calls: there any text may begin one."""
+    strict = any(tool.function.strict for tool in request.tools)
+    if not strict or request.tool_choice == "none" or OPEN not in template:
+        return None
+    schemas = [call_schema(tool if tool.function.strict else loose(tool), "arguments")
+               for tool in request.tools]  # fmt: skip
+    call = StructTag(
+        trigger=OPEN, begin=f"{OPEN}\n", end=f"\n{CLOSE}",
+        grammar={"anyOf": schemas, "x-guidance": COMPACT},
+    )  # fmt: skip
+    return StructTag.to_grammar([call], assume_special=False)
+
+
+def loose(tool: Tool) -> Tool:
+    """A tool that takes any arguments."""
+    function = tool.function.model_copy(update={"parameters": {"type": "object"}})
+    return tool.model_copy(update={"function": function})
 
 
 def call_schema(tool: Tool, arguments: str) -> Mapping[str, Any]:
