@@ -51,6 +51,8 @@ def test_a_lab_from_new_to_report(
     assert b"### Tiny \xe2\x80\x94 Shelved" in first
     assert cetane("lab", "report", "--lab", lab, "-o", page).code == 0
     assert page.read_bytes() == first
+    assert cetane("lab", "report", "--lab", lab).code == 0
+    assert (lab / "decision-log.md").read_bytes() == first
     for command in (("list",), ("show", "tiny"), ("log",)):
         told = cetane("lab", *command, "--lab", lab)
         assert told.code == 0 and "iny" in told.out

@@ -53,7 +53,7 @@ def test_a_sweep_for_people(
 ) -> None:
     result = cetane(
         "sweep", tiny_checkpoint_folder, "-r", small_file, "--text", text, "-o", tmp_path / "out",
-        "--formats", "int4-per-block32", "--budget", "0.001MB", "-v",
+        "--formats", "int4-per-block32", "--budget", "0.000001GB", "-v",
     )  # fmt: skip
     assert result.code == 1, "nothing is so small"
     assert "int4-per-block32" in result.out

@@ -298,18 +298,22 @@ def verdict(
 @command("report -o experiments.md")
 def report(
     lab: FolderOption = HERE,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path(
-        "docs/reference/decision-log.md"
-    ),
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="The page.", show_default="decision-log.md in the lab's folder"
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Write the decision log from the experiments and the journal."""
     from cetane.files import disk_errors, replacing
     from cetane.lab.document import markdown
 
+    opened = open_lab(lab)
+    output = lab / "decision-log.md" if output is None else output
     with disk_errors(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-    opened = open_lab(lab)
     page = markdown(opened.experiments(), opened.journal)
     with disk_errors(output), replacing(output) as temporary:
         temporary.write_text(page, encoding="utf-8")

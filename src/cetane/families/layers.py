@@ -514,7 +514,7 @@ def lift(keys: int) -> float:
     """The factor on softmax's weights of some keys: a power of two, so it is exact in fp32.
 
     An ANE counts products below 2**-14 as zero (`mil/ane.py`). The mean weight is 1 / keys: times
-    the factor it is 1/32 to 1/64, for any number of keys. Published for 4,096 keys: an error of
+    the factor it is 1/128 to 1/64, for any number of keys. Published for 4,096 keys: an error of
     5.3 % without a factor, of 0.06 % with 64, which is the factor here
     (llms-on-apple-neural-engine, findings/attention-product-precision). Sums stay inside fp16
     for values up to 512.

@@ -138,11 +138,11 @@ def budget_bytes(budget: str | None, work: Sweep) -> int:
     size."""
     if budget is None:
         return work.plain_size(load_grid().mixed.sizes[0])
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(MB)?", budget)
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(MB|GB)?", budget)
     if match is None or not float(match[1]):
         raise CetaneError(
-            f"--budget {budget}: not a size", "write bits a weight, 4.25, or megabytes, 60MB"
+            f"--budget {budget}: not a size", "write bits a weight, 4.25, or a size, 60MB"
         )
     if match[2]:
-        return int(float(match[1]) * 1e6) - work.rest
+        return int(float(match[1]) * (1e6 if match[2] == "MB" else 1e9)) - work.rest
     return int(float(match[1]) * sum(w.elements for w in weights(work.planner)) / 8)

@@ -136,6 +136,9 @@ def test_a_file_of_measurements(package: Path, tmp_path: Path) -> None:
     file = tmp_path / "measured.json"
     file.write_text(said.model_dump_json())
     assert read_measured(file) == said
+    in_bundle = {"bundle": "0" * 64, "measured": said.model_dump(mode="json")}
+    file.write_text(json.dumps(in_bundle))
+    assert read_measured(file) == said
 
     other = said.model_copy(
         update={"packages": {"model": said.packages["model"].model_copy(

@@ -76,8 +76,12 @@ class Measured(Data):
 
 
 def read_measured(path: Path) -> Measured:
-    """A file of `cetane audit --measure`. Raises CetaneError for another file."""
-    return parse_measured(parse_json(read_bytes(path, LARGEST), str(path), HINT), str(path))
+    """A file of `cetane audit --measure`: that of a package, or a bundle's
+    `gates/residency-measured.json`. Raises CetaneError for another file."""
+    content = parse_json(read_bytes(path, LARGEST), str(path), HINT)
+    if isinstance(content, dict) and "bundle" in content:
+        content = content.get("measured")
+    return parse_measured(content, str(path))
 
 
 def parse_measured(content: Any, where: str) -> Measured:
