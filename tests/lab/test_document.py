@@ -74,7 +74,7 @@ def test_figures_for_people() -> None:
 
 
 def test_the_committed_page_is_the_one_that_is_generated() -> None:
-    """After a run or a change of an experiment: `cetane lab report -o docs/reference/decision-log.md`."""
+    """`cetane lab report -o docs/reference/decision-log.md` makes it, after a run or a change."""
     folder = shipped()
     page = markdown(load_experiments(folder), Journal(folder / "journal.jsonl"))
     assert PAGE.read_text(encoding="utf-8") == page
