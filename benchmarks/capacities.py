@@ -5,13 +5,12 @@ It reports the time to lower every number of capacities, decoding after `--posit
 greedy tokens of both across every crossing, and predicted steps on chips.
 docs/explanation/capacities.md has the tables.
 
-    python benchmarks/capacities.py MODEL [--capacities 512 2048] [--context 8192] [--write]
+    python benchmarks/capacities.py MODEL [--capacities 512 2048] [--context 8192]
 """
 
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,9 @@ from cetane.perf.capacities import capacity_costs
 from cetane.perf.predict import Predictor
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, load_recipe, override
-from common import arguments, bundle_of, put_lines, report
+from common import arguments, bundle_of, report
 
 CHIPS = ("a19-pro", "m1", "m4-max")
-PAGE = Path("docs/explanation/capacities.md")
 PREDICTED = ["chip", "capacity", "functions", "ms", "tokens/s", "copy, ms", "pays after, tokens"]
 CROSSING = 12
 """Greedy tokens that are compared around every crossing: half before it, half after."""
@@ -87,35 +85,6 @@ def greedy(engine: Engine, ids: tuple[int, ...], position: int) -> list[int]:
     return tokens
 
 
-def markdown(columns: list[str], rows: list[list[Any]]) -> list[str]:
-    """A table, with an empty line after it."""
-    cells = [columns, ["---"] * len(columns), *([cell(value) for value in row] for row in rows)]
-    return [*(f"| {' | '.join(row)} |" for row in cells), ""]
-
-
-def cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def page(result: dict[str, Any]) -> Iterator[str]:
-    """The tables of docs/explanation/capacities.md."""
-    if "lowering" in result:
-        yield from ["Conversion of the first of the shards:", ""]
-        yield from markdown(["functions", "seconds", "bytes of the package"], result["lowering"])
-    yield from [f"Portable executor, decoding after {result['position']} tokens:", ""]
-    names = {"context alone": "alone", "several capacities": "growing", "ratio": "ratio"}
-    speeds = [[name, result[key]] for name, key in names.items()]
-    yield from markdown(["bundle", "tokens/s"], speeds)
-    yield from [f"{CROSSING} greedy tokens around each crossing:", ""]
-    yield from markdown(["beyond", "the same tokens"], result["same"])
-    yield from ["Predicted, not measured:", ""]
-    yield from markdown(PREDICTED, result["predicted"])
-
-
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--recipe", default="int8")
@@ -124,7 +93,6 @@ def main() -> None:
     parser.add_argument("--position", type=int, default=480)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--lowering", action="store_true", help="measure conversions too")
-    parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE}")
     options = parser.parse_args()
     checkpoint = open_checkpoint(options.model)
     sizes: list[int] = options.capacities
@@ -167,8 +135,6 @@ def main() -> None:
     ]
     result["predicted"] = rows
     report("predicted", PREDICTED, rows, result, options.json)
-    if options.write:
-        put_lines(PAGE, "capacities", page(result))
 
 
 if __name__ == "__main__":
