@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from cetane.fitting.openings import openings, questions
+from cetane.fitting.openings import asked_questions, openings, questions
 from cetane.gates.probes import QUESTIONS, texts
 from cetane.speculate import bench
 from cetane.speculate.bench import suite
@@ -15,24 +15,19 @@ def letters(text: str) -> list[int]:
 
 
 def test_openings_are_of_many_kinds_and_of_no_judged_text() -> None:
-    plain: Any = SimpleNamespace(encode_plain=letters, has_chat_template=False)
-    (kind,) = openings(plain)
-    made = ["".join(map(chr, opening)).strip() for opening in kind]
+    plain: Any = SimpleNamespace(encode_plain=letters)
+    made = ["".join(map(chr, opening)).strip() for opening in openings(plain)]
     assert len(set(made)) == len(made) > 50
     judged = texts()
     assert not [opening for opening in made if opening in judged and len(opening) > 12]
 
 
 def test_a_model_with_a_template_is_asked_too() -> None:
-    """Every other opening is a question in the template."""
     chats: Any = SimpleNamespace(
-        encode_plain=letters,
-        has_chat_template=True,
-        chat=lambda messages: [1, *letters(messages[0]["content"]), 2],
+        has_chat_template=True, chat=lambda messages: [1, *letters(messages[0]["content"]), 2]
     )
-    plain, asked = openings(chats)
-    assert "".join(map(chr, plain[0])).startswith("Once")
-    assert asked == [[1, *letters(question), 2] for question in questions()]
+    assert asked_questions(chats) == [[1, *letters(question), 2] for question in questions()]
+    assert asked_questions(SimpleNamespace(has_chat_template=False)) == []  # type: ignore[arg-type]
 
 
 def test_no_question_is_judged() -> None:
