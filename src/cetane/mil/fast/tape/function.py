@@ -19,10 +19,10 @@ from cetane.mil.program import Signature
 from cetane.threads import available
 
 SMALLEST = 1 << 20
-"""The multiplications of a tape from which threads share it."""
+"""The fewest multiplications of a tape that threads share."""
 _sharing = False
 _free = threading.Lock()
-"""Held by the call whose tape threads share. Another call meanwhile runs alone."""
+"""Held by the call whose tape threads share. Another call at that time runs on one thread."""
 
 
 def share_tapes() -> None:
