@@ -21,6 +21,8 @@ HELD_AS: dict[str, type[np.generic]] = {
         if (sign, bits) != ("u", 32)
     },
 }
+"""The numpy type of an array, by the MIL dtype that it stands for. uint32 and integers of 64 bits
+have none: int32 does not hold them."""
 
 
 def held(array: Array, dtype: str) -> Array:
@@ -34,8 +36,10 @@ def held(array: Array, dtype: str) -> Array:
 
 
 def accepted(name: str, array: Array, type_: TensorType) -> Array:
-    """A caller's input in the form that a session takes; caches of int8 stay as they are, since
-    most of their slots are hidden. Raises CetaneError if it does not fit."""
+    """A caller's input in the form that a session takes. Raises CetaneError if it does not fit.
+
+    Caches of int8 stay as they are: most of their slots are hidden, so a call widens only some.
+    """
     array = np.asarray(array)
     if (
         array.dtype == np.float32

@@ -20,8 +20,8 @@ ROWS = 16
 same order for any number of rows: `tests/mil/test_rows.py` tries it. 8 are enough on AMD's
 processors, not on Intel's."""
 OUTPUTS = 16
-"""The fewest rows of a weight, which are padded too. With fewer, the library's order of summing a row
-of 37 numbers depends on the number of rows of inputs."""
+"""The fewest rows of a weight, which are padded too. With fewer, the order in which the library
+sums 37 numbers depends on the number of rows of inputs."""
 
 
 @op("linear")
