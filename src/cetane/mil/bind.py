@@ -48,7 +48,7 @@ class Budget:
         """Count one body. Raises CetaneError when the budget is spent."""
         self.left -= 1
         if self.left < 0:
-            raise CetaneError(f"loops take more than {MOST_BODIES} steps")
+            raise CetaneError(f"branches and loops of one run take more than {MOST_BODIES} steps")
 
 
 @dataclass(frozen=True)

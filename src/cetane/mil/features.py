@@ -69,7 +69,7 @@ def default_array(feature: Feature, type_: TensorType) -> Array:
     """
     shape = type_.default or type_.static_shape
     if shape is None:
-        raise CetaneError("an optional input of unknown size has no default")
+        raise CetaneError("an optional input of unknown size has no default: give its value")
     return np.full(shape, feature.default, NUMPY[type_.dtype])
 
 

@@ -31,7 +31,7 @@ def held(array: Array, dtype: str) -> Array:
     Raises CetaneError for a dtype that no graph takes.
     """
     if dtype not in HELD_AS:
-        raise CetaneError(f"dtype {dtype} is not supported")
+        raise CetaneError(f"the fast executor has no arrays of {dtype}")
     return np.ascontiguousarray(array, HELD_AS[dtype]).reshape(array.shape)
 
 

@@ -70,7 +70,7 @@ class AttentionStage:
     def run(self, values: dict[str, Array], seen: dict[tuple[Operand, int], Array]) -> None:
         """Add the result `(1, H, R, E)` to a call's values.
 
-        `seen` keeps the runs of `seen_runs` by mask and by the size of the first part of keys: one
+        `seen` keeps the runs of `seen_runs` by mask and by the size of the first part of keys. One
         layer may have keys in one part where another has two.
         """
         rows, mask = value_of(self.rows, values)[0], value_of(self.mask, values)[0]

@@ -91,12 +91,16 @@ def _weights(
 
 
 def dots_of(form: Form, tokens: int) -> Maker:
-    """A function that multiplies a tile with rounded inputs of some tokens.
+    """A function that multiplies a tile with rounded inputs of `tokens` tokens.
 
-    Its arguments, all int64: the address of the results and the floats from a token's to the
-    next's; that of the inputs, int16 (tokens, columns); of their scales, float32 (tokens, blocks);
-    of the tile; of its blocks' scales, float32 (blocks, 16); of the palettes of its two halves; of
-    its rows' scales; the number of columns.
+    Its arguments are int64, and most are addresses:
+
+    - `y` of the results, float32; `y_step` is the number of floats from a token to the next;
+    - `x` of the inputs, int16 (tokens, columns); `x_scales` of their scales, float32 (tokens,
+      blocks);
+    - `tile` of the tile; `scales` of the scales of its blocks, float32 (blocks, 16);
+    - `one` and `two` of the palettes of its two halves; `row_scales` of its rows' scales, float32;
+    - `columns` is the number of columns.
     """
 
     @intrinsic
@@ -207,8 +211,8 @@ def _block_scales(
 def round_row(typing: Any, x: Any, rounded: Any, scales: Any, columns: Any) -> Any:
     """Round a row of inputs to words of at most `MOST`, each block with a scale of its own.
 
-    The addresses of the row, float32; of the result, int16; of the blocks' scales, float32; the
-    number of columns.
+    `x`, `rounded` and `scales` are the addresses of the row, float32; of the result, int16; and of
+    the scales of the blocks, float32. `columns` is the number of columns.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:

@@ -1,8 +1,8 @@
 """Attention whose results depend on no order of keys, compiled by numba.
 
 The keys of earlier tokens lie where a cache contract put them: in slots, in a ring, or among the
-call's own columns. So a token that is one of four in its call meets its keys in another order than
-a token alone, and a plain sum would differ in its last bit. Here weights and values are first
+call's own columns. So a token among four in a call meets its keys in another order than a token
+alone. A plain sum would differ in its last bit. Here weights and values are first
 rounded to integers of 22 bits, and a sum of integers has no order. The step of a key's values is a
 fraction of the largest of them; the step of a row's weights, of the largest weight.
 

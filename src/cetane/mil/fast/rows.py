@@ -1,7 +1,7 @@
 """Hidden tensors as rows, a rewrite for onnxruntime.
 
-An ANE program keeps channels on the second axis, `(1, C, 1, T)`. onnxruntime multiplies rows with
-channels last, `(1, T, C)`, and has a norm over the last axis as one node. So all ops between
+An ANE program keeps channels on the second axis, `(1, C, 1, T)`. In onnxruntime, products take rows
+with channels last, `(1, T, C)`, and a norm over the last axis is one node. So all ops between
 pointwise convolutions compute on rows. A row is turned back where an op needs channels.
 """
 

@@ -20,8 +20,8 @@ def share_threads() -> None:
     their work. Tapes have as many threads of their own.
 
     A step runs several sessions in turn. A decode step of six packages takes 11.8 ms with this
-    pool. With a pool per session, it takes 14.4 ms if threads sleep while they wait, and 100 ms if
-    they wait actively: pools take the processors from one another.
+    pool. With a pool per session, it takes 14.4 ms if threads sleep while they wait. If they wait
+    actively, it takes 100 ms: pools take the processors from one another.
 
     Call this before the first session is opened, and only in a program that owns its process:
     onnxruntime then refuses sessions with pools of their own.

@@ -1,8 +1,8 @@
 """Vector code for sums, written in LLVM's own language, and counters by which threads share work.
 
 A product of a row of weights and a row of inputs adds `LANES` sums side by side. The order of its
-additions depends on no other row, so a token has the same result alone and among others, bit for
-bit. numba's own vectors promise no order.
+additions depends on no other row. So a token has the same result alone and among others, bit for
+bit. The vectors that numba itself makes promise no order.
 
 A form of weights differs only in the way from its bytes to floats (`_floats`).
 """
@@ -192,9 +192,13 @@ def folded(
 def product_of(form: Form, tokens: int) -> Maker:
     """A function that multiplies `ROWS` rows of weights with `tokens` rows of inputs.
 
-    Its arguments, all int64: the address of the results, the floats from a token's results to the
-    next token's; the same two for inputs; the addresses of the weights, of a scale for each row, of
-    block scales, and of the palette; the number of columns, a multiple of `BLOCK`.
+    Its arguments are int64:
+
+    - `y`, the address of the results, and `y_step`, the floats from a token to the next;
+    - `x` and `x_step`, the same for inputs;
+    - `w`, `scale`, `blocks` and `palette`, the addresses of the weights, of a scale for each row,
+      of the scales of blocks, and of the palette;
+    - `columns`, the number of columns, a multiple of `BLOCK`.
     """
 
     @intrinsic
@@ -285,8 +289,12 @@ keys of one channel together."""
 def scores_of(rows: int, keys: int) -> Maker:
     """A function that multiplies `rows` queries with `keys` keys, in the order of channels.
 
-    Its arguments, all int64: the address of the scores and the floats from a row's to the next's;
-    the same two for queries, and for the channels of the keys; the number of channels.
+    Its arguments are int64:
+
+    - `y`, the address of the scores, and `y_step`, the floats from a row to the next;
+    - `x` and `x_step`, the same for queries;
+    - `k`, the address of the keys, and `k_step`, the floats from a channel to the next;
+    - `width`, the number of channels.
     """
 
     @intrinsic
@@ -329,10 +337,14 @@ def mixed_of(rows: int) -> Maker:
     """A function that adds weights times `PAIR` rows of values to sums of integers, which have no
     order. Weights and values are in two words, high and low; low times low is left out.
 
-    Its arguments, all int64: the address of the sums and the bytes from a row's sums to the next
-    row's; the addresses of high and low weights, and the bytes from a row to the next; the same
-    three for values; the number of keys, a multiple of `KEYS`. A sum is two int64: of the products
-    high times high, and of the products of a high and a low word.
+    Its arguments are int64:
+
+    - `sums`, the address of the sums, and `sums_step`, the bytes from a row to the next. A sum is
+      two int64: of products of two high words, and of products of a high and a low word;
+    - `high` and `low`, the addresses of the words of weights, and `step`, the bytes from a row to
+      the next;
+    - `high_values`, `low_values` and `values_step`, the same for values;
+    - `count`, the number of keys, a multiple of `KEYS`.
     """
     words = ir.VectorType(emit.I16, KEYS)
 

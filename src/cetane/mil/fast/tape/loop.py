@@ -136,10 +136,13 @@ def _squares(line):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _lines(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def]
-    """A norm, a sum or a softmax of lines.
+    """A norm, a reduction or a softmax of lines.
 
-    After the places: three sizes of the lines, the elements of a line and their step, the steps of
-    a result's elements, and the steps from line to line of the operand and of the result.
+    After the places, the row holds
+
+    - three sizes, whose product is the number of lines;
+    - the elements of a line, their step in the operand, and their step in the result;
+    - for each of the three sizes, the step from line to line in the operand; then in the result.
     """
     more = row[MORE:]
     lines, count, step, result_step = more[0] * more[1] * more[2], more[3], more[4], more[5]
@@ -238,9 +241,15 @@ def _widen(row, bases, thread, threads):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _attend(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def]
-    """Attention; kind 1 is exact. After the places: those of the past and the new keys and values,
-    then heads, rows, widths of keys and values, past, new, the mask's heads and rows, the offset of
-    the runs, and whether there are sinks."""
+    """Attention; kind 1 is exact.
+
+    After the places, the row holds
+
+    - the places of past keys, new keys, past values and new values;
+    - the numbers of heads and rows, the widths of keys and values, and the numbers of past and new
+      keys;
+    - the mask's heads and rows, the offset of the runs, and 1 if there are sinks.
+    """
     heads, rows, width, out = row[MORE + 8], row[MORE + 9], row[MORE + 10], row[MORE + 11]
     past, new = row[MORE + 12], row[MORE + 13]
     mask_heads, mask_rows = row[MORE + 14], row[MORE + 15]
@@ -269,9 +278,15 @@ def _attend(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-de
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _product(row, bases, thread, threads):  # type: ignore[no-untyped-def]
-    """A product with a weight. After the places: tokens, columns and rows, whole numbers of blocks;
-    the floats from a token's results and inputs to the next's; the bytes of a row of weights; and
-    the byte offsets of weights, scales, block scales or palettes, and palette numbers."""
+    """A product with a weight.
+
+    After the places, the row holds
+
+    - the numbers of tokens, of columns and of rows: columns and rows are padded;
+    - the floats from a token to the next in the results and in the inputs, and the bytes of a row
+      of weights;
+    - the byte offsets of `weights.Rows.data`, `scale`, `more` and `which`.
+    """
     tokens, columns, rows = row[MORE], row[MORE + 1], row[MORE + 2]
     y_step, x_step, w_step, base = row[MORE + 3], row[MORE + 4], row[MORE + 5], bases[WEIGHTS]
     rounded = rounds(row[3])

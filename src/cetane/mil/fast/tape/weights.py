@@ -2,8 +2,8 @@
 
 Linear weights of 8 and 4 bits lose nothing, nor do palettes where a product looks up floats. Where
 it looks up words, entries are rounded to 14 bits. Weights with other palettes are rounded to 8
-bits, with one scale for 32 inputs: those of more than 6 bits, of more than 4 bits without AVX-512
-VNNI, and all palettes without AVX2. All other weights stay floats.
+bits, with one scale for 32 inputs. These are palettes of more than 6 bits; without AVX-512 VNNI,
+those of more than 4 bits; without AVX2, all of them. All other weights stay floats.
 """
 
 from __future__ import annotations
