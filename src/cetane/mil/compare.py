@@ -173,7 +173,7 @@ class Comparer:
                 self._op(m, differences, a, b, owns[b], totals[b], truth)
                 for m, differences in zip(self.matching.matches, self._constants, strict=True)
                 for a, b in m.values
-                if b in owns and b in totals  # else it is in a branch that was not taken
+                if b in owns and b in totals  # else its branch was not taken
             ),
             outputs,
             tuple(f"{op.name} ({op.kind})" for op in self.matching.only_first),

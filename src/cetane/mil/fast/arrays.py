@@ -47,7 +47,7 @@ def accepted(name: str, array: Array, type_: TensorType) -> Array:
         and array.flags.c_contiguous
         and HELD_AS.get(type_.dtype) is np.float32
     ):
-        return array  # as nearly all inputs of a call are
+        return array  # the case of nearly all inputs
     if kind(array.dtype) != kind(np.dtype(NUMPY[type_.dtype])) or not type_.accepts(array.shape):
         raise CetaneError(f"input {name}: expected {type_}, got {array.dtype} {array.shape}")
     if type_.dtype == "int8" and array.dtype == np.int8:

@@ -6,7 +6,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import config
 
-_GIVEN = config.CPU_FEATURES  # what numba compiles for, if its environment says so
+_GIVEN = config.CPU_FEATURES  # the target that numba's environment sets, if any
 FEATURES = (
     llvm.get_host_cpu_features()
     if _GIVEN is None

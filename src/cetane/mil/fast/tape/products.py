@@ -88,7 +88,7 @@ def multiply(  # type: ignore[no-untyped-def]
             _unpack(form, own.ctypes.data, weights, blocks, palette, columns)
             shape, weights = _FLOATS, own.ctypes.data
         token = 0
-        while shape == _FLOATS and token + 6 <= tokens:  # as many sums as registers hold
+        while shape == _FLOATS and token + 6 <= tokens:  # 6 tokens: their sums fill the registers
             y_at, x_at = results + 4 * token * y_step, x + 4 * token * x_step
             _floats_6(y_at, y_step, x_at, x_step, weights, scales, blocks, palette, columns)
             token += 6
