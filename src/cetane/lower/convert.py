@@ -24,21 +24,22 @@ from cetane.schema.function import Function
 from cetane.schema.interface import Input
 
 NUMPY = {"fp16": np.float16, "int32": np.int32, "int8": np.int8}
+"""The numpy type of an input or output, by its dtype in the plan."""
 
 IDLE = (
     "concat_to_pixel_shuffle", "detect_concat_interleave", "fuse_conv_batchnorm", "fuse_conv_scale",
     "fuse_elementwise_to_batchnorm", "fuse_gelu_tanh_approximation", "fuse_leaky_relu",
     "fuse_prelu", "prelu_to_lrelu", "use_reflection_padding",
 )  # fmt: skip
-"""Passes for networks of other kinds: no family writes what they look for. Two of them search a
-program for patterns, and take a tenth of all passes' time."""
+"""Passes of coremltools that are left out: no family writes the patterns that they look for. Two of
+them search whole programs, and take a tenth of all passes' time."""
 
 Placed = dict[str, dict[str, str]]
 """The labels of a program's constants, by function and by the name of the op that makes each."""
 
 
 class Conversions:
-    """The converted functions of a planner's shards. Those of one form share a conversion."""
+    """The converted functions of a planner's shards. Functions of one form share a conversion."""
 
     def __init__(self, planner: Programs) -> None:
         self.planner = planner
@@ -52,7 +53,7 @@ class Conversions:
         return self._forms[shard]
 
     def of(self, shard: str) -> dict[str, Converted]:
-        """The functions of a shard, by name."""
+        """The converted functions of a shard, by name."""
         every = [
             (form, partial(convert, self.planner, shard, graph, wide))
             for (graph, wide), form in zip(
@@ -68,7 +69,10 @@ class Conversions:
         return {form.name: self._of(form) or work() for form, work in every}
 
     def _of(self, form: Form) -> Converted | None:
-        """A function by the conversion of its form; None if that does not tell its slices."""
+        """The function of a form, from the conversion that all functions of this form share.
+
+        None if that conversion does not tell which slices differ.
+        """
         own, converted = self._first[form.lines]
         return converted if form is own else converted.renamed(own, form)
 
@@ -80,8 +84,12 @@ def convert_shard(
     target: Path,
     conversions: Conversions | None = None,
 ) -> Placed:
-    """Write the package of a shard to `target`; `constant` gives the weight of each label, and is
-    asked for each once. Without `conversions`, every function is converted by itself."""
+    """Write the package of a shard to `target`. Returns the labels of its constants.
+
+    `constant` gives the weight of each label, and is called once for each. Without `conversions`,
+    every function is converted by itself. Raises CetaneError if lowering loses a weight, or leaves
+    one in fp32.
+    """
     ct = import_coremltools()
     from cetane.lower.placing import Placing
 
@@ -100,7 +108,7 @@ def convert_shard(
             lost = wanted - set(made[graph.function.name][1].values())
             if lost:
                 raise CetaneError(f"lowering {shard} lost the weight {min(lost)}")
-        del placing  # ends its file
+        del placing  # which closes the weight file
         spec = package_spec(done, {name: function for name, (function, _) in made.items()})
         ct.utils.save_spec(spec, str(target), weights_dir=folder)
     normalize(target)
@@ -108,12 +116,15 @@ def convert_shard(
 
 
 def convert(planner: Programs, shard: str, graph: FunctionGraph, wide: Function) -> Converted:
-    """One function of a shard."""
+    """Convert one function of a shard; `wide` is the same at its largest number of tokens.
+
+    Its weights are names without values. coremltools' errors pass unchanged.
+    """
     ct = import_coremltools()
     from cetane.lower import frontend  # noqa: F401, registers our ops
 
     pipeline = ct.PassPipeline()
-    pipeline.remove_passes({"common::const_deduplication"})  # constants are shared by name
+    pipeline.remove_passes({"common::const_deduplication"})  # `Placing` shares equal ones
     pipeline.remove_passes({f"common::{name}" for name in IDLE})
     function = graph.function
     with quiet():
@@ -146,8 +157,8 @@ def convert(planner: Programs, shard: str, graph: FunctionGraph, wide: Function)
 
 
 def package_spec(functions: dict[str, Converted], finished: dict[str, Any]) -> Any:
-    """The specification of a package: the interfaces of converted functions, and their finished
-    messages."""
+    """The specification of a package: the interfaces of `functions`, and the `finished` protobuf
+    messages of their programs; both by function name."""
     from coremltools.proto import MIL_pb2, Model_pb2
 
     first = next(iter(functions.values())).spec
@@ -174,7 +185,8 @@ def interface(name: str, description: Any) -> Any:
 
 
 def input_types(function: Function, wide: Function, ct: Any) -> list[Any]:
-    """Input types. With flexible shapes, the sizes that grow with T are ranges."""
+    """coremltools' types of a function's inputs. A size that is larger in `wide` becomes a range;
+    inputs share equal ranges."""
     types = []
     ranges: dict[tuple[int, int], Any] = {}
     for item, most in zip(function.inputs, wide.inputs, strict=True):
@@ -187,6 +199,7 @@ def input_types(function: Function, wide: Function, ct: Any) -> list[Any]:
 
 
 def tensor_type(item: Input, shape: tuple[Any, ...], ct: Any) -> Any:
+    """coremltools' type of an input; `shape` replaces the input's own."""
     return ct.TensorType(name=item.name, shape=shape, dtype=NUMPY[item.dtype])
 
 
@@ -213,9 +226,9 @@ def quiet() -> Iterator[None]:
 def uncollected() -> Iterator[None]:
     """A context without collections of garbage.
 
-    Of the thousands of objects that a conversion makes, most stay until its end. coremltools asks
-    for a collection after each, which looks at all objects of the process, a quarter of a second.
-    In a copy of the process it copies all their pages.
+    Most of the many objects that a conversion makes live until its end. coremltools collects after
+    each conversion. That visits all objects of the process, and takes a quarter of a second. In a
+    forked copy of the process it also copies all their pages.
     """
     collect, collecting = gc.collect, gc.isenabled()
 
@@ -235,14 +248,18 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def brief() -> Iterator[None]:
-    """A context for conversions in less than half the time.
+    """A context in which a conversion takes less than half the time.
 
-    coremltools checks a program after each of some 110 passes. Here it does not: the caller checks
-    the finished program. After each pass it also finds anew which weights every value depends on.
-    Here it does so only if the inputs of an op have changed since: most passes change nothing. It
-    writes whole programs into log lines that nobody reads; here they are empty. Where no two
-    transposes cancel, it infers no types anew, and it describes each type once. What a
-    node reads and makes is asked by number, which takes a tenth of the time of torch's iterators.
+    - coremltools checks a program after each of some 110 passes. Here only the caller checks the
+      finished program.
+    - After each pass, coremltools finds again which weights every value depends on. Here it does so
+      only if a pass has set the inputs of an op: most passes change nothing.
+    - It formats whole programs for its log. Here these lines are empty.
+    - After its search for transposes that cancel, it infers all types again. Here it does so only
+      if some cancel.
+    - It describes each type only once.
+    - Indices replace torch's iterators over the inputs and outputs of a node: they take a tenth of
+      the time.
     """
     from coremltools.converters.mil.mil import Block, Operation, Program
     from coremltools.converters.mil.mil.passes.defs.optimize_repeat_ops import (
@@ -261,7 +278,7 @@ def brief() -> Iterator[None]:
     changes = count()
     latest = next(changes)
     known: dict[Any, int] = {}
-    """The latest change when a block's dependencies were found."""
+    """The number of the latest change when a block's dependencies were found, by block."""
 
     def connect(op: Any, *given: Any, **named: Any) -> None:
         """`Operation._validate_and_set_inputs`, through which every input of an op is set."""
@@ -270,7 +287,7 @@ def brief() -> Iterator[None]:
         connected(op, *given, **named)
 
     def depend(block: Any) -> None:
-        """`Block._propagate_nonreplaceable_vars`, if it has anything to do."""
+        """`Block._propagate_nonreplaceable_vars`, if an input was set since its last run."""
         if known.get(block) != latest:
             depended(block)
             known[block] = latest

@@ -38,9 +38,10 @@ class Converted:
         return self.spec.mlProgram.functions["main"]
 
     def renamed(self, own: Form, other: Form) -> "Converted | None":
-        """The function of another form with the same lines; `own` is the form of this one.
+        """This function with the weights and slices of `other`, a form with the same lines.
 
-        None if the program's slices do not tell which of them differ.
+        `own` is the form of this function. None if the program's slices do not tell which of them
+        differ.
         """
         pairs = set(zip(own.slices, other.slices, strict=True))
         changed = {old: new for old, new in pairs if old != new}
@@ -61,8 +62,11 @@ def parsed(spec: bytes, *rest: Any) -> Converted:
 
 
 def slices_of(function: Any) -> dict[tuple[str, str], Slice]:
-    """The slices of a function along one axis that leave out its end, by the names of the constants
-    with their first places and their ends. Constants that another op reads too do not count."""
+    """The slices of a function that cut one axis and leave out its end.
+
+    A key names two constants: the slice's begin and its end. A slice is left out if another op
+    reads one of its constants too.
+    """
     ops = function.block_specializations[function.opset].operations
     values = {op.outputs[0].name: op.attributes["val"] for op in ops if op.type == "const"}
     read = Counter(argument.name for op in ops for argument in arguments(op))
@@ -84,6 +88,6 @@ def slices_of(function: Any) -> dict[tuple[str, str], Slice]:
 
 
 def arguments(op: Any) -> Iterator[Any]:
-    """What an op reads."""
+    """The arguments of all inputs of an op, protobuf messages."""
     for held in op.inputs.values():
         yield from held.arguments

@@ -10,12 +10,12 @@ from coremltools.converters.mil.mil import Operation, types
 from coremltools.converters.mil.mil.input_type import InputSpec, TensorInputType
 from coremltools.converters.mil.mil.ops.defs._op_reqs import register_op
 
-from cetane import families  # noqa: F401, defines an op that is registered here
-from cetane.lower import tracing  # noqa: F401, the same
+from cetane import families  # noqa: F401, defines cetane::layer_norm
+from cetane.lower import tracing  # noqa: F401, defines cetane::constant
 
 SMALLEST = 2.0**-24
-"""The smallest fp16 number. A smaller epsilon would become zero, and a norm of zeros, such as
-padding, would fail."""
+"""The smallest positive fp16 number. A smaller epsilon would round to zero, and the norm of zeros,
+such as padding, would divide by zero."""
 
 
 @register_torch_op(torch_alias=["cetane::layer_norm"])

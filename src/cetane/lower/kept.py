@@ -1,4 +1,4 @@
-"""Templates in the store: what one build has converted, no other build converts again."""
+"""Templates in the store: a build that finds one skips its conversion."""
 
 import hashlib
 import json
@@ -20,22 +20,26 @@ from cetane.store import kept as store
 from cetane.validation import Data, parse_json, validated
 
 CODE = ("compress", "families", "lower", "planner")
-"""The rooms that a template depends on: names of variables become names of ops."""
+"""The rooms whose code a template depends on. Even names of variables count: they become names of
+ops."""
 FILE = "template.safetensors"
 INDEX = "index"
+"""The key of the file's metadata that holds a `StoredIndex` as JSON."""
 
 
 class StoredIndex(Data):
-    """A template without its bytes, as its file holds it."""
+    """The fields of a `Template` that are not bytes, as its file holds them."""
 
     placed: dict[str, dict[str, str]]
     slots: dict[str, dict[str, tuple[NonNegativeInt, NonNegativeInt | None]]]
     size: NonNegativeInt
     rest: tuple[tuple[NonNegativeInt, NonNegativeInt], ...]
+    """Offset and number of bytes of each piece outside the slots."""
 
 
 def kept(structure: str, labels: Collection[str]) -> Template | None:
-    """The template of a structure whose weights have these labels, if a store has it."""
+    """The template of a structure whose weights have these labels. None if no store has a sound
+    one."""
     with store.opened(key_of(structure)) as folder:
         if folder is None:
             return None
@@ -50,7 +54,7 @@ def kept(structure: str, labels: Collection[str]) -> Template | None:
 
 
 def read(content: Any, arrays: dict[str, Any]) -> Template:
-    """The template of a file's content. Raises CetaneError or ValueError for what is none."""
+    """The template of a file's content. Raises CetaneError or ValueError if it holds none."""
     index = validated(StoredIndex, content, FILE)
     import_coremltools()
     from coremltools.proto import Model_pb2
@@ -82,7 +86,7 @@ def read(content: Any, arrays: dict[str, Any]) -> Template:
 
 
 def keep(structure: str, template: Template) -> None:
-    """Keep a template that nothing was stamped into. It is no error if the cache is full."""
+    """Keep a template into which no weights were stamped yet. A full cache is no error."""
     arrays = {
         "spec": as_array(template.spec.SerializeToString(deterministic=True)),
         "manifest": as_array(template.manifest),
@@ -100,7 +104,7 @@ def keep(structure: str, template: Template) -> None:
 
     def write(folder: Path) -> None:
         content = save(arrays, {INDEX: json.dumps(index, sort_keys=True)})
-        (folder / FILE).write_bytes(content)  # save_file's would be for its writer's eyes only
+        (folder / FILE).write_bytes(content)  # only its owner can read a file of `save_file`
 
     store.keep(key_of(structure), write)
 

@@ -24,7 +24,7 @@ class Lowering:
     def __init__(
         self, planner: Programs, weights: Weights, metadata: Mapping[str, str] | None = None
     ) -> None:
-        """`metadata` is for every package."""
+        """Every package gets `metadata`."""
         self.planner, self.weights, self.metadata = planner, weights, dict(metadata or {})
         self.encode = Encoder(weights, planner.recipe.compression)
         self.conversions = Conversions(planner)
@@ -32,7 +32,7 @@ class Lowering:
         self._templates: dict[str, Template] = {}
 
     def structure(self, shard: str) -> str:
-        """A hash of everything that the shard's programs depend on, but the values of weights."""
+        """A hash of all that the shard's programs depend on, except the values of weights."""
         if shard not in self._structures:
             self._structures[shard] = structure(self.planner, self.conversions.forms(shard))
         return self._structures[shard]
@@ -45,8 +45,8 @@ class Lowering:
         return kinds
 
     def lower(self, shard: str, target: Path, metadata: Mapping[str, str] | None = None) -> None:
-        """Write the package of a shard to `target`, which must not exist. `metadata` is only for
-        this package.
+        """Write the package of a shard to `target`, which must not exist. Only this package gets
+        `metadata`.
 
         Only the first shard of a structure is converted; the others take seconds. Raises
         CetaneError for a damaged weight, or one that its format cannot hold.
@@ -68,8 +68,8 @@ class Lowering:
                     raise CetaneError(f"{package / path} differs from a new conversion of {shard}")
 
     def constants(self, shard: str) -> Constants:
-        """A function that gives the constant of each label; it reads and encodes it on each
-        call."""
+        """A function that gives the constant of a label. Each call reads and encodes the weight
+        anew."""
         used = used_by(self.planner, shard)
         return lambda label: self.encode(used[label].weight)
 

@@ -9,12 +9,13 @@ from typing import Any
 from cetane.hardware.quiet import import_coremltools
 
 EXPORTER = "co.huggingface.exporters.name"
-"""The key of the model's name in a package's metadata. swift-transformers fetches a tokenizer by
-it."""
+"""The key of the model's name in a package's metadata. swift-transformers fetches the tokenizer of
+this name."""
 MANIFEST = Path("Manifest.json")
 MODEL = Path("Data/com.apple.CoreML/model.mlmodel")
 WEIGHTS = Path("Data/com.apple.CoreML/weights/weight.bin")
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "com.apple.CoreML")
+"""The namespace of the ids that `normalize` derives from the paths of a package's items."""
 
 
 def normalize(package: Path) -> None:
@@ -35,12 +36,12 @@ def normalize(package: Path) -> None:
     entries = {renamed[old]: item for old, item in content["itemInfoEntries"].items()}
     content["itemInfoEntries"] = entries
     content["rootModelIdentifier"] = renamed[content["rootModelIdentifier"]]
-    # coremltools' own form: it rewrites the manifest of every package that it opens.
+    # In coremltools' own format: it rewrites the manifest of every package that it opens.
     manifest.write_text(json.dumps(content, indent=4, sort_keys=True) + "\n")
 
 
 def annotate(package: Path, metadata: Mapping[str, str]) -> None:
-    """Add to a package's metadata, in place."""
+    """Add entries to a package's metadata, in place; they replace entries of the same key."""
     spec = import_coremltools().utils.load_spec(str(package))
     spec.description.metadata.userDefined.update(metadata)
     (package / MODEL).write_bytes(spec.SerializeToString(deterministic=True))
@@ -49,7 +50,8 @@ def annotate(package: Path, metadata: Mapping[str, str]) -> None:
 def enumerate_shapes(package: Path) -> None:
     """Allow only two shapes of every flexible input: its default, and its largest.
 
-    Core ML runs a range of sizes on the ANE only at its default; it compiles enumerated ones.
+    Core ML runs an input with a range of sizes on the ANE only at its default shape. It compiles
+    enumerated shapes for the ANE.
     """
     ct = import_coremltools()
     spec = ct.utils.load_spec(str(package))

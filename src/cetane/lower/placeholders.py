@@ -7,7 +7,7 @@ from cetane.compress.encoded import Affine, Dense, Encoded, Half, Palettized
 from cetane.compress.formats import Fp16, Linear, Palette
 
 ONE, INFINITY = 0x3C00, 0x7C00
-"""The range of fp16 patterns."""
+"""The bit patterns of 1 and of infinity in fp16. All patterns between them are finite numbers."""
 
 
 def placeholder(number: int, shape: tuple[int, ...], format: Format) -> Encoded:

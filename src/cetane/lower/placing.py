@@ -24,24 +24,27 @@ class Placing:
     """A weight file, and the ops that read it."""
 
     def __init__(self, constant: Constants, folder: Path, opset: Any, version: int) -> None:
-        """`constant` gives the weight of each label, and is asked for each once. The file is made
-        in `folder`. `opset` is coremltools' target, `version` the specification's."""
+        """Make the weight file in `folder`.
+
+        `constant` gives the weight of each label, and is called once for each. `opset` is
+        coremltools' deployment target. `version` is that of the specification.
+        """
         self._constant, self._opset = constant, opset
         self._exporter = MILProtoExporter(Program(), str(folder), version)
         self._weights: dict[tuple[str, str], Any] = {}
 
     def place(self, converted: Converted) -> tuple[Any, dict[str, str]]:
-        """The message of a function with all its constants, and the label of every weight, by the
-        name of its op. Raises CetaneError for a weight that is not read in fp16."""
+        """The protobuf message of a function with all its constants, and the label of every weight
+        by the name of its op. Raises CetaneError for a weight that an op reads in fp32."""
         function = MIL_pb2.Function()
         function.CopyFrom(converted.function)
         block = function.block_specializations[function.opset]
         move_slices(function, converted)
         placed: dict[str, str] = {}
         bare: dict[str, str] = {}
-        """The ops of weights, by the names of the values that stand for them."""
+        """The names of weights' ops, by the names of the fp32 values that stand for them."""
         cast: dict[str, str] = {}
-        """The same, by the names of those values in fp16."""
+        """The names of weights' ops, by the names of these values cast to fp16."""
         types_of_casts: set[str] = set()
         ops = []
         for op in block.operations:
@@ -83,7 +86,7 @@ class Placing:
         return self._weights[name, label]
 
     def _stored(self, array: Array) -> Any:
-        """The place of another constant in the file. Equal ones have one."""
+        """The place in the file of a constant that is no weight. Equal constants share it."""
         with Function({}, opset_version=self._opset):
             var = mb.const(val=array, name="shared")
         var.op.weight_id = content_id(array)
@@ -105,9 +108,9 @@ def text_of(value: Any) -> str:
 
 
 def move_slices(function: Any, converted: Converted) -> None:
-    """Give the slices of a function their own places."""
+    """Write the places of `converted.slices` into a function, in place."""
     numbers: dict[str, tuple[int, int]] = {}
-    """The axis, and its number, by the names of constants."""
+    """The axis and the new number of each constant, by its name."""
     for (begin, end), old in slices_of(function).items():
         if (new := converted.slices.get(old)) is not None:
             numbers |= {begin: (new.axis, new.start), end: (new.axis, new.stop)}
@@ -133,7 +136,7 @@ def emit(name: str, label: str, parts: Parts) -> Any:
 
 
 def content_id(array: Array) -> str:
-    """Equal for equal arrays."""
+    """A key that is equal for arrays of equal dtype, shape and bytes."""
     return f"{array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}"
 
 

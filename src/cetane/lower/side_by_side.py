@@ -1,4 +1,4 @@
-"""Functions that are converted side by side, by copies of this process."""
+"""The conversion of functions side by side, in forked copies of this process."""
 
 import gc
 import sys
@@ -12,17 +12,17 @@ import torch
 from cetane.lower.converted import Converted
 
 MOST = 4
-"""Copies at a time: each holds one function's tensors while torch traces it."""
+"""The most copies at a time. Each holds one function's tensors while torch traces it."""
 _work: Sequence[Callable[[], Converted]] = ()
-"""For the copies: a function's modules cannot be sent to another process."""
+"""The conversions. A copy inherits them: a function's modules cannot be sent to another process."""
 
 
 def side_by_side(work: Sequence[Callable[[], Converted]]) -> Iterator[Converted]:
     """The results of some conversions, in order.
 
-    As many run at a time as torch may use threads, so a worker with one core has no copies. There
-    are none on macOS either, whose libraries do not outlive a fork. If a copy dies, say for want of
-    memory, this process converts what is left.
+    At most `MOST` run at a time, and no more than torch may use threads. This process itself
+    converts all of them with one thread, and outside Linux: macOS' libraries do not survive a fork.
+    If a copy dies, for example for want of memory, this process converts the rest.
     """
     global _work
     count = min(MOST, len(work), torch.get_num_threads())
@@ -43,9 +43,9 @@ def side_by_side(work: Sequence[Callable[[], Converted]]) -> Iterator[Converted]
 
 
 def start() -> None:
-    """Prepare a copy: threads of its own would wait for those that a fork leaves behind."""
+    """Prepare a copy. It has one thread: more would wait for threads that a fork leaves behind."""
     torch.set_num_threads(1)
-    gc.disable()  # it lives for a few seconds
+    gc.disable()  # a copy lives for a few seconds
 
 
 def perform(number: int) -> Converted:

@@ -1,7 +1,7 @@
-"""The structure of a shard: a hash of everything that its programs depend on, but the values of
+"""The structure of a shard: a hash of everything that its programs depend on, except the values of
 weights. Shards of one structure share a template.
 
-It is made of the forms of the shard's functions. Functions of one form share a conversion.
+The hash is made from the forms of the shard's functions. Functions of one form share a conversion.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from cetane.schema.interface import Input, Output, State
 
 
 class Slice(NamedTuple):
-    """Some channels of a tensor, or rows of another of its axes."""
+    """The elements `start .. stop` of one axis of a tensor."""
 
     axis: int
     start: int
@@ -33,17 +33,17 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """Everything that a function's program depends on, but the values of weights.
+    """Everything that a function's program depends on, except the values of weights.
 
     Programs of functions with equal `lines` differ only in the names of weights, and in the places
-    of slices: so do those of a layer's experts.
+    of slices. The experts of a layer are an example.
     """
 
     name: str
     lines: tuple[str, ...]
     """Interface, shapes of weights, and operations."""
     weights: tuple[tuple[str, str], ...]
-    """Labels and formats."""
+    """The label and the format's name of each weight."""
     slices: tuple[Slice, ...]
 
 
@@ -59,7 +59,7 @@ def structure(planner: Programs, forms: list[Form]) -> str:
 
 
 def functions(planner: Programs, shard: str) -> Iterator[tuple[FunctionGraph, Function]]:
-    """Every function of a shard, and the same at its largest number of tokens."""
+    """Every function of a shard, each with the same function at its largest number of tokens."""
     wides = (graph.function for graph in planner.widest(shard))
     return zip(planner.graphs(shard), wides, strict=True)
 
@@ -70,7 +70,7 @@ def forms(planner: Programs, shard: str) -> list[Form]:
 
 
 def form_of(planner: Programs, shard: str, graph: FunctionGraph, wide: Function) -> Form:
-    """The form of a function."""
+    """The form of a function. Raises CetaneError as `recorded`."""
     function, used = graph.function, constants(planner, shard, graph)
     ports: list[Input | Output | State] = [*function.inputs, *function.outputs, *function.states]
     ran = recorded(planner, graph, used)
@@ -88,7 +88,8 @@ def form_of(planner: Programs, shard: str, graph: FunctionGraph, wide: Function)
 
 
 def scalars(planner: Programs, shard: str) -> set[float]:
-    """The numbers that a shard's modules compute with: epsilons, factors. Programs round them."""
+    """The floats that a shard's modules compute with: epsilons, factors. Programs round them to
+    fp16."""
     return {
         number
         for graph in planner.graphs(shard)
@@ -97,7 +98,10 @@ def scalars(planner: Programs, shard: str) -> set[float]:
 
 
 def recorded(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> "Recorder":
-    """A run of a function's module, on shapes without values."""
+    """The record of a run of a function's module, on shapes without values.
+
+    Raises CetaneError for a parameter that no block lists in its weights().
+    """
     recorder = Recorder()
     inputs = [example(item, "meta") for item in graph.function.inputs]
     module = planner.module(graph).eval()
@@ -125,8 +129,11 @@ def recorded(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> "
 
 
 class Recorder(TorchDispatchMode):
-    """Records every operation, with tensors by name. Slices that leave out the end of an axis are
-    recorded by their sizes; their places are apart."""
+    """Records every operation, with tensors by name.
+
+    A line gives only the size of a slice that leaves out the end of an axis; `slices` has its
+    place.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,8 +182,10 @@ class Recorder(TorchDispatchMode):
 
 
 def place_of(func: Any, args: tuple[Any, ...]) -> Slice | None:
-    """What a torch op takes, if it is a slice whose program depends on the place only by two
-    numbers: one to the end has none."""
+    """The place of a slice whose program contains the place only as two numbers.
+
+    None for any other op. A slice up to the end of its axis is one: its program names no end.
+    """
     if func is not torch.ops.aten.slice.Tensor or len(args) != 4:  # a fifth is the step
         return None
     tensor, axis, start, stop = args

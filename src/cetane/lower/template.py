@@ -27,8 +27,8 @@ Bytes = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of a part of a constant: in the weight file at `offset`, or if that is None, in
-    the values of the specification."""
+    """The place of a part of a constant, of `nbytes`: at `offset` of the weight file, or in the
+    values of the specification if `offset` is None."""
 
     nbytes: int
     offset: int | None
@@ -50,7 +50,7 @@ class Template:
     manifest: bytes
     placed: Placed
     slots: dict[str, dict[str, Slot]]
-    """By label and part."""
+    """The place of each part of each weight, by label and part."""
     size: int
     """Bytes of the weight file."""
     rest: list[tuple[int, bytes]]
@@ -64,8 +64,11 @@ class Template:
         scratch: Path,
         conversions: Conversions | None = None,
     ) -> Self:
-        """Convert the shard to `scratch`, an `.mlpackage` that must not exist. It can be removed
-        afterwards."""
+        """The template of a shard's structure, with placeholders in place of weights.
+
+        `scratch` is the path of a new `.mlpackage`, which the caller can remove afterwards. Raises
+        CetaneError if lowering changes a weight, loses it or stores it twice.
+        """
         used = used_by(planner, shard)
         made = {
             label: placeholder(number, item.weight.shape, item.format)
@@ -90,6 +93,7 @@ class Template:
         and with this metadata.
 
         `target` must not exist. The bytes are equal to those of `convert_shard` with these weights.
+        Raises CetaneError for a weight with another number of bytes than its slot.
         """
         by_label = values_of(self.spec, self.placed)
         for path in (MODEL, WEIGHTS):
@@ -122,7 +126,10 @@ class Template:
 
 
 def gaps(slots: Mapping[str, Mapping[str, Slot]], size: int) -> Iterator[tuple[int, int]]:
-    """The ranges of a weight file of `size` bytes between the slots."""
+    """First byte and end of every range outside the slots, in a weight file of `size` bytes.
+
+    Raises CetaneError if two slots overlap.
+    """
     every = [slot for parts in slots.values() for slot in parts.values()]
     taken = sorted((s.offset, s.offset + s.nbytes) for s in every if s.offset is not None)
     at = 0

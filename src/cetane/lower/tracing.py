@@ -19,14 +19,16 @@ from cetane.planner import FunctionGraph, Programs
 from cetane.schema.interface import Input, Position
 
 TORCH = {"fp16": torch.float32, "int32": torch.int32, "int8": torch.int8}
-"""The torch type of an input, by its dtype in the plan; lowering makes fp16 of fp32."""
+"""The torch type of an input, by its dtype in the plan. Lowering turns fp32 into fp16."""
 PLAIN = parse_format("fp16")
 """The format of gains and biases."""
 
 
 @torch.library.custom_op("cetane::constant", mutates_args=())
 def constant(label: str, shape: str) -> Tensor:
-    """A stand-in for the weight `label`: zeros of a shape such as "8x4x1x1", in the memory of one.
+    """A stand-in for the weight `label`: zeros of a shape such as "8x4x1x1", float32.
+
+    All elements share the memory of one.
 
     The shape is a string because jit's tracer fails on an op with a list.
     """
@@ -40,6 +42,7 @@ class Constant:
     label: str
     block: Block
     path: str
+    """The name of the parameter in the block, with dots."""
     weight: Weight
     format: Format
 
@@ -89,8 +92,8 @@ def trace(planner: Programs, shard: str, graph: FunctionGraph) -> torch.jit.Scri
 def without_compiler() -> Iterator[None]:
     """A context in which torch does not load its compiler, which takes most of a second.
 
-    Functions that the compiler shall not look into ask it so when they are first called. If it is
-    not there, nothing looks.
+    Some of torch's functions are hidden from the compiler: their first call loads it and asks for
+    `disable`. The stand-in module answers with the function itself.
     """
     name = "torch._dynamo"
     if name in sys.modules:
@@ -107,7 +110,8 @@ def without_compiler() -> Iterator[None]:
 
 @contextmanager
 def replaced(used: list[Constant]) -> Iterator[Callable[[Callable[[Constant], Tensor]], None]]:
-    """A context that gives a function to replace these parameters, and restores them afterwards.
+    """A context that gives a function which replaces the parameters `used`, and that restores them
+    afterwards.
 
     torch's own `functional_call` refuses to run while jit traces.
     """

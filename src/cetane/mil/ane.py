@@ -23,15 +23,17 @@ from cetane.compress.kernels import over_rows
 from cetane.mil.ops import linear
 
 SHORT = 256
-"""Terms of a sum from which the rules apply: more keys than a head has channels."""
+"""The fewest terms of a sum to which the rules apply. Heads have fewer channels, so only sums over
+keys reach it."""
 GROUP = 8
-"""Products that are summed in fp16. Sums of 4 give 0.048 % where 0.060 % was published for an
-attention scaled by 64, sums of 8 0.056 %, sums of 16 0.074 %."""
+"""Products in a row that are summed in fp16. For an attention scaled by 64, an error of 0.060 % was
+published. Groups of 4 give 0.048 %, groups of 8 0.056 %, groups of 16 0.074 %."""
 LEAST = np.float32(2.0**-14)
 """The least normal number of fp16."""
 EDGE = np.float32(2.0**-14 - 2.0**-25)
-"""The least number that is rounded to it."""
+"""The least number that rounds to `LEAST`."""
 LARGEST = np.float32(65504)
+"""The largest finite number of fp16."""
 
 Matrix = npt.NDArray[np.float32]
 _Rows = types.Array(types.float32, 2, "C", readonly=True)
@@ -58,7 +60,7 @@ def multiply(rows, results, columns):  # type: ignore[no-untyped-def]
             group[:] = 0
             for term in range(start, min(start + GROUP, terms)):
                 factor = rows[row, term]
-                if factor == 0:  # as of all masked keys
+                if factor == 0:  # the weight of every masked key
                     continue
                 for n in range(width):
                     product = factor * columns[term, n]
@@ -72,7 +74,10 @@ def multiply(rows, results, columns):  # type: ignore[no-untyped-def]
 
 
 def matmul(x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = False) -> Tensor:
-    """MIL's `matmul` of fp16 values, fp32 tensors `(..., M, K)` and `(..., K, N)`."""
+    """MIL's `matmul` of tensors `(..., M, K)` and `(..., K, N)`: float32 that hold fp16 values.
+
+    Vectors, integers and sums of fewer than `SHORT` terms go to `linear.matmul`.
+    """
     terms = x.shape[-2 if transpose_x and x.ndim > 1 else -1]
     floats = x.is_floating_point() and y.is_floating_point()
     if min(x.ndim, y.ndim) < 2 or terms < SHORT or not floats:

@@ -27,7 +27,7 @@ from cetane.mil.storage import from_numpy, to_dtype
 Environment = dict[str, Any]  # tensors and state cells by name
 Known = dict[str, Any]  # tensors and strings that are the same in every run
 Decoded = dict[Hashable, tuple[Any, ...]]
-"""Weights that are decoded, by what they are made of."""
+"""Decoded weights, by declared type and `Constants.key`. Functions share equal weights."""
 Watch = Callable[[str, Tensor], Tensor | None]
 """Called with the name and value of every result. A tensor that it returns replaces the value."""
 
@@ -35,6 +35,7 @@ Watch = Callable[[str, Tensor], Tensor | None]
 BUDGET = ":bodies"
 """The key of an environment's `Budget`: no value has this name."""
 MOST_BODIES = 100_000
+"""The most nested bodies that one run may enter."""
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Budget:
         """Count one body. Raises CetaneError when the budget is spent."""
         self.left -= 1
         if self.left < 0:
-            raise CetaneError(f"loops take more than {MOST_BODIES} steps")
+            raise CetaneError(f"branches and loops of one run take more than {MOST_BODIES} steps")
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,12 @@ class BoundBody:
 
 
 def bind(function: MilFunction, precision: Precision, decoded: Decoded) -> BoundBody:
-    """Bind every op of a function. All precisions but "fp32" keep fp16 results to float16 values;
-    "ane" has products of matrices of its own. `decoded` are weights of functions that were bound
-    before, and get this one's."""
+    """Bind every op of a function.
+
+    All precisions but "fp32" keep fp16 results to float16 values; "ane" has its own `matmul`.
+    `decoded` holds the weights of functions that were bound before; this function's are added.
+    Raises CetaneError for ops without an implementation, and for constants that cannot be decoded.
+    """
     require_ops(function)
     ops = dict(OPS)
     if precision == "ane":
@@ -135,7 +139,7 @@ class _Binder:
         return BoundBody(tuple(steps), body.outputs, results)
 
     def _folded(self, op: Op, compute: Callable[..., tuple[Any, ...]]) -> tuple[Any, ...]:
-        """What an op makes of constants."""
+        """The results of an op on constants. Other functions share decoded weights."""
         if not op.kind.startswith("constexpr_"):
             return compute({}, None)
         key = (str(op.outputs[0].type), self._constants.key(op.outputs[0].name))

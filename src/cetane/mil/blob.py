@@ -57,7 +57,10 @@ class BlobFile:
         return start, size
 
     def extent(self, offset: int) -> tuple[int, int]:
-        """First byte and number of bytes of the data whose record is at `offset`."""
+        """First byte and number of bytes of the data whose record is at `offset`.
+
+        Raises CetaneError if there is no record, or if the file ends before its data.
+        """
         _, start, size = self._record(offset)
         return start, size
 

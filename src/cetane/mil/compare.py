@@ -30,8 +30,8 @@ TOLERANCE = 1e-3
 """The largest relative error of one op that is no sign of a fault. Rounding weights or results to
 fp16 gives less: at most 2^-11."""
 DRIFT = 50
-"""The largest sum of right ops' errors, in tolerances. Seven layers of SmolLM2-135M in fp16 reach
-22 on random inputs."""
+"""The largest total error to which correct ops may add up, in tolerances. Seven layers of
+SmolLM2-135M in fp16 reach 22 on random inputs."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Comparison:
         return next((op for op in self.ops if op.own.relative > tolerance), None)
 
     def first_total(self, tolerance: float) -> OpGap | None:
-        """The first op whose total error exceeds the tolerance, from whatever origin."""
+        """The first op whose total error exceeds `DRIFT` tolerances, whatever its origin."""
         return next((op for op in self.ops if op.total.relative > DRIFT * tolerance), None)
 
     def parted(self, tolerance: float) -> bool:
@@ -173,7 +173,7 @@ class Comparer:
                 self._op(m, differences, a, b, owns[b], totals[b], truth)
                 for m, differences in zip(self.matching.matches, self._constants, strict=True)
                 for a, b in m.values
-                if b in owns and b in totals  # else it is in a branch that was not taken
+                if b in owns and b in totals  # else its branch was not taken
             ),
             outputs,
             tuple(f"{op.name} ({op.kind})" for op in self.matching.only_first),

@@ -21,8 +21,8 @@ from cetane.mil.substitute import Substitute
 class Constants:
     """Computes the constant values of an indexed function.
 
-    Nothing is read until `array` or `plain` is called. numpy decodes and moves weights; only what
-    other ops make of constants needs the reference executor, and so torch.
+    Nothing is read until `array` or `plain` is called. numpy decodes weights and moves their
+    elements. The results of other ops need the reference executor, and so torch.
     """
 
     def __init__(self, index: FunctionIndex) -> None:
@@ -36,14 +36,14 @@ class Constants:
         return self._index.producer(argument) if argument in self else None
 
     def type(self, argument: Argument) -> TensorType:
-        """Shape and MIL dtype of a constant."""
+        """Shape and MIL dtype of a constant. Raises CetaneError for any other argument."""
         type_ = self._index.type(argument) if argument in self else None
         if type_ is None:
             raise CetaneError(f"{argument} is no constant tensor")
         return type_
 
     def array(self, argument: Argument) -> Array:
-        """The value as an array; floats are float32."""
+        """The value as an array; floats are float32. Raises CetaneError if it cannot be decoded."""
         literal = self._literal(argument)
         if literal is not None:
             array = literal.numpy()
@@ -119,9 +119,10 @@ class Constants:
 
 
 def stored(array: Array, type_: TensorType) -> Array:
-    """A decoded weight in the program's type, as a device keeps it: the array itself, if it can.
+    """A decoded weight with the values of its declared type, as a device keeps it.
 
-    Ops that move elements change no value, so a twin's fp32 weights stay as they are.
+    fp16 values come in a float32 array: `array` itself, if it can be written. Only decoders round;
+    ops that move elements do not, so the fp32 weights of a `Substitute` keep their values.
     """
     if type_.dtype != "fp16":
         return array.astype(np.float32 if type_.dtype == "fp32" else NUMPY[type_.dtype])
@@ -129,5 +130,5 @@ def stored(array: Array, type_: TensorType) -> Array:
         halves = array.astype(np.float16)
     if array.dtype != np.float32 or not array.flags.writeable:
         return halves.astype(np.float32)
-    array[...] = halves  # of a head it has 200 MB
+    array[...] = halves  # no copy: the array of a head has 200 MB
     return array

@@ -110,6 +110,8 @@ def concat(values: Arrays, axis: int, interleave: bool = False) -> Array:
 
 
 def _look_up(indices: Array, lut: Array, vector_axis: int | None) -> Array:
+    """The entries of `lut (*groups, entries, length)` at the indices; an entry lies along
+    `vector_axis`."""
     *groups, entries, length = lut.shape
     if length == 1 and groups[0] == math.prod(groups):
         # The usual form: one table for the rows of a group.
@@ -143,6 +145,7 @@ def _along(vector: Array, x: Array, axis: int) -> Array:
 
 
 def _per_element(blocks: Array, shape: tuple[int, ...]) -> Array:
+    """One number for each block of a tensor, repeated for its elements; sizes of 1 broadcast."""
     for axis, size in enumerate(shape):
         if blocks.shape[axis] != 1:  # the others broadcast
             blocks = np.repeat(blocks, size // blocks.shape[axis], axis)
@@ -150,6 +153,7 @@ def _per_element(blocks: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _fill_in(nonzero: Array, mask: Array) -> Array:
+    """An array of the mask's shape: `nonzero` in order where the mask is 1, zeros elsewhere."""
     dense = np.zeros(mask.shape, nonzero.dtype)
     kept = mask.astype(bool)
     if int(kept.sum()) > nonzero.size:

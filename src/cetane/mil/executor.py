@@ -45,8 +45,8 @@ SHARED = 2**20
 """Elements. A function with a result of this size uses all of torch's threads; others use one.
 
 For smaller results, two threads gain nothing on an idle machine: a step of 35 narrow layers takes
-62 ms either way. Beside two busy processes they wait for each other: 575 ms, against 95 ms with
-one."""
+62 ms either way. Beside two busy processes, two threads wait for each other: the step takes 575 ms,
+and 95 ms with one thread."""
 
 
 @dataclass
@@ -150,9 +150,10 @@ def compile(
 
     "fp32" rounds nothing. "fp16" computes in float32, and rounds each result that the program types
     as fp16: a machine with fp16 storage and fp32 accumulation. "ane" does so too, and multiplies
-    computed matrices as an ANE was seen to (`mil/ane.py`). Functions of one program that are given
-    the same `decoded`, empty at first, share their weights.
-    Raises CetaneError that lists every kind of op without an implementation.
+    computed matrices as an ANE was seen to (`mil/ane.py`).
+
+    `decoded` is a dict, empty at first: functions of one program that get the same one share their
+    weights. Raises CetaneError that lists every kind of op without an implementation.
     """
     return Executable(function, precision, decoded)
 

@@ -63,10 +63,13 @@ def as_array(name: str, feature: Feature, type_: TensorType, value: Any) -> Arra
 
 
 def default_array(feature: Feature, type_: TensorType) -> Array:
-    """The value of an optional input that the caller left out."""
+    """The value of an optional input that the caller left out.
+
+    Raises CetaneError if neither the package nor the type gives its shape.
+    """
     shape = type_.default or type_.static_shape
     if shape is None:
-        raise CetaneError("an optional input of unknown size has no default")
+        raise CetaneError("an optional input of unknown size has no default: give its value")
     return np.full(shape, feature.default, NUMPY[type_.dtype])
 
 

@@ -19,7 +19,7 @@ class Gap:
     largest: float
     """Largest absolute difference."""
     cosine: float
-    """Cosine of the two; NaN if it has no meaning."""
+    """Cosine of the two; NaN if one of them is all zeros, or if the shapes differ."""
     worst: tuple[int, ...]
     """Index of the element that differs most."""
     values: tuple[float, float]

@@ -16,7 +16,8 @@ FLOATS = ("fp16", "fp32")
 
 
 class Lineage:
-    """The ops behind the values of a function, without constants and casts, and their weights."""
+    """The ops and weights from which the values of a function come. Constants and casts between
+    float types are no such ops."""
 
     def __init__(self, function: MilFunction) -> None:
         self.index = FunctionIndex(function)
@@ -30,6 +31,7 @@ class Lineage:
         self.before: dict[str, str] = {}
         """The input of each cast between float types, by the name of its result."""
         self._order: dict[str, int] = {}
+        """The position of each `after` scope in the order of execution."""
         for op in self.index.ops:
             self._trace(op)
 

@@ -21,7 +21,9 @@ COMMUTATIVE = {"add", "mul", "maximum", "minimum", "equal", "not_equal", "logica
                "logical_or", "logical_xor"}  # fmt: skip
 
 Form = tuple[str, tuple[str, ...]]
+"""The kind of an op, and the shapes of its results as text."""
 Inputs = list[tuple[str, str | None]]
+"""Parameters of an op, each with the name of a value; None if the value has no counterpart."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class _Matcher:
                 free = [a for a in same if id(a) not in self.taken]
                 if free:
                     self._pair(max(free, key=lambda a: self._likeness(a, op)), op)
-            elif not _name(op)[-1:].isdigit():  # a number that a converter counted proves nothing
+            elif not _name(op)[-1:].isdigit():  # a converter's counter proves nothing
                 other = named.get(_name(op))
                 if other is not None and self._may_be(other, op):
                     self._pair(other, op)

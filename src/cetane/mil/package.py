@@ -10,6 +10,7 @@ from cetane.mil.proto import model_message
 from cetane.validation import parse_json
 
 LARGEST_MANIFEST = 1 << 20
+"""Bytes. A manifest lists two items."""
 LARGEST_SPECIFICATION = 1 << 29
 """Bytes. Weights have their own files, so the specification of 1,000 ops has half a megabyte."""
 
@@ -23,7 +24,10 @@ class Package:
         self.spec = _parse(self.spec_path)
 
     def file(self, name: str) -> Path:
-        """The path of the file `name` ("@model_path/weights/weight.bin"), inside the package."""
+        """The path of the file `name` ("@model_path/weights/weight.bin"), inside the package.
+
+        Raises CetaneError if it is missing, or lies outside the package.
+        """
         parts = name.removeprefix("@model_path/").split("/")
         file = self.spec_path.parent
         for part in parts:

@@ -19,7 +19,7 @@ _ALIAS = "cetane.mil._coreml"
 
 @cache
 def model_message() -> Any:
-    """The class of Core ML's Model message."""
+    """The class of Core ML's Model message. Raises CetaneError if coremltools is not installed."""
     spec = importlib.util.find_spec("coremltools")
     if spec is None or not spec.submodule_search_locations:
         raise CetaneError("coremltools is not installed", "pip install coremltools==9.0")

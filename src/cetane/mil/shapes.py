@@ -23,7 +23,8 @@ class Unknown(Exception):
 
 
 class KnownOp:
-    """The shapes and parameters of one op. `shape_of` and `value_of` give None for unknown ones."""
+    """The shapes and parameters of one op. `shape_of` and `value_of` give None for unknown ones;
+    the methods raise Unknown for these."""
 
     def __init__(
         self,
@@ -195,7 +196,8 @@ def _resample(given: KnownOp) -> Shapes:
 
 @rule("non_maximum_suppression")
 def _suppressed(given: KnownOp) -> Shapes:
-    """The results differ between systems; boxes are compared with each other."""
+    """The shapes differ between iOS versions, so they stay unknown. The op compares all pairs of
+    boxes."""
     boxes = given.shape("boxes")
     bounded((max(boxes[1:]), max(boxes[1:])))
     bounded((boxes[0], given.value("max_boxes"), max(given.shape("scores")[1:])))
@@ -222,9 +224,12 @@ def _select(given: KnownOp) -> Shapes:
 
 
 def with_kept(wanted: Sequence[int], x: Sequence[int]) -> list[int]:
-    """The sizes of a reshape of `x`. 0 keeps a size, counted from the last axis; beyond the first
-    axis it means 1. Before iOS 17 a 0 needs shapes of equal length, so counting from the first axis
-    gives the same."""
+    """The sizes of a reshape of a tensor of sizes `x` to `wanted`; a -1 stays.
+
+    A 0 keeps the size of the axis that is equally far from the last one. Where `x` has no such
+    axis, a 0 means 1. Before iOS 17 both shapes have equally many axes, so counting from the first
+    axis gives the same.
+    """
     kept = [1] * len(wanted) + list(x)
     return [size or kept[at - len(wanted)] for at, size in enumerate(wanted)]
 
@@ -452,7 +457,7 @@ def _product(x: Shape, y: Shape) -> Shape:
     shape = (*broadcast(x[:-2], y[:-2]), x[-2], y[-1]) if x[:-2] or y[:-2] else (x[-2], y[-1])
     for operand in (x, y):
         if operand[:-2] != shape[:-2]:
-            bounded((*shape[:-2], *operand[-2:]))  # it is repeated
+            bounded((*shape[:-2], *operand[-2:]))  # an operand that broadcasts is copied
     return shape
 
 

@@ -11,24 +11,27 @@ from cetane.mil.program import MilFunction, Op, Program, StoredConstant
 
 @dataclass(frozen=True)
 class Substitute:
-    """A value in place of a constant. `read` gives it, in fp32, on each use."""
+    """A value in place of a constant."""
 
     path: str
     """Its name: two substitutes of one name are equal."""
     values: Callable[[], Array]
+    """A function that makes the value, float32."""
 
     def read(self) -> Array:
+        """The value, made anew on each call."""
         return self.values()
 
 
 Substitutes = Mapping[str, Substitute]
-"""By the names of the results that they replace."""
+"""Substitutes by the names of the results that they replace."""
 
 
 def substitute(program: Program, choose: Callable[[MilFunction], Substitutes]) -> Program:
-    """The program with what is chosen for each function in place of constants and their decoders.
+    """The program with the substitutes that `choose` gives for each function.
 
-    Values are read only when a function is compiled.
+    A substitute replaces a constant or the op that decodes one. Its value is read only when a
+    function is compiled.
     """
     functions = {
         name: _substituted(function, choose(function))

@@ -53,7 +53,7 @@ _ALIKE = frozenset(
 _ARITHMETIC = frozenset(
     ("add", "sub", "mul", "real_div", "floor_div", "mod", "pow", "maximum", "minimum")
 )
-"""Those whose result has it too; the others compare."""
+"""The ops of `_ALIKE` whose result has this type too. The others compare, and give bool."""
 
 
 def check_program(program: Program) -> None:

@@ -21,6 +21,8 @@ HELD_AS: dict[str, type[np.generic]] = {
         if (sign, bits) != ("u", 32)
     },
 }
+"""The numpy type of an array, by the MIL dtype that it stands for. uint32 and integers of 64 bits
+have none: int32 does not hold them."""
 
 
 def held(array: Array, dtype: str) -> Array:
@@ -29,13 +31,15 @@ def held(array: Array, dtype: str) -> Array:
     Raises CetaneError for a dtype that no graph takes.
     """
     if dtype not in HELD_AS:
-        raise CetaneError(f"dtype {dtype} is not supported")
+        raise CetaneError(f"the fast executor has no arrays of {dtype}")
     return np.ascontiguousarray(array, HELD_AS[dtype]).reshape(array.shape)
 
 
 def accepted(name: str, array: Array, type_: TensorType) -> Array:
-    """A caller's input in the form that a session takes; caches of int8 stay as they are, since
-    most of their slots are hidden. Raises CetaneError if it does not fit."""
+    """A caller's input in the form that a session takes. Raises CetaneError if it does not fit.
+
+    Caches of int8 stay as they are: most of their slots are hidden, so a call widens only some.
+    """
     array = np.asarray(array)
     if (
         array.dtype == np.float32
@@ -43,7 +47,7 @@ def accepted(name: str, array: Array, type_: TensorType) -> Array:
         and array.flags.c_contiguous
         and HELD_AS.get(type_.dtype) is np.float32
     ):
-        return array  # as nearly all inputs of a call are
+        return array  # the case of nearly all inputs
     if kind(array.dtype) != kind(np.dtype(NUMPY[type_.dtype])) or not type_.accepts(array.shape):
         raise CetaneError(f"input {name}: expected {type_}, got {array.dtype} {array.shape}")
     if type_.dtype == "int8" and array.dtype == np.int8:

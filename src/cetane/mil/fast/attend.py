@@ -41,10 +41,10 @@ def value_of(operand: Operand, values: Mapping[str, Array]) -> Array:
 
 
 HIDDEN = -3e4
-"""A key with a smaller mask is hidden: hosts hide keys with -4e4, others with minus infinity. The
-exponential of its score is zero, so it is not read."""
+"""A key is hidden unless its mask is larger: hosts hide keys with -4e4, others with minus infinity.
+The exponential of its score is zero, so it is not read."""
 SHARED = 1 << 22
-"""The products of scores from which the rows of one call share the processors."""
+"""The fewest multiplications for the scores of one call for which threads share its rows."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class AttentionStage:
     `rows (1, H, R, D)`; `keys (1, H, D, S)` and `values (1, H, E, S)` are one value, or the past
     and the new columns. The mask's axes have these sizes or 1. `cap`, if it is positive, bounds
     scores: `cap * tanh(score / cap)`. `sinks (1, H, R, 1)` are scores of a key whose value is zero.
-    `exact`: no result depends on the order of keys, nor on the number of rows.
+    With `exact`, no result depends on the order of keys, nor on the number of rows.
     """
 
     rows: Operand
@@ -68,8 +68,11 @@ class AttentionStage:
     """Functions that differ only in this still share their graphs."""
 
     def run(self, values: dict[str, Array], seen: dict[tuple[Operand, int], Array]) -> None:
-        """Add the result `(1, H, R, E)` to a call's values. `seen` keeps what each mask shows of
-        keys in parts: layers that share keys may have them in one where others have two."""
+        """Add the result `(1, H, R, E)` to a call's values.
+
+        `seen` keeps the runs of `seen_runs` by mask and by the size of the first part of keys. One
+        layer may have keys in one part where another has two.
+        """
         rows, mask = value_of(self.rows, values)[0], value_of(self.mask, values)[0]
         keys = [value_of(part, values)[0] for part in self.keys]
         mixed = [value_of(part, values)[0] for part in self.values]
@@ -150,7 +153,10 @@ def _two(parts: list[Floats]) -> list[Floats]:
 
 
 def _by_rows(work: Callable[[int, int], None], rows: Floats, runs: Array) -> None:
-    """Let threads share the rows of all heads: three heads would keep one of two waiting."""
+    """Do the work on all rows of all heads, shared by threads if there is enough of it.
+
+    Threads share rows, not heads: with three heads, one of two threads would wait for the other.
+    """
     total, threads = len(rows) * rows.shape[1], available()
     if rows.size * int((runs[:, 2] - runs[:, 1]).sum()) < SHARED:
         work(0, total)

@@ -99,10 +99,10 @@ def attention(context: Context, op: Op) -> list[Op] | None:
         matmul(softmax(add(matmul(rows, keys), mask)), values^T)
         ->  attention(rows, keys, values, mask)
 
-    Scores may be bounded, `mul(tanh(mul(scores, 1 / cap)), cap)`. What a rounded 1 / cap is off
-    becomes a factor of the rows. Weights may have a factor of two,
-    which is exact. Keys that are joined from a past and new columns stay apart. A column of scores
-    that is cut off after the softmax is a sink.
+    Scores may be bounded, `mul(tanh(mul(scores, 1 / cap)), cap)`. A program rounds 1 / cap: its
+    relative error becomes a factor of the rows. Weights may have a power of two as a factor, which
+    is exact. Keys that are joined from a past and new columns stay apart. A column of scores that
+    is cut off after the softmax is a sink.
     """
     turned = [context.plain(op, f"transpose_{name}") for name in "xy"]
     if op.kind != "matmul" or turned[0] or not turned[1]:
@@ -191,8 +191,8 @@ def _fits(context: Context, inputs: Mapping[str, tuple[Argument, ...]]) -> bool:
 
 
 def _bounded(context: Context, value: Argument) -> tuple[Argument, float, float]:
-    """x, the cap and the product of both factors of `mul(tanh(mul(x, 1 / cap)), cap)`; the value, 0
-    and 1 of anything else."""
+    """x, the cap and the product of both factors of `mul(tanh(mul(x, 1 / cap)), cap)`; for anything
+    else, the value, 0 and 1."""
     outer, cap = scaled(context, value)
     tanh = context.producer(outer, "tanh")
     if tanh is None or cap <= 0:
@@ -204,7 +204,7 @@ def _bounded(context: Context, value: Argument) -> tuple[Argument, float, float]
 def _stretched(
     context: Context, inputs: dict[str, tuple[Argument, ...]], factor: float, name: str
 ) -> list[Op]:
-    """An op that multiplies the rows. Changes the inputs."""
+    """The op that multiplies the rows by a factor, which replaces them in `inputs`; none for 1."""
     (rows,), number = inputs["rows"], np.array(factor, np.float32)
     if number == 1:
         return []
@@ -219,7 +219,7 @@ def _is_last(context: Context, op: Op) -> bool:
 
 
 def _parts(context: Context, value: Argument) -> tuple[Argument, ...]:
-    """The past and the new columns of which keys are joined; the keys themselves otherwise."""
+    """The past and the new columns, if keys are joined from them; else the keys themselves."""
     both = context.producer(value, "concat")
     if both is None or context.plain(both, "interleave") or not _is_last(context, both):
         return (value,)
@@ -229,7 +229,8 @@ def _parts(context: Context, value: Argument) -> tuple[Argument, ...]:
 
 
 def _shown(context: Context, inputs: dict[str, tuple[Argument, ...]], name: str) -> list[Op]:
-    """Ops that widen the past of keys and values where the mask shows it. Changes the inputs."""
+    """Ops that widen the past of keys and values where the mask shows it. Their results replace the
+    past in `inputs`."""
     ops = []
     for part in ("keys", "values"):
         past, *new = inputs[part]

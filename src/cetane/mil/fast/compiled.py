@@ -1,7 +1,7 @@
-"""The folder of what numba has compiled, by the code that it was made of.
+"""The folder in which numba keeps compiled functions, one for each version of the code.
 
-numba compares only the file of a function with what it kept, not the files of functions that it
-calls. So a changed kernel would go on as it was.
+numba compiles a function again if the file of the function changes, but not if the file of a
+function that it calls changes. So callers would go on with an old kernel.
 """
 
 import os
@@ -13,9 +13,9 @@ CODE = Path(__file__).parent
 
 
 def keep_by_code() -> None:
-    """Let numba keep functions of this version of the code, and forget those of others.
+    """Let numba keep functions in the folder of this version of the code, and remove other folders.
 
-    Where nothing can be written, numba chooses another place. `NUMBA_CACHE_DIR` comes first.
+    If the folder cannot be written, or if `NUMBA_CACHE_DIR` is set, numba chooses the place.
     """
     from numba import config  # takes a while to load
 
@@ -33,13 +33,13 @@ def keep_by_code() -> None:
 
 
 def is_kept() -> bool:
-    """Whether the loop of tapes was compiled before, by this version of the code; of another
-    folder's nothing is known."""
+    """Whether this version of the code has compiled the loop of tapes before. False if
+    `NUMBA_CACHE_DIR` is set: that folder is not searched."""
     return "NUMBA_CACHE_DIR" not in os.environ and any(_folder().rglob("loop.perform*.nbc"))
 
 
 def compile_loop() -> None:
-    """Compile the loop of tapes, or load it: 20 CPU seconds the first time, then one."""
+    """Compile the loop of tapes, in 20 CPU seconds; if it is kept, load it in one."""
     from cetane.mil.fast.tape.loop import compile_
 
     compile_()

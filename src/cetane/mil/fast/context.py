@@ -94,7 +94,7 @@ class Context:
 
 
 def scaled(context: Context, value: Argument) -> tuple[Argument, float]:
-    """x and the number of `mul(x, number)`; the value and 1 of anything else."""
+    """x and the number of `mul(x, number)`; for anything else, the value and 1."""
     product = context.producer(value, "mul")
     if product is None:
         return value, 1.0
@@ -106,10 +106,12 @@ def scaled(context: Context, value: Argument) -> tuple[Argument, float]:
 
 
 def literal(value: int | Iterable[int]) -> StoredConstant:
+    """An int32 constant."""
     return constant(np.array(value, np.int32), "int32")
 
 
 def constant(array: Array, dtype: str) -> StoredConstant:
+    """A constant of a MIL dtype that holds an array."""
     return StoredConstant(TensorType(array.shape, dtype), lambda: array)
 
 

@@ -24,13 +24,14 @@ from cetane.mil.fast.vectors import DOTTED, Form, Maker
 
 TILE, EIGHT = 16, 8
 AHEAD = 8192
-"""Bytes between what a product reads and what it asks memory for."""
+"""Bytes by which a product's prefetch is ahead of its reads."""
 TOKENS = 8
 """Rows of inputs that share a tile's weights in registers."""
 MOST = (1 << 14) - 1
 """The largest magnitude of a rounded input."""
 MOST_ENTRY = 1 << 13
-"""That of a palette's entry. A lane adds 16 products of a block, fewer than 2**31 in all."""
+"""The largest magnitude of a palette's entry. A lane adds 16 products of a block, which stay below
+2**31."""
 TABLE_BYTES = {Form.NIBBLES: 64, Form.SIXES: 128}
 """Bytes of a palette: 16 words, twice, or 64 words."""
 
@@ -53,7 +54,7 @@ def _shifted(builder: ir.IRBuilder, words: ir.Value, bits: int) -> ir.Value:
 
 
 def _joined(builder: ir.IRBuilder, low: ir.Value, high: ir.Value, bits: int) -> ir.Value:
-    """The words that begin so many bits up in `low` and end in `high`."""
+    """The words that begin `bits` bits up in `low` and end in `high`."""
     shift = emit.function(builder, f"llvm.fshr.v{BLOCK}i16", WORDS, WORDS, WORDS, WORDS)
     return builder.call(shift, [high, low, ir.Constant(WORDS, [bits] * BLOCK)])
 
@@ -90,12 +91,16 @@ def _weights(
 
 
 def dots_of(form: Form, tokens: int) -> Maker:
-    """A function that multiplies a tile with rounded inputs of some tokens.
+    """A function that multiplies a tile with rounded inputs of `tokens` tokens.
 
-    Its arguments, all int64: the address of the results and the floats from a token's to the
-    next's; that of the inputs, int16 (tokens, columns); of their scales, float32 (tokens, blocks);
-    of the tile; of its blocks' scales, float32 (blocks, 16); of the palettes of its two halves; of
-    its rows' scales; the number of columns.
+    Its arguments are int64, and most are addresses:
+
+    - `y` of the results, float32; `y_step` is the number of floats from a token to the next;
+    - `x` of the inputs, int16 (tokens, columns); `x_scales` of their scales, float32 (tokens,
+      blocks);
+    - `tile` of the tile; `scales` of the scales of its blocks, float32 (blocks, 16);
+    - `one` and `two` of the palettes of its two halves; `row_scales` of its rows' scales, float32;
+    - `columns` is the number of columns.
     """
 
     @intrinsic
@@ -171,7 +176,7 @@ def dots_of(form: Form, tokens: int) -> Maker:
 
 
 def _fetch_ahead(builder: ir.IRBuilder, block: ir.Value, size: int) -> None:
-    """Ask for the weights that come `AHEAD` bytes later."""
+    """Prefetch the weights that come `AHEAD` bytes later."""
     kinds = (I8.as_pointer(), I32, I32, I32)
     prefetch = emit.function(builder, "llvm.prefetch.p0", ir.VoidType(), *kinds)
     for at in range(0, size, 64):
@@ -180,7 +185,7 @@ def _fetch_ahead(builder: ir.IRBuilder, block: ir.Value, size: int) -> None:
 
 
 def _everywhere(builder: ir.IRBuilder, four: ir.Value) -> ir.Value:
-    """A vector of the same four words, over and over."""
+    """A vector that repeats the same four words."""
     wide = ir.VectorType(I64, TILE // 2)
     nothing = ir.Constant(wide, ir.Undefined)
     one = builder.insert_element(nothing, four, ir.Constant(I32, 0))
@@ -191,7 +196,7 @@ def _everywhere(builder: ir.IRBuilder, four: ir.Value) -> ir.Value:
 def _block_scales(
     builder: ir.IRBuilder, form: Form, scales: ir.Value, k: ir.Value
 ) -> list[ir.Value]:
-    """The scales of a block's rows, for each half, where blocks have their own."""
+    """The scales of a block's rows, for each half; none for forms without scales of blocks."""
     if form is not Form.SCALED_BYTES:
         return []
     address = builder.add(scales, builder.mul(k, emit.number(4 * TILE // BLOCK)))
@@ -206,8 +211,8 @@ def _block_scales(
 def round_row(typing: Any, x: Any, rounded: Any, scales: Any, columns: Any) -> Any:
     """Round a row of inputs to words of at most `MOST`, each block with a scale of its own.
 
-    The addresses of the row, float32; of the result, int16; of the blocks' scales, float32; the
-    number of columns.
+    `x`, `rounded` and `scales` are the addresses of the row, float32; of the result, int16; and of
+    the scales of the blocks, float32. `columns` is the number of columns.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
@@ -235,7 +240,7 @@ def round_row(typing: Any, x: Any, rounded: Any, scales: Any, columns: Any) -> A
             place = builder.add(rounded, builder.shl(loop.k, emit.number(1)))
             place = builder.add(place, emit.number(2 * TILE * number))
             builder.store(narrow, emit.pointer(builder, place, narrow.type), align=2)
-        # A step has no way to be no number: the scale is none, and so is the token's result.
+        # Integers have no NaN: a NaN among the inputs goes into the scale, and so into the result.
         count = builder.bitcast(builder.fcmp_unordered("uno", *halves), ir.IntType(TILE))
         fine = builder.icmp_unsigned("==", count, ir.Constant(count.type, 0))
         step = builder.fmul(bound, ir.Constant(F32, 1 / MOST))

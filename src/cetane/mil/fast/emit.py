@@ -1,4 +1,4 @@
-"""Words of LLVM's own language, from which vector code is written."""
+"""Helpers that write vector code in LLVM's intermediate language."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import config
 
-_GIVEN = config.CPU_FEATURES  # what numba compiles for, if its environment says so
+_GIVEN = config.CPU_FEATURES  # the target that numba's environment sets, if any
 FEATURES = (
     llvm.get_host_cpu_features()
     if _GIVEN is None
@@ -42,7 +42,7 @@ def vector(builder: ir.IRBuilder, address: ir.Value, kind: ir.VectorType) -> ir.
 
 
 def alike(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """A vector of one number of 32 bits."""
+    """A vector whose lanes all hold one number of 32 bits."""
     nothing = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
     one = builder.insert_element(nothing, value, ir.Constant(I32, 0))
     return builder.shuffle_vector(one, nothing, ir.Constant(INTS, [0] * LANES))
@@ -54,12 +54,16 @@ def multiply_add(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -
 
 
 def shuffled(builder: ir.IRBuilder, one: ir.Value, two: ir.Value, lanes: list[int]) -> ir.Value:
-    """Lanes of two vectors; those of the second are counted on from the first's."""
+    """Lanes of two vectors. The second's lanes are numbered after the first's."""
     return builder.shuffle_vector(one, two, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
 
 class Blocks:
-    """A loop over the blocks of a row, with values that each turn changes."""
+    """A loop over the blocks of a row, with values that each pass changes.
+
+    `k` is the first column of a block. `values` begin as `start`; `end` gives those of the next
+    pass.
+    """
 
     def __init__(
         self, builder: ir.IRBuilder, columns: ir.Value, start: list[ir.Value], size: int = BLOCK
@@ -77,7 +81,7 @@ class Blocks:
             phi.add_incoming(value, before)
 
     def end(self, values: list[ir.Value]) -> None:
-        """Close the loop; what follows comes after it."""
+        """Close the loop; the builder goes on after it."""
         builder = self.builder
         following = builder.add(self.k, number(self.size))
         self.k.add_incoming(following, builder.block)

@@ -43,7 +43,7 @@ class ArrayState:
 
 @dataclass(frozen=True)
 class Feeding:
-    """The way from the values of a call to a run of a session, which other functions share."""
+    """How the values of a function's call feed a session, which other functions share."""
 
     whole: tuple[str, ...]
     """Inputs that the session takes unchanged."""
@@ -74,17 +74,17 @@ class CompiledStage:
 
 
 class Stage(Protocol):
-    """A part of a function that is no attention."""
+    """A part of a function other than an attention."""
 
     def run(self, values: dict[str, Array], states: dict[str, Array]) -> None: ...
 
 
 NARROW = (2, 4, 8)
-"""The numbers of tokens for which a program gets functions, where it has wider ones."""
+"""Numbers of tokens for which a program gets additional functions, if it has wider ones."""
 
 
 def at_tokens(function: str, tokens: int) -> str:
-    """The name of a function for fewer tokens, by that of the program's own."""
+    """The name of the function for `tokens` that is made from the program's `function`."""
     return f"{function}@{tokens}"
 
 
@@ -97,7 +97,7 @@ class FastFunction:
         stages: Sequence[Stage | AttentionStage],
         beside: Collection[str] = (),
     ) -> None:
-        """`beside` are the names of functions in its model."""
+        """`beside` are the names of all functions in its model."""
         self.function, self._stages = signature, tuple(stages)
         self.narrower = {
             n: name for n in NARROW if (name := at_tokens(signature.name, n)) in beside

@@ -20,15 +20,15 @@ from cetane.mil.program import Argument, MilFunction, NamedValue, Op, TensorType
 
 
 def fuse(function: MilFunction, pack: bool = False) -> MilFunction:
-    """`function` with every rewrite applied to every op that fits. `pack` keeps weights as they are
-    stored, for a tape."""
+    """`function` with every rewrite applied to every op that fits. For a tape, `pack` keeps weights
+    as the package stores them."""
     for rewrite in (
         rms_norm, scaled_norm, merged_convolution, input_view, rotation, rounded_keys,
         rounded_values, attention, past_apart,
     ):  # fmt: skip
         function = rewritten(function, rewrite)
     function = rows_of_channels(function, pack)
-    # Exact sums of many tokens take long, and a prompt's calls are the same in every run.
+    # Exact attention of many tokens is slow, and every run cuts a prompt into the same calls.
     exact = not pack or largest_call(function) <= FEW
     return rewritten(function, lambda _, op: marked(op, exact))
 

@@ -1,10 +1,10 @@
 """Attention whose results depend on no order of keys, compiled by numba.
 
 The keys of earlier tokens lie where a cache contract put them: in slots, in a ring, or among the
-call's own columns. So a token that is one of four in its call meets its keys in another order than
-a token alone, and a plain sum would differ in its last bit. Here weights and values are first
-rounded to integers of 22 bits, and a sum of integers has no order. A value's step is a share of the
-largest of its key; a weight's step, of the largest that its row has.
+call's own columns. So a token among four in a call meets its keys in another order than a token
+alone. A plain sum would differ in its last bit. Here weights and values are first
+rounded to integers of 22 bits, and a sum of integers has no order. The step of a key's values is a
+fraction of the largest of them; the step of a row's weights, of the largest weight.
 
 The rows of a head read the same keys and values: these are loaded and rounded once for all of them.
 
@@ -25,13 +25,15 @@ _F = np.float32
 LOW = 11
 """Bits of a low word, and of a high one."""
 MOST = (1 << 2 * LOW) - 1
-"""The largest integer of a weight, and half of that of a value."""
+"""The largest integer of a weight; that of a value is half as large."""
 SPAN = 640
-"""Keys whose products are added in 32 bits: each adds 2**21 and half as much at most."""
+"""Keys whose products are added in 32 bits. Each adds at most 2**21 + 2**20, all of them less than
+2**31."""
 _ONE = _F(2.0**32)
-"""The steps of 1 in a sum of weights."""
+"""The integer that stands for 1 in the sum of a row's weights."""
 _TINY = _F(2.0**-100)
 TOPS = 64
+"""Columns of which `largest` keeps the maxima side by side."""
 _score_1, _score_2, _score_3, _score_4 = (scores_of(rows, KEYS) for rows in (1, 2, 3, 4))
 _wide_1, _wide_2, _wide_3, _wide_4 = (scores_of(rows, WIDE_KEYS) for rows in (1, 2, 3, 4))
 _mix_1, _mix_2, _mix_3, _mix_4 = (mixed_of(rows) for rows in (1, 2, 3, 4))
@@ -39,8 +41,8 @@ _mix_1, _mix_2, _mix_3, _mix_4 = (mixed_of(rows) for rows in (1, 2, 3, 4))
 
 @njit(inline="always")
 def _words(whole):  # type: ignore[no-untyped-def]
-    """An integer as two words. The low one has a sign: products of low words, which are left out,
-    are as often negative as not."""
+    """An integer as two words, high and low. The low word is signed: products of two low words are
+    left out, and are negative as often as positive."""
     high = np.rint(whole * _F(2.0**-LOW))
     return np.int16(high), np.int16(whole - high * _F(1 << LOW))
 
@@ -52,7 +54,7 @@ def _whole(count, size):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def largest(line, tops):  # type: ignore[no-untyped-def]
-    """The largest element, by way of those of some columns: one row of them after the other."""
+    """The largest element. `tops` keeps the maxima of columns, so that the loop becomes vectors."""
     tops[:] = -np.inf
     count = len(line) // len(tops) * len(tops)
     for start in range(0, count, len(tops)):
@@ -109,7 +111,7 @@ def _score(rows, keys, start, scores, spare):  # type: ignore[no-untyped-def]
         _scores_at(first + 4 * j, step, rows, scores, j, True)
     for j in range(wide, whole, KEYS):
         _scores_at(first + 4 * j, step, rows, scores, j, False)
-    if whole < count:  # what follows may not be an array's own
+    if whole < count:  # memory beyond the keys may not be the array's
         for d in range(width):
             spare[d, : count - whole] = keys[d, start + whole : start + count]
         _scores_at(spare.ctypes.data, KEYS, rows, scores, whole, False)
@@ -117,13 +119,13 @@ def _score(rows, keys, start, scores, spare):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _round_values(values, start, steps, factors, high, low, at):  # type: ignore[no-untyped-def]
-    """Fill the words of values `(E, S)` from `start`, from column `at` on, and each key's step, in
-    which they count."""
+    """Fill the words of values `(E, S)` from `start`, from column `at` on. Fill `steps` with the
+    number that 1 stands for in each key's words."""
     count = len(steps)
     steps[:] = 0
     for e in range(len(values)):
         line = values[e, start : start + count]
-        for j in range(count):  # what is no number stays none
+        for j in range(count):  # NaN stays NaN
             size, known = np.fabs(line[j]), steps[j]
             steps[j] = known if (size <= known) or (known != known) else size
     for j in range(count):
@@ -139,13 +141,13 @@ def _round_values(values, start, steps, factors, high, low, at):  # type: ignore
 
 @njit(nogil=True, cache=True)
 def _weigh(scores, steps, sink, tops, high, low):  # type: ignore[no-untyped-def]
-    """Fill the words of a row's weights, each times the step of its key's values. Returns what one
-    of their steps is worth. Hidden keys have scores of -inf."""
+    """Fill the words of a row's weights, each times the step of its key's values. Hidden keys have
+    scores of -inf. Returns the number that 1 stands for in these words."""
     top = max(largest(scores, tops), sink)
     if top == -np.inf:
         return 0.0
     total = np.int64(0)
-    for j in range(len(scores)):  # loops of one purpose are computed many elements at once
+    for j in range(len(scores)):  # a loop of one purpose becomes vectors
         scores[j] = exponential(scores[j] - top)
     for j in range(len(scores)):
         total += np.int64(scores[j] * _ONE)

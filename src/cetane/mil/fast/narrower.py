@@ -1,9 +1,9 @@
 """Functions for fewer tokens than those of a program.
 
-A package takes one token or eight, say, and none takes two. Two of its functions that differ only
-in their number of tokens have the same ops on the same weights. A number that differs between them,
-a size or the bound of a slice, lies on a line over the number of tokens. So a function between the
-two is known too, and needs no weight of its own.
+A package has functions for one token and for eight, say, and none for two. Two functions that
+differ only in their number of tokens have the same ops on the same weights. A number that differs
+between them, a size or the bound of a slice, grows linearly with the tokens. So the function for a
+number of tokens between the two is known too, and needs no weight of its own.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _narrower(program: Program, wide: MilFunction) -> dict[str, MilFunction]:
 
 
 def _narrow_ones(program: Program, wide: MilFunction) -> list[tuple[int, MilFunction]]:
-    """Functions that may be `wide` for fewer tokens, with their number of these. Some may be an
-    adapter's, which has other weights."""
+    """Functions that may be `wide` for fewer tokens, each with its number of tokens. Some may be
+    those of an adapter, which has other weights."""
     found = []
     for other in program.functions.values():
         with suppress(ValueError):
@@ -67,8 +67,11 @@ def _narrow_ones(program: Program, wide: MilFunction) -> list[tuple[int, MilFunc
 
 
 def tokens_of(few: Signature, many: Signature) -> tuple[int, int]:
-    """The tokens of two functions that differ only in these: every input that differs, differs by
-    as much, and one has no other sizes in it. Raises ValueError for functions that differ more."""
+    """The numbers of tokens of two functions that differ only in these.
+
+    Sizes of inputs that differ must all differ by one number. The smallest pair of them is the
+    tokens: larger ones have a past too. Raises ValueError for functions that differ in more.
+    """
     _same(list(few.inputs), list(many.inputs))
     pairs = {
         (a, b)
@@ -85,8 +88,7 @@ def tokens_of(few: Signature, many: Signature) -> tuple[int, int]:
 def between(few: MilFunction, many: MilFunction, tokens: int) -> MilFunction:
     """`many`, for a number of tokens between those of two functions that differ only in these.
 
-    Raises ValueError where the two differ in more, and CetaneError if what lies between is no valid
-    function.
+    Raises ValueError if the two differ in more, and CetaneError if the result is no valid function.
     """
     function = _Line(few, many, tokens).function()
     check_function(function)

@@ -26,7 +26,7 @@ _ELEMENTS = {
 def onnx_type(dtype: str) -> int:
     """The ONNX element type that holds a MIL dtype. CetaneError if there is none."""
     if dtype not in HELD_AS:
-        raise CetaneError(f"dtype {dtype} is not supported")
+        raise CetaneError(f"the fast executor has no arrays of {dtype}")
     return _ELEMENTS[HELD_AS[dtype]]
 
 

@@ -1,8 +1,8 @@
-"""Prepared models on disk. To open one reads no package and decodes no weight.
+"""Prepared models on disk. Opening one reads no package and decodes no weight.
 
-A folder holds functions that share weights, which are mapped into memory (`weights.bin`). They are
-tapes (`tapes.bin`), or stages of which some are graphs of onnxruntime (`0.onnx`, ...). `index.json`
-lists them.
+A folder holds functions that share weights, which are mapped into memory (`weights.bin`). The
+functions are tapes (`tapes.bin`), or stages: graphs of onnxruntime (`0.onnx`, ...) and attentions.
+`index.json` lists them.
 """
 
 from __future__ import annotations
@@ -154,8 +154,9 @@ class PreparedModel:
 
 
 def _identity(weights: Path) -> list[int]:
-    """Size and time of writing. The hash of half a gigabyte takes a third of a second, which every
-    start of `cetane run` would pay, and the folder is the user's own."""
+    """Size in bytes and time of writing in nanoseconds, in place of a hash. To hash half a gigabyte
+    would delay every start of `cetane run` by a third of a second, and the folder is the user's
+    own."""
     status = weights.stat()
     return [status.st_size, status.st_mtime_ns]
 

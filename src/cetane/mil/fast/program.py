@@ -25,9 +25,8 @@ class FastProgram:
     """The functions of a loaded package, compiled when they are first asked for.
 
     Everything is computed in float32. With `pack`, functions become tapes, which read weights as
-    they are stored, or in the form nearest to it (`tape.weights`). All
-    other functions become graphs of onnxruntime. Those that differ only in sizes share one session,
-    and so their weights.
+    the package stores them, or in the nearest form (`tape.weights`). All other functions become
+    graphs of onnxruntime. Graphs that differ only in sizes share one session, and so their weights.
     """
 
     def __init__(self, program: Program, pack: bool = False) -> None:
@@ -45,7 +44,7 @@ class FastProgram:
 
     def shared(self, name: str) -> SharedModel | TapeModel:
         """The model that a function shares with others. Raises as `function`."""
-        if self._pack and name in self._tapes.tapes:  # those for fewer tokens are there alone
+        if self._pack and name in self._tapes.tapes:  # only tapes have functions for fewer tokens
             return self._tapes
         if name not in self.program.functions:
             raise CetaneError(

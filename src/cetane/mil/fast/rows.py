@@ -1,7 +1,7 @@
 """Hidden tensors as rows, a rewrite for onnxruntime.
 
-An ANE program keeps channels on the second axis, `(1, C, 1, T)`. onnxruntime multiplies rows with
-channels last, `(1, T, C)`, and has a norm over the last axis as one node. So all ops between
+An ANE program keeps channels on the second axis, `(1, C, 1, T)`. In onnxruntime, products take rows
+with channels last, `(1, T, C)`, and a norm over the last axis is one node. So all ops between
 pointwise convolutions compute on rows. A row is turned back where an op needs channels.
 """
 
@@ -13,7 +13,7 @@ from cetane.mil.fast.context import PACKED_LINEAR, RMS_NORM, ROWS_LINEAR, Contex
 from cetane.mil.program import Argument, MilFunction, NamedValue, Op, TensorType
 
 FEW = 16
-"""The most tokens of a call whose results may not depend on their number: those of drafts."""
+"""The most tokens of a call that verifies drafts: its results must not depend on their number."""
 _SWAP = literal([0, 2, 1])
 _UNARY = {"exp", "gelu", "identity", "relu", "sigmoid", "silu", "softplus", "tanh"}
 _BINARY = {"add", "maximum", "minimum", "mul", "real_div", "sub"}
@@ -22,13 +22,14 @@ _BINARY = {"add", "maximum", "minimum", "mul", "real_div", "sub"}
 def rows_of_channels(function: MilFunction, pack: bool) -> MilFunction:
     """`function` with its pointwise convolutions as products of rows.
 
-    `pack` keeps weights as they are stored.
+    For a tape, `pack` keeps weights `(N, K, ...)` as the package stores them. Without it, graphs
+    get them as `(K, N)`.
     """
     return _Rows(function, pack).function()
 
 
 def largest_call(function: MilFunction) -> int:
-    """The most rows that a product of a function has; 0 without products."""
+    """The most tokens of a product in a rewritten function; 0 without products."""
     products = [op for op in function.ops if op.kind in (PACKED_LINEAR, ROWS_LINEAR)]
     shapes = [op.outputs[0].type.shape for op in products if op.outputs[0].type is not None]
     return max((rows for _, rows, _ in shapes if isinstance(rows, int)), default=0)
@@ -40,9 +41,9 @@ class _Rows:
         self._context = Context(function)
         self._ops: list[Op] = []
         self._rows: set[str] = set()
-        """Values that have rows."""
+        """Values that exist as rows `(1, T, C)`."""
         self._lazy: dict[str, TensorType] = {}
-        """Values that have only rows so far."""
+        """Values that exist only as rows so far, with their own types."""
 
     def function(self) -> MilFunction:
         for op in self._function.ops:

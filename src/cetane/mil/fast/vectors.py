@@ -1,8 +1,8 @@
-"""Vector code for sums, written in LLVM's own language, and what threads need to share work.
+"""Vector code for sums, written in LLVM's own language, and counters by which threads share work.
 
-A product of a row of weights and a row of inputs adds `LANES` sums side by side. Its order depends
-on no other row, so a token has the same result alone and among others, bit for bit. numba's own
-vectors promise no order.
+A product of a row of weights and a row of inputs adds `LANES` sums side by side. The order of its
+additions depends on no other row. So a token has the same result alone and among others, bit for
+bit. The vectors that numba itself makes promise no order.
 
 A form of weights differs only in the way from its bytes to floats (`_floats`).
 """
@@ -36,7 +36,7 @@ from cetane.mil.fast.emit import (
 
 keep_by_code()  # before any function is compiled: all compiled modules import this one
 AHEAD = 2048
-"""Bytes between what a product reads and what it asks memory for."""
+"""Bytes by which a product's prefetch is ahead of its reads."""
 ROWS = 4
 """Rows that a product computes at once. Their first blocks lie side by side, then their second
 ones, and so on: memory is read in order. Rows of zeros fill the last ones."""
@@ -69,7 +69,7 @@ DOTTED: set[Form] = set()
 if WIDE and FEATURES.get("avx512bw") and FEATURES.get("avx512vnni"):
     DOTTED |= {Form.BYTES, Form.SCALED_BYTES, Form.NIBBLES, Form.SIXES}
 READABLE = DOTTED | {Form.FLOATS, Form.BYTES, Form.SCALED_BYTES, Form.HALVES}
-"""The forms that this processor reads. The others need its instructions that look up."""
+"""The forms that this processor reads. The others need instructions that look up a palette."""
 if FEATURES.get("avx2"):
     READABLE.add(Form.NIBBLES)
 FLOATING = READABLE - DOTTED
@@ -141,8 +141,8 @@ def _floats(
 
 
 def _fetch_ahead(builder: ir.IRBuilder, form: Form, weights: ir.Value, k: ir.Value) -> None:
-    """Ask for the weights that come `AHEAD` bytes later: the processor's own guess ends at every
-    page."""
+    """Prefetch the weights that come `AHEAD` bytes later: the processor's own prefetch stops at the
+    end of a page."""
     size = form.bytes_of(ROWS * BLOCK)
     start = builder.add(weights, builder.mul(k, emit.number(size // BLOCK)))
     kinds = (I8.as_pointer(), I32, I32, I32)
@@ -192,9 +192,13 @@ def folded(
 def product_of(form: Form, tokens: int) -> Maker:
     """A function that multiplies `ROWS` rows of weights with `tokens` rows of inputs.
 
-    Its arguments, all int64: the address of the results, the floats from a token's results to the
-    next token's; the same two for inputs; the addresses of the weights, of a scale for each row, of
-    block scales, and of the palette; the number of columns, a multiple of `BLOCK`.
+    Its arguments are int64:
+
+    - `y`, the address of the results, and `y_step`, the floats from a token to the next;
+    - `x` and `x_step`, the same for inputs;
+    - `w`, `scale`, `blocks` and `palette`, the addresses of the weights, of a scale for each row,
+      of the scales of blocks, and of the palette;
+    - `columns`, the number of columns, a multiple of `BLOCK`.
     """
 
     @intrinsic
@@ -203,7 +207,7 @@ def product_of(form: Form, tokens: int) -> Maker:
         palette: Any, columns: Any,
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
-            if form not in FLOATING:  # nor does any weight come here
+            if form not in FLOATING:  # no weight of this form comes here
                 return context.get_dummy_value()
             y, y_step, x, x_step, w, scale, blocks, palette, columns = given
             four = emit.number(4)
@@ -215,7 +219,7 @@ def product_of(form: Form, tokens: int) -> Maker:
             zero = ir.Constant(FLOATS, [0.0] * LANES)
             loop = emit.Blocks(builder, columns, [zero] * (ROWS * tokens))
             sums = list(loop.values)
-            if tokens == 1 or form is not Form.FLOATS:  # others are in a cache
+            if tokens == 1 or form is not Form.FLOATS:  # unpacked weights are in a cache
                 _fetch_ahead(builder, form, w, loop.k)
             weights = rows_of_floats(builder, form, w, blocks, entries, loop.k)
             for part in range(BLOCK // LANES):
@@ -272,20 +276,25 @@ def unpacking_of(form: Form) -> Maker:
 
 
 KEYS = 2 * LANES
-"""Keys of attention that its kernels take at once."""
+"""Keys that the kernels of attention take at once."""
 PAIR = 2
-"""Rows of values that they take at once."""
+"""Rows of values that the kernels of attention take at once."""
 
 
 WIDE_KEYS = 3 * KEYS if WIDE else KEYS
-"""Keys whose scores fit the registers: channels lie far apart, so many of one are read together."""
+"""Keys whose scores fit the registers. Channels lie far apart in memory, so a kernel reads many
+keys of one channel together."""
 
 
 def scores_of(rows: int, keys: int) -> Maker:
-    """A function that multiplies rows of queries with so many keys, in the order of channels.
+    """A function that multiplies `rows` queries with `keys` keys, in the order of channels.
 
-    Its arguments, all int64: the address of the scores and the floats from a row's to the next's;
-    the same two for queries, and for the channels of the keys; the number of channels.
+    Its arguments are int64:
+
+    - `y`, the address of the scores, and `y_step`, the floats from a row to the next;
+    - `x` and `x_step`, the same for queries;
+    - `k`, the address of the keys, and `k_step`, the floats from a channel to the next;
+    - `width`, the number of channels.
     """
 
     @intrinsic
@@ -328,15 +337,19 @@ def mixed_of(rows: int) -> Maker:
     """A function that adds weights times `PAIR` rows of values to sums of integers, which have no
     order. Weights and values are in two words, high and low; low times low is left out.
 
-    Its arguments, all int64: the address of the sums, int64, high times high and then the others,
-    and the bytes from a row's sums to the next row's; the addresses of high and low weights, and
-    the bytes from a row to the next; the same three for values; the number of keys, a multiple of
-    `KEYS`.
+    Its arguments are int64:
+
+    - `sums`, the address of the sums, and `sums_step`, the bytes from a row to the next. A sum is
+      two int64: of products of two high words, and of products of a high and a low word;
+    - `high` and `low`, the addresses of the words of weights, and `step`, the bytes from a row to
+      the next;
+    - `high_values`, `low_values` and `values_step`, the same for values;
+    - `count`, the number of keys, a multiple of `KEYS`.
     """
     words = ir.VectorType(emit.I16, KEYS)
 
     def multiplied(builder: ir.IRBuilder, total: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
-        """A sum with products of words, by twos, in any order."""
+        """A sum to which products of words are added in pairs, in any order."""
         name = "llvm.x86.avx512.vpdpwssd.512"
         if DOTTED:
             dot = emit.function(builder, name, INTS, INTS, INTS, INTS)
@@ -416,7 +429,7 @@ def power_of_two(typing: Any, exponent: Any) -> Any:
 
 @intrinsic
 def count_up(typing: Any, address: Any) -> Any:
-    """Add 1 to a number that threads share."""
+    """Add 1 to the int64 at an address, which threads share."""
 
     def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
         place = emit.pointer(builder, given[0], I64)
@@ -428,7 +441,7 @@ def count_up(typing: Any, address: Any) -> Any:
 
 @intrinsic
 def counted(typing: Any, address: Any) -> Any:
-    """A number that threads share."""
+    """The int64 at an address, which threads share."""
 
     def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
         return builder.load_atomic(emit.pointer(builder, given[0], I64), "seq_cst", 8)

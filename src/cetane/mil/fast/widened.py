@@ -34,8 +34,8 @@ def rounded_keys(context: Context, op: Op) -> list[Op] | None:
 
 
 def rounded_values(context: Context, op: Op) -> list[Op] | None:
-    """Scale values in place of their weights. Weights were divided by a mean of the scales first,
-    and the result is multiplied by it.
+    """Scale values in place of their weights. The program divides the scales by their mean first,
+    and multiplies the result by it.
 
         mul(mul(matmul(mul(weights, real_div(scales, mean)), codes^T), number), mean)
         ->  mul(matmul(weights, widened values^T), number)
@@ -67,8 +67,8 @@ def rounded_values(context: Context, op: Op) -> list[Op] | None:
 
 
 def _widened(context: Context, codes: Argument, scales: Argument, name: str) -> list[Op] | None:
-    """Ops that make what codes stand for, `name`: of a past in 8 bits, and of new columns after it.
-    None for anything else."""
+    """Ops that make `name`: the floats that codes times scales stand for, those of a past in 8 bits
+    and then those of new columns. None if the codes are anything else."""
     both = [context.producer(value, "concat") for value in (codes, scales)]
     if both[0] is None or both[1] is None:
         return None

@@ -1,7 +1,8 @@
 """Activations.
 
-torch computes the last elements of a tensor one by one, and differs there in the last bit from the
-others. Functions that are not exact are computed in float64, so no result depends on its place.
+torch computes the last elements of a tensor one by one, not in vectors, and the two ways differ in
+the last bit. So functions that are not exact are computed in float64: then no result depends on its
+place.
 """
 
 import math

@@ -79,7 +79,8 @@ for _kind, _two in _BINARY.items():
     _binary(_kind, _two)
 
 
-# MKL's square root is sometimes off by one unit. In double, this cannot change a rounded float32.
+# MKL's square root is sometimes off by one unit in the last place. In float64, such an error does
+# not change the result that is rounded to float32.
 
 
 @op("sqrt")
@@ -120,7 +121,7 @@ def threshold(x: Tensor, alpha: float) -> Tensor:
 @op("cast")
 def cast(x: Tensor, dtype: str) -> Tensor:
     """Floats become integers towards zero. Values out of range become the nearest limit, and NaN
-    becomes 0, as in ARM's instructions; C leaves it open. Integers wrap around."""
+    becomes 0, as in ARM's instructions: C does not define these results. Integers wrap around."""
     held = STORAGE[dtype]
     whole = NUMPY[dtype]
     if x.is_floating_point() and issubclass(whole, np.integer):

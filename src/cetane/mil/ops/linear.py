@@ -1,9 +1,9 @@
 """Products: matrices, convolutions, attention.
 
-A row's result does not depend on the number of rows, so a token that is verified among four gives
-what it gives alone. The math library sums short products in another order than long ones. So
-products with weights take a multiple of `ROWS` rows. Products of computed matrices are summed in
-float64: there the sum also runs over keys, which lie elsewhere when other tokens share the call.
+A row's result does not depend on the number of rows, so a token has the same result among four and
+alone. The math library sums products of few rows in another order than those of many. So products
+with weights take a multiple of `ROWS` rows. Products of computed matrices are summed in float64:
+their sums also run over keys, whose order changes when other tokens share the call.
 """
 
 import math
@@ -16,10 +16,12 @@ from torch.nn import functional
 from cetane.mil.ops.registry import Tensors, op
 
 ROWS = 16
-"""For multiples of this number, the math library's sums of a row are the same for any number of
-rows: `tests/mil/test_rows.py` tries it. 8 are enough on AMD's processors, not on Intel's."""
+"""Rows of inputs are padded to a multiple of this number. Then the math library sums a row in the
+same order for any number of rows: `tests/mil/test_rows.py` tries it. 8 are enough on AMD's
+processors, not on Intel's."""
 OUTPUTS = 16
-"""With fewer, it sums a row of 37 numbers in an order that depends on the number of rows."""
+"""The fewest rows of a weight, which are padded too. With fewer, the order in which the library
+sums 37 numbers depends on the number of rows of inputs."""
 
 
 @op("linear")
@@ -39,7 +41,7 @@ def times_weight(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def with_rows(matrix: Tensor, more: int) -> Tensor:
-    """A matrix with rows of zeros below it. torch would copy it to add none."""
+    """A matrix with `more` rows of zeros below it. For none, torch's `pad` would copy it too."""
     return functional.pad(matrix, (0, 0, 0, more)) if more else matrix
 
 
@@ -53,7 +55,7 @@ def matmul(x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = 
 
 
 def _matmul(x: Tensor, y: Tensor) -> Tensor:
-    """iOS 17 multiplies integers by floats."""
+    """The product in the wider dtype of the two: iOS 17 multiplies integers by floats."""
     dtype = torch.promote_types(x.dtype, y.dtype)
     wide = torch.float64 if dtype.is_floating_point else dtype
     return (x.to(wide) @ y.to(wide)).to(dtype)

@@ -15,7 +15,7 @@ MOST_LIST = 1 << 16
 def make_list(
     elem_shape: Tensors | None = None, init_length: int = 1, dtype: str = "fp32"
 ) -> TensorList:
-    """Elements are zeros until written. A size that is a name is known only after a write."""
+    """Elements are zeros until written. A size may be a name: then only a write tells the shape."""
     sizes = elem_shape or []
     empty = None
     check_index(init_length)

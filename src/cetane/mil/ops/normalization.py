@@ -61,7 +61,7 @@ def l2_norm(x: Tensor, epsilon: float = 1e-6) -> Tensor:
 
 
 def _standardize(x: Tensor, axes: list[int], epsilon: float) -> Tensor:
-    wide = x.double()  # so that a token's sums do not depend on how many there are
+    wide = x.double()  # so that a token's sums do not depend on the number of tokens
     centred = wide - wide.mean(axes, keepdim=True)
     return (centred / torch.sqrt(centred.square().mean(axes, keepdim=True) + epsilon)).float()
 

@@ -81,9 +81,12 @@ def crop_resize(
     sampling_mode: str = "DEFAULT",
     pad_value: float = 0.0,
 ) -> Tensor:
-    """From iOS 17: `boxes` (N, 4) and the image of each; the result is (N, C, height, width).
-    Before: `roi` (N, 1, 4, 1, 1), every box of every image; or with 5 numbers, the image first. The
-    result is (N, B, C, ...)."""
+    """From iOS 17, `boxes` is (N, 4), and `box_indices` names the image of each box. The result is
+    (N, C, height, width).
+
+    Before, `roi` is (N, 1, 4, 1, 1), and each box is cut from all B images. The result is
+    (N, B, C, height, width). With 5 numbers a box, the first names its only image, so B is 1.
+    """
     size = target_height, target_width
 
     def cut(image: Tensor, box: Tensor) -> Tensor:
@@ -215,7 +218,7 @@ def _box_grids(
     box_mode: str,
     sampling_mode: str,
 ) -> list[Tensor]:
-    """The rows and columns to read. An end before its start means backwards."""
+    """The rows and columns to read. If an end lies before its start, they run backwards."""
     first, second, third, fourth = box.double().tolist()
     if box_mode.startswith("CENTER_SIZE"):
         first, third = first - third / 2, first + third / 2

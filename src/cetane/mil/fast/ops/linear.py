@@ -65,8 +65,8 @@ def conv(
     dilations: list[int] | None = None,
     groups: int = 1,
 ) -> str:
-    """Convolutions of width 1 stay convolutions too. onnxruntime stores their weights in blocks,
-    and reads them faster than matrices: 28 against 21 GB/s for one token, measured."""
+    """Convolutions of width 1 stay convolutions too: onnxruntime stores their weights in blocks.
+    For one token, it was measured to read these at 28 GB/s, and matrices at 21 GB/s."""
     rank = x.rank - 2
     padding: dict[str, str | list[int]]
     match pad_type:

@@ -21,16 +21,17 @@ ARENA, WEIGHTS, RUNS_AT, FIRST = range(4)
 AXES = 4
 """Axes of an instruction, after those that lie together are joined."""
 MOST_AXES = 6
-"""Axes of a tensor of which a part is written."""
+"""The most axes of a tensor that an `UPDATE` writes into."""
 LARGEST = 1 << 23
-"""The largest integer that a tape is given."""
+"""The largest magnitude of an integer in a call's inputs: a sum of two is at most `EXACT`."""
 EXACT = 1 << 24
-"""The largest integer up to which float32 holds all."""
+"""The integer up to which float32 holds every integer."""
 SHORT = 16
-"""Elements of a line that is worth another order of axes."""
+"""If the last axis has fewer elements, a longer axis is walked last in its place."""
 WIDTH = 56
 """Numbers of an encoded instruction."""
 NUMBERS = 2
+"""Floats of an encoded instruction, such as an epsilon."""
 
 
 class Code(IntEnum):
@@ -53,6 +54,8 @@ class Code(IntEnum):
 
 
 class Unary(IntEnum):
+    """Functions of one element; see `elements.transform`."""
+
     COPY = 0
     SILU = 1
     SIGMOID = 2
@@ -75,6 +78,8 @@ class Unary(IntEnum):
 
 
 class Binary(IntEnum):
+    """Functions of two elements; see `elements.combine`."""
+
     ADD = 0
     SUB = 1
     MUL = 2
@@ -90,6 +95,8 @@ class Binary(IntEnum):
 
 
 class Reduction(IntEnum):
+    """Functions of a line."""
+
     SUM = 0
     MEAN = 1
     MAX = 2
@@ -156,9 +163,9 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One step of a tape: a result, up to three operands, and what else its code reads.
+    """One step of a tape: a result, up to three operands, and the numbers that its code reads.
 
-    `shared`: threads divide its work. Other steps are done by one of them.
+    Threads divide the work of a `shared` step. One thread does any other step.
     """
 
     code: Code
@@ -180,8 +187,8 @@ def joined_axes(places: Sequence[Place]) -> tuple[list[int], list[list[int]]]:
     """Sizes and strides of `AXES` axes over which places of one shape are walked together.
 
     The first place decides the order. Axes that lie together in all places become one. If the last
-    is short, the longest comes after it: a line costs more than its elements. Raises ValueError if
-    more remain.
+    is short, the longest moves to the end: a line costs more than its elements. Raises ValueError
+    if more than `AXES` remain.
     """
     shape = places[0].shape
     order = sorted(
@@ -237,7 +244,8 @@ class Tape:
 def encoded(
     instruction: Instruction, offsets: dict[int, int], wait: bool
 ) -> tuple[list[int], list[float]]:
-    """An instruction as numbers. `wait`: all threads wait for each other after it."""
+    """An instruction as numbers. With `wait`, all threads wait for each other after it. Raises
+    ValueError if it needs more than `WIDTH` numbers or `AXES` axes."""
     places = [instruction.result, *instruction.operands]
     if instruction.code in (Code.UNARY, Code.BINARY, Code.SELECT):
         sizes, strides = joined_axes(places)
@@ -281,14 +289,17 @@ def tape_of(instructions: Sequence[Instruction], sizes: dict[int, int], runs: in
 
 
 ALIGNED = 16
-"""Blocks start at a multiple of so many floats."""
+"""Blocks of the arena start at a multiple of this many floats."""
 
 
 def arranged(
     instructions: Sequence[Instruction], sizes: dict[int, int]
 ) -> tuple[dict[int, int], int]:
-    """The offsets of blocks, and the floats of all of them. Blocks whose times do not meet share
-    their place: each takes the first gap that is large enough."""
+    """The offset of each block, and the size of the arena, in floats.
+
+    Blocks that are never in use at the same time may overlap: each takes the first gap that is
+    large enough.
+    """
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for time, instruction in enumerate(instructions):

@@ -19,10 +19,10 @@ from cetane.mil.program import Signature
 from cetane.threads import available
 
 SMALLEST = 1 << 20
-"""The multiplications of a tape from which threads share it."""
+"""The fewest multiplications of a tape that threads share."""
 _sharing = False
 _free = threading.Lock()
-"""Held by the call whose tape threads share. Another call meanwhile runs alone."""
+"""Held by the call whose tape threads share. Another call at that time runs on one thread."""
 
 
 def share_tapes() -> None:
@@ -96,13 +96,13 @@ class TapeStage:
         else:
             failed = work(0, 1)
         if failed >= 0:
-            raise CetaneError("a position lies outside of its tensor")
+            raise CetaneError("a gather or an update has a position outside of its tensor")
 
 
 def _floats(array: Array) -> Array:
     """An input as float32. Raises CetaneError for integers that it does not hold."""
     if array.dtype.kind in "iu" and array.size and np.abs(array).max() > LARGEST:
-        raise CetaneError(f"an integer is larger than {LARGEST}")
+        raise CetaneError(f"an input has an integer larger than {LARGEST}, the most of a tape")
     return np.ascontiguousarray(array, np.float32)
 
 

@@ -1,7 +1,7 @@
 """The loop that performs a tape, compiled by numba.
 
-Every thread runs it over all instructions. A shared instruction is divided between them; any other
-is done by the first. After an instruction that says so they wait for each other.
+Every thread runs the loop over all instructions. Threads divide a shared instruction; the first
+does any other. After an instruction with `wait`, all threads wait for each other.
 
 A token's results depend on no other token of its call: the same operations in the same order make
 every element, whatever its place. Import this module only to run a tape: numba takes a while.
@@ -41,7 +41,7 @@ _PLACES, _SIZES, _STRIDES = 4, 12, 12 + AXES
 MORE = 12 + 5 * AXES
 _yield = types.ExternalFunction("sched_yield", types.int32())
 SPINS = 2000
-"""Looks at a shared number before a waiting thread gives its processor away."""
+"""Reads of the shared number after which a waiting thread gives its processor away."""
 
 
 @njit(inline="always")
@@ -127,7 +127,7 @@ def _walk(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, fastmath={"reassoc"})
 def _squares(line):  # type: ignore[no-untyped-def]
-    """The sum of squares, in an order that depends on their number alone."""
+    """The sum of squares, in an order that depends only on the number of elements."""
     total = np.float64(0)
     for n in range(len(line)):
         total += np.float64(line[n]) * np.float64(line[n])
@@ -136,10 +136,13 @@ def _squares(line):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _lines(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def]
-    """A norm, a sum or a softmax of lines.
+    """A norm, a reduction or a softmax of lines.
 
-    After the places: three sizes of the lines, the elements of a line and their step, the steps of
-    a result's elements, and the steps from line to line of the operand and of the result.
+    After the places, the row holds
+
+    - three sizes, whose product is the number of lines;
+    - the elements of a line, their step in the operand, and their step in the result;
+    - for each of the three sizes, the step from line to line in the operand; then in the result.
     """
     more = row[MORE:]
     lines, count, step, result_step = more[0] * more[1] * more[2], more[3], more[4], more[5]
@@ -184,7 +187,9 @@ def _reduced(kind, line):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _runs(row, bases):  # type: ignore[no-untyped-def]
-    """The runs of keys that some row of a mask shows: their number, then those of `attend`."""
+    """Fill the runs of keys that some row of a mask shows: first their number, then four numbers
+    for each, as `kernels.attend` reads them. After the places: rows of the mask, past and new keys,
+    and the offset of the runs."""
     rows, past, new, offset = row[MORE], row[MORE + 1], row[MORE + 2], row[MORE + 3]
     mask = _line(_address(row, bases, 1), rows * (past + new)).reshape(rows, past + new)
     runs = carray(pointer(bases[row[_PLACES]] + 8 * offset), 1 + 4 * (past + new + 1), np.int64)
@@ -236,9 +241,15 @@ def _widen(row, bases, thread, threads):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _attend(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def]
-    """Attention; kind 1 is exact. After the places: those of the past and the new keys and values,
-    then heads, rows, widths of keys and values, past, new, the mask's heads and rows, the offset of
-    the runs, and whether there are sinks."""
+    """Attention; kind 1 is exact.
+
+    After the places, the row holds
+
+    - the places of past keys, new keys, past values and new values;
+    - the numbers of heads and rows, the widths of keys and values, and the numbers of past and new
+      keys;
+    - the mask's heads and rows, the offset of the runs, and 1 if there are sinks.
+    """
     heads, rows, width, out = row[MORE + 8], row[MORE + 9], row[MORE + 10], row[MORE + 11]
     past, new = row[MORE + 12], row[MORE + 13]
     mask_heads, mask_rows = row[MORE + 14], row[MORE + 15]
@@ -267,9 +278,15 @@ def _attend(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-de
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _product(row, bases, thread, threads):  # type: ignore[no-untyped-def]
-    """A product with a weight. After the places: tokens, columns and rows, whole numbers of blocks;
-    the floats from a token's results and inputs to the next's; the bytes of a row of weights; and
-    the byte offsets of weights, scales, block scales or palettes, and palette numbers."""
+    """A product with a weight.
+
+    After the places, the row holds
+
+    - the numbers of tokens, of columns and of rows: columns and rows are padded;
+    - the floats from a token to the next in the results and in the inputs, and the bytes of a row
+      of weights;
+    - the byte offsets of `weights.Rows.data`, `scale`, `more` and `which`.
+    """
     tokens, columns, rows = row[MORE], row[MORE + 1], row[MORE + 2]
     y_step, x_step, w_step, base = row[MORE + 3], row[MORE + 4], row[MORE + 5], bases[WEIGHTS]
     rounded = rounds(row[3])
@@ -385,7 +402,7 @@ def _update(row, bases):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _wait(shared, goal):  # type: ignore[no-untyped-def]
-    """Wait until a shared number reaches a goal."""
+    """Add 1 to a shared number, and wait until it reaches a goal."""
     count_up(shared)
     looks = 0
     while counted(shared) < goal:
@@ -396,11 +413,11 @@ def _wait(shared, goal):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def perform(code, numbers, bases, shared, thread, threads):  # type: ignore[no-untyped-def]
-    """Perform a tape as one of some threads. Returns -1, or the number of an instruction whose
-    positions lie outside of their tensor: it does nothing.
+    """Perform a tape, as thread number `thread` of `threads`.
 
-    `code` and `numbers` are the tape's, `bases` are addresses, `shared` is that of a number which
-    is 0 before any thread starts.
+    `code` and `numbers` are the tape's. `bases` are the addresses of its bases, int64. `shared` is
+    the address of an int64 that is 0 before any thread starts. Returns -1, or the number of the
+    last instruction whose positions lie outside of their tensor.
     """
     goal, failed = 0, -1
     for number in range(len(code)):
@@ -432,7 +449,7 @@ def perform(code, numbers, bases, shared, thread, threads):  # type: ignore[no-u
 
 
 def compile_() -> None:
-    """Compile the loop, or load it: performing nothing does."""
+    """Compile the loop, or load what numba keeps of it, by performing an empty tape."""
     code, numbers = np.zeros((0, WIDTH), np.int64), np.zeros((0, NUMBERS), np.float32)
     tape = Tape(code, numbers, 0, 0, 0)
     perform(tape.code, tape.numbers, np.zeros(FIRST, np.int64), 0, 0, 1)

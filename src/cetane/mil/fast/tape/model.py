@@ -18,9 +18,10 @@ from cetane.mil.program import Program, Signature
 
 
 class TapeModel:
-    """Tapes by function, for all functions of a program that have one, and for fewer tokens.
+    """The tapes of a program's functions, and of functions for fewer tokens, by name.
 
-    Weights are read, and written into a temporary file, one by one.
+    A function with an op that tapes lack has none. Weights are read, and written into a temporary
+    file, one by one.
     """
 
     def __init__(self, program: Program) -> None:

@@ -1,8 +1,8 @@
 """Instructions for each MIL op: one function, entered under the op's name.
 
-The first parameter, `w`, is the writer. The annotation of another decides what it gets: `Place`,
+The first parameter, `w`, is the writer. The annotation of any other decides what it gets: `Place`,
 where a value lies; `Places`, several; `Argument`, the argument itself; anything else, plain Python
-values.
+values. A function raises Unsupported for parameters that no instruction covers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from cetane.mil.program import Argument
 from cetane.mil.shapes import with_kept
 
 SPANS = 2
-"""Runs of elements from which a gather is no list of copies: halves that change places are two."""
+"""The most runs of elements that a gather copies one by one: two halves that change places are
+two."""
 Places = list[Place]
 Mask = list[bool] | None
 _FORMS = {

@@ -13,7 +13,7 @@ from cetane.mil.fast.vectors import (
 )
 
 MANY = 12
-"""Tokens from which rows of weights are unpacked once for all."""
+"""The fewest tokens for which rows of weights are unpacked once, for all tokens."""
 
 _FLOATS, _BYTES, _SCALED, _NIBBLES, _HALVES = (int(form) for form in list(Form)[:5])
 _floats_1, _floats_4, _floats_6 = (product_of(Form.FLOATS, tokens) for tokens in (1, 4, 6))
@@ -72,8 +72,9 @@ def multiply(  # type: ignore[no-untyped-def]
 ):
     """Fill rows `first .. last` of the product of a weight with `tokens` rows of inputs.
 
-    Addresses are int64; `y_step` and `x_step` are the floats from a token to the next, `w_step` the
-    bytes of a row. `columns` is a multiple of the block. Both limits are multiples of `ROWS`.
+    `y`, `x`, `w`, `scale`, `more` and `which` are addresses, int64; `weights.Rows` describes the
+    last four. `y_step` and `x_step` are the floats from a token to the next, `w_step` the bytes of
+    a row. `columns` is a multiple of `BLOCK`. `first` and `last` are multiples of `ROWS`.
     """
     own = np.empty(ROWS * columns if form != _FLOATS and tokens >= MANY else 0, np.float32)
     for row in range(first, last, ROWS):
@@ -87,7 +88,7 @@ def multiply(  # type: ignore[no-untyped-def]
             _unpack(form, own.ctypes.data, weights, blocks, palette, columns)
             shape, weights = _FLOATS, own.ctypes.data
         token = 0
-        while shape == _FLOATS and token + 6 <= tokens:  # as many sums as registers hold
+        while shape == _FLOATS and token + 6 <= tokens:  # 6 tokens: their sums fill the registers
             y_at, x_at = results + 4 * token * y_step, x + 4 * token * x_step
             _floats_6(y_at, y_step, x_at, x_step, weights, scales, blocks, palette, columns)
             token += 6

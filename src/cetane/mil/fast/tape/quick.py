@@ -59,7 +59,7 @@ def _total(line):  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True, error_model="numpy")
 def _times(x, weights, results):  # type: ignore[no-untyped-def]
     """Fill results (n, N) with the product of x (n, K) and weights (N, K), whose elements lie as
-    `_place` says; N and K are whole blocks."""
+    `_put_keys` puts them; N and K are whole blocks."""
     ones = np.ones(len(weights), np.float32)
     here = ones.ctypes.data
     multiply(

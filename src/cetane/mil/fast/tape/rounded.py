@@ -78,7 +78,7 @@ def _eight(form, y, y_step, x, x_scales, tile, scales, one, two, rows, columns):
 
 @njit(inline="always")
 def _palette_of(form, palettes, which, eight):  # type: ignore[no-untyped-def]
-    """The address of the palette of the eighth rows of this number."""
+    """The address of the palette of `EIGHT` rows; `eight` is their number among such groups."""
     if form != _NIBBLES and form != _SIXES:
         return palettes
     number = np.int64(carray(pointer(which), eight + 1, np.int32)[eight])
@@ -89,7 +89,7 @@ def _palette_of(form, palettes, which, eight):  # type: ignore[no-untyped-def]
 def multiply_rounded(  # type: ignore[no-untyped-def]
     form, first, last, y, y_step, x, x_step, tokens, w, w_step, scale, more, which, columns
 ):
-    """As `products.multiply`, but both limits are multiples of `TILE`.
+    """As `products.multiply`, but `first` and `last` are multiples of `TILE`.
 
     Rows of zeros at the end, a call's padding, cost nothing: their results are zeros.
     """
@@ -115,7 +115,7 @@ def multiply_rounded(  # type: ignore[no-untyped-def]
             y_at = y + 4 * (row + token * y_step)
             own, own_scales = x_at + 2 * token * columns, scales_at + 4 * token * blocks
             given = (y_at, y_step, own, own_scales, tile, factors, one, two, rows, columns)
-            # One token less than a whole pass takes a row of padding with it, if there is one.
+            # One token less than a pass of 4 or 8 takes a row of padding with it, if there is one.
             left += left in (3, TOKENS - 1) and tokens < every
             if left >= TOKENS:
                 _eight(form, *given)

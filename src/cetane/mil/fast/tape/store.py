@@ -23,7 +23,7 @@ class StoredRows:
 
     form: Form
     count: int
-    """Rows, whole tiles or a whole number of `ROWS`."""
+    """Rows, a multiple of `TILE` or of `ROWS`."""
     row_bytes: int
     data: int
     scale: int
@@ -47,7 +47,7 @@ class Store:
         return offset
 
     def rows(self, constants: Constants, weight: Argument) -> StoredRows:
-        """A weight of a product."""
+        """Where the weight of a product lies. The first call for a weight stores it."""
         key = ("rows", constants.key(weight))
         if key not in self._known:
             rows = rows_of(constants, weight).grouped()

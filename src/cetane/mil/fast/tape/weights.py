@@ -1,8 +1,9 @@
 """Weights of products as a tape keeps them: rows of bytes, in the form nearest to the package's.
 
 Linear weights of 8 and 4 bits lose nothing, nor do palettes where a product looks up floats. Where
-it looks up words, entries have 14 bits. Palettes of more than 6 bits are rounded to 8 with one
-scale for 32 inputs; where a processor cannot look up, so are all. All other weights stay floats.
+it looks up words, entries are rounded to 14 bits. Weights with other palettes are rounded to 8
+bits, with one scale for 32 inputs. These are palettes of more than 6 bits; without AVX-512 VNNI,
+those of more than 4 bits; without AVX2, all of them. All other weights stay floats.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from cetane.mil.program import Argument, Op
 _LINEAR, _PALETTE = "constexpr_blockwise_shift_scale", "constexpr_lut_to_dense"
 _NONE = np.empty((0, 0), np.float32)
 GROUP = EIGHT if DOTTED else ROWS
-"""Rows of one palette."""
+"""Rows of a weight that have one palette."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class Rows:
 
     `data` (N, bytes of a row), uint8; integers and indices are bytes until they are grouped.
     `scale` (N,), float32, multiplies a row's results. `more` are scales of blocks, float32
-    (N, K'/32), or palettes, uint8 (palettes, bytes of one). `which` (N/GROUP,), int32, is the
-    palette of so many rows.
+    (N, K'/32) for padded K', or palettes, uint8 (palettes, bytes of one). `which` (N/GROUP,),
+    int32, is the number of the palette of each `GROUP` rows.
     """
 
     form: Form
@@ -42,8 +43,8 @@ class Rows:
     which: Array
 
     def grouped(self) -> Rows:
-        """As products read it: with rows of zeros up to whole tiles, or to a whole number of
-        `ROWS`, and the blocks of so many rows side by side."""
+        """The weight as products read it: with rows of zeros up to a multiple of `TILE` or `ROWS`,
+        and the blocks of this many rows side by side."""
         size = TILE if self.form in DOTTED else ROWS
         scale, more, which = np.pad(self.scale, (0, -len(self.scale) % size)), self.more, self.which
         if self.form in DOTTED:
@@ -128,7 +129,7 @@ def _palettes(constants: Constants, op: Op) -> Rows | None:
 def _looked_up(form: Form, indices: Array, scale: Array, palettes: Array, which: Array) -> Rows:
     """Weights by indices of palettes, float32 (palettes, entries); they become words in tiles."""
     whole = np.pad(palettes, ((0, 0), (0, ENTRIES[form] - palettes.shape[1])))
-    # Padding meets inputs of zero. An index of the row's own leaves the bounds of blocks alone.
+    # Padding meets inputs of zero. The row's last index brings in no new entry, such as infinity.
     data = _in_blocks(indices, mode="edge").astype(np.uint8)
     if form in DOTTED:
         whole = np.rint(whole).astype(np.int16)
@@ -139,10 +140,10 @@ def _looked_up(form: Form, indices: Array, scale: Array, palettes: Array, which:
 def in_tiles(form: Form, rows: Array) -> Array:
     """Rows of bytes (N, K), whole tiles and blocks, as products of words read them.
 
-    A tile's blocks follow each other. A block has two halves of `EIGHT` rows, a half eight vectors:
-    four columns of all its rows. Bytes lie so; indices share words. Those of 4 bits lie in two
-    vectors, four in a word. Those of 6 bits lie in three vectors: two whole ones in each word, and
-    the seventh and eighth where they leave room.
+    A tile's blocks follow each other. A block has two halves of `EIGHT` rows. A half has eight
+    vectors, each of four columns of all its rows. Bytes stay in this order; indices share words.
+    Eight vectors of 4 bits fill two vectors, with four indices in a word. Eight vectors of 6 bits
+    fill three: a word has two whole indices, and the seventh and eighth fill the bits left over.
     """
     tiles = rows.reshape(len(rows) // TILE, 2, EIGHT, -1, BLOCK // 4, 4).transpose(0, 3, 1, 4, 2, 5)
     vectors = tiles.reshape(*tiles.shape[:4], 4 * EIGHT)
@@ -164,8 +165,8 @@ def in_tiles(form: Form, rows: Array) -> Array:
 
 
 def in_nibbles(indices: Array) -> Array:
-    """Indices `(N, K)` of 4 bits, two in a byte: a vector's in the lower halves of its bytes, the
-    next vector's in the upper halves."""
+    """Indices `(N, K)` of 4 bits, two in a byte. Of two vectors, the first lies in the lower halves
+    of the bytes, the second in the upper halves."""
     pairs = indices.reshape(len(indices), -1, 2, LANES)
     both: Array = pairs[:, :, 0] | pairs[:, :, 1] << 4
     return both.reshape(len(indices), -1)

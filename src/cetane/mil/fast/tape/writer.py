@@ -34,10 +34,10 @@ from cetane.mil.index import FunctionIndex
 from cetane.mil.program import Argument, MilFunction, Op, TensorType
 
 SHARED = 1 << 12
-"""The elements from which threads share an instruction: those of a product's inputs in a call of
-few tokens, for which two threads wait less for each other than one would take longer."""
+"""The fewest elements of an instruction that threads share. The inputs of a product have about as
+many in a call of few tokens: there, sharing saves more time than the threads' wait costs."""
 ROWS_FIRST = 1 << 14
-"""The elements of logits from which they lie row by row."""
+"""The fewest elements of logits that lie in memory token by token."""
 ALIASES = frozenset(
     ("reshape", "transpose", "slice_by_index", "split", "expand_dims", "squeeze", "identity", VIEW,
      "read_state", "write_state", "cast")
@@ -46,7 +46,7 @@ ALIASES = frozenset(
 ON_INTEGERS = ALIASES | {"concat", "gather", "add", "sub", "maximum", "minimum", "select"}
 """Ops that may give integers, as long as float32 holds their results."""
 NUMBERS_OF = ("x", "y", "a", "b", "values")
-"""The inputs of such ops whose numbers, or sums of them, are the result's."""
+"""The inputs of `ON_INTEGERS` whose numbers, or sums of them, are the result."""
 
 
 class Unsupported(CetaneError):
@@ -57,7 +57,8 @@ def write_tape(function: MilFunction, store: Store) -> Tape:
     """The tape of a rewritten function, whose weights go to a store.
 
     Bases of the tape from `FIRST` on: inputs, states, outputs, and the states after the call, in
-    the function's order. Raises Unsupported for an op without instruction, or a flexible shape.
+    the function's order. Raises Unsupported for an op without an instruction, and for a flexible
+    shape.
     """
     return Writer(function, store).tape()
 
@@ -103,6 +104,7 @@ class Writer:
         self._time = 0
 
     def tape(self) -> Tape:
+        """The finished tape. Raises Unsupported as `write_tape`; call it once."""
         from cetane.mil.fast.tape.ops import INSTRUCTIONS
 
         for time, op in enumerate(self._ops):
@@ -193,7 +195,8 @@ class Writer:
         return Place(WEIGHTS, offset, tuple(shape), strides_of(shape))
 
     def new(self, shape: Sequence[int], like: Place | None = None) -> Place:
-        """A place in the arena. Its axes lie in the order of another's, or in their own."""
+        """A new place in the arena. Its axes lie in memory in the order of those of `like`, or of
+        its shape."""
         shape = tuple(shape)
         strides = strides_of(shape)
         if like is not None and len(like.shape) == len(shape):
@@ -218,7 +221,8 @@ class Writer:
         more: Sequence[int] = (), numbers: Sequence[float] = (), others: Sequence[Place] = (),
         shared: bool | None = None,
     ) -> Place:  # fmt: skip
-        """Add an instruction, and return its result. Threads share large ones."""
+        """Add an instruction, and return its result. By default, threads share it if its result is
+        large."""
         if code is not Code.WIDEN and any(place.narrow for place in (*operands, *others)):
             raise Unsupported("an operand of 8 bits")
         self._instructions.append(
@@ -238,7 +242,7 @@ class Writer:
         return place if place.contiguous else self.copy(place, self.new(place.shape))
 
     def once(self, key: Hashable, operands: Sequence[Place], make: Callable[[], Place]) -> Place:
-        """A value under a key, made once a call if no operand ever changes."""
+        """The value of a key. If its operands never change, only the first use makes it."""
         if not all(self._lasts(place) for place in operands):
             return make()
         if key not in self._once:
@@ -246,13 +250,13 @@ class Writer:
         return self._once[key]
 
     def _lasts(self, place: Place) -> bool:
-        """Whether a place keeps its values: those of weights and inputs, and what was made once."""
+        """Whether a place keeps its values: weights and inputs do, and the results of `once`."""
         if place.block is not None:
             return any(place.block == made.block for made in self._once.values())
         return place.base == WEIGHTS or FIRST <= place.base < FIRST + len(self._function.inputs)
 
     def along(self, place: Place, like: Place) -> Place:
-        """A place whose axes lie in the order of another's of as many axes: itself, or a copy."""
+        """`place`, or a copy of it, with axes in the order of those of `like`, as many."""
         axes = [a for a, size in enumerate(place.shape) if size != 1 and place.strides[a]]
         order = sorted(axes, key=lambda a: -place.strides[a])
         if order == sorted(axes, key=lambda a: -like.strides[a]):
@@ -263,8 +267,8 @@ class Writer:
         )  # fmt: skip
 
     def runs(self, mask: Place, past: int, new: int) -> int:
-        """The offset of the runs of keys that a whole mask shows, computed once a call for
-        keys in the same parts."""
+        """The offset of the runs of keys that a contiguous mask shows. Attentions with keys in the
+        same parts share them."""
         key = mask, past
         if key not in self._masks:
             self._masks[key] = self._runs
@@ -277,8 +281,11 @@ class Writer:
         return self._masks[key]
 
     def own(self, x: Argument) -> Place:
-        """A whole place with the values of `x` that may be changed: its own, if nothing reads it
-        later; a state's place after the call; or a copy."""
+        """A contiguous place with the values of `x`, which may be overwritten.
+
+        It is the place of `x` itself, if no later op reads it; the place of a state after the call;
+        or a copy.
+        """
         place = self.place(x)
         for name, target in self._after.items():
             if place == self._states[name] and place.base < self._results:
@@ -294,7 +301,7 @@ class Writer:
         return self.copy(place, self.new(place.shape))
 
     def _reads(self) -> dict[str, int]:
-        """The last op that reads each value, or any value that may share its place."""
+        """The number of the last op that reads a value, or any value that may share its place."""
         self._roots: dict[str, str] = {}
         states: dict[str, str] = {}
         last: dict[str, int] = {}
@@ -315,7 +322,7 @@ class Writer:
         return last
 
     def _last_read(self, x: Argument) -> int:
-        """The last op that reads a value; beyond all of them for one that is not known."""
+        """The number of the last op that reads a value; the number of ops for an unknown value."""
         return self._last_reads.get(self._root(x), len(self._ops))
 
     def _root(self, x: Argument) -> str:
