@@ -64,6 +64,8 @@ def each(function: Callable[[float], float]) -> Callable[[np.ndarray], np.ndarra
 
 UNIT = rng.uniform(-0.9, 0.9, (3, 4)).astype(np.float32)
 HALVES = np.array([[-2.5, -1.5, -0.5, 0.5], [1.5, 2.5, 2.4, -0.6]], np.float32)
+BEYOND = np.array([-np.inf, -3e9, -(2.0**31), 2.0**31 - 128, 2.0**31, np.inf, np.nan], np.float32)
+LIMITS = [-(2**31)] * 3 + [2**31 - 128] + [2**31 - 1] * 2 + [0]
 A, B = normal(2, 3, 4), normal(3, 1)
 N, D = integers(-9, 9, 3, 4), integers(1, 5, 4)
 
@@ -97,6 +99,7 @@ ELEMENTWISE = [
     unary("clip", lambda x: np.clip(x, -0.5, 0.25), alpha=-0.5, beta=0.25),
     unary("threshold", lambda x: np.maximum(x, 0.1), alpha=0.1),
     unary("cast", np.trunc, HALVES, dtype="int32"),
+    unary("cast", lambda _: np.array(LIMITS), BEYOND, dtype="int32"),
     unary("cast", lambda x: x != 0, N, dtype="bool"),
     unary("cast", lambda x: x, N, dtype="fp32"),
     binary("add", np.add, A, B),

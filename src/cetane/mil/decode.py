@@ -90,8 +90,8 @@ def constexpr_sparse_blockwise_shift_scale(
 
 @MOVES.enters("reshape")
 def reshape(x: Array, shape: list[int]) -> Array:
-    sizes = [1] * len(shape) + list(x.shape)
-    return x.reshape([size or kept for size, kept in zip(shape, sizes[-len(shape) :], strict=True)])
+    sizes = ([1] * len(shape) + list(x.shape))[x.ndim :]
+    return x.reshape([size or kept for size, kept in zip(shape, sizes, strict=True)])
 
 
 @MOVES.enters("transpose")
@@ -120,6 +120,8 @@ def _look_up(indices: Array, lut: Array, vector_axis: int | None) -> Array:
         for table, row, out in zip(tables, rows, dense, strict=True):
             out[:] = table[row]
         return dense.reshape(indices.shape)
+    if indices.size and int(indices.max()) >= entries:  # it would read the next group's palette
+        raise IndexError(f"index {int(indices.max())} of a palette of {entries} entries")
     # The group number of each element; an axis with a single group broadcasts.
     group = np.zeros([1] * indices.ndim, np.int64)
     for axis, (size, count) in enumerate(zip(indices.shape, groups, strict=True)):

@@ -18,6 +18,10 @@ Shapes = list[Shape] | None
 """A shape for each result; None if the rule only bounds the op's memory."""
 
 
+LONG_ENTRY = 8
+"""Weights of a palette's entry. With more, a small file could decode to any size."""
+
+
 class Unknown(Exception):
     """A shape or value that is missing, or known only at run time."""
 
@@ -90,7 +94,7 @@ def result_shapes(given: KnownOp) -> Shapes:
         shapes = known(given)
     except Unknown:
         return None
-    if not given.op.kind.startswith("constexpr_"):  # the file's own size bounds these
+    if not given.op.kind.startswith("constexpr_"):  # the file's size bounds these, but LONG_ENTRY
         for shape in shapes or ():
             bounded(shape)
     return shapes
@@ -624,15 +628,31 @@ def _lut_to_dense(given: KnownOp) -> Shapes:
         sizes = tuple(given.values("shape"))
         _fits_packed(given, "indices", sizes, max(1, math.ceil(math.log2(max(1, math.prod(lut))))))
         return [sizes]
+    return [_looked_up(given, indices, lut)]
+
+
+@rule("constexpr_lut_to_sparse")
+def _lut_to_sparse(given: KnownOp) -> Shapes:
+    """How many values the mask keeps, no shape says."""
+    _looked_up(given, given.shape("indices_mask"), given.shape("lut"))
+    return None
+
+
+def _looked_up(given: KnownOp, indices: Shape, lut: Shape) -> Shape:
+    """The shape of a palette's entries at some indices. Raises ValueError for shapes that do not
+    fit, and for a large result of few indices with long entries."""
     if len(lut) != len(indices) + 2:
         raise ValueError(f"a palette of {lut} does not fit indices of {indices}")
     for count, size in zip(lut, indices, strict=False):
         if count < 1 or size % count:
             raise ValueError(f"a palette of {lut} does not fit indices of {indices}")
     if lut[-1] == 1:
-        return [indices]
+        return indices
     axis = axis_of(given.value("vector_axis", -1), len(indices))
-    return [(*indices[:axis], indices[axis] * lut[-1], *indices[axis + 1 :])]
+    shape = (*indices[:axis], indices[axis] * lut[-1], *indices[axis + 1 :])
+    if lut[-1] > LONG_ENTRY:
+        bounded(shape)
+    return shape
 
 
 @rule("constexpr_sparse_to_dense")

@@ -14,7 +14,6 @@ from typing import Any
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import NUMPY
 from cetane.mil.guard import failures_at
-from cetane.mil.index import foldable
 from cetane.mil.program import (
     Argument,
     Body,
@@ -74,7 +73,6 @@ class _Checker:
         self._types: dict[str, TensorType | None] = {}
         self._values: dict[str, Any] = {}
         """Small constants as plain values."""
-        self._fixed: set[str] = set()
         self._body_inputs: set[str] = set()
         self._ops = 0
 
@@ -124,9 +122,6 @@ class _Checker:
         if op.kind == "const":
             self._const(op)
             return
-        fixed = foldable(op) and all(name in self._fixed for name in op.references())
-        if fixed:
-            self._fixed.update(value.name for value in op.outputs)
         for value in op.outputs:
             if value.type is not None and not op.kind.startswith("constexpr_"):
                 _check_sizes(value.name, value.type)
@@ -161,7 +156,6 @@ class _Checker:
             raise CetaneError("its value is not a literal")
         if output.type is not None and output.type != constant.type:
             raise CetaneError(f"its value is {constant.type}, but it is declared {output.type}")
-        self._fixed.add(output.name)
         if output.type is None:
             self._types[output.name] = constant.type
         self._values[output.name] = constant

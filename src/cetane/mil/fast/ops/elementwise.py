@@ -138,12 +138,21 @@ def threshold(g: OnnxGraph, x: Tensor, alpha: float) -> str:
 def _within(g: OnnxGraph, x: Tensor, dtype: str) -> str:
     """Floats at the nearest limit of an integer's type, and 0 for NaN, as the reference does."""
     limits = np.iinfo(dtype)
-    known = g("Where", g("IsNaN", x), g.floats(0), x)
-    return g("Clip", known, g.floats(limits.min), g.floats(limits.max))
+    return g("Clip", _known(g, x), g.floats(limits.min), g.floats(limits.max))
+
+
+def _known(g: OnnxGraph, x: Tensor) -> str:
+    """Floats with 0 in place of NaN."""
+    return g("Where", g("IsNaN", x), g.floats(0), x)
 
 
 @translates("cast")
 def cast(g: OnnxGraph, x: Tensor, dtype: str) -> str:
+    if dtype == "int32" and x.is_float:
+        end = 2.0**31  # as a float; the type's own limit has none
+        inside = g("Clip", _known(g, x), g.floats(-end), g.floats(np.nextafter(end, 0, dtype="f4")))
+        largest = g.literal(np.array(np.iinfo(np.int32).max, np.int32))
+        return g("Where", g("GreaterOrEqual", x, g.floats(end)), largest, g.cast(inside, dtype))
     if dtype in _INTEGERS:
         narrow = g("Cast", _within(g, x, dtype) if x.is_float else x, to=_INTEGERS[dtype])
         return g.cast(narrow, dtype)

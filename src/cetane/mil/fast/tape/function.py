@@ -101,7 +101,8 @@ class TapeStage:
 
 def _floats(array: Array) -> Array:
     """An input as float32. Raises CetaneError for integers that it does not hold."""
-    if array.dtype.kind in "iu" and array.size and np.abs(array).max() > LARGEST:
+    # not np.abs: the lowest int32 has no positive counterpart
+    if array.dtype.kind in "iu" and array.size and max(array.max(), -int(array.min())) > LARGEST:
         raise CetaneError(f"an input has an integer larger than {LARGEST}, the most of a tape")
     return np.ascontiguousarray(array, np.float32)
 
