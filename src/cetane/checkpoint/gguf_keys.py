@@ -33,7 +33,7 @@ class Keys:
         if value is None:
             return 0
         if type(value) is not int or not 0 <= value < 1 << 31:
-            raise self.bad(key, "a number", value)
+            raise self.bad(key, "a whole number from 0 to 2**31 - 1", value)
         return value
 
     def integers(self, key: str, count: int, default: int | None = None) -> list[int]:

@@ -1,4 +1,4 @@
-"""Tensors that a GGUF file keeps in another form than Hugging Face: how to make theirs of its.
+"""How to make Hugging Face's tensors from those that a GGUF file keeps in another form.
 
 Source: `modify_tensors` in llama.cpp's conversion scripts.
 """
@@ -192,8 +192,9 @@ LATENTS = (
 )
 
 
-# The delta rule. Qwen3-Next keeps q, k, v and z of a key head together, the file apart. Of Qwen3.5,
-# the file has the value heads of all key heads in turn, not those of one key head together.
+# The delta rule. Hugging Face's Qwen3-Next keeps q, k, v and z of a key head together; the file
+# keeps them apart. Hugging Face's Qwen3.5 keeps the value heads of a key head together; the file
+# keeps the first value head of every key head, then the second of every one.
 
 
 def decays_log(config: Config, stored: Array) -> Array:
