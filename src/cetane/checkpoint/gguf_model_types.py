@@ -318,7 +318,7 @@ def _gemma4(facts: Facts) -> dict[str, Any]:
 
 
 def _turned_pairs(facts: Facts) -> dict[str, Any]:
-    """Full layers turn the first pairs of a head: the file gives the others at least 1e29."""
+    """Full layers turn the first pairs of a head. The others' factor in the file is above 1e29."""
     half, stored = facts.config["head_dim"] // 2, facts.file.tensors.get("rope_freqs.weight")
     if stored is None or stored.dtype != "F32" or stored.shape != (half,):
         raise CetaneError(f"{facts.file.path} has no rope_freqs.weight of {half} numbers in F32")

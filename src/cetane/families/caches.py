@@ -78,6 +78,7 @@ class CacheForm(ABC):
 
     @classmethod
     def inputs(cls, spec: CacheSpec, tokens: int) -> list[Input]:
+        """What a function of `tokens` tokens reads for the group."""
         return [
             Input(name=name, shape=spec.shape, source=FromCache(name=buffer, group=spec.group))
             for name, buffer in spec.names()
@@ -85,6 +86,7 @@ class CacheForm(ABC):
 
     @classmethod
     def outputs(cls, spec: CacheSpec, tokens: int) -> list[Output]:
+        """What a function of `tokens` tokens gives back for the group."""
         return [
             Output(
                 name=f"{name}_out",
@@ -393,6 +395,7 @@ class PastMatrix:
         self.new: list[Tensor] = []
 
     def extend(self, rule: Rule) -> Tensor:
+        """The result of a rule on the layer's matrix; keeps the new columns for `results`."""
         layer = len(self.new)
         result, columns = rule(self.past[layer : layer + 1])
         self.new.append(torch.cat(columns, dim=1))
