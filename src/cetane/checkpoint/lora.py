@@ -188,8 +188,8 @@ def parts(changes: Mapping[str, LowRank]) -> Iterator[tuple[str, StoredTensor]]:
 def open_lora(folder: Path, base: Checkpoint) -> Lora:
     """Open an adapter for a base. Reads only headers.
 
-    Raises CetaneError for another kind of adapter, for a key or tensor that is not known here, and
-    for a tensor that does not fit the base.
+    Raises CetaneError for another kind of adapter, for an unknown key or tensor, and for a tensor
+    that does not fit the base.
     """
     if not (folder / CONFIG).is_file():
         raise CetaneError(f"{folder} has no {CONFIG}", "give the folder that peft saved")

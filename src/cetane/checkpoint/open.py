@@ -22,8 +22,9 @@ def open_checkpoint(
     lora: str | Path | None = None,
     adapters: Mapping[str, str | Path] | None = None,
 ) -> Checkpoint:
-    """Open a folder, a .safetensors or .gguf file, a hub id such as "org/name", or the URL of a
-    folder, whose tensors are read by byte range.
+    """Open a folder, a .safetensors or .gguf file, a hub id such as "org/name", or a folder's URL.
+
+    The tensors at a URL are read by byte range.
 
     An existing path wins over a hub id. Reads only headers, and does not load torch. One exception:
     if the config ties a head to the embedding, but both are stored, they are compared.

@@ -454,8 +454,8 @@ class Rounded:
 STEPS = 16
 """Codes in a scale."""
 LARGEST = 129 / 1024
-"""The scale of a column whose largest magnitude is 1: a little over 16 / 127, and exact in fp16, so
-that no code is above 127."""
+"""The scale of a column whose largest magnitude is 1. It is exact in fp16, and a little over
+16 / 127, so that no code is above 127."""
 SMALLEST = 2.0**-10
 """The least scale. A step of it is the least normal number of fp16."""
 Seen = Tensor | Rounded
@@ -533,8 +533,8 @@ def scored(rows: Tensor, k: Seen) -> Tensor:
 def mix(weights: Tensor, v: Seen, factor: float) -> Tensor:
     """`weights (..., S)`, lifted by a factor, times values `(..., D, S)`; without the factor.
 
-    Scales of rounded values multiply weights. They are divided by their mean first, weighted as the
-    values are: weights keep their size, and the sum is at most 127 times the factor.
+    Scales of rounded values multiply weights. They are first divided by their mean, weighted as the
+    values are. So weights keep their size, and the sum is at most 127 times the factor.
     """
     if not isinstance(v, Rounded):
         mixed = weights @ v.transpose(2, 3)

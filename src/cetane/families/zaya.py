@@ -63,6 +63,7 @@ class ResidualScaling(Leaf):
             self.hold_channels(f"{side}_bias", hidden)
 
     def affine(self, x: Tensor, side: str) -> Tensor:
+        """`(x + bias) * scale`, with the bias and scale of a side."""
         return (x + getattr(self, f"{side}_bias")) * getattr(self, f"{side}_scale")
 
     def forward(self, h: Tensor, residual: Tensor) -> Tensor:
@@ -112,6 +113,7 @@ class Router(Leaf):
         return state, *self.judge(self.router_mlp(state))
 
     def judge(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The probabilities, and the scores that choose: these include the balancing biases."""
         probabilities = torch.softmax(logits, dim=1)
         return probabilities, probabilities + self.balancing_biases
 

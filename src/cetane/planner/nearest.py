@@ -35,8 +35,8 @@ class Nearest:
 def nearest_family(checkpoint: ModelSource) -> Nearest | None:
     """The family that would read most of a checkpoint's tensors; None if its config fits none.
 
-    A tie goes to the family that reads most keys of the config, then to the one with the fewest
-    tensors, then to the one whose module has its name.
+    Ties go to the family that reads most keys of the config, next to the one with the fewest
+    tensors, last to the one whose module has its name.
     """
 
     def fit(one: tuple[float, str, set[str]]) -> tuple[float, int, int, bool]:

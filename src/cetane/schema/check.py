@@ -153,6 +153,7 @@ class ModeCheck:
         """Rows of the head that have logits so far."""
 
     def steps(self, mode: ModePlan) -> None:
+        """Follow a mode's silent calls, then all calls, which must give every row a logit."""
         self.follow(mode.silent)
         self.channels, self.rows = {}, 0
         self.follow(mode.steps)
@@ -252,9 +253,9 @@ class ModeCheck:
 def check_caches(caches: Mapping[str, Slots], functions: Collection[Function]) -> None:
     """Check every mask, cache, write mask and state against the slots of its group.
 
-    Raises ValueError for an unknown group, and for a length that differs from the group's slots: a
-    shard that was made for another context would run, and give wrong tokens. Raises it too if a
-    group's functions differ in key/value heads, and for a cache of two types.
+    Raises ValueError for an unknown group, and for a length that differs from the group's slots.
+    Raises it too if a group's functions differ in key/value heads, and for a cache of two types. A
+    shard that was made for another context would run, and give wrong tokens.
     """
     for slots in caches.values():
         if slots.sinks >= slots.count:

@@ -154,8 +154,10 @@ class ToLogits(Data):
 
 
 class ToChoice(Data):
-    """The largest logit of a slice of the head's rows, `(1, T)`, or its row in the slice, `(2, T)`:
-    the number of its block, and its place in that block."""
+    """The largest logit of a slice of the head's rows, `(1, T)`, or its row in the slice, `(2, T)`.
+
+    A row is two numbers: that of its block, and its place in the block.
+    """
 
     host: Literal["choice"] = "choice"
     part: Literal["row", "logit"]
@@ -168,8 +170,8 @@ class ToChoice(Data):
 def choice_block(rows: int) -> int:
     """Rows of a block in which the largest logit is chosen: a power of two near the root of `rows`.
 
-    For up to four million rows, there are at most 2,048 blocks of at most 2,048 rows. fp16 holds
-    every whole number up to 2,048, and no maximum is taken over more.
+    Up to four million rows make at most 2,048 blocks of at most 2,048 rows. No whole number up to
+    2,048 loses bits in fp16, and no maximum is taken over more.
     """
     return 1 << -(-(rows - 1).bit_length() // 2)
 
