@@ -130,6 +130,6 @@ def check(config: DeepseekConfig) -> None:
         )
     if config.num_key_value_heads != config.num_attention_heads:
         raise CetaneError(
-            f"config.json is not valid: num_key_value_heads = {config.num_key_value_heads} is not "
-            f"num_attention_heads = {config.num_attention_heads}, though all heads share one latent"
+            f"config.json is not valid: num_key_value_heads = {config.num_key_value_heads} differs "
+            f"from num_attention_heads = {config.num_attention_heads}, but all heads share a latent"
         )
