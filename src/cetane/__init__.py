@@ -86,10 +86,10 @@ HOMES = {
     "cetane.server.app": ("serve",),
     "cetane.sweeps.choose": ("SweepResult", "sweep"),
 }  # fmt: skip
-"""The module of every public name."""
+"""The public names, by the module that defines them."""
 
 EXTRAS = {"cetane.server.app": "serve", "cetane.evaluation.evaluate": "eval"}
-"""Modules that need packages of an extra."""
+"""The extra that installs a module's packages, by module."""
 
 
 def __getattr__(name: str) -> Any:

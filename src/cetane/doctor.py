@@ -30,6 +30,7 @@ E5_CACHE = "com.apple.e5rt.e5bundlecache"
 """The folder in which Core ML keeps its compiled ANE programs, for each application and system
 build. After an upgrade, ane-book's experiment 35 found 86 GB there."""
 DAY = 86_400
+"""Seconds."""
 LEFT_BEHIND = (
     "tmp*.mlpackage", "tmp*.mlmodelc", "*-*.mlmodelc", "cetane-plan-*", "cetane-activations-*",
     "cetane-diff-*", "cetane-task-*", "cetane-kit-*", "cetane-kept-*",
@@ -47,6 +48,7 @@ class Diagnosis:
     state: Literal["ok", "warning", "failure"]
     value: str
     hint: str = ""
+    """What to do; empty if the check is ok."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +78,13 @@ def versions() -> Iterator[Diagnosis]:
             yield Diagnosis(needed.name, "failure", "missing", f"pip install '{needed}'")
             continue
         fits = needed.specifier.contains(installed, prereleases=True)
-        hint = "" if fits else f"made for {needed.specifier}: pip install '{needed}'"
+        hint = "" if fits else f"cetane is made for {needed.specifier}: pip install '{needed}'"
         yield Diagnosis(needed.name, "ok" if fits else "warning", installed, hint)
 
 
 def native_libraries() -> Iterator[Diagnosis]:
-    """coremltools' compiled parts. Wheels for some Pythons lack them, and fail on writing weights
-    (coremltools #2617, #2361)."""
+    """coremltools' compiled parts. Wheels for some Pythons lack them; coremltools then fails when
+    it writes weights (coremltools #2617, #2361)."""
     spec = importlib.util.find_spec("coremltools")
     places = spec.submodule_search_locations if spec else None
     folder = Path(places[0]) if places else None
@@ -152,7 +154,7 @@ def ane_caches() -> Iterator[Leftover]:
 
 
 def temporary_files() -> Iterator[Leftover]:
-    """Packages of conversions that ended more than a day ago. Other users' are theirs to remove."""
+    """Packages of this user's conversions that ended more than a day ago."""
     folder = Path(tempfile.gettempdir())
     for path in sorted({path for pattern in LEFT_BEHIND for path in folder.glob(pattern)}):
         if older(path, DAY) and path.lstat().st_uid == os.getuid():
@@ -193,7 +195,10 @@ def halves() -> Iterator[Leftover]:
 
 
 def older(path: Path, seconds: float) -> bool:
-    """Whether a file or folder, not a link, was last written or read that long ago."""
+    """Whether a file was last written or read, or a folder written, more than `seconds` ago.
+
+    False for a link.
+    """
     status = path.lstat()
     used = max(status.st_mtime, status.st_atime if path.is_file() else 0)
     return not path.is_symlink() and time.time() - used > seconds

@@ -29,15 +29,18 @@ def printable(text: str, longest: int | None = LONGEST) -> str:
     The middle of a long text is left out.
     """
     line = re.sub(r"\s*[\r\n]\s*", " ", text.strip())
-    if longest is not None:  # of a text of gigabytes, no more than what can be kept
+    if longest is not None:  # before `escaped`, which would be slow on a text of gigabytes
         line = shortened(line, 2 * longest)
     line = escaped(line)
     return line if longest is None else shortened(line, longest)
 
 
 def escaped(text: str) -> str:
-    """`text` without what moves a terminal's cursor, changes its colours or its title, or turns the
-    direction of writing; a line's end stays."""
+    """`text` with unprintable characters escaped, but for line ends.
+
+    Such characters move a terminal's cursor, change its colours or title, or turn the direction of
+    writing.
+    """
     if text.isprintable():
         return text
     return "".join(

@@ -37,7 +37,8 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 FULL = (os.strerror(errno.ENOSPC), "[MIL FileWriter]", "filesystem error: cannot copy")
-"""Texts of coremltools' errors on a full disk: it loses the error number, in shutil and in C++."""
+"""Texts of coremltools' errors on a full disk. Its calls of shutil and its C++ lose the error
+number."""
 NATIVE = re.compile(r"\(os error ([0-9]{1,4})\)")
 """The error number in the text of Rust's errors, such as safetensors'."""
 
@@ -55,7 +56,8 @@ def write_json(path: Path, content: Any) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A context with a temporary path, which replaces `path` if the block succeeds."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes do no harm
+    # The process id keeps two processes from writing to one temporary file.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     remove(temporary)
     try:
         yield temporary
@@ -127,7 +129,7 @@ def json_sha256(content: Any) -> str:
 
 @cache
 def code_sha256(*folders: Path) -> str:
-    """The hash of all Python code under some folders: what was made by other code is made anew."""
+    """The hash of all Python code under some folders: a part of the keys of what this code made."""
     digest = hashlib.sha256()
     for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -135,7 +137,7 @@ def code_sha256(*folders: Path) -> str:
 
 
 def nameable(path: str) -> bool:
-    """Whether every disk takes a path's names."""
+    """Whether a path's names are printable, and short enough for the disks of Linux and macOS."""
     parts = path.split("/")
     return path.isprintable() and all(len(part.encode()) <= MOST_NAME_BYTES for part in parts)
 
@@ -155,7 +157,7 @@ def inside(root: Path, name: str) -> Path:
 
 
 def check_outside(target: Path, folder: Path) -> None:
-    """CetaneError for a target inside a folder that is to stay as it is."""
+    """Raise CetaneError for a target inside a folder that must not change."""
     if folder.resolve() in target.resolve().parents:
         raise CetaneError(f"{target} is inside {folder}", "choose another place")
 
@@ -384,7 +386,7 @@ class Ledger(Generic[Line]):
         return len(lost)
 
     def _parse(self, content: bytes) -> tuple[list[Line], int]:
-        """The lines, and their number of bytes."""
+        """The lines, and the number of bytes that they take."""
         lines: list[Line] = []
         kept = 0
         texts = io.BytesIO(content).readlines()

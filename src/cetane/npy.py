@@ -44,7 +44,7 @@ class Header:
 
 
 def read_header(file: IO[bytes]) -> Header:
-    """The header at the start of a file. Raises ValueError for any other file."""
+    """The header at the start of a file. Raises ValueError unless it fits `MAGIC` and `HEADER`."""
     start = file.read(10)
     length = int.from_bytes(start[8:], "little")
     header = HEADER.fullmatch(file.read(length))

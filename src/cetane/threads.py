@@ -1,6 +1,7 @@
 """The threads of arithmetic: one for each processor, or what a task declares.
 
-Sums depend on their number. Libraries read it from the environment, and so do our own loops.
+The number of threads decides the order of sums, and so their last bits. Libraries read the number
+from the environment, and so do our own loops.
 """
 
 import os
@@ -13,6 +14,7 @@ from typing import TypeVar
 Made = TypeVar("Made")
 
 VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+"""The variables from which libraries read their number of threads. Our own loops read the first."""
 
 
 def available() -> int:
@@ -29,8 +31,11 @@ def processors() -> int:
 
 @contextmanager
 def beside(work: Callable[[], Made]) -> Iterator[Callable[[], Made]]:
-    """A context beside which a thread does some work, and a function that waits for its result.
-    Where arithmetic has one thread only, that function does the work itself."""
+    """A context during which another thread does some work. It yields a function that waits for the
+    work's result.
+
+    Where arithmetic has one thread only, that function does the work itself.
+    """
     if available() == 1:
         yield work
         return
@@ -40,7 +45,7 @@ def beside(work: Callable[[], Made]) -> Iterator[Callable[[], Made]]:
 
 @contextmanager
 def threads(cores: int) -> Iterator[None]:
-    """A context in which arithmetic has so many threads."""
+    """A context in which arithmetic has `cores` threads."""
     before = {name: os.environ.get(name) for name in VARIABLES}
     os.environ.update(dict.fromkeys(VARIABLES, str(cores)))
     torch = sys.modules.get("torch")

@@ -105,7 +105,8 @@ def nearest(name: str, options: Iterable[str]) -> str:
 def parse_json(
     text: str | bytes | bytearray, where: str, hint: str | None = None, unique: bool = False
 ) -> Any:
-    """A JSON document. Raises CetaneError for invalid JSON, and beyond this module's limits.
+    """A JSON document. Raises CetaneError for invalid JSON, and for JSON beyond this module's
+    limits.
 
     `unique` refuses an object that has a key twice.
     """
@@ -118,7 +119,8 @@ def parse_json(
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """A TOML document. Raises CetaneError for invalid TOML, and beyond this module's limits."""
+    """A TOML document. Raises CetaneError for invalid TOML, and for TOML beyond this module's
+    limits."""
     try:
         check_keys(text)
         content = tomllib.loads(text)
@@ -129,7 +131,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def spoken(error: Exception) -> str:
-    """An error of a parser, without Python's advice to its programmer."""
+    """The text of a parser's error, without Python's advice to programmers."""
     if isinstance(error, RecursionError):
         return "it is too deeply nested"
     if "integer string conversion" in str(error):  # Python's own limit, beyond ours

@@ -110,7 +110,7 @@ def test_drafts(temperature: float) -> None:
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        (subset_recipe([0, 5], 300), "of 300 tokens, but a tiny llama has 288"),
+        (subset_recipe([0, 5], 300), "for 300 tokens, but a tiny llama has 288"),
         (subset_recipe([0, 5], 288, slices=3), "the head has only 2 rows"),
     ],
 )

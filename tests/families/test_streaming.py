@@ -212,7 +212,7 @@ def test_refusals() -> None:
     shared = build_gemma4()  # layers 2 and 3 hand their keys on
     with pytest.raises(CetaneError, match="1 heads in 1 layers of this model can stream"):
         engine_of(shared, recipe([[], [1.0], [], [1.0], [], []]))
-    with pytest.raises(CetaneError, match="layer 1 cannot stream: they have scores for nothing"):
+    with pytest.raises(CetaneError, match="layer 1 cannot stream: they have learned sinks"):
         engine_of(build_oss(), recipe([[], [1.0, 0.0], []]))
     with pytest.raises(CetaneError, match="layer 1 cannot stream: a bound holds their scores"):
         engine_of(build_gemma2(), recipe([[], [1.0, 0.0], []]))

@@ -41,15 +41,18 @@ HUB_FILES = ("README.md", ".gitattributes")
 HUB_CACHE = ".cache/huggingface/"
 """The folder in which the hub's client notes its downloads."""
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+"""The error numbers of a write to a read-only folder or disk."""
 
 
 class Bundle(ListedFolder[Manifest]):
-    """A bundle on disk."""
+    """A bundle on disk. Opening checks its manifest; `verify` checks every file."""
 
     manifest_name, schema = MANIFEST, SCHEMA
     hint = "port the model again, or get the bundle again"
 
     def __init__(self, path: Path) -> None:
+        """Raises CetaneError for an incomplete bundle, a link, and a damaged or hostile
+        manifest."""
         if not path.is_dir():
             raise CetaneError(f"{path}: no such bundle", "cetane port MODEL makes one")
         if not (path / MANIFEST).is_file():
@@ -111,8 +114,10 @@ class Bundle(ListedFolder[Manifest]):
         return Tokenizer.load(self.file(TOKENIZER))
 
     def write_gate(self, name: str, result: dict[str, Any]) -> bool:
-        """Store a gate's result, with the bundle's digest. False if the bundle is read-only: a gate
-        works without."""
+        """Store a gate's result, with the bundle's digest.
+
+        Returns False if the bundle is read-only: a gate needs no stored result.
+        """
         folder = self.file(GATES)
         try:
             with disk_errors(folder):
@@ -133,7 +138,7 @@ class Bundle(ListedFolder[Manifest]):
         results = {}
         digests = {kind: draft.digest for kind, draft in self.draft_heads().items()}
         for path in sorted(self.file(GATES).glob("*.json")):
-            if not re.fullmatch(PLAIN_NAME, path.stem):  # no gate's, and cards print the name
+            if not re.fullmatch(PLAIN_NAME, path.stem):  # no gate wrote it; cards print the name
                 continue
             result = read_json(path, follow=False)
             if result.get("bundle") != self.digest:

@@ -59,8 +59,10 @@ class Halves(RowFormat):
 
 
 class Int8(RowFormat):
-    """int8 rows, each with an fp16 scale, its largest magnitude: row = values * scale / 127. So
-    has CoreML-LLM."""
+    """int8 rows, each with an fp16 scale, its largest magnitude: row = values * scale / 127.
+
+    CoreML-LLM stores its rows in this form too.
+    """
 
     name = "int8"
 
@@ -83,10 +85,10 @@ class Int8(RowFormat):
 
 class Int4(RowFormat):
     """Rows in 4 bits, with an fp16 scale for each 32 columns: a seventh of their largest magnitude.
-    The last scale may have fewer.
+    The last scale may cover fewer columns.
 
-    A byte holds two columns, the first in its low bits. They are integers from -7 to 7 in two's
-    complement: column = integer * scale.
+    A column is an integer from -7 to 7, in two's complement, times its scale. A byte holds two
+    columns, the first in its low bits.
     """
 
     name = "int4"
@@ -117,7 +119,7 @@ class Int4(RowFormat):
 
 
 def by_column(scales: Array, columns: int) -> Array:
-    """The scale of every column, of one for each block."""
+    """The scale of every column, from a scale for each block."""
     return np.repeat(scales, BLOCK, axis=-1)[..., :columns]
 
 

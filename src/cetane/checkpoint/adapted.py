@@ -176,12 +176,15 @@ def combined(base: Checkpoint, adapters: Mapping[str, Lora], identity: Identity)
 
 
 def with_lora(base: Checkpoint, folder: str | Path) -> Checkpoint:
-    """The base with the adapter of a folder merged into it."""
+    """The base with the adapter of a folder merged into it. Raises CetaneError as `open_lora`."""
     return MergedCheckpoint(base, open_lora(Path(folder).expanduser(), base))
 
 
 def with_adapters(base: Checkpoint, folders: Mapping[str, str | Path]) -> Checkpoint:
-    """The base with the adapters of some folders beside it, by name."""
+    """The base with the adapters of some folders beside it, by name.
+
+    Raises CetaneError as `open_lora`, for too many adapters, and for one that must be merged.
+    """
     if len(folders) > MOST_ADAPTERS:
         raise CetaneError(f"{len(folders)} adapters: more than {MOST_ADAPTERS}")
     opened = {

@@ -29,6 +29,7 @@ from cetane.errors import CetaneError
 LARGEST_TEMPLATE = 1 << 18
 """Characters. The longest template of a released model has 30,000."""
 SECONDS = 5.0
+"""The most seconds that a template may run."""
 LARGEST = 1 << 22
 """The most characters or items of a text or list that a template makes."""
 MOST_BITS = 4096
@@ -41,7 +42,7 @@ REFUSED = {
     "center", "encode", "expandtabs", "format", "format_map", "ljust", "rjust", "striptags",
     "translate", "zfill",
 }  # fmt: skip
-"""Methods of texts that make one of any length, make bytes, or take long."""
+"""Methods of texts that make a text of any length, make bytes, or take long."""
 UNBOUNDED = (
     "batch", "center", "filesizeformat", "format", "pprint", "slice", "striptags", "urlize",
     "wordwrap", "xmlattr",

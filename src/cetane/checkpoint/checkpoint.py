@@ -15,7 +15,7 @@ from cetane.errors import CetaneError
 from cetane.files import content_identity, file_identity, read_exactly
 
 Identity = Callable[[Path], str]
-"""What tells a file from others."""
+"""A function of a file's path. Its text differs between different files."""
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ StoredFile = Path | RangedFile
 
 
 def identity_of(file: StoredFile, identity: Identity) -> str:
-    """What tells a file from others, on this machine or not."""
+    """The identity of a file, on this machine or not."""
     return identity(file) if isinstance(file, Path) else file.identity(identity)
 
 
@@ -203,7 +203,7 @@ class Checkpoint(ABC):
 
     @property
     def unchanged(self) -> Checkpoint:
-        """The checkpoint without its adapters."""
+        """The checkpoint as it was opened: without adapters, rotation or another order of heads."""
         return self
 
     def with_merged(self, adapter: str) -> Checkpoint:
@@ -227,7 +227,8 @@ class Checkpoint(ABC):
         return self.identified(content_identity)
 
     def check_unchanged(self) -> None:
-        """Raise CetaneError if the files here are not those that were opened, maybe elsewhere."""
+        """Raise CetaneError if the files here are not those that were opened, perhaps on another
+        machine."""
         if self.identified(file_identity) != self.fingerprint:
             raise CetaneError(
                 f"{self.source}: not the files here that the work was begun with",

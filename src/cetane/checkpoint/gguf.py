@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import torch
 
 _CHUNK = 1 << 22  # weights dequantised at a time; bounds the scratch memory
-# parts of the config
 _NOT_WEIGHTS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+"""Tensors that become part of the config."""
 
 
 class GGUFCheckpoint(Checkpoint):
@@ -89,7 +89,8 @@ def _rename(
     for name in stored:
         if name not in names:
             raise CetaneError(
-                f"{file.path} has tensor {name!r}, which {architecture.model_type} models do not"
+                f"{file.path} has tensor {name!r}, which {architecture.model_type} models do not "
+                "have"
             )
     for name in weights:
         if name not in stored and name != "output.weight":

@@ -89,7 +89,7 @@ _BIASED = (
 
 
 def _shared(name: str) -> Names:
-    """The expert that all tokens share, by Hugging Face's name."""
+    """The names of the expert that all tokens share; `name` is Hugging Face's for it."""
     return _weights(
         {f"ffn_{part}_shexp": f"mlp.{name}.{part}_proj" for part in ("gate", "up", "down")}
     )

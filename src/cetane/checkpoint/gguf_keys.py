@@ -18,9 +18,11 @@ class Keys:
         self.architecture = file.metadata["general.architecture"]
 
     def get(self, key: str) -> Any:
+        """The value of `ARCHITECTURE.KEY`; None if the file has none."""
         return self.file.metadata.get(f"{self.architecture}.{key}")
 
     def integer(self, key: str, default: int | None = None) -> int:
+        """A whole number above 0. CetaneError for another value, and without value and default."""
         value = self.get(key)
         value = default if value is None else value
         if type(value) is not int or value <= 0:
@@ -33,7 +35,7 @@ class Keys:
         if value is None:
             return 0
         if type(value) is not int or not 0 <= value < 1 << 31:
-            raise self.bad(key, "a number", value)
+            raise self.bad(key, "a whole number from 0 to 2**31 - 1", value)
         return value
 
     def integers(self, key: str, count: int, default: int | None = None) -> list[int]:
@@ -55,6 +57,7 @@ class Keys:
         return [bool(one) for one in value[:count]]
 
     def number(self, key: str, default: float | None = None) -> float:
+        """A finite float above 0. CetaneError for another value, and without value and default."""
         value = self.get(key)
         value = default if value is None else value
         if type(value) is not float or not 0 < value < float("inf"):

@@ -1,4 +1,4 @@
-"""Tensors that a GGUF file keeps in another form than Hugging Face: how to make theirs of its.
+"""How to make Hugging Face's tensors from those that a GGUF file keeps in another form.
 
 Source: `modify_tensors` in llama.cpp's conversion scripts.
 """
@@ -84,6 +84,11 @@ def same(config: Config, shape: Shape) -> Shape:
 
 
 def split_halves(heads: str) -> Callable[[Config, Array], Array]:
+    """A function that sorts the rows of each head: first all pairs' first rows, then their second.
+
+    `heads` is the config's key for the number of heads.
+    """
+
     def make(config: Config, rows: Array) -> Array:
         pairs = rows.reshape(config[heads], -1, 2, *rows.shape[1:])
         return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
@@ -92,6 +97,8 @@ def split_halves(heads: str) -> Callable[[Config, Array], Array]:
 
 
 def of_heads(heads: str) -> Callable[[Config, Shape], Shape]:
+    """A function that checks and returns the shape of the rows of all heads."""
+
     def shape(config: Config, stored: Shape) -> Shape:
         if stored[0] != config[heads] * config["head_dim"]:
             raise ValueError(f"shape {stored} is not {config[heads]} heads of {config['head_dim']}")
@@ -123,12 +130,15 @@ QWEN_GAINS = (changed("linear_attn.norm.weight", alike, same), *GAINS_LESS_ONE)
 
 
 def one_after_other(config: Config, gate: Array, up: Array) -> Array:
+    """Gates and ups `(E, I, H)` -> `(E, 2 I, H)`: all gates, then all ups."""
     if gate.ndim != 3 or gate.shape != up.shape:
         raise ValueError("gates and ups of different shapes")
     return np.concatenate([gate, up], axis=1)
 
 
 def in_turn(config: Config, gate: Array, up: Array) -> Array:
+    """Gates and ups `(E, I, H)` -> `(E, H, 2 I)`, a gate, then its up; biases `(E, I)` ->
+    `(E, 2 I)`."""
     if gate.ndim not in (2, 3) or gate.shape != up.shape:
         raise ValueError("gates and ups of different shapes")
     pairs = np.stack([gate, up], axis=2).reshape(len(gate), -1, *gate.shape[2:])
@@ -136,6 +146,7 @@ def in_turn(config: Config, gate: Array, up: Array) -> Array:
 
 
 def turned(config: Config, matrices: Array) -> Array:
+    """The transposed matrix of each expert."""
     if matrices.ndim != 3:
         raise ValueError("not a matrix for each expert")
     return np.ascontiguousarray(matrices.swapaxes(1, 2))
@@ -165,6 +176,7 @@ TURNED_EXPERTS = (
 
 
 def with_group(config: Config, taps: Array) -> Array:
+    """`(C, taps)` -> `(C, 1, taps)`."""
     return taps[:, None]
 
 
@@ -175,6 +187,8 @@ SHORT_CONVOLUTIONS = (changed(".conv.conv.weight", with_group, None),)
 
 
 def both_of_latent(config: Config, keys: Array, values: Array) -> Array:
+    """Keys' `(heads, rank, plain)` and values' `(heads, out, rank)` -> `(heads * (plain + out),
+    rank)`, the rows of a head together."""
     heads = np.concatenate([keys.swapaxes(1, 2), values], axis=1)
     return np.ascontiguousarray(heads).reshape(-1, heads.shape[2])
 
@@ -192,11 +206,13 @@ LATENTS = (
 )
 
 
-# The delta rule. Qwen3-Next keeps q, k, v and z of a key head together, the file apart. Of Qwen3.5,
-# the file has the value heads of all key heads in turn, not those of one key head together.
+# The delta rule. Hugging Face's Qwen3-Next keeps q, k, v and z of a key head together; the file
+# keeps them apart. Hugging Face's Qwen3.5 keeps the value heads of a key head together; the file
+# keeps the first value head of every key head, then the second of every one.
 
 
 def decays_log(config: Config, stored: Array) -> Array:
+    """`A_log` of the file's `-exp(A_log)`."""
     with np.errstate(all="ignore"):  # what is not a decay becomes NaN, which no port takes
         return np.log(-stored)
 
@@ -209,6 +225,7 @@ def _delta(config: Config) -> tuple[int, int, int, int]:
 
 
 def by_key_head(config: Config, qkv: Array, z: Array) -> Array:
+    """The rows of q, k, v and z of each key head together."""
     heads, groups, keys, values = _delta(config)
     sizes = [heads * keys, heads * keys, heads * groups * values]
     q, k, v = np.split(qkv, np.cumsum(sizes)[:-1])

@@ -15,7 +15,9 @@ from cetane.errors import CetaneError
 _GEMMA_PERIOD = 6
 """Gemma 3: one layer in six sees all tokens; the others have a rotary base of their own."""
 _LOCAL_THETA = 10_000.0
+"""The rotary base of Gemma's sliding layers, if the file has none."""
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
+"""The number of layers of the models of 27B (see `_scores_by`)."""
 _SMOLLM3_PERIOD = 4
 """SmolLM3: every fourth layer does not turn queries and keys. Not in the file."""
 _SOFTMAX = 1
@@ -93,7 +95,7 @@ def _ministral3(facts: Facts) -> dict[str, Any]:
 
 
 def _yarn_scales(facts: Facts, unit: float) -> dict[str, Any]:
-    """The scales of yarn, of which a file has one, times `unit`: all releases have equal ones."""
+    """The two scales of yarn, equal in all releases. The file has one number: `unit` times them."""
     key = "rope.scaling.yarn_log_multiplier"
     if facts.keys.get(key) is None:
         return {}
@@ -316,7 +318,7 @@ def _gemma4(facts: Facts) -> dict[str, Any]:
 
 
 def _turned_pairs(facts: Facts) -> dict[str, Any]:
-    """Full layers turn the first pairs of a head: the others have a factor beyond all numbers."""
+    """Full layers turn the first pairs of a head. The others' factor in the file is above 1e29."""
     half, stored = facts.config["head_dim"] // 2, facts.file.tensors.get("rope_freqs.weight")
     if stored is None or stored.dtype != "F32" or stored.shape != (half,):
         raise CetaneError(f"{facts.file.path} has no rope_freqs.weight of {half} numbers in F32")

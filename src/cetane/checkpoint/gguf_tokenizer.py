@@ -17,7 +17,8 @@ from cetane.files import cache_dir, write_cache
 _CONVERTER_VERSION = 1  # part of the cache key: raise it when a conversion changes
 
 _LONG_TOKEN, _MOST_WORK = 64, 1 << 28
-"""Characters, and their squares' sum over longer tokens; released vocabularies come to 2**24."""
+"""The characters of a long token, and the most for the sum of squared lengths of longer ones. This
+sum is the work of `_merges`. Released vocabularies come to 2**24."""
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
 

@@ -160,7 +160,7 @@ class Lora:
 
     @property
     def rank(self) -> int:
-        """The largest."""
+        """The largest rank of a change; 0 if no weight has one."""
         return max((change.rank for change in self.changes.values()), default=0)
 
     @property
@@ -188,8 +188,8 @@ def parts(changes: Mapping[str, LowRank]) -> Iterator[tuple[str, StoredTensor]]:
 def open_lora(folder: Path, base: Checkpoint) -> Lora:
     """Open an adapter for a base. Reads only headers.
 
-    Raises CetaneError for another kind of adapter, for whatever it would compute that is not known
-    here, and for a tensor that does not fit the base.
+    Raises CetaneError for another kind of adapter, for an unknown key or tensor, and for a tensor
+    that does not fit the base.
     """
     if not (folder / CONFIG).is_file():
         raise CetaneError(f"{folder} has no {CONFIG}", "give the folder that peft saved")

@@ -22,11 +22,13 @@ def open_checkpoint(
     lora: str | Path | None = None,
     adapters: Mapping[str, str | Path] | None = None,
 ) -> Checkpoint:
-    """Open a folder, a .safetensors or .gguf file, a hub id such as "org/name", or the URL of a
-    folder, whose tensors are read by byte range.
+    """Open a folder, a .safetensors or .gguf file, a hub id such as "org/name", or a folder's URL.
 
-    An existing path wins over a hub id. Reads only headers, and loads neither torch nor a weight;
-    a head beside a table that the config ties to it is compared with the table.
+    The tensors at a URL are read by byte range.
+
+    An existing path wins over a hub id. Reads only headers, and does not load torch. One exception:
+    if the config ties a head to the embedding, but both are stored, they are compared.
+
     `lora` is the folder of a peft adapter that is merged into the tensors; `adapters` are folders
     of adapters that stay beside them, by name. Raises CetaneError if nothing is there, or if it is
     broken, unsupported or unsafe, and for an adapter that does not fit.

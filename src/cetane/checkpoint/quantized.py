@@ -97,7 +97,7 @@ def dequantized(
     tensors: Tensors, config: dict[str, Any], path: Path
 ) -> tuple[Tensors, dict[str, Any], str | None]:
     """The tensors with every quantised weight as one, the config without its quantisation, and the
-    format's name, which is None if the checkpoint is not quantised.
+    format's name; None if the checkpoint is not quantised.
 
     Raises CetaneError for a format without a rule, and for companions that are left over.
     """
@@ -132,6 +132,7 @@ def refuse_leftovers(tensors: Tensors, path: Path) -> None:
 
 
 def refusal(path: Path, method: str, why: str) -> CetaneError:
+    """The error for a quantisation that cetane cannot read; `path` is the config.json."""
     return CetaneError(f"{path.parent}: its weights are quantised ({method}): {why}", HINT)
 
 
@@ -146,6 +147,7 @@ class QuantizedTensors:
         return refusal(self.path, self.method, why)
 
     def check(self, holds: bool, what: str) -> None:
+        """Raise CetaneError unless something that the format asks of `what` holds."""
         if not holds:
             raise self.bad(f"{what} does not fit the format")
 
@@ -164,6 +166,7 @@ class QuantizedTensors:
         ]
 
     def take(self, name: str, optional: bool = False) -> StoredTensor | None:
+        """Remove a tensor, and return it. CetaneError if it is missing, unless `optional`."""
         tensor = self.tensors.pop(name, None)
         if tensor is None and not optional:
             raise self.bad(f"{name} is missing")

@@ -32,6 +32,7 @@ from cetane.files import (
 from cetane.store.places import file_system, info_of, remote_errors
 
 SMALL = ("config.json", INDEX, *TOKENIZER_FILES)
+"""Files that are copied whole."""
 PIECE = 1 << 24
 """Bytes of a whole file that are read at a time."""
 
@@ -78,11 +79,12 @@ class RemoteFile:
 
     @property
     def told(self) -> str:
-        """What tells its content from others."""
+        """A text that differs for another content: a hash, or the server's version."""
         return self.sha256 or self.version or self.content_sha256
 
     def identity(self, identity: Identity) -> str:
-        """What tells it from others: by its content, as far as that is asked for."""
+        """The identity of the file: by its name and content, or for `file_identity` by what the
+        server tells, without reading it."""
         if identity is file_identity:
             return f"{self.name} {self.size} {self.sha256 or self.version}\n"
         return f"{self.name} {self.told}\n"

@@ -1,9 +1,9 @@
 """A checkpoint whose channels are turned: the same function, with weights that round better.
 
-The residual stream, and the values of every attention head, can be given in another orthogonal
-basis if all that write to them and all that read from them are turned too. Outliers of single
-channels then spread over all of them. Nothing is added at run time. Sources: QuaRot (arXiv
-2404.00456), SpinQuant (arXiv 2405.16406).
+The residual stream, and the values of every attention head, can have another orthogonal basis. All
+tensors that write to them or read from them must then be turned too. Outliers of single channels
+then spread over all of them. Nothing is added at run time. Sources: QuaRot (arXiv 2404.00456),
+SpinQuant (arXiv 2405.16406).
 """
 
 from __future__ import annotations

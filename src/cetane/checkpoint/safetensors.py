@@ -126,6 +126,7 @@ def has_own_head(tensors: Mapping[str, StoredTensor]) -> bool:
 
 
 def read_tensor(stored: StoredTensor) -> torch.Tensor:
+    """The tensor in its stored dtype; a quantised weight in fp32."""
     return stored.values() if isinstance(stored, QuantizedTensor) else to_torch(stored)
 
 
@@ -199,8 +200,7 @@ def read_header(path: StoredFile) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file. Raises CetaneError unless its header fits it exactly.
 
     The safetensors package (0.8) would not do. Of two tensors of one name it silently takes the
-    last, and it does not give the offset of a tensor, which reading of rows and of stacked experts
-    needs.
+    last. It does not give a tensor's offset, which `rows` and stacked experts need.
     """
 
     def bad(why: str) -> CetaneError:

@@ -16,13 +16,13 @@ class Sandbox:
 
     code: str
     seconds: int
-    """Of the processor."""
+    """CPU seconds."""
     memory: int
     """Bytes of address space."""
     patience: int
     """Seconds by the clock."""
     environment: dict[str, str]
-    """All that it sees, beside PATH."""
+    """The only variables that it sees, beside PATH."""
 
     def run(self, path: Path) -> subprocess.CompletedProcess[bytes]:
         """Run it to its end. Raises subprocess.TimeoutExpired when the patience is over."""

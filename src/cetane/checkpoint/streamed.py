@@ -1,7 +1,8 @@
 """A checkpoint of which some key/value heads stream, with its attention heads in another order.
 
 In each layer the heads that keep all tokens come first, so a graph cuts its heads in two at one
-place. Rows of what makes heads and columns of what reads them move; no value changes.
+place. Tensors that make heads have their rows moved, and tensors that read heads their columns. No
+value changes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class StreamedCheckpoint(WrappedCheckpoint):
     """A checkpoint with the attention heads that see all tokens first."""
 
     def __init__(self, base: Checkpoint, seen: SeenByHeads, orders: Mapping[str, Order]) -> None:
-        """`seen` by the base's heads. `orders` by tensor; others stay as they are."""
+        """`seen` numbers heads as the base does. `orders` are by tensor name; tensors without an
+        order stay as they are."""
         super().__init__(base)
         self.seen, self.orders = seen, orders
 

@@ -162,6 +162,7 @@ class Tokenizer:
 
     @property
     def bos_id(self) -> int | None:
+        """The id of the token that begins a text; None if the model has none."""
         bos = self.special_tokens.get("bos_token")
         return None if bos is None else self.backend.token_to_id(bos)
 

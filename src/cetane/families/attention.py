@@ -29,16 +29,17 @@ class AttentionForm:
     qkv_bias: bool = False
     out_bias: bool = False
     norms: Literal["none", "unit", "head", "whole"] = "none"
-    """Whether queries and keys are normed: each attention head, `unit` without gains, or all heads
-    together."""
+    """How queries and keys are normed. `head` and `unit` norm each attention head, `unit` without
+    gains; `whole` norms all heads together."""
     unit_offset: bool = False
     """Whether the checkpoint stores the gains of these norms less one."""
     clip: float | None = None
-    """The bound of queries, keys and values, after their norms."""
+    """The bound of queries, keys and values: after a norm of all heads together, before any
+    other."""
     gated: bool = False
-    """Whether a sigmoid of the input multiplies what the heads give."""
+    """Whether the sigmoid of a projection of the input multiplies what the heads give."""
     sinks: bool = False
-    """Whether each query head has a score for nothing."""
+    """Whether each query head has a sink: one more score, of a key without a value."""
     output: str = "o_proj"
     """The checkpoint's name for the projection of what the heads give."""
     norm: str = "norm"
@@ -46,7 +47,7 @@ class AttentionForm:
 
 
 class Sinks(Leaf):
-    """A score for each query head, `(1, KV, G, 1)`."""
+    """The sink's score of each query head, `(1, KV, G, 1)`."""
 
     weight: Tensor
 
@@ -100,8 +101,10 @@ class Attention(Mixer):
             self.sinks = Sinks(heads)
 
     def attend_by(self, kinds: tuple[LayerKind, ...]) -> None:
-        """Let the first heads see what the first kind sees, and keep their keys so; the next heads
-        what the next does. All kinds give the same positions."""
+        """Divide the heads among some kinds, in order: each takes its kind's mask and caches.
+
+        All kinds turn queries and keys alike.
+        """
         self.kind, self.kinds = kinds[0], kinds
         self.reads = tuple(dict.fromkeys(name for kind in kinds for name in kind.reads))
         self.keeps = tuple(kind.name for kind in kinds)
@@ -181,10 +184,10 @@ class Attention(Mixer):
 
     @property
     def unstreamed(self) -> str:
-        """Why its heads cannot stream; empty if they can. The truth of a bundle whose heads stream
-        has plain scores (`gates/streaming.py`)."""
+        """Why its heads cannot stream; empty if they can. The gates' reference for such heads knows
+        only plain scores (`gates/streaming.py`)."""
         if self.form.sinks:
-            return "they have scores for nothing"
+            return "they have learned sinks"
         return "a bound holds their scores" if self.heads.softcap is not None else ""
 
     def headed(self) -> tuple[tuple[str, int, int], ...]:

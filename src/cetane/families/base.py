@@ -35,11 +35,11 @@ class Spaces:
     """The channels of a block that may have another orthogonal basis, by paths of projections."""
 
     writers: tuple[str, ...] = ()
-    """Those whose outputs are added to the residual stream, as they are or times one number. Empty
-    if something else is added too, as the output of a norm."""
+    """The projections whose outputs are added to the residual stream, as they are or times one
+    number. Empty if something else is added too, such as the output of a norm."""
     readers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Those that read the residual stream, by the path of the norm before them, which stores its
-    gains as they are."""
+    """The projections that read the residual stream, by the path of the norm before them. The
+    checkpoint stores that norm's gains as they are."""
     values: tuple[str, str, int] | None = None
     """The projection that makes the values of attention heads, the one that reads what attention
     makes of them, and a head's width."""

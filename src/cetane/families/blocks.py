@@ -46,7 +46,7 @@ class PartNames:
 
 
 class PreNormBlock(Block):
-    """A mixer, and perhaps an MLP, each normed before. The residual stream may be scaled."""
+    """A mixer, and perhaps an MLP, each behind a norm. The residual stream may be scaled."""
 
     def __init__(
         self,

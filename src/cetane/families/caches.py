@@ -78,6 +78,7 @@ class CacheForm(ABC):
 
     @classmethod
     def inputs(cls, spec: CacheSpec, tokens: int) -> list[Input]:
+        """What a function of `tokens` tokens reads for the group."""
         return [
             Input(name=name, shape=spec.shape, source=FromCache(name=buffer, group=spec.group))
             for name, buffer in spec.names()
@@ -85,6 +86,7 @@ class CacheForm(ABC):
 
     @classmethod
     def outputs(cls, spec: CacheSpec, tokens: int) -> list[Output]:
+        """What a function of `tokens` tokens gives back for the group."""
         return [
             Output(
                 name=f"{name}_out",
@@ -149,9 +151,10 @@ class RoundedReadOnly(ReadOnly):
     """As `ReadOnly`, but the host keeps whole numbers of 8 bits, and a scale for each token and
     head.
 
-    The graph rounds its own new columns before it reads them. So a token sees the same keys whether
-    they are of its call or of an earlier one, and a verified draft has the bits of plain decoding.
-    It returns whole numbers in fp16: the host keeps them as int8, and rounds nothing.
+    The graph rounds its own new columns before it reads them. So a token sees the same keys,
+    whether they are of its call or of an earlier one: a verified draft has the bits of plain
+    decoding. The graph returns whole numbers in fp16; the host keeps them as int8, and rounds
+    nothing.
     """
 
     def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor]) -> None:
@@ -383,9 +386,9 @@ result, and hidden tensors: keys, values and logarithms of decays of the new tok
 class PastMatrix:
     """Matrices while one function of a shard is traced or run.
 
-    The graph reads them and writes nothing. What a token adds has rank one, so its column is small,
-    and a call that ends with a refused draft needs no copy of the matrix for each of its tokens.
-    The host folds the accepted columns in fp32, where rounding does not build up over a long text.
+    The graph reads them and writes nothing. A token adds a matrix of rank one, so its column is
+    small. A call with a refused draft needs no copy of the matrix for each of its tokens. The host
+    folds the accepted columns in fp32, where rounding does not build up over a long text.
     """
 
     def __init__(self, spec: MatrixSpec, tensors: dict[str, Tensor]) -> None:
@@ -393,6 +396,7 @@ class PastMatrix:
         self.new: list[Tensor] = []
 
     def extend(self, rule: Rule) -> Tensor:
+        """The result of a rule on the layer's matrix; keeps the new columns for `results`."""
         layer = len(self.new)
         result, columns = rule(self.past[layer : layer + 1])
         self.new.append(torch.cat(columns, dim=1))

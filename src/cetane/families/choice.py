@@ -10,8 +10,7 @@ def choose(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """The row of the largest logit, the first of equals, and that logit.
 
     `logits (1, R, T)`. The row is `(2, T)`: a block of `size` rows, and the place in it. The logit
-    is `(1, T)`. What is not a number is never chosen, and a token without numbers gets a row beyond
-    the last.
+    is `(1, T)`. NaN is never chosen: a token whose largest logit is NaN gets a row beyond the last.
     """
     rows = int(logits.shape[1])
     count = -(-rows // size)

@@ -16,12 +16,13 @@ SIZES = (
     "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts",
     "intermediate_size_mlp", "attention_chunk_size", "floor_scale", "conv_L_cache",
 )  # fmt: skip
+"""The keys of configs that hold sizes."""
 
 LEAST = {
     ("qwen3_moe", "num_local_experts"): 0,
     ("qwen3_next", "num_experts"): 0,
 }
-"""The least value of a size of a model type, where it is not 1: without experts, MLPs."""
+"""The least value of a size of a model type, where it is not 1: no experts mean MLPs."""
 LARGEST = 2**31
 """The limit of every size in a config; no model reaches it."""
 LARGEST_HEAD = 1 << 16
@@ -57,7 +58,9 @@ def check_counts(kind: str, settings: Mapping[str, Any]) -> None:
     layers = counts.get("num_hidden_layers", 0)
     experts = max((counts[name] for name in counts if name.endswith("experts")), default=0)
     if layers * experts > MOST_MODULES:
-        raise CetaneError(f"{where}: {layers} layers of {experts} experts")
+        raise CetaneError(
+            f"{where}: {layers} layers of {experts} experts, more than {MOST_MODULES} in all"
+        )
 
 
 def numbers(settings: dict[str, Any]) -> Iterator[tuple[str, float]]:
@@ -79,16 +82,17 @@ def check_sizes(config: SizedConfig) -> None:
     """Raise CetaneError for sizes that no model has. transformers lets them pass."""
     where = f"config.json of a {config.model_type} model is not valid"
     for name in SIZES:
-        size = vars(config).get(name)  # if layers differ, the value of the others
+        size = vars(config).get(name)  # where layers differ, that of layers without their own
         if size is None:
             continue
         least = LEAST.get((config.model_type, name), 1)
         if not isinstance(size, int | float) or not least <= size <= LARGEST:
-            raise CetaneError(f"{where}: {name} = {size!r}")
+            raise CetaneError(f"{where}: {name} = {size!r}, not from {least} to {LARGEST}")
     check_counts(config.model_type, vars(config))
     for name, value in numbers(vars(config)):
         if name in LARGEST_NUMBERS and not 0 < value <= LARGEST_NUMBERS[name]:
-            raise CetaneError(f"{where}: {name} = {value:g}")
+            limit = LARGEST_NUMBERS[name]
+            raise CetaneError(f"{where}: {name} = {value:g}, not above 0 and up to {limit:g}")
     query, kv = (vars(config)[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
     if query % kv:
         raise CetaneError(

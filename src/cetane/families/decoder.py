@@ -30,8 +30,11 @@ class DecoderConfig(Protocol):
 
 
 def heads_of(config: DecoderConfig, scale: float | None = None, **more: Any) -> AttentionHeads:
-    """The attention heads of a config. `scale` is the factor on scores, None for one over the root
-    of a head's width; `more` are other fields of `AttentionHeads`."""
+    """The attention heads of a config.
+
+    `scale` is the factor on scores, None for one over the root of a head's width. `more` are other
+    fields of `AttentionHeads`.
+    """
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     factor = dim**-0.5 if scale is None else scale
     return AttentionHeads(
@@ -57,9 +60,10 @@ def decoder_model(
     """The model of some layers, whose residual stream is `scale` times transformers' own; None for
     a family without that option.
 
-    `kinds` are the kinds of its layers; `host`, `memory` and `channels` what it has beside their
-    tensors and caches, and beside `hidden`. `embedding` and `logits` are factors, `norm` and `eps`
-    of the last norm, `positions` the most tokens of a text. `more` are other fields of `Model`.
+    `kinds` are the kinds of its layers. `host` and `memory` are what the model has beside the
+    kinds' tensors and caches; `channels` are those of tensors beside `hidden`. `embedding` is a
+    factor or a table, `logits` a factor. `norm` and `eps` are the last norm's. `positions` is the
+    most tokens of a text. `more` are other fields of `Model`.
     """
     if positions is None:
         positions = config.max_position_embeddings

@@ -129,4 +129,7 @@ def check(config: DeepseekConfig) -> None:
             f"{config.qk_rope_head_dim}: their sum is odd, which is not supported"
         )
     if config.num_key_value_heads != config.num_attention_heads:
-        raise CetaneError("config.json is not valid: all heads share one latent")
+        raise CetaneError(
+            f"config.json is not valid: num_key_value_heads = {config.num_key_value_heads} differs "
+            f"from num_attention_heads = {config.num_attention_heads}, but all heads share a latent"
+        )

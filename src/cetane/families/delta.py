@@ -61,9 +61,10 @@ def delta_rule(
 ) -> Callable[[Tensor], tuple[Tensor, tuple[Tensor, Tensor, Tensor]]]:
     """The rule for the tokens of a call, to which a matrix is given.
 
-    `q`, `k (1, heads, keys, T)`; `v (1, heads * groups, values, T)`; hidden tensors of a channel
-    for each value head: logarithms of `decays`, and `rates` of correction. The rule takes a matrix
-    `(1, heads, keys, groups * values)`, and gives answers like `v`, and columns for the host.
+    `q`, `k (1, heads, keys, T)`, `v (1, heads * groups, values, T)`. `decays` (logarithms) and
+    `rates` of correction are hidden tensors of a channel for each value head. The rule takes a
+    matrix `(1, heads, keys, groups * values)`, and gives answers like `v`, and columns for the
+    host.
     """
     tokens, groups = q.shape[-1], heads.groups
     per_head = heads.heads, groups, tokens, 1
@@ -90,11 +91,12 @@ def delta_rule(
 
 
 def fading(decays: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """What is left of each token at each later one `(heads, groups, T, T)`, and of the matrix at
-    each token `(heads, groups, T, 1)`, for logarithms of decays `(heads, groups, T, 1)`.
+    """The share that is left of each token at each later one, `(heads, groups, T, T)`, and of the
+    matrix at each token, `(heads, groups, T, 1)`.
 
-    Each sum is a product with a constant of ones: a running sum leaves the ANE, and differences of
-    running sums lose small decays after a large one in fp16.
+    `decays (heads, groups, T, 1)` are logarithms. Each sum is a product with a constant of ones. A
+    running sum would leave the ANE; in fp16, differences of running sums lose small decays after a
+    large one.
     """
     if tokens == 1:
         return torch.ones(1, 1, 1, 1), decays.exp()
@@ -143,6 +145,7 @@ class Decays(Leaf):
 
 
 def minus_exp(stored: Tensor) -> Tensor:
+    """-e^x, in fp32."""
     return -stored.float().exp()
 
 

@@ -65,7 +65,9 @@ class Mixture:
 
     def __post_init__(self) -> None:
         if not (self.chosen and self.count and 1 <= self.chosen <= self.count):
-            raise CetaneError(f"config.json is not valid: {self.chosen} experts of {self.count}")
+            raise CetaneError(
+                f"config.json is not valid: a token takes {self.chosen} experts of {self.count}"
+            )
 
     def bounds(self) -> list[tuple[int, int]]:
         """The first expert of each group, and the one after its last."""
@@ -135,7 +137,7 @@ class MixtureExperts(nn.Module):
     """Some experts as one gated MLP: their inner channels lie side by side."""
 
     def __init__(self, mixture: Mixture, start: int, stop: int, bias: bool = False) -> None:
-        """`bias` is of gates and ups."""
+        """`bias` says whether gates and ups have biases."""
         super().__init__()
         self.start, self.stop = start, stop
         inner = (stop - start) * mixture.inner
@@ -217,7 +219,7 @@ class SharedExpert(nn.Module):
 
 
 class MixtureBlock(RoutedBlock):
-    """A layer's router and experts, normed before. The residual stream is scaled."""
+    """A layer's router and experts, behind a norm. The residual stream may be scaled."""
 
     reads = ("hidden",)
     adds = True
@@ -313,7 +315,7 @@ class MixtureBlock(RoutedBlock):
 
 
 class MixtureRouter(Part):
-    """The router of a layer; its tensors have no like in transformers."""
+    """The router of a layer. No module of transformers gives its tensors."""
 
     def truths(self) -> dict[str, Truth]:
         return {}

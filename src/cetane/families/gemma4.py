@@ -286,7 +286,10 @@ def check(config: Gemma4Config) -> None:
         )
     rows = config.vocab_size_per_layer_input
     if config.hidden_size_per_layer_input and rows < config.vocab_size:
-        raise CetaneError(f"{invalid}: vocab_size_per_layer_input = {rows}")
+        raise CetaneError(
+            f"{invalid}: vocab_size_per_layer_input = {rows}, less than vocab_size = "
+            f"{config.vocab_size}"
+        )
 
 
 def layer_modes(

@@ -1,5 +1,5 @@
-"""gpt-oss: layers slide and see all in turn, scores have a sink for each head, and a few of many
-gated experts with biases and bounds answer for a token.
+"""gpt-oss: every second layer slides, and scores have a sink for each head. A token takes a few of
+many gated experts, which have biases and bounds.
 
 The truth is transformers' `modeling_gpt_oss.py`.
 """

@@ -99,7 +99,7 @@ class LayerKind:
         return rotary | {self.mask: Mask(group=self.name, window=self.window, sinks=self.sinks)}
 
     def group(self) -> CacheGroup:
-        """Their caches, which are as short as the window if no other kind has the same."""
+        """Their caches: as short as the window, unless all layers share the group `ALL`."""
         heads = self.heads
         own = (None, 0) if self.name == ALL else (self.window, self.sinks)
         return CacheGroup(heads.query, heads.kv, heads.dim, *own)

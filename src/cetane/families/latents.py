@@ -94,7 +94,7 @@ class LatentAttention(Mixer):
         return self.o_proj(self.from_latent(heads.merge(mixed)))
 
     def picks(self) -> dict[str, Pick]:
-        """What makes its parameters of a checkpoint's, by their paths."""
+        """The functions that make its parameters from a checkpoint's tensors, by module path."""
         made, rank = (self.heads.query, self.sizes.plain), self.sizes.rank
         return {
             "q_proj": partial(queries, *made),
@@ -118,10 +118,10 @@ def latent_and_key(rank: int, stored: Tensor) -> Tensor:
 
 
 def towards_latent(heads: int, plain: int, stored: Tensor) -> Tensor:
-    """What makes keys, transposed for each head."""
+    """The rows that make keys, transposed for each head."""
     return stored.unflatten(0, (heads, -1))[:, :plain].transpose(1, 2).flatten(0, 1)
 
 
 def towards_values(heads: int, plain: int, stored: Tensor) -> Tensor:
-    """What makes values."""
+    """The rows that make values."""
     return stored.unflatten(0, (heads, -1))[:, plain:].flatten(0, 1)

@@ -190,8 +190,11 @@ class CausalConvolution(Leaf):
 
 class CausalTaps(Leaf):
     """A causal convolution of every channel alone, `(1, C, 1, n + T)` -> `(1, C, 1, T)` for `n + 1`
-    taps: a multiplication each, since ANE compilers were seen to leave depthwise
-    convolutions to the CPU. The published port of ZAYA multiplies as well."""
+    taps.
+
+    Each tap is a multiplication: ANE compilers were seen to leave depthwise convolutions to the
+    CPU. The published port of ZAYA multiplies as well.
+    """
 
     bias: Tensor | None
 
@@ -451,8 +454,8 @@ class Rounded:
 STEPS = 16
 """Codes in a scale."""
 LARGEST = 129 / 1024
-"""The scale of a column whose largest magnitude is 1: a little over 16 / 127, and exact in fp16, so
-that no code is above 127."""
+"""The scale of a column whose largest magnitude is 1. It is exact in fp16, and a little over
+16 / 127, so that no code is above 127."""
 SMALLEST = 2.0**-10
 """The least scale. A step of it is the least normal number of fp16."""
 Seen = Tensor | Rounded
@@ -466,8 +469,8 @@ def rounded(x: Tensor) -> Rounded:
 
 
 LONGEST = 8192
-"""The most keys that attention takes at a time, beside those of the call's own tokens, if a family
-names no number: what Apple's own attention for the ANE takes (coreai-models,
+"""The most keys that attention takes at a time if a family names no number, beside the keys of the
+call's own tokens. Apple's own attention for the ANE takes as many (coreai-models,
 primitives/ios/sdpa.py)."""
 MOST = 128.0
 """The largest factor of `lift`: that of the most keys."""
@@ -514,7 +517,7 @@ def lift(keys: int) -> float:
     """The factor on softmax's weights of some keys: a power of two, so it is exact in fp32.
 
     An ANE counts products below 2**-14 as zero (`mil/ane.py`). The mean weight is 1 / keys: times
-    the factor it is 1/128 to 1/64, for any number of keys. Published for 4,096 keys: an error of
+    the factor it is 1/128 to 1/64, for 64 to 16,384 keys. Published for 4,096 keys: an error of
     5.3 % without a factor, of 0.06 % with 64, which is the factor here
     (llms-on-apple-neural-engine, findings/attention-product-precision). Sums stay inside fp16
     for values up to 512.
@@ -530,8 +533,8 @@ def scored(rows: Tensor, k: Seen) -> Tensor:
 def mix(weights: Tensor, v: Seen, factor: float) -> Tensor:
     """`weights (..., S)`, lifted by a factor, times values `(..., D, S)`; without the factor.
 
-    Scales of rounded values multiply weights. They are divided by their mean first, weighted as the
-    values are: weights keep their size, and the sum is at most 127 times the factor.
+    Scales of rounded values multiply weights. They are first divided by their mean, weighted as the
+    values are. So weights keep their size, and the sum is at most 127 times the factor.
     """
     if not isinstance(v, Rounded):
         mixed = weights @ v.transpose(2, 3)
@@ -542,8 +545,11 @@ def mix(weights: Tensor, v: Seen, factor: float) -> Tensor:
 
 
 def blocks(keys: int, new: int, most: int) -> list[slice]:
-    """Keys in blocks of `most`. The last `new` keys, of the call's own tokens, never are a block of
-    their own: so a cache of `most` slots is read whole, as a smaller one is."""
+    """Keys in blocks of `most`.
+
+    The last `new` keys, those of the call's own tokens, join the block before them. So a cache of
+    `most` slots is read whole, as a smaller one is.
+    """
     starts = range(0, max(keys - new, 1), most)
     return [slice(a, b) for a, b in zip(starts, [*starts[1:], keys], strict=True)]
 

@@ -140,7 +140,8 @@ def layer_kinds(config: LlamaConfig, scores: float | None = None) -> list[LayerK
 
 
 def layer_turns(config: LlamaConfig) -> list[bool]:
-    """Whether every layer turns queries and keys. CetaneError if SmolLM3 does not say it of all."""
+    """Whether each layer turns queries and keys. CetaneError if a SmolLM3 does not say it of
+    all."""
     count = config.num_hidden_layers
     if config.model_type != "smollm3":
         return [True] * count
@@ -154,8 +155,8 @@ def layer_turns(config: LlamaConfig) -> list[bool]:
 
 
 def layer_windows(config: LlamaConfig) -> list[int | None]:
-    """The attention window of every layer, in tokens; None for full attention. CetaneError if
-    one slides and there is none."""
+    """The attention window of every layer, in tokens; None for full attention. CetaneError if a
+    layer slides and the config has no window."""
     if config.model_type in ("llama", "granite", "olmoe"):
         return [None] * config.num_hidden_layers
     if config.model_type in ("ministral3", "mistral", "mixtral", "phi3", "qwen3_moe"):

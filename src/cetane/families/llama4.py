@@ -1,8 +1,8 @@
-"""Llama 4, the text part: one expert of many and one that all tokens share, layers that do not turn
-queries and keys, and norms of the others' heads.
+"""Llama 4, the text part: each token takes one expert of many, beside one that all tokens share.
+Some layers do not turn queries and keys; the others norm the heads of both.
 
-The truth is transformers' `modeling_llama4.py`. A port ends where attention in chunks and a factor
-on late queries would begin: after 8,191 tokens in the released models.
+The truth is transformers' `modeling_llama4.py`. A port's longest context ends where attention in
+chunks and a factor on late queries would begin: after 8,191 tokens in the released models.
 """
 
 from dataclasses import replace
@@ -61,7 +61,7 @@ class Llama4Config(DecoderConfig, Protocol):
 
 
 class TurnedBlock(PreNormBlock):
-    """A layer that turns neighbours (0, 1), (2, 3) ... of its heads, in the checkpoint."""
+    """A layer whose checkpoint turns neighbouring channels (0, 1), (2, 3) ... of each head."""
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         plain = super().weight(path, shape, held)

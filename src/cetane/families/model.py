@@ -139,7 +139,7 @@ class Model:
 
     def with_lookup(self, kind: str | None = "embedding") -> Model:
         """The model with its embedding as the first block. The table is a weight of this `kind`;
-        with None, it stays in fp16."""
+        with None, it stays in fp16. CetaneError for an embedding with a bias or a scale."""
         if self.embedding.bias is not None or self.embedding.scale is not None:
             raise CetaneError("embedding.inside: this model's embedding is more than a table")
         with torch.device("meta"):
@@ -155,7 +155,8 @@ class Model:
     def heads(self, slices: int, subset: Ids | None = None) -> list[Head]:
         """The head in `slices` slices, for all tokens or those of a subset.
 
-        A large head is cut at multiples of 32 rows, so that groups of a palette fit.
+        A large head is cut at multiples of 32 rows, so that groups of a palette fit. CetaneError
+        for more slices than rows.
         """
         tokens = range(self.vocab) if subset is None else subset
         rows = len(tokens)

@@ -62,8 +62,8 @@ class Qwen3NextConfig(DecoderConfig, Protocol):
 
 
 Together = tuple[str, int, tuple[int, ...], tuple[int, ...]]
-"""Of a projection that is stored with others: their name, the heads whose rows lie together, the
-rows of each part, and the parts that are this projection."""
+"""The place of a projection in a tensor of several: the tensor's name, the number of heads, the
+rows of each part in a head, and the numbers of this projection's parts."""
 
 
 def stored_together(

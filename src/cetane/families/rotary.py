@@ -98,7 +98,10 @@ def rotary_table(
     if kind == "proportional" and width:  # the other pairs are not turned
         width = dim
     if width % 2 or not width:
-        raise CetaneError(f"{invalid}: partial_rotary_factor = {part!r}, of {dim} channels")
+        raise CetaneError(
+            f"{invalid}: partial_rotary_factor = {part!r} of {dim} channels gives no even number "
+            "above 0"
+        )
     if kind == "default":
         exponents = torch.arange(0, width, 2, dtype=torch.float) / width
         frequencies, scale = 1.0 / theta**exponents, 1.0

@@ -104,12 +104,13 @@ def parts(kind: LayerKind, full: int, streaming: Streaming) -> tuple[LayerKind, 
 def exchanged(
     names: tuple[str, ...], before: tuple[str, ...], after: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Names of which some gave way to others."""
+    """`names` without those in `before`, then those in `after`."""
     return (*(name for name in names if name not in before), *after)
 
 
 def with_streaming(checkpoint: Checkpoint, model: Model, streaming: Streaming) -> Checkpoint:
-    """A checkpoint with the heads of `model`, its plain model, in the order of `streamed`."""
+    """A checkpoint with its heads in the order that `streamed` expects; `model` is its plain
+    model."""
     found, orders = attentions(model), dict[str, Order]()
     seen = SeenByHeads(chosen(model, streaming), streaming.sinks, streaming.window)
     for number, full in seen.full.items():

@@ -63,6 +63,7 @@ class ResidualScaling(Leaf):
             self.hold_channels(f"{side}_bias", hidden)
 
     def affine(self, x: Tensor, side: str) -> Tensor:
+        """`(x + bias) * scale`, with the bias and scale of a side."""
         return (x + getattr(self, f"{side}_bias")) * getattr(self, f"{side}_scale")
 
     def forward(self, h: Tensor, residual: Tensor) -> Tensor:
@@ -70,6 +71,8 @@ class ResidualScaling(Leaf):
 
 
 class RouterMLP(nn.Module):
+    """The logits of a router state, `(1, R, 1, T)` -> `(1, E + 1, 1, T)`."""
+
     def __init__(self, size: int, classes: int, eps: float) -> None:
         super().__init__()
         self.norm = RMSNorm(size, eps)
@@ -110,11 +113,14 @@ class Router(Leaf):
         return state, *self.judge(self.router_mlp(state))
 
     def judge(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The probabilities, and the scores that choose: these include the balancing biases."""
         probabilities = torch.softmax(logits, dim=1)
         return probabilities, probabilities + self.balancing_biases
 
 
 class Expert(nn.Module):
+    """A gated MLP, with gates and ups in one projection."""
+
     def __init__(self, config: ZayaConfig) -> None:
         super().__init__()
         self.inner = config.moe_intermediate_size
@@ -151,6 +157,8 @@ class Experts(nn.Module):
 
 
 class AttentionBlock(Block):
+    """The first block of a layer: attention behind a norm, and its residual scaling."""
+
     def __init__(self, config: ZayaConfig, kind: LayerKind, index: int) -> None:
         super().__init__(f"attn-{index:02}", index, f"model.layers.{index}.")
         size, taps = config.hidden_size, TapCounts(config.cca_time0, config.cca_time1)
@@ -178,6 +186,8 @@ class AttentionBlock(Block):
 
 
 class ExpertsBlock(RoutedBlock):
+    """The second block of a layer: router and experts behind a norm, and their residual scaling."""
+
     writes = ("hidden", "router")
 
     def __init__(self, config: ZayaConfig, index: int, options: ZayaOptions) -> None:

@@ -16,7 +16,8 @@ class Calls:
     """The steps and routes of every mode.
 
     Calls for prompt tokens need no logits, except for the last token. Such *silent* calls leave out
-    the head, and layers that only the head depends on: they read others' caches and keep none.
+    the head, and layers that only the head depends on. Such layers read others' caches and keep
+    none.
     """
 
     def __init__(

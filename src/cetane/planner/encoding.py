@@ -25,12 +25,12 @@ class Encoder:
     call."""
 
     def __init__(self, weights: Weights, compression: Selection) -> None:
-        """CetaneError where a file that the compression names is not there, or is another, and
-        where nothing was fitted yet that its method asks for."""
+        """Raises CetaneError if a file that the compression names is missing or changed, and if its
+        method needs fitted constants that do not exist yet."""
         if compression.method != "plain" and compression.fitted is None:
             raise CetaneError(
                 f"compression.method = {compression.method!r}: nothing is fitted yet",
-                "cetane port does that before it builds",
+                "cetane port fits the constants before it builds",
             )
         self.weights, self.compression = weights, compression
         counted, fitted = compression.sensitivity, compression.fitted
@@ -44,8 +44,10 @@ class Encoder:
         return " ".join(file.sha256 for file in files if file is not None)
 
     def __call__(self, weight: Weight, halves: NDArray[np.float16] | None = None) -> Encoded:
-        """The constants: those that were fitted, else what the format makes of the fp16 values.
-        `halves` are these values, if the caller has them."""
+        """The fitted constants of a weight, else those that the format makes of its fp16 values.
+
+        `halves` are these values, if the caller has them.
+        """
         own = self._fitted(weight)
         if own is not None:
             return own
@@ -59,7 +61,7 @@ class Encoder:
             raise CetaneError(f"{weight.name}: {error.message}", error.hint) from error
 
     def is_fitted(self, weight: Weight) -> bool:
-        """Whether the constants of a weight come from the file of those that were fitted."""
+        """Whether the constants of a weight come from the file of fitted constants."""
         return self._fitted(weight) is not None
 
     def _fitted(self, weight: Weight) -> Encoded | None:

@@ -146,7 +146,8 @@ class Graphs(GraphMaker):
         self.arrangement, self.calls = arrangement, calls
 
     def of_segment(self, segment: Segment, name: str, tokens: int) -> Iterator[FunctionGraph]:
-        """The function of a segment; or if its experts are routed, a function for each part."""
+        """The functions of a segment for a mode `name`: one, and `fill` if silent calls need it. If
+        the mode routes experts, one for the router and one for each part."""
         full, later = f"{name}{segment.suffix}", self.arrangement.after(segment)
         block = self.calls.routed(segment, name)
         if block is None:

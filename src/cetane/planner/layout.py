@@ -98,7 +98,10 @@ def by_layer(blocks: Sequence[Block]) -> list[tuple[Block, ...]]:
 
 
 def chunk_bounds(layout: Layout, whole: Sequence[tuple[Block, ...]]) -> list[int]:
-    """The first layer of every chunk, then the number of layers."""
+    """The first layer of every chunk, then the number of layers.
+
+    Raises CetaneError for more chunks, or later cuts, than the model has layers.
+    """
     layers = len(whole)
     if layout.cuts:
         if layout.cuts[-1] >= layers:

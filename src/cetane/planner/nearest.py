@@ -33,9 +33,11 @@ class Nearest:
 
 
 def nearest_family(checkpoint: ModelSource) -> Nearest | None:
-    """The family that would read most of a checkpoint's tensors; None if its config fits none. Of
-    equals, the one that reads most keys of its config, then the one with the fewest tensors, and
-    then the one after which a file is named."""
+    """The family that would read most of a checkpoint's tensors; None if its config fits none.
+
+    Ties go to the family that reads most keys of the config, next to the one with the fewest
+    tensors, last to the one whose module has its name.
+    """
 
     def fit(one: tuple[float, str, set[str]]) -> tuple[float, int, int, bool]:
         share, kind, wanted = one
@@ -71,8 +73,10 @@ def candidates(checkpoint: ModelSource, names: set[str]) -> Iterator[tuple[float
 
 
 def keys_of(kind: str) -> set[str]:
-    """The keys that a family reads from a config, as its protocols list them. transformers makes
-    the list of layers from their number."""
+    """The keys that a family reads from a config, as its protocols list them.
+
+    `num_hidden_layers` is always among them: transformers makes `layer_types` from it.
+    """
     made = (thing for thing in vars(families()[kind]).values() if isinstance(thing, type))
     protocols = [one for one in made if one.__name__.endswith("Config")]
     bases = [base for one in protocols for base in one.__mro__]

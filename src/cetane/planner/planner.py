@@ -246,8 +246,8 @@ class Planner:
         )
 
     def calls(self, mode: Mode) -> Iterator[tuple[Segment, tuple[Block, ...], int]]:
-        """The segment and blocks of every call of a mode, in order, and the number of them that a
-        token is routed to; 0 if it is not routed."""
+        """Every call of a mode, in order: its segment, its blocks, and the number of these blocks
+        that a token is routed to, 0 without routing."""
         for segment in self.arrangement.order:
             routed = self.calling.routed(segment, mode)
             for index, blocks in enumerate(self.calling.step_blocks(segment, mode)):
@@ -274,7 +274,7 @@ class Planner:
         return makers(self.arrangement, shard)
 
     def plan(self) -> Plan:
-        """The whole plan; `on` an adapter, its modes include that."""
+        """The whole plan. If this planner is `on` an adapter, the plan's modes include it."""
         recipe, model = self.recipe, self.model
         shards = tuple(self._shard(name, blocks) for name, blocks in self.members.items())
         contexts = {c for c in CONTEXTS if c <= model.max_context} | {recipe.cache.context}
@@ -409,7 +409,7 @@ def check_subset(subset: Subset, vocabulary: int, source: str) -> None:
     """Raise CetaneError if a head's tokens were chosen for another vocabulary."""
     if subset.vocabulary != vocabulary:
         raise CetaneError(
-            f"head.subset: of {subset.vocabulary} tokens, but {source} has {vocabulary}",
+            f"head.subset is for {subset.vocabulary} tokens, but {source} has {vocabulary}",
             "cetane vocabulary makes one for a model",
         )
 

@@ -11,10 +11,11 @@ from cetane.schema.recipe import CacheTable, Recipe
 
 
 def turned(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
-    """The checkpoint, or with `cache.streaming` and `compression.rotate` what the order of its
-    heads and its model's rotation make of it.
+    """The checkpoint as a recipe needs it.
 
-    Raises CetaneError for a recipe that does not fit, and a model of which nothing can be turned.
+    With `cache.streaming`, its heads are in another order; with `compression.rotate`, its channels
+    are turned. Without both, it is the checkpoint itself. Raises CetaneError for a recipe that does
+    not fit, for adapters beside a base, and for a model of which nothing can be turned.
     """
     streaming = recipe.cache.streaming
     if streaming is not None and streamed_part(checkpoint) is None:
@@ -35,7 +36,7 @@ def turned(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
 
 
 def can_turn(checkpoint: ModelSource, recipe: Recipe) -> bool:
-    """Whether anything of the recipe's model can be turned; nothing beside adapters is."""
+    """Whether anything of the recipe's model can be turned. With adapters beside it, nothing is."""
     if adapters_of(checkpoint):
         return False
     blocks = plain(checkpoint, recipe).authored.layers
@@ -43,7 +44,8 @@ def can_turn(checkpoint: ModelSource, recipe: Recipe) -> bool:
 
 
 def plain(checkpoint: ModelSource, recipe: Recipe) -> Planner:
-    """The planner of a recipe that compresses nothing, and of which no head streams."""
-    cache = CacheTable(context=recipe.cache.context)  # other choices may be for heads that stream
+    """The planner of a recipe without its compression and without heads that stream."""
+    # The recipe's other choices for caches may need heads that stream.
+    cache = CacheTable(context=recipe.cache.context)
     changes = {"compression": Selection(), "cache": cache}
     return Planner(checkpoint, recipe.model_copy(update=changes))

@@ -29,8 +29,11 @@ def adapters_of(checkpoint: ModelSource) -> Mapping[str, Lora]:
 
 
 def format_of(weight: Weight, compression: Selection) -> Format:
-    """The format of a weight. Gains and biases stay in fp16. What a port chooses, leaves weights
-    that the smallest format does not divide in the next one."""
+    """The format of a weight. Gains and biases stay in fp16.
+
+    If a port chooses the formats, a weight that the smallest format cannot divide takes the next
+    larger one.
+    """
     if not weight.kind:
         return Fp16()
     form = compression.format_for(weight.name, weight.kind)

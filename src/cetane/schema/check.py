@@ -109,8 +109,8 @@ def check_capacities(plan: GrowingCalls) -> None:
             if isinstance(item.source, FromCache):
                 shape = shapes.setdefault(item.source.name, item.shape[:-1])
                 if shape != item.shape[:-1]:
-                    raise ValueError(f"{item.source.name} has two shapes, which differ not only in "
-                                     "their slots")  # fmt: skip
+                    raise ValueError(f"{item.source.name} has two shapes, which differ in more "
+                                     "than their slots")  # fmt: skip
 
 
 def smaller(slots: Slots, tokens: int) -> Slots:
@@ -153,6 +153,7 @@ class ModeCheck:
         """Rows of the head that have logits so far."""
 
     def steps(self, mode: ModePlan) -> None:
+        """Follow a mode's silent calls, then all calls, which must give every row a logit."""
         self.follow(mode.silent)
         self.channels, self.rows = {}, 0
         self.follow(mode.steps)
@@ -217,7 +218,10 @@ class ModeCheck:
         if -(-self.channels.get(route.scores, 0) // route.together) != len(route.experts):
             raise ValueError(f"{self.mode}: no {route.scores} for {len(route.experts)} experts")
         if route.together > 1 and not route.adds:
-            raise ValueError(f"{self.mode}: of experts in one function, none can be chosen alone")
+            raise ValueError(
+                f"{self.mode}: experts of {route.shard} share functions, but their outputs are not "
+                "added"
+            )
         written = set()
         before, after = self.channels, dict(self.channels)
         for names in route.experts:
@@ -249,14 +253,18 @@ class ModeCheck:
 def check_caches(caches: Mapping[str, Slots], functions: Collection[Function]) -> None:
     """Check every mask, cache, write mask and state against the slots of its group.
 
-    Raises ValueError for an unknown group, for a length that differs from the group's slots, for a
-    group whose key/value heads differ between functions, and for a cache of two types. A shard that
-    was made for another context would run, and give wrong tokens.
+    Raises ValueError for an unknown group, and for a length that differs from the group's slots.
+    Raises it too if a group's functions differ in key/value heads, and for a cache of two types. A
+    shard that was made for another context would run, and give wrong tokens.
     """
     for slots in caches.values():
         if slots.sinks >= slots.count:
-            raise ValueError(f"{slots.sinks} of {slots.count} slots are never used again")
-    heads: dict[tuple[str, Dtype], tuple[int, ...]] = {}  # those of scales have one channel
+            raise ValueError(
+                f"{slots.sinks} of {slots.count} slots are never used again, so later tokens have "
+                "none"
+            )
+    # Heads and their channels, by group and dtype: the scales of int8 caches have one channel.
+    heads: dict[tuple[str, Dtype], tuple[int, ...]] = {}
     types: dict[str, Dtype] = {}
     groups: defaultdict[str, set[str]] = defaultdict(set)
     for function in functions:
@@ -272,7 +280,7 @@ def check_caches(caches: Mapping[str, Slots], functions: Collection[Function]) -
         for item in function.inputs:
             source = item.source
             if item.dtype == "int8" and not isinstance(source, FromCache):
-                raise ValueError(f"{where}: {item.name} is int8, and no cache")
+                raise ValueError(f"{where}: {item.name} is int8, but not a cache")
             if not isinstance(source, Mask | WriteMask | Position | FromCache):
                 continue
             if source.group not in caches:

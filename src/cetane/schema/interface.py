@@ -15,8 +15,10 @@ from cetane.validation import MOST_ELEMENTS, Data
 
 
 def allocatable(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape itself. Raises CetaneError if no program may have it: of plans too, whose caches
-    grow with the context."""
+    """The shape itself. Raises CetaneError for more elements than a program may have.
+
+    Plans are checked too, since their caches grow with the context.
+    """
     if prod(shape) > MOST_ELEMENTS:
         raise CetaneError(
             f"a tensor of shape {shape} has more than {MOST_ELEMENTS:,} elements, the most of a "
@@ -152,22 +154,24 @@ class ToLogits(Data):
 
 
 class ToChoice(Data):
-    """The largest logit of a slice of the head's rows, `(1, T)`, or its row in the slice, `(2, T)`:
-    a number of blocks, and a number of rows after them."""
+    """The largest logit of a slice of the head's rows, `(1, T)`, or its row in the slice, `(2, T)`.
+
+    A row is two numbers: that of its block, and its place in the block.
+    """
 
     host: Literal["choice"] = "choice"
     part: Literal["row", "logit"]
     start: int
     stop: int
     block: int = Field(default=1, ge=1)
-    """The rows of a block. fp16 has no whole number for every row of a head, so it takes two."""
+    """The rows of a block. fp16 cannot hold the number of every row, so a row is two numbers."""
 
 
 def choice_block(rows: int) -> int:
     """Rows of a block in which the largest logit is chosen: a power of two near the root of `rows`.
 
-    So the number of blocks, and that of rows in one, are whole numbers of fp16, which end at 2,048,
-    for up to four million rows. No maximum is taken over more.
+    Up to four million rows make at most 2,048 blocks of at most 2,048 rows. No whole number up to
+    2,048 loses bits in fp16, and no maximum is taken over more.
     """
     return 1 << -(-(rows - 1).bit_length() // 2)
 
@@ -181,8 +185,11 @@ class ToHistory(Data):
 
 class ToMatrix(Data):
     """A column for each token: its keys, its values, and the logarithms of its decays, `groups` for
-    each head. The host folds those of accepted tokens into the matrices: a token shrinks a matrix
-    by its decay, and then adds the outer product of its key and value."""
+    each head.
+
+    The host folds the columns of accepted tokens into the matrices. A token shrinks a matrix by its
+    decay, and then adds the outer product of its key and value.
+    """
 
     host: Literal["matrix"] = "matrix"
     name: str
@@ -190,7 +197,7 @@ class ToMatrix(Data):
 
 
 Kept = ToCache | ToHistory | ToMatrix
-"""Sinks that outlive a call, so they wait for the tokens that are accepted."""
+"""Sinks that outlive a call: the host stores only the columns of accepted tokens."""
 Sink = Annotated[
     ToTensor | ToCache | ToLogits | ToChoice | ToHistory | ToMatrix, Field(discriminator="host")
 ]

@@ -13,6 +13,7 @@ from cetane.schema.plan import Plan
 from cetane.validation import Data
 
 SCHEMA = 3
+"""The version of manifests that this cetane writes and reads."""
 MANIFEST = "manifest.json"
 GATES = "gates"
 RECIPE = "recipe.toml"
@@ -47,7 +48,7 @@ class Manifest(Data):
     """The origins of the plan's adapters."""
     plan: Plan
     tags: dict[str, str] = Field(default_factory=dict)
-    """What a bundle's attention is, by the keys of the published ports' manifests."""
+    """Words for the bundle's attention, under the keys of the published ports' manifests."""
     files: dict[str, FileRecord]
 
 

@@ -26,8 +26,8 @@ class Layout(Data):
     """Which blocks go into which shard; a layer of some families is two blocks."""
 
     kind: Literal["per-block", "per-layer", "chunks", "single", "auto"] = "chunks"
-    """`auto` is left to a port for a chip, with contract, head slices and a verifier's width; it
-    means chunks until then."""
+    """With `auto`, a port for a chip chooses the layout, the contract, the head's slices and the
+    width of `verify`. Until then `auto` means chunks."""
     chunks: int | None = Field(default=None, ge=1)
     """Number of shards that hold the layers. The default is 4, 3, 5 or 6: the first of them that
     makes all chunks alike. If none does, it is 4, or one for each layer of a smaller model."""
@@ -54,15 +54,17 @@ class CacheTable(Data):
     """The key/value caches: their contracts, and the context, in tokens (a multiple of 32)."""
 
     contract: ContractName = "readonly"
+    """How the new keys and values of a call reach the caches."""
     sliding: ContractName | None = None
     """The contract of layers that see only a window; by default `contract`."""
     context: int = Field(default=512, ge=32)
+    """The most tokens of a sequence."""
     capacities: tuple[Annotated[int, Field(ge=32)], ...] = Field(
         default=(), exclude_if=lambda capacities: not capacities
     )
     """Smaller capacities, ascending: every call has a function for each of them, too. A sequence
-    begins in the smallest, and its caches grow between calls. A call costs what its capacity
-    costs. Manifests leave an empty list out, so that older manifests keep their bytes."""
+    begins in the smallest, and its caches grow between calls. The smaller the capacity, the cheaper
+    a call. Manifests leave an empty list out, so that older manifests keep their bytes."""
     windowed: bool = True
     """Whether layers that see only a window keep only the tokens of that window."""
     padded: bool = False
@@ -123,7 +125,9 @@ class Tokens(Data):
     """Tokens per call of verify and prefill, each a static function. Decode always takes 1."""
 
     verify: Width = Field(default=4, ge=2, le=64)
+    """Tokens of a call that checks drafts; 0 leaves these calls out."""
     prefill: Width = Field(default=64, ge=2, le=1024)
+    """Tokens of a call that reads a prompt; 0 leaves these calls out."""
     shapes: Literal["static", "range"] = "static"
     """`range` makes one function with a RangeDim. The ANE runs it only at its default shape
     (coremltools #2370)."""
@@ -142,11 +146,11 @@ RowFormatName = Literal["fp16", "int8", "int4"]
 
 
 class EmbeddingTable(Data):
-    """How the host keeps its tables. With `int8`, each row has a scale in fp16. With `int4`, every
-    32 columns of a row have one. `auto` is left to a port, which takes int8 or fp16. Until then it
-    is int8."""
+    """How the host keeps its tables."""
 
     format: Literal[RowFormatName, "auto"] = "fp16"
+    """With `int8`, each row has a scale in fp16. With `int4`, every 32 columns of a row have one.
+    With `auto`, a port chooses int8 or fp16; until then `auto` means int8."""
     inside: bool = False
     """Whether the first shard looks tokens up itself: a gather, which leaves the ANE."""
 
@@ -160,6 +164,7 @@ class HeadTable(Data):
     """The output projection, in `slices` of the vocabulary."""
 
     slices: int = Field(default=1, ge=1)
+    """The number of slices. Each is a shard, unless the last shard of the layers holds the head."""
     choose: bool = False
     """Whether a slice gives only its largest logit and that logit's row. This is enough for greedy
     decoding only."""
@@ -234,8 +239,7 @@ class Recipe(Data):
 
 
 def refuse_capacities(recipe: Recipe, what: str) -> None:
-    """Raise CetaneError for a recipe with several capacities, for `what`, whose caches never
-    grow."""
+    """Raise CetaneError for a recipe with several capacities: the caches of `what` never grow."""
     if recipe.cache.capacities:
         raise CetaneError(
             f"{what} has caches of one length, but recipe {recipe.name} has the capacities "
@@ -245,8 +249,7 @@ def refuse_capacities(recipe: Recipe, what: str) -> None:
 
 
 def refuse_streaming(recipe: Recipe, what: str) -> None:
-    """Raise CetaneError for a recipe of which heads stream, for `what`, whose layers have one
-    cache."""
+    """Raise CetaneError for a recipe whose heads stream: `what` has one cache for a layer."""
     if recipe.cache.streaming is not None:
         raise CetaneError(
             f"{what} has one cache for a layer, but heads of recipe {recipe.name} stream",
@@ -255,7 +258,7 @@ def refuse_streaming(recipe: Recipe, what: str) -> None:
 
 
 def refuse_int8_caches(recipe: Recipe, what: str) -> None:
-    """Raise CetaneError for a recipe whose caches are int8, for `what`, which keeps fp16."""
+    """Raise CetaneError for a recipe whose caches are int8: `what` keeps fp16."""
     if recipe.cache.format != "fp16":
         raise CetaneError(
             f"{what} takes keys and values in fp16, but the caches of recipe {recipe.name} are "
@@ -269,8 +272,8 @@ QUANTIZED = "-a8"
 
 
 def refuse_int8_activations(recipe: Recipe, what: str) -> None:
-    """Raise CetaneError for a recipe with 8-bit activations, for `what`, which lowers a bundle's
-    checkpoint once more: calibration is in the bundle's packages alone."""
+    """Raise CetaneError for a recipe with 8-bit activations: `what` lowers the bundle's checkpoint
+    once more, but only the bundle's packages hold the calibration."""
     if recipe.name.endswith(QUANTIZED):
         raise CetaneError(
             f"{what} has activations in fp16, but those of recipe {recipe.name} are quantized",
@@ -279,7 +282,7 @@ def refuse_int8_activations(recipe: Recipe, what: str) -> None:
 
 
 def refuse_int4_rows(recipe: Recipe, what: str, kept: str) -> None:
-    """Raise CetaneError for a recipe with rows of four bits, for `what`, whose rows are `kept`."""
+    """Raise CetaneError for a recipe with rows of four bits: the rows of `what` are `kept`."""
     if recipe.embedding.rows == "int4":
         raise CetaneError(
             f"{what} keeps rows of the embedding in {kept}, but those of recipe {recipe.name} are "
@@ -297,7 +300,10 @@ def shipped() -> dict[str, Path]:
 
 
 def load_recipe(source: str) -> Recipe:
-    """A recipe from a TOML file, or a recipe that comes with cetane, by its name."""
+    """A recipe from a TOML file, or a recipe that comes with cetane, by its name.
+
+    Raises CetaneError for an unknown name, and for a file that is not a valid recipe.
+    """
     known = shipped()
     path = Path(source) if source.endswith(".toml") else known.get(source)
     if path is None or not path.is_file():
@@ -353,7 +359,8 @@ def value_of(recipe: Recipe, key: str) -> Any:
 
 
 def recipe_content(recipe: Recipe) -> dict[str, Any]:
-    """A recipe as TOML says it, defaults left out; a file of it is read as the same recipe."""
+    """A recipe as content for TOML, without defaults. `load_recipe` reads a file of this content as
+    the same recipe."""
     return without_none(recipe.model_dump(mode="json", exclude_defaults=True))
 
 

@@ -12,6 +12,7 @@ from cetane.files import read_named
 from cetane.validation import Data
 
 LARGEST_FILE = 1 << 22
+"""Bytes."""
 
 Score = Annotated[float, Field(allow_inf_nan=False)]
 Method = Literal["mass", "gates"]
@@ -24,15 +25,15 @@ class HeadScores(Data):
     """The checkpoint's name."""
     model_type: str
     method: Method
-    """`mass`: the share of attention that answers to questions about pass keys put on the keys.
-    `gates`: trained weights of full attention against streaming."""
+    """`mass`: the share of attention that falls on a pass key while the model repeats it. `gates`:
+    trained weights of full attention against streaming."""
     settings: dict[str, Score]
-    """The numbers with which they were found."""
+    """The method's settings, by name."""
     layers: tuple[Annotated[tuple[Score, ...], Field(max_length=1024)], ...] = Field(
         max_length=4096
     )
-    """A score for each key/value head of each layer; none for a layer that cannot stream, as one
-    that slides already."""
+    """A score for each key/value head of each layer; empty for a layer that cannot stream, such as
+    a sliding one."""
 
 
 class Streaming(Data):
@@ -44,8 +45,9 @@ class Streaming(Data):
     full: float = Field(default=0.5, ge=0, le=1)
     """The share of the heads with a score that keep all tokens: those with the highest."""
     sinks: int = Field(default=64, ge=0)
+    """The number of first tokens that the other heads see."""
     window: int = Field(default=256, ge=1)
-    """The first and the last tokens that the other heads see."""
+    """The number of last tokens that the other heads see."""
 
     @field_validator("scores", mode="before")
     @classmethod

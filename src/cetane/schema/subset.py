@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # a plan is read without numpy
     """Tokens, ascending."""
 
 LARGEST_FILE = 1 << 24
+"""Bytes."""
 LARGEST_VOCABULARY = 1 << 22
 """Tokens; four times the largest tokenizer's."""
 
