@@ -15,7 +15,7 @@ class Draft:
     """Proposed next tokens: a line, or a tree in which several tokens may follow one."""
 
     tokens: tuple[int, ...] = ()
-    """A token comes before all that follow it; those that may follow one token all differ."""
+    """A token comes before all that follow it; tokens after the same token all differ."""
     kind: str = ""
     """The drafter, and after a dash the length of its match or how sure it is; acceptance is
     counted by kind."""
@@ -37,7 +37,7 @@ class Draft:
         return self.kind.partition("-")[0]
 
     def first(self, count: int) -> "Draft":
-        """The draft without its tokens after `count`."""
+        """The draft with its first `count` tokens only."""
         return Draft(
             self.tokens[:count], self.kind,
             None if self.distributions is None else self.distributions[:count],
