@@ -36,7 +36,8 @@ def chat_asks(request: ChatRequest, served: Served, settings: Settings) -> list[
 
 
 def completion_asks(request: CompletionRequest, served: Served, settings: Settings) -> list[Ask]:
-    """The asks of a request for completions: for every prompt, one for each choice."""
+    """The asks of a request for completions: for every prompt, one for each choice. Raises
+    ApiError."""
     prompts = completion_prompts(request, served)
     if len(prompts) > settings.prompts:
         raise ApiError(400, f"prompt: more than {settings.prompts} prompts", "prompt")
@@ -64,7 +65,11 @@ def asks(
     grammar: str | None,
     echo: bool = False,
 ) -> list[Ask]:
-    """The asks for prompts. `param` names the field that holds them."""
+    """The asks for prompts, one for each choice. `param` names the field that holds the prompts.
+
+    `most` are the most tokens of an answer, and `top` the likeliest tokens in each score. Raises
+    ApiError for a request that this model cannot honour.
+    """
     limit = settings.max_tokens or served.context
     if most is not None and most > limit and settings.max_tokens is not None:
         raise ApiError(400, f"max_tokens: at most {limit} here", "max_tokens", "invalid_value")
@@ -147,7 +152,7 @@ def sampling(request: GenerationRequest, served: Served, number: int) -> Samplin
 
 
 def compiled(grammar: str, served: Served, request: GenerationRequest) -> GrammarConstraint:
-    """A grammar, ready for this model."""
+    """The constraint of a grammar for this model. Raises ApiError if the model takes none."""
     param = "response_format" if request.response_format is not None else "tools"
     try:
         grammars = served.grammars
@@ -157,9 +162,9 @@ def compiled(grammar: str, served: Served, request: GenerationRequest) -> Gramma
 
 
 def chat_grammar(request: ChatRequest, served: Served) -> str | None:
-    """The grammar that a chat request asks for; None without.
+    """The grammar that a chat request asks for; None if it asks for none.
 
-    Clients say of every tool that it is `strict`. So a model that takes no grammar ignores that.
+    Many clients mark every tool as `strict`. So a model that takes no grammar ignores the mark.
     """
     template = served.tokenizer.chat_template or ""
     asked = forced_grammar(request, template) or grammar_of(request.response_format)

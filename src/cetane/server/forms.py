@@ -106,7 +106,7 @@ class Form(ABC):
         )  # fmt: skip
 
     def usage(self) -> Usage:
-        """The counts of all choices. A prompt with several choices counts once."""
+        """The tokens of all choices. A prompt with several choices counts once."""
         endings = [choice.ending for choice in self.choices if choice.ending is not None]
         firsts = endings[:: self.request.n]
         prompt, tokens = sum(e.prompt for e in firsts), sum(e.tokens for e in endings)

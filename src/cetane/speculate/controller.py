@@ -179,7 +179,7 @@ class Controller:
         return self.plain_step * self.drafting[drafter].usual
 
     def reading_seconds(self, drafter: str, tokens: int) -> float:
-        """Seconds in which a drafter reads `tokens` tokens now; 0 before it has read `MANY` at once."""
+        """Seconds in which a drafter reads `tokens` now; 0 before it has read `MANY` at once."""
         return self.plain_step * self.reading[drafter].usual * tokens
 
     def width(self, tokens: int) -> int | None:
