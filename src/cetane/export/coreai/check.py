@@ -30,14 +30,14 @@ class RuleSource(Data):
 
 
 class ExportRule(Data):
-    """Knowledge about a pattern in a program."""
+    """A pattern in a program, what it costs, and what to do."""
 
     id: str
     message: str
     fix: str
     sources: tuple[RuleSource, ...] = Field(min_length=1)
     most: int | None = None
-    """The largest number that was seen to work."""
+    """The largest number that was seen to work, for a rule that counts."""
 
 
 @dataclass(frozen=True)

@@ -48,14 +48,14 @@ def export(recipe: Recipe, checkpoint: Checkpoint, target: Path, progress: Progr
 
 
 def packages(recipe: Recipe, checkpoint: Checkpoint) -> dict[str, Callable[[Path], None]]:
-    """A function for each package's name, which writes it. Raises CetaneError as `export`."""
+    """Functions that write the packages, by name. Raises CetaneError as `export`."""
     return packages_of(planners(checkpoint, recipe), checkpoint)
 
 
 def packages_of(
     made: Sequence[ContractPlanner], checkpoint: Checkpoint
 ) -> dict[str, Callable[[Path], None]]:
-    """The same, for planners."""
+    """The functions of `packages`, for planners."""
     return {
         name: partial(lowering.lower, shard)
         for planner in made
