@@ -173,6 +173,7 @@ class RecordedShard:
 
 
 def half(value: Array) -> Array:
+    """An array as Core ML gets it: int8, fp16 or int32."""
     if value.dtype == np.int8:
         return value
     return value.astype(np.float16) if value.dtype.kind == "f" else value.astype(np.int32)

@@ -66,6 +66,9 @@ class Loose(BaseModel):
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 
 
+# The parts of `report.json` that are read. The keys are Xcode's.
+
+
 class DeviceInfo(Loose):
     modelName: Text = ""
     displayName: Text = ""

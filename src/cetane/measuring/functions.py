@@ -24,9 +24,13 @@ begins, if there are at least ten."""
 def measure(job: Json) -> None:
     """Measure one function, and tell every phase as it ends.
 
-    `job` has `package`, `compiled`, `function` (its name), `several` (whether the package has other
-    functions), `stateful`, `inputs` (an .npz of inputs and expected outputs), `zeros` (shapes of
-    the empty inputs), `int8` (names of int8 inputs), `units` and `plan` (whether to ask for it).
+    `job` has:
+
+    - `package`, `compiled`, `function`: two paths, and the function's name
+    - `several`, `stateful`: whether the package has other functions, and the function has states
+    - `inputs`: an .npz of inputs and expected outputs
+    - `zeros`, `int8`: shapes of the empty inputs by name, and names of the int8 inputs
+    - `units`, `plan`: the compute units, and whether to ask for a compute plan
     """
     compiled = Path(job["compiled"])
     if not compiled.is_dir():

@@ -50,6 +50,7 @@ def completion_asks(request: CompletionRequest, served: Served, settings: Settin
 
 
 def check_count(count: int, settings: Settings) -> None:
+    """Raise ApiError for more answers to a prompt than the server gives."""
     if count > settings.choices:
         raise ApiError(400, f"n: at most {settings.choices}", "n", "invalid_value")
 

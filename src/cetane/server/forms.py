@@ -173,7 +173,7 @@ class ChatForm(Form):
         yield end
 
     def sure(self, choice: Choice) -> str:
-        """The text that can be sent now: what may become a call of a tool waits."""
+        """The text that can be sent now. Text that may become a call of a tool waits."""
         if not self.names:
             return choice.text[choice.sent :]
         if may_be_call(choice.text):

@@ -89,6 +89,7 @@ def write_embeddings(planner: Planner, checkpoint: Checkpoint, folder: Path) -> 
 
 
 def write_rotary(planner: Planner, folder: Path) -> None:
+    """Write cosines and sines of each kind of layers, fp16 `(positions, D)`."""
     for name, table in planner.model.rotary.items():
         rows = table.cos_sin(positions(planner.recipe.cache.context)).numpy().astype(np.float16)
         for part, values in zip(("cos", "sin"), rows, strict=True):

@@ -79,8 +79,8 @@ class DraftHeadDrafter(Drafter):
         """The likeliest tokens after the text, at most `most`, from rows of logits `(R,)`.
 
         Each row is for the token after the best one of the row before. A tree holds second-best
-        tokens too. Rows end where no token of the next could be among the likeliest, where the
-        line of best tokens is unlikely, or where a row holds NaN.
+        tokens too. Rows end where no token of the next row could be among the likeliest. They
+        also end where the line of best tokens is unlikely, or where a row holds NaN.
         """
         found: list[tuple[float, int, int]] = []  # a token's chance, the one before it, its id
         kind, chance, last = "", 1.0, -1
