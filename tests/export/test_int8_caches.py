@@ -15,7 +15,7 @@ from cetane.pipeline.export import export_coreai, export_onnx, export_runtime
     ("export", "what"),
     [
         (export_onnx, "the layout onnx"),
-        (lambda source, target: export_runtime(source, target, "anemll"), "their runtime"),
+        (lambda source, target: export_runtime(source, target, "anemll"), "ANEMLL's runtime"),
         (export_coreai, "Core AI's host"),
     ],
 )

@@ -14,6 +14,8 @@ from cetane.planner import Planner
 
 
 class AuthoredProgram:
+    """A shard as torch modules, one for each function, by its name."""
+
     def __init__(self, modules: dict[str, Shard]) -> None:
         self.modules = modules
 
@@ -28,7 +30,7 @@ class AuthoredProgram:
             setattr(module, name, state.tensors[name])
         results = module(*(torch.from_numpy(inputs[item.name]) for item in module.inputs))
         return {
-            item.name: np.array(result)  # not a view of a state, which later calls write
+            item.name: np.array(result)  # a copy: later calls write into states
             for item, result in zip(module.outputs, results, strict=True)
         }
 
@@ -55,7 +57,7 @@ def authored_engine(planner: Planner, weights: Weights) -> Engine:
 
 
 class StoredRows:
-    """A table whose rows are read from the checkpoint on each access."""
+    """A table `(V, C)`. Each access reads its rows from the checkpoint, as fp32 `(n, C)`."""
 
     def __init__(self, table: TokenTable, weights: Weights) -> None:
         self.table, self.weights = table, weights
@@ -75,13 +77,14 @@ class StoredRows:
 
 
 def embedding_rows(planner: Planner, weights: Weights) -> StoredRows:
-    """The embedding, for a bundle that has no table of it."""
+    """The embedding of the checkpoint, for a bundle whose folder has no embedding table."""
     model = planner.model
     return StoredRows(TokenTable(model.vocab, model.hidden, model.embedding), weights)
 
 
 IN_MEMORY = 1 << 26
-"""Bytes of an embedding that is kept in memory: some hundred rows are asked of a larger one."""
+"""The largest embedding that is kept in memory, in bytes of fp32. Gates read only a few
+hundred rows of a larger one."""
 
 
 def host_tables(planner: Planner, weights: Weights) -> Tables:
@@ -89,7 +92,7 @@ def host_tables(planner: Planner, weights: Weights) -> Tables:
     model = planner.model
     context = planner.recipe.cache.context
     small = 4 * model.vocab * model.hidden <= IN_MEMORY
-    # Of a quantised checkpoint, a row costs as much as the table.
+    # Many quantised layouts decode the whole tensor to give one row.
     whole = small or getattr(weights, "quantization", None) is not None
     return Tables(
         model.embedding.read(weights).numpy() if whole else embedding_rows(planner, weights),

@@ -10,7 +10,7 @@ Arrays = dict[str, Array]
 
 
 class States(Protocol):
-    """MLStates; the methods are coremltools'."""
+    """The MLStates of a shard. The methods have coremltools' names."""
 
     def read_state(self, name: str) -> Array:
         """A copy of a state."""
@@ -31,10 +31,10 @@ class OpenShard(Protocol):
 
 @runtime_checkable
 class NarrowerShard(OpenShard, Protocol):
-    """A shard that has some of its functions for fewer tokens too."""
+    """A shard with narrower forms of some functions: the same function for fewer tokens."""
 
     def narrower(self, function: str) -> dict[int, str]:
-        """The names of a function for fewer tokens, by their number."""
+        """The names of a function's narrower forms, by their number of tokens."""
 
 
 class Backend(Protocol):
@@ -44,7 +44,7 @@ class Backend(Protocol):
     dtype: type[np.floating[Any]]
     """The dtype of float inputs, and of the caches that the host keeps."""
     by_rows: bool
-    """Whether a call takes the longer the more tokens it has, whatever its width."""
+    """Whether the time of a call follows its number of tokens, not the width of its function."""
 
     def open(self, shard: str) -> OpenShard:
         """Load a shard of the bundle or plan that this backend was made for."""

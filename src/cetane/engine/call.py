@@ -20,7 +20,7 @@ def line(count: int) -> range:
 class CallSlots:
     """The slots of one cache group before and after a call.
 
-    A slot is given by the position that it holds; EMPTY if it holds none.
+    A slot is shown as the position of its token, or EMPTY.
     """
 
     after: Array
@@ -35,7 +35,7 @@ class CallSlots:
 
 @dataclass(frozen=True)
 class Call:
-    """`tokens` at `positions`, in a function of `width` tokens; the rest is padding."""
+    """`tokens (n,)` at `positions (n,)`, in a function of `width` tokens; the rest is padding."""
 
     tokens: Array
     positions: Array
@@ -48,8 +48,10 @@ class Call:
     call. None for tokens in a line."""
 
     def ancestors(self) -> Array | None:
-        """Whether a token of a tree sees another of the call: itself, and those on the way to it,
-        bool `(n, n)`. None for a line."""
+        """Whether each token of a tree (row) sees each other one (column), bool `(n, n)`.
+
+        A token sees itself and the tokens on the way to it. None for a line.
+        """
         if self.parents is None:
             return None
         sees: Array = np.eye(len(self.parents), dtype=bool)

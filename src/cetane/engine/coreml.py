@@ -27,7 +27,7 @@ class Compilable(Protocol):
         """The package of a shard."""
 
     def functions(self, name: str) -> tuple[Function, ...]:
-        """Its functions."""
+        """The functions of a shard."""
 
 
 class CoreMLProgram:
@@ -56,8 +56,11 @@ class CoreMLProgram:
 
 
 class CoreMLBackend:
-    """Compiles each shard once. The cache keeps the result under the digest of its source and the
-    system's build."""
+    """Compiles each shard once. The cache folder keeps the result under the digest of its source
+    and the system's build.
+
+    Raises CetaneError on a system without macOS 15.
+    """
 
     name, by_rows = "coreml", False
     dtype: type[np.floating[Any]] = np.float16
@@ -93,7 +96,7 @@ class CoreMLBackend:
         remove(self._target(shard))
 
     def _target(self, shard: str) -> Path:
-        """The path of a compiled shard. It names the system's build, since others cannot load
-        it."""
+        """The path of a compiled shard. It names the system's build, since other builds cannot
+        load the shard."""
         name = f"{self.shards.digest[:16]}-{shard}-{os_build()}.mlmodelc"
         return cache_dir() / "compiled" / name

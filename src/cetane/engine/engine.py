@@ -65,8 +65,10 @@ class Engine:
         shards: Collection[str] | None = None,
         last: bool = False,
     ) -> None:
-        """Run prepared calls of sessions through all shards, or only `shards`. Each opens once.
-        With `last`, the sessions take no calls after these."""
+        """Run prepared calls of sessions through all shards, or only `shards`.
+
+        Each shard opens once. With `last`, the sessions take no calls after these.
+        """
         run([(session.execution, calls) for session, calls in work], self.shards, shards, last)
 
     def open(self, shard: str) -> OpenShard:

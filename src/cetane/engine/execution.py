@@ -28,8 +28,8 @@ from cetane.schema.interface import (
 )
 
 Watch = Callable[[Step | Route, str, Array, int], None]
-"""Called with the step, the name and value of every output, and its number of tokens without
-padding."""
+"""Called with the step, the name and value of every output, and the call's number of tokens
+without padding."""
 
 
 class Execution:
@@ -50,8 +50,10 @@ class Execution:
         """MLStates, by the owner of their functions."""
 
     def width(self, steps: Steps, tokens: int, count: int) -> int:
-        """The columns of a call of `count` tokens, whose functions take `tokens`: as few as all of
-        them may have. An expert's are its own."""
+        """The width of a call of `count` tokens: the smallest that all its functions have.
+
+        It is at most `tokens`, their full width. Experts do not count: they choose their own width.
+        """
         if count == tokens:
             return tokens
         fewer = [
@@ -137,7 +139,7 @@ class Execution:
     def _call(self, shard: str, function: Function, inputs: Arrays, width: int) -> Arrays:
         """Call a shard's function for `width` tokens, with the MLStates of this sequence.
 
-        An expert has none, though functions of its owner do.
+        An expert has no MLStates, though other functions of its owner do.
         """
         if not function.states:
             return self.shards.call(shard, function, inputs, None, width)
@@ -159,7 +161,7 @@ class Execution:
             running.logits.add(sink, value)
 
     def take(self, other: "Execution") -> None:
-        """Go on from what another sequence of this plan holds."""
+        """Continue from the memory and the MLStates of another sequence of this plan."""
         self.memory.take(other.memory)
         self.states = {
             owner: OwnedStates(self.shards, states.shard, states)
@@ -167,7 +169,7 @@ class Execution:
         }
 
     def forget(self, shard: str) -> None:
-        """Give back the caches and MLStates that only this shard, and those before it, use."""
+        """Drop the caches that no later shard reads, and the MLStates of this shard."""
         names = self.shards.names
         later = names[names.index(shard) + 1 :]
         read = {
@@ -186,8 +188,9 @@ class Execution:
 class OwnedStates:
     """The MLStates of one owner in one sequence: one for each capacity that it has reached.
 
-    A smaller one stays after it was copied, for a session that rewinds to a mark before that: no
-    mask shows a slot before it is written again.
+    After its contents were copied, a smaller one stays for a session that rewinds to an earlier
+    mark. Slots that were written after the mark do no harm: no mask shows a slot before it is
+    written again.
     """
 
     def __init__(self, shards: OpenShards, shard: str, before: "OwnedStates | None" = None) -> None:
@@ -198,7 +201,7 @@ class OwnedStates:
         """The function of the last call."""
 
     def of(self, function: Function) -> States:
-        """The states for a function, with what those of a smaller capacity held."""
+        """The states for a function. The contents of smaller ones are copied into them first."""
         size, last = capacity(function), self.last
         if size not in self.made:
             self.made[size] = self.shards.make_state(self.shard, function)
@@ -212,7 +215,10 @@ class OwnedStates:
 
 
 def copy_states(function: Function, source: States, target: States) -> None:
-    """Copy states into the first slots of larger ones, those of `function`."""
+    """Copy states into the first slots of larger ones, which are made for `function`.
+
+    Raises CetaneError if Core ML refuses.
+    """
     for state in function.states:
         try:
             held = source.read_state(state.name)
@@ -225,14 +231,14 @@ def copy_states(function: Function, source: States, target: States) -> None:
 
 
 def capacity(function: Function) -> float:
-    """The tokens that the states of a function hold, of one owner; the context is the largest."""
+    """The tokens that a function's states hold; infinity for the whole context."""
     return inf if function.capacity is None else function.capacity
 
 
 def chosen(route: Route, scores: Array) -> Iterator[tuple[int, Array]]:
-    """The functions of a route that tokens choose, and the columns of these tokens.
+    """The places in `route.experts` that tokens choose, each with the columns of these tokens.
 
-    `scores (experts, n)`.
+    `scores` is `(experts, n)`.
     """
     if route.adds:
         for number in range(len(route.experts)):
@@ -250,11 +256,11 @@ def run(
     only: Collection[str] | None = None,
     last: bool = False,
 ) -> None:
-    """Run the calls of several sequences through all shards, or `only` some. Each opens once.
+    """Run the calls of several sequences through all shards, or `only` some. Each shard opens once.
 
     All tokens are known, so a call need not wait for the last shard of the call before: it needs
-    only the caches of its current shard. With `last`, no calls follow: each shard's caches go when
-    it is done.
+    only the caches of its current shard. With `last`, no calls follow, so a finished shard drops
+    its caches.
     """
     with shards.host_clock():
         for name in shards.names:

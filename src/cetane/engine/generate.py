@@ -27,7 +27,10 @@ def open_engine(bundle: Bundle, backend: str = "auto") -> Engine:
 
 def open_backend(shards: Compilable, backend: str = "auto") -> Backend:
     """A backend by name. `auto` is Core ML on a Mac; elsewhere it is cetane's executor, in its
-    fastest arithmetic. `coreml:CPU_AND_GPU`, and so on, is Core ML on other compute units."""
+    fastest arithmetic. `coreml:CPU_AND_GPU`, and so on, is Core ML on other compute units.
+
+    Raises CetaneError for an unknown name.
+    """
     name, _, units = backend.partition(":")
     if name not in BACKENDS:
         raise CetaneError(f"unknown backend {name!r}; known: {', '.join(BACKENDS)}")
@@ -40,7 +43,7 @@ def open_backend(shards: Compilable, backend: str = "auto") -> Backend:
 
 
 def known_units(name: str) -> ComputeUnits:
-    """Compute units by name; the default for an empty name."""
+    """Compute units by name; the default for an empty name. Raises CetaneError for others."""
     for units in UNITS:
         if units == (name or UNITS[0]):
             return units
@@ -74,10 +77,11 @@ def generate(
     stop: Sequence[int] = (),
     drafts: DraftSource | None = None,
 ) -> Generator[int, None, Ending]:
-    """Feed the prompt, then yield up to `max_new` tokens. A stop token ends it, and is not yielded.
+    """Feed the prompt, then yield up to `max_new` tokens.
 
-    A full context ends it too. Returns why it ended. The session holds every yielded token but the
-    last: feed that first when the conversation goes on. `drafts` change only the speed.
+    A stop token ends the generation, and is not yielded. A full context ends it too.
+    Returns the reason. The session holds every yielded token but the last: feed that first when
+    the conversation goes on. `drafts` change only the speed.
     """
     if drafts is not None:
         drafts.begin(session, prompt)
@@ -100,7 +104,8 @@ def extend(
     """Generate as `generate` does, after a prompt that the session holds.
 
     `logits` are those after the prompt, `(V,)`. `drafts` have begun. `note` is called with every
-    new token, a stop token too, and the logits from which it was chosen, before the token comes.
+    new token, a stop token too, and the logits from which it was chosen, before the token is
+    yielded.
     """
     if drafts is not None:
         drafts.read()

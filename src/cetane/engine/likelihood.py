@@ -58,8 +58,8 @@ def likelihoods(
 ) -> tuple[list[TokenLikelihood], Fed]:
     """The scores of all tokens from position `start` >= 1 on, and the session that holds them.
 
-    Only one call's logits are in memory at a time. A start that is known is not computed again. The
-    options are those of `Prefixes.feed`.
+    Only one call's logits are in memory at a time. Tokens that a kept session holds are not
+    computed again. The options are those of `Prefixes.feed`.
     """
     scores: list[TokenLikelihood] = []
 

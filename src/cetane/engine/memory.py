@@ -106,8 +106,8 @@ class Memory:
     def place(self, tokens: Array, width: int, parents: tuple[int, ...] | None = None) -> Call:
         """A call of the next tokens, in a function of `width` tokens; `parents` as in `Call`.
 
-        Each token of a tree has a slot of its own. Its position is that of its depth, so tokens of
-        different branches may share one.
+        Each token of a tree has a slot of its own. Its position follows from its depth, so tokens
+        of different branches may share a position.
         """
         columns = self.position + np.arange(len(tokens))
         positions = columns if parents is None else self.position + depths(parents)
@@ -207,8 +207,11 @@ class Memory:
 
 
 def zeros(inputs: Sequence[Input], source: type[Any], dtype: type[np.floating]) -> Arrays:
-    """Arrays for what a kind of source names, each in the smallest shape of any function: int8
-    where the input is, else of `dtype`. Pages that nothing is written into take no memory."""
+    """Zeros for all inputs of one kind of source, by the source's name.
+
+    Each array has the smallest shape of any function. It is int8 where the input is, else of
+    `dtype`. Pages without a write take no memory.
+    """
     smallest: dict[str, Input] = {}
     for item in inputs:
         if isinstance(item.source, source):
@@ -240,7 +243,7 @@ def folded(matrices: Array, columns: Array, groups: int) -> Array:
     keys, values, decays = np.split(new, at, axis=1)
     decays = decays.reshape(layers, heads, groups, -1)
     ends = decays.sum(-1, keepdims=True)
-    later = np.exp(ends - decays.cumsum(-1))  # what the tokens after each one leave of it
+    later = np.exp(ends - decays.cumsum(-1))  # the share of a token that the later decays leave
     rows = values.reshape(layers, heads, groups, width // groups, -1) * later[:, :, :, None]
     added = keys.reshape(layers, heads, size, -1) @ rows.reshape(layers, heads, width, -1).swapaxes(
         2, 3
@@ -252,7 +255,7 @@ def folded(matrices: Array, columns: Array, groups: int) -> Array:
 
 
 def depths(parents: Sequence[int]) -> Array:
-    """The depth of every token of a tree; 0 for those that follow the last token before it."""
+    """The depth of every token of a tree; 0 for tokens that follow the text before the tree."""
     result: list[int] = []
     for parent in parents:
         result.append(result[parent] + 1 if parent >= 0 else 0)
@@ -263,7 +266,7 @@ def place(group: Slots, held: Array, columns: Array, positions: Array, width: in
     """The slots of a call of `width` columns, in a group whose slots hold the positions `held`.
 
     `columns` are the positions of its tokens if they were a line; they decide the slots.
-    `positions` are their true positions. Columns after those are padding.
+    `positions` are their true positions. All further columns are padding.
     """
     reads, count = group.form(width) == "readonly", len(positions)
     padded = np.concatenate([positions, np.full(width - count, EMPTY)])

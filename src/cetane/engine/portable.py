@@ -86,8 +86,9 @@ class PortableBackend:
     - fp16 runs the reference, which rounds every result as an fp16 machine would.
     - ane is fp16, with attention's products as an ANE was seen to compute them.
     - stored is fp32, but weights stay in the bits in which they are stored. Palettes of more than 6
-      bits are rounded to 8, one scale for 32 inputs; inputs of products to 15 bits, where the
-      processor multiplies words. `cetane run` uses it, so its functions are kept between runs.
+      bits are rounded to 8 bits, with a scale for every 32 inputs. Where the processor multiplies
+      words (16-bit integers), inputs of products are rounded to 15 bits. `cetane run` uses this
+      arithmetic, so its functions are kept between runs.
     """
 
     name = "portable"

@@ -46,7 +46,7 @@ class KnownPrompt:
     def shared(self, calls: Sequence[PromptCall], logits: bool) -> int:
         """The number of the first `calls` that need not run again.
 
-        If their `logits` are needed, the last of all runs again unless its logits were kept.
+        With `logits`, the last of the calls runs again unless its logits were kept.
         """
         pairs = zip(self.calls, calls, strict=False)
         same = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
@@ -128,7 +128,7 @@ class Prefixes:
         for number, call in enumerate(calls[shared:], shared):
             check()
             scored, last = number >= len(unscored), number == len(calls) - 1
-            known.logits = None  # of the calls before: `check` may end this prompt
+            known.logits = None  # they are an earlier call's, and `check` may end this prompt
             try:
                 made = known.session.feed(
                     call.tokens, "all" if scored else "last" if last else "none"

@@ -79,7 +79,8 @@ class PreparedProgram:
                 except CetaneError:
                     _removed(folder)
                     continue
-                for used in (folder, self._folder):  # `trim` asks the first, the doctor the second
+                # `trim` reads the time of the first folder, the doctor that of the second.
+                for used in (folder, self._folder):
                     with suppress(OSError):
                         os.utime(used)
                 return prepared

@@ -12,9 +12,9 @@ from cetane.engine.backend import Array
 from cetane.errors import CetaneError
 
 MOST_HEAT = sys.float_info.max
-"""The largest temperature. With an infinite one, minus infinity would become NaN."""
+"""The largest temperature. Minus infinity divided by an infinite one would be NaN."""
 TOP_P_SORTED = 256
-"""The tokens that are sorted first for `top_p`. They nearly always sum to it."""
+"""How many of the likeliest tokens `top_p` sorts first. They nearly always sum to it."""
 
 
 class Constraint(Protocol):
@@ -38,6 +38,7 @@ class Sampler:
 
     temperature: float = 0.0
     top_k: int = 0
+    """0 keeps all tokens."""
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
@@ -66,7 +67,7 @@ class Sampler:
                 raise CetaneError(f"{name} = {value}: must be between {low} and {high}")
         for token, bias in self.logit_bias.items():
             if not bias < np.inf:  # minus infinity forbids a token
-                raise CetaneError(f"logit bias of token {token} = {bias}: must be a number")
+                raise CetaneError(f"logit bias of token {token} = {bias}: must be finite or -inf")
         self.random = np.random.default_rng(self.seed)
 
     @property
@@ -145,8 +146,10 @@ def largest(scores: Array, count: int) -> Array:
 
 
 def nucleus(probabilities: Array, least: float) -> Array:
-    """Whether each token is one of the likeliest that sum to `least`, bool `(V,)`: the first of
-    them always is, and of equals the first."""
+    """Whether each token is one of the likeliest that sum to `least`, bool `(V,)`.
+
+    The likeliest token always is. Of equally likely tokens, the lower id comes first.
+    """
     count = TOP_P_SORTED
     while True:
         order = largest(probabilities, count)

@@ -50,8 +50,8 @@ class Schedule:
             for logits, steps in ((True, modes[mode].steps), (False, modes[mode].silent))
         }
         self._written = any(group.contract in ("stateful", "shift") for group in self.groups)
-        """Whether padding takes slots: a state's is written, and for each column of a call a cache
-        that shifts loses its oldest one."""
+        """Whether padding takes slots. A graph writes padding into a state, and every column of a
+        call pushes the oldest one out of a cache that shifts."""
         self._skipping = {mode for mode, chosen in self.modes.items() if skips(plan, chosen)}
         """Modes whose silent calls skip layers beside the head."""
 

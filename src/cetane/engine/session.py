@@ -14,7 +14,7 @@ from cetane.errors import CetaneError
 from cetane.schema.recipe import Mode
 
 MOST_COUNTS = 16
-"""The widest call of which each number of tokens is a cost of its own."""
+"""The widest call for which `counts` lists every number of tokens: each needs measurements."""
 
 
 class Session:
@@ -71,8 +71,10 @@ class Session:
         return self.schedule.widths(self.position)
 
     def counts(self, most: int) -> list[int]:
-        """The numbers of tokens of a call that differ in cost, up to the least that takes `most`
-        tokens, ascending."""
+        """The numbers of tokens at which the cost of a call changes, ascending.
+
+        The last is the narrowest width that takes `most` tokens, or else the widest.
+        """
         widths = self.widths
         widest = min((width for width in widths if width >= most), default=max(widths, default=0))
         if self.execution.shards.backend.by_rows and widest <= MOST_COUNTS:
@@ -154,7 +156,7 @@ class Session:
         self.memory.accept(evaluated.call, evaluated.writes, path)
 
     def _acceptable(self, count: int) -> Running:
-        """The last evaluated call. Raises CetaneError if it has not so many tokens to accept."""
+        """The last evaluated call. Raises CetaneError if it has fewer than `count` tokens."""
         evaluated = self._evaluated
         most = 0 if evaluated is None else len(evaluated.call.tokens)
         if evaluated is None or not 0 <= count <= most:
@@ -162,7 +164,7 @@ class Session:
         return evaluated
 
     def take(self, other: "Session") -> None:
-        """Go on from what another session holds, which stays as it was. The other engine may have
+        """Continue from the tokens of another session, which stays unchanged. Its engine may have
         another backend, but must have the same plan."""
         self._evaluated = None
         self.execution.take(other.execution)
@@ -195,7 +197,7 @@ class Session:
         logits: bool,
         parents: tuple[int, ...] | None = None,
     ) -> Running:
-        """A call, and room for it: the memory grows, and never shrinks but by `rewind`."""
+        """A call, with room for it: the memory grows, and only `rewind` shrinks it."""
         fitting = schedule.capacity(self.position, len(ids), mode)
         if fitting.tokens > self.memory.capacity:
             self.memory.grow(fitting.tokens, fitting.caches)
@@ -226,5 +228,5 @@ def gather(calls: Sequence[Running], wanted: Wanted) -> Array | None:
         return None
     rows = [c.logits.rows for c in calls if c.logits is not None and c.logits.rows is not None]
     if wanted == "last":
-        return rows[-1][-1].copy()  # else who keeps it would keep the rows of the whole call
+        return rows[-1][-1].copy()  # a view would keep the rows of the whole call in memory
     return np.concatenate(rows)

@@ -13,13 +13,16 @@ from cetane.errors import CetaneError
 from cetane.schema.function import Function
 
 RECENT = 1000
-"""Calls of a function whose times are kept: a server makes calls for days."""
+"""How many of a function's latest calls keep their times: a server makes calls for days."""
 
 
 @lru_cache(maxsize=1024)  # every output of every call asks
 def sizes_of(shape: tuple[int, ...], missing: int) -> set[int]:
-    """The elements that an output of this shape may have in a call of fewer tokens: all, or one
-    axis has as many fewer places. It may be longer than the tokens: a window is before them."""
+    """The numbers of elements that an output may have in a call with `missing` fewer tokens.
+
+    Either it has all elements of `shape`, or one axis is shorter by `missing`. That axis may be
+    longer than the tokens, since a window can precede them.
+    """
     whole = prod(shape)
     return {whole, *(whole // size * (size - missing) for size in shape if size > missing)}
 
@@ -73,7 +76,7 @@ class OpenShards:
             return shard.make_state(function.name)
 
     def narrower(self, name: str, function: Function) -> dict[int, str]:
-        """The names of a function for fewer tokens, by their number, where a shard has such."""
+        """The names of a function's narrower forms, by their number of tokens, if it has any."""
         key = name, function.name
         if key not in self._narrower:
             shard = self.open(name) if self.resident and self.backend.by_rows else None
@@ -85,8 +88,8 @@ class OpenShards:
     def call(
         self, name: str, function: Function, inputs: Arrays, state: Any, width: int | None = None
     ) -> Arrays:
-        """Run a function of a shard, with `width` for so few tokens. Raises CetaneError if its
-        outputs do not fit the plan."""
+        """Run a function of a shard, in its form for `width` tokens if that is given. Raises
+        CetaneError if its outputs do not fit the plan."""
         shard, tokens = self.open(name), function.tokens
         width = tokens if width is None else width
         called = function.name if width == tokens else self.narrower(name, function)[width]

@@ -15,7 +15,7 @@ class Draft:
     """Proposed next tokens: a line, or a tree in which several tokens may follow one."""
 
     tokens: tuple[int, ...] = ()
-    """A token comes before all that follow it; those that may follow one token all differ."""
+    """A token comes before all that follow it; tokens after the same token all differ."""
     kind: str = ""
     """The drafter, and after a dash the length of its match or how sure it is; acceptance is
     counted by kind."""
@@ -37,7 +37,7 @@ class Draft:
         return self.kind.partition("-")[0]
 
     def first(self, count: int) -> "Draft":
-        """The draft without its tokens after `count`."""
+        """The draft with its first `count` tokens only."""
         return Draft(
             self.tokens[:count], self.kind,
             None if self.distributions is None else self.distributions[:count],
@@ -88,10 +88,10 @@ def verify(rows: Array, draft: Draft, sampler: Sampler) -> list[int]:
     """The accepted tokens of a draft, then one token that the target chooses itself.
 
     `rows` are the target's logits `(1 + len(draft.tokens), V)`, after the token before the draft
-    and after each of its tokens. Without a draft this is a plain step. The sampler keeps all of
-    them. For drafts that were not drawn at random, the target draws its own token from p, and a
-    drafted token is accepted if it is the same. So a seed gives one text, with such drafts and
-    without.
+    and after each of its tokens. Without a draft this is a plain step. The sampler keeps every
+    token of the result. For a draft that was not drawn at random, the target draws its own token
+    from p. A drafted token is accepted if it is that one. So a seed gives one text, with such
+    drafts and without.
     """
     new: list[int] = []
     place: int | None = -1

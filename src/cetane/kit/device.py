@@ -1,4 +1,4 @@
-"""What is kept of a device's measurements, with a bundle's gates."""
+"""What a bundle's gates keep of a device's measurements."""
 
 from typing import Annotated
 
@@ -22,8 +22,8 @@ class DeviceResult(Data):
     """Whether the machine computed what was expected."""
     machine: str
     device: bool
-    """Whether that machine has a Neural Engine. Else nothing is kept, and neither is what ran on
-    other compute units than processor and Neural Engine."""
+    """Whether that machine has a Neural Engine. A bundle keeps a result only then, and only if it
+    ran on CPU_AND_NE."""
     date: str
     compute_units: str
     chip: str | None
@@ -35,8 +35,9 @@ class DeviceResult(Data):
     figures: Figures
     compared: tuple[SpeedCompared, ...]
     rules: tuple[Refuted, ...]
+    """Rules of the audit that the measurements contradict."""
     measured_ops: int
-    """Ops whose place the machine gave."""
+    """The number of ops whose device the machine told."""
     faults: tuple[str, ...]
     refusals: tuple[str, ...]
     """Lines in which Apple's compilers refused something."""
@@ -54,5 +55,7 @@ class EnergyResult(Data):
     seconds: float
     watts: dict[str, Watts]
     joules_per_token: dict[str, Watts] | None
+    """Joules by rail; None without a number of tokens."""
     ane_silent: bool
+    """Whether the meter gave 0 W, or nothing, for the Neural Engine."""
     caveats: tuple[str, ...]

@@ -17,7 +17,7 @@ from cetane.schema.plan import Plan
 from cetane.validation import validated
 
 BEYOND = 10
-"""How many times faster than its chip's published rate a program may read its weights."""
+"""The largest multiple of a chip's published rate at which a program may read its weights."""
 FASTEST = 2000.0
 """GB/s, for a chip without a published rate."""
 KNOWN_OPS = 0.5
@@ -25,7 +25,8 @@ KNOWN_OPS = 0.5
 
 
 def expected_of(bundle: Bundle) -> Expectation:
-    """What a bundle should compute: as the kit's writer kept it, else computed again."""
+    """What a bundle should compute: as the kit's writer kept it, else computed again. Raises
+    CetaneError for a kept file that is damaged."""
     kept = bundle.gates().get(GATE, {})
     if "functions" in kept:
         content = {name: value for name, value in kept.items() if name != "bundle"}
@@ -97,7 +98,7 @@ def check_reason(
 def judge(
     measurements: Measurements, recorded: RecordedBundle, expected: Expectation
 ) -> tuple[Check, ...]:
-    """The checks of the device gate. What is expected and was not recorded fails."""
+    """The checks of the device gate. A figure that is expected and was not recorded fails."""
     finished = at_least("finished", float(measurements.finished), 1.0)
     functions = check_functions(recorded, expected.functions)
     return (finished, *functions, *check_probes(recorded, expected.positions))
@@ -106,7 +107,8 @@ def judge(
 def check_functions(
     recorded: RecordedBundle, expected: Mapping[str, Sequence[str]]
 ) -> Iterator[Check]:
-    """Every function was called alone; its outputs are finite, and near in fp16's limits."""
+    """Checks that every function was called alone, and that its outputs are finite and near those
+    expected, within fp16's limits."""
     made = {n: f.predict for n, f in recorded.functions.items() if f.predict and n in expected}
     yield at_least("called functions", len(made), len(expected))
     finite = sum(one.finite for one in made.values())
@@ -121,7 +123,8 @@ def check_functions(
 def check_probes(
     recorded: RecordedBundle, expected: Mapping[str, Sequence[int]]
 ) -> Iterator[Check]:
-    """Finite, near in fp16's limits, and the same token wherever the choice is no tie."""
+    """Checks that logits are finite and near those expected, within fp16's limits, and choose the
+    same token wherever the choice is no tie."""
     ask = limits().fp16
     positions = [position for probe in recorded.probes.values() for position in probe]
     yield at_least("probed positions", len(positions), sum(map(len, expected.values())))
@@ -137,7 +140,7 @@ def check_probes(
 
 
 def chosen(position: ProbePosition) -> int | None:
-    """The token that the device would choose."""
+    """The token that the device would choose; None if its logits are not finite."""
     return position.top[0][0] if position.finite and position.top else None
 
 

@@ -20,6 +20,7 @@ LARGEST = 1 << 28
 """Bytes of the largest file that is read."""
 HINT = "measure.py of a kit writes it; cetane kit BUNDLE makes a kit"
 DAY_MS = 8.64e7
+"""Milliseconds of a day: no measured time is longer."""
 
 
 def one_line(text: str) -> str:
@@ -32,7 +33,7 @@ Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=2**48)]
 Text = Annotated[str, StringConstraints(max_length=1000), AfterValidator(one_line)]
 Label = Literal["A", "B"]
-"""A bundle of the kit."""
+"""The name of a bundle in its kit."""
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Token = Annotated[int, Field(ge=0, lt=2**24)]
@@ -66,7 +67,7 @@ class Machine(Data):
 
 
 class MeasuringOptions(Data):
-    """How it measured."""
+    """The options with which the script measured."""
 
     compute_units: Literal["CPU_AND_NE", "ALL", "CPU_ONLY", "CPU_AND_GPU"]
     rounds: Annotated[int, Field(ge=0, le=10_000)]
@@ -98,7 +99,7 @@ class Predictions(Spread):
 
 
 class RecordedFunction(Data):
-    """One function. What a fault cut off is missing."""
+    """One function. Figures that a fault cut off are None."""
 
     shard: Name
     function: Name
@@ -132,7 +133,7 @@ class ProbePosition(Data):
 
 
 class OpenedChain(Data):
-    """The bundle, opened whole."""
+    """The bundle, opened whole, and a first turn of one step."""
 
     open_ms: Ms
     load_ms: dict[Name, Ms]
@@ -202,6 +203,8 @@ class Energy(Data):
 
 
 class MeasuredJob(Data):
+    """The state of a job, and how often it was begun."""
+
     state: Literal["running", "begun", "done", "fault"]
     tries: Annotated[int, Field(ge=1, le=100)]
 
@@ -248,7 +251,8 @@ class Measurements(Data):
         return self.begun[:10]
 
     def label(self, digest: str) -> Label:
-        """The label of the bundle with this digest. Raises CetaneError if it is another one's."""
+        """The label of the bundle with this digest. Raises CetaneError if the record has
+        none."""
         for label, bundle in self.bundles.items():
             if bundle.digest == digest:
                 return label

@@ -1,7 +1,7 @@
 """The probes of a kit: calls with known tokens, and the logits that cetane's executor expects.
 
-The golden gate compared that executor's arithmetic with the Hugging Face model. So a Mac needs only
-to be compared with the executor.
+The golden gate compared that executor's arithmetic with the Hugging Face model. So a kit compares a
+Mac only with the executor.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class Expected:
 def expected_probes(bundle: Bundle) -> list[Expected]:
     """The probes of a bundle: a prompt and decoded text, and verifying calls if it has any.
 
-    They are the same for the same bundle. Of several capacities they use only the context.
+    They are the same for the same bundle. Of several capacities they use only the largest.
     """
     plan = bundle.plan.at(bundle.plan.recipe.cache.context)
     backend = PortableBackend(bundle, "fp32")
@@ -122,12 +122,13 @@ def last_row(call: Running) -> Array:
 
 @dataclass
 class ExampleCall:
-    """The first call of a function: its inputs but the empty ones, its outputs, and the shapes of
-    the empty ones, which are caches, histories and matrices."""
+    """The first call of a function. Caches, histories and matrices are empty in it."""
 
     inputs: Arrays
+    """All inputs that are not empty."""
     outputs: Arrays
     zeros: dict[str, tuple[int, ...]]
+    """The shapes of the empty inputs, by name."""
 
 
 class ExampleRecorder:
@@ -145,7 +146,7 @@ class ExampleRecorder:
 
 
 class RecordedShard:
-    """A shard of a recorder."""
+    """A shard whose calls the recorder sees."""
 
     def __init__(self, recorder: ExampleRecorder, name: str, shard: OpenShard) -> None:
         self.recorder, self.name, self.shard = recorder, name, shard
@@ -172,6 +173,7 @@ class RecordedShard:
 
 
 def half(value: Array) -> Array:
+    """An array as Core ML gets it: int8, fp16 or int32."""
     if value.dtype == np.int8:
         return value
     return value.astype(np.float16) if value.dtype.kind == "f" else value.astype(np.int32)
@@ -184,8 +186,9 @@ def wide(value: Array) -> Array:
 def function_calls(bundle: Bundle) -> dict[tuple[str, str], ExampleCall]:
     """The first call of every function, at the start of a sequence, where all caches are empty.
 
-    A function that no call reached, such as an expert that no token chose, gets the inputs of
-    another with the same signature, and nothing to compare with; without one, it is left out.
+    No call reaches some functions, such as an expert that no token chose. Such a function gets the
+    inputs of another one with the same signature, and no expected outputs. Without such a twin, it
+    is left out.
     """
     plan = bundle.plan
     recorder = ExampleRecorder(PortableBackend(bundle, "fp32"), plan)

@@ -21,7 +21,7 @@ from cetane.validation import Data
 
 
 class Figures(Data):
-    """The figures of a bundle on a machine: medians of its turns. None was not measured."""
+    """The figures of a bundle on a machine: medians of its turns. None means not measured."""
 
     decode_ms: float | None = None
     decode_p95_ms: float | None = None
@@ -31,8 +31,9 @@ class Figures(Data):
     verify_ms: float | None = None
     verify_tokens: int | None = None
     load_ms: float | None = None
-    """All functions, each in a process of its own, first after compiling."""
+    """The first load of every function after it was compiled, summed. Each has its own process."""
     load_again_ms: float | None = None
+    """The second load of every function, summed."""
     peak_bytes: int | None = None
     joules_per_token: float | None = None
     """Of processor, GPU and Neural Engine together."""
@@ -96,7 +97,7 @@ def joules(energy: Energy) -> float:
 
 
 def ratios(measurements: Measurements) -> dict[str, float]:
-    """B's figures divided by A's, turn by turn, as medians; empty without two bundles."""
+    """Medians over all turns of B's figure divided by A's; empty without two bundles."""
     by_turn: dict[int, dict[str, dict[str, float]]] = {}
     for turn in measurements.turns:
         by_turn.setdefault(turn.turn, {})[turn.bundle] = {
@@ -110,7 +111,7 @@ def ratios(measurements: Measurements) -> dict[str, float]:
 
 
 def compare(own: Figures, planner: Planner, predictor: Predictor) -> Iterator[SpeedCompared]:
-    """Decode and verifying steps, measured and predicted."""
+    """Compares measured decode and verifying steps with the cost model's predictions."""
     steps: dict[Mode, float | None] = {"decode": own.decode_ms, "verify": own.verify_ms}
     for mode, ms in steps.items():
         if ms is not None and mode in planner.recipe.tokens.by_mode():
@@ -151,7 +152,10 @@ def evidence(
     predictor: Predictor,
     source: str,
 ) -> Iterator[EvidenceRow]:
-    """Decode and verify steps, and the functions of every shard, each with its work."""
+    """Rows for decode and verify steps, and for the functions of every shard, with their work.
+
+    `source` says where the figures come from.
+    """
     plan, context = planner.plan(), planner.recipe.cache.context
     model, chip, short = recorded.name, predictor.chip.id, recorded.digest[:8]
     for mode in plan.modes:

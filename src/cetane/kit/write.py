@@ -21,6 +21,7 @@ from cetane.validation import Data
 
 KIT = "kit.json"
 GATE = "kit"
+"""The name of the gate that keeps an `Expectation` with its bundle."""
 SCHEMA = 1
 LABELS: tuple[Label, ...] = get_args(Label)
 LONG_AGO = (1980, 1, 1, 0, 0, 0)
@@ -46,8 +47,11 @@ def expectation(plan: Plan, probes: list[Expected], calls: Calls) -> Expectation
 
 
 def judged_outputs(plan: Plan, key: tuple[str, str], call: ExampleCall) -> tuple[str, ...]:
-    """The outputs of a function that an error can judge. Scores of experts and whole numbers are
-    left out: a last bit may turn them around. Probes judge what follows from them."""
+    """The outputs of a function that an error can judge.
+
+    Scores of experts and whole numbers are left out, since a last bit can change them entirely.
+    Probes judge what follows from them.
+    """
     steps = [step for mode in plan.modes.values() for step in (*mode.steps, *mode.silent)]
     scores = {step.scores for step in steps if isinstance(step, Route)}
     function = plan.functions[key]
@@ -88,7 +92,7 @@ def write_folder(bundles: list[Bundle], folder: Path, progress: Progress) -> dic
 
 
 def write_script(folder: Path) -> None:
-    """The script, its modules, and a page about its use."""
+    """Write the script, its modules, and a page about its use."""
     package = resources.files("cetane")
     for name in ("measure.py", "README.md"):
         (folder / name).write_text((package / "data" / "kit" / name).read_text(encoding="utf-8"))
@@ -99,7 +103,7 @@ def write_script(folder: Path) -> None:
 
 
 def shipped(bundle: Bundle) -> dict[str, str]:
-    """The bundle's own files that a kit holds, with their paths in the bundle's folder there."""
+    """The bundle's own files that a kit holds, with their paths in the kit's folder of it."""
     plan = bundle.plan
     form = ROW_FORMATS[plan.recipe.embedding.rows]
     tables = [rotary_path(name) for name in plan.rotary]
@@ -112,8 +116,10 @@ def shipped(bundle: Bundle) -> dict[str, str]:
 
 
 def write_bundle(bundle: Bundle, folder: Path) -> dict[str, Any]:
-    """Write the host's description, inputs and probes of a bundle. Returns its entry in
-    `kit.json`."""
+    """Write the host's description, inputs and probes of a bundle. Returns its entry in `kit.json`.
+
+    Also keeps the `Expectation` with the bundle's gates.
+    """
     plan = bundle.plan
     (folder / "host.json").write_text(json.dumps(host_description(plan), sort_keys=True) + "\n")
     np.save(folder / "head-tokens.npy", plan.choosable.astype(np.int32))
@@ -149,8 +155,8 @@ def write_bundle(bundle: Bundle, folder: Path) -> dict[str, Any]:
 
 
 def host_description(plan: Plan) -> dict[str, Any]:
-    """A bundle as `measuring/host.py` reads it. Probes use only the context of several
-    capacities, so it has no other functions."""
+    """A bundle as `measuring/host.py` reads it. Probes use only the largest of several capacities,
+    so functions of smaller ones are left out."""
     functions = [
         {"shard": shard.name} | function.model_dump(mode="json")
         for shard in plan.shards

@@ -2,8 +2,8 @@
 
 `NAME.mlperf` is a folder with `report.json`. `analytics.mil` lies in Core ML's cache: MIL text in
 which every op has the chosen backend, estimated seconds by backend, and reasons for refusals. Apple
-documents neither form. They are read as Anemll's `analyze_coreml_ops.py` (3a31f6b0) reads them.
-Neither names the package, so it is found by the names of its ops' outputs.
+documents neither form. This module reads them as Anemll's `analyze_coreml_ops.py` (3a31f6b0) does.
+Neither names the package, so `owner` finds it by the names of its ops' outputs.
 """
 
 import re
@@ -30,13 +30,15 @@ from cetane.mil.program import Program
 from cetane.validation import Data, parse_json, validated
 
 LARGEST = 1 << 28
+"""Bytes of the largest file that is read."""
 REPORT = "report.json"
 UNITS = {0: "CPU_ONLY", 1: "CPU_AND_GPU", 2: "ALL", 3: "CPU_AND_NE"}
+"""Core ML's compute units by their numbers in a report."""
 BACKENDS: dict[str, Device] = {
     "ane": "ANE", "bnns": "CPU", "classic_cpu": "CPU", "mps_graph": "GPU",
 }  # fmt: skip
 SAME = 0.8
-"""The least share of a report's ops that a function must have to be the one."""
+"""The least share of a report's ops that a package must have to be the one reported."""
 
 
 class Told(Data):
@@ -62,6 +64,9 @@ class Loose(BaseModel):
 
 
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
+
+
+# The parts of `report.json` that are read. The keys are Xcode's.
 
 
 class DeviceInfo(Loose):
@@ -179,6 +184,7 @@ RUNTIME = re.compile(r'"(\w{1,40})", ([0-9a-fA-FxXpP.+-]{1,40})')
 MESSAGES = re.compile(r"ValidationMessage = dict<string, string>\(\{\{(.{1,20000}?)\}\}\)")
 MESSAGE = re.compile(r'"(\w{1,40})", "((?:[^"\\]|\\.){1,1000})"')
 LONGEST_LINE = 1 << 20
+"""Characters of the longest line that is searched."""
 
 
 def read_analytics(path: Path) -> Told:
@@ -246,7 +252,7 @@ def messages(line: str) -> dict[str, str]:
 def as_measured(
     told: Told, programs: Mapping[str, Program], packages: Mapping[str, Path], date: str
 ) -> Measured:
-    """The file as measurements of the package that it is about.
+    """What a file told, as measurements of the package that it is about.
 
     Raises CetaneError if no package has its ops, or if several have them.
     """
@@ -270,7 +276,8 @@ def as_measured(
 
 
 def owner(told: Told, programs: Mapping[str, Program]) -> str:
-    """The package whose ops these are, by the names of their outputs."""
+    """The package whose ops these are, by the names of their outputs. Raises CetaneError if none
+    has them, or if several do."""
     named = {op.output for ops in told.functions.values() for op in ops if op.output}
     shares = {
         name: len(named & outputs(program)) / max(len(named), 1)

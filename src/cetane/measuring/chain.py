@@ -20,7 +20,7 @@ from .machine import peak_bytes
 
 Json = dict[str, Any]
 TOP = 5
-"""The number of tokens whose logits are kept of every position."""
+"""The number of best tokens whose logits are kept for every position."""
 
 
 class ChainedRun:
@@ -122,8 +122,8 @@ class ChainedRun:
         return {"verify_tokens": mode["tokens"], "verify": spread(times[1:])}
 
     def decode_for(self, seconds: float) -> Json:
-        """Decode for some seconds, as one long load for a power meter. No prompt is a part of it:
-        where the context ends, the text goes on as a new one."""
+        """Decode for some seconds, as one long load for a power meter. The load contains no prompt:
+        at the end of the context, decoding goes on in an empty sequence."""
         self.host.reset()
         logits = self.read_prompt()
         begun, count, started = time.time(), 0, time.perf_counter()
@@ -137,6 +137,7 @@ class ChainedRun:
 
 def position(logits: Array, expected: Array) -> Json:
     """The agreement of one position's logits `(V,)` with the expected ones."""
+    # A head without a token gives minus infinity for it; a head that chooses gives -4e4 (MASKED).
     known = np.isfinite(expected) & (expected > -3e4)
     finite = bool(np.isfinite(logits[known]).all())
     best = np.argsort(expected)[-2:]

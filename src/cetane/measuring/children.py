@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 class ChildFault(Exception):
-    """A child that did not answer."""
+    """A child that did not answer, or that answered with an error."""
 
     def __init__(self, kind: Kind, detail: str) -> None:
         self.kind, self.detail = kind, detail
@@ -62,7 +62,7 @@ class Child:
         self.lines.put(None)
 
     def ask(self, order: Json, limit: float) -> Json:
-        """Send an order, and wait for its answer."""
+        """Send an order, and wait `limit` seconds for its answer. Raises ChildFault as `answer`."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it died: `answer` tells how
             self.process.stdin.write(json.dumps(order) + "\n")
@@ -70,7 +70,8 @@ class Child:
         return self.answer(limit)
 
     def answer(self, limit: float) -> Json:
-        """The next answer. Raises ChildFault if there is none in `limit` seconds."""
+        """The next answer. Raises ChildFault if none comes in `limit` seconds, and if the child
+        dies or answers with an error."""
         until = time.monotonic() + limit
         while True:
             try:
@@ -84,7 +85,7 @@ class Child:
             if line.startswith(MARK):
                 try:
                     content: Json = json.loads(line[len(MARK) :])
-                except ValueError:  # it died in the middle of the line, which the next one tells
+                except ValueError:  # it died within this line; the end of its output follows
                     continue
                 if "error" in content:
                     full = os.strerror(errno.ENOSPC) in content["error"]
@@ -92,7 +93,7 @@ class Child:
                 return content
 
     def errors(self) -> str:
-        """Its stderr so far."""
+        """The child's stderr so far, at most its last MiB."""
         self.stderr.flush()
         size = os.fstat(self.stderr.fileno()).st_size
         return os.pread(self.stderr.fileno(), 1 << 20, max(0, size - (1 << 20))).decode(
@@ -100,7 +101,7 @@ class Child:
         )
 
     def kill(self) -> None:
-        """End it and what it started, at once."""
+        """End the child and all processes that it started, at once."""
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
@@ -108,7 +109,7 @@ class Child:
         self.process.wait()
 
     def close(self) -> None:
-        """End it: it gets a moment to finish."""
+        """Close the child's stdin, and kill it if it does not end in 5 seconds."""
         if self.process.stdin is not None:
             with suppress(BrokenPipeError):
                 self.process.stdin.close()
@@ -123,5 +124,5 @@ MARK = "#measured "
 
 
 def tell(content: Json) -> None:
-    """In a child: answer."""
+    """Answer the parent; called in a child."""
     print(MARK + json.dumps(content), flush=True)

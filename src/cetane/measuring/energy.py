@@ -17,10 +17,11 @@ from typing import Any
 Json = dict[str, Any]
 RAILS = ("cpu", "gpu", "ane")
 LAG = 2.0
-"""Seconds at the start of a load that are left out: the counters follow it so late."""
+"""Seconds at the start of a load that are left out: the power counters lag by so much."""
 MOST_WATTS = 1000.0
 """A larger power of any rail is refused: no Mac draws it."""
 MOST_SAMPLES = 1_000_000
+"""Further samples of a file are not read."""
 CAVEATS = (
     "Power is an estimate of the system's, not to be compared across devices (powermetrics' help).",
     "Some systems report 0 mW for the Neural Engine while it works; macOS 26 and 27 changed its "
@@ -44,7 +45,7 @@ class Sample:
 
 
 def read_samples(content: bytes, interval: float = 1.0) -> list[Sample]:
-    """The samples of either meter. `interval` is macmon's, in seconds, if it has one sample only.
+    """The samples of either meter. `interval`: the seconds of a single sample of macmon.
 
     Raises BadSamples for any other file.
     """

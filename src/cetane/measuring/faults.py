@@ -19,9 +19,10 @@ REFUSALS = re.compile(
     r"|error code: ?-\d+|not supported on (the )?(ANE|Neural Engine)|ANE model load has failed",
     re.IGNORECASE,
 )
-"""Lines of stderr in which Apple's compilers refuse a program, or a part of it. The first is of
-coremltools #2758, "Falling back" of the log of Core AI's placements."""
+"""Lines of stderr in which Apple's compilers refuse a program, or a part of it. The first is from
+coremltools #2758; "Falling back" is from the log of Core AI's placements."""
 MOST_LINES, LONGEST = 20, 300
+"""The most lines that are kept, and the most characters of each."""
 
 
 def refusals(stderr: str) -> list[str]:

@@ -17,14 +17,20 @@ from .machine import peak_bytes
 
 Json = dict[str, Any]
 WARM, SAMPLES, ENOUGH = 2, 200, 5.0
-"""Predictions that are not counted; the most that are; and the seconds after which they end."""
+"""Predictions that are not counted; the most that are; and the seconds after which no further one
+begins, if there are at least ten."""
 
 
 def measure(job: Json) -> None:
     """Measure one function, and tell every phase as it ends.
 
-    `job` has `package`, `compiled`, `function` (its name, and whether the package has others),
-    `inputs` (an .npz of inputs and expected outputs), `units` and `plan`.
+    `job` has:
+
+    - `package`, `compiled`, `function`: two paths, and the function's name
+    - `several`, `stateful`: whether the package has other functions, and the function has states
+    - `inputs`: an .npz of inputs and expected outputs
+    - `zeros`, `int8`: shapes of the empty inputs by name, and names of the int8 inputs
+    - `units`, `plan`: the compute units, and whether to ask for a compute plan
     """
     compiled = Path(job["compiled"])
     if not compiled.is_dir():
@@ -74,7 +80,7 @@ def predictions(model: Any, job: Json) -> Json:
     with np.load(job["inputs"], allow_pickle=False) as arrays:
         stored = {name: arrays[name] for name in arrays.files}
     inputs = {name[3:]: value for name, value in stored.items() if name.startswith("in/")}
-    for name, shape in job["zeros"].items():  # what a new sequence keeps
+    for name, shape in job["zeros"].items():  # caches and histories of a new sequence
         inputs[name] = np.zeros(shape, np.int8 if name in job["int8"] else np.float16)
     state = model.make_state() if job["stateful"] else None
 
@@ -120,7 +126,8 @@ def spread(times: list[float]) -> Json:
 
 
 def error(value: Any, expected: Any) -> float | None:
-    """The norm of the difference over the norm of what was expected; None if one is not finite."""
+    """The norm of the difference, divided by that of the expected output. None if a value is not
+    finite, or if the sizes differ."""
     value, expected = np.asarray(value, np.float64), np.asarray(expected, np.float64)
     finite = np.isfinite(value).all() and np.isfinite(expected).all()
     if value.size != expected.size or not finite:

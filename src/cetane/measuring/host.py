@@ -20,14 +20,14 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Json = dict[str, Any]
 EMPTY, MASKED = -1, -4e4
-"""The position in a slot without a token, and the value of a mask where nothing is seen."""
+"""The position in a slot without a token, and the value of a mask for a key that is not seen."""
 
 KEPT: dict[str, type[np.generic]] = {
     "cache": np.float16,
     "history": np.float16,
     "matrix": np.float32,
 }
-"""The types of what the host keeps between calls, by its source. Caches may be int8."""
+"""The types of the buffers that the host keeps between calls, by source. Caches may be int8."""
 
 
 class LoadedModel(Protocol):
@@ -184,8 +184,8 @@ class HostCall:
         return self.hidden(self.embedding(source["table"]), self.width)
 
     def embedding(self, table: str) -> Array:
-        """Rows of a table `(C, n)`. int8 rows have a scale each, bytes of two integers of 4 bits a
-        scale for each 32 columns."""
+        """Rows of a table, fp16 `(C, n)`. An int8 row has one scale. A uint8 row holds two 4-bit
+        integers a byte, with a scale for every 32 columns."""
         name = "embedding" if table == "tokens" else f"embedding-{table}"
         rows = self.host.arrays[name][self.tokens]
         if f"{name}-scales" in self.host.arrays:
@@ -271,8 +271,8 @@ def kept_type(item: Json) -> type[np.generic]:
 
 
 def chosen(step: Json, scores: Array) -> Iterator[tuple[int, Array]]:
-    """The functions of a route that tokens choose by their scores `(experts, n)`, and the columns
-    of these tokens."""
+    """The places in `step["experts"]` that tokens choose by their scores `(experts, n)`, each with
+    the columns of these tokens."""
     if step.get("adds"):
         together = step.get("together", 1)
         for number in range(len(step["experts"])):
@@ -311,7 +311,7 @@ def padded(values: Array, width: int) -> Array:
 def place(group: Json, held: Array, positions: Array, width: int) -> tuple[Array, Array, Array]:
     """The slots after a call, the keys that it sees, and the slot of each of its tokens.
 
-    A slot is given by the position that it holds.
+    A slot is shown as the position of its token, or EMPTY.
     """
     count, contract, sinks = len(positions), group["contract"], group["sinks"]
     again = group["limited"] and width > 1 and contract in ("shift", "blend")

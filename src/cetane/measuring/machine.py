@@ -62,7 +62,7 @@ def sysctl(name: str) -> str:
 
 
 def said(*command: str) -> str:
-    """The output of a command, as one line; empty if there is no such command."""
+    """The output of a command, as one line; empty if it is absent, or takes over 20 s."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -12,6 +12,7 @@ from typing import IO
 from .energy import BadSamples, Sample, read_samples
 
 INTERVAL_MS = 500
+"""Milliseconds of a sample."""
 MACMON = ("macmon", "pipe", "-i", str(INTERVAL_MS))
 POWERMETRICS = (
     "powermetrics", "--samplers", "cpu_power,gpu_power,ane_power,thermal", "-i", str(INTERVAL_MS),
@@ -28,7 +29,7 @@ def command() -> list[str] | None:
 
 
 class Meter:
-    """A context in which power is recorded. `samples` gives what was recorded, afterwards too."""
+    """A context in which power is recorded. `samples` gives the samples, afterwards too."""
 
     def __init__(self, growing: Path | None = None) -> None:
         """`growing`: a file that a meter already writes, in place of one that is started."""
@@ -59,7 +60,7 @@ class Meter:
                 self.process.wait()
 
     def samples(self) -> list[Sample]:
-        """Raises BadSamples if the meter wrote none."""
+        """The samples so far, of all contexts. Raises BadSamples if the meter wrote none."""
         try:
             if self.growing:
                 return read_samples(self.growing.read_bytes())

@@ -14,7 +14,7 @@ from .faults import Kind, fault
 Json = dict[str, Any]
 SCHEMA = 1
 TRIES = 2
-"""How often a job is begun that this script did not survive."""
+"""The most times that the script begins a job which kills it."""
 
 
 class Halt(Exception):
@@ -88,14 +88,14 @@ class RunRecord:
         self.save()
 
     def stop(self, job: str, reason: str) -> None:
-        """Halt for a full disk, which is no fault of the job: it is tried again."""
+        """Raise Halt for a full disk. That is no fault of the job, so the job is tried again."""
         self.add_fault(job, "", "disk full", reason)
         self.content["jobs"].setdefault(job, {"tries": 1})["state"] = "begun"
         self.save()
         raise Halt(f"{reason}; free some space and run this again: it resumes")
 
     def interrupt(self) -> None:
-        """Take back what runs: the user stopped it, so it brought nothing down."""
+        """Take back the running job's try: the user stopped it, which is no fault of the job."""
         jobs = self.content["jobs"]
         for name, job in [*jobs.items()]:
             if job["state"] == "running":

@@ -32,7 +32,11 @@ SPARE = 500_000_000
 
 
 def main(folder: Path, arguments: list[str]) -> int:
-    """Measure the kit in `folder`. Returns 0, 1 if there are faults, 2 or 3 if it stopped."""
+    """Measure the kit in `folder`. Returns the exit code.
+
+    It is 0, 1 if there are faults, 3 if the script had to stop, 130 if the user stopped it. As a
+    child, it is 1 after an error. Wrong options exit with 2, SIGTERM with 143.
+    """
     if arguments[:1] == ["--child"]:
         job = json.loads(arguments[1])
         return child(job)
@@ -57,7 +61,7 @@ def parse(arguments: list[str], folder: Path) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=600, help="seconds for one answer")
     parser.add_argument("--rounds", type=at_least(0), default=6, help="turns of every bundle")
     parser.add_argument("--steps", type=at_least(1), default=64, help="decoded tokens of a turn")
-    parser.add_argument("--energy", type=float, default=20, help="seconds; 0 for none")
+    parser.add_argument("--energy", type=float, default=20, help="seconds of load; 0 for none")
     parser.add_argument("--idle", type=float, default=10, help="seconds of rest before each load")
     parser.add_argument("--power", type=Path, help="a file that powermetrics or macmon writes")
     parser.add_argument("--no-plan", action="store_true", help="do not ask for compute plans")
@@ -115,7 +119,7 @@ class BundleMeasurement:
         )
 
     def run(self) -> int:
-        """All jobs that are still to do. Returns the exit code."""
+        """Do all jobs that are still to do. Returns the exit code."""
         try:
             self.jobs()
         except (KeyboardInterrupt, SystemExit):
@@ -202,7 +206,7 @@ class BundleMeasurement:
         self.record.close(name, failed)
 
     def keep(self, kept: Json, job: str, phase: str, answer: Json) -> None:
-        """Keep a phase's figures."""
+        """Put a phase's figures into the record, under `kept`."""
         match phase:
             case "compile" | "load" | "load again":
                 kept[f"{phase.replace(' ', '_')}_ms"] = answer["ms"]
@@ -215,7 +219,7 @@ class BundleMeasurement:
         self.record.save()
 
     def probes(self, chains: dict[str, OpenChain]) -> None:
-        """The probes of every bundle."""
+        """Run the probes of every bundle."""
         for label, bundle in self.kit["bundles"].items():
             for index, probe in enumerate(bundle["probes"]):
                 answer = chains[label].ask(
@@ -234,7 +238,7 @@ class BundleMeasurement:
                     chains[label].done()
 
     def turns(self, chains: dict[str, OpenChain]) -> None:
-        """The bundles in turns: A B, then B A, so that a machine that warms up is fair to both."""
+        """Measure the bundles in turns: A B, then B A, so that warming up affects both alike."""
         labels = list(chains)
         for turn in range(self.options.rounds):
             say(f"turn {turn + 1} of {self.options.rounds}")
@@ -248,13 +252,13 @@ class BundleMeasurement:
                     chains[label].done()
 
     def energy(self, chains: dict[str, OpenChain]) -> None:
-        """The energy of decoding, if there is a power meter."""
+        """Measure the energy of decoding, if there is a power meter."""
         meter = Meter(self.options.power)
         if not self.options.energy or meter.name is None:
             return
         for label, chain in chains.items():
             job = f"{label}/energy"
-            if self.record.ended(job):  # before this run was resumed
+            if self.record.ended(job):  # in the run that this one resumes
                 continue
             time.sleep(self.options.idle)
             with meter:

@@ -1,4 +1,4 @@
-"""Answers, as OpenAI's API defines them."""
+"""Answers, as OpenAI's API defines them. Log probabilities are in nats."""
 
 from typing import Any, Literal
 
@@ -87,7 +87,7 @@ class ChatChunkChoice(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """Lists with an entry for each token; that of a prompt's first token is null."""
+    """Lists with an entry for each token. The scores of a prompt's first token are null."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

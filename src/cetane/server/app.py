@@ -41,7 +41,7 @@ Kind = TypeVar("Kind", bound=RequestBody)
 Result = TypeVar("Result")
 
 GONE = Response(status_code=499)
-"""For a client that has left; nobody reads it."""
+"""The response to a client that has left, which nobody reads. 499 is nginx's status for it."""
 
 
 class Service:
@@ -65,7 +65,7 @@ class Service:
         return self.models[name]
 
     def close(self) -> None:
-        """Take no more requests; answers that are being written may end."""
+        """Take no more requests. Running answers may end within the settings' `grace` seconds."""
         for worker in self.workers:
             worker.close(self.settings.grace)
 
@@ -190,7 +190,7 @@ def add_tokenizer(router: APIRouter, service: Service) -> None:
 
 
 def routes(service: Service) -> APIRouter:
-    """All routes that need the key."""
+    """All routes that need the API key."""
     settings = service.settings
 
     def check_key(http: Request) -> None:
@@ -309,7 +309,7 @@ def serve(*bundles: str | Path, backend: str = "auto", **settings: Any) -> FastA
     """The ASGI application that serves bundles behind OpenAI's API.
 
     `backend` is as in `load`; `settings` are those of `cetane.server.settings.Settings`.
-    CetaneError for a damaged bundle or a wrong setting.
+    Raises CetaneError for a damaged bundle or a wrong setting.
 
     >>> app = cetane.serve(bundle, queue=8)
     >>> app.title

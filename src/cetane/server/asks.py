@@ -36,7 +36,8 @@ def chat_asks(request: ChatRequest, served: Served, settings: Settings) -> list[
 
 
 def completion_asks(request: CompletionRequest, served: Served, settings: Settings) -> list[Ask]:
-    """The asks of a request for completions: for every prompt, one for each choice."""
+    """The asks of a request for completions: for every prompt, one for each choice. Raises
+    ApiError."""
     prompts = completion_prompts(request, served)
     if len(prompts) > settings.prompts:
         raise ApiError(400, f"prompt: more than {settings.prompts} prompts", "prompt")
@@ -49,6 +50,7 @@ def completion_asks(request: CompletionRequest, served: Served, settings: Settin
 
 
 def check_count(count: int, settings: Settings) -> None:
+    """Raise ApiError for more answers to a prompt than the server gives."""
     if count > settings.choices:
         raise ApiError(400, f"n: at most {settings.choices}", "n", "invalid_value")
 
@@ -64,7 +66,11 @@ def asks(
     grammar: str | None,
     echo: bool = False,
 ) -> list[Ask]:
-    """The asks for prompts. `param` names the field that holds them."""
+    """The asks for prompts, one for each choice. `param` names the field that holds the prompts.
+
+    `most` are the most tokens of an answer, and `top` the likeliest tokens in each score. Raises
+    ApiError for a request that this model cannot honour.
+    """
     limit = settings.max_tokens or served.context
     if most is not None and most > limit and settings.max_tokens is not None:
         raise ApiError(400, f"max_tokens: at most {limit} here", "max_tokens", "invalid_value")
@@ -147,7 +153,7 @@ def sampling(request: GenerationRequest, served: Served, number: int) -> Samplin
 
 
 def compiled(grammar: str, served: Served, request: GenerationRequest) -> GrammarConstraint:
-    """A grammar, ready for this model."""
+    """The constraint of a grammar for this model. Raises ApiError if the model takes none."""
     param = "response_format" if request.response_format is not None else "tools"
     try:
         grammars = served.grammars
@@ -157,9 +163,9 @@ def compiled(grammar: str, served: Served, request: GenerationRequest) -> Gramma
 
 
 def chat_grammar(request: ChatRequest, served: Served) -> str | None:
-    """The grammar that a chat request asks for; None without.
+    """The grammar that a chat request asks for; None if it asks for none.
 
-    Clients say of every tool that it is `strict`. So a model that takes no grammar ignores that.
+    Many clients mark every tool as `strict`. So a model that takes no grammar ignores the mark.
     """
     template = served.tokenizer.chat_template or ""
     asked = forced_grammar(request, template) or grammar_of(request.response_format)

@@ -106,7 +106,7 @@ class Form(ABC):
         )  # fmt: skip
 
     def usage(self) -> Usage:
-        """The counts of all choices. A prompt with several choices counts once."""
+        """The tokens of all choices. A prompt with several choices counts once."""
         endings = [choice.ending for choice in self.choices if choice.ending is not None]
         firsts = endings[:: self.request.n]
         prompt, tokens = sum(e.prompt for e in firsts), sum(e.tokens for e in endings)
@@ -173,7 +173,7 @@ class ChatForm(Form):
         yield end
 
     def sure(self, choice: Choice) -> str:
-        """The text that can be sent now: what may become a call of a tool waits."""
+        """The text that can be sent now. Text that may become a call of a tool waits."""
         if not self.names:
             return choice.text[choice.sent :]
         if may_be_call(choice.text):

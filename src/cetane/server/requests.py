@@ -51,7 +51,7 @@ class JsonObjectFormat(RequestBody):
 
 
 class JsonSchema(RequestBody):
-    """A schema with its name. `strict` is always so."""
+    """A schema with its name. Answers always follow it, whatever `strict` says."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
     description: str = ""

@@ -11,7 +11,7 @@ from cetane.server.app import Service
 
 
 class Server(uvicorn.Server):
-    """A server that tells its models at once when it is asked to stop, and then ends normally."""
+    """A server that tells its workers at once when it is asked to stop, and then ends normally."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -24,7 +24,8 @@ class Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises CetaneError if the address is taken or is not ours."""
+    """A socket that listens. Raises CetaneError if the address is taken or is not
+    one of this machine."""
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(address[0], socket.SOCK_STREAM)

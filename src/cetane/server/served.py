@@ -54,7 +54,7 @@ class Served:
             if (best := best_head(self.bundle)) is not None:
                 self.head = open_runner(best, self.bundle, open_backend(best, backend))
         self.prefixes = Prefixes(self.engine, settings.prefixes, whole=self.head is not None)
-        # What the first request would otherwise wait for: functions are prepared on first use.
+        # Functions are prepared on first use, and the first request shall not wait for that.
         for adapter in self.adapters.values():
             tokens = [0] * min(max(widths), self.context)
             for start in (0, *(one.tokens for one in self.plan.smaller)):
@@ -84,16 +84,17 @@ class Served:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """CetaneError for a tokenizer that has none."""
+        """Makes the constraints of answers. Raises CetaneError if llguidance cannot read the
+        tokenizer, or if it has no stop token."""
         return Grammars(self.tokenizer, self.plan.vocab)
 
     def speculator(self, sampler: Sampler) -> Speculator | None:
-        """A speculator for one answer; None where drafts are not wanted.
+        """A speculator for one answer; None if the answer gets no drafts.
 
-        On Core ML, verifying calls may round differently. So an answer with a seed, which promises
-        to be repeated exactly, goes without. Drafts come from the answer's own text, from earlier
-        answers of this model and adapter, which this process remembers, and from the bundle's draft
-        head. They change only the speed.
+        A request with a seed promises the same answer again. On Core ML, verifying calls may round
+        differently, so such an answer gets no drafts. Drafts come from the answer's own text, from
+        earlier answers of this model and adapter, which this process remembers, and from the
+        bundle's draft head. They change only the speed.
         """
         if self.controller is None or sampler.seed is not None:
             return None

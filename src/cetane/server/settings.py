@@ -11,7 +11,7 @@ class Settings(Data):
     queue: int = Field(default=64, ge=0)
     """Requests that may wait for a model. Beyond that, the answer is 429."""
     seconds: float = Field(default=600, gt=0)
-    """The longest time of a request, waiting included."""
+    """The longest time of a request, in seconds, its wait included."""
     max_tokens: int | None = Field(default=None, ge=1)
     """The most tokens of an answer; None for the rest of the context."""
     choices: int = Field(default=16, ge=1)
@@ -19,9 +19,9 @@ class Settings(Data):
     prompts: int = Field(default=256, ge=1)
     """The most prompts of a request for completions."""
     body_bytes: int = Field(default=4 << 20, ge=1)
-    """The largest body of a request."""
+    """The largest body of a request, in bytes."""
     body_seconds: float = Field(default=30, gt=0)
-    """The longest time in which a client sends a body."""
+    """The longest time in which a client sends a body, in seconds."""
     grace: float = Field(default=10, ge=0)
     """Seconds that answers have to end when the server is stopped."""
     prefixes: int = Field(default=4, ge=0)
@@ -34,5 +34,5 @@ class Settings(Data):
     origins: tuple[str, ...] = ()
     """Origins of web pages that may call the server from a browser (CORS)."""
     hosts: tuple[str, ...] = ()
-    """Names under which clients may address the server; any if empty. Against pages that give the
-    server's address to a name of their own."""
+    """Names under which clients may address the server; any if empty. This stops web pages that
+    point a name of their own at the server's address (DNS rebinding)."""

@@ -79,7 +79,7 @@ def one_call(value: Any, names: Sequence[str]) -> MadeCall | None:
 
 
 def forced_grammar(request: ChatRequest, template: str) -> str | None:
-    """The grammar of a call that the request forces, in the template's form; None without."""
+    """The grammar of a call that the request forces, in the template's form; None without one."""
     choice = request.tool_choice
     if choice == "required":
         tools = request.tools

@@ -63,15 +63,15 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def open(self) -> None:
-        """Take jobs again after an end."""
+        """Take jobs again after `close`."""
         with self._changed:
             self._closing = False
 
     def submit(self, asks: Sequence[Ask]) -> Job:
         """Put a job into the queue. Raises ApiError if the queue is full or closed.
 
-        The first job starts the thread: another application may hold this one, and then nothing
-        tells it that it begins.
+        The first job starts the thread. Startup events cannot: an application that is mounted in
+        another one gets none.
         """
         job = Job(asks, self.settings.seconds)
         with self._changed:

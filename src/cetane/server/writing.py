@@ -34,7 +34,7 @@ class Ask:
     sampling: Sampling = field(default_factory=Sampling)
     stops: tuple[str, ...] = ()
     top: int | None = None
-    """Scores are wanted, each with so many of the likeliest tokens; None for no scores."""
+    """The number of likeliest tokens in each token's score; None for no scores."""
     echo: bool = False
     """Whether the prompt's own tokens are scored too."""
     grammar: GrammarConstraint | None = None
@@ -98,7 +98,7 @@ class HeldText:
 
 
 def overlap(text: str, stop: str) -> int:
-    """The length of the longest end of a text that begins a stop text."""
+    """The length of the longest end of a text with which a stop text begins."""
     most = min(len(text), len(stop) - 1)
     return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)
 
@@ -109,17 +109,18 @@ class Writer:
     def __init__(
         self, served: Served, ask: Ask, metrics: Metrics, check: Callable[[], None], asked: float
     ) -> None:
-        """`check` is called before every call of the model. `asked`: when the request came."""
+        """`check` is called before every call of the model. `asked`: the time of
+        the request, in `time.perf_counter` seconds."""
         self.served, self.ask, self.metrics = served, ask, metrics
         self.check, self.asked = check, asked
         self.noted: deque[TokenLikelihood] = deque()
-        """Scores of tokens that a step gave, and that have not come yet."""
+        """Scores of tokens that a step gave, and that `take` has not read yet."""
         self.scores: list[TokenLikelihood] = []
         """Scores of tokens whose text waits."""
         self.count = 0
         """The tokens of the answer so far."""
         self.last: tuple[int, float] | None = None
-        """The position of the session at the last step, and the time."""
+        """The position of the session at the last step, and the time of that step in seconds."""
 
     def write(self, emit: Callable[[Event], None]) -> Ending:
         """Write the answer; `emit` gets every piece. Returns its end, which is not emitted.

@@ -36,6 +36,7 @@ class Speed(Data):
     """Tokens per second of greedy decoding without drafts: medians of the rounds."""
     speculative: float
     ratio: float
+    """`speculative` / `plain`."""
     slowest: float
     """The smallest ratio of any prompt."""
     by_calls: float
@@ -57,7 +58,7 @@ def suite() -> dict[str, list[str]]:
 
 
 def conversations() -> list[list[str]]:
-    """What a user says, turn by turn; as many turns in each."""
+    """What a user says in each conversation, turn by turn. All have the same number of turns."""
     path = resources.files("cetane") / "data/prompts/conversations.toml"
     content: list[list[str]] = tomllib.loads(path.read_text(encoding="utf-8"))["conversations"]
     return content
@@ -65,7 +66,7 @@ def conversations() -> list[list[str]]:
 
 @dataclass(frozen=True)
 class Generation:
-    """One generation."""
+    """The tokens of one greedy answer, and their time."""
 
     tokens: list[int]
     seconds: float
@@ -150,8 +151,11 @@ def summary(
     counters: Counters,
     costs: Mapping[int, Sequence[float]],
 ) -> Speed:
-    """The speed on all prompts together, from the median time of each prompt's rounds. An answer
-    that ends with its first token has no speed."""
+    """The speed on all prompts together, from the median time of each prompt's rounds.
+
+    An answer that ends with its first token has no speed. Raises CetaneError if all answers of the
+    category do.
+    """
     timed = [i for i, rounds in enumerate(plain) if len(rounds[0].tokens) > 1]
     if not timed:
         raise CetaneError(

@@ -72,17 +72,17 @@ class Record:
     and their depth below the text. Older drafts weigh less."""
 
     reached: defaultdict[Place, float] = field(default_factory=lambda: defaultdict(float))
-    """Tokens whose token before was accepted."""
+    """The weight of drafted tokens whose predecessor was accepted, by place."""
     passed: defaultdict[Place, float] = field(default_factory=lambda: defaultdict(float))
-    """The accepted ones of these."""
+    """The weight of the accepted ones among them."""
     skips: int = 0
     """The number of drafts without verification since the last verified one."""
 
     def chances(self, parents: Sequence[int]) -> list[float]:
         """The chance of every drafted token with these parents, all tokens before it included.
 
-        What is unknown is taken to be as a level higher up. Of several tokens after one token, the
-        later ones share what the earlier ones leave.
+        A place without observations takes the rate of the place one level higher. Of several
+        tokens after one token, the later ones share what the earlier ones leave.
         """
         rates: dict[Place, float] = {}
         result: list[float] = []
@@ -135,13 +135,13 @@ class Controller:
         """Calls of each width, in plain steps of their own time: other work on the machine slows
         both. In seconds, calls of a busy minute would look dear for ever after it."""
         self.known: dict[str, DraftTimes] = {}
-        """What drafts take, in plain steps, by drafter, where it was measured before."""
+        """The time of drafts in plain steps, by drafter, where it was measured before the first."""
         self.slowdown: defaultdict[str, Cost] = defaultdict(lambda: Cost(1.0))
-        """What drafts took, relative to what was known."""
+        """The time that drafts took, divided by the time in `known`, by drafter."""
         self.drafting: defaultdict[str, Cost] = defaultdict(Cost)
-        """One drafted token of other drafters, in plain steps."""
+        """The time of one drafted token in plain steps, by drafter that `known` lacks."""
         self.reading: defaultdict[str, Cost] = defaultdict(Cost)
-        """One token that such a drafter reads before it drafts, likewise."""
+        """The time in which such a drafter reads one token before it drafts, in plain steps."""
         self.records: defaultdict[str, Record] = defaultdict(Record)
         widths = sorted(self.calls)
         self.narrowest = [min(w for w in widths if w >= t) for t in range(1 + widths[-1])]
@@ -151,7 +151,7 @@ class Controller:
     def begin(self) -> None:
         """Start the account of a generation."""
         self.plain = self.spent = 0.0
-        """Seconds of this generation: those without drafts, and those in fact."""
+        """Seconds of this generation: `plain` as if without drafts, `spent` with them."""
 
     @property
     def plain_step(self) -> float:
@@ -162,11 +162,12 @@ class Controller:
         return self.plain_step * self.calls[width].usual
 
     def know(self, drafter: str, times: DraftTimes) -> None:
-        """Take it that the drafts of a drafter take so many seconds, at the plain step of now."""
+        """Take over the measured times of a drafter, in seconds at the current plain step."""
         self.known[drafter] = times.scaled(1 / self.plain_step)
 
     def asking_seconds(self, drafter: str, unread: int) -> float:
-        """Seconds of a draft beside its tokens now, with what its drafter has to read for it."""
+        """Seconds that a draft takes now apart from its tokens, after `unread` unread ones; 0 if
+        nothing is known."""
         known = self.known.get(drafter)
         steps = known.draft(0, unread) * self.slowdown[drafter].usual if known else 0.0
         return self.plain_step * steps
@@ -178,7 +179,7 @@ class Controller:
         return self.plain_step * self.drafting[drafter].usual
 
     def reading_seconds(self, drafter: str, tokens: int) -> float:
-        """Seconds in which it reads so many tokens now; 0 before it has read many."""
+        """Seconds in which a drafter reads `tokens` now; 0 before it has read `MANY` at once."""
         return self.plain_step * self.reading[drafter].usual * tokens
 
     def width(self, tokens: int) -> int | None:
@@ -294,8 +295,8 @@ def measure(session: Session, widest: int, least: int = LEAST) -> dict[int, list
     costs by its tokens (`Session.counts`), each number of them is a width.
 
     `session` must be new; its calls are evaluated and never accepted. One uncounted call of each
-    width comes first, then `least`, and more as far as `MEASURING` has room: a dear call is not
-    made again, so nothing corrects a time that was measured too long.
+    width comes first, then `least` calls, and more within `MEASURING` seconds. The controller does
+    not use a dear call again, so nothing corrects a time that was measured too long.
     """
     times: dict[int, list[float]] = {width: [] for width in session.counts(widest)}
     spent = 0.0

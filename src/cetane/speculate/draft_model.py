@@ -57,7 +57,7 @@ class DraftModel(Drafter):
     def go_back(self) -> None:
         """Rewind to the last common token of its own text and the target's.
 
-        The text's last token stays to be fed, since its logits give the next token.
+        The text's last token is always fed again, since its logits give the next token.
         """
         pairs = zip(self.fed, self.tokens[:-1], strict=False)
         common = next((i for i, (one, other) in enumerate(pairs) if one != other), None)

@@ -1,4 +1,4 @@
-"""The interface of drafters: all classes that propose tokens."""
+"""The interface of drafters, the classes that propose tokens."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ from cetane.schema.plan import Plan
 
 @dataclass(frozen=True)
 class DraftTimes:
-    """What a draft takes, as measured before the first one: seconds, or plain steps."""
+    """The time of a draft, as measured before the first one, in seconds or in plain steps."""
 
     asking: float
-    """What it takes beside its own tokens, if one token of the text is unread."""
+    """The time apart from its own tokens, if one token of the text is unread."""
     token: float
-    """Each of its tokens."""
+    """The time of each of its tokens."""
     unread: float
-    """Each further token of the text that is unread."""
+    """The time of each further unread token of the text."""
 
     def draft(self, tokens: int, unread: int) -> float:
-        """A draft after so many unread tokens."""
+        """The time of a draft of `tokens` tokens, after `unread` unread ones."""
         return self.asking + self.token * tokens + self.unread * max(0, unread - 1)
 
     def scaled(self, factor: float) -> "DraftTimes":
@@ -48,7 +48,7 @@ class Drafter(ABC):
     def __init__(self) -> None:
         self.session: Session | None = None
         self.trees = False
-        """Whether the session takes trees, so that drafts may be some."""
+        """Whether the session takes trees, so that drafts may be trees."""
         self.tokens: list[int] = []
         """The sequence. After a step, the session holds all its tokens but the last."""
 
@@ -100,7 +100,7 @@ class Drafter(ABC):
 
 
 def watches(plan: Plan, drafters: Sequence[Drafter]) -> list[Watch]:
-    """What a new session must call, so that these drafters can follow it."""
+    """The watches of a new session that these drafters can follow."""
     return [seen for drafter in drafters if (seen := drafter.watch(plan)) is not None]
 
 

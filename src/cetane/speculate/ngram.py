@@ -7,7 +7,7 @@ from cetane.errors import CetaneError
 from cetane.speculate.drafter import Drafter
 
 LONGEST = 64
-"""Tokens of a match: every length has a dictionary of its own."""
+"""The most tokens of a match: the memory grows with the lengths, each of which has a dictionary."""
 
 
 class Ngram(Drafter):

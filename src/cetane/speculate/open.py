@@ -1,4 +1,4 @@
-"""The way from a user's options to drafters and their controller."""
+"""Opens the drafters that a user chose, and their controller."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,8 +28,7 @@ from cetane.validation import Data, validated
 LOOKUPS = ("ngram", "suffix", "union")
 """`union` is suffix and ngram together: the controller takes the more promising draft."""
 AUTO = "auto"
-"""What drafting is by default: look-ups in this process's texts, and the bundle's best draft
-head."""
+"""The default choice: look-ups in this process's texts, and the bundle's best draft head."""
 PLAIN = "none"
 """The word for no drafter."""
 NAMES = (AUTO, PLAIN, *LOOKUPS, *KINDS)
@@ -142,7 +141,7 @@ def known_controller(engine: Engine, longest: int, bundle: Bundle, backend: str)
 
 def longest_draft(options: DrafterOptions, engine: Engine) -> int:
     """The most tokens of a draft: the user's number, else one less than the narrowest verifying
-    call takes."""
+    call takes. Raises CetaneError for a bundle without such a call, or a number out of range."""
     wider = [step.tokens for step in engine.plan.modes.values() if step.tokens > 1]
     if not wider:
         raise CetaneError(

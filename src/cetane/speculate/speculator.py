@@ -45,9 +45,10 @@ class Counters:
 class Speculator:
     """Asks its drafters, and verifies the most promising draft; of equals, the first.
 
-    A call has a fixed width. Where it costs by that (`Session.counts`), its other columns are free:
-    there, other drafts branch off, where the session takes trees. A costly drafter is asked only if
-    it promises more than the others' drafts. Without a controller the longest draft is verified.
+    A call has a fixed width. Where its cost depends only on that width (`Session.counts`), spare
+    columns are free. If the session takes trees, other drafts branch off in these columns. A costly
+    drafter is asked only if it promises more than the others' drafts. Without a controller the
+    longest draft is verified.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Speculator:
         self.unseen: list[int] = []
         """New tokens that no drafter has seen yet."""
         self.last = NO_DRAFT
-        """What the last step verified."""
+        """The draft that the last step verified."""
         self.proposals: list[Draft] = []
         """The drafts of this step."""
         self.proposing = 0.0

@@ -1,4 +1,4 @@
-"""SuffixDecoding (arXiv 2411.04975): proposes the tokens that followed most in earlier answers.
+"""SuffixDecoding (arXiv 2411.04975): proposes the most frequent tokens of earlier answers.
 
 An answer enters the tries when it is complete. The n-gram drafter covers repetitions within a text.
 """
@@ -60,7 +60,7 @@ class EarlierAnswers:
 class Suffix(Drafter):
     """Proposes the most frequent tokens after a suffix of the text.
 
-    A proposal ends where the chance of all its tokens falls to `threshold`. It branches where the
+    A proposal ends where the chance of all its tokens falls below `threshold`. It branches if the
     session takes trees. Of all suffixes in the trie, the one with the most promising tokens wins. A
     proposal's kind tells the length of the suffix, and whether it was met only once: such proposals
     are right less often.
@@ -72,7 +72,7 @@ class Suffix(Drafter):
         super().__init__()
         self.answers, self.threshold = answers, threshold
         self.added = 0
-        """The number of tokens of the text that need no more insertion."""
+        """The number of the text's first tokens that are not for the trie, or already in it."""
 
     def begin(self, session: Session, tokens: Sequence[int]) -> None:
         super().begin(session, tokens)

@@ -25,10 +25,10 @@ ROW = 4
 class Trie:
     """Counts of every run of up to `depth` tokens; node 0 is the empty run.
 
-    A full trie has a successor. It drops the half of the nodes that was met least, and longest ago,
-    and halves all counts, so that runs still in use survive. A parent is met at least as often as
-    its child, and as late, so the rest is a trie too. The full trie stays unchanged, since a
-    look-up may still read it.
+    A full trie has a successor. The successor drops the half of the nodes that was met least, and
+    longest ago. It halves all counts, so that runs still in use survive. A parent is met at least
+    as often as its child, and as late, so the rest is a trie too. The full trie stays unchanged,
+    since a look-up may still read it.
     """
 
     def __init__(self, depth: int = 16, most: int = 100_000) -> None:
@@ -101,7 +101,7 @@ class Trie:
     def follow(
         self, node: int, most: int, threshold: float, branches: bool = False
     ) -> tuple[list[int], list[int], float]:
-        """The likeliest tokens after a run, the parents of each (`Draft`), and the expected number
+        """The likeliest tokens after a run, their parents (as in `Draft`), and the expected number
         of right ones.
 
         They end before the chance of a token, and of all before it, falls below `threshold`. With

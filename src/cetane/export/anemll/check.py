@@ -50,14 +50,14 @@ class Plain(yaml.SafeLoader):
 def check(folder: Path) -> list[str]:
     """The problems of a folder; an empty list if there are none. Reads no weights.
 
-    Packages that a Mac has compiled are there, but cannot be read. One that was made anew since
-    then lies beside its compiled form, and is read.
+    Packages that a Mac has compiled count as present, but cannot be read. If a package was made
+    anew after that, it lies beside its compiled form, and is read.
     """
     return [problem[:LONGEST] for problem in problems_of(folder)]
 
 
 def problems_of(folder: Path) -> list[str]:
-    """The same, of any length."""
+    """The problems as `check` gives them, but of any length."""
     try:
         info = yaml.load(read_text(folder / META), Plain)["model_info"]
         parameters = dict(info["parameters"])

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 STATE = "model_model_kv_cache_0"
-"""The state of all packages. Their host makes it once, from the first chunk's `prefill`."""
+"""The state of all packages. A host makes it once, from the first chunk's `prefill`."""
 INFER, PREFILL = "infer", "prefill"
 ROTATE = "_rotate"
 """The ending of functions for positions beyond the window."""
@@ -53,12 +53,12 @@ class FolderSizes:
         }
 
     def outputs(self, tokens: int, last: bool) -> dict[str, tuple[str, Shape]]:
-        """Those of its outputs. The last chunk's prefill gives one hidden state, which no host
-        reads."""
+        """The types and shapes of a chunk's outputs. The last chunk's prefill gives one hidden
+        state, which no host reads."""
         return {"output_hidden_states": ("fp16", (1, 1 if last else tokens, self.hidden))}
 
     def head_outputs(self) -> dict[str, tuple[str, Shape]]:
-        """Those of the head's outputs."""
+        """The types and shapes of the head's outputs."""
         if self.choose:
             return {
                 "argmax_idx": ("int32", (self.parts,)),
@@ -95,8 +95,8 @@ class Names:
 
 
 def parts_for(architecture: str, vocab: int, group: int) -> int:
-    """The number of parts: as many as their converters make, if equal parts of whole groups of
-    rows come out; else fewer. If nothing divides the vocabulary, its last part is padded."""
+    """The number of parts: as many as their converters make, if these are equal parts of whole
+    groups of rows; else fewer. If no number divides the vocabulary, its last part is padded."""
     most = PARTS.get(architecture, 8)
     halves = [most >> shift for shift in range(most.bit_length())]
     small = [parts for parts in halves if -(-vocab // parts) <= MOST_ROWS]

@@ -49,14 +49,14 @@ def export(recipe: Recipe, checkpoint: Checkpoint, target: Path, progress: Progr
 
 
 def packages(recipe: Recipe, checkpoint: Checkpoint) -> dict[str, Callable[[Path], None]]:
-    """A function for each package's name, which writes it. Raises CetaneError as `export`."""
+    """Functions that write the packages, by name. Raises CetaneError as `export`."""
     return packages_of(AnemllPlanner(checkpoint, recipe), checkpoint)
 
 
 def packages_of(
     planner: AnemllPlanner, checkpoint: Checkpoint
 ) -> dict[str, Callable[[Path], None]]:
-    """The same, for a planner."""
+    """The functions of `packages`, for a planner."""
     lowering = Lowering(planner, checkpoint, {EXPORTER: checkpoint.model_name})
 
     def make(shard: str, number: int, package: Path) -> None:
@@ -71,7 +71,7 @@ def packages_of(
 
 
 def metadata(planner: AnemllPlanner, shard: str, number: int) -> dict[str, str]:
-    """Their keys in a package's metadata. `chunk_no` counts from 1."""
+    """ANEMLL's keys in a package's metadata. `chunk_no` counts from 1."""
     sizes = planner.sizes
     keys = {
         "context_length": sizes.context,
@@ -124,9 +124,12 @@ def write_meta(planner: AnemllPlanner, model: str, path: Path) -> None:
 
 
 def write_tokenizer(tokenizer: Tokenizer, config: Mapping[str, Any], folder: Path) -> None:
-    """The tokenizer, with its chat template in `tokenizer_config.json`: the app downloads no other
-    file with one. The config's stop tokens are the tokenizer's, and it states which layers slide:
-    older configs leave that to transformers."""
+    """Write the tokenizer and the config.
+
+    The chat template goes into `tokenizer_config.json`: the app downloads no other file with one.
+    The config gets the tokenizer's stop tokens. It also says which layers slide, since older
+    configs leave that to transformers.
+    """
     tokenizer.save(folder)
     if tokenizer.chat_template is not None:
         path = folder / "tokenizer_config.json"

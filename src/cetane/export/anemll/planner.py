@@ -1,4 +1,4 @@
-"""The planner of their packages: functions, with inputs and outputs as in their contract."""
+"""The planner of ANEMLL's packages: functions, with inputs and outputs as in the contract."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -290,9 +290,9 @@ def refuse(planner: Planner, recipe: Recipe) -> None:
     model, hint = planner.model, "the layout contract describes any bundle"
     kind = planner.checkpoint.config["model_type"]
     if model.tables or model.shared or len(model.memory) != len(planner.memory.groups):
-        raise CetaneError(f"their hosts keep nothing but keys and values, so no {kind}", hint)
+        raise CetaneError(f"ANEMLL's hosts keep only keys and values, so no {kind}", hint)
     if any(isinstance(block, RoutedBlock) for block in model.layers):
-        raise CetaneError(f"their packages have no experts, so no {kind}", hint)
+        raise CetaneError(f"ANEMLL's packages have no experts, so no {kind}", hint)
     for source in model.host.values():
         if not isinstance(source, Mask):
             continue
@@ -308,25 +308,25 @@ def refuse(planner: Planner, recipe: Recipe) -> None:
     own = getattr(parse_config(planner.checkpoint.config), "sliding_window", None)
     if limited - {own}:
         raise CetaneError(
-            f"their hosts know one window, the model's own of {own} tokens, but layers see "
+            f"ANEMLL's hosts know one window, the model's own of {own} tokens, but layers see "
             f"{' and '.join(map(str, sorted(limited)))}",
             "port without family.full_window",
         )
-    refuse_capacities(recipe, "their runtime")
-    refuse_int8_caches(recipe, "their runtime")
-    refuse_int4_rows(recipe, "their runtime", "fp16")
-    refuse_streaming(recipe, "their runtime")
+    refuse_capacities(recipe, "ANEMLL's runtime")
+    refuse_int8_caches(recipe, "ANEMLL's runtime")
+    refuse_int4_rows(recipe, "ANEMLL's runtime", "fp16")
+    refuse_streaming(recipe, "ANEMLL's runtime")
     if recipe.head.subset is not None:
-        raise CetaneError("their hosts need a head with all tokens, so no head.subset")
+        raise CetaneError("ANEMLL's hosts need a head with all tokens", "port without head.subset")
 
 
 def check_batch(sizes: FolderSizes) -> None:
-    """Raise CetaneError for a batch that does not fit their hosts' way to prefill."""
+    """Raise CetaneError for a batch with which ANEMLL's hosts cannot prefill."""
     hint = "port with another tokens.prefill: --set tokens.prefill=64"
     if 3 * sizes.batch > sizes.context:
         raise CetaneError(
-            f"a full context keeps whole batches of {sizes.batch} tokens, fewer than two of "
-            f"{sizes.context}",
+            f"a context of {sizes.context} tokens holds fewer than 3 whole batches of "
+            f"{sizes.batch}",
             hint,
         )
     if sizes.window and sizes.window % sizes.batch:

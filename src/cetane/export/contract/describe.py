@@ -74,7 +74,10 @@ def group(plan: Plan, slots: Slots) -> dict[str, Any]:
 
 
 def buffers(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """The shapes of what the host keeps, by name, at the context: caches, histories, matrices."""
+    """The shapes of the buffers that the host keeps, by name: caches, histories and matrices.
+
+    Caches have their length at the whole context.
+    """
     return {
         item.source.name: item.shape
         for function in plan.functions.values()
@@ -121,8 +124,10 @@ def capacity(plan: Plan, one: CapacityPlan) -> dict[str, Any]:
 
 
 def modes(plan: Plan) -> list[dict[str, Any]]:
-    """The modes in ascending width, of one width only the first. `pads` is true if a call may hold
-    fewer tokens; `skips` if its silent calls leave out layers."""
+    """The modes in ascending width, without a second one of the same width.
+
+    `pads` is true if a call may hold fewer tokens; `skips` if its silent calls leave out layers.
+    """
     described: dict[int, dict[str, Any]] = {}
     for tokens, name in sorted((mode.tokens, name) for name, mode in plan.modes.items()):
         mode = plan.modes[name]

@@ -1,7 +1,7 @@
 """The draft heads of a bundle as a part of its contract.
 
-A host that drafts runs their functions between two calls of the model: `follow`, and `read` for a
-prompt, take the hidden states of accepted tokens; `draft` goes on from the draft head's own output.
+A host that drafts runs their functions between two calls of the model. `follow`, and `read` for a
+prompt, take the hidden states of accepted tokens. `draft` goes on from the draft head's own output.
 """
 
 from typing import Any

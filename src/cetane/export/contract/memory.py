@@ -23,6 +23,7 @@ class MemoryFigures(Data):
     caches: int
     """Buffers that the host keeps: caches and histories in fp16 or int8, matrices in fp32."""
     states: int
+    """The MLStates of one sequence, at all capacities."""
     call: int
     """The largest call: its inputs and outputs, without the host's buffers."""
     activations: int
@@ -85,7 +86,7 @@ def nbytes(shape: tuple[int, ...], dtype: Dtype) -> int:
 
 
 def call_bytes(function: Function) -> int:
-    """Bytes of a function's inputs and outputs, but for buffers that it reads as they are."""
+    """Bytes of a function's inputs and outputs, without caches and histories that it reads."""
     given = [i for i in function.inputs if not isinstance(i.source, FromCache | FromHistory)]
     ports: list[Input | Output] = [*given, *function.outputs]
     return sum(nbytes(port.shape, port.dtype) for port in ports)

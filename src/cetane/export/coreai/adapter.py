@@ -22,7 +22,8 @@ from cetane.schema.interface import (
 
 @torch.library.custom_op("cetane::write_columns", mutates_args=())
 def write_columns(state: Tensor, new: Tensor, row: int, start: Tensor) -> Tensor:
-    """`state (L, 1, C, 1, S)` with `new (1, 1, C, 1, T)` in a row, from column `start (1,)` on."""
+    """A copy of `state (L, 1, C, 1, S)` with `new (1, 1, C, 1, T)` in row `row`, from column
+    `start (1,)` on."""
     first = int(start)
     written = state.clone()
     written[row : row + 1, ..., first : first + new.shape[-1]] = new
@@ -118,8 +119,10 @@ class CoreAIAdapter(nn.Module):
         key_cache: Tensor,
         value_cache: Tensor,
     ) -> Tensor:
-        """`out_logits (1, 1, T, V)`. Without a head, one number of each state, summed: a function
-        needs an output, which the host does not read then."""
+        """`out_logits (1, 1, T, V)`; without a head, the sum of one number of each state.
+
+        A function needs an output, and the host does not read that sum.
+        """
         (shard,) = self.shard
         states = {KEYS: key_cache, VALUES: value_cache}
         positions = position_ids.to(torch.int32).flatten()
@@ -149,13 +152,13 @@ class CoreAIAdapter(nn.Module):
         return self.capped(torch.cat(slices, 1)).permute(0, 2, 3, 1)
 
     def capped(self, logits: Tensor) -> Tensor:
-        """Logits within the model's bound, which their host does not apply."""
+        """Logits with the model's softcap, which Apple's host does not apply."""
         if self.softcap is None:
             return logits
         return torch.tanh(logits / self.softcap) * self.softcap
 
     def windowed(self, mask: Tensor, window: int | None, in_step: Tensor) -> Tensor:
-        """The mask `(S, T)` of layers that see only a window."""
+        """The mask `(S, T)` of layers with this window, made from the host's causal mask."""
         columns = dict(self.named_buffers()).get(f"window_{window}")
         if columns is None:
             return mask

@@ -30,14 +30,14 @@ class RuleSource(Data):
 
 
 class ExportRule(Data):
-    """Knowledge about a pattern in a program."""
+    """A pattern in a program, what it costs, and what to do."""
 
     id: str
     message: str
     fix: str
     sources: tuple[RuleSource, ...] = Field(min_length=1)
     most: int | None = None
-    """The largest number that was seen to work."""
+    """The largest number that was seen to work, for a rule that counts."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ def operations(graph: Any) -> Iterator[AssetOp]:
 
 
 def in_fp32(calls: list[AssetCall], rule: ExportRule) -> str | None:
+    """The kinds of ops that give fp32."""
     names = {
         op.kind
         for call in calls
@@ -108,18 +109,23 @@ def in_fp32(calls: list[AssetCall], rule: ExportRule) -> str | None:
 
 
 def selects(calls: list[AssetCall], rule: ExportRule) -> str | None:
+    """The kinds of ops that sort or choose."""
     names = {op.kind for call in calls for op in call.ops} & SELECTING
     return ", ".join(sorted(names)) or None
 
 
 def too_many_ports(calls: list[AssetCall], rule: ExportRule) -> str | None:
+    """The number of inputs, outputs and states of all functions, if it is above the rule's."""
     count = sum(len(call.ports) for call in calls)
     assert rule.most is not None
     return f"{count}; {rule.most} were seen to work" if count > rule.most else None
 
 
 def unaligned(calls: list[AssetCall], rule: ExportRule) -> str | None:
-    """The contract's own masks and positions are narrower, which no port can change."""
+    """Last axes of more than 64 that are no multiple of 64 bytes.
+
+    Masks and positions of the contract are narrower, which no port can change.
+    """
     wide = {
         port for call in calls for port in call.ports
         if call.name.startswith((contract.EXTEND, contract.PROMPT)) and last_axis(port) > 64
@@ -136,6 +142,7 @@ def last_axis(port: str) -> int:
 
 
 def linear_int4(calls: list[AssetCall], rule: ExportRule) -> str | None:
+    """The number of weights that are int4 with scales."""
     count = sum(
         op.kind == "coreai.blockwise_shift_scale" and "xsi4>" in op.operands[0]
         for op in calls[-1].ops
@@ -150,3 +157,4 @@ PREDICATES: dict[str, Callable[[list[AssetCall], ExportRule], str | None]] = {
     "last-axis": unaligned,
     "int4": linear_int4,
 }
+"""What breaks each rule, by its id. A predicate gives the detail for a warning, or None."""

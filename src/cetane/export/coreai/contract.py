@@ -17,20 +17,20 @@ KEYS, VALUES = "key_cache", "value_cache"
 WIDTHS = {EXTEND: (8, 64), PROMPT: (64,)}
 """Tokens of a call. The host aligns the start of a call down to a multiple of its width. It calls
 `prompt_opt` only while more than 64 tokens are left. Apple's first exports also had 16 tokens, and
-`prompt_opt` of 8; a Neural Engine program holds only so many inputs and outputs, and later ones
-leave them out (models/gemma4/export.py at 40b9664)."""
+`prompt_opt` of 8. Later exports leave these out, since a Neural Engine program holds only so many
+inputs and outputs (models/gemma4/export.py at 40b9664)."""
 SHORTEST, STEP_UP = 256, 4
 """The shortest context of a function, and the ratio of two contexts. Apple's ladder had the ratio
 2, until it was too long for a program; for Gemma 4 it is 4 to 8."""
 LONGEST = 1 << 16
-"""Positions are 16-bit."""
+"""The longest context: positions are 16-bit."""
 INTERLEAVE = 8
 """Channels of a cache that lie side by side, so that the Neural Engine reads them in one step."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes that the shapes of the functions follow from."""
+    """The sizes that decide the shapes of all functions."""
 
     layers: int
     channels: int

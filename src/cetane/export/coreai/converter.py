@@ -1,4 +1,4 @@
-"""The way from torch modules to a Core AI program.
+"""Converts torch modules to a Core AI program.
 
 `torch.export` traces a module whose weights are names without values, as Core ML's lowering does.
 coreai-torch converts the graph, and each name becomes the constant of its format. So neither torch
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from coreai.authoring import AIProgram
 
 INSTALL = 'pip install "cetane[coreai]"'
-"""There are wheels for Linux on x86-64 and for macOS 26 on Apple silicon."""
+"""Installs Core AI's packages. They have wheels for Linux on x86-64, and for macOS 26 on Apple
+silicon."""
 
 
 def import_coreai() -> ModuleType:
-    """The package coreai_torch, without its remarks. CetaneError if the extra is absent."""
+    """The package coreai_torch, without its remarks. Raises CetaneError if the extra is absent."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

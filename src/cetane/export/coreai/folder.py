@@ -31,6 +31,7 @@ TYPES = {
     contract.STEP: torch.int32,
     contract.MASK: torch.float16,
 }
+"""The dtypes of a call's inputs, by name."""
 SHARD = "model"
 Verdict = TypeVar("Verdict")
 
@@ -44,9 +45,9 @@ def export(
 ) -> tuple[list[str], Verdict]:
     """Write the folder to `target`, which must not exist.
 
-    Returns the warnings about its program, and the verdict of `judge`. That gets an asset with
-    plain buffers. The one that ships interleaves them for the Neural Engine, and the runtime of
-    coreai-core 1.0.0b3 on Linux mixes such memory up: runs differ, and some give NaN.
+    Returns the warnings about its program, and the verdict of `judge`. `judge` gets an asset with
+    plain buffers; the shipped one interleaves its buffers for the Neural Engine. The runtime of
+    coreai-core 1.0.0b3 on Linux mixes interleaved memory up: runs differ, and some give NaN.
     Raises CetaneError for a model that the contract cannot hold.
     """
     made = planners(checkpoint, bundle.plan.recipe)
@@ -128,7 +129,8 @@ def add_calls(converter: Converter, planner: StaticPlanner, positions: int) -> I
 def constrain(program: "AIProgram", calls: list[str], longest: int) -> None:
     """Fix the layout of the buffers that the host shares between functions.
 
-    Rows of caches are as far apart in every function, so that all use the longest one's buffers.
+    Rows of caches are equally far apart in all functions, so all can use the buffers of the longest
+    context.
     """
     from coreai.authoring.types import AllocationType, HardwareConstraints
 
@@ -149,8 +151,8 @@ def constrain(program: "AIProgram", calls: list[str], longest: int) -> None:
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """The tokenizer's files. Their runner stops at the end token and at all additional special
-    tokens (`LanguageConfig.swift`); it does not read `generation_config.json`."""
+    """Write the tokenizer's files. Apple's runner stops at the end token and at all additional
+    special tokens (`LanguageConfig.swift`); it does not read `generation_config.json`."""
     tokenizer.save(folder)
     path = folder / "tokenizer_config.json"
     texts = {token: text for text, token in tokenizer.backend.get_vocab().items()}

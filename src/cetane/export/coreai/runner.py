@@ -1,4 +1,4 @@
-"""Apple's runtime with a host that follows their engine's rules, on any machine that has both.
+"""Apple's runtime, with a host that follows the rules of Apple's own engine.
 
 The rules are those of `CoreAIStaticShapeEngine.swift` (apple/coreai-models at 86b363d): which
 function runs, where its tokens start, what its mask shows.
@@ -65,9 +65,10 @@ class AssetRunner:
         self.length = 0
 
     def feed(self, tokens: Sequence[int]) -> Logits:
-        """Append tokens; the logits `(V,)` after the last one.
+        """Append tokens. Returns the logits after the last one, fp32 `(V,)`.
 
-        As in their engine, calls are `prompt_opt` while more tokens are left than a call holds.
+        As in Apple's engine, calls are `prompt_opt` while more tokens are left than a call holds.
+        Raises CetaneError for no tokens, and beyond the asset's context.
         """
         position = len(self.tokens)
         self.tokens += tokens

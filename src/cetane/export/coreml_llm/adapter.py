@@ -1,9 +1,9 @@
 """The adapter: a shard of cetane behind CoreML-LLM's inputs and outputs.
 
 Their runtime's masks are right only for decoding. A prefill gets one causal mask for both kinds of
-layers. Sliding layers also need a window; it is known, since prefill starts at position 0. A verify
-call's sliding mask does not hide later drafts. But its first row is the mask of a decoding call,
-which tells the content of the cache; the rest is known.
+layers. Sliding layers also need a window; the adapter knows it, since prefill starts at position 0.
+A verify call's sliding mask does not hide later drafts. But its first row is the mask of a decoding
+call, which tells the content of the cache; the adapter knows the rest.
 """
 
 import torch
@@ -16,7 +16,7 @@ from cetane.schema.interface import MASKED, Input, Mask, Output, ToCache
 
 
 class Staged(Blend):
-    """Reads its columns in their slots, and returns only these: the host writes accepted ones."""
+    """Reads the call's columns in their slots, and returns only these: the host writes them."""
 
     @classmethod
     def outputs(cls, spec: CacheSpec, tokens: int) -> list[Output]:

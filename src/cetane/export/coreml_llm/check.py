@@ -1,4 +1,4 @@
-"""Static checks of a folder: problems that would stop their runtime or make it compute wrongly."""
+"""Static checks of a folder: problems that stop CoreML-LLM's runtime or make it compute wrongly."""
 
 import json
 import re
@@ -37,7 +37,7 @@ KINDS = {"sliding_attention": SLIDING, "full_attention": FULL}
 def check(folder: Path) -> list[str]:
     """The problems of a folder; an empty list if there are none. Reads no weights.
 
-    Packages that a Mac has compiled are there, but cannot be read.
+    Packages that a Mac has compiled count as present, but cannot be read.
     """
     try:
         config = json.loads((folder / "model_config.json").read_text())
@@ -238,8 +238,10 @@ def check_layout(
 def check_prefill(
     folder: Path, sizes: PackageSizes, owners: list[str], first: int | None
 ) -> Iterator[str]:
-    """Problems of the prefill packages; the first has `first` layers. None if the packages that
-    decode do not say it: then as many as it has keys for."""
+    """Problems of the prefill packages, of which the first has `first` layers.
+
+    None if the decoding packages do not tell that number: then it is the number of its keys.
+    """
     programs = yield from opened(folder, PREFILL)
     if len(programs) != len(PREFILL):
         return
@@ -268,8 +270,8 @@ def check_prefill(
 def columns(
     where: str, function: MilFunction, chain: Chain, kinds: list[str], producing: bool
 ) -> Iterator[str]:
-    """Problems with the keys and values of layers that have caches; they are numbered, unless
-    handed on."""
+    """Problems with the keys and values of layers that have caches. Their names are numbered,
+    except those that later packages read."""
     assert chain.tokens is not None
     producers = {len(kinds) - 1 - kinds[::-1].index(kind) for kind in set(kinds)}
     number = 0
@@ -285,8 +287,8 @@ def columns(
 
 
 def opened(folder: Path, names: tuple[str, ...]) -> Generator[str, None, list[Program]]:
-    """Yields why packages cannot be read; the generator's result are the programs of the others.
-    Compiled ones are left out."""
+    """Yields why packages cannot be read. The generator's result is the list of the other
+    programs. Compiled packages are left out."""
     programs: list[Program] = []
     for name in names:
         package = folder / f"{name}.mlpackage"

@@ -1,4 +1,4 @@
-"""The contract: names and shapes of the tensors between their runtime and its packages."""
+"""The contract: names and shapes of the tensors between CoreML-LLM's runtime and its packages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ LAST_POSITION = "last_position_mask"
 
 
 def theirs(name: str, mode: Mode) -> str:
-    """Their name of an input or output, but for prefill's keys and values."""
+    """Their name of an input or output, except prefill's keys and values."""
     if not name.endswith("_out"):
         return OTHERS[mode].get(name, NAMES[name])
     inner = NAMES[name.removesuffix("_out")]
@@ -154,5 +154,5 @@ class PackageSizes:
 
 
 def positions(context: int) -> int:
-    """The number of rows of a rotary table."""
+    """The number of rows of a rotary table for a context."""
     return max(2 * context, 4096)

@@ -48,14 +48,14 @@ def export(recipe: Recipe, checkpoint: Checkpoint, target: Path, progress: Progr
 
 
 def packages(recipe: Recipe, checkpoint: Checkpoint) -> dict[str, Callable[[Path], None]]:
-    """A function for each package's name, which writes it. Raises CetaneError as `export`."""
+    """Functions that write the packages, by name. Raises CetaneError as `export`."""
     return packages_of(planners(checkpoint, recipe), checkpoint)
 
 
 def packages_of(
     made: Sequence[ContractPlanner], checkpoint: Checkpoint
 ) -> dict[str, Callable[[Path], None]]:
-    """The same, for planners."""
+    """The functions of `packages`, for planners."""
     return {
         name: partial(lowering.lower, shard)
         for planner in made
@@ -89,6 +89,7 @@ def write_embeddings(planner: Planner, checkpoint: Checkpoint, folder: Path) -> 
 
 
 def write_rotary(planner: Planner, folder: Path) -> None:
+    """Write cosines and sines of each kind of layers, fp16 `(positions, D)`."""
     for name, table in planner.model.rotary.items():
         rows = table.cos_sin(positions(planner.recipe.cache.context)).numpy().astype(np.float16)
         for part, values in zip(("cos", "sin"), rows, strict=True):

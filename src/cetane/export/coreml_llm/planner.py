@@ -1,4 +1,4 @@
-"""Planners for the functions of their packages."""
+"""Planners for the functions of CoreML-LLM's packages."""
 
 from collections import Counter
 from dataclasses import replace
@@ -201,8 +201,8 @@ class PrefillPlanner(ContractPlanner):
             cuts = [-(-shared // 2), shared, (shared + len(layers)) // 2]
         if len(cuts) != 3 or cuts[1] != shared:
             raise CetaneError(
-                f"their first two prefill packages own all caches: layers up to {shared}, but "
-                f"this layout is cut at {', '.join(map(str, cuts))}",
+                f"CoreML-LLM's first two prefill packages own all caches: layers up to {shared}, "
+                f"but this layout is cut at {', '.join(map(str, cuts))}",
                 HINT,
             )
         layout = Layout(kind="chunks", cuts=tuple(cuts), head="last")
@@ -274,36 +274,41 @@ def refuse(planner: ContractPlanner) -> None:
             "the layout coreml-llm is for Gemma 4 with per-layer embeddings",
             "the layout contract describes any bundle",
         )
-    refuse_capacities(recipe, "their runtime")
-    refuse_int8_caches(recipe, "their runtime")
-    refuse_int4_rows(recipe, "their runtime", "int8")
-    refuse_streaming(recipe, "their runtime")
+    refuse_capacities(recipe, "CoreML-LLM's runtime")
+    refuse_int8_caches(recipe, "CoreML-LLM's runtime")
+    refuse_int4_rows(recipe, "CoreML-LLM's runtime", "int8")
+    refuse_streaming(recipe, "CoreML-LLM's runtime")
     apart = recipe.layout.kind != "single" and recipe.layout.head != "last"
     if len(planner.members) not in CHUNKS or apart:
         raise CetaneError(
-            f"their runtime loads 1 to 4 packages, the last with the head, not "
+            f"CoreML-LLM's runtime loads 1 to 4 packages, the last with the head, not "
             f"{len(planner.members)}{' with a head apart' if apart else ''}",
             HINT,
         )
     if len(planner.members) == 2 and second_layer(planner) != first_reader(planner):
         raise CetaneError(
-            f"their first merged package owns all caches: layers up to {first_reader(planner)}, "
+            f"CoreML-LLM's first merged package owns all caches: layers up to "
+            f"{first_reader(planner)}, "
             f"but this layout is cut at {second_layer(planner)}",
             HINT,
         )
     for name, contract in (("full", "blend"), ("sliding", "shift")):
         if planner.slots[name].contract != contract or recipe.tensor_layout != "c1t":
             raise CetaneError(
-                f"their {name} layers have {contract} caches, this bundle's "
-                f"{planner.slots[name].contract}",
+                f"CoreML-LLM's {name} layers have {contract} caches of layout c1t, this bundle's "
+                f"{planner.slots[name].contract} caches of layout {recipe.tensor_layout}",
                 HINT,
             )
     if not planner.slots["sliding"].limited or planner.slots["full"].limited:
-        raise CetaneError("their sliding layers keep a window, their full layers the context")
+        raise CetaneError(
+            "CoreML-LLM's sliding layers keep a window, its full layers the context", HINT
+        )
     if recipe.head.subset is not None:
-        raise CetaneError("their runtime needs a head with all tokens, so no head.subset")
+        raise CetaneError(
+            "CoreML-LLM's runtime needs a head with all tokens", "port without head.subset"
+        )
     if recipe.embedding.inside or any(planner.group(name).dim > WIDTH for name in SHARED):
         raise CetaneError(
-            "their runtime looks tokens up itself, and has attention heads of at most "
+            "CoreML-LLM's runtime looks tokens up itself, and has attention heads of at most "
             f"{WIDTH} channels"
         )

@@ -29,7 +29,7 @@ class DraftHeadBlock(Block):
         super().__init__(name, 0, "")
         self.stored = {f"{path}.weight": tensor for path, tensor in stored.items()}
         self.rows: dict[str, tuple[int, int, int]] = {}
-        """The first row, the end and the tensor's rows of weights that are a part of a tensor."""
+        """For weights that are some rows of a tensor: the first row, the end, and all its rows."""
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         weight = Weight(self.stored.get(path, path), shape, held.stored, held.kind)
@@ -77,7 +77,7 @@ class EagleFuse(DraftHeadBlock):
 
 
 class EagleKeys(DraftHeadBlock):
-    """The keys and values of tokens. Later tokens read nothing else, so a prompt needs only this
+    """The keys and values of tokens. Later tokens read nothing else, so a prompt needs no later
     block."""
 
     reads = ("hidden", "embedded", "rope_cos", "rope_sin")

@@ -24,9 +24,9 @@ from cetane.speculate.draft_heads.runner import (
 from cetane.speculate.drafter import Drafter
 
 LEVELS = 4
-"""Kinds of a draft head's drafts, by the chance that it gives to its first token."""
+"""The number of kinds of a draft head's drafts, by its chance for their first token."""
 UNLIKELY = 0.2
-"""The chance of a line of drafted tokens, by the draft head, below which it drafts no further."""
+"""A draft head drafts no further when, by its own account, its line of tokens is less likely."""
 
 
 class DraftHeadDrafter(Drafter):
@@ -79,8 +79,8 @@ class DraftHeadDrafter(Drafter):
         """The likeliest tokens after the text, at most `most`, from rows of logits `(R,)`.
 
         Each row is for the token after the best one of the row before. A tree holds second-best
-        tokens too. Rows end where no token of the next could be among the likeliest, where the
-        line of best tokens is unlikely, or where a row is no number.
+        tokens too. Rows end where no token of the next row could be among the likeliest. They
+        also end where the line of best tokens is unlikely, or where a row holds NaN.
         """
         found: list[tuple[float, int, int]] = []  # a token's chance, the one before it, its id
         kind, chance, last = "", 1.0, -1
@@ -142,8 +142,8 @@ class Eagle3Drafter(DraftHeadDrafter):
         self.waiting.append(features)
 
     def read(self) -> None:
-        """It reads a prompt as soon as the target has: later, an answer would have to pay for it
-        before the first draft. The last hidden state waits for the token after it."""
+        """Read a prompt as soon as the target has read it: later, an answer would have to pay for
+        this before its first draft. The last hidden state waits for the token after it."""
         self.take()
         if self.unread > 1:
             features = np.concatenate(self.waiting)
@@ -166,7 +166,7 @@ class Eagle3Drafter(DraftHeadDrafter):
         return self.likely(self.rows(features, after), most)
 
     def after(self, count: int) -> list[int]:
-        """The tokens after the next `count` that it will follow, if they are known."""
+        """The tokens after the next `count` hidden states, as far as they are known."""
         start = self.base + self.runner.done + 1
         return self.tokens[start : start + count]
 

@@ -17,7 +17,7 @@ def tapped(plan: Plan) -> tuple[str, ...]:
     """The shards whose hidden states draft heads may read.
 
     They are the first, the middle and the last shard that hand one on; with fewer than three, some
-    are the same.
+    are the same. Raises CetaneError if no shard does.
     """
     shards = [
         shard.name
@@ -43,7 +43,7 @@ class Taps:
         self.hidden, self.shards = plan.hidden, shards
         self.rows: dict[str, list[Array]] = {shard: [] for shard in shards}
         self.taken = 0
-        """The position up to which they are taken."""
+        """The position up to which `take` has returned hidden states."""
 
     def see(self, step: Step | Route, name: str, value: Array, valid: int) -> None:
         """Keep an output, if it is a hidden state of one of the shards."""
@@ -52,7 +52,7 @@ class Taps:
 
     @property
     def waiting(self) -> int:
-        """The positions that were computed, and not taken yet."""
+        """The number of positions that were computed and not taken yet."""
         return sum(map(len, self.rows[self.shards[0]]))
 
     @property

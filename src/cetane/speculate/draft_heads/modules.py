@@ -27,6 +27,7 @@ from cetane.schema.draft_head import DraftHeadKind
 from cetane.validation import Data, parse_json, validated
 
 TAPS = 3
+"""The number of depths whose hidden states EAGLE-3 reads."""
 THETA = 10_000.0
 """The base of the rotary positions of EAGLE-3."""
 
@@ -51,7 +52,7 @@ class DraftHeadConfig(Data):
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """The depths, of the three, that it reads."""
+        """The depths that it reads, as places in `features.tapped`."""
         return (TAPS - 1,) if self.kind == "medusa" else tuple(range(TAPS))
 
 
@@ -147,6 +148,8 @@ def load_draft_head(path: Path) -> TorchDraftHead:
 
 
 class Medusa(TorchDraftHead, kind="medusa"):
+    """One residual layer for each drafted token, on the target's last hidden state."""
+
     def __init__(self, config: DraftHeadConfig) -> None:
         super().__init__(config)
         self.layers = nn.ModuleList(
@@ -173,6 +176,8 @@ KeysValues = tuple[Tensor, Tensor]
 
 
 class Eagle3(TorchDraftHead, kind="eagle3"):
+    """One decoder layer, which reads three hidden states and the token after them."""
+
     WIDTH = 64
     """Channels of an attention head."""
 

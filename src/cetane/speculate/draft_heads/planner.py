@@ -46,7 +46,7 @@ ROTARY = "default"
 
 
 class WriteOnly(ReadOnly):
-    """New columns for the cache that no query of their own call reads."""
+    """A cache that a call only writes: no query of the call reads the new columns."""
 
     def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor]) -> None:
         self.spec, self.written = spec, []

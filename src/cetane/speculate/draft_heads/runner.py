@@ -1,6 +1,6 @@
-"""The runner of a draft head's shard, with the memory and the execution of any session.
+"""The runner of a draft head's shard. It uses the memory and the execution of a session.
 
-Its schedule is its own: the next function depends on the tokens that the target accepts.
+It needs a schedule of its own: the next function depends on the tokens that the target accepts.
 """
 
 import time
@@ -23,7 +23,7 @@ from cetane.schema.interface import FromTensor
 from cetane.speculate.drafter import DraftTimes
 
 TRIALS = 5
-"""Calls of which the median tells what a draft costs, before there is one."""
+"""Calls of each function before the first draft. Their median is the function's time."""
 
 
 class DraftHeadRunner:
@@ -51,15 +51,15 @@ class DraftHeadRunner:
             function.name: median(self.trial(function) for _ in range(TRIALS))
             for function in manifest.functions
         }
-        """Of a call of each function."""
+        """Median seconds of a call, by function."""
 
     @property
     def times(self) -> DraftTimes:
-        """Of its drafts."""
+        """The seconds of its drafts, by the trials."""
         return DraftTimes(asking=self.seconds["draft"], token=0.0, unread=0.0)
 
     def trial(self, function: Function) -> float:
-        """Run a function on nothing; its seconds."""
+        """Run a function on zeros. Returns its seconds."""
         reads = {
             item.source.name: np.zeros((1, prod(item.shape) // function.tokens))
             for item in function.inputs

@@ -49,7 +49,10 @@ def collect(
     """
     starts = range(0, len(ids) - length + 1, length)
     if not starts:
-        raise CetaneError(f"{len(ids)} tokens of text: too few for a window of {length}")
+        raise CetaneError(
+            f"{len(ids)} tokens of text: too few for a window of {length}",
+            "give more, or a smaller --window",
+        )
     shape = (length, len(tapped(engine.plan)), engine.plan.hidden)
     tokens = torch.tensor([list(ids[start : start + length]) for start in starts])
     features = torch.empty((len(starts), *shape), dtype=torch.float16)
@@ -91,7 +94,10 @@ def kept(path: Path, shape: tuple[int, ...]) -> dict[str, Tensor] | None:
 
 
 def split(windows: Windows) -> tuple[Windows, Windows]:
-    """The windows for training, and the held-out ones; both are spread over the whole text."""
+    """The windows for training, and the held-out ones; both are spread over the whole text.
+
+    Raises CetaneError for fewer than two windows.
+    """
     if len(windows) < 2:
         raise CetaneError("too little text for two windows", "give more, or a smaller --window")
     held = [i for i in range(len(windows)) if i % HELD_OUT == HELD_OUT - 1] or [len(windows) - 1]
