@@ -280,7 +280,8 @@ class LanguageModel:
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Logits after each of n tokens, `(n, V)` fp32.
 
-        Tokens that the head cannot choose have minus infinity.
+        Tokens that the head cannot choose have minus infinity. CetaneError for a bundle that gives
+        choices, for an unknown token, and for more tokens than the context.
 
         >>> lm = cetane.load(bundle)
         >>> lm.logits(lm.ids("import os")).shape[1] == lm.bundle.plan.vocab

@@ -46,7 +46,7 @@ def plan(
 
 
 def planner_for(request: Request, target: Target | None) -> Planner:
-    """The planner of what a port begins with: for a chip, with the layout that fits it."""
+    """The planner with which a port of the request begins: for a chip, of a layout that fits it."""
     if target is None:
         return request.planner
     recipe = fit(request.planner, target, request.named)
@@ -64,7 +64,7 @@ class Forecast:
 
     @property
     def context(self) -> int:
-        """The recipe's own."""
+        """The recipe's context, in tokens."""
         return self.planner.recipe.cache.context
 
     @cached_property
@@ -238,6 +238,6 @@ def rank(request: Request, chip: str, progress: Progress = silent) -> Ranking:
 
 
 def by_rules(one: Combination, refused: Mapping[tuple[str, str, str, int], str]) -> Combination:
-    """A combination with what the rules say of it, where they were asked."""
+    """A combination with the reason for which the rules refuse it, if they were asked and do."""
     why = refused.get((one.layout, one.contract, one.format, one.verify))
     return one if why is None or one.refused else replace(one, refused=why)
