@@ -86,7 +86,7 @@ class SparseKeys(Data):
 
     keys: Keys
     budget: int = Field(ge=64)
-    """Their number."""
+    """The number of keys."""
 
 
 class Arm(Data):
@@ -181,7 +181,7 @@ class Experiment(Data):
     group: str = "Experiments"
     status: Status
     date: datetime.date
-    """Of the original."""
+    """The day of the original."""
     hypothesis: str = Field(min_length=1)
     expects: tuple[Limit, ...] = ()
     """The hypothesis in numbers. A bound that does not hold is a surprise."""
