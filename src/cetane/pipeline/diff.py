@@ -93,7 +93,10 @@ def diff(
     if bundles and inputs is not None:
         raise CetaneError("--inputs is for packages", "a bundle's inputs come from the engine")
     if model is not None and (other, precision) != (None, None):
-        raise CetaneError("--model compares one bundle, in fp32 and in fp16: leave out the rest")
+        raise CetaneError(
+            "--model compares one bundle, in fp32 and in fp16",
+            "leave out the second bundle and --precision",
+        )
     if model is not None:
         return against_model(one, model, function, tolerance, progress)
     second_precision: Precision = precision or "fp32"

@@ -122,7 +122,10 @@ def train_draft_head(
         checkpoint, engine = checkpoint_of(opened, model), open_engine(opened)
         window = min(settings.window, opened.plan.recipe.cache.context)
         if window < 2 * settings.steps:
-            raise CetaneError(f"--window {window}: less than two drafts of {settings.steps} tokens")
+            raise CetaneError(
+                f"--window {window}: less than two drafts of {settings.steps} tokens",
+                "give a larger --window, within the context, or fewer --steps",
+            )
         shown = progress if accelerator.is_main_process else silent
         if texts:
             if len({path.name for path in texts}) < len(texts):  # the manifest knows them by name

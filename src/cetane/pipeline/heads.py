@@ -42,7 +42,7 @@ class JudgedShare:
 
     full: float
     cache_bytes: int
-    """Of keys and values at the recipe's context, in fp16."""
+    """Bytes of keys and values at the recipe's context, in fp16."""
     found: int
     """Pass keys that the model found, of those that it was asked for."""
     asked: int
@@ -56,7 +56,7 @@ class HeadsResult:
     context: int
     judged: Sequence[JudgedShare]
     tokens: int
-    """Of each text that hides pass keys for the judgement."""
+    """Tokens of each text that hides pass keys for the judgement."""
     streaming: Streaming
 
 
@@ -84,7 +84,9 @@ def find_heads(
     sizes = cache_sizes(request, layers)
     longest = request.planner.model.max_context
     if tokens > longest:
-        raise CetaneError(f"--tokens {tokens}: the model was trained for {longest} positions")
+        raise CetaneError(
+            f"--tokens {tokens}: the model was trained for {longest} positions", "give fewer"
+        )
     if output.is_dir():
         raise CetaneError(f"--output {output}: is a folder", "name a file in it")
     with disk_errors(output):

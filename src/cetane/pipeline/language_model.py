@@ -229,8 +229,8 @@ class LanguageModel:
     ) -> CompletionStream:
         """Write an answer piece by piece; `Sampling` lists the options.
 
-        CetaneError for a prompt that is longer than the context, for options out of range, and for
-        sampling from a head that gives only its choice.
+        CetaneError for a prompt that is longer than the context, and for options out of range. A
+        head that gives only its choice takes no sampling.
         """
         if max_new_tokens < 1:
             raise CetaneError(f"max_new_tokens = {max_new_tokens}: must be at least 1")
@@ -288,7 +288,9 @@ class LanguageModel:
         True
         """
         if self.bundle.plan.recipe.head.choose:
-            raise CetaneError(f"{self.bundle.path} gives choices, not logits")
+            raise CetaneError(
+                f"{self.bundle.path} gives choices, not logits", "port with head.choose = false"
+            )
         logits = self.engine.session(adapter=self.adapter).feed(tokens, "all")
         assert logits is not None
         return logits

@@ -16,7 +16,7 @@ from cetane.schema.subset import as_ranges
 
 THIRDS = 3
 """Parts of the layers, by depth, that a mix tells apart. With 30, one for each layer, SmolLM2's
-best mix of 4.1 bits is predicted to cost 5 % less KL, but then every layer is another program."""
+best mix of 4.1 bits is predicted to cost 5 % less KL. But then every layer is another program."""
 ERRORS = {1: 0.3634, 2: 0.1175, 3: 0.03454, 4: 0.009497, 6: 0.000687}
 """By bits: the mean squared error of normal numbers of variance 1, rounded to the nearest of 2^bits
 levels. The levels are those of least error (Max, 1960; 6 bits by Lloyd's own steps). Turned
@@ -71,7 +71,7 @@ class MixedPart:
 
 
 def described(parts: Sequence[MixedPart]) -> str:
-    """What parts hold: "v_proj of layers 0 to 29, k_proj and up_proj of layers 10 to 29"."""
+    """Parts in words: "v_proj of layers 0 to 29, k_proj and up_proj of layers 10 to 29"."""
     layers: dict[str, set[int]] = defaultdict(set)
     for part in parts:
         layers[part.kind] |= part.layers

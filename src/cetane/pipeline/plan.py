@@ -174,12 +174,12 @@ class Ranking:
 
     @cached_property
     def held(self) -> list[Combination]:
-        """Those that the chip holds, the fastest first."""
+        """Combinations that the chip holds, the fastest first."""
         return sorted((c for c in self.combinations if c.refused is None), key=slowness)
 
     @cached_property
     def refused(self) -> list[Combination]:
-        """Those that it does not hold, the fastest first."""
+        """Combinations that the chip does not hold, or that a rule refuses, the fastest first."""
         return sorted((c for c in self.combinations if c.refused is not None), key=slowness)
 
     def as_json(self) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class PortResult:
     changes: tuple[str, ...] = ()
     """What was changed after a red gate, and why: one line each."""
     warnings: tuple[str, ...] = ()
-    """What looks like a misread checkpoint."""
+    """Signs of a misread checkpoint."""
 
     @property
     def gates(self) -> dict[str, Gate]:
@@ -151,9 +151,9 @@ def port(
 
     `model` is a Hugging Face folder, a GGUF file or a hub id. `context`, `bits` and `changes`
     replace values of the recipe (`make_request`); `quality` is what is promised, `budget` the most
-    that weights and tables may take ("300MB"). A port for a `chip` and a system `os` (as iOS
-    counts) gets a layout for it, and must be predicted to be on its ANE, unless
-    `require_residency` says otherwise. With `fix`, a red gate's own advice is taken, a few times.
+    that weights and tables may take ("300MB"). A port for a `chip` gets a layout for it, and must
+    be predicted to be on its ANE, unless `require_residency` says otherwise. `os` is the chip's
+    system, as iOS counts. With `fix`, a red gate's own advice is taken, a few times.
     `lora` is the folder of a peft adapter that is merged into the model as it is read. `adapters`
     are folders of such adapters by name: each becomes functions beside the base's, which share its
     weights. `text` is a file like what the port will read, on which few bits are fitted. `output`

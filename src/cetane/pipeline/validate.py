@@ -151,7 +151,10 @@ def checkpoint_of(
     merged = lora or (manifest.lora.source if manifest.lora else None)
     unknown = sorted((adapters or {}).keys() - manifest.adapters.keys())
     if unknown:
-        raise CetaneError(f"{bundle.path} has no adapter {unknown[0]!r}")
+        raise CetaneError(
+            f"{bundle.path} has no adapter {unknown[0]!r}",
+            f"it has {', '.join(manifest.adapters) or 'none'}",
+        )
     folders = {name: origin.source for name, origin in manifest.adapters.items()}
     folders |= {name: str(folder) for name, folder in (adapters or {}).items()}
     try:

@@ -39,7 +39,7 @@ class Turns:
     decode_ms: Sequence[float]
     """A step of greedy decoding, as the mean of a turn."""
     joules_per_token: float | None
-    """Of processor, GPU and Neural Engine; None without a power meter."""
+    """Energy of processor, GPU and Neural Engine together; None without a power meter."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The choice of a head's tokens, for a smaller head.
 
-The head keeps the tokens of some texts, those that the model itself chooses after them, and those
-without which some texts could not be written.
+The head keeps the tokens of some texts, and the tokens that the model itself chooses after them. It
+also keeps the tokens without which some texts could not be written.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ class Sweep:
 
     @property
     def mixed_base(self) -> Selection:
-        """What all mixes share."""
+        """The sensitivities and the basis, which all mixes share."""
         rotate = self.recipe.compression.rotate
         return Selection(sensitivity=self.sensitivities, rotate=rotate)
 
