@@ -155,6 +155,7 @@ class Workload(Data):
 
     @model_validator(mode="after")
     def possible(self) -> "Workload":
+        """Refuse an unknown chip, and a context that an answer fills."""
         try:
             find_chip(self.chip)
         except CetaneError as error:
@@ -209,6 +210,7 @@ class Experiment(Data):
 
     @model_validator(mode="after")
     def complete(self) -> "Experiment":
+        """Refuse an experiment that lacks what its status needs, and limits of no metric of it."""
         if self.status in BURIED and not self.obituary:
             raise ValueError(f"a {self.status} experiment needs its obituary")
         if self.status == "Planned":

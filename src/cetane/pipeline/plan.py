@@ -147,6 +147,7 @@ def forecast_json(forecast: Forecast) -> dict[str, Any]:
 
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
+    """A prediction as a JSON object; `low` to `high` is its interval in milliseconds."""
     return {
         "mode": prediction.mode,
         "tokens": prediction.tokens,
@@ -193,10 +194,12 @@ class Ranking:
 
 
 def slowness(combination: Combination) -> tuple[float, float]:
+    """Milliseconds of a decode step, then decode steps for each token of a verifying call."""
     return combination.decode.ms, combination.slowdown / combination.verify
 
 
 def combination_json(combination: Combination) -> dict[str, Any]:
+    """A combination as a JSON object, with the reason for which it is refused, if it is."""
     return {
         "layout": combination.layout,
         "contract": combination.contract,

@@ -189,6 +189,7 @@ def read_changes(settings: list[str]) -> dict[str, Any]:
 
 
 def read_change(setting: str) -> tuple[str, Any]:
+    """`tokens.verify=8` as a key and a value. CetaneError for a text without a key or `=`."""
     key, equals, text = setting.partition("=")
     if not key or not equals:
         raise CetaneError(f"{setting!r}: not KEY=VALUE", "as in cache.context=4096")
