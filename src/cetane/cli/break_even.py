@@ -17,7 +17,7 @@ def break_even(
     ] = 0.0,
     json: Json = False,
 ) -> None:
-    """Tell from which acceptance on a verifier of K tokens pays, from your own milliseconds."""
+    """Tell the acceptance from which a verifier of K tokens pays, by your own milliseconds."""
     from cetane.perf.breakeven import DraftingTimes, per_slot_formula
 
     times = DraftingTimes(t1, tv, k, draft)

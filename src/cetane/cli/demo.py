@@ -34,7 +34,8 @@ keep_by_code()
 import cetane.compress.clusters
 compile_loop()
 """
-"""A port has imported the executor when it imports `clusters`, and looks where that one keeps."""
+"""`keep_by_code` comes before `clusters`, as in a port. A module's import decides the folder in
+which numba keeps its functions: in another order, the port would not find those of `clusters`."""
 
 
 def demo(
@@ -77,8 +78,8 @@ def demo(
 
 @contextmanager
 def kernels_beside() -> Iterator[None]:
-    """A context beside which a process compiles the kernels of the port and of the answer: some 30
-    CPU seconds, once a machine. Both would wait for them."""
+    """A context beside which another process compiles the kernels that the port and the answer
+    need. That takes some 30 CPU seconds, once on a machine, for which both would wait."""
     from cetane.mil.fast.compiled import is_kept
 
     if is_kept():

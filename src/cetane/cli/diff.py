@@ -17,7 +17,10 @@ ModelOption = Annotated[
 ]
 FunctionOption = Annotated[
     str | None,
-    typer.Option(help="A function of the packages, a mode of the bundles.", show_default="main"),
+    typer.Option(
+        help="A function of the packages, or a mode of the bundles.",
+        show_default="a package's own default, the widest mode",
+    ),
 ]
 PrecisionOption = Annotated[
     Literal["fp32", "fp16", "ane"] | None,

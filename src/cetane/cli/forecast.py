@@ -78,7 +78,7 @@ def show(forecast: Forecast, explain: bool) -> None:
 
 
 def show_capacities(forecast: Forecast) -> None:
-    """Print what a step and the way up cost at every capacity."""
+    """Print the cost of a step at every capacity, and of the copy to the next."""
     rows = [
         [c.tokens, c.functions, f"{c.decode.ms:.1f}", f"{c.decode.tok_s:.1f}", f"{c.crossing:.1f}",
          "" if not c.crossing or c.break_even is None else ceil(c.break_even)]
@@ -144,7 +144,8 @@ def describe(one: Combination) -> str:
 
 
 def show_ranking(ranking: Ranking) -> None:
-    """Print the fastest combinations, the fastest at the recipe's context, and those too large."""
+    """Print the fastest combinations, the fastest at the recipe's context, and a refused one if it
+    is faster."""
     held = ranking.held
     shown = list({(c.layout, c.contract, c.format, c.context): c for c in reversed(held)}.values())
     rows = [

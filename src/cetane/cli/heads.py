@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from cetane.pipeline.heads import HeadsResult
 
 HOLDS = 0.95
-"""The part of the whole model's recall from which a share of the heads holds it. A smaller
-share may hold it by chance, below one that does not."""
+"""A share of the heads holds recall if it finds at least this part of the keys that the whole model
+finds. No share below one that fails counts: it may hold by chance."""
 
 
 class MethodName(StrEnum):

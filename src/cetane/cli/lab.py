@@ -132,7 +132,7 @@ def new(name: Name, lab: FolderOption = HERE, json: Json = False) -> None:
 
     path = lab / f"{name}.toml"
     if path.exists():
-        raise CetaneError(f"{path} exists already")
+        raise CetaneError(f"{path} exists already", "choose another id, or edit that file")
     content = template(name, str(path))
     with disk_errors(path):
         lab.mkdir(parents=True, exist_ok=True)
@@ -235,12 +235,12 @@ def settled_outcome(lab: "Lab", experiment: "Experiment") -> "Outcome | None":
 
 
 def places(given: list[str]) -> dict[str, Path]:
-    """`NAME=PATH` options."""
+    """`NAME=PATH` options as paths by name. CetaneError for an option of another form."""
     known = {}
     for text in given:
         name, equals, path = text.partition("=")
         if not equals or not name or not path:
-            raise CetaneError(f"--where {text!r}: not NAME=PATH")
+            raise CetaneError(f"--where {text!r}: not NAME=PATH", "as in gemma3=models/gemma3")
         known[name] = Path(path)
     return known
 

@@ -127,7 +127,7 @@ DraftTokens = Annotated[
 
 
 def refuse(reason: str, options: Mapping[str, object]) -> None:
-    """Raise CetaneError for the first option that was given, but does nothing."""
+    """Raise CetaneError for the first option that was given: it would do nothing here."""
     for name, given in options.items():
         if given:
             raise CetaneError(f"{name} {reason}")

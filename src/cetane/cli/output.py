@@ -122,7 +122,7 @@ def in_log(title: str) -> tuple["Progress", Callable[[], None]]:
 
 
 def cell(value: Any) -> str:
-    """A value in a table: the words of a stranger's file too."""
+    """A value as a table's text, escaped: it may come from a stranger's file."""
     if isinstance(value, float):
         return f"{value:.5g}"
     return "" if value is None else escaped(str(value))

@@ -30,7 +30,7 @@ def show(plan: Plan, chip: str | None = None, tables: bool = True) -> None:
 
 
 def show_summary(plan: Plan) -> None:
-    """Print the model and its context, packages and calls, bytes, and what not all plans have."""
+    """Print the model and its context, packages and calls, bytes, and what only some plans have."""
     recipe = plan.recipe
     form = "" if recipe.cache.format == "fp16" else f" {recipe.cache.format}"
     cache = f"{megabytes(plan.kv_bytes[recipe.cache.context])}{form}"

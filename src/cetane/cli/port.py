@@ -51,7 +51,7 @@ Text = Annotated[
 ]
 Fix = Annotated[
     bool,
-    typer.Option("--fix", help="Where a gate is red, change the recipe as it says, and go on."),
+    typer.Option("--fix", help="If a gate is red, change the recipe as it advises, and go on."),
 ]
 
 

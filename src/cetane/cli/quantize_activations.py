@@ -24,7 +24,7 @@ RangesOption = Annotated[
 ]
 TensorsOption = Annotated[
     Literal["inputs", "all"],
-    typer.Option(help="inputs: what projections read, but gated products; all: as coremltools."),
+    typer.Option(help="inputs: what projections read, less gated products; all: as coremltools."),
 ]
 AdditionsOption = Annotated[
     bool, typer.Option("--additions", help="Quantize additions too, as in coremltools.")

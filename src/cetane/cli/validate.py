@@ -47,21 +47,26 @@ def validate(
     full: Annotated[bool, typer.Option("--full", help="Only every shard, each alone.")] = False,
     prompt_ids: Annotated[
         str | None,
-        typer.Option("--prompt-ids", metavar="IDS", help="Of --layer and --full: as 1,1000,5000."),
+        typer.Option(
+            "--prompt-ids", metavar="IDS", help="With --layer or --full: tokens, as 1,1000,5000."
+        ),
     ] = None,
     n_probes: Annotated[
-        int, typer.Option("--n-probes", min=1, help="The same: random sequences of tokens.")
+        int,
+        typer.Option(
+            "--n-probes", min=1, help="With --layer or --full: how many random sequences to run."
+        ),
     ] = 1,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Compare a bundle with the Hugging Face model, and its draft heads with the trained ones.
 
+    First, its packages and tables are compared with its manifest and with each other. Exit code 1
+    when a gate fails.
+
     --layer and --full are the validator of the published ports: shards alone, each on the model's
     own tensors. They take seconds, and prove less.
-
-    Before that, its packages and tables are compared with its manifest and with each other. Exit
-    code 1 when a gate fails.
     """
     from cetane.pipeline import validate as gates
     from cetane.pipeline.request import read_adapters

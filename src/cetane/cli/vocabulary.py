@@ -44,8 +44,8 @@ def vocabulary(
 ) -> None:
     """Choose the tokens of a smaller head. Tokenizer and embeddings stay whole.
 
-    They come from texts and from the model's own greedy choices in them. Special tokens, bytes and
-    single characters always stay, so that any text can be written.
+    The head's tokens come from texts, and from the model's own greedy choices in these texts.
+    Special tokens, bytes and single characters always stay, so that any text can be written.
     """
     from cetane.pipeline.request import make_request
     from cetane.pipeline.vocabulary import choose_vocabulary

@@ -2,8 +2,9 @@
 
 Each departure changes one thing in the blocks of `families/zaya.py`. So its cost can be measured
 alone, and together with others; docs/explanation/zaya.md has the table. A recipe lists departures
-in `family.departures`. Two more follow from these. Convolutions without their history also start
-differently. And with the neighbour's gates, the last merge before the final norm is left out.
+in `family.departures`. Two more differences follow from them. Convolutions without their history
+also start differently. And with the neighbour's gates, the last merge before the final norm is left
+out.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,8 +26,8 @@ it."""
 
 
 def of(part: str) -> Callable[[Change], Change]:
-    """A decorator: apply a change only to blocks with a module of this path, which another change
-    may have removed."""
+    """A decorator: apply a change only to blocks that have a module of this path. Another change
+    may have removed it."""
 
     def only(change: Change) -> Change:
         return lambda block, weights: (

@@ -72,7 +72,7 @@ def changed(tables: dict[str, object], inside: str = "") -> Iterator[str]:
 
 
 def extras(arm: Arm) -> Iterator[str]:
-    """What an arm has beside its recipe and its changes, in words."""
+    """The settings of an arm beside its recipe and its changes, in words."""
     if arm.subset is not None:
         yield f"a head of {arm.subset} tokens"
     if arm.drafter:

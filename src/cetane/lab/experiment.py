@@ -86,7 +86,7 @@ class SparseKeys(Data):
 
     keys: Keys
     budget: int = Field(ge=64)
-    """Their number."""
+    """The number of keys."""
 
 
 class Arm(Data):
@@ -155,6 +155,7 @@ class Workload(Data):
 
     @model_validator(mode="after")
     def possible(self) -> "Workload":
+        """Refuse an unknown chip, and a context that an answer fills."""
         try:
             find_chip(self.chip)
         except CetaneError as error:
@@ -181,7 +182,7 @@ class Experiment(Data):
     group: str = "Experiments"
     status: Status
     date: datetime.date
-    """Of the original."""
+    """The day of the original."""
     hypothesis: str = Field(min_length=1)
     expects: tuple[Limit, ...] = ()
     """The hypothesis in numbers. A bound that does not hold is a surprise."""
@@ -209,6 +210,7 @@ class Experiment(Data):
 
     @model_validator(mode="after")
     def complete(self) -> "Experiment":
+        """Refuse an experiment that lacks what its status needs, and limits of no metric of it."""
         if self.status in BURIED and not self.obituary:
             raise ValueError(f"a {self.status} experiment needs its obituary")
         if self.status == "Planned":

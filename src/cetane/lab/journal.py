@@ -67,7 +67,7 @@ class GateOutcome(Data):
 
     @property
     def limit(self) -> str:
-        """What was asked, in words."""
+        """The gate's bounds, in words."""
         return bounds(self.metric, self.arm, self.least, self.most)
 
 

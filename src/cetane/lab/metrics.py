@@ -21,7 +21,7 @@ class Metric:
 METRICS: dict[str, Metric] = {
     "weight_bytes": Metric("size", "B", "weights, scales and palettes, by the plan"),
     "package_bytes": Metric("size", "B", "all files of all packages"),
-    "bits_per_weight": Metric("size", "bit", "weight bytes of all, scales and palettes included"),
+    "bits_per_weight": Metric("size", "bit", "mean of all weights, scales and palettes included"),
     "packages": Metric("size", "", "packages that a runtime loads"),
     "programs": Metric("size", "", "functions of all packages"),
     "perplexity": Metric("quality", "", "on the workload's text"),
@@ -59,14 +59,14 @@ METRICS: dict[str, Metric] = {
     "acceptance": Metric("drafting", "share", "drafted tokens that were accepted"),
     "tokens_per_call": Metric("drafting", "", "tokens that a verifying call gives"),
     "draft_speedup": Metric("drafting", "x", "tokens per second against plain, on this machine"),
-    "draft_same": Metric("drafting", "share", "prompts with the very tokens of plain decoding"),
+    "draft_same": Metric("drafting", "share", "1 if all tokens equal plain decoding's, else 0"),
     "head_top1": Metric("drafting", "share", "first tokens of drafts right, on held-out text"),
     "turn_hits": Metric(
         "turns", "share", "positions of a conversation's last answers with a proposal"
     ),
     "turn_right": Metric("turns", "share", "first tokens of proposals right, over all turns"),
-    "recall_near": Metric("needle", "share", "needles found inside the candidate's window"),
-    "recall_far": Metric("needle", "share", "needles found beyond it"),
+    "recall_near": Metric("needle", "share", "needles found inside the window of full layers"),
+    "recall_far": Metric("needle", "share", "needles found beyond that window"),
     "pass_keys": Metric(
         "pass_keys",
         "share",
@@ -77,7 +77,7 @@ METRICS: dict[str, Metric] = {
     "sparse_kl_copying": Metric("sparse", "nat", "the same, on a text that repeats its beginning"),
     "sparse_same": Metric("sparse", "share", "greedy tokens equal to those with all keys"),
     "sparse_same_copying": Metric("sparse", "share", "the same, on a text that repeats itself"),
-    "mask_mismatches": Metric("masks", "", "inputs whose shape is not the plan's"),
+    "mask_mismatches": Metric("masks", "", "contradictions that the static checks find"),
     "activation_cosine": Metric("activations", "", "least of any shard or the logits, with A8"),
     "activation_perplexity": Metric("activations", "", "on the text, with A8"),
 }

@@ -114,10 +114,11 @@ def text(distance: int, needle: int, length: int) -> list[int]:
 
 
 def recall(family: dict[str, Any], contract: str, context: int, window: int) -> dict[int, float]:
-    """The share of needles found, by distance, in texts that fill the context.
+    """The share of needles found, by distance in tokens, in texts that fill the context.
 
-    `family` are options of a recipe's `[family]`, `window` the tokens around whose end needles
-    lie. Raises CetaneError for a context above `LONGEST`.
+    `family` has options of a recipe's `[family]`. `window` is a number of tokens: needles lie
+    around its end. Raises CetaneError for a context above `LONGEST`, and for a window that fills
+    the context.
     """
     if context > LONGEST:
         raise CetaneError(

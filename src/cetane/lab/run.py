@@ -54,7 +54,7 @@ def run_together(
     workers: Workers,
     progress: Progress,
 ) -> Iterator[Outcome]:
-    """Run experiments, whose arms and measures are the tasks of workers. Logs each as `run` does.
+    """Run experiments: workers build their arms and take their measures. Logs each as `run` does.
 
     Measures of time come last, and have the machine to themselves.
     """
@@ -146,8 +146,8 @@ def measures(experiment: Experiment) -> list[str]:
 
 
 def registered() -> Mapping[str, Measure]:
-    """All measures, in any process: a worker takes one without having planned it."""
-    import cetane.lab.measures  # noqa: F401  registers them; here, since torch imports slowly
+    """All measures. Workers call this too, so it imports the modules that register them."""
+    import cetane.lab.measures  # noqa: F401  here, since torch imports slowly
 
     return MEASURES
 

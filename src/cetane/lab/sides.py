@@ -72,7 +72,8 @@ class Side:
 
     @property
     def bundle(self) -> Bundle:
-        """The verified bundle. Its name is a hash of its content, so that another run finds it."""
+        """The bundle, built or verified. Its name has a hash of what it is built from, so that
+        another run finds it."""
         if self.made is None:
             folder = self.workload.setting.folder / "bundles"
             folder.mkdir(parents=True, exist_ok=True)

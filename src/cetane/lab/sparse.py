@@ -1,8 +1,9 @@
-"""Attention of decoded tokens that read a small part of the keys, by who chooses it.
+"""Attention in which decoded tokens read a small part of the keys, chosen in one of four ways.
 
-Quest's pages by this step's query (arXiv 2406.10774), or by that of one step before, as a host has
-it between two calls; TriForce's chunks, chosen once after the prompt (arXiv 2404.11912); and sinks
-with the newest tokens. Choices are made for each key/value head. The first two layers read all.
+Quest chooses pages by this step's query (arXiv 2406.10774). A stale Quest has the query of the step
+before, as a host has it between two calls. TriForce chooses chunks once, after the prompt (arXiv
+2404.11912). The last way takes sinks and the newest tokens. Each key/value head has its own choice.
+The first two layers read all keys.
 """
 
 import math
@@ -19,14 +20,16 @@ from cetane.gates.streaming import attending
 from cetane.lab.experiment import Keys
 
 PAGE, CHUNK, SINKS, FULL, DECODED = 16, 8, 16, 2, 256
-"""Tokens of Quest's pages and TriForce's chunks, sinks, layers with all keys, decoded tokens."""
+"""Tokens of Quest's pages and of TriForce's chunks, sinks, first layers with all keys, decoded
+tokens."""
 Chooser = Callable[[Tensor, Tensor, int, int], Tensor]
 """From queries `(KV, group, T, D)` and keys `(KV, T, D)`, the first decoded row and the budget: the
 keys that each decoded row reads, bool `(KV, DECODED, T)`."""
 
 
 def pages(query: Tensor, key: Tensor, start: int, budget: int, late: int) -> Tensor:
-    """Quest: the pages with the largest bound on a product with the query of `late` rows before."""
+    """Quest: the pages with the largest bound on a key's product with the query of `late` rows
+    before."""
     heads, length, width = key.shape
     paged = key[:, : length // PAGE * PAGE].reshape(heads, -1, PAGE, width)
     low, high = paged.amin(2), paged.amax(2)
@@ -45,7 +48,8 @@ def pages(query: Tensor, key: Tensor, start: int, budget: int, late: int) -> Ten
 
 
 def once(query: Tensor, key: Tensor, start: int, budget: int) -> Tensor:
-    """TriForce: chunks of the prompt by their mean key and the prompt's last query; all after."""
+    """TriForce: chunks of the prompt by their mean key and the prompt's last query, and all tokens
+    after the prompt."""
     heads, length, width = key.shape
     means = key[:, : start // CHUNK * CHUNK].reshape(heads, -1, CHUNK, width).mean(2)
     scores = (query[:, :, start - 1] @ means.mT).amax(1)
@@ -75,7 +79,7 @@ CHOOSERS: dict[Keys, Chooser] = {
 
 @dataclass
 class Sparse:
-    """The attention of one run; None is full attention."""
+    """The attention of one run; without a `chooser`, full attention."""
 
     chooser: Chooser | None = None
     budget: int = 0
@@ -103,7 +107,7 @@ class Sparse:
 
 @torch.inference_mode()
 def run(model: Any, text: list[int], attention: Sparse) -> Tensor:
-    """Log-probabilities of the decoded rows."""
+    """Log-probabilities of the decoded rows, fp32 `(DECODED, V)`."""
     with attending(model, attention):
         logits = model(torch.tensor([text]), use_cache=False, logits_to_keep=DECODED).logits[0]
     return logits.float().log_softmax(-1)
@@ -122,7 +126,10 @@ def both_texts(ids: list[int], length: int) -> dict[str, list[int]]:
 
 
 def against(found: Tensor, full: Tensor, target: Tensor) -> tuple[float, float, float]:
-    """Perplexity, divergence from full attention, and the share of equal choices."""
+    """Perplexity, KL from full attention in nats, and the share of equal choices.
+
+    `target` has the token after each decoded row but the last.
+    """
     loss = -found[:-1].gather(1, target[:, None]).mean()
     kl = (full.exp() * (full - found)).sum(-1).mean()
     same = (found.argmax(-1) == full.argmax(-1)).float().mean()

@@ -104,7 +104,8 @@ class Shapes:
         return tuple(self.tensors[name].shape)
 
     def read(self, name: str) -> Tensor:
-        """Zeros. Raises CetaneError for a larger tensor than any family option reads."""
+        """Zeros for a tensor of one axis: options of families read no other. Raises CetaneError for
+        more axes."""
         tensor = self.tensors[name]
         if tensor.ndim > 1:
             raise CetaneError(f"{self.source} is shapes alone: {name} has no values")

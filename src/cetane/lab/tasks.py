@@ -29,7 +29,7 @@ MEMORY = 2_500_000_000
 
 @dataclass(frozen=True)
 class LabJob:
-    """An experiment, as workers get it. Two of one key are the same."""
+    """An experiment, in the form that workers get. Jobs with one key are equal."""
 
     key: str
     experiment: Experiment = field(compare=False)
@@ -82,7 +82,7 @@ class LabTasks:
         self.setting = Setting(setting.folder.absolute(), setting.models)
         self.own = self.setting.folder / f"tasks-{os.getpid()}"
         self.key = token_hex(16)
-        """Of this run: no measure is taken from another one."""
+        """A key of this run alone: no measure is taken from another run."""
         self.errors: dict[str, Exception] = {}
         self.parts: dict[str, list[Part]] = {name: [] for name in self.experiments}
         self.arms: dict[str, SharedTask] = {}
@@ -111,7 +111,7 @@ class LabTasks:
             yield experiment, partial(self.gathered, name)
 
     def gathered(self, name: str) -> Iterator[Part]:
-        """What the measures say. Raises what went wrong instead."""
+        """What an experiment's measures say. Raises the error of a task that failed."""
         if name in self.errors:
             raise self.errors[name]
         yield from self.parts[name]

@@ -34,8 +34,8 @@ def zaya_tiny() -> Path:
 
 
 def gemma_tiny() -> Path:
-    """A Gemma 4 of 3.5 million parameters with every layer of E2B, trained on Python's standard
-    library and on passages that come again beyond the windows of its sliding layers."""
+    """A Gemma 4 of 3.5 million parameters with every layer of E2B. It was trained on Python's
+    standard library, and on passages that come again beyond the windows of its sliding layers."""
     return Path(str(resources.files("cetane"))) / "data/gemma-tiny"
 
 

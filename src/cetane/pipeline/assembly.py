@@ -64,7 +64,7 @@ class Build:
         sooner = [name for name in names if name not in later]
         failed = self._make(sooner, lambda name, done: progress(name, done, len(names)))
         if gate is not None:
-            refuse(failed)  # it judges all of the first
+            refuse(failed)  # the gate judges all first shards, so none may be missing
             gate(self.planner, {shard: self.partial.bundle / p for p, shard in first.items()})
         failed |= self._make(
             later, lambda name, done: progress(name, len(sooner) + done, len(names))
@@ -73,8 +73,8 @@ class Build:
         progress("done", len(names), len(names))
 
     def space(self) -> int:
-        """Bytes that the parts which are not there yet take, and the largest shard while it is
-        made: its template and its stamped package lie beside each other."""
+        """Bytes of the parts that are not there yet, and twice those of the largest shard: while it
+        is made, its template and its stamped package lie beside each other."""
         plan = self.planner.plan()
         there = sum(p.stat().st_size for p in self.partial.bundle.rglob("*") if p.is_file())
         largest = max(shard.weight_bytes for shard in plan.shards)
@@ -141,17 +141,17 @@ class Build:
 
     @cached_property
     def weight_bytes(self) -> dict[str, int]:
-        """Of the shards, by path."""
+        """Bytes of each shard's weights, by path."""
         return {shard_path(shard.name): shard.weight_bytes for shard in self.planner.plan().shards}
 
     @cached_property
     def job(self) -> BuildJob:
-        """This build, as workers get it."""
+        """This build, in the form that workers get."""
         return job_of(self.checkpoint, self.recipe)
 
     def finish(self, asked: Recipe) -> None:
-        """Write the manifest and give the bundle its name; the shared store gets it too, as what
-        the recipe that was `asked` for becomes."""
+        """Write the manifest and rename the folder to the bundle's name. The shared store gets the
+        bundle too, under the key of the recipe that was `asked` for."""
         manifest = Manifest(
             producer=producers(),
             plan=self.planner.plan(),
@@ -188,7 +188,7 @@ class Partial:
         self.done = self.root / "done"
         self.key = self.root / "key.json"
         self.store = self.root / "store"
-        """What workers have made."""
+        """Parts that workers have made, if there is no shared store."""
 
     def start(self, key: str) -> None:
         """Keep what an interrupted build of the same key left, else start anew.
@@ -210,7 +210,7 @@ class Partial:
 
     @property
     def ours(self) -> bool:
-        """Whether there is nothing but what builds leave, at whatever step they were killed."""
+        """Whether the folder is missing, or holds only what a killed build leaves at any step."""
         if not self.root.is_dir():
             return not self.root.exists()
         known = {path.name for path in (self.bundle, self.done, self.key, self.store)}
@@ -247,7 +247,7 @@ def dumped(made: dict[str, FileRecord]) -> dict[str, Any]:
 
 
 def read_note(path: Path) -> Any:
-    """A record of ours; None when there is none, or a crash left something else."""
+    """A record of a build; None if there is none, or if a crash left something else."""
     try:
         return json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
@@ -255,7 +255,7 @@ def read_note(path: Path) -> Any:
 
 
 def build_key(checkpoint: Checkpoint, recipe: Recipe) -> str:
-    """What a partial build is a build of: a checkpoint and a recipe, by this code."""
+    """The key of a partial build: a hash of its checkpoint, its recipe, the code and the tools."""
     made_by = [producers(), code_version()]
     content = [checkpoint.fingerprint, recipe.model_dump(mode="json"), made_by]
     return json_sha256(content)

@@ -35,13 +35,13 @@ def build(
     """Build a bundle at `target`; a finished one of the same checkpoint and recipe is kept.
 
     The first shard of every kind comes first, and `gate` judges them before the others are made.
-    With `rebuild` it is made anew, and nothing that an interrupted build left is taken up.
+    With `rebuild` the bundle is made anew, without anything that an interrupted build left.
     `workers` make the parts side by side, with the same bytes. With a shared store, a bundle that
     is there is not made again, and neither is a part.
 
-    Raises CetaneError when `target` holds something else, unless `force`, and when a part failed:
-    the others are made nevertheless (with a `gate`, only the first shards are if one of them
-    failed), and stay for the next attempt.
+    Raises CetaneError if `target` holds something else, unless `force`, and if a part failed. The
+    other parts are made nevertheless, and stay for the next attempt. With a `gate`, a part that
+    failed before the judgement stops the build there.
     """
     with claimed(target, f"building {recipe.name}"):
         check_place(target, checkpoint, force)

@@ -1,7 +1,7 @@
-"""What one forward pass of the Hugging Face model over a text tells, collected once: how far the
-residual stream must be scaled to stay inside fp16.
+"""The calibration of a model: how far its residual stream must be scaled to stay inside fp16.
 
-The result is kept in the store, by the checkpoint's content; forgetting it only costs another pass.
+One forward pass of the Hugging Face model over a text tells it. The store keeps the result, by the
+checkpoint's content. If it forgets the result, another pass is made.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from cetane.store import kept as store
 from cetane.validation import Data, validated
 
 TEXT_TOKENS, RANDOM_TOKENS = 256, 128
-"""A text as the tokenizer begins it, since first tokens have the largest residuals; then tokens
-that no text has together, since rare ones have large residuals too."""
+"""Tokens of the pass. The text comes first, with the token that the tokenizer puts before a text:
+first tokens have the largest residuals. Random tokens follow, since rare ones have large residuals
+too."""
 SAFE_RESIDUAL = 65504 / 4
 """The largest residual that is inside fp16 with a margin for other texts: a quarter of its end."""
 SMALLEST_SCALE = 2.0**-12
-"""Of the residual stream; below it, weights that are scaled with it lose bits of fp16."""
+"""The least scale of the residual stream. With less, the scaled weights lose bits of fp16."""
 VERSION, FILE = 2, "calibration.json"
-"""Of the file: another version is made anew."""
+"""The file of a calibration. A new version is another key, so the pass is made anew."""
 SCALE = "family.residual_scale"
 
 
@@ -60,10 +61,10 @@ class Calibration(Data):
 
 
 def resolve_scale(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silent) -> Recipe:
-    """The recipe with the residual stream's scale that a calibration of the checkpoint finds.
+    """The recipe with a scale of the residual stream that a calibration of the checkpoint finds.
 
-    Where that is what a recipe without the option means, the option is left out. A recipe that
-    names a scale comes back as it is, without a pass.
+    A scale of 1 is left out, since a recipe without the option means 1. A recipe that names a scale
+    comes back as it is, without a pass.
     """
     options = options_of(checkpoint.config["model_type"], recipe.family)
     if getattr(options, "residual_scale", None) != "auto":
@@ -90,9 +91,9 @@ def resolve_fitted(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = 
 
 
 def calibrate(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silent) -> Calibration:
-    """The calibration of a checkpoint, from the store where it is there already.
+    """The calibration of a checkpoint: the store's, or that of a pass now.
 
-    The recipe's family options decide which blocks there are, and nothing else.
+    Of the recipe, only the family's options count: they decide which blocks there are.
     """
     planner = Planner(checkpoint, recipe)
     blocks = {
@@ -114,7 +115,7 @@ def calibrate(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silen
 
 
 def calibration_tokens(checkpoint: Checkpoint, context: int, vocab: int) -> list[int]:
-    """The tokens of the pass."""
+    """The tokens of the pass: a text, then random ids below `vocab`. At most `context` together."""
     content = (resources.files("cetane") / "data" / "texts" / "english.txt").read_text("utf-8")
     text = checkpoint.tokenizer.encode(content)[: min(TEXT_TOKENS, context)]
     room = min(RANDOM_TOKENS, context - len(text))
@@ -130,7 +131,7 @@ def run_pass(checkpoint: Checkpoint, blocks: Mapping[str, Truth], tokens: list[i
 
 
 def load_calibration(path: Path) -> Calibration | None:
-    """A calibration from its file; None where there is none, or something else."""
+    """A calibration from its file; None if the file is missing or holds no calibration."""
     with suppress(CetaneError):
         return validated(Calibration, read_json(path), str(path))
     return None

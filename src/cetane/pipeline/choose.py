@@ -1,8 +1,10 @@
-"""The compression that a recipe leaves to cetane (`compression.default = "auto"`), before a build.
+"""The choice, before a build, of a compression that a recipe leaves to cetane
+(`compression.default = "auto"`).
 
-Candidates are judged in turn, the smallest first, on the authored modules and a text, by the golden
-gate's own checks. The first that holds what the recipe promises, with a margin, is taken. So is the
-mix of palettes that a recipe of few bits may have (`compression.mix_to`).
+Candidates are judged one by one, the smallest first. The authored modules read a text with a
+candidate's weights, and the golden gate's own checks judge the results. The first candidate that
+holds the recipe's promise, with a margin, is taken. Mixes of palettes are chosen in the same way,
+where a recipe of few bits may have one (`compression.mix_to`).
 """
 
 import re
@@ -43,22 +45,24 @@ Kept = TypeVar("Kept", bound=Data)
 
 SMALL, LARGE = SMALLEST, NEXT
 NEAREST, MIX = "fp16", "a mix of 6-bit palettes and int8"
-"""What is tried for all weights, the smallest first; between the first two, a mix of them."""
+"""Formats that are tried for all weights: `SMALL`, `LARGE`, then `NEAREST`. `MIX` is the name of a
+mix of the first two, which is tried between them."""
 MARGIN = 0.8
-"""The part of every limit that a candidate may use, since the gate judges another text."""
+"""The part of a limit that a candidate may use up, since the gate judges another text."""
 NEAR, FINER = 0.1, 0.05
-"""Bits a weight beyond the default's of the first mix, and between those that are predicted."""
+"""Bits a weight: what the first mix has beyond the default, and the step between two mixes."""
 WINDOW = 128
 """Tokens that are judged together, in one call: a large vocabulary's logits take 134 MB."""
 BRIEF = 96
 """Tokens on which the parts of a mix are compared."""
 KEY, ROWS = "compression.default", "embedding.format"
 UNPREDICTED = (
-    f"no mix: what weights cost is predicted by gptq alone, and up to {RESIDENT >> 30} GiB of fp32"
+    "no mix: what weights cost is predicted only by gptq, and only up to "
+    f"{RESIDENT >> 30} GiB of fp32"
 )
 FILE = "figure.json"
 DECIDING = {"family", "embedding", "head", "quality", "compression"}
-"""Tables of a recipe that a judgement depends on, beside the caches that it is made with."""
+"""The recipe's tables on which a judgement depends. It also depends on the caches (`Bench.key`)."""
 
 
 class Judgement(Data):
@@ -88,20 +92,23 @@ def shown(check: Check) -> str:
 
 
 def holds(check: Check) -> bool:
-    """Whether a check leaves room to its limit: a share by its interval, others by the margin."""
+    """Whether a check leaves room to its limit. The interval of a share must hold the limit; other
+    figures may use up `MARGIN` of it."""
     return check.passed if check.interval is not None else used(check) <= MARGIN
 
 
 def used(check: Check) -> float:
-    """The part of a limit that a figure takes; a compression that costs nothing takes none."""
+    """The part of a limit that a figure uses up: 0 for a compression that costs nothing."""
     nothing = 1.0 if check.name.endswith("ratio") else 0.0
     return (check.value - nothing) / (check.limit - nothing)
 
 
 def allowance(judgement: Judgement) -> float:
-    """The part of its KL with which a compression would hold its promise, with the margin.
+    """The factor, 1 at most, by which a compression's KL must shrink to hold the promise with the
+    margin.
 
-    Wrong choices go with the root of the KL. An interval narrows with them; that is left as room.
+    Wrong choices grow with the root of the KL. Fewer of them narrow the interval too; that is left
+    as room.
     """
     parts = [1.0]
     for check in judgement.checks:
@@ -130,16 +137,16 @@ def resolutions(
     progress: Progress = silent,
     budget: int | None = None,
 ) -> Iterator[Recipe]:
-    """The recipe with a value in place of every `auto`, as often as there is another choice.
+    """Give the recipe with a value in place of every `auto`, once for every choice of them.
 
-    A recipe without `auto` comes back as it is, without a pass over the model. The compressions are
-    those that hold the recipe's promise, the smallest first. The last is the nearest to the model,
-    whatever it costs: fp16, or the few bits with as many more as they may have. What the recipe
-    says of types and names stays. `budget` is the most bytes of weights and tables: CetaneError
-    where nothing so small holds the promise.
+    A recipe without `auto` comes back as it is, but for constants that its method fits. First come
+    the compressions that hold the recipe's promise, the smallest first. The last one is the nearest
+    to the model, even if it breaks the promise: fp16, or the mix of the most bits that the recipe
+    allows. The recipe's own formats by type and by name stay. `budget` is the most bytes of weights
+    and tables; CetaneError for a choice that takes more.
     """
     mixing = recipe.compression.mix_to is not None and recipe.compression.fitted is None
-    if mixing and recipe.compression.method == "tuned":  # which takes long: only what is chosen is
+    if mixing and recipe.compression.method == "tuned":  # tuning takes long: only choices are tuned
         from cetane.fitting.fit import check_size
 
         check_size(checkpoint)
@@ -147,7 +154,7 @@ def resolutions(
         for choice in resolutions(checkpoint, rounded, progress, budget):
             yield tuned(checkpoint, choice, progress)
         return
-    if mixing:  # what is fitted will be judged, and fitting takes long
+    if mixing:  # refuses, before the long fitting, a model that is too large to judge afterwards
         check_memory(Planner(checkpoint, recipe))
     recipe = resolve_fitted(checkpoint, resolve_scale(checkpoint, recipe, progress), progress)
     if not (recipe.compression.auto or recipe.embedding.format == AUTO or mixing):
@@ -164,11 +171,11 @@ def resolutions(
                 check_budget(Planner(checkpoint, candidate, bench.planner), budget, what)
                 yield bench.chosen(name, candidate)
         if not recipe.compression.auto:
-            break  # few bits err more than rows that hold the promise alone
+            break  # finer rows change little: weights of few bits err more than rows do
     name, nearest = bench.nearest(rows)
     what = f"nothing smaller is proven {recipe.quality}, and the nearest to the model takes"
     check_budget(Planner(checkpoint, nearest, bench.planner), budget, what)
-    yield bench.chosen(name, nearest)  # whatever it costs
+    yield bench.chosen(name, nearest)  # even if it breaks the promise
 
 
 def tuned(checkpoint: Checkpoint, recipe: Recipe, progress: Progress) -> Recipe:
@@ -178,8 +185,8 @@ def tuned(checkpoint: Checkpoint, recipe: Recipe, progress: Progress) -> Recipe:
 
 
 def check_budget(planner: Planner, budget: int | None, what: str) -> None:
-    """CetaneError for a plan that takes more than `budget` bytes, and `what` that is; None is no
-    limit."""
+    """CetaneError for a plan whose weights and tables take more than `budget` bytes; None is no
+    limit. `what` says in the message whose size it is."""
     if budget is None:
         return
     plan = planner.plan()
@@ -193,14 +200,16 @@ def check_budget(planner: Planner, budget: int | None, what: str) -> None:
 
 
 class Harms(Data):
-    """What a mix may cost: KL with all weights in the larger format, and what each group adds."""
+    """What a mix may cost, as KL in nats."""
 
     rest: float
+    """With all weights in the larger format."""
     groups: tuple[float, ...]
+    """What each group of weights adds in the smaller format."""
 
 
 class Bench:
-    """A model under candidates, all judged on one text; judgements stay in the store."""
+    """Judges candidates for one model, all on one text. The store keeps the judgements."""
 
     def __init__(self, checkpoint: Checkpoint, recipe: Recipe, progress: Progress) -> None:
         self.checkpoint, self.recipe, self.progress = checkpoint, recipe, progress
@@ -208,7 +217,7 @@ class Bench:
         content = (resources.files("cetane") / "data" / "texts" / "english.txt").read_text("utf-8")
         ask = limits().evidence
         count = ask.positions if recipe.compression.mix_to is None else ask.most
-        """Where few bits are near to the limit, little text decides nothing."""
+        """Mixes of few bits are near to their limits, and only a long text decides about them."""
         self.tokens = text_tokens(checkpoint.tokenizer, count, content)
         self.refused: dict[str, str] = {}
         """Why candidates do not hold the promise, by name."""
@@ -220,7 +229,7 @@ class Bench:
 
     @cached_property
     def truth(self) -> list[Window]:
-        """What the weights in fp16 make of the text."""
+        """The results of the fp16 weights on the text."""
         self.model.compress(Selection())
         self.model.store_rows("fp16")
         return list(self.model.read(self.tokens))
@@ -231,7 +240,8 @@ class Bench:
         return ("int8", NEAREST) if asked == AUTO else (asked,)
 
     def candidates(self, rows: str) -> Iterator[tuple[str, Recipe]]:
-        """What is between the smallest and fp16, by name; the caller goes on while they fail."""
+        """Candidates below fp16 by name, the smallest first. Each is made when it is asked for: a
+        caller takes the next one only if the last one failed."""
         if not self.recipe.compression.auto:
             yield self.recipe.compression.default, self.candidate(rows, None)
             yield from self.mixes(rows)
@@ -267,7 +277,8 @@ class Bench:
 
     @cached_property
     def uneven(self) -> dict[str, str]:
-        """The larger format, by name, for weights that the smaller one does not divide."""
+        """The larger format, by patterns of names, for weights that the smaller one does not
+        divide."""
         compression = self.recipe.compression
         weights = [w for block in self.planner.blocks for _, w in block.weights() if w.kind]
         odd = {w.name for w in weights if format_of(w, compression).name == LARGE
@@ -303,7 +314,7 @@ class Bench:
         return judgement.passed
 
     def judge(self, candidate: Recipe) -> Judgement:
-        """What a candidate costs, now or in an earlier port."""
+        """What a candidate costs, judged now or by an earlier port."""
 
         def measure() -> Judgement:
             self.progress(f"is {candidate.compression.default} {self.recipe.quality}", 0, 1)
@@ -315,20 +326,24 @@ class Bench:
         return self.kept(Judgement, candidate, measure)
 
     def compare(self, truth: Sequence[Window]) -> Agreement:
-        """The model as it is now against what it made of some windows before."""
+        """The model's results on some windows, with its weights as they are now, against earlier
+        results."""
         plan = self.model.engine.plan
         agreement = Agreement(self.recipe, plan.choosable, plan.vocab)
         for before in truth:
             now, targets = self.model.window(before.tokens), np.asarray(before.tokens[1:])
             theirs = before.logits[:-1]
-            if self.recipe.head.subset is not None:  # neither side has the tokens that it lacks
+            if self.recipe.head.subset is not None:  # tokens that the subset lacks do not count
                 theirs = self.model.predictions(theirs)
             agreement.add(now.logits[:-1], theirs, targets)
         return agreement
 
     def larger(self, rows: str) -> dict[str, str]:
-        """The larger of a mix's formats, by name, for all weights but the groups that bear the
-        smaller one best: as many as the promise has room for. Empty where that is all, or none."""
+        """The larger of a mix's formats, by patterns of names, for the groups that keep it.
+
+        Groups take the smaller format while the promise has room for their KL, the cheapest for a
+        saved byte first. Empty if all groups take it, or none.
+        """
         groups, large = self.groups(), self.candidate(rows, LARGE)
         harms = self.kept(Harms, large, lambda: self.harms(groups, large))
         room = MARGIN * limits().quality[self.recipe.quality].kl - harms.rest
@@ -345,8 +360,11 @@ class Bench:
         return named(others, LARGE) | self.candidate(rows, SMALL).compression.names
 
     def mixes(self, rows: str) -> Iterator[tuple[str, Recipe]]:
-        """Mixes in place of the recipe's uniform palettes, by name: one of hardly more bits, of as
-        many as its judgement asks for, and of as many as the recipe allows."""
+        """Mixes in place of the recipe's uniform palettes, by name.
+
+        One has hardly more bits. The next has as many as the judgement of the uniform palettes asks
+        for, and the last as many as the recipe allows.
+        """
         most = self.recipe.compression.mix_to
         if most is None or self.recipe.compression.fitted is None:
             return
@@ -369,8 +387,8 @@ class Bench:
         return compression.mix_to is not None and not self.harmed[1]
 
     def best_mix(self, most: float) -> Mix | None:
-        """The palettes of least predicted KL in place of the recipe's uniform ones, of at most so
-        many bits a weight; None where none is better."""
+        """The mix of least predicted KL with at most `most` bits a weight; None if none is better
+        than the recipe's uniform palettes."""
         uniform = parse_format(self.recipe.compression.default)
         assert isinstance(uniform, Palette)
         parts, known = self.harmed
@@ -378,13 +396,13 @@ class Bench:
 
     @cached_property
     def harmed(self) -> tuple[list[MixedPart], dict[str, float]]:
-        """The parts whose weights' harms are known, and these harms."""
+        """The parts whose weights' harms were predicted, and these harms: KL in nats, by name."""
         fitted = self.recipe.compression.fitted
         known = {} if fitted is None else fitted.read().harms
         return [p for p in self.kinds() if all(w.name in known for w in p.weights)], known
 
     def kinds(self) -> list[MixedPart]:
-        """The fitted weights of the recipe's default, by kind and by part of the layers."""
+        """The fitted weights in the recipe's default format, as parts by kind and by depth."""
         compression = self.recipe.compression
 
         def kind_of(weight: Weight) -> str | None:
@@ -395,8 +413,8 @@ class Bench:
         return parts_of(self.planner, kind_of)
 
     def groups(self) -> list[MixedPart]:
-        """The weights that the recipe leaves to cetane, by part of the layers: errors of early ones
-        cost most, whatever the kind (Gemma 3 270M: KL of 0.22, 0.03 and 0.01 by thirds)."""
+        """The weights whose format the recipe leaves to cetane, as parts by depth. Errors of early
+        layers cost most, whatever the kind (Gemma 3 270M: KL of 0.22, 0.03 and 0.01 by thirds)."""
         small, large = (self.candidate(NEAREST, name).compression for name in (SMALL, LARGE))
 
         def left_open(weight: Weight) -> str | None:
@@ -406,7 +424,7 @@ class Bench:
         return parts_of(self.planner, left_open)
 
     def harms(self, groups: Sequence[MixedPart], large: Recipe) -> Harms:
-        """KL of every group in the smaller format, all else in the larger one."""
+        """The KL of every group in the smaller format, with all else in the larger one."""
         self.model.compress(Selection())
         self.model.store_rows("fp16")
         truth = list(self.model.read(self.tokens[:BRIEF]))
@@ -423,7 +441,7 @@ class Bench:
         return Harms(rest=rest, groups=tuple(costs))
 
     def kept(self, kind: type[Kept], candidate: Recipe, make: Callable[[], Kept]) -> Kept:
-        """A figure of a candidate, from the store where it is there already."""
+        """A figure of a candidate: the store's, or made now and kept."""
         known = self.stored(kind, candidate)
         if known is not None:
             return known
@@ -433,7 +451,7 @@ class Bench:
         return made
 
     def known(self, candidate: Recipe) -> Judgement | None:
-        """What an earlier port or a plan learnt of a candidate; reads no weight."""
+        """An earlier port's judgement of a candidate; None if there is none. Reads no weight."""
         return self.stored(Judgement, candidate)
 
     def stored(self, kind: type[Kept], candidate: Recipe) -> Kept | None:
@@ -450,8 +468,8 @@ class Bench:
 
 
 def known_to_hold(checkpoint: Checkpoint, recipe: Recipe, formats: Sequence[str]) -> set[str]:
-    """Formats, as the recipe's default, that hold its promise: fp16, and those that were judged on
-    this model in an earlier port. Reads no weight and judges nothing."""
+    """The formats that hold the recipe's promise as its default: fp16, and those of `formats` that
+    an earlier port judged so on this model. Reads no weight and judges nothing."""
     unfitted = override(recipe, {f"compression.{key}": value for key, value in UNFITTED.items()})
     bench, known = Bench(checkpoint, unfitted, silent), {NEAREST}
     for name, rows in product(formats, bench.rows()):

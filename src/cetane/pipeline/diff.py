@@ -74,7 +74,9 @@ def diff(
 
     `first` is the reference, and runs in fp32. Without a `second`, `first` is compared with itself
     at another `precision`, or with a `model`. `function` names a function of packages, or a mode
-    of bundles. `inputs` is an .npz file with an array for each input of a package.
+    of bundles; the default is a package's own default, or the widest mode. `inputs` is an .npz file
+    with an array for each input of a package. CetaneError for options that exclude each other, an
+    unknown function or mode, and a damaged bundle.
 
     >>> cetane.diff(bundle, precision="fp16", function="decode", tolerance=1.0).passed
     True
@@ -91,7 +93,10 @@ def diff(
     if bundles and inputs is not None:
         raise CetaneError("--inputs is for packages", "a bundle's inputs come from the engine")
     if model is not None and (other, precision) != (None, None):
-        raise CetaneError("--model compares one bundle, in fp32 and in fp16: leave out the rest")
+        raise CetaneError(
+            "--model compares one bundle, in fp32 and in fp16",
+            "leave out the second bundle and --precision",
+        )
     if model is not None:
         return against_model(one, model, function, tolerance, progress)
     second_precision: Precision = precision or "fp32"
@@ -125,7 +130,7 @@ def package_pair(
 
 
 def function_of(program: Program, name: str | None) -> MilFunction:
-    """A function by name, or the default one."""
+    """A function by name; without one, the program's default. CetaneError if it is unknown."""
     wanted = name or program.default
     if wanted not in program.functions:
         raise CetaneError(
@@ -147,13 +152,14 @@ def against_model(
 
 
 def verified(path: Path) -> Bundle:
+    """A bundle of which every file has its recorded hash; CetaneError otherwise."""
     bundle = Bundle(path)
     bundle.verify()
     return bundle
 
 
 def mode_of(bundle: Bundle, name: str | None) -> Mode:
-    """A mode of a bundle by name; without one, the widest."""
+    """A mode of a bundle by name; without one, the widest. CetaneError if it is unknown."""
     modes = bundle.plan.modes
     for known in modes:
         if known == name:

@@ -1,4 +1,4 @@
-"""The training of a draft head: on a bundle's own hidden states; then lowered, and judged."""
+"""The job of a draft head: it is trained on a bundle's own hidden states, lowered, and judged."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -112,7 +112,7 @@ def train_draft_head(
     Without `texts` the model writes conversations, in a third of the minutes at most. The draft
     head replaces an earlier one of its kind. `features` is a folder that keeps hidden states for
     another run. Under `torchrun` every process trains; the main process returns the outcome, the
-    others None. CetaneError for too little text.
+    others None. CetaneError for a damaged bundle, too little text, and two texts of one name.
     """
     started, accelerator = time.monotonic(), devices()
     opened = Bundle(Path(bundle))
@@ -122,7 +122,10 @@ def train_draft_head(
         checkpoint, engine = checkpoint_of(opened, model), open_engine(opened)
         window = min(settings.window, opened.plan.recipe.cache.context)
         if window < 2 * settings.steps:
-            raise CetaneError(f"--window {window}: less than two drafts of {settings.steps} tokens")
+            raise CetaneError(
+                f"--window {window}: less than two drafts of {settings.steps} tokens",
+                "give a larger --window, within the context, or fewer --steps",
+            )
         shown = progress if accelerator.is_main_process else silent
         if texts:
             if len({path.name for path in texts}) < len(texts):  # the manifest knows them by name

@@ -89,7 +89,8 @@ def export_onnx(
     """Write every function of a bundle or a .mlpackage as an ONNX file into a new folder.
 
     Returns the files of each package, as paths in the folder; a bundle's draft heads are packages
-    too. The weights of a package are stored once. CetaneError if the folder exists.
+    too. The weights of a package are stored once. CetaneError if the folder exists or lies in
+    `source`, for a damaged bundle, and for one with int8 caches.
     """
     from cetane.mil.fast.onnx_files import export as to_onnx  # onnx takes a while to load
 
@@ -175,7 +176,7 @@ def replace_package(
         raise CetaneError(f"no package {package!r}", f"there are {', '.join(makers)}")
     fresh = folder.with_name(f".{folder.name}.fresh")
     with claimed(folder, f"replacing {package}"), disk_errors(folder):
-        for name in makers:  # of a process that was killed before its check had ended
+        for name in makers:  # an earlier process may have been killed during its check
             restore(folder, name)
         remove(fresh)
         progress(package, 0, 1)
@@ -246,14 +247,13 @@ def export_coreai(
 ) -> CoreAIFolder:
     """Write a bundle as the folder that Apple's Core AI runner loads, and judge it.
 
-    Apple's runtime runs the asset here, on the CPU. `model` and `lora` are as in
-    `export_runtime`. CetaneError if the folder exists, if the
-    checkpoint is not the bundle's own, if it has no logits to judge, or if the model does not fit
-    their contract.
+    Apple's runtime runs the asset here, on the CPU. `model` and `lora` are as in `export_runtime`.
+    CetaneError if the folder exists, or if the checkpoint is not the bundle's own; also if the
+    bundle has no logits to judge, or if the model does not fit the runner's contract.
     """
     bundle = Bundle(Path(source))
     target = new_folder(output, bundle.path)
-    refuse_choices(bundle.plan, str(bundle.path))  # its judge would, but after the conversion
+    refuse_choices(bundle.plan, str(bundle.path))  # as the judge would, but after the conversion
     checkpoint = own_checkpoint(bundle, model, lora)
     with writing(target, source):
         judge = partial(judge_coreai, bundle)
@@ -262,8 +262,11 @@ def export_coreai(
 
 
 def own_checkpoint(bundle: Bundle, model: str | Path | None, lora: str | Path | None) -> Checkpoint:
-    """The checkpoint that a verified bundle was built from; CetaneError if it is another, or if
-    the bundle is more than a build of it."""
+    """The checkpoint that a bundle was built from, once the bundle is verified.
+
+    CetaneError for another checkpoint, and for what other runtimes lack: draft heads, adapters and
+    8-bit activations.
+    """
     bundle.verify()
     refuse_int8_activations(bundle.plan.recipe, "another runtime")
     refuse_heads(bundle)
@@ -306,8 +309,8 @@ def new_folder(path: str | Path, source: Path) -> Path:
 
 @contextmanager
 def writing(target: Path, source: str | Path) -> Iterator[None]:
-    """A context that writes a new folder. CetaneError if it has come to be since its path was
-    checked, which is long ago for a large bundle."""
+    """A context that writes a new folder. CetaneError if the folder has appeared since its path was
+    checked: a large bundle takes long to verify."""
     with claimed(target, f"exporting {source}"), disk_errors(target):
         refuse_existing(target)
         yield

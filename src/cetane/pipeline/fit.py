@@ -1,5 +1,8 @@
-"""What a recipe leaves open, chosen for a chip (`layout.kind = "auto"`): programs that the chip is
-known to hold, a contract that its rules ask for, and of these the fastest as predicted."""
+"""The choice, for a chip, of what a recipe leaves open (`layout.kind = "auto"`).
+
+The rules of the chip ask for a cache contract. The chip is known to hold programs of some size and
+number. Of the layouts with such programs, the one of the fastest predicted decode step is taken.
+"""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,16 +24,17 @@ KIND, VERIFY = "layout.kind", "tokens.verify"
 WIDTHS = (8, 4, 2)
 """Tokens of a verifying call, the widest first."""
 FREE = 1.25
-"""Decode steps that a verifying call may take: drafts of that width cost next to nothing."""
+"""The most decode steps that a verifying call may take. Drafts then cost next to nothing."""
 NEAR = 1.02
-"""How much slower than the fastest a layout of fewer packages may be predicted."""
+"""The most that the predicted step of a layout of fewer packages may take, in times the fastest."""
 
 
 def fit(planner: Planner, target: Target, named: Collection[str] = ()) -> Recipe:
-    """The recipe of a plan with a layout, head slices, a contract and a verifier's width for a
-    chip, each with its reason. Values that are `named` stay.
+    """The planner's recipe with a contract, head slices, a layout and a verifier's width for a
+    chip, each with its reason.
 
-    A recipe that says its layout comes back as it is. CetaneError where the chip holds none.
+    Values whose dotted keys are `named` stay. A recipe that says its layout comes back as it is.
+    CetaneError if the chip holds no layout.
     """
     if planner.recipe.layout.kind != "auto":
         return planner.recipe
@@ -94,7 +98,7 @@ class Fitting:
 
     @cached_property
     def ms(self) -> float | None:
-        """Of a step, as predicted; None where nothing of the chip was measured."""
+        """Predicted milliseconds of a decode step; None if nothing of the chip was measured."""
         step = predict(self.planner, self.chip, "decode")
         return None if step is None else step.ms
 
@@ -106,7 +110,7 @@ def by_known_programs(planner: Planner, target: Target) -> Choice:
     fittings = [one for one in tried if one.held]
     most = chip.figure("program_bytes")
     if not fittings:
-        _ = tried[-1].plan  # refuses caches of which not even one layer's fit a program
+        _ = tried[-1].plan  # raises a better error if the caches of one layer alone are too large
         raise CetaneError(
             f"no number of packages fits {chip.name}: programs of at most "
             f"{most.value / 1e6:.0f} MB, {chip.figure('programs').value:.0f} of them",
@@ -123,7 +127,7 @@ def by_known_programs(planner: Planner, target: Target) -> Choice:
 
 
 def layouts(planner: Planner, chip: Chip) -> Iterator[Fitting]:
-    """Layers in one package, two, four, ... and one each; the head apart."""
+    """Layouts with the layers in 1, 2, 4, ... packages, and in one for each. The head is apart."""
     layers = len({block.layer for block in planner.model.layers})
     counts = sorted({1 << power for power in range(layers.bit_length())} | {layers})
     for count in counts:
@@ -151,5 +155,5 @@ def by_free_drafts(planner: Planner, target: Target) -> Choice:
 
 
 def predict(planner: Planner, chip: Chip, mode: Mode) -> Prediction | None:
-    """A call of a mode; None where nothing of the chip was measured."""
+    """The prediction of a mode's call; None if nothing of the chip was measured."""
     return Predictor(chip).predict(planner, mode) if chip.stream else None

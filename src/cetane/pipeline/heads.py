@@ -24,14 +24,14 @@ SHARES = (1.0, 0.75, 0.5, 0.25)
 TEXTS = {"mass": 4, "gates": 40}
 """The number of texts that score heads, by method. `gates` takes one training step on each."""
 SCORED = 768
-"""The most tokens of each of those texts. Longer ones are judged."""
+"""The most tokens of a text that scores heads. A text that judges recall may be longer."""
 FIRST = 1000
-"""The seed of the first of those texts, so that none is judged too."""
+"""The seed of the first text that scores heads. Texts that judge have the seeds from 0 on."""
 GATE_SINKS, GATE_WINDOW = 64, 128
 """The first and the last tokens that a gated head sees. The window of `Streaming` would hold a
 third of so short a text."""
 TAUGHT = 10
-"""Pass keys in each of those texts."""
+"""Pass keys in each text that scores heads."""
 REPEATED = 16
 """Times that the text for hiding keys is repeated."""
 
@@ -42,7 +42,7 @@ class JudgedShare:
 
     full: float
     cache_bytes: int
-    """Of keys and values at the recipe's context, in fp16."""
+    """Bytes of keys and values at the recipe's context, in fp16."""
     found: int
     """Pass keys that the model found, of those that it was asked for."""
     asked: int
@@ -56,7 +56,7 @@ class HeadsResult:
     context: int
     judged: Sequence[JudgedShare]
     tokens: int
-    """Of each text that hides pass keys for the judgement."""
+    """Tokens of each text that hides pass keys for the judgement."""
     streaming: Streaming
 
 
@@ -84,7 +84,9 @@ def find_heads(
     sizes = cache_sizes(request, layers)
     longest = request.planner.model.max_context
     if tokens > longest:
-        raise CetaneError(f"--tokens {tokens}: the model was trained for {longest} positions")
+        raise CetaneError(
+            f"--tokens {tokens}: the model was trained for {longest} positions", "give fewer"
+        )
     if output.is_dir():
         raise CetaneError(f"--output {output}: is a folder", "name a file in it")
     with disk_errors(output):
@@ -121,7 +123,7 @@ def scored_layers(request: Request) -> dict[int, int]:
         raise CetaneError(
             f"no layer of {request.checkpoint.source} sees all tokens through keys and values of "
             "its own heads",
-            "its caches cannot become shorter so",
+            "its caches cannot become shorter in this way",
         )
     return layers
 
@@ -135,7 +137,7 @@ class CacheSizes:
     least: int
     """If all that can stream do."""
     heads: int
-    """Those heads. The keys of all of them have one size."""
+    """The number of heads that can stream. Their keys all have one size."""
 
     def nbytes(self, streaming: Streaming) -> int:
         """Bytes with a choice of heads."""

@@ -1,8 +1,7 @@
-"""What a Mac measured, read into the bundles that it measured.
+"""A Mac's record, read into the bundles that the Mac measured.
 
-Residency becomes measured, the device gate is judged, and the cost model gets evidence. Only a Mac
-with a Neural Engine counts, and only with `UNITS`: any other record is judged and shown, and not
-kept.
+Residency becomes measured, the device gate is judged, and the cost model gets evidence. A record is
+kept only of a Mac with a Neural Engine, on `UNITS`. Any other record is judged and shown.
 """
 
 from collections.abc import Sequence
@@ -48,7 +47,7 @@ from cetane.schema.manifest import GATES
 
 EVIDENCE = "device.csv"
 UNITS = "CPU_AND_NE"
-"""The compute units on which the rules, the cost model and experiments say something."""
+"""The compute units about which the rules, the cost model and the experiments speak."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class KitImport:
     ratios: dict[str, float] = field(default_factory=dict)
     """Bundle B's milliseconds over bundle A's, as medians of the turns."""
     names: tuple[str, ...] = ()
-    """Those of the kit's bundles, A and perhaps B."""
+    """The names of the kit's bundles, A and perhaps B."""
 
     @property
     def passed(self) -> bool:
@@ -174,8 +173,8 @@ class OneImport:
         return (*lines, *self.recorded.refusals)
 
     def residency(self) -> tuple[Audit, int]:
-        """The audit with the machine's placements, and their number. They are kept if the record
-        is."""
+        """The audit with the machine's placements, and the number of ops that have one. Placements
+        are kept if the record is."""
         target = Target(DEFAULT_CHIP if self.chip is None else self.chip.id, DEFAULT_OS)
         predicted = audit(self.programs, target)
         measured = self.placements()
@@ -277,7 +276,7 @@ class XcodeImport:
 def import_xcode(file: str | Path, artifact: str | Path, date: str) -> XcodeImport:
     """Read an `.mlperf` folder or an `analytics.mil` into a bundle or a package.
 
-    CetaneError if it is of another package.
+    `date` is the file's day, as "2026-01-31". CetaneError if the file is of another package.
     """
     path, opened = Path(file), open_artifact(Path(artifact))
     told = read_report(path) if path.is_dir() else read_analytics(path)
@@ -314,8 +313,9 @@ def import_power(
 ) -> EnergyResult:
     """Read a plist of powermetrics, or a stream of macmon, that was recorded during one load.
 
-    `tokens` are those that the load gave, in all its time. With a bundle, the joules per token are
-    kept there. CetaneError for any other file, and for powers beyond reason.
+    `tokens` is the number that the load gave while it was recorded. With a bundle, the joules per
+    token are kept there. CetaneError for any other file, for powers beyond reason, and for a bundle
+    without `tokens`.
     """
     path = Path(file)
     try:

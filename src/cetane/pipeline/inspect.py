@@ -23,8 +23,9 @@ def inspect(
 
     Reads no weights. `nearest` is the family that would read most of a model that cetane does not
     know, and what it would not read. `unread` lists the tensors that the model does not use; many
-    of them are a sign of a misread checkpoint. A missing or broken tokenizer is None here; `plan`
-    refuses it. `adapters` lists peft adapters, of which `lora` is the one that is merged.
+    of them are a sign of a misread checkpoint. `tokenizer_vocabulary` is None for a missing or
+    broken tokenizer, which `plan` refuses. `adapters` has peft adapters by name; the merged one has
+    the name `lora`.
     """
     checkpoint = open_checkpoint(model, lora, adapters)
     names = checkpoint.names()

@@ -1,4 +1,4 @@
-"""Kits, and what they bring back."""
+"""Kits: archives that measure bundles on a Mac. `imports.py` reads what they bring back."""
 
 import tempfile
 from collections.abc import Sequence
@@ -36,10 +36,12 @@ def make_kit(
 
     It holds their packages, inputs with expected outputs, and a script that needs only Python,
     numpy and coremltools. CetaneError for a damaged bundle, for one that gives choices and no
-    logits, and for more than two.
+    logits, and for more than two; also for an `output` that is a folder or lies in a bundle.
     """
     if not 1 <= len(bundles) <= len(LABELS):
-        raise CetaneError(f"a kit holds one or two bundles, not {len(bundles)}")
+        raise CetaneError(
+            f"a kit holds one or two bundles, not {len(bundles)}", "make one kit for each pair"
+        )
     opened = [Bundle(Path(path)) for path in bundles]
     target = Path(output)
     for bundle in opened:

@@ -229,8 +229,8 @@ class LanguageModel:
     ) -> CompletionStream:
         """Write an answer piece by piece; `Sampling` lists the options.
 
-        CetaneError for a prompt that is longer than the context, for options out of range, and for
-        sampling from a head that gives only its choice.
+        CetaneError for a prompt that is longer than the context, and for options out of range. A
+        head that gives only its choice takes no sampling.
         """
         if max_new_tokens < 1:
             raise CetaneError(f"max_new_tokens = {max_new_tokens}: must be at least 1")
@@ -280,14 +280,17 @@ class LanguageModel:
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Logits after each of n tokens, `(n, V)` fp32.
 
-        Tokens that the head cannot choose have minus infinity.
+        Tokens that the head cannot choose have minus infinity. CetaneError for a bundle that gives
+        choices, for an unknown token, and for more tokens than the context.
 
         >>> lm = cetane.load(bundle)
         >>> lm.logits(lm.ids("import os")).shape[1] == lm.bundle.plan.vocab
         True
         """
         if self.bundle.plan.recipe.head.choose:
-            raise CetaneError(f"{self.bundle.path} gives choices, not logits")
+            raise CetaneError(
+                f"{self.bundle.path} gives choices, not logits", "port with head.choose = false"
+            )
         logits = self.engine.session(adapter=self.adapter).feed(tokens, "all")
         assert logits is not None
         return logits

@@ -15,14 +15,14 @@ from cetane.schema.recipe import Recipe, override
 from cetane.schema.subset import as_ranges
 
 THIRDS = 3
-"""Parts of the layers, by depth, that a mix tells apart. With 30, one a layer, SmolLM2's best mix
-of 4.1 bits is predicted to cost 5 % less KL, but every layer is another program then."""
+"""Parts of the layers, by depth, that a mix tells apart. With 30, one for each layer, SmolLM2's
+best mix of 4.1 bits is predicted to cost 5 % less KL. But then every layer is another program."""
 ERRORS = {1: 0.3634, 2: 0.1175, 3: 0.03454, 4: 0.009497, 6: 0.000687}
-"""Mean squared errors of normal numbers of variance 1 that have the nearest of 2, 4, 8, 16 and 64
-levels, placed for the least (Max, 1960; 64: by Lloyd's own steps). Channels that are turned are
-normal, and all others' errors have nearly these ratios."""
+"""By bits: the mean squared error of normal numbers of variance 1, rounded to the nearest of 2^bits
+levels. The levels are those of least error (Max, 1960; 6 bits by Lloyd's own steps). Turned
+channels are normal, and the errors of all others have nearly these ratios."""
 LARGE = 32
-"""Channels that share the largest palettes, where they can."""
+"""Channels that may share one of the largest palettes."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class MixedPart:
 
     weights: tuple[Weight, ...]
     patterns: tuple[str, ...]
-    """Their names and no others'."""
+    """Glob patterns of the weights' names, which match no other weight."""
 
     @property
     def elements(self) -> int:
@@ -62,7 +62,8 @@ class MixedPart:
 
     @classmethod
     def of(cls, weights: Sequence[Weight], names: Collection[str]) -> "MixedPart":
-        """Some weights of a model whose weights have `names`: a pattern a layer."""
+        """The part of some weights, with patterns for each layer. `names` are those of all weights
+        of the model: no pattern may match others."""
         mine = {weight.name for weight in weights}
         layers = groupby(sorted(mine), key=lambda name: name.split(".")[:3])
         patterns = (pattern(list(part), set(names) - mine) for _, part in layers)
@@ -70,7 +71,7 @@ class MixedPart:
 
 
 def described(parts: Sequence[MixedPart]) -> str:
-    """What parts hold: "v_proj of layers 0 to 29, k_proj and up_proj of layers 10 to 29"."""
+    """Parts in words: "v_proj of layers 0 to 29, k_proj and up_proj of layers 10 to 29"."""
     layers: dict[str, set[int]] = defaultdict(set)
     for part in parts:
         layers[part.kind] |= part.layers
@@ -100,7 +101,7 @@ class Mix:
     parts: tuple[MixedPart, ...]
     formats: tuple[Palette, ...]
     harm: float
-    """The part of the uniform palettes' KL that it is predicted to cost."""
+    """Its predicted KL, divided by that of the uniform palettes."""
 
     @property
     def bits(self) -> float:
@@ -114,13 +115,14 @@ class Mix:
                 if form.name != default for pattern in part.patterns}  # fmt: skip
 
     def given(self, recipe: Recipe) -> Recipe:
-        """A recipe of uniform palettes with this in their place, and nothing fitted yet."""
+        """A recipe of uniform palettes with this mix in their place. Nothing is fitted yet."""
         own = recipe.compression
         names = self.names(own.default) | own.names
         return override(recipe, {"compression.names": names, "compression.fitted": None})
 
     def described(self, default: str) -> str:
-        """Its bits, and what has others than the default: "4.10 bits a weight (6 for v_proj)"."""
+        """Its bits, and the parts of other bits than the default: "4.10 bits a weight (6 for
+        v_proj)"."""
         of_bits: dict[int, list[MixedPart]] = defaultdict(list)
         for part, form in zip(self.parts, self.formats, strict=True):
             if form.name != default:
@@ -132,8 +134,11 @@ class Mix:
 def best_mix(
     parts: Sequence[MixedPart], harms: Mapping[str, float], uniform: Palette, most: float
 ) -> Mix | None:
-    """The palettes that are predicted to cost least KL, of at most so many bits a weight; None
-    where that is no less than the uniform ones cost. `harms` are what the weights cost in these."""
+    """The mix that is predicted to cost least KL, with at most `most` bits a weight.
+
+    `harms` is the KL that each weight costs in the `uniform` palettes, in nats by name. None if no
+    mix costs less than these.
+    """
     choices = [{form.name: form for form in widths(uniform) if part.takes(form)} for part in parts]
     groups = []
     for part, own in zip(parts, choices, strict=True):
@@ -149,11 +154,12 @@ def best_mix(
 
 
 def widths(uniform: Palette) -> Iterator[Palette]:
-    """The palettes that a mix may have in place of this one: none of fewer bits, whose errors are
-    too large to add up. With 2 bits for queries SmolLM2 lost in 3.1 bits what 6 for values gained.
+    """The palettes that a mix may have in place of a uniform one.
 
-    Those of 64 entries are for 32 channels first: there they take a quarter of the bytes, and lose
-    hardly anything.
+    None has fewer bits: such errors are too large to add up. In a mix of 3.1 bits for SmolLM2, 2
+    bits for queries lost what 6 bits for values gained. Palettes of 64 entries may also serve 32
+    channels. For these they take a quarter of the bytes that groups of 8 take, and lose hardly
+    anything.
     """
     if uniform.group is not None and uniform.group < LARGE:
         yield replace(uniform, bits=max(ERRORS), group=LARGE)
@@ -163,8 +169,8 @@ def widths(uniform: Palette) -> Iterator[Palette]:
 
 
 def parts_of(planner: Planner, key: Callable[[Weight], str | None]) -> list[MixedPart]:
-    """The compressed weights of a model in parts: those of one key and of one part of the layers.
-    A weight whose key is None is in none."""
+    """The compressed weights of a model in parts, by their `key` and the third of the layers in
+    which they are. A weight whose key is None is in no part."""
     found: dict[tuple[str, int], list[Weight]] = defaultdict(list)
     names: set[str] = set()
     layers = planner.model.layers[-1].layer + 1

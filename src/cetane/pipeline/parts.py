@@ -26,14 +26,14 @@ from cetane.schema.recipe import Recipe, recipe_content
 from cetane.tasks.task import Task, task_key
 
 TABLE_ELEMENTS = 1 << 24
-"""Of a host table, in memory at a time."""
+"""Elements of a host table that are in memory at a time."""
 BASE_MEMORY = 1_500_000_000
 """Bytes that a process takes to convert the smallest shard: torch, coremltools and the graph."""
 
 
 @dataclass(frozen=True)
 class BuildJob:
-    """A build, as workers get it. Two of one key are the same."""
+    """A build, in the form that workers get. Jobs with one key are equal."""
 
     key: str
     checkpoint: Checkpoint = field(compare=False)
@@ -42,18 +42,21 @@ class BuildJob:
 
 def job_of(checkpoint: Checkpoint, recipe: Recipe) -> BuildJob:
     """The build of a checkpoint and a resolved recipe."""
-    assert checkpoint.fingerprint  # goes along, so that workers can compare
+    assert checkpoint.fingerprint  # computed here and sent along: workers compare their files to it
     return BuildJob(bundle_key(checkpoint, recipe), checkpoint, recipe)
 
 
 def task_of(job: BuildJob, name: str, weight_bytes: int) -> Task:
-    """A part as a task, whose result has the path that the part has in a bundle."""
+    """A part as a task. Its result has the part's path in the bundle.
+
+    `weight_bytes` are those of the part, since the task declares its memory.
+    """
     work = partial(make_part, job, name)
     return Task(name, task_key(job.key, name), work, BASE_MEMORY + weight_bytes)
 
 
 def make_part(job: BuildJob, name: str, folder: Path) -> None:
-    """Write one part into a folder."""
+    """Write one part into a folder, at the part's path in the bundle."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     opened(job)[name](path)
@@ -61,7 +64,10 @@ def make_part(job: BuildJob, name: str, folder: Path) -> None:
 
 @lru_cache(maxsize=1)
 def opened(job: BuildJob) -> dict[str, Callable[[Path], None]]:
-    """The parts of the build that this process works on. Conversions are shared between them."""
+    """How to write each part, by path. A process keeps one build open: its parts share conversions.
+
+    CetaneError if the checkpoint's files are not those of the job.
+    """
     job.checkpoint.check_unchanged()
     planner = Planner(job.checkpoint, job.recipe)
     return parts(planner, job.checkpoint, lowering_of(planner, job.checkpoint))
@@ -76,7 +82,7 @@ def lowering_of(planner: Planner, checkpoint: Checkpoint) -> Lowering:
 def parts(
     planner: Planner, checkpoint: Checkpoint, lowering: Lowering
 ) -> dict[str, Callable[[Path], None]]:
-    """What a bundle is made of: path -> how to write it."""
+    """The parts of a bundle: by path, a function that writes the part to a place."""
 
     plan, tables = planner.plan(), planner.model.tables
     known = {"tokens": planner.model.embedding, **{n: t.table for n, t in tables.items()}}

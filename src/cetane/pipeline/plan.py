@@ -46,7 +46,7 @@ def plan(
 
 
 def planner_for(request: Request, target: Target | None) -> Planner:
-    """The planner of what a port begins with: for a chip, with the layout that fits it."""
+    """The planner with which a port of the request begins: for a chip, of a layout that fits it."""
     if target is None:
         return request.planner
     recipe = fit(request.planner, target, request.named)
@@ -64,7 +64,7 @@ class Forecast:
 
     @property
     def context(self) -> int:
-        """The recipe's own."""
+        """The recipe's context, in tokens."""
         return self.planner.recipe.cache.context
 
     @cached_property
@@ -147,6 +147,7 @@ def forecast_json(forecast: Forecast) -> dict[str, Any]:
 
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
+    """A prediction as a JSON object; `low` to `high` is its interval in milliseconds."""
     return {
         "mode": prediction.mode,
         "tokens": prediction.tokens,
@@ -174,12 +175,12 @@ class Ranking:
 
     @cached_property
     def held(self) -> list[Combination]:
-        """Those that the chip holds, the fastest first."""
+        """Combinations that the chip holds, the fastest first."""
         return sorted((c for c in self.combinations if c.refused is None), key=slowness)
 
     @cached_property
     def refused(self) -> list[Combination]:
-        """Those that it does not hold, the fastest first."""
+        """Combinations that the chip does not hold, or that a rule refuses, the fastest first."""
         return sorted((c for c in self.combinations if c.refused is not None), key=slowness)
 
     def as_json(self) -> dict[str, Any]:
@@ -193,10 +194,12 @@ class Ranking:
 
 
 def slowness(combination: Combination) -> tuple[float, float]:
+    """Milliseconds of a decode step, then decode steps for each token of a verifying call."""
     return combination.decode.ms, combination.slowdown / combination.verify
 
 
 def combination_json(combination: Combination) -> dict[str, Any]:
+    """A combination as a JSON object, with the reason for which it is refused, if it is."""
     return {
         "layout": combination.layout,
         "contract": combination.contract,
@@ -238,6 +241,6 @@ def rank(request: Request, chip: str, progress: Progress = silent) -> Ranking:
 
 
 def by_rules(one: Combination, refused: Mapping[tuple[str, str, str, int], str]) -> Combination:
-    """A combination with what the rules say of it, where they were asked."""
+    """A combination with the reason for which the rules refuse it, if they were asked and do."""
     why = refused.get((one.layout, one.contract, one.format, one.verify))
     return one if why is None or one.refused else replace(one, refused=why)

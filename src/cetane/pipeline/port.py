@@ -67,7 +67,8 @@ class PortResult:
     ladder: LadderResult | None
     """The first shard of every kind against the model; None for a bundle that was there before."""
     residency: Audit | None
-    """Where the ops of those shards are predicted to run; None as above, unless it is required."""
+    """Where the ops of those shards are predicted to run. None for a bundle that was there before,
+    unless residency is required."""
     golden: GoldenResult | None
     """The finished bundle against the model; None when there is no bundle."""
     explanation: Explanation | None
@@ -82,7 +83,7 @@ class PortResult:
     changes: tuple[str, ...] = ()
     """What was changed after a red gate, and why: one line each."""
     warnings: tuple[str, ...] = ()
-    """What looks like a misread checkpoint."""
+    """Signs of a misread checkpoint."""
 
     @property
     def gates(self) -> dict[str, Gate]:
@@ -150,9 +151,9 @@ def port(
 
     `model` is a Hugging Face folder, a GGUF file or a hub id. `context`, `bits` and `changes`
     replace values of the recipe (`make_request`); `quality` is what is promised, `budget` the most
-    that weights and tables may take ("300MB"). A port for a `chip` and a system `os` (as iOS
-    counts) gets a layout for it, and must be predicted to be on its ANE, unless
-    `require_residency` says otherwise. With `fix`, a red gate's own advice is taken, a few times.
+    that weights and tables may take ("300MB"). A port for a `chip` gets a layout for it, and must
+    be predicted to be on its ANE, unless `require_residency` says otherwise. `os` is the chip's
+    system, as iOS counts. With `fix`, a red gate's own advice is taken, a few times.
     `lora` is the folder of a peft adapter that is merged into the model as it is read. `adapters`
     are folders of such adapters by name: each becomes functions beside the base's, which share its
     weights. `text` is a file like what the port will read, on which few bits are fitted. `output`
@@ -202,7 +203,7 @@ def port_request(
     workers: Workers | None = None,
     progress: Progress = silent,
 ) -> PortResult:
-    """`port` of a request, whose plan can be shown before."""
+    """Port a request, as `port` does. The caller can show the request's plan before."""
     target = request.target(output)
     _ = request.planner  # refuses before any work
     check_place(target, request.checkpoint, force)
@@ -256,21 +257,22 @@ def one_reference() -> Iterator[None]:
 
 
 def recipes_for(request: Request, asked: PortTarget, progress: Progress) -> Iterator[Recipe]:
-    """What a request leaves open, chosen: compressions that hold the promise, the smallest first,
-    each with a layout for the chip, if one is named."""
+    """The request's recipe with its open values chosen, once for each compression of `resolutions`.
+    Each has a layout for the chip, if one is named."""
     for recipe in resolutions(request.checkpoint, request.recipe, progress, request.budget):
         planner = Planner(request.checkpoint, recipe, request.planner)
         yield fit(planner, asked.target, request.named) if asked.named else with_layout(recipe)
 
 
 def is_open(recipe: Recipe, why: Explanation) -> bool:
-    """Whether a gate's advice changes only what the recipe left to cetane. Few bits that constants
-    were fitted to are what the user asked for."""
+    """Whether a gate's advice changes only values that the recipe left to cetane. It never does if
+    constants were fitted: the user asked for these few bits."""
     return recipe.compression.fitted is None and recipe.reasons.keys() >= why.changes.keys()
 
 
 def mended(recipe: Recipe, why: Explanation) -> Recipe:
-    """The recipe as a gate advises. Another format cannot keep constants of the one before."""
+    """The recipe with the changes that a gate advises. Constants that were fitted to the old format
+    are dropped: a new format cannot use them."""
     if recipe.compression.fitted is not None and why.cause == "compression":
         recipe = override(recipe, {f"compression.{key}": value for key, value in UNFITTED.items()})
     return decided(recipe, why.changes, dict.fromkeys(why.changes, why.sentence))
@@ -297,7 +299,8 @@ class Attempt:
     workers: Workers | None = None
 
     def run(self, force: bool, rebuild: bool) -> PortResult:
-        """Build and judge; what was built before of the same recipe is taken up."""
+        """Build and judge. Parts that were built of the same recipe before are kept, unless
+        `rebuild`; `force` replaces another bundle at the target."""
         request, clock, progress = self.request, self.clock, self.progress
         planner = Planner(request.checkpoint, self.recipe, request.planner)
         plan, speed = planner.plan(), forecast(planner, self.asked.target.chip)
@@ -332,9 +335,9 @@ class Attempt:
 
 
 class History(Data):
-    """How a port came to its bundle's recipe; beside the gates' results if a gate was red.
+    """How a port came to its bundle's recipe. It lies beside the gates' results if a gate was red.
 
-    The same port, run again, knows by it that the bundle is its own.
+    When the same port runs again, the history tells it that the bundle is its own.
     """
 
     first: Recipe
@@ -420,8 +423,8 @@ class FirstShards:
         self.residency: Audit | None = None
 
     def judge(self, planner: Planner, packages: dict[str, Path]) -> None:
-        """Audit and compare; FirstShardsFailed when they leave the ANE and must not, or differ from
-        the model."""
+        """Audit the first shards, and compare them with the model. FirstShardsFailed if they leave
+        the ANE and must not, or if they differ."""
         self.audit(packages)
         if self.refused is not None:
             raise FirstShardsFailed
@@ -444,7 +447,7 @@ class FirstShards:
         return None if audited is None or audited.passed or not self.asked.required else audited
 
     def explain(self, plan: Plan) -> Explanation | None:
-        """Why they were refused; None where they were not."""
+        """Why the first shards were refused; None if they were not."""
         if self.refused is not None:
             return explain_residency(self.refused, plan)
         if self.ladder is not None and not self.ladder.passed:

@@ -13,6 +13,7 @@ from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 
 Times = Mapping[tuple[str, str], Sequence[float]]
+"""Seconds of calls, by shard and function."""
 
 
 @dataclass(frozen=True)
@@ -25,27 +26,28 @@ class ShardLoad:
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the time of a run went. None is what did not happen in it.
+    """Where the time of a run went. A figure is None if the run made no such call.
 
     Times of a token are those of decode calls: medians of every function, added up.
     """
 
     decode_tok_s: float | None
-    """With the host's work, sampling included."""
+    """Tokens per second of decoding, with the host's work, sampling included."""
     forward_tok_s: float | None
-    """Programs alone."""
+    """Tokens per second of the programs alone."""
     layers_ms: float | None
-    """Of a token, in the shards of layers; a single shard with its head counts here."""
+    """A token in the shards of layers. A single shard with its head counts here."""
     head_ms: float | None
+    """A token in the head's shards."""
     layer_ms: float | None
     """`layers_ms`, divided by the model's layers."""
     verify_tokens: int | None
     verify_ms: float | None
-    """A verifying call."""
+    """A verifying call of the bundle's width, `verify_tokens`."""
     load: Mapping[str, ShardLoad]
     """By shard."""
     seconds: Mapping[str, float]
-    """Of the whole run, in each shard, in opening shards (`load`), and by the host (`host`)."""
+    """Seconds of the whole run: in each shard, in opening shards (`load`), by the host (`host`)."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,4 +1,4 @@
-"""A bundle's programs for this build of macOS."""
+"""The compilation of a bundle's programs for this build of macOS."""
 
 import time
 from pathlib import Path
@@ -9,8 +9,8 @@ from cetane.files import Progress, silent
 
 
 def recompile(bundle: str | Path, *, progress: Progress = silent) -> dict[str, float]:
-    """Compile and load every shard and every draft head again. Returns seconds by their names.
-    CetaneError off a Mac."""
+    """Compile and load every shard and every draft head again. Returns the seconds of each, by
+    name. CetaneError off a Mac."""
     opened = Bundle(Path(bundle))
     backend = CoreMLBackend(opened)
     opened.verify()

@@ -25,16 +25,16 @@ FORMATS = {
     3: "palette3-kmeans-group8",
     2: "palette2-kmeans-group8",
 }
-"""Formats of `--bits`. Palettes in groups of 32 channels are what the ANE runs most widely. With
-few bits groups of 8 are worth their palettes, 0.06 bits a weight where 576 channels are read; they
-are the smallest that Core AI's presets have (`4bit_weight_palettized_group8`)."""
+"""Formats of `--bits`. The ANE runs palettes in groups of 32 channels most widely. With few bits,
+groups of 8 are worth the bytes of their palettes: 0.06 bits a weight where 576 channels are read.
+Core AI's presets have no smaller groups (`4bit_weight_palettized_group8`)."""
 FITTED_BITS = 4
-"""From so few bits on, `--bits` has constants fitted to the model (`compression.method`): plain
-ones lose too much (docs/explanation/compression.md)."""
+"""The most bits at which `--bits` fits constants to the model (`compression.method`). Plain ones
+lose too much there (docs/explanation/compression.md)."""
 MIXED = {4: 4.6, 3: 3.1, 2: 2.1}
-"""Bits a weight that `--bits` may take where uniform palettes do not hold the promise. 4.57 were
-the least that made four bits of SmolLM2 good; with more than 4.6 they would be five. Fewer bits
-than four are asked for where bytes count most: these stay what they are."""
+"""By `--bits`: the most bits a weight of a mix, where uniform palettes do not hold the promise.
+SmolLM2 needs 4.57 to be good at four bits; more than 4.6 would be five. Whoever asks for 3 or 2
+bits counts bytes, so a mix there takes hardly more."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Request:
 
     @cached_property
     def planner(self) -> "Planner":
-        """The plan's maker; CetaneError when the model cannot be built by this recipe.
+        """The planner of the request. CetaneError if the model cannot be built by this recipe.
 
-        Asks for all that a build needs (family, tensors, dtypes, tokenizer), so that a refusal
+        It reads all that a build needs (family, tensors, dtypes, tokenizer), so that a refusal
         comes before any work.
         """
         from cetane.planner import Planner
@@ -66,7 +66,7 @@ class Request:
 
     @property
     def warning(self) -> str | None:
-        """What looks like a misread checkpoint: tensors that the model reads nothing from."""
+        """The sign of a misread checkpoint: tensors that the model does not read. None without."""
         from cetane.families import warn_unread
 
         return warn_unread(self.checkpoint.names(), self.planner.model)
@@ -78,9 +78,11 @@ class Request:
         return name.removesuffix(".gguf").removesuffix(".safetensors")
 
     def target(self, output: str | Path | None) -> Path:
-        """Where the bundle goes: `output`, or the model's and the recipe's names; CetaneError for a
-        path without a name, since the finished bundle is renamed to it, and for a recipe whose name
-        leads to another folder."""
+        """The bundle's path: `output`, or a folder here by the model's and the recipe's names.
+
+        CetaneError for a path without a name, since the finished bundle is renamed to it, and for a
+        recipe whose name leads to another folder.
+        """
         if output is None:
             name = f"{self.name}-{self.recipe.name}"
             if "/" in name or not nameable(name):
@@ -109,9 +111,11 @@ def make_request(
 
     `context` is in tokens; `bits` chooses the format of weights for which the recipe names no
     other. `changes` are values by dotted key, as `{"tokens.verify": 8}`, and win over both.
-    `budget` is the most that weights and tables may take, as "300MB". A recipe by name has no
-    longer a context than the model. `lora` and `adapters` are folders of peft adapters: one to
-    merge, and some to keep beside the model, by name. `text` is a file that few bits are fitted on.
+    `budget` is the most that weights and tables may take, as "300MB". A recipe that comes with
+    cetane gets no longer a context than the model's, unless `context` or `changes` name one. `lora`
+    and `adapters` are folders of peft adapters: one to merge, and some to keep beside the model, by
+    name. `text` is a file that few bits are fitted on. CetaneError for a value that is none, and
+    for a model, a recipe or a text that cannot be read.
     """
     wanted: dict[str, Any] = {}
     if context is not None:
@@ -158,8 +162,8 @@ def read_size(text: str) -> int:
 
 
 def fitting_context(checkpoint: Checkpoint, context: int) -> dict[str, int]:
-    """The context of a recipe that comes with cetane, where a model was trained for less: all that
-    the model has, in slots of 32."""
+    """A change of `cache.context`, if a model was trained for fewer tokens than `context`, else
+    empty: all that the model has, in multiples of 32."""
     longest = checkpoint.config.get("max_position_embeddings")
     if not isinstance(longest, int) or not 32 <= longest < context:
         return {}
@@ -185,6 +189,7 @@ def read_changes(settings: list[str]) -> dict[str, Any]:
 
 
 def read_change(setting: str) -> tuple[str, Any]:
+    """`tokens.verify=8` as a key and a value. CetaneError for a text without a key or `=`."""
     key, equals, text = setting.partition("=")
     if not key or not equals:
         raise CetaneError(f"{setting!r}: not KEY=VALUE", "as in cache.context=4096")

@@ -67,8 +67,8 @@ def validate(
     """Compare a bundle with its manifest and with the Hugging Face model.
 
     `model`, `lora` and `adapters` are new places of the checkpoint and of adapters, if they were
-    moved after the build. The outcomes are kept
-    in the bundle. CetaneError for a damaged bundle or a missing checkpoint.
+    moved after the build. The outcomes are kept in the bundle. CetaneError for a damaged bundle or
+    a missing checkpoint.
 
     >>> cetane.validate(bundle).passed
     True
@@ -79,7 +79,7 @@ def validate(
     opened.write_gate("static", {"passed": not findings, "findings": listed})
     if findings:
         return Validation(tuple(findings))
-    opened.verify()  # which knows that a file is another one, not what is wrong with it
+    opened.verify()  # after static checks: a wrong hash does not tell what is wrong with a file
     checkpoint = checkpoint_of(opened, model, lora, adapters)
     golden, why = judge(opened, checkpoint, progress)
     heads = judge_draft_heads(opened, progress)
@@ -145,13 +145,16 @@ def checkpoint_of(
     lora: str | Path | None = None,
     adapters: Mapping[str, str | Path] | None = None,
 ) -> Checkpoint:
-    """The checkpoint of a bundle, with its adapters: those in the build's record, but for the new
-    places that are given. CetaneError if it is missing there, or became one of another shape."""
+    """The checkpoint of a bundle, with its adapters, from the places in the build's record, or from
+    the new places that are given. CetaneError if it is missing there, or has another shape."""
     manifest, recipe = bundle.manifest, bundle.plan.recipe
     merged = lora or (manifest.lora.source if manifest.lora else None)
     unknown = sorted((adapters or {}).keys() - manifest.adapters.keys())
     if unknown:
-        raise CetaneError(f"{bundle.path} has no adapter {unknown[0]!r}")
+        raise CetaneError(
+            f"{bundle.path} has no adapter {unknown[0]!r}",
+            f"it has {', '.join(manifest.adapters) or 'none'}",
+        )
     folders = {name: origin.source for name, origin in manifest.adapters.items()}
     folders |= {name: str(folder) for name, folder in (adapters or {}).items()}
     try:
@@ -172,8 +175,8 @@ def checkpoint_of(
 
 
 def check_shape(bundle: Bundle, checkpoint: Checkpoint) -> None:
-    """Raise CetaneError for a checkpoint that is no model of the bundle's shape: nothing could be
-    compared."""
+    """Raise CetaneError for a checkpoint of another shape than the bundle's: nothing of the two
+    could be compared."""
     if checkpoint.fingerprint == bundle.manifest.fingerprint:
         return
     ours, theirs = bundle.plan, Planner(checkpoint, bundle.plan.recipe).plan()
@@ -188,8 +191,8 @@ def check_shape(bundle: Bundle, checkpoint: Checkpoint) -> None:
 
 
 def other_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> list[str]:
-    """A warning if a checkpoint's files are not those that the bundle was made from: of one shape,
-    its figures look like a bad port's."""
+    """A warning if a checkpoint's files are not those that the bundle was made from. If the shape
+    is the same, the gates run, and their figures look like those of a bad port."""
     if checkpoint.fingerprint == bundle.manifest.fingerprint:
         return []
     return [f"{checkpoint.source} is not the file that {bundle.path} was made from"]

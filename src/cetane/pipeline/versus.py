@@ -25,17 +25,21 @@ WARM = 2
 
 @dataclass(frozen=True)
 class Turns:
-    """A bundle's figures: one of each turn, in milliseconds, but for loads and energy."""
+    """A bundle's figures. Those in a sequence have one value for each turn."""
 
     bundle: Path
     load_ms: float
     """The first opening of all its shards in this process."""
     load_again_ms: float
+    """The second opening, by a new engine."""
     first_token_ms: Sequence[float]
+    """Reading the prompt, up to the first token."""
     prefill_tok_s: Sequence[float]
+    """Tokens of the prompt per second, by the same clock."""
     decode_ms: Sequence[float]
+    """A step of greedy decoding, as the mean of a turn."""
     joules_per_token: float | None
-    """Of processor, GPU and Neural Engine; None without a power meter."""
+    """Energy of processor, GPU and Neural Engine together; None without a power meter."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Ratio:
     name: str
     first: float
     second: float
+    """The medians of the bundles' turns."""
     ratio: float
     """The median of the turns' ratios."""
     low: float
@@ -83,9 +88,10 @@ def versus(
 ) -> Versus:
     """Compare two bundles in turns, A B B A, so that other load and heat meet both.
 
-    Each turn reads a text of `prompt_tokens`, then decodes `tokens` greedily. With `energy` in
-    seconds, both also decode for so long under a power meter. CetaneError if a context is too
-    small, or for `energy` without a meter.
+    Each turn reads a text of `prompt_tokens`, then decodes `tokens` greedily. `energy` is how many
+    seconds each bundle decodes under a power meter afterwards; 0 for none. `exclusive` as in
+    `load`. CetaneError for a damaged bundle, a context that is too small, and `energy` without a
+    meter.
     """
     bundles = [Bundle(Path(path)) for path in (first, second)]
     for bundle in bundles:
@@ -160,7 +166,10 @@ class BundleSide:
         self.decode.append(1e3 * (time.perf_counter() - started) / self.count)
 
     def joules(self, seconds: float) -> float | None:
-        """Joules of a token, from decoding for so long; None for no seconds."""
+        """Joules of a decoded token, from decoding for some seconds; None for 0 seconds.
+
+        The energy of reading the prompt, again whenever the context is full, is counted in.
+        """
         if not seconds:
             return None
         meter, count = Meter(), 0

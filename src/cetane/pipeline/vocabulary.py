@@ -1,7 +1,7 @@
 """The choice of a head's tokens, for a smaller head.
 
-The head keeps the tokens of some texts, those that the model itself chooses after them, and those
-without which some texts could not be written.
+The head keeps the tokens of some texts, and the tokens that the model itself chooses after them. It
+also keeps the tokens without which some texts could not be written.
 """
 
 from __future__ import annotations
@@ -193,7 +193,8 @@ def choose_vocabulary(
     """Choose the fewest tokens that cover a share of some texts, and of the model's own choices.
 
     Without `held_out`, a tenth of the texts judges the choice. The model's choices are computed
-    after about `choices` tokens; 0 leaves them out. Writes the subset to `output`.
+    after about `choices` tokens; 0 leaves them out. Writes the subset to `output`. CetaneError for
+    a text that is unreadable or too short, and for an `output` that is a folder.
     """
     planner, tokenizer = request.planner, request.checkpoint.tokenizer
     if output.is_dir():

@@ -1,5 +1,5 @@
-"""Whole bundles in the shared store. What somebody has built of the same checkpoint by the same
-recipe is fetched without a plan, so without torch."""
+"""Whole bundles in the shared store. If somebody has built the same checkpoint by the same recipe,
+the bundle is fetched without a plan, so without torch."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from cetane.store.store import Store, result_path
 from cetane.tasks.task import task_key
 
 NOWHERE: dict[str, Any] = {"source": "", "fingerprint": "", "lora": None, "adapters": {}}
-"""In a store's manifest: where a checkpoint lies is its reader's own."""
+"""Fields of a manifest in a store. Checkpoints lie elsewhere on each machine, so the reader fills
+these fields in."""
 
 
 def bundle_key(checkpoint: Checkpoint, recipe: Recipe) -> str:
@@ -27,7 +28,7 @@ def bundle_key(checkpoint: Checkpoint, recipe: Recipe) -> str:
 
 def fetched(store: Store, checkpoint: Checkpoint, recipe: Recipe, target: Path) -> bool:
     """Put the bundle of a checkpoint and a recipe from a store at `target`; False if it is not
-    there. The recipe may leave values open: then the bundle has those that somebody chose."""
+    there. The recipe may leave values open: then the bundle has those that its builder chose."""
     key = bundle_key(checkpoint, recipe)
     with store.opened(key, target) as folder:
         if folder is None:
@@ -47,7 +48,10 @@ def fetched(store: Store, checkpoint: Checkpoint, recipe: Recipe, target: Path) 
 def publish(
     store: Store, checkpoint: Checkpoint, recipe: Recipe, folder: Path, manifest: Manifest
 ) -> None:
-    """Put a bundle without its manifest, which lies in `folder`, into a store."""
+    """Put a bundle into a store. It lies in `folder`, which has no manifest yet.
+
+    `recipe` is the one that was asked for; its values may be open.
+    """
     common = manifest.model_copy(update=NOWHERE)
     write_json(folder / MANIFEST, common.model_dump(mode="json"))
     files = manifest.files | records(folder, folder / MANIFEST)

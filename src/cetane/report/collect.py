@@ -148,6 +148,7 @@ def ranges(golden: GoldenResult) -> Ranges:
 
 
 def perplexity(gates: Gates) -> Perplexity | Absent:
+    """The perplexities that `cetane validate --perplexity` kept."""
     kept = gates.perplexity
     if kept is None:
         return Absent(why="Perplexity has not been measured.",
@@ -166,6 +167,7 @@ def perplexity(gates: Gates) -> Perplexity | Absent:
 
 
 def tasks(gates: Gates) -> Tasks | Absent:
+    """The figures that `cetane eval` kept for the base, without an adapter."""
     kept = gates.read("evaluation", Evaluation)
     if kept is None:
         return Absent(why="No task has been run.",

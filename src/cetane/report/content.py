@@ -188,11 +188,12 @@ class Perplexity(Data):
 
 
 class SweepAnswer(Data):
-    """An answer to a smoke prompt. `expected`: whether it has an expected word, if there is one."""
+    """An answer to a smoke prompt."""
 
     id: str
     text: str
     expected: bool | None
+    """Whether the answer has an expected word; None if no word is expected."""
 
 
 class Tasks(Data):

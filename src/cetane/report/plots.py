@@ -28,7 +28,7 @@ METHODS = ("gptq", "linear", "uniform", "kmeans", "weighted", "mixed", "tuned", 
 ARMS = {"baseline": SOFT, "candidate": SERIES[0]}
 """Lines in the colours of an experiment's bars."""
 WIDTH, HEIGHT = 5.2, 3.9
-"""The size in inches of 72 points: on a phone, text is as large as in the page around it."""
+"""A plot's size in inches of 72 points. On a phone, its text is as large as that of the page."""
 
 
 def quality(sweep: SweepQuality) -> Markup:

@@ -53,8 +53,9 @@ def push(
 ) -> Upload:
     """Upload a bundle, or a folder that was exported from `bundle`, with a model card.
 
-    A repository that is not there yet is made, private unless `public`. A dry run contacts nothing.
-    CetaneError for a damaged bundle, a folder of no known kind, and a refusal of the hub.
+    The folder is one of the layouts `contract`, `anemll` and `coreml-llm`. A repository that is not
+    there yet is made, private unless `public`. A dry run contacts nothing. CetaneError for a
+    damaged bundle, a folder of no known kind, and a refusal of the hub.
     """
     path = Path(folder)
     if not HUB_ID.fullmatch(repo):
@@ -81,12 +82,13 @@ def kind_of(folder: Path) -> FolderKind:
         if (folder / name).is_file():
             return kind
     raise CetaneError(
-        f"{folder} is neither a bundle nor an export", "cetane port makes a bundle"
-    )  # fmt: skip
+        f"{folder} is neither a bundle nor an export for an app",
+        "cetane port makes a bundle; --layout contract, anemll and coreml-llm make exports",
+    )
 
 
 def commit(folder: Path, upload: Upload, public: bool) -> str:
-    """Upload everything in one commit; its address."""
+    """Upload everything in one commit. Returns the commit's address."""
     from huggingface_hub import CommitOperationAdd, HfApi
 
     api = HfApi(library_name="cetane")

@@ -43,7 +43,7 @@ def sizes(bundle: Bundle, programs: Mapping[str, Program]) -> DiskUse:
 
 
 def stored(bundle: Bundle, shard: ShardPlan, program: Program) -> tuple[int, int]:
-    """Elements and bytes of a shard's weights, as the functions of one mode hold them."""
+    """Elements and bytes of a shard's weights: those that the functions of `decode` read."""
     elements = nbytes = 0
     for step in bundle.plan.modes["decode"].steps:
         if step.shard == shard.name:

@@ -71,7 +71,10 @@ def read_sweep(path: Path, fingerprint: str) -> SweepQuality:
     """
     file = path / "sweep.jsonl" if path.is_dir() else path
     if file.is_file() and file.stat().st_size > LARGEST:
-        raise CetaneError(f"{file}: too large for a sweep")
+        raise CetaneError(
+            f"{file}: too large for a sweep, which has at most {LARGEST >> 20} MiB",
+            "name the sweep.jsonl of one sweep",
+        )
     points = read_points(file)
     if not points:
         raise CetaneError(f"{file}: no points", "cetane sweep MODEL -o FOLDER makes them")

@@ -32,7 +32,7 @@ FURTHER = {
     "residency": "Will every op of the draft head run on the Neural Engine?",
     "static": "Are the packages what the manifest says?",
 }
-"""Questions of gates that not every bundle passes; a draft head's are named `GATE-HEAD`."""
+"""Questions of gates that only some bundles have. A draft head's gates are named `GATE-HEAD`."""
 
 
 class Gates:

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 PROTOCOLS = ("file", "memory", "http", "https", "s3", "gs", "hf")
-"""Of fsspec's file systems those that hold files and nothing else: no chains, archives or links."""
+"""fsspec's file systems that hold plain files: no chains, archives or links."""
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "http": "aiohttp", "https": "aiohttp"}
+"""The package that fsspec needs for a protocol."""
 
 
 class Place(Protocol):
-    """Files by relative names. A file that is put appears whole, or its name is not told before."""
+    """Files by relative names. Either a file appears whole, or nobody is told its name before it is
+    whole."""
 
     def open(self, name: str) -> IO[bytes]:
         """A file for reading. Raises FileNotFoundError if there is none."""

@@ -39,7 +39,10 @@ class CetaneToml(Data):
 
 
 def settings() -> CetaneToml:
-    """Those of the current folder. Raises CetaneError for a file that is wrong."""
+    """The settings in `cetane.toml` of the current folder; without the file, the defaults.
+
+    Raises CetaneError for a file that is wrong.
+    """
     path = Path(FILE)
     if not path.is_file():
         return CetaneToml()

@@ -25,9 +25,11 @@ from cetane.validation import Data, parse_json, validated
 LARGEST_LIST = 1 << 22
 """Bytes of the list of a result's files."""
 MOST_FILES = 1 << 14
+"""Files of a result."""
 PIECE = 1 << 20
 """Bytes that are copied at a time."""
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Error numbers of a place that this process may only read."""
 log = logging.getLogger("cetane.store")
 
 
@@ -89,7 +91,7 @@ def read_result(content: bytes, key: str) -> Result:
 
 
 class Store:
-    """The results at a place. What is wrong there is no error: it counts as not there."""
+    """The results at a place. A wrong file there is no error: it counts as missing."""
 
     def __init__(self, url: str | Path, private: bool = False) -> None:
         """The files of a `private` store may be linked, since nobody else reads them later.

@@ -15,7 +15,8 @@ from cetane.sweeps import smoke
 
 
 class Basis:
-    """Weights are loaded for the first figure that needs them, and the fp16 weights run first."""
+    """A model in one basis. Its weights are loaded for the first figure that needs them, and run in
+    fp16 first."""
 
     def __init__(self, checkpoint: Checkpoint, recipe: Recipe, progress: Progress) -> None:
         """`recipe` says by `compression.rotate` which basis it is."""

@@ -84,7 +84,8 @@ def sweep(
     `text` is a file of plain text; by default a text that ships. `lora` is merged into the model.
     `budget` is the size of the chosen point: bits a weight ("4.25") or megabytes ("60MB").
     `formats` are names or patterns. The folder `output` keeps all results, so that another sweep
-    continues from there. `workers`, `scheduler` and `store` are as in `port`.
+    continues from there. `workers`, `scheduler` and `store` are as in `port`. CetaneError for a
+    text that is unreadable or too short, for an unknown format, and for a `budget` that is no size.
     """
     names, profile = chosen(formats), find_chip(chip)
     request = make_request(model, recipe, lora=lora)
@@ -134,8 +135,8 @@ def text_of(path: Path | None) -> tuple[str, str]:
 
 
 def budget_bytes(budget: str | None, work: Sweep) -> int:
-    """The budget in bytes of the weights that formats are for. CetaneError for an unreadable
-    size."""
+    """The budget in bytes of the weights that formats are for; without a budget, the first size of
+    the grid. CetaneError for an unreadable size."""
     if budget is None:
         return work.plain_size(load_grid().mixed.sizes[0])
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(MB|GB)?", budget)

@@ -21,12 +21,15 @@ from cetane.sweeps.points import Method
 from cetane.validation import Data, nearest, parse_toml, validated
 
 FittingMethod = Literal["gptq", "tuned"]
-"""Of `compression.method`. What `weighted` does, formats of weighted palettes do here."""
+"""Values of `compression.method` that a sweep tries. In place of `weighted` it has formats of
+weighted palettes."""
 BY = "+"
 """Between a format and its method."""
 
 
 class GridAxes(Data):
+    """The parts of formats' names, of which all combinations are known."""
+
     palette_bits: tuple[int, ...]
     palette_modes: tuple[str, ...]
     palette_groups: tuple[str, ...]
@@ -44,6 +47,8 @@ class GridAxes(Data):
 
 
 class FittedFormats(Data):
+    """Formats, and the methods that fit their constants."""
+
     formats: tuple[str, ...]
     methods: tuple[FittingMethod, ...]
 
@@ -54,12 +59,17 @@ class FittedFormats(Data):
 
 
 class UsualFormats(Data):
+    """Patterns of the ways that a sweep tries by default."""
+
     formats: tuple[str, ...]
 
 
 class MixedFormats(Data):
+    """The formats that a mix chooses from."""
+
     formats: tuple[str, ...]
     sizes: tuple[str, ...]
+    """Formats whose sizes mixes shall have."""
 
 
 class Grid(Data):
@@ -137,12 +147,12 @@ class Candidate:
 
 
 def candidate(way: Way, planner: Planner, sensitivities: SensitivityFile | None) -> Candidate:
-    """One format for all weights of a plan, as a candidate.
+    """One way for all weights of a plan, as a candidate.
 
     Weights stay in fp16 if the recipe keeps them so, or if the format cannot encode them.
-    `sensitivities` are for a format that needs them. A way that fits constants is what `cetane port
-    --bits` does: all that the recipe says of types, names and fitting stays, and channels are
-    turned first where the model's can be.
+    `sensitivities` are for a format that needs them. A way that fits constants does what `cetane
+    port --bits` does. It keeps what the recipe says of types, names and fitting. It turns channels
+    first if those of the model can be turned.
     """
     form, rules, fits_model = way.form, planner.recipe.compression, way.method is not None
     kind, group = described(form)
@@ -171,7 +181,8 @@ def candidate(way: Way, planner: Planner, sensitivities: SensitivityFile | None)
 
 
 def can_be_found(name: str) -> bool:
-    """Whether a method leaves the constants of a format alone, or finds them."""
+    """Whether a fitting method takes a format: not if its palettes are placed in a way of their
+    own."""
     form = parse_format(name)
     return not isinstance(form, Palette) or form.mode == "kmeans"
 

@@ -94,6 +94,7 @@ def draw(axes: Axes, points: Sequence[Point], pick: Point | None) -> None:
 
 
 def decorate(axes: Axes, points: Sequence[Point]) -> None:
+    """Set the scales, ticks, labels, title and legend."""
     from matplotlib.ticker import MultipleLocator, NullLocator
 
     first = points[0]

@@ -26,6 +26,7 @@ class Prompt(Data):
     expect: tuple[str, ...] = Field(default=())
 
     def answered(self, text: str) -> bool | None:
+        """Whether a text has one of the expected words; None if no word is expected."""
         if not self.expect:
             return None
         return any(word.lower() in text.lower() for word in self.expect)

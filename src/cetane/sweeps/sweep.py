@@ -37,8 +37,8 @@ from cetane.sweeps.points import (
 )
 
 CALIBRATION, LAYERS, JUDGED = 512, 128, 1024
-"""Tokens of the text. The first measure sensitivities, and the very first also the harm to layers.
-The tokens after them judge the points."""
+"""Tokens of the text. The first `CALIBRATION` measure sensitivities; `LAYERS` of these also measure
+the harm to layers. The next `JUDGED` judge the points."""
 POINTS, SCORES, SENSITIVITY = "sweep.jsonl", "layers.jsonl", "sensitivity.safetensors"
 
 
@@ -77,7 +77,7 @@ class Sweep:
     folder: Path
     progress: Progress
     own: Basis = field(init=False)
-    """The basis of the recipe: of all that it turns no channels for."""
+    """The basis of candidates whose channels are turned, or not, as the recipe says."""
     refused: dict[str, str] = field(default_factory=dict)
     """The reasons why candidates could not be judged, by name."""
 
@@ -141,7 +141,7 @@ class Sweep:
 
     @property
     def sensitivity_key(self) -> str:
-        """A hash of what sensitivities depend on: the recipe's basis, and its windows, too."""
+        """A hash of what sensitivities depend on, such as the recipe's basis and its windows."""
         basis = Selection(rotate=self.recipe.compression.rotate)
         return self.key(basis, self.passage.calibration)
 
@@ -197,7 +197,7 @@ class Sweep:
 
     @property
     def mixed_base(self) -> Selection:
-        """What all mixes share."""
+        """The sensitivities and the basis, which all mixes share."""
         rotate = self.recipe.compression.rotate
         return Selection(sensitivity=self.sensitivities, rotate=rotate)
 
@@ -257,6 +257,8 @@ class Sweep:
     def measure(
         self, wanted: Candidate, key: str, planner: Planner, predicted: Predicted, started: float
     ) -> Point:
+        """Judge a candidate that was never judged. `started` is `time.perf_counter()` when its work
+        began."""
         selection = self.with_constants(wanted.selection, planner)
         basis = self.loaded(selection)
         truth, answers = basis.truth(self.passage.judged), basis.answers

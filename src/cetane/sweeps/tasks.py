@@ -35,7 +35,7 @@ FITTING_MEMORY = 6_000_000_000
 
 @dataclass(frozen=True)
 class SweepJob:
-    """A sweep, as workers get it. Two of one key are the same."""
+    """A sweep, in the form that workers get. Jobs with one key are equal."""
 
     key: str
     checkpoint: Checkpoint = field(compare=False)
@@ -114,7 +114,7 @@ class SweepTasks:
             [sweep.passage.calibration, sweep.passage.judged, sweep.passage.name], sweep.chip.id,
             producers(),
         )  # fmt: skip
-        assert sweep.checkpoint.fingerprint  # goes along, so that workers can compare
+        assert sweep.checkpoint.fingerprint  # computed here and sent along, for workers to compare
         self.job = SweepJob(key, sweep.checkpoint, sweep.recipe, sweep.passage, sweep.chip.id)
         elements = sum(w.elements for w in sweep.all_weights())
         self.memory = BASE_MEMORY + ELEMENT * elements
@@ -176,7 +176,7 @@ class SweepTasks:
         return (self.sweep.folder / file.file).read_bytes()
 
     def task(self, name: str, work: partial[None], *depends: object, more: int = 0) -> Task:
-        """`more` are bytes of memory beside those of judging."""
+        """Some work as a task. `more` are bytes of memory beside those of judging."""
         key = task_key(self.job.key, name, *depends)
         return Task(name, key, work, self.memory + more, measured=True)
 
@@ -202,7 +202,7 @@ class SweepTasks:
         self.sweep.refused[task.name] = error.message
 
     def take(self, task: Task, store: Store) -> bool:
-        """Note a task's result; False if the store has none, or something else."""
+        """Note a task's result; False if the store has none. CetaneError for another result."""
         with store.opened(task.key, self.own / "fetched") as made:
             if made is None:
                 return False

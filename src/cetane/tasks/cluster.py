@@ -13,7 +13,8 @@ SCHEDULER = {
     "distributed.scheduler.allowed-failures": MOST_LOST,
     "distributed.scheduler.worker-ttl": None,
 }
-"""A conversion may keep a worker's threads from answering for minutes; that is no death."""
+"""Settings of a local scheduler. A conversion may keep a worker's threads from answering for
+minutes, so a silent worker is not dead."""
 PATIENCE = 60
 """Seconds until a scheduler must have a worker."""
 MEMORY = "memory"
@@ -85,7 +86,7 @@ class Cluster:
         }  # fmt: skip
         for future in as_completed(futures):
             task, error = futures[future], future.exception()
-            future.release()  # a second run of the task is no memory of the first
+            future.release()  # else Dask would give this result again if the task is run again
             if error is None or isinstance(error, CetaneError):
                 yield task, error
             elif isinstance(error, KilledWorker):

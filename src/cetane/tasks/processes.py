@@ -15,7 +15,7 @@ from cetane.tasks.task import Order, Task
 from cetane.tasks.workers import MOST_LOST, Ended
 
 SHARE = 0.8
-"""Of this machine's memory: what tasks may declare together."""
+"""The share of this machine's memory that running tasks may declare together."""
 
 
 def installed_memory() -> int:
@@ -27,8 +27,8 @@ class Processes:
     """Processes of this machine.
 
     Each has a pool of its own, because a pool whose process dies gives up all its tasks. So a lost
-    worker costs its task only, which the next free worker takes. Tasks that measure time have one
-    process more: its libraries start with the threads of all cores, a worker's with one.
+    worker costs only its own task, which the next free worker takes. Tasks that measure time have
+    one more process: its libraries start with the threads of all cores, those of a worker with one.
     """
 
     dashboard: str | None = None
@@ -79,7 +79,7 @@ class Processes:
                     yield task, None
 
     def fits(self, task: Task, busy: Sequence[Task]) -> bool:
-        """Whether a task may start beside others. One alone always may."""
+        """Whether a task may start beside the `busy` ones. It always may if there is none."""
         if not busy:
             return True
         memory = task.memory + sum(other.memory for other in busy)

@@ -42,7 +42,7 @@ class Task:
 
 
 def code_version() -> str:
-    """The hash of the code and the data that are installed."""
+    """The hash of the installed code, and of the data beside it (`data_sha256`)."""
     root = Path(cetane.__file__).parent
     return json_sha256([code_sha256(root), data_sha256(root)])
 

@@ -13,12 +13,12 @@ MOST_LOST = 10
 """Workers that may die of one task before it is given up. One that is killed now and then, on a
 machine that somebody else may take away, finishes nevertheless."""
 ATTEMPTS = 3
-"""Times that a task is performed whose result comes back damaged."""
+"""The most times that a task is performed, if its result comes back damaged."""
 Ended = tuple[Task, CetaneError | None]
 
 
 class Workers(Protocol):
-    """Processes of this machine, or of Dask's."""
+    """Processes of this machine, or Dask's workers."""
 
     @property
     def dashboard(self) -> str | None:

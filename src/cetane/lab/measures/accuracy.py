@@ -56,13 +56,13 @@ def engine_of(side: Side) -> Engine:
 
 
 def cut(prompts: Mapping[str, list[int]], *sides: Side) -> dict[str, list[int]]:
-    """Prompts, of which those are cut that leave no room for an answer on one of the sides."""
+    """The prompts, by name, cut so that an answer has room on each of the sides."""
     room = min(side.recipe.cache.context - side.workload.spec.new_tokens for side in sides)
     return {name: ids[:room] for name, ids in prompts.items()}
 
 
 def answers(side: Side, engine: Engine, prompts: Mapping[str, list[int]]) -> dict[str, list[int]]:
-    """Greedy answers."""
+    """The side's greedy answers to prompts, as token ids by the prompt's name."""
     modes: list[Mode] = [mode for mode in side.bundle.plan.modes if mode != "verify"]
     count, stop = side.workload.spec.new_tokens, side.bundle.tokenizer.eos_ids
     return {

@@ -15,8 +15,8 @@ from cetane.lab.sides import Findings, Sides, figure, measure
 def needle(bench: Sides) -> dict[ArmName, Findings]:
     """Recall by distance with each side's attention, in a model that searches by content.
 
-    Near and far part at the end of the window that a side's full layers have; without one, at a
-    quarter of the context.
+    Near ends where the window of a side's full layers ends: the baseline's, else the candidate's.
+    Without a window, it ends at a quarter of the context.
     """
     contexts = [side.recipe.cache.context for side in bench.sides.values()]
     context = min(LONGEST, *contexts)
