@@ -288,7 +288,7 @@ class AgainstModel:
 
 
 def uncompressed(recipe: Recipe, mode: Mode) -> Recipe:
-    """A recipe with fp16 weights. If its shapes are static, it keeps only this mode and `decode`."""
+    """A recipe with fp16 weights. Of static shapes it keeps only this mode's and `decode`'s."""
     kept = {"decode", mode}
     tokens = recipe.tokens
     if tokens.shapes == "static":
