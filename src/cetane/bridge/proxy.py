@@ -130,7 +130,7 @@ class ModelProxy:
         with _as_runtime_errors():
             stage = self._stages[0]
             if len(self._stages) > 1 or not stage.function.states:
-                raise CetaneError(f"{self._path} has no state")
+                raise CetaneError(f"{self._path} has no state: only one program with states has")
             return StateProxy(stage.function, stage.runner.make_state())
 
     def get_compiled_model_path(self) -> str:

@@ -169,7 +169,10 @@ def run(
             tracker.save_results_samples(task_name=task, samples=rows)
         # the tracker is silent about its errors
         if len(written(folder) - before) < 1 + len(samples):
-            raise CetaneError(f"{folder}: the harness could not write all of its results there")
+            raise CetaneError(
+                f"{folder}: the harness could not write all of its results there",
+                "see that the folder is writable and its disk has room",
+            )
     return content
 
 

@@ -109,7 +109,8 @@ class TokenModel(TemplateLM):
             if len(continuation) >= self.max_length:
                 raise CetaneError(
                     f"a continuation of {len(continuation):,} tokens does not fit a context of "
-                    f"{self.max_length:,}, where one token stands before it"
+                    f"{self.max_length:,}: one token must stand before it",
+                    "build with a larger context",
                 )
             before = context or [self.prefix_token_id]  # a context of spaces alone has no tokens
             ids = [*before, *continuation][-self.max_length :]

@@ -39,8 +39,8 @@ class Score(Data):
 
     @property
     def cosine(self) -> float:
-        """The smallest mean cosine of a shard's hidden states, or of the logits: heads are
-        quantized too, and a layout may hand on no hidden state."""
+        """The smallest mean cosine of a shard's hidden states or of the logits. Logits count since
+        heads are quantized too, and a layout may hand on no hidden state."""
         return min([score.cosine for score in self.shards] + [self.logits.cosine])
 
 

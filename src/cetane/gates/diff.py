@@ -86,7 +86,10 @@ class ComparingProgram:
                     compile(one, "fp32"), compile(other, self.backend.precision)
                 )
             except KeyError:
-                raise CetaneError(f"{self.shard}: one side lacks the function {function}") from None
+                raise CetaneError(
+                    f"{self.shard}: one side lacks the function {function}",
+                    "compare bundles with the same modes, capacities and adapters",
+                ) from None
             except CetaneError as error:
                 raise CetaneError(f"{self.shard}: {error.message}", error.hint) from error
         return self.comparers[function]

@@ -107,8 +107,8 @@ class GoldenResult(Data):
     ranges: tuple[Range, ...]
     warnings: tuple[str, ...]
     greedy: tuple[float, ...]
-    """For each chat prompt, the share of generated tokens that the model would choose too, or gives
-    at most `evidence.margin` nats less than its best token."""
+    """For each chat prompt, the share of generated tokens that are the model's choice too, or at
+    most `evidence.margin` nats below it."""
     probes: dict[str, tuple[int, ...]]
     """The tokens of every probe and window of text, by name."""
     greedy_tokens: int
@@ -153,7 +153,8 @@ def golden(
     if planner.adapters.keys() != bundle.plan.adapters.keys():
         raise CetaneError(
             f"{bundle.path} has the adapters {listed(bundle.plan.adapters)}, "
-            f"but the checkpoint has {listed(planner.adapters)}"
+            f"but the checkpoint has {listed(planner.adapters)}",
+            "open the checkpoint with the adapters of the build",
         )
 
     def proof(adapter: str | None) -> Proof:

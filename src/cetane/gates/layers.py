@@ -118,7 +118,10 @@ def choose_probes(
     """The probes, and the user's tokens that are left out of them."""
     tok, context = bundle.tokenizer, bundle.plan.recipe.cache.context
     if len(prompt_ids) > context:
-        raise CetaneError(f"--prompt-ids: {len(prompt_ids)} tokens, the context holds {context}")
+        raise CetaneError(
+            f"--prompt-ids: {len(prompt_ids)} tokens, but the context holds {context}",
+            "give fewer ids",
+        )
     if prompt_ids:
         probe, screened = screen(prompt_ids, rows, tok.bos_id)
         return [probe], screened
@@ -171,5 +174,7 @@ def screen(
     kept = tuple(token for token in ids if token not in dropped)
     if not kept:
         said = "; ".join(f"{one.token}: {one.reason}" for one in left_out)
-        raise CetaneError(f"--prompt-ids: no token is left to judge a shard on: {said}")
+        raise CetaneError(
+            f"--prompt-ids: no token is left to judge a shard on: {said}", "give other ids"
+        )
     return kept, left_out

@@ -132,7 +132,11 @@ class Reference:
             for name, tensor in own_tensors(module).items():
                 shape = tuple(checkpoint.shape(names[name]))
                 if shape != tuple(tensor.shape):
-                    raise CetaneError(f"{names[name]}: shape {shape} does not fit the config")
+                    raise CetaneError(
+                        f"{names[name]}: shape {shape} does not fit the config, which asks for "
+                        f"{tuple(tensor.shape)}",
+                        "give a checkpoint whose weights and config.json are of one model",
+                    )
             lender = Lender(checkpoint, names, module, self.resident)
             caller = (
                 self.model.get_submodule(path.rpartition(".")[0]) if by_parent(module) else module
@@ -151,8 +155,9 @@ class Reference:
     ) -> list[Observed]:
         """The results on some sequences, in their order.
 
-        By sequence, `starts` are the positions of the first tokens (0), `scales` the factors on the
-        embeddings (1), and `kept` the numbers of the tokens whose logits are wanted (all).
+        The other arguments have an entry for each sequence. `starts` are the positions of the first
+        tokens (default 0), `scales` the factors on the embeddings (1). `kept` are the numbers of
+        the tokens whose logits are wanted (all), ascending.
 
         A resident model takes one sequence after the other. A larger one takes all side by side, so
         it reads its weights once.

@@ -206,9 +206,9 @@ def deviation(
 def logit_errors(plan: Plan, ours: Array, theirs: Array) -> Array:
     """The relative errors `(n,)` of logits `(n, V)`, for the tokens of a head or of its slice.
 
-    A head that gives only its choice has two errors, of which the larger counts: how far the
-    choice's true logit is below the best one, and the error of the choice's own logit. Both are
-    over the root mean square of the true logits.
+    A head that gives only its choice has two errors, and the larger one counts. One is how far the
+    choice's true logit is below the best one, the other the error of the choice's own logit. Both
+    are over the root mean square of the true logits.
     """
     if not plan.recipe.head.choose:
         return metrics.relative(ours, theirs)

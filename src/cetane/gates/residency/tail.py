@@ -1,7 +1,7 @@
 """The tail of an op that leaves the ANE: the neighbours that leave with it, up to the graph's edge.
 
-The audit of CoreML-LLM's last chunk (iPhone 17 Pro, 2026-04-13) found argmax and gather on the CPU,
-and also the eight ops from the last convolution to the output: a tail does not return to the ANE.
+CoreML-LLM audited its last chunk (iPhone 17 Pro, 2026-04-13): argmax and gather were on the CPU.
+So were the eight ops from the last convolution to the output: a tail does not return to the ANE.
 """
 
 from collections.abc import Iterator, Sequence
