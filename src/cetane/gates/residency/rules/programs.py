@@ -10,7 +10,7 @@ GIB = 1 << 30
 MOST_CONSTANTS = 2 * GIB
 """Bytes of constants beyond which a program leaves the ANE."""
 SAFE_CONSTANTS = 1_000_000_000
-"""Bytes of constants up to which no report speaks against a program."""
+"""Bytes of constants beyond which reports about a program are divided."""
 MONOLITH = 1_200_000_000
 """Bytes of constants: between 1059 MB, which ran, and 1.5 GB, which did not."""
 TINY = 2_000_000
