@@ -1,5 +1,5 @@
-"""Compiled models. Only Core ML can read its own `.mlmodelc`. Here it is a folder of that name with
-a copy of the package, which `load` opens as any package."""
+"""Compiled models: only Core ML can make and read a real `.mlmodelc`. Here it is a folder of that
+name with a copy of the package, which cetane opens as any package."""
 
 import shutil
 import tempfile
@@ -11,7 +11,9 @@ from cetane.mil.reader import load_pipeline
 
 
 def compiled_copy(path: Path) -> Path:
-    """A copy in a new temporary folder. Raises CetaneError if `path` holds no ML programs."""
+    """A copy of a package in a new temporary folder, which the caller removes.
+
+    Raises CetaneError if `path` holds no ML programs."""
     if path.is_file():
         raise CetaneError(f"{path} is not a package: only ML programs run here")
     load_pipeline(path)  # raises if it is not an ML program
@@ -21,7 +23,11 @@ def compiled_copy(path: Path) -> Path:
 
 
 def package_in_memory(spec_data: bytes, blobs: dict[str, bytes], folder: Path) -> Path:
-    """A package in `folder`, made of a serialized specification and weight files by name."""
+    """A new temporary package, from a serialized specification and weight files by name.
+
+    `folder` is an empty folder for the weight files; it is removed. Raises CetaneError if the
+    specification cannot be parsed.
+    """
     from coremltools.models.utils import _create_mlpackage
     from coremltools.proto import Model_pb2
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]

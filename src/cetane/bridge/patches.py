@@ -2,7 +2,7 @@
 
 coremltools imports `_MLModelProxy` from a library that only its macOS wheel has; elsewhere it keeps
 None. Its classes also ask for the version of macOS before they use states, compiled models or
-hints. Only these names are replaced, in the modules that use them.
+hints. The patches replace only these names, in the modules that use them.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def install(precision: str = "fp32", fast: bool = True) -> bool:
 
     On a Mac, coremltools has Core ML itself: nothing happens, and the result is False. "fp32"
     computes in float32. "fp16" rounds every result that the program types as fp16, as a machine
-    with fp16 storage does. `fast` runs functions on onnxruntime where it can (fp32 only), and else
-    on the reference executor. A second call only changes the options of models that are loaded
-    later. Raises CetaneError for an unknown precision.
+    with fp16 storage does. `fast` allows onnxruntime for functions that it can run, in fp32 only;
+    the reference executor runs the others. A second call only changes the options of models that
+    are loaded later. Raises CetaneError for an unknown precision.
     """
     if precision not in ("fp32", "fp16"):
         raise CetaneError(f'precision {precision!r} is not known: it is "fp32" or "fp16"')

@@ -39,7 +39,7 @@ def _as_runtime_errors(what: str = "") -> Iterator[None]:
 
 
 class AssetProxy:
-    """A compiled model that `MLModelAsset` holds: its folder, removed in the end if temporary."""
+    """A compiled model that `MLModelAsset` holds: its folder. A temporary folder goes with it."""
 
     def __init__(self, path: Path, temporary: bool = False) -> None:
         self.path = path
@@ -55,7 +55,7 @@ class StateProxy:
         self.state = state
 
     def read_state(self, name: str) -> Array:
-        """A copy of the state; float16 becomes float32."""
+        """A copy of the state; float16 becomes float32. Raises RuntimeError for an unknown name."""
         self._check(name)
         return self.state.read(name)
 
@@ -91,7 +91,7 @@ class ModelProxy:
     ) -> None:
         start = time.perf_counter_ns()
         self._path = Path(path) if asset is None else asset.path
-        self._asset = asset  # keeps its folder
+        self._asset = asset  # else its temporary folder is removed
         with _as_runtime_errors():
             if self._path.is_file():
                 raise CetaneError(f"{path} is not a package: only ML programs run here")
@@ -105,7 +105,9 @@ class ModelProxy:
         self._predict_time: int | None = None
 
     def predict(self, data: Mapping[str, Any], state: StateProxy | None = None) -> dict[str, Any]:
-        """Predict: arrays, numbers and images in, and out, by name."""
+        """Predict outputs from inputs: arrays, numbers and images, by name. `state` is updated.
+
+        Raises RuntimeError for inputs that do not fit."""
         start = time.perf_counter_ns()
         # Core ML's own words: some scripts match them.
         with _as_runtime_errors("Unable to compute the prediction using ML Program: "):
@@ -120,15 +122,15 @@ class ModelProxy:
         return results
 
     def batchPredict(self, data: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """One prediction after the other."""
+        """Predict from each item, one after the other."""
         return [self.predict(one) for one in data]
 
     def newState(self) -> StateProxy:
-        """A new state, all zeros."""
+        """A new state, all zeros. Raises RuntimeError for a model without states, or a pipeline."""
         with _as_runtime_errors():
             stage = self._stages[0]
             if len(self._stages) > 1 or not stage.function.states:
-                raise CetaneError(f"{self._path} has no state")
+                raise CetaneError(f"{self._path} has no state: only one program with states has")
             return StateProxy(stage.function, stage.runner.make_state())
 
     def get_compiled_model_path(self) -> str:
@@ -140,11 +142,11 @@ class ModelProxy:
         return AssetProxy(compiled_copy(self._path), temporary=True)
 
     def get_load_duration_in_nano_seconds(self) -> int:
-        """The time that reading the package took."""
+        """The time in ns that reading the package took."""
         return self._load_time
 
     def get_last_predict_duration_in_nano_seconds(self) -> int | None:
-        """The time that the last prediction took; None before the first."""
+        """The time in ns that the last prediction took; None before the first."""
         return self._predict_time
 
     @staticmethod
@@ -181,22 +183,22 @@ class ModelProxy:
 
     @staticmethod
     def get_available_compute_devices() -> NoReturn:
-        """Not here."""
+        """Not supported: only Core ML knows the devices."""
         raise NotImplementedError(f"listing compute devices {_NEEDS_MAC}")
 
     @staticmethod
     def get_all_compute_devices() -> NoReturn:
-        """Not here."""
+        """Not supported: only Core ML knows the devices."""
         raise NotImplementedError(f"listing compute devices {_NEEDS_MAC}")
 
     @staticmethod
     def get_compute_plan(path: str, compute_units: str) -> NoReturn:
-        """Not here."""
+        """Not supported: only Core ML places ops on devices."""
         raise NotImplementedError(f"MLComputePlan {_NEEDS_MAC}")
 
     @staticmethod
     def get_model_structure(path: str) -> NoReturn:
-        """Not here."""
+        """Not supported: only Core ML's library gives the structure."""
         raise NotImplementedError(f"MLModelStructure {_NEEDS_MAC}")
 
 

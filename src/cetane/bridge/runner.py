@@ -45,13 +45,16 @@ def check(function: MilFunction) -> None:
 
 
 def prepare(program: Program, function: MilFunction, precision: Precision, fast: bool) -> Runner:
-    """Compile for the fast executor if allowed and if it has every op; else for the reference."""
+    """Compile for the fast executor if `fast` and if it has every op, else for the reference.
+
+    The fast executor computes in fp32 only, and gives no strings or dictionaries.
+    """
     plain = not function.dictionaries and all(
         type_.dtype in NUMPY and type_.dtype != "string" for type_ in function.outputs.values()
     )
     if fast and precision == "fp32" and plain and not unsupported(function):
         try:
             return Runner(FastProgram(program).function(function.name))
-        except CetaneError:  # it lacks a form of an op
+        except CetaneError:  # the fast executor lacks this form of an op
             pass
     return Runner(compile(function, precision))

@@ -16,9 +16,9 @@ from cetane.mil.program import Features, Precision, Program, SizeRange, TensorTy
 class PipelineStage:
     """A function of a program: a model, or one of a pipeline.
 
-    The first prediction decodes the weights, not the loading: most models that coremltools converts
-    never predict. Raises CetaneError if there is no such function, or if it uses an op that cannot
-    run.
+    Loading leaves the weights encoded, and the first prediction decodes them: most models that
+    coremltools converts never predict. Raises CetaneError if there is no such function, or if it
+    uses an op that no executor has.
     """
 
     def __init__(self, program: Program, name: str, precision: Precision, fast: bool) -> None:
@@ -39,7 +39,9 @@ class PipelineStage:
         return self._prepare()
 
     def __call__(self, data: Mapping[str, Any], state: RunState | None) -> dict[str, Any]:
-        """Predict from the function's inputs in `data`; other values are ignored."""
+        """Predict from the function's inputs in `data`; other values are ignored.
+
+        Raises CetaneError for inputs that are missing or do not fit."""
         results = self.runner(self._inputs(data), state)
         features = self._interface.outputs
         return {name: from_array(features[name], results[name]) for name in features}

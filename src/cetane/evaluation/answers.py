@@ -1,4 +1,4 @@
-"""Kept answers of a model, so that an evaluation that was stopped goes on where it was."""
+"""Kept answers of a model, so that a stopped evaluation goes on where it was."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +10,11 @@ from cetane.files import Ledger, json_sha256
 
 Answers = dict[str, Any]
 BATCH = 64
-"""Answers that are written together: a ledger's line is synced to the disk."""
+"""The answers that are written together, since the disk syncs each line of a ledger."""
 
 
 class KeptAnswers:
-    """Answers by the hash of their request, in a ledger; in memory only if there is no path."""
+    """Answers by the hash of their request, in a ledger; without a path, in memory only."""
 
     def __init__(self, path: Path | None) -> None:
         hint = "remove it to evaluate anew"
@@ -32,12 +32,13 @@ class KeptAnswers:
         return key, self.known.get(key)
 
     def add(self, key: str, answer: Any) -> None:
+        """Keep an answer that JSON can hold. Every `BATCH` answers are written."""
         self.known[key] = self.new[key] = answer
         if len(self.new) >= BATCH:
             self.save()
 
     def save(self) -> None:
-        """Write what is new."""
+        """Write the new answers to the ledger."""
         if self.new and self.ledger is not None:
             self.ledger.append(self.new)
         self.new = {}

@@ -46,16 +46,18 @@ def evaluate(
 ) -> Evaluation:
     """Run tasks of lm-evaluation-harness on a bundle.
 
-    - `limit`: the first samples of each task; `fewshot`: examples before each.
+    - `limit`: the number of each task's samples that are used, from its first; `fewshot`: the
+      number of examples before each sample.
     - `chat`: requests are turns of a conversation, by the model's template.
     - `against_reference`: the Hugging Face model answers the same requests. `model` is the
       checkpoint's new place, if it has moved since the build.
-    - `adapter`: one of the bundle's adapters, for all requests. Its reference is the model into
-      which it was merged.
+    - `adapter`: one of the bundle's adapters, for all requests. Its reference is the model with the
+      adapter merged.
     - `include`: a folder with more tasks as YAML. `output`: results as the harness writes them.
 
     Answers are kept in the cache folder, so a run that was stopped goes on. The figures are kept in
-    the bundle. CetaneError for an unknown task or adapter, or a damaged bundle.
+    the bundle. Raises CetaneError for an unknown task or adapter, a damaged bundle, or a bundle
+    whose head gives choices.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -63,7 +65,10 @@ def evaluate(
     opened.verify()
     opened.plan.on(adapter)  # refuses before anything is opened
     if opened.plan.recipe.head.choose:
-        raise CetaneError(f"{bundle} gives choices, not the log probabilities that tasks need")
+        raise CetaneError(
+            f"{bundle} gives choices, not the log probabilities that tasks need",
+            "port with --set head.choose=false",
+        )
     manager, folder = task_manager(include, tasks), result_folder(output)
     settings = {"limit": limit, "num_fewshot": fewshot, "apply_chat_template": chat}
     who = "" if adapter is None else f"-{adapter}"
@@ -95,16 +100,19 @@ def evaluate(
 
 
 def kept(packages: Sequence[str], *parts: str | None) -> KeptAnswers:
-    """The answers of a model that `parts` name, by this code and these packages as installed."""
+    """The kept answers of the model that `parts` name, as this code and the installed versions of
+    `packages` compute them."""
     versions = {package: version(package) for package in packages}
     key = task_key("evaluation", versions, parts)
     return KeptAnswers(cache_dir() / "evaluations" / f"{key[:32]}.jsonl")
 
 
 def task_manager(include: str | Path | None, tasks: Sequence[str]) -> TaskManager:
-    """The known tasks: the harness's, cetane's own, and those of a folder."""
+    """The known tasks: the harness's, cetane's own, and those of the folder `include`.
+
+    Raises CetaneError for an unknown task."""
     if not tasks:
-        raise CetaneError("no task to run", "such as --tasks cetane_cloze,cetane_choice")
+        raise CetaneError("no task to run", "name some: --tasks cetane_cloze,cetane_choice")
     paths = [str(OWN_TASKS), *([str(include)] if include is not None else [])]
     manager = TaskManager(include_path=paths, include_defaults=False)
     if not set(tasks) <= set(manager.all_tasks):  # an index of the harness's tasks takes seconds
@@ -137,7 +145,9 @@ def run(
     settings: Mapping[str, Any],
     folder: Path | None,
 ) -> dict[str, Any]:
-    """The harness's results for a model, written to a folder as the harness does."""
+    """The harness's results for a model, also written to a folder, if any, as the harness does.
+
+    Raises CetaneError if the harness fails, or cannot write."""
     tracker = None if folder is None else EvaluationTracker(output_path=str(folder))
     try:
         results = simple_evaluate(
@@ -159,7 +169,10 @@ def run(
             tracker.save_results_samples(task_name=task, samples=rows)
         # the tracker is silent about its errors
         if len(written(folder) - before) < 1 + len(samples):
-            raise CetaneError(f"{folder}: the harness could not write all of its results there")
+            raise CetaneError(
+                f"{folder}: the harness could not write all of its results there",
+                "see that the folder is writable and its disk has room",
+            )
     return content
 
 
@@ -194,15 +207,15 @@ def figures(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> list[T
 
 
 def samples_of(results: Mapping[str, Any], task: str, filtered: str) -> list[Mapping[str, Any]]:
-    """The samples of a task, or of all tasks of a group, as one filter of answers saw them."""
+    """The samples of a task, or of all tasks of a group, from one of the harness's filters."""
     own = [one for one in results["samples"].get(task, ()) if one["filter"] == filtered]
     inner = results["group_subtasks"].get(task, ())
     return own + [one for name in inner for one in samples_of(results, name, filtered)]
 
 
 def of_samples(results: Mapping[str, Any], task: str, key: str, value: float) -> list[float]:
-    """A metric of each sample, by the harness's name "METRIC,FILTER". It is empty if the task's
-    `value` is not their mean, as of perplexity."""
+    """A metric of each sample, by the harness's name "METRIC,FILTER". Empty if the task's `value`
+    is not the samples' mean, such as a perplexity."""
     metric, _, filtered = key.partition(",")
     numbers = [sample.get(metric) for sample in samples_of(results, task, filtered)]
     values = [float(number) for number in numbers if isinstance(number, int | float)]
@@ -216,7 +229,8 @@ def error_of(values: Sequence[float]) -> float | None:
 
 
 def distance(own: TokenModel, truth: TokenModel) -> float | None:
-    """The mean distance of the log likelihoods of the same continuations, in nats a token."""
+    """The mean distance of both models' log likelihoods, in nats a token, over the continuations
+    that both have scored; None for none."""
     shared = own.scored.keys() & truth.scored.keys()
     tokens = sum(own.scored[key][1] for key in shared)
     far = sum(abs(own.scored[key][0] - truth.scored[key][0]) for key in shared)
@@ -224,7 +238,7 @@ def distance(own: TokenModel, truth: TokenModel) -> float | None:
 
 
 def agreement(own: TokenModel, truth: TokenModel) -> float | None:
-    """The share of continuations for which both models say the same about being greedy."""
+    """The share of continuations that are greedy for both models or for neither; None for none."""
     shared = [*(own.scored.keys() & truth.scored.keys())]
     same = [own.answers.known[key][1] == truth.answers.known[key][1] for key in shared]
     return sum(same) / len(same) if same else None

@@ -10,12 +10,14 @@ class TaskFigure(Data):
     metric: str
     """Its name in the harness: with the filter of answers after a comma, if there is one."""
     samples: int
+    """The number of samples."""
     value: float
     error: float | None = None
     """The standard error of the value; None if it is not a mean over samples."""
     reference: float | None = None
     """The value of the Hugging Face model on the same requests."""
     difference: float | None = None
+    """`value` less `reference`."""
     difference_error: float | None = None
     """The standard error of the difference, from the same samples on both sides."""
 
@@ -32,5 +34,5 @@ class Evaluation(Data):
     nats: float | None = None
     """The mean distance of log likelihoods from the reference's, in nats a token."""
     greedy: float | None = None
-    """The share of continuations for which both say the same about being greedy."""
+    """The share of continuations that are greedy for both models or for neither."""
     warnings: tuple[str, ...] = ()

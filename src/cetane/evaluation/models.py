@@ -27,13 +27,14 @@ MOST = 256
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 """The options of a task that a sampler takes."""
 HANDLED = {"until", "max_gen_toks", "do_sample", *SAMPLING}
+"""All options of a task that have an effect."""
 
 Scored = tuple[tuple[str, str] | None, list[int], list[int]]
-"""A context and its continuation, as texts and as tokens."""
+"""A context and its continuation: as texts, if known, and both as tokens."""
 
 
 class TokenModel(TemplateLM):
-    """What both models have in common: requests as tokens, in a good order, answered once."""
+    """A model for the harness: takes requests as tokens, in a fast order, and answers each once."""
 
     def __init__(
         self, tokenizer: Tokenizer, context: int, answers: KeptAnswers, progress: Progress = silent
@@ -42,17 +43,19 @@ class TokenModel(TemplateLM):
         self.own_tokenizer, self.max_length = tokenizer, context
         self.answers, self.progress = answers, progress
         self.shortened = 0
-        """The answers that had less room than their task wanted."""
+        """The number of answers that had less room than their task wanted."""
         self.scored: dict[str, tuple[float, int]] = {}
-        """The log likelihood and the tokens of every scored continuation, by its request."""
+        """The log likelihood of every scored continuation and its number of tokens, by the key of
+        its request."""
 
     @abstractmethod
     def scores(self, tokens: Sequence[int], start: int) -> list[TokenLikelihood]:
-        """The scores of the tokens from position `start` >= 1 on, each with the likeliest token."""
+        """The log probability of each token from position `start` >= 1 on, with the likeliest
+        token."""
 
     @abstractmethod
     def write(self, tokens: Sequence[int], most: int, sampler: Sampler) -> Iterator[int]:
-        """Tokens that go on after `tokens`, at most `most`, up to a stop token."""
+        """Generate at most `most` tokens after `tokens`, up to a stop token."""
 
     @property
     def eot_token_id(self) -> int:
@@ -80,7 +83,7 @@ class TokenModel(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
-        """Tokens of a text. By default as the model expects them: with BOS if it uses one."""
+        """The tokens of a text. By default they begin with BOS if the model uses one."""
         bos = self.own_tokenizer.special_tokens.get("bos_token")
         if add_special_tokens is None:
             add_special_tokens = bos is None or not string.startswith(bos)
@@ -92,10 +95,10 @@ class TokenModel(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[Scored], disable_tqdm: bool = False, **ignored: Any
     ) -> list[tuple[float, bool]]:
-        """The log likelihood of each continuation, and whether it is the greedy one.
+        """The log likelihood of each continuation in nats, and whether it is the greedy one.
 
         Requests with a common context are answered one after another, so its tokens run once. All
-        tokens of a continuation are scored: CetaneError if they do not fit.
+        tokens of a continuation are scored. Raises CetaneError if they do not fit the context.
         """
         results: dict[int, tuple[float, bool]] = {}
         order = sorted(range(len(requests)), key=lambda i: (requests[i][1], requests[i][2]))
@@ -106,7 +109,8 @@ class TokenModel(TemplateLM):
             if len(continuation) >= self.max_length:
                 raise CetaneError(
                     f"a continuation of {len(continuation):,} tokens does not fit a context of "
-                    f"{self.max_length:,}, where one token stands before it"
+                    f"{self.max_length:,}: one token must stand before it",
+                    "build with a larger context",
                 )
             before = context or [self.prefix_token_id]  # a context of spaces alone has no tokens
             ids = [*before, *continuation][-self.max_length :]
@@ -115,7 +119,9 @@ class TokenModel(TemplateLM):
         return [results[number] for number in range(len(requests))]
 
     def likelihood(self, ids: list[int], start: int) -> tuple[float, bool]:
-        """The log likelihood of the tokens from `start` on, in nats, kept for the next run."""
+        """The log likelihood of the tokens from `start` on, in nats, and whether all are greedy.
+
+        The answer is kept for the next run."""
         key, known = self.answers.get("likelihood", [ids, start])
         if known is None:
             scores = self.scores(ids, start)
@@ -128,7 +134,7 @@ class TokenModel(TemplateLM):
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """The log likelihood of whole texts, in windows of the context."""
+        """The log likelihood of whole texts in nats, in windows of the context."""
         totals = []
         for done, request in enumerate(requests):
             self.progress("texts", done, len(requests))
@@ -141,8 +147,9 @@ class TokenModel(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The answers to prompts, cut before the first of their stop texts. A prompt that is asked
-        again for a sampled answer gets another one, the same in every run."""
+        """The answers to prompts, cut before the first of their stop texts.
+
+        A prompt that asks again for a sampled answer gets another one, the same in every run."""
         texts = []
         asked: Counter[str] = Counter()
         for done, request in enumerate(requests):
@@ -164,8 +171,10 @@ class TokenModel(TemplateLM):
         return texts
 
     def room(self, prompt: int, wanted: int) -> int:
-        """The most tokens of an answer. The prompt stays whole: without its beginning, it would be
-        another question."""
+        """The most tokens of an answer to a prompt of `prompt` tokens, of those that a task wants.
+
+        The prompt stays whole, since without its beginning it is another question. Raises
+        CetaneError if the context has no room for an answer."""
         most = min(wanted, self.max_length - prompt)
         if most < 1:
             raise CetaneError(
@@ -191,7 +200,7 @@ class TokenModel(TemplateLM):
 
 
 def sampling_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """A sampler's options, of those of a task. Raises CetaneError for one that none follows."""
+    """The sampler's options among a task's. Raises CetaneError for an option outside `HANDLED`."""
     given = {name: value for name, value in options.items() if value is not None}
     if given.get("num_beams") == 1:  # one beam is no search
         del given["num_beams"]

@@ -1,6 +1,6 @@
 """The activations gate: a bundle against the Hugging Face model, on text outside calibration.
 
-It runs on the fast executor, in fp32: only the programs' own ops round activations.
+The bundle runs on the fast executor, in fp32: only the programs' own ops round activations.
 """
 
 from collections.abc import Sequence
@@ -25,20 +25,22 @@ from cetane.schema.recipe import Mode
 from cetane.validation import Data
 
 LIMIT = limits().activations.cosine
+"""The least cosine of a `Score`."""
 
 
 class Score(Data):
     """The figures of a bundle in its widest mode, against the Hugging Face model."""
 
     shards: tuple[ShardScore, ...]
-    """Hidden states after each shard, in a chain: a shard's error is in all later ones."""
+    """The scores of hidden states after each shard. Shards run in a chain, so a shard's error is in
+    all later ones."""
     logits: LogitScore
     perplexity: float
 
     @property
     def cosine(self) -> float:
-        """The smallest mean cosine of a shard's hidden states, or of the logits: heads are
-        quantized too, and a layout may hand on no hidden state."""
+        """The smallest mean cosine of a shard's hidden states or of the logits. Logits count since
+        heads are quantized too, and a layout may hand on no hidden state."""
         return min([score.cosine for score in self.shards] + [self.logits.cosine])
 
 
@@ -46,7 +48,7 @@ class Scores(Data):
     """Bundles by name, and the model that they are compared with."""
 
     tokens: int
-    """That were predicted."""
+    """The number of predicted tokens."""
     reference_perplexity: float
     bundles: dict[str, Score]
 
@@ -57,7 +59,9 @@ def judge(
     texts: Sequence[Sequence[int]],
     progress: Progress,
 ) -> Scores:
-    """Score bundles of one checkpoint, by name, on texts that each fit the context."""
+    """Score bundles of one checkpoint, by name, on token ids of texts that each fit the context.
+
+    Raises CetaneError for a bundle whose head gives only choices."""
     progress("the model", 0, len(bundles) + 1)
     probes = [Probe(f"text-{index}", tuple(text)) for index, text in enumerate(texts)]
     observed: dict[str, tuple[Mode, Planner, list[Observed], Array]] = {}

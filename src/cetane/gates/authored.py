@@ -1,4 +1,4 @@
-"""The families' torch modules before conversion, in a form that gates can judge."""
+"""The families' torch modules before conversion, judged as the gates judge a port."""
 
 from collections.abc import Callable
 
@@ -48,7 +48,7 @@ class Authored(ModuleReadings):
         self.planner, self.weights, self.reference = planner, weights, reference
 
     def deviations(self, tokenizer: Tokenizer) -> list[Deviation]:
-        """The deviations of the modules, on the same probes as those of a twin."""
+        """The modules' deviations from the model, on the probes by which a twin is judged."""
         planner = self.planner
         if planner.recipe.cache.format != "fp16":  # the model rounds no keys and values
             recipe = override(planner.recipe, {"cache.format": "fp16"})
@@ -70,7 +70,7 @@ class Authored(ModuleReadings):
 
 
 class Activation:
-    """A torch function, on arrays."""
+    """A torch function that takes and gives fp32 arrays of any shape."""
 
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.function = function

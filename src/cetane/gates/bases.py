@@ -26,13 +26,15 @@ bfloat16 rounds by 0.004, a 4-bit format by about 0.1; two models differ by abou
 
 
 def base_checks(checkpoint: Checkpoint) -> Iterator[Check]:
-    """A check for every adapter whose stated base is on this machine."""
+    """A check for every adapter whose stated base is on this machine.
+
+    A merged adapter has the name `lora`."""
     merged = checkpoint.merged
     adapters: Mapping[str, Lora] = dict(checkpoint.adapters)
     if len(merged) == 1 and not adapters:
         adapters = {"lora": merged[0]}
     elif merged:
-        return  # an adapter beside a merged model may state either
+        return  # an adapter may state the base before or after the merge
     for name, lora in adapters.items():
         stated = stated_base(lora)
         if stated is not None:
@@ -62,14 +64,15 @@ def stated_base(lora: Lora) -> Checkpoint | None:
     with suppress(CetaneError, OSError):
         if Path(stated).exists():
             return open_base(stated)
-    with suppress(Exception):  # the hub's client raises many kinds; a cache without it is no error
+    with suppress(Exception):  # the hub's client raises many kinds if the base is not in its cache
         folder = snapshot_download(stated, revision=lora.config.revision, local_files_only=True)
         return open_base(folder)
     return None
 
 
 def distance(what: str, checkpoint: Checkpoint, stated: Checkpoint, lora: Lora) -> Check:
-    """The largest relative distance of the changed weights of two bases, from a few rows."""
+    """The check of the largest relative distance of two bases, over a few weights that the adapter
+    changes, each by its first rows. It fails if the stated base lacks a weight of this shape."""
     here, names = checkpoint.unchanged, sorted(lora.changes)
     names = names[:: max(1, len(names) // SAMPLES)][:SAMPLES]
     if any(name not in stated or stated.shape(name) != here.shape(name) for name in names):

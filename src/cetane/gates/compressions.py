@@ -1,5 +1,8 @@
-"""A model under many compressions: its authored modules in fp32, their weights what a decoder makes
-of the encoded constants. So a compression is judged without lowering it."""
+"""Judges many compressions of one model without lowering any.
+
+The model's authored modules run in fp32. Their weights are encoded and decoded again, as a
+compression's constants would be.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +32,7 @@ from cetane.schema.recipe import Mode, Recipe, RowFormatName, parse_recipe
 from cetane.tasks.processes import installed_memory
 
 PREFILL, VERIFY = 128, 32
-"""Tokens of a call: many for texts, few for prompts."""
+"""The tokens of a call: many for texts, few for prompts."""
 MODES: tuple[Mode, ...] = ("prefill", "verify", "decode")
 ROWS = 64
 """The rows of logits that are in float64 at a time."""
@@ -42,10 +45,13 @@ class Judged:
 
     perplexity: float
     reference: float
-    """Perplexity of the fp16 weights."""
+    """The perplexity of the fp16 weights."""
     kl: float
+    """The mean KL of a token's predictions, in nats."""
     top1: float
+    """The share of tokens after which both predict the same best token."""
     cosines: dict[str, float]
+    """The mean cosine of a token's hidden states, by shard."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +84,14 @@ class Parameter:
         self.stored = form.name, by
 
     def round(self) -> None:
-        """Store in fp16 what the module was loaded with."""
+        """Round the module's own weight to fp16."""
         parameter = self.block.get_parameter(self.path).data
         parameter.copy_(parameter.to(torch.float16))
         self.stored = FP16.name, ""
 
 
 class RoundedRows:
-    """A table's rows as a bundle gives them that keeps them in a format."""
+    """A table's rows, encoded in a format and decoded again, as a bundle gives them."""
 
     def __init__(self, rows: TokenRows, form: RowFormat) -> None:
         self.rows, self.form, self.shape = rows, form, rows.shape
@@ -98,8 +104,9 @@ class Judge:
     """Judges compressions of one model, whose weights it holds in fp32, against fp16 weights."""
 
     def __init__(self, checkpoint: Checkpoint, recipe: Recipe, window: int | None = None) -> None:
-        """`window` is the most tokens that are judged together; by default the context. CetaneError
-        for a model that this machine cannot hold."""
+        """`window` is the most tokens that are judged together; by default the context.
+
+        Raises CetaneError for a model that this machine cannot hold."""
         self.checkpoint = checkpoint
         self.planner = Planner(checkpoint, plain(recipe, window))
         check_memory(self.planner)
@@ -119,7 +126,7 @@ class Judge:
             parameter.store(encoder)
 
     def store_rows(self, rows: RowFormatName) -> None:
-        """Look tokens up in tables of a format."""
+        """Store the tables' rows in a format."""
         tables, form = self.tables, ROW_FORMATS[rows]
         tokens = None if tables.tokens is None else RoundedRows(tables.tokens, form)
         others = {name: RoundedRows(table, form) for name, table in tables.others.items()}
@@ -174,8 +181,8 @@ class Judge:
         )
 
     def predictions(self, logits: Array) -> Array:
-        """Log probabilities `(n, V)`. Those of tokens that the head lacks are the subset's, as in a
-        bundle's perplexity: the infinite logits of both models have no difference."""
+        """Log probabilities `(n, V)`. Tokens that the head lacks get the subset's `missing` share,
+        as in a bundle's perplexity: their logits are infinite in both models."""
         subset, q = self.planner.recipe.head.subset, metrics.log_softmax(logits)
         if subset is None:
             return q
@@ -188,8 +195,8 @@ class Judge:
 
 
 def check_memory(planner: Planner) -> None:
-    """CetaneError for more weights in fp32 than this machine has memory: better now than by the
-    system."""
+    """Raise CetaneError if the weights in fp32 exceed this machine's memory: else the system would
+    end the process later."""
     size = 4 * elements(planner)
     if size > (most := installed_memory()):
         raise CetaneError(
@@ -201,8 +208,8 @@ def check_memory(planner: Planner) -> None:
 
 
 def plain(recipe: Recipe, window: int | None = None) -> Recipe:
-    """A recipe in a form that is quick to judge, without parts that change no value. Its context is
-    `window` tokens at most."""
+    """A recipe that is quick to judge, with fp16 weights, and without parts that change no value.
+    Its context is `window` tokens at most."""
     content = recipe.model_dump()
     context = min(recipe.cache.context, window or recipe.cache.context)
     content["cache"] |= {

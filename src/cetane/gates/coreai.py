@@ -1,6 +1,7 @@
-"""The gate of a Core AI asset: Apple's own runtime runs it, and its logits are the bundle's.
+"""The gate of a Core AI asset: the logits from Apple's own runtime must be the bundle's.
 
-Both hold the same codes. So a difference is a wrong graph, or a runtime that reads it differently.
+Asset and bundle hold the same codes of weights. So a difference means a wrong graph, or that the
+runtime reads the graph in another way.
 """
 
 from pathlib import Path
@@ -18,14 +19,17 @@ from cetane.gates.verdict import Check, at_least, at_most
 from cetane.validation import Data
 
 POSITIONS, BEYOND = (3, 11, 12, 80), 44
-"""Where logits are compared: the numbers of tokens before the next one. 3 is a first call; 11 and
-12 compute a block again; 80 needs every function of a context. If an asset has another context,
-there is one more, this far beyond the first. Their CPU interpreter is slow, so there are few, and
-a third context is not judged."""
+"""The places at which logits are compared, in fed tokens. 3 is a first call, 11 and 12 compute a
+block again, and 80 needs every function of a context. If an asset has a second context, one place
+more is `BEYOND` tokens after the first. Core AI's CPU interpreter is slow, so the places are few,
+and a third context is not judged."""
 
 
 class CoreAIResult(Data):
-    """The outcome: at each position, cosine and KL of the logits, and what the choice costs."""
+    """The outcome: at each place, the cosine and KL of the logits, and the margin of the choice.
+
+    The margin says how far the asset's best token is below the bundle's, in nats of the bundle's
+    logits."""
 
     checks: tuple[Check, ...]
 
@@ -35,7 +39,7 @@ class CoreAIResult(Data):
 
 
 def judge_coreai(bundle: Bundle, asset: Path) -> CoreAIResult:
-    """Compare an asset with the bundle that it was exported from, which gives logits.
+    """Compare an asset with the bundle from which it was exported, whose head must give logits.
 
     The bundle runs in fp32, the asset in fp16 as it is written. A choice may differ where the
     bundle's own two best tokens are a tie.
@@ -52,7 +56,7 @@ def judge_coreai(bundle: Bundle, asset: Path) -> CoreAIResult:
             theirs, fed = runner.feed(tokens[fed:place]), place
             truth = ours[place - 1]
             cosine = float(metrics.cosine(theirs[None], truth[None])[0])
-            kl = float(metrics.divergence(theirs[None], truth[None])[0])  # a cosine has no scale
+            kl = float(metrics.divergence(theirs[None], truth[None])[0])  # sees a wrong scale
             cost = float(truth.max() - truth[int(np.argmax(theirs))])
             checks += [
                 at_least(f"cosine after {place} tokens", cosine, limit.fp16.logit_cosine),

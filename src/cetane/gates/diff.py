@@ -45,7 +45,10 @@ Comparisons = dict[tuple[str, str], Comparison]
 
 
 class ComparingBackend:
-    """Runs the first packages, and compares the second ones with them in every call."""
+    """Runs the first packages, and compares the second packages with them, op by op, in every call.
+
+    The first run in fp32, the second in `precision`.
+    """
 
     name, by_rows = "comparing", False
     dtype: type[np.floating[Any]] = np.float32
@@ -83,7 +86,10 @@ class ComparingProgram:
                     compile(one, "fp32"), compile(other, self.backend.precision)
                 )
             except KeyError:
-                raise CetaneError(f"{self.shard}: not both have a function {function}") from None
+                raise CetaneError(
+                    f"{self.shard}: one side lacks the function {function}",
+                    "compare bundles with the same modes, capacities and adapters",
+                ) from None
             except CetaneError as error:
                 raise CetaneError(f"{self.shard}: {error.message}", error.hint) from error
         return self.comparers[function]
@@ -100,10 +106,10 @@ class ComparingProgram:
 def compare_bundles(
     first: Bundle, second: Bundle, mode: Mode, precision: Precision, progress: Progress
 ) -> tuple[Comparisons, dict[str, Gap]]:
-    """Compare every shard of two bundles on the first bundle's tensors, with every adapter of the
-    first and at its every capacity, and the used rows of tables.
+    """Compare every shard of two bundles on the first bundle's tensors, and the tables' used rows.
 
-    Raises CetaneError if they are cut into different shards.
+    Every adapter and every capacity of the first bundle is compared. `precision` is the second
+    bundle's. Raises CetaneError if the bundles differ in their shards, functions or tables.
     """
     names = [[shard.name for shard in bundle.plan.shards] for bundle in (first, second)]
     if names[0] != names[1]:
@@ -135,7 +141,10 @@ def compare_tables(first: Tables, second: Tables, tokens: Any) -> Iterator[tuple
     one, other = by_token(first), by_token(second)
     shapes = [{name: rows.shape for name, rows in side.items()} for side in (one, other)]
     if shapes[0] != shapes[1] or first.rotary.keys() != second.rotary.keys():
-        raise CetaneError("the bundles are of different models: their tables differ in shape")
+        raise CetaneError(
+            "the bundles' host tables differ in names or shapes",
+            "compare bundles of one model, built with the same embedding.inside",
+        )
     for name, rows in one.items():
         yield name, gap(rows[tokens], other[name][tokens])
     for name, table in first.rotary.items():
@@ -144,7 +153,7 @@ def compare_tables(first: Tables, second: Tables, tokens: Any) -> Iterator[tuple
 
 
 def by_token(tables: Tables) -> dict[str, TokenRows]:
-    """The tables with a row for each token, by what they are called here."""
+    """The tables with a row for each token, by the names that results show."""
     embedding = {} if tables.tokens is None else {"embedding": tables.tokens}
     return embedding | {f"table {name}": rows for name, rows in tables.others.items()}
 
@@ -157,7 +166,7 @@ def probe(bundle: Bundle, mode: Mode) -> tuple[int, ...]:
 
 
 def named(comparison: Comparison, blocks: tuple[str, ...]) -> Comparison:
-    """The comparison with scopes that number blocks of the model, not of the shard."""
+    """The comparison, with the plan's names of blocks in place of their numbers in the shard."""
 
     def rename(scope: str) -> str:
         for number, block in enumerate(blocks):
@@ -182,7 +191,9 @@ class Stage:
     """A step from the model to the finished package, and the shard's error after it."""
 
     name: str
+    """A key of `STAGES`."""
     relative: float
+    """The largest relative error of the shard's outputs."""
 
 
 STAGES = {
@@ -206,8 +217,8 @@ class ModelDiff:
     cause: str | None = None
     """The first stage beyond the tolerance."""
     comparisons: Comparisons = field(default_factory=dict)
-    """Op by op, if the cause is weights or fp16: the suspect, and shards whose keys and values it
-    takes, without that cause and with it."""
+    """If the cause is weights or fp16, the ops of the suspect, and of shards whose keys and values
+    it takes. Both sides differ only by that cause."""
 
 
 class AgainstModel:
@@ -280,7 +291,7 @@ class AgainstModel:
 
 
 def uncompressed(recipe: Recipe, mode: Mode) -> Recipe:
-    """A recipe with fp16 weights, and only this mode and those that it needs."""
+    """A recipe with fp16 weights. Of static shapes it keeps only this mode's and `decode`'s."""
     kept = {"decode", mode}
     tokens = recipe.tokens
     if tokens.shapes == "static":

@@ -1,9 +1,9 @@
 """The golden gate of a draft head: its shard against the torch draft head in fp32.
 
 Both read the hidden states of the engine's own calls, on windows of text outside the training. The
-shard runs as in a drafter: it follows the text in pieces, as a target accepts tokens. It gets the
-tokens of the text instead of its own drafts, so one difference does not hide the next. The torch
-draft head takes whole windows at once (`TorchDraftHead.teach`), as in training.
+shard runs as in a drafter: it follows the text in pieces, since a target accepts tokens in pieces.
+It gets the tokens of the text in place of its own drafts, so one difference does not hide the next.
+The torch draft head takes whole windows at once (`TorchDraftHead.teach`), as in training.
 """
 
 from collections.abc import Iterator, Sequence
@@ -63,7 +63,7 @@ class DraftHeadResult(Data):
 
 
 def judge_draft_heads(bundle: Bundle, progress: Progress) -> dict[DraftHeadKind, DraftHeadResult]:
-    """Judge all draft heads of a bundle, one after the other."""
+    """Judge all draft heads of a bundle, by kind; empty without draft heads."""
     draft_heads = bundle.draft_heads()
     if not draft_heads:
         return {}
@@ -108,7 +108,7 @@ def audit_draft_head(bundle: Bundle, draft_head: DraftHead) -> Audit:
 
 
 def load_trained(draft_head: DraftHead) -> TorchDraftHead:
-    """The torch draft head. Raises CetaneError if the manifest is one of another shape."""
+    """The torch draft head. Raises CetaneError if it does not fit the draft head's manifest."""
     path, manifest = draft_head.file(SOURCE), draft_head.manifest
     trained = load_draft_head(path)
     ours = manifest.kind, manifest.rows, manifest.steps, draft_head.plan.hidden
@@ -125,7 +125,8 @@ def load_trained(draft_head: DraftHead) -> TorchDraftHead:
 def same_interface(
     draft_head: DraftHead, trained: TorchDraftHead, depths: Sequence[str]
 ) -> Iterator[Check]:
-    """The checks of what a drafter reads beside the shard: no logits show a wrong one."""
+    """The checks of vocabulary and taps. A drafter reads them beside the shard, so no logits show a
+    wrong one. `depths` are the shards that `tapped` names."""
     tokens = draft_head.vocabulary() != trained.vocabulary.numpy()
     taps = draft_head.manifest.taps != tuple(depths[tap] for tap in trained.config.taps)
     yield at_most("tokens that are not the trained ones", float(tokens.sum()), 0)
@@ -133,9 +134,9 @@ def same_interface(
 
 
 def places(length: int, steps: int) -> Iterator[tuple[int, int]]:
-    """The tokens of a window before each draft, as first and end.
+    """The tokens that each draft of a window adds, as first and end.
 
-    The first are a prompt; then come pieces, as a target accepts tokens.
+    The first draft follows a prompt, a quarter of the window. The others follow `PIECES`.
     """
     start, upto = 0, max(1, length // 4)
     for piece in islice(cycle(PIECES), DRAFTS):
@@ -161,7 +162,7 @@ def truth(draft_head: TorchDraftHead, windows: Windows, embedding: TokenRows) ->
 
 
 def drafted(runner: MedusaRunner | Eagle3Runner, windows: Windows) -> Array:
-    """The shard's logits for the same tokens."""
+    """The shard's logits `(tokens, R)`, in the order of `truth`."""
     rows: list[Array] = []
     for features, tokens in zip(windows.features.float().numpy(), windows.tokens, strict=True):
         text = tokens.tolist()

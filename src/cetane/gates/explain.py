@@ -1,4 +1,4 @@
-"""The explanation of a failed golden gate, in one sentence: cause, place and mending change."""
+"""Explains why a port was refused, in one sentence: cause, place and the change that mends it."""
 
 from collections.abc import Iterator, Sequence
 from math import ceil, log2
@@ -40,9 +40,9 @@ BETTER = {
     6: "int8-per-channel",
     8: "fp16",
 }
-"""The next better format, for a format with too few bits."""
+"""The next better format, by the most bits of a format that loses too much."""
 ROW_BITS = 4
-"""Of int4 rows: weights of as many bits cost more than they do."""
+"""The bits of int4 rows. Weights of no more bits lose more than such rows."""
 
 
 class RefusedPort(Protocol):
@@ -62,12 +62,12 @@ class Explanation(Data):
     """The first shard, block or constant."""
     sentence: str
     changes: dict[str, Any] = Field(default_factory=dict)
-    """Values of the recipe that mend it, by dotted key; none where no recipe can."""
+    """Values of the recipe that mend the port, by dotted key; empty where no recipe can."""
 
     @computed_field  # type: ignore[prop-decorator]  # pydantic's own order
     @property
     def recipe_change(self) -> str | None:
-        """The same as lines of TOML, ready to paste."""
+        """The changes as lines of TOML, ready to paste; None without changes."""
         tables: dict[str, Any] = {}
         for key, value in self.changes.items():
             *path, name = key_path(key)
@@ -86,11 +86,10 @@ class Explanation(Data):
 def explain(
     bundle: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResult, adapter: str | None = None
 ) -> Explanation | None:
-    """The first cause, in the order in which one hides the next; None for a port that passed.
+    """The first cause of a refusal, since it hides the next ones; None for a port that passed.
 
-    `verdict` is of the bundle with an adapter, or of the base and then of all adapters.
-
-    Runs the authored modules where the graph is wrong, to tell authoring from conversion.
+    `verdict` is the result of `golden`, or with `adapter` that adapter's own result in it. If the
+    graph is wrong, the authored modules run too, to tell authoring from conversion.
     """
     if verdict.passed:
         return None
@@ -139,8 +138,8 @@ def other_base(check: Check) -> Explanation:
     return Explanation(
         cause="weights",
         where=f"the adapter {name}",
-        sentence=f"The adapter {name} states a base whose weights are others than those here: they "
-        f"differ by {check.value:.2g}, the limit is {check.limit:g}. Give the adapter's own base.",
+        sentence=f"The adapter {name} states a base whose weights are not those here: they differ "
+        f"by {check.value:.2g}, the limit is {check.limit:g}. Give the adapter's own base.",
     )
 
 
@@ -166,8 +165,8 @@ def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
 def wrong_graph(
     bundle: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResult, adapter: str | None
 ) -> Explanation:
-    """The explanation of the first wrong tensor. If the torch modules are right, conversion
-    errs."""
+    """The explanation of the first wrong tensor. If the torch modules are right, conversion is
+    wrong."""
     recipe, truth = bundle.plan.recipe, reference_of(checkpoint, adapter)
     authored = Authored(Planner(checkpoint, recipe).on(adapter), checkpoint, truth)
     if verdict.misread:
@@ -207,7 +206,8 @@ def wrong_graph(
 
 
 def wrong_reading(read: Misread, authored: "Authored") -> Explanation:
-    """The explanation of a wrong reading: the torch modules have it, or conversion made it."""
+    """The explanation of a wrong reading: the cause is authoring if the torch modules have it, else
+    conversion."""
     same = any(own.kind == read.kind for own in misread(authored, authored.reference))
     cause: Cause = "authoring" if same else "conversion"
     tail = "the authored modules have it too" if same else "conversion put it there"
@@ -232,6 +232,7 @@ def mended(bundle: RefusedPort, checkpoint: Checkpoint, authored: "Authored") ->
 
 
 def off_limit(one: Deviation) -> bool:
+    """Whether a deviation is beyond the limit of structure."""
     return excess(one) > limits().structure.relative
 
 
@@ -250,7 +251,7 @@ def undone(recipe: Recipe) -> dict[str, Any]:
 
 
 def lost_products(verdict: GoldenResult, recipe: Recipe) -> Explanation:
-    """The explanation of errors that only an ANE's arithmetic has."""
+    """The explanation of errors that only an ANE's arithmetic makes."""
     worst = min(verdict.ane, key=lambda one: one.hidden_cosine)
     return Explanation(
         cause="attention",
@@ -320,7 +321,7 @@ def too_compressed(verdict: GoldenResult, recipe: Recipe) -> Explanation:
 
 
 def fewest_bits(recipe: Recipe) -> tuple[str, str]:
-    """The smallest format of a recipe's weights, by the key that asks for it."""
+    """The key of a recipe whose weights have the fewest bits, and their format."""
     rules = recipe.compression
     formats = {
         "compression.default": rules.default,
@@ -331,7 +332,7 @@ def fewest_bits(recipe: Recipe) -> tuple[str, str]:
 
 
 def weaker(quality: Quality) -> Iterator[tuple[str, Quality]]:
-    """Weaker promises than this quality."""
+    """The change to the next weaker quality; none for the weakest."""
     order: tuple[Quality, ...] = ("near-lossless", "good", "usable")
     for other in order[order.index(quality) + 1 :][:1]:
         yield "quality", other
@@ -361,7 +362,8 @@ def explain_ladder(verdict: LadderResult, recipe: Recipe) -> Explanation:
 
 
 def explain_residency(audited: Audit, plan: Plan) -> Explanation:
-    """Why programs would not run on the ANE: the first finding that refuses them, and its mend."""
+    """Why a refused audit's programs would not run on the ANE: the first finding that refuses them,
+    and its mend."""
     severe = limits().residency.severities
     findings = [
         (f"{one.package}/{one.function}", finding)
@@ -402,7 +404,7 @@ def change_of(rule: str, plan: Plan) -> dict[str, Any]:
 
 
 def written_by_host(recipe: Recipe) -> dict[str, Any]:
-    """What makes all caches of a recipe the simplest there are: those that the host writes."""
+    """The changes that make all caches of a recipe the simplest kind: the host writes them."""
     changes: dict[str, Any] = {"cache.contract": "readonly", "cache.padded": False}
     changes["cache.state_heads"] = 1
     if recipe.cache.sliding is not None:

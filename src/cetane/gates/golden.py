@@ -1,10 +1,12 @@
-"""The proof that a port is right: three questions, each with limits of its own.
+"""The proof that a port is right: five questions, each with limits of its own.
 
-*Weights*: every constant is what its format makes of the checkpoint's parameter. *Structure*: on
-the checkpoint's own values the programs are the Hugging Face model. *Compression*: the port, as it
-ships, is as near to that model as its recipe promises. A fourth, *fp16*, asks what rounding every
-result costs, and a fifth, *ane*, what an ANE's products of many keys cost late in the context. One
-shard is in memory at a time; greedy decoding runs as a user runs it.
+- *Weights*: is every constant what its format makes of the checkpoint's parameter?
+- *Structure*: do the programs, on the checkpoint's own values, compute the Hugging Face model?
+- *Compression*: is the port, as it ships, as near to that model as its recipe promises?
+- *fp16*: what does the rounding of every result cost?
+- *ane*: what do an ANE's products over many keys cost, late in the context?
+
+One shard is in memory at a time. Only greedy decoding holds all shards, as for a user.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -67,16 +69,17 @@ from cetane.threads import beside
 from cetane.validation import Data
 
 STEPS = 6
-OWN_MERGE = "cetane itself merged the adapters of the truth: pip install 'cetane[lora]' lets peft"
+"""The steps that the progress counts: the five questions, and greedy decoding."""
+OWN_MERGE = "cetane itself merged the model's adapters: pip install 'cetane[lora]' lets peft do it"
 TOO_LARGE = "greedy decoding was left out: the whole model would not fit in memory"
 TOO_LONG = (
-    "positions behind {} tokens were judged after few keys, and an ANE's arithmetic with {} keys, "
-    "of a context of {}: more would take too long"
+    "positions beyond {} were judged with few keys, and an ANE's arithmetic with {} keys, of a "
+    "context of {} tokens: more would take too long"
 )
 TOO_WIDE = "no text was longer than the model's window of {} tokens: that takes too much memory"
 UNRUN = "no token of a probe chose {} functions of experts, so their graphs were not judged: {}"
 NAMED = 3
-"""Of functions that a warning counts, those that it names."""
+"""The most functions that a warning names; it counts all."""
 NEAR_LIMIT = 32752.0
 """Half of the largest fp16 number: a larger residual stream gets a warning."""
 LISTED = 20
@@ -96,17 +99,20 @@ class GoldenResult(Data):
 
     passed: bool
     fingerprint: str
-    """Of the checkpoint that was compared with."""
+    """The checkpoint's fingerprint."""
     checks: tuple[Check, ...]
     shards: tuple[ShardScore, ...]
-    """The port as it ships, on text, in its widest mode."""
+    """The scores of the port as it ships, on text, in its widest mode."""
     logits: tuple[LogitScore, ...]
     ranges: tuple[Range, ...]
     warnings: tuple[str, ...]
     greedy: tuple[float, ...]
-    """Share of tokens of each chat prompt that are the truth's own greedy choice."""
+    """For each chat prompt, the share of generated tokens that are the model's choice too, or at
+    most `evidence.margin` nats below it."""
     probes: dict[str, tuple[int, ...]]
+    """The tokens of every probe and window of text, by name."""
     greedy_tokens: int
+    """The number of tokens generated after each chat prompt."""
     wrong_weights: tuple[WrongWeight, ...] = ()
     unused: tuple[str, ...] = ()
     """Parameters that the port does not use fully."""
@@ -117,7 +123,7 @@ class GoldenResult(Data):
     ane: tuple[Rounding, ...] = ()
     """The loss of the modes in an ANE's arithmetic, late in the context."""
     twin_kl: float = 0.0
-    """Mean KL of the port from its twin, on text: compression alone."""
+    """The mean KL of the port from its twin, on text, in nats: the loss by compression alone."""
     positions: int = 0
     """The positions of text that judged the compression."""
     loader: str = ""
@@ -125,8 +131,8 @@ class GoldenResult(Data):
     adapters: dict[str, "GoldenResult"] = Field(
         default_factory=dict, exclude_if=lambda adapters: not adapters
     )
-    """The bundle with each adapter, against the base with that adapter merged. `checks` has these
-    checks too, with the adapter's name in front."""
+    """By adapter, the bundle with it, against the base with the adapter merged. `checks` repeats
+    their checks, with the adapter's name in front."""
 
 
 def golden(
@@ -136,8 +142,10 @@ def golden(
     prompts: int = 2,
     greedy_tokens: int = 32,
 ) -> GoldenResult:
-    """Compare a bundle with the checkpoint's Hugging Face model, and each of its adapters with that
-    model when the adapter is merged into it.
+    """Compare a bundle with the checkpoint's Hugging Face model, also with each of its adapters.
+
+    An adapter's reference is the model with the adapter merged. `prompts` is the number of chat
+    prompts for greedy decoding, `greedy_tokens` the number of tokens after each.
 
     Raises CetaneError if the checkpoint has other adapters than the bundle.
     """
@@ -145,7 +153,8 @@ def golden(
     if planner.adapters.keys() != bundle.plan.adapters.keys():
         raise CetaneError(
             f"{bundle.path} has the adapters {listed(bundle.plan.adapters)}, "
-            f"but the checkpoint has {listed(planner.adapters)}"
+            f"but the checkpoint has {listed(planner.adapters)}",
+            "open the checkpoint with the adapters of the build",
         )
 
     def proof(adapter: str | None) -> Proof:
@@ -203,8 +212,8 @@ class Proof:
         self.probes = structure_probes(rows, port.tokenizer, self.plan, tokens)
 
     def run(self, prompts: int, greedy_tokens: int) -> GoldenResult:
-        """All questions, in order. Weights and readings of adapters are the base's: they were asked
-        of all functions."""
+        """Ask all questions, in order. An adapter's proof leaves out weights and readings: the
+        base's proof has judged those of all functions."""
         alone = self.adapter is None
         deviated, text, idle = self.structure()
         windows = {window.name: window.tokens for window in text.windows}
@@ -261,7 +270,7 @@ class Proof:
         )
 
     def begin(self, question: str, number: int) -> None:
-        """Show a question. What the one before it has freed goes back to the system."""
+        """Show a question, and give memory that the last one freed back to the system."""
         give_back()
         self.progress(question, number, STEPS)
 
@@ -273,8 +282,8 @@ class Proof:
         return wrong, list(unused_parameters(self.planner, shapes))
 
     def structure(self) -> tuple[list[Deviation], "Text", list[str]]:
-        """The deviations of the twin from the model, its results on the text, and its functions
-        that no token needed: those of rare experts."""
+        """The twin's deviations from the model, its results on the text, and its functions that no
+        token called: those of rare experts."""
         self.begin("structure", 0)
         tasks = [
             ProbeTask(mode, probe, parts(self.plan, mode, len(probe.tokens)))
@@ -294,8 +303,8 @@ class Proof:
         return text_windows(self.port.tokenizer, self.plan, start, stop)
 
     def reading(self, windows: Sequence[Probe]) -> list[ProbeTask]:
-        """Windows of text, in the widest mode, and their last tokens one by one: else a window of
-        one call would read no cache."""
+        """A task for each window: the widest mode reads it, but single-token calls its last tokens.
+        Else a window of one call would read no cache."""
         tasks = []
         for window in windows:
             last = min(OWN, len(window.tokens) // 2)
@@ -304,9 +313,9 @@ class Proof:
         return tasks
 
     def compression(self, text: "Text") -> tuple["Compressed", list[Seen]]:
-        """The port against the model on text, and its fp32 results on `brief`.
+        """The port's figures against the model on text, and its fp32 results on `brief`.
 
-        More text is judged while a share is undecided.
+        The text grows until every share is decided, up to `evidence.most` positions.
         """
         self.begin("compression", 1)
         evidence, windows = limits().evidence, text.windows
@@ -358,8 +367,8 @@ class Proof:
         return late_rounding(self.port, elements(self.planner))
 
     def greedy(self, prompts: int, length: int) -> list[Array]:
-        """Whether the model would choose each greedy token too, by prompt. Empty for a model that
-        does not fit in memory."""
+        """By prompt, whether the model would choose each greedy token too, as `choices` says. Empty
+        for a model that does not fit in memory."""
         self.begin("greedy decoding", 5)
         if not prompts or 4 * elements(self.planner) > RESIDENT:  # fp32, as the executor has them
             return []
@@ -390,7 +399,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Compressed:
-    """The cost of a port's compression, in figures."""
+    """The figures of a port's compression, as in `GoldenResult`."""
 
     checks: tuple[Check, ...]
     shards: tuple[ShardScore, ...]
@@ -449,7 +458,7 @@ class Compression:
 
 
 def twin_kl(text: Text, seen: Sequence[Seen], plan: Plan) -> float:
-    """The mean KL of the port from its twin: the loss by compression alone."""
+    """The mean KL of the port from its twin, in nats; 0 for a head that gives only its choice."""
     if plan.recipe.head.choose:
         return 0.0
     tokens = plan.tokens(0, plan.rows)
@@ -464,8 +473,8 @@ def ties(rows: Sequence[Deviation]) -> Iterator[str]:
     strict, every = sum(one.decided or 0 for one in judged), sum(one.positions for one in judged)
     if 2 * strict < every:
         yield (
-            f"experts are near ties: {strict} of {every} judged tokens have the strict limit of "
-            "structure, the others a looser one"
+            f"experts are near ties: the strict limit of structure judged {strict} of {every} "
+            "tokens, a looser limit the others"
         )
 
 

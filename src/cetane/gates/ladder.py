@@ -37,7 +37,7 @@ from cetane.schema.recipe import Mode
 from cetane.validation import Data
 
 LISTED = 20
-"""Wrong constants that a result lists."""
+"""The most wrong constants that a result lists."""
 
 
 class LadderResult(Data):
@@ -60,7 +60,7 @@ class Packages:
 
 
 def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) -> LadderResult:
-    """Judge these finished shards, by name."""
+    """Judge finished shards; `packages` are their paths by name."""
     tables = host_tables(planner, checkpoint)
     port = Packaged(Packages(packages), planner, checkpoint, tables, checkpoint.tokenizer)
     engine = port.twin
@@ -96,8 +96,10 @@ def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) 
 
 
 def of_choices(ours: Array, theirs: Array) -> tuple[Array, Array]:
-    """What logits `(n, V)` of a head that gives only its choices can be compared by, `(n, 2)`: its
-    choice's logit, twice, and the model's logits of that token and of the best one."""
+    """Comparable logits `(n, 2)` of both sides, from `(n, V)` of a head that gives only choices.
+
+    Ours are the choice's logit, twice. Theirs are the model's logits of the chosen token and of the
+    best one."""
     rows, chosen = np.arange(len(ours)), ours.argmax(1)
     own = ours[rows, chosen]
     return np.stack([own, own], 1), np.stack([theirs[rows, chosen], theirs.max(1)], 1)
@@ -105,7 +107,7 @@ def of_choices(ours: Array, theirs: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Pair:
-    """An output of a shard in a mode, `(n, C)`, and its truth."""
+    """An output of a shard in a mode, and the model's tensor: both `(n, C)`."""
 
     tensor: str
     truth: Truth
@@ -126,14 +128,15 @@ class Rung:
 
     @property
     def prefix(self) -> str:
-        """What is said before the name of a tensor: the adapter, and the capacity of several."""
+        """The words before a tensor's name: the adapter, and the capacity if there are several."""
         adapter, plan = self.planner.adapter, self.engine.plan
         told = "" if adapter is None else f"{adapter}: "
         return told + (f"at {plan.recipe.cache.context}: " if self.planner.smaller else "")
 
     def pairs(self, shard: str, modes: list[Mode]) -> Iterator[Pair]:
-        """The outputs of a shard that got the model's own tensors, with their truths; none if it
-        has no function of its own for the adapter."""
+        """The outputs of a shard that got the model's own tensors, with their truths.
+
+        There are none if the shard has no functions of its own for the adapter."""
         adapter = self.planner.adapter
         if adapter is not None and not self.planner.changes(shard, adapter):
             return
@@ -187,7 +190,7 @@ class Rung:
                 yield Pair("logits", LOGITS, mode, *compared)
 
     def logits(self, shard: str, feeds: dict[str, Truth], truths: dict[Truth, Array]) -> Array:
-        """The model's logits, computed from the shard's inputs if the shard is only a head."""
+        """The model's logits `(n, V)`, from the shard's own inputs if the shard is only a head."""
         if self.engine.plan.by_name[shard].kind == "head":
             norm = self.planner.model.norm.removesuffix(".weight")
             return self.reference.head(truths[feeds["hidden"]] / self.scale, norm)
@@ -203,7 +206,7 @@ class Rung:
         }
 
     def padded(self, rows: Array, width: int) -> Array:
-        """Rows `(n, C)` as a hidden tensor of a call."""
+        """Rows `(n, C)` as the hidden tensor of a call with `width` columns."""
         wide = np.pad(rows, ((0, width - len(rows)), (0, 0))).T.astype(self.engine.backend.dtype)
         return wide.reshape(hidden_shape(self.engine.plan.recipe.tensor_layout, *wide.shape))
 

@@ -30,13 +30,14 @@ DRAWN = 8
 
 
 class ProbedShard(Data):
-    """The score of a shard, over all probes, adapters, capacities, modes and tokens."""
+    """The score of a shard's outputs, over all probes, adapters, capacities, modes and tokens."""
 
     shard: str
     passed: bool
     mean: float
     """The mean cosine of its output with the model's."""
     min: float
+    """The smallest cosine of any token."""
 
 
 class Screened(Data):
@@ -77,9 +78,11 @@ def judge_layers(
     count: int,
     progress: Progress,
 ) -> LayersResult:
-    """Judge the shard of a block, by the block's number in the model, or every shard with layers.
+    """Judge the shard of a block, by the block's number in the model, or all shards with layers.
 
-    The probes are the user's ids that pass `screen`, else `count` random sequences.
+    The probe is the user's ids that pass `screen`. Without ids, `count` random sequences of `DRAWN`
+    tokens are the probes. Raises CetaneError for an unknown block, and for ids that the model lacks
+    or the context cannot hold.
     """
     planner = Planner(checkpoint, bundle.plan.recipe)
     probes, screened = choose_probes(bundle, embedding_rows(planner, checkpoint), prompt_ids, count)
@@ -112,10 +115,13 @@ def judge_layers(
 def choose_probes(
     bundle: Bundle, rows: TokenRows, prompt_ids: tuple[int, ...], count: int
 ) -> tuple[list[tuple[int, ...]], list[Screened]]:
-    """Sequences of tokens, and what was left out of them."""
+    """The probes, and the user's tokens that are left out of them."""
     tok, context = bundle.tokenizer, bundle.plan.recipe.cache.context
     if len(prompt_ids) > context:
-        raise CetaneError(f"--prompt-ids: {len(prompt_ids)} tokens, the context has {context}")
+        raise CetaneError(
+            f"--prompt-ids: {len(prompt_ids)} tokens, but the context holds {context}",
+            "give fewer ids",
+        )
     if prompt_ids:
         probe, screened = screen(prompt_ids, rows, tok.bos_id)
         return [probe], screened
@@ -168,5 +174,7 @@ def screen(
     kept = tuple(token for token in ids if token not in dropped)
     if not kept:
         said = "; ".join(f"{one.token}: {one.reason}" for one in left_out)
-        raise CetaneError(f"--prompt-ids: no token is left to judge a shard on: {said}")
+        raise CetaneError(
+            f"--prompt-ids: no token is left to judge a shard on: {said}", "give other ids"
+        )
     return kept, left_out

@@ -10,11 +10,12 @@ from cetane.schema.recipe import Quality
 from cetane.validation import Data, parse_toml, validated
 
 Share = float
+"""A part of a whole, from 0 to 1."""
 Arithmetic = Literal["fp16", "fp32"]
 
 
 class RoutedLimits(Data):
-    """Structure limits for routed experts, where rounding may decide a choice."""
+    """Limits of structure from the first token on whose experts rounding may decide."""
 
     tie: float = Field(gt=0)
     relative: float = Field(gt=0)
@@ -37,7 +38,7 @@ class RoundingLimits(Data):
 
 
 class EvidenceLimits(Data):
-    """The amount of judged text, and the confidence that decides a share."""
+    """The amount of judged text, in tokens, and the figures by which a share is decided."""
 
     positions: int
     most: int
@@ -46,7 +47,7 @@ class EvidenceLimits(Data):
 
 
 class QualityLimits(Data):
-    """Limits for the compression, by the quality that a recipe promises."""
+    """Limits for the compression, for one quality that a recipe can promise."""
 
     kl: float
     perplexity_ratio: float
@@ -63,7 +64,7 @@ class DraftHeadLimits(Data):
 
 
 class PublishedLimits(Data):
-    """The limit of the published ports' validator."""
+    """The limit of the published ports' validator (`gates/layers.py`)."""
 
     cosine: float
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 Rows = npt.NDArray[Any]
 BLOCK = 1 << 22
-"""Elements that are in float64 at a time: a large vocabulary takes gigabytes otherwise."""
+"""The elements that are in float64 at a time: all logits of a large vocabulary take gigabytes."""
 
 
 def blocks(count: int, width: int) -> list[slice]:
@@ -19,7 +19,7 @@ def blocks(count: int, width: int) -> list[slice]:
 
 
 def by_blocks(measure: Callable[..., Rows]) -> Callable[..., Rows]:
-    """A measure of rows, of two tensors or of one, taken some rows at a time."""
+    """Let a measure of one or two tensors `(n, C)` take only some rows at a time."""
 
     @wraps(measure)
     def measured(*tensors: Rows) -> Rows:
@@ -52,8 +52,9 @@ def relative(a: Rows, b: Rows) -> Rows:
 
 
 def within(errors: Rows, share: float) -> float:
-    """The error that a share of `errors` does not exceed. One of them, since a value between two
-    infinite ones would be NaN, which no comparison refuses."""
+    """The error that a share of `errors` does not exceed.
+
+    It is one of the errors: a value between two infinite errors would be NaN."""
     return float(np.quantile(errors, share, method="higher"))
 
 
@@ -66,7 +67,9 @@ def margins(logits: Rows) -> Rows:
 
 @by_blocks
 def psnr(a: Rows, b: Rows) -> Rows:
-    """Peak signal to noise of each row of `a` against `b`, in dB; the peak is the row's of `b`."""
+    """The peak signal-to-noise ratio of each row of `a (n, C)` against the row of `b`, in dB.
+
+    The peak is the largest square in the row of `b`. Equal rows give infinity."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     noise = np.nan_to_num(np.square(a - b).mean(axis=1), nan=np.inf, posinf=np.inf)
     peak = np.square(b).max(axis=1)
@@ -83,7 +86,8 @@ def log_softmax(logits: Rows) -> Rows:
 def with_missing(q: Rows, known: Rows, share: float) -> Rows:
     """Log probabilities `(n, V)` of a model that has only the tokens `known`.
 
-    All other tokens together get the probability `share`, each the same.
+    All other tokens together get the probability `share`, in equal parts. `q (n, V)` are log
+    probabilities over the known tokens.
     """
     others = q.shape[1] - len(known)
     if not others:
@@ -120,8 +124,8 @@ def divergence(logits: Rows, reference: Rows) -> Rows:
 
 
 def kl(q: Rows, p: Rows) -> Rows:
-    """KL(p || q) of each row of log probabilities, in nats. A token that `p` never gives, as one
-    that its head lacks, adds nothing."""
+    """KL(p || q) of each row of log probabilities `(n, V)`, in nats. A token of no probability in
+    `p`, such as one that its head lacks, adds nothing."""
     with np.errstate(invalid="ignore"):
         terms = np.exp(p) * (p - q)
     terms[p == -np.inf] = 0
@@ -129,8 +133,10 @@ def kl(q: Rows, p: Rows) -> Rows:
 
 
 def contains_top(logits: Rows, reference: Rows, k: int) -> Rows:
-    """Whether the reference's best token is among the `k` best of each row; not if it is NaN. Of
-    equal logits the first is the best, as greedy decoding takes it: else constant ones would always
+    """Whether the reference's best token is among the `k` best of each row `(n, V)`; not where its
+    logit is NaN.
+
+    Of equal logits the first is the best, as in greedy decoding. Else constant logits would always
     be right."""
     best = reference.argmax(axis=1)[:, None]
     scores = np.take_along_axis(logits, best, axis=1)

@@ -32,16 +32,16 @@ class ProbeTask:
 class Seen:
     """A port's results on a probe: logits `(n, V)` and tensors `(n, C)`.
 
-    Each is for some tokens of the probe; `at` are their numbers.
+    The logits are of the tokens with the numbers `at`.
     """
 
     logits: Array
     at: Array
     tensors: dict[Truth, tuple[Array, Array]]
-    """The numbers of tokens, and their rows."""
+    """Each tensor's numbers of tokens, and their rows."""
 
     def whole(self, count: int) -> Observed:
-        """The results in the form of the truth; only tensors that have all tokens."""
+        """The logits, and the tensors that have all `count` tokens, in the form of the truth."""
         full = {truth: rows for truth, (at, rows) in self.tensors.items() if len(at) == count}
         return Observed(self.logits, full)
 
@@ -49,14 +49,17 @@ class Seen:
 def observe(
     engine: Engine, planner: Planner, tasks: Sequence[ProbeTask], after: Session | None = None
 ) -> list[Seen]:
-    """The port's results on every task, after what a session holds. Every shard opens once."""
+    """The port's results on every task. Every shard opens once.
+
+    With `after`, every sequence goes on from that session's caches.
+    """
     watched = [Watched(engine, planner, task, after) for task in tasks]
     engine.run([(w.session, w.calls) for w in watched], last=True)
     return [w.result() for w in watched]
 
 
 def unrun(engine: Engine, adapter: str | None) -> list[str]:
-    """The functions that no call of an engine has run: the base's, or those with an adapter."""
+    """The functions of the base, or of an adapter, that no call of an engine has run."""
     return [
         "/".join(key)
         for key, function in engine.plan.functions.items()
@@ -67,7 +70,7 @@ def unrun(engine: Engine, adapter: str | None) -> list[str]:
 class Watched:
     """A sequence that runs through the shards, and their outputs.
 
-    Single tokens take the rest where a mode's calls cannot be padded.
+    Where a mode's calls cannot be padded, single-token calls take the tokens that fill no call.
     """
 
     def __init__(
@@ -86,7 +89,8 @@ class Watched:
             for mode in dict.fromkeys(used)
             for step, truths in planner.truths(mode).items()
         }
-        """Steps that only fill caches are left out: later tokens show their errors."""
+        """By step, the truths of its outputs. Steps that only fill caches have none: later tokens
+        show their errors."""
         self.seen: dict[Truth, list[Array]] = {}
         ids, at = task.probe.tokens, 0
         self.calls: list[Running] = []
@@ -125,14 +129,14 @@ class Watched:
         return Seen(logits, self.numbers(judged), self.tensors())
 
     def tensors(self) -> dict[Truth, tuple[Array, Array]]:
-        """The shards' outputs: numbers of tokens, and rows."""
+        """The shards' outputs: by truth, the numbers of tokens, and their rows `(n, C)`."""
         return {
             truth: (self.numbers(self.makers(truth)), np.concatenate(rows))
             for truth, rows in self.seen.items()
         }
 
     def makers(self, truth: Truth) -> list[Running]:
-        """The calls that output a tensor; in some modes, calls have no step that does."""
+        """The calls that output a tensor: in some modes, no step does."""
         return [
             running
             for running in self.calls

@@ -1,4 +1,4 @@
-"""A model's weights in a file that is mapped into memory, so that they take room only in use."""
+"""A model's weights in a file that is mapped into memory, so they take memory only in use."""
 
 import mmap
 import os
@@ -13,19 +13,20 @@ from cetane.files import cache_dir
 from cetane.hardware.memory import give_back
 
 LEAST = 1 << 26
-"""Bytes of weights below which they stay in memory."""
+"""The bytes of weights below which a model stays in memory."""
 ALIGNED = 64
-"""Bytes, as torch's own tensors are: the math library's sums may depend on it."""
+"""The alignment of weights in bytes, as of torch's own tensors: sums may depend on it."""
 
 
 class OnDisk:
     """The parameters of a model in a file without a name, which goes with the process.
 
-    What was read of it takes memory until its module is done.
+    A module's parameters take memory from its call until its end.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Move them. Small ones stay in memory, and so do all where no file can be written."""
+        """Move the parameters to the file. They stay in memory if they are smaller than `LEAST`, or
+        if no file can be written."""
         self._mapped: mmap.mmap | None = None
         if sum(parameter.nbytes for parameter in model.parameters()) >= LEAST:
             with suppress(OSError):
@@ -60,7 +61,8 @@ class OnDisk:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """A context for passes, after which nothing takes memory: not every module is called."""
+        """A context for passes. At its end no parameter takes memory, not even one that was read
+        without a call of its module."""
         try:
             yield
         finally:

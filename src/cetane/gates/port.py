@@ -1,7 +1,7 @@
 """A port in its forms for the gates: as it ships, rounded to fp16, and as its twin.
 
-The twin has the checkpoint's own values. Its errors are errors of the graph; the difference between
-both forms is the loss by compression.
+The twin has the checkpoint's own values, so its errors are errors of the graph. The difference
+between the shipped port and the twin is the loss by compression.
 """
 
 from collections.abc import Iterator
@@ -64,9 +64,10 @@ class Port(Readable, Protocol):
 
 
 class Stored:
-    """A constant of a program, and the parameter of its name, or None if there is none.
+    """A constant of a program, and the parameter that it stands for, by its name.
 
-    `decode` is None for a parameter that the program lacks.
+    `constant` is None if no parameter has the name. `value` reads the constant's arrays; it is None
+    for a parameter that the program lacks.
     """
 
     def __init__(
@@ -179,7 +180,9 @@ def used_in(planner: Planner, shard: str, function: str) -> dict[str, Constant]:
 def stored_in(
     shard: str, function: MilFunction, wanted: dict[str, Constant], seen: set[Any]
 ) -> Iterator[Stored]:
-    """The constants of a function, without those `seen` in another."""
+    """The constants of a function, and missing ones of `wanted`, by the names of their results.
+
+    Constants whose keys another function added to `seen` are left out."""
     literals = Constants(FunctionIndex(function))
     there = {}
     for op in function.ops:
@@ -211,6 +214,6 @@ class Arrays:
 
 
 def packaged(bundle: Bundle, planner: Planner, weights: Weights) -> Packaged:
-    """A finished bundle, with its own plan: hosts run that one."""
+    """A finished bundle as a port, with the manifest's plan: hosts run that plan."""
     plan = bundle.plan.on(planner.adapter)
     return Packaged(bundle, planner, weights, bundle.tables(), bundle.tokenizer, plan)

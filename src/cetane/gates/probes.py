@@ -1,7 +1,7 @@
 """Probes: the tokens that the gates use, seeded, recorded and free of known traps.
 
-A first BOS token exaggerates quantisation error, and so do tokens with unusually small embeddings
-beside ordinary ones (ZAYA experiments 30 and 31 of ane-book). Probes use neither.
+A BOS token at the start exaggerates quantisation errors. So do tokens with unusually small
+embeddings beside ordinary ones (ane-book, ZAYA experiments 30 and 31). Probes have neither.
 """
 
 import tomllib
@@ -59,9 +59,12 @@ def structure_probes(
 ) -> list[Probe]:
     """The probes that show a wrong graph.
 
-    They are a text that fills caches with `filled` tokens and uses every slot of every window
-    again, the end of the context, every crossing from one capacity to the next, and embeddings so
-    faint that every epsilon has an effect.
+    - A text that fills caches with `filled` tokens, and uses every slot of every window again.
+    - The end of the context, or random tokens if the text reaches it.
+    - Every crossing from one capacity to the next.
+    - Embeddings so faint that every epsilon has an effect, if the host looks embeddings up.
+
+    `embedding` is `(V, C)`.
     """
     context, widest = plan.recipe.cache.context, widest_tokens(plan)
     reused = max((group.count for group in plan.caches.values() if group.limited), default=0)
@@ -94,7 +97,8 @@ def widest_mode(plan: Plan) -> Mode:
 
 @dataclass(frozen=True)
 class ProbePart:
-    """Tokens of a probe, and the mode that takes them. If `judged`, logits are compared."""
+    """A number of tokens of a probe, and the mode that takes them. If `judged`, their logits are
+    compared."""
 
     mode: Mode
     tokens: int
@@ -102,11 +106,11 @@ class ProbePart:
 
 
 def parts(plan: Plan, mode: Mode, length: int) -> tuple[ProbePart, ...]:
-    """The parts of a probe, in turn.
+    """The parts of a probe of `length` tokens, in turn.
 
-    The mode itself takes both ends, with a call that is not full, and behind the first a call whose
-    logits are not asked for. The widest mode takes the tokens between them, and the mode then reads
-    its caches.
+    The mode itself takes both ends; each ends with a call that is not full. After the first end, it
+    also makes a call without logits. The widest mode takes the tokens between, so the mode reads
+    caches that another one wrote.
     """
     width = plan.modes[mode].tokens
     own = -(-OWN // width) * width + width // 2
@@ -122,7 +126,7 @@ def parts(plan: Plan, mode: Mode, length: int) -> tuple[ProbePart, ...]:
 def random_tokens(
     embedding: TokenRows, length: int, seed: int, excluded: set[int]
 ) -> tuple[int, ...]:
-    """Ordinary random tokens, all equally likely; `embedding (V, C)`."""
+    """Random tokens with ordinary embeddings, all equally likely; `embedding (V, C)`."""
     norms = row_norms(embedding)
     usable = np.flatnonzero(norms >= np.percentile(norms, SMALL))
     usable = usable[~np.isin(usable, sorted(excluded))]
@@ -150,15 +154,15 @@ def texts() -> str:
 def text_tokens(tokenizer: Tokenizer, length: int, text: str = "") -> tuple[int, ...]:
     """The first `length` tokens of a text, by default `texts()`; repeated if it is shorter.
 
-    CetaneError for a tokenizer that makes none.
+    A BOS token in front is left out. Raises CetaneError if no token is left.
     """
     tokens = tokenizer.encode(text or texts())
     if tokenizer.bos_id is not None and tokens[:1] == [tokenizer.bos_id]:
         tokens = tokens[1:]
     if not tokens:
         raise CetaneError(
-            "the tokenizer makes no token of English text, by which ports are judged",
-            "see that the checkpoint has the tokenizer of its model",
+            "the tokenizer makes no token of the English text by which ports are judged",
+            "give a checkpoint with the tokenizer of its model",
         )
     repeated = tokens * (-(-length // len(tokens)))
     return tuple(repeated[:length])
@@ -167,7 +171,8 @@ def text_tokens(tokenizer: Tokenizer, length: int, text: str = "") -> tuple[int,
 def text_windows(tokenizer: Tokenizer, plan: Plan, start: int, stop: int) -> list[Probe]:
     """The text from one position to another, in windows that fit the context.
 
-    Each is predicted from its own start, so it has one token more than positions.
+    Each window begins anew, without the text before it. It has one token more than judged
+    positions: the last token is only a target.
     """
     context = plan.recipe.cache.context
     size = min(context - 1, stop - start)
@@ -179,7 +184,7 @@ def text_windows(tokenizer: Tokenizer, plan: Plan, start: int, stop: int) -> lis
 
 
 def windows(tokens: Sequence[int], context: int) -> list[tuple[int, ...]]:
-    """Tokens in windows that fit the context; each is predicted from its own start."""
+    """Tokens in windows of at most `context`; a last window of one token is left out."""
     pieces = [tuple(tokens[start : start + context]) for start in range(0, len(tokens), context)]
     return [piece for piece in pieces if len(piece) > 1]
 

@@ -29,27 +29,31 @@ from cetane.validation import Data
 class Quality(Data):
     """Perplexities over the predicted tokens, and the agreement of the predictions.
 
-    A head that lacks tokens would give a text with one of them no probability at all. So all
-    missing tokens together get the probability `missing`, each the same. This share comes with the
-    subset, from text that neither chose it nor judges it here. So perplexity, ratio and KL are over
-    all tokens, and include the loss by the subset.
+    A head that lacks tokens would give a text with such a token no probability. So all missing
+    tokens together get the probability `missing`, in equal parts. This share comes with the head's
+    subset, from text that neither chose the subset nor judges it here. So perplexity, ratio and KL
+    are over all tokens, and include the loss by the subset.
     """
 
     passed: bool
     fingerprint: str
-    """Of the checkpoint that was compared with."""
+    """The checkpoint's fingerprint."""
     tokens: int
+    """The number of predicted tokens."""
     perplexity: float
     reference_perplexity: float
     ratio: float
     limit: float
     """The largest allowed ratio."""
     kl: float
+    """The mean KL from the model, in nats a token."""
     top1: float
+    """The share of tokens whose best prediction is the model's."""
     covered: float
     """The share of predicted tokens that the head has."""
     covered_perplexity: float | None
-    """The perplexity over only these tokens, with no share for others; None if there are none."""
+    """The perplexity over the covered tokens alone, with no share for missing tokens; None if no
+    token is covered."""
     covered_reference_perplexity: float | None
     missing: float
     absent: float
@@ -61,14 +65,14 @@ class Agreement:
     """The agreement of a port's predictions with the model's, window by window."""
 
     def __init__(self, recipe: Recipe, tokens: Array, vocabulary: int) -> None:
-        """`tokens` are the tokens of the head."""
+        """`tokens (n,)` are the head's tokens, `vocabulary` is the number of the model's tokens."""
         self.subset, self.tokens = recipe.head.subset, tokens
         self.known = np.isin(np.arange(vocabulary), tokens)
         self.missing = 0.0 if self.subset is None else self.subset.missing
         self.rows: dict[str, list[Array]] = {}
 
     def add(self, ours: Array, theirs: Array, targets: Array) -> None:
-        """Logits `(n, V)` of both, and the token `(n,)` that comes next."""
+        """Add the logits `(n, V)` of port and model, and the tokens `(n,)` that come next."""
         for rows in metrics.blocks(*ours.shape):
             self._add(ours[rows], theirs[rows], targets[rows])
 
@@ -92,7 +96,7 @@ class Agreement:
             self.rows.setdefault(name, []).append(values)
 
     def all(self, name: str) -> Array:
-        """A figure of every position."""
+        """A figure `(n,)` of all positions."""
         return np.concatenate(self.rows[name])
 
     def mean(self, name: str) -> float:
@@ -109,7 +113,7 @@ class Agreement:
         return ours / theirs
 
     def quality(self, fingerprint: str, limit: float) -> Quality:
-        """All figures of a text."""
+        """All figures; `limit` is the largest allowed ratio of perplexities."""
         ours, theirs = self.perplexities
         covered, kl = self.all("covered"), self.mean("kl")
         plain, reference = (
@@ -158,18 +162,21 @@ class Agreement:
 
 
 def read_tokens(tokenizer: Tokenizer, path: Path, limit: int) -> list[int]:
-    """The first `limit` tokens of a text file; CetaneError when it has fewer than two."""
+    """The first `limit` tokens of a text file. Raises CetaneError for fewer than two."""
     tokens = tokenizer.encode(read_text(path, LARGEST_TEXT))[:limit]
     if len(tokens) < 2:
-        raise CetaneError(f"{path}: a text of at least two tokens is needed")
+        raise CetaneError(f"{path}: the text has fewer than two tokens", "give a longer text")
     return tokens
 
 
 def perplexity(
     bundle: Bundle, checkpoint: Checkpoint, tokens: list[int], progress: Progress
 ) -> Quality:
-    """Perplexity in windows of the whole context, each predicted from its own start. It is compared
-    with the model all of whose heads see all tokens."""
+    """Perplexity of token ids in windows of the whole context, each without the text before it.
+
+    In the reference all heads see all tokens, even if heads of the bundle stream.
+
+    Raises CetaneError for a head that gives only its choice."""
     refuse_choices(bundle.plan, str(bundle.path))
     pieces = windows(tokens, bundle.plan.recipe.cache.context)
     engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables())
@@ -191,7 +198,7 @@ def refuse_choices(plan: Plan, where: str) -> None:
     """Raise CetaneError for a head that gives only its choice."""
     if plan.recipe.head.choose:
         raise CetaneError(
-            f"{where} gives choices, not logits, by which it would be judged",
+            f"{where} gives choices, not logits, which judging needs",
             "port with --set head.choose=false",
         )
 

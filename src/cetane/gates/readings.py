@@ -1,4 +1,4 @@
-"""Readings: epsilons, activations and rotary tables, which are read since no probe shows them well.
+"""Readings: epsilons, activations and rotary tables. Gates read them, as no probe shows them well.
 
 An epsilon has no effect beside an ordinary residual stream. The two forms of GELU differ by at most
 5e-4, and not near zero. A wrong rotary base turns the first positions only a little.
@@ -23,7 +23,7 @@ Activation = Callable[[Array], Array]
 GRID = np.linspace(-10, 10, 2001, dtype=np.float32)
 """The points at which activations are compared. Beyond them, all activations are 0 or x."""
 NEAR = 1e-5
-"""The largest distance of two forms of one activation: a hundredth of that of two activations."""
+"""The largest distance of two forms of one activation. Two activations differ 100 times as much."""
 POSITIONS = 512
 """The number of the context's positions at which rotary tables are compared, the last included."""
 TURNED = 1e-3
@@ -90,8 +90,9 @@ ACTIVATION_NAMES = ("act_fn", "activation_fn")
 
 
 def wrong_activations(port: Readable, reference: Reference) -> Iterator[Misread]:
-    """Activations that the model does not have. Nothing is known of a model that calls functions
-    in place of modules."""
+    """Activations that the model does not have.
+
+    A model that calls functions in place of modules shows none, so none of the port's is wrong."""
     known = [module(torch.from_numpy(GRID)).numpy() for module in activations(reference)]
     for shard in port.planner.members:
         for name, activation in port.activations(shard).items():

@@ -38,9 +38,9 @@ class Observed:
     logits: Array
     tensors: dict[Truth, Array]
     margins: dict[int, Array] = field(default_factory=dict)
-    """By the number of a layer with experts: how much more likely the last expert that a token
-    takes is than the next, in nats of the router's logits `(n,)`. Below rounding, the model itself
-    is undecided."""
+    """The tokens' margins `(n,)`, by the number of a layer with experts. A margin says how much
+    likelier the last expert that the token takes is than the next one, in nats of the router's
+    logits. Where it is smaller than rounding errors, the model itself is undecided."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,12 @@ class Asked:
 
 
 class Stop(Exception):
-    """Ends a pass when all requested tensors are there."""
+    """Ends a model's pass when all requested tensors are there."""
 
 
 class Lender:
-    """Gives a module its tensors during a forward pass, or permanently."""
+    """Gives a module its tensors from the checkpoint before a forward pass, and takes them back
+    after it. A `resident` module keeps them."""
 
     def __init__(
         self, checkpoint: Checkpoint, names: dict[str, str], module: nn.Module, resident: bool
@@ -85,18 +86,19 @@ class Lender:
 class Reference:
     """The transformers model of a checkpoint.
 
-    transformers' own loader reads the weights where the checkpoint is a file or folder that it
-    knows and the model fits in memory (`loader` says so): then a reader of ours that errs shows.
-    For the same reason, peft merges adapters where it is installed. Else a module takes its weights
-    from the checkpoint when it runs, and gives them back after, so that a large model is never in
-    memory as a whole.
+    transformers' own loader reads the weights if it knows the checkpoint's files and the model fits
+    in memory (`loader` says so). So the gates see errors of cetane's own reader. For the same
+    reason, peft merges adapters if it is installed. Else each module takes its weights from the
+    checkpoint when it runs. If the model is larger than `RESIDENT`, the module then gives them
+    back, so a large model is never in memory as a whole.
     """
 
     def __init__(self, checkpoint: Checkpoint, own: bool = False) -> None:
-        """With `own` the tensors are the checkpoint's as our reader gives them: of a turned
-        checkpoint the turned ones. Else a turned checkpoint's model is the original one, and only
-        its residual stream is given, and taken, in the turned basis. Heads that stream do so here
-        too (`StreamedCheckpoint`), in the original order.
+        """With `own`, cetane's reader gives the checkpoint's tensors as they are, perhaps turned
+        (`RotatedCheckpoint`) or with heads in another order (`StreamedCheckpoint`).
+
+        Without it, the model has the original tensors. It gives and takes the residual stream of a
+        turned checkpoint in the turned basis. Heads that stream do so in both cases.
         """
         self.stream: Turn | None = None
         streamed = streamed_part(checkpoint)
@@ -130,7 +132,11 @@ class Reference:
             for name, tensor in own_tensors(module).items():
                 shape = tuple(checkpoint.shape(names[name]))
                 if shape != tuple(tensor.shape):
-                    raise CetaneError(f"{names[name]}: shape {shape} does not fit the config")
+                    raise CetaneError(
+                        f"{names[name]}: shape {shape} does not fit the config, which asks for "
+                        f"{tuple(tensor.shape)}",
+                        "give a checkpoint whose weights and config.json are of one model",
+                    )
             lender = Lender(checkpoint, names, module, self.resident)
             caller = (
                 self.model.get_submodule(path.rpartition(".")[0]) if by_parent(module) else module
@@ -147,12 +153,14 @@ class Reference:
         scales: Sequence[float] = (),
         kept: Sequence[Sequence[int]] = (),
     ) -> list[Observed]:
-        """The results on some sequences. `starts` are the positions of their first tokens, `scales`
-        factors on their embeddings. Logits are of the tokens with the numbers `kept` of each
-        sequence, of all where none are named.
+        """The results on some sequences, in their order.
 
-        A resident model takes one sequence after the other. Another one takes them side by side, so
-        that its weights are read once.
+        The other arguments have an entry for each sequence. `starts` are the positions of the first
+        tokens (default 0), `scales` the factors on the embeddings (1). `kept` are the numbers of
+        the tokens whose logits are wanted (all), ascending.
+
+        A resident model takes one sequence after the other. A larger one takes all side by side, so
+        it reads its weights once.
         """
         count = len(sequences)
         asked = [
@@ -171,8 +179,8 @@ class Reference:
 
     @torch.inference_mode()
     def _pass(self, asked: Sequence["Asked"], wanted: Sequence[Truth]) -> list[Observed]:
-        """One pass over sequences side by side. Shorter ones are padded on the right, where a
-        causal model does not look."""
+        """One pass over sequences side by side. Shorter sequences are padded on the right: a causal
+        model does not look there."""
         length = max(len(one.tokens) for one in asked)
         batch = torch.tensor([[*one.tokens, *[0] * (length - len(one.tokens))] for one in asked])
         first = torch.tensor([one.start for one in asked])[:, None]
@@ -220,7 +228,7 @@ class Reference:
             return note
 
         routers = {path: m for path, m in self.model.named_modules() if is_router(m)}
-        # First, since a lender's hook takes the biases back.
+        # First in line, since a lender's hook then takes the biases away.
         hooks = [router.register_forward_hook(note_as(layer_of(path) or 0), prepend=True)
                  for path, router in routers.items()]  # fmt: skip
         try:
@@ -231,7 +239,7 @@ class Reference:
 
     @contextmanager
     def _scaled(self, scales: Sequence[float]) -> Iterator[None]:
-        """Multiplies the first layer's input; or the embedding, if more depends on it."""
+        """Multiplies the first layer's input where an affine precedes it, else the embedding."""
         if all(scale == 1 for scale in scales):
             yield
             return
@@ -262,8 +270,8 @@ class Reference:
         return {truth: self._given(truth, tensor[0]) for truth, tensor in seen.items()}
 
     def _given(self, truth: Truth, tensor: Tensor) -> Array:
-        """A tensor `(n, C)` in the basis that the port has: of a layer's output it is the residual
-        stream's."""
+        """A tensor `(n, C)` in the port's basis. Only a layer's output has another basis: it is the
+        residual stream."""
         residual = truth[0].rpartition(".")[2].isdigit()
         if residual and self.stream is not None:
             tensor = self.stream(tensor).float()
@@ -310,7 +318,7 @@ class Reference:
 
 
 def logits_of(model: Any, normed: Tensor) -> Tensor:
-    """What the head of a transformers model makes of normed hidden states `(..., C)`."""
+    """The logits `(..., V)` of a transformers model for normed hidden states `(..., C)`."""
     config = model.config
     logits: Tensor = model.get_output_embeddings()(normed) / getattr(config, "logits_scaling", 1.0)
     bound = getattr(config, "final_logit_softcapping", None)
@@ -320,8 +328,8 @@ def logits_of(model: Any, normed: Tensor) -> Tensor:
 def reference_of(checkpoint: Checkpoint, adapter: str | None = None) -> Reference:
     """The reference of a checkpoint, or of its base with one of its adapters merged.
 
-    The last one stays in memory for the next gate, until `forget_reference`: to load it takes
-    longer than most of what a gate asks of it."""
+    The last reference stays in memory for the next gate, until `forget_reference`: loading takes
+    longer than most questions of a gate."""
     return _last_reference(checkpoint, adapter)
 
 
@@ -336,7 +344,8 @@ def forget_reference() -> None:
 
 
 def unfilled(config: Any) -> Any:
-    """The transformers model of a config. Pages that are never written take no memory."""
+    """The transformers model of a config, its fp32 weights not initialised: so they take no
+    memory yet."""
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
@@ -360,9 +369,10 @@ def stored_names(model: nn.Module, config: Any) -> dict[str, dict[str, str]]:
 def load_by_transformers(
     checkpoint: Checkpoint, config: Any, names: dict[str, dict[str, str]]
 ) -> nn.Module | None:
-    """The model with the weights as transformers itself reads them, and adapters as peft merges
-    them; None for a checkpoint that they do not know, or read only in part. The config is given: of
-    a GGUF file's transformers reads a part."""
+    """The model, its weights read by transformers and its adapters merged by peft; None for a
+    checkpoint that they do not know, or read only in part.
+
+    cetane gives the config, since transformers reads only a part of a GGUF file's."""
     from transformers import AutoModelForCausalLM
 
     path = Path(checkpoint.source)
@@ -379,7 +389,7 @@ def load_by_transformers(
                 output_loading_info=True,
                 **EAGER,
             )  # fmt: skip
-    except Exception:  # of another kind for every way in which a checkpoint is unknown to it
+    except Exception:  # transformers raises many kinds for checkpoints that it does not know
         return None
     whole = not told["missing_keys"] and not told["mismatched_keys"]
     paths = {path for path, _ in model.named_modules()}
@@ -406,11 +416,11 @@ def one_name_map() -> Iterator[None]:
 
 
 def merged_by_peft(model: nn.Module, lora: Lora) -> nn.Module | None:
-    """The model with an adapter that peft merged; None without peft, and if it does not take all of
-    the adapter's tensors.
+    """The model with an adapter that peft merged; None without peft, or if peft does not take all
+    of the adapter's tensors.
 
-    peft gets the paths of modules in place of the config's patterns: those are regular expressions
-    of an untrusted file.
+    peft gets the paths of modules in place of the config's patterns: the patterns are regular
+    expressions of an untrusted file.
     """
     try:
         from peft import LoraConfig, PeftModel, set_peft_model_state_dict
@@ -451,14 +461,13 @@ def scaled_input(factors: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def by_parent(module: nn.Module) -> bool:
-    """Whether transformers calls a function on the module's tensors, in its parent, and never the
-    module: so with LFM2's convolutions."""
+    """Whether the module's parent computes with its tensors and never calls it, as LFM2's
+    convolutions in transformers."""
     return isinstance(module, nn.Conv1d) and module.groups == module.in_channels
 
 
 def is_router(module: nn.Module) -> bool:
-    """Whether a module gives the logits of experts, as its output of `LOGITS_AT`, else its first
-    one."""
+    """Whether a module outputs the logits of experts: first, or at the place in `LOGITS_AT`."""
     name = type(module).__name__
     return (
         name.lower().endswith("topkrouter")
@@ -485,11 +494,10 @@ def choices(
     logits: Array, prompt: Sequence[int], generated: Sequence[int], margin: float = 0.0
 ) -> Array:
     """For every generated token, whether it is the greedy choice at its place, or at most `margin`
-    nats less likely than that.
+    nats less likely.
 
-    `logits (n, V)` are a model's for the prompt and what was generated. All true, with no margin,
-    means that greedy decoding of that model gives the same tokens, since every choice is made after
-    the same tokens.
+    `logits (n, V)` are a model's for the `n` tokens of the prompt and the answer. If all are true
+    without a margin, greedy decoding of that model generates the same tokens.
     """
     rows, tokens = logits[len(prompt) - 1 : -1], np.asarray(generated, np.int64)
     short = rows.max(axis=1) - rows[np.arange(len(tokens)), tokens]

@@ -1,8 +1,9 @@
 """The loss by narrower arithmetic: a port's programs against themselves in fp32.
 
 *fp16* rounds every result. *ane* also computes attention's products as an ANE was seen to
-(docs/explanation/precision.md). Their errors grow with the number of keys, so *ane* is asked late
-in the context: the prefix runs in fp32, which is fast, and only the last calls in both arithmetics.
+(docs/explanation/precision.md). The errors of these products grow with the number of keys, so *ane*
+is judged late in the context. The prefix runs in fp32, which is fast, and only the last calls run
+in both arithmetics.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,8 +41,9 @@ class Rounding(Data):
     """The smallest mean cosine of any output of a shard."""
     logit_cosine: float
     """The mean cosine of a token's logits. For a head that gives only its choices, the cosine of
-    their logits, of all tokens as one row."""
+    one row: the logits of all choices."""
     kl: float
+    """The mean KL from fp32, in nats a token; 0 for a head that gives only its choices."""
     finite: bool
     chooses: bool = False
     """Whether the head gives tokens and no logits."""
@@ -50,10 +52,10 @@ class Rounding(Data):
 
 
 def late_rounding(port: Port, weights: int) -> list[Rounding]:
-    """The loss in an ANE's arithmetic late in the context, by mode.
+    """The loss in an ANE's arithmetic late in the context, one result a mode.
 
-    `weights` is the model's number of them. Empty for contexts so short that the rules of that
-    arithmetic do not apply.
+    `weights` is the model's number of weights. The list is empty for contexts that are too short
+    for this arithmetic's rules to apply.
     """
     if port.plan.recipe.cache.context < SHORT:
         return []
@@ -61,8 +63,8 @@ def late_rounding(port: Port, weights: int) -> list[Rounding]:
 
 
 class LateCalls:
-    """The last calls of a context, in the widest mode and of single tokens, after a text that a
-    port has read in fp32. Of several capacities the largest is judged."""
+    """The last calls of a context, in the widest mode and in `decode`, after a text that the port
+    has read in fp32. Of several capacities, the largest is judged."""
 
     def __init__(self, port: Port, weights: int) -> None:
         context = port.plan.recipe.cache.context
@@ -87,7 +89,7 @@ class LateCalls:
         return Engine(self.plan, engine.backend, engine.tables, resident=False)
 
     def loss(self, engine: Engine) -> list[Rounding]:
-        """What the backend of another engine for the port loses against fp32."""
+        """The loss of another engine's backend against fp32, by mode."""
         seen = observe(self._on(engine), self.planner, self.tasks, self.before)
         places = made_by(self.planner, self.plan)
         return [
@@ -104,7 +106,7 @@ def measure_rounding(
     plan: Plan,
     before: int = 0,
 ) -> Rounding:
-    """The loss of one mode by rounding, after `before` tokens."""
+    """The loss of one mode by rounding, after `before` tokens. `places` is from `made_by`."""
     cosines, where = [], ""
     for truth, (_, rows) in rounded.tensors.items():
         cosines.append(float(metrics.cosine(rows, exact.tensors[truth][1]).mean()))
@@ -135,11 +137,11 @@ def measure_rounding(
 def judge_rounding(
     arithmetic: Literal["fp16", "ane"], roundings: Sequence[Rounding]
 ) -> Iterator[Check]:
-    """What an arithmetic may cost, whatever the recipe compresses.
+    """The checks of what an arithmetic costs, whatever the recipe compresses.
 
-    An ANE's arithmetic is judged by its logits if there are any. Late in a context some near tie
-    between experts falls the other way. That moves the hidden states of a few tokens, and hardly
-    their logits; attention without its factor moves the logits most.
+    An ANE's arithmetic is judged by logits alone, if the head gives them. Late in a context, some
+    near ties between experts fall the other way. These move the hidden states of a few tokens, but
+    hardly the logits. Attention without its factor moves the logits most.
     """
     limit = limits().fp16 if arithmetic == "fp16" else limits().ane
     for one in roundings:

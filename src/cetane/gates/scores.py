@@ -27,16 +27,19 @@ class ShardScore(Data):
     cosine_min: float
     """The smallest cosine of any token."""
     psnr: float
+    """The smallest of the probes' means over tokens, in dB."""
     by_position: tuple[float, ...] = ()
-    """The probes' smallest cosine at every position, to 7 decimals: fp16 errs by some 1e-6."""
+    """At every token's number, the smallest cosine of any probe, to 7 decimals: fp16 errs by some
+    1e-6."""
 
 
 class LogitScore(Data):
     """The score of logits against the truth, over all tokens of all probes.
 
-    Only the head's own tokens count. The port and the choice of tokens are judged separately:
-    `best` is the share of positions whose best token the head has, and `top1` and `top5` count only
-    there. So the share of agreement on all positions is `top1 * best`.
+    Only the head's own tokens count. `cosine`, `psnr` (dB) and `kl` (nats) are means over tokens.
+    The port and the choice of the head's tokens have figures of their own. `best` is the share of
+    positions whose best token the head has, and `top1` and `top5` count only these positions. So
+    the share of agreement on all positions is `top1 * best`.
     """
 
     mode: Mode
@@ -55,7 +58,7 @@ class LogitScore(Data):
 def shard_scores(
     planner: Planner, mode: Mode, seen: Sequence[Observed], truths: Sequence[Observed]
 ) -> Iterator[ShardScore]:
-    """The scores of all shards' outputs in a mode."""
+    """The scores of those shards' outputs in a mode that all probes have."""
     for step, outputs in planner.truths(mode).items():
         for name, truth in outputs.items():
             if all(truth in observed.tensors for observed in seen):
@@ -68,7 +71,8 @@ def shard_scores(
 def shard_score(
     shard: str, tensor: str, truth: Truth, mode: Mode, pairs: list[tuple[Array, Array]]
 ) -> ShardScore:
-    """The score of a tensor over the probes, pairs of `(n, C)`: the port's, and the truth."""
+    """The score of a tensor over all probes. A probe's pair is the port's tensor and the truth,
+    both `(n, C)`."""
     cosines = [metrics.cosine(a, b) for a, b in pairs]
     return ShardScore(
         shard=shard,
@@ -87,7 +91,7 @@ def shard_score(
 def logit_score(
     mode: Mode, seen: Sequence[Observed], truths: Sequence[Observed], tokens: "Array | slice"
 ) -> LogitScore:
-    """The score in a mode, of a head that has these tokens."""
+    """The score of the logits in a mode, for a head that has these tokens."""
     parts = [
         logit_rows(own.logits[rows], truth.logits[rows], tokens)
         for own, truth in zip(seen, truths, strict=True)
@@ -110,7 +114,7 @@ def logit_score(
 
 
 def logit_rows(ours: Array, theirs: Array, tokens: "Array | slice") -> dict[str, Array]:
-    """Every figure of some rows of logits `(n, V)`."""
+    """Every figure `(n,)` of some rows of logits `(n, V)`."""
     known = np.zeros(theirs.shape[1], bool)
     known[tokens] = True
     a, b = ours[:, tokens], theirs[:, tokens]

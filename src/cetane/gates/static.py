@@ -42,14 +42,15 @@ class PackageProblem(Data):
 
 
 def static_checks(bundle: Bundle) -> list[PackageProblem]:
-    """What is wrong with an opened bundle, as far as can be seen without running it; its hashes
-    are another check (`Bundle.verify`).
+    """The problems of an opened bundle that show without running it. `Bundle.verify` checks hashes.
 
-    Every package has the manifest's functions, and they its inputs, outputs and states, by name,
-    shape and dtype; so masks and caches are as long as the context, and heads are the same
-    everywhere, since a manifest that says otherwise is refused (`plan.check_caches`). What one
-    package hands on has the shape that the next one takes; tables have a row for every token and
-    every position, and the channels that functions take.
+    The checks are:
+
+    - Every package has the manifest's functions. They have its inputs, outputs and states, by name,
+      shape and dtype. So masks and caches fit the context and the heads: opening has refused a
+      manifest in which they do not (`check_caches`).
+    - What one package hands on has the shape that the next one takes.
+    - Tables have a row for every token and position, and the channels that functions take.
     """
     plan = bundle.plan
     problems = list(tables(bundle))
@@ -96,7 +97,7 @@ def interface(
 
 
 def fits(shape: tuple[int, ...], actual: TensorType) -> bool:
-    """Whether a package's type has the manifest's shape; a flexible type, its default shape."""
+    """Whether a package's type has the manifest's shape, a flexible type as its default."""
     return actual.default == shape if actual.default is not None else actual.accepts(shape)
 
 
@@ -114,7 +115,7 @@ def reason(plan: Plan, port: Input | Output | State, given: tuple[Any, ...]) -> 
 
 
 def handed_on(plan: Plan) -> Iterator[PackageProblem]:
-    """Problems of tensors that a later function of a mode takes in another shape."""
+    """Problems of tensors that one function writes and a later one takes in another shape."""
     every = [modes for one in plan.capacities for modes in (one.modes, *one.adapters.values())]
     for mode, steps in (pair for modes in every for pair in modes.items()):
         for calls in (steps.silent, steps.steps):

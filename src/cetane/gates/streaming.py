@@ -1,8 +1,8 @@
 """Attention of the Hugging Face model in which some key/value heads stream: they see the first
 tokens of a sequence, and the newest (arXiv 2410.10819).
 
-It is what a bundle with `cache.streaming` computes, so it is that bundle's truth. It never makes a
-matrix of all queries and keys, so it is also what long texts are judged with.
+A bundle with `cache.streaming` computes this attention, so it is the bundle's truth. Long texts are
+judged with it too, since it never holds the scores of all queries and keys.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from cetane.errors import CetaneError
 from cetane.files import json_sha256
 
 BLOCK = 256
-"""Queries that take their keys together, where keys are few."""
+"""The queries that `near` computes together."""
 
 
 class StreamingAttention:
-    """An attention function of transformers, by what each head sees."""
+    """An attention function for transformers in which each head sees what `seen` says."""
 
     def __init__(self, seen: SeenByHeads) -> None:
         self.seen = seen
@@ -41,7 +41,9 @@ class StreamingAttention:
         position_ids: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        """`q (B, H, T, D)` of the last T tokens, `k`, `v (B, KV, S, D)` -> `(B, T, H, D)`."""
+        """`q (B, H, T, D)` of the last T tokens, `k`, `v (B, KV, S, D)` -> `(B, T, H, D)`.
+
+        `mask` is not used: what a token sees follows from the arguments and `seen`."""
         if position_ids is not None and len(starts := position_ids[:, 0].unique()) > 1:
             mixed = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[-1])
             for start in starts:  # rows that begin elsewhere have other sinks
@@ -73,7 +75,9 @@ class StreamingAttention:
 
 
 def everywhere(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
-    """Each token sees all before it. `q (B, H, T, D)`, `k (B, KV, S, D)` -> `(B, H, T, D)`."""
+    """Each token sees itself and all before it.
+
+    `q (B, H, T, D)`, `k`, `v (B, KV, S, D)` -> `(B, H, T, D)`."""
     new, known = q.shape[2], k.shape[2]
     seen = None
     if new < known:
@@ -84,7 +88,9 @@ def everywhere(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
 
 
 def near(q: Tensor, k: Tensor, v: Tensor, scaling: float, sinks: int, window: int) -> Tensor:
-    """Each token sees the first `sinks` tokens and the last `window`, itself included."""
+    """Each token sees the first `sinks` tokens and the last `window`, itself included.
+
+    Shapes as in `everywhere`."""
     new, known = q.shape[2], k.shape[2]
     parts = []
     for start in range(known - new, known, BLOCK):
@@ -103,15 +109,19 @@ def near(q: Tensor, k: Tensor, v: Tensor, scaling: float, sinks: int, window: in
 
 
 def attend_by(model: Any, attention: Any, name: str) -> None:
-    """Let a transformers model attend by a function, which its table holds under a name.
+    """Let a transformers model attend by a function, which transformers registers under a name.
 
-    CetaneError for a model whose scores are not plain: with a bound, or with one for nothing.
+    Raises CetaneError for a gemma2, whose scores have a bound, and for a gpt_oss, which has scores
+    for nothing: `attention` computes plain scores.
     """
     from transformers import AttentionInterface
 
     kind = model.config.model_type
     if kind in ("gemma2", "gpt_oss"):
-        raise CetaneError(f"heads of a {kind} cannot stream: its scores are not plain")
+        raise CetaneError(
+            f"heads of a {kind} cannot stream: its attention scores are not plain",
+            "let all heads of this model see all tokens",
+        )
     AttentionInterface.register(name, attention)
     model.set_attn_implementation(name)
 

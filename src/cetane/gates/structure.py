@@ -29,12 +29,12 @@ LOGITS: Truth = ("lm_head", 0)
 WORK = 10**13
 """Products of weights and tokens that a text may cost in all modes: some minutes on two cores."""
 SCORES, MOST_SCORES = 2 << 30, 8 << 30
-"""Bytes that the model's attention may take for a text, and for one that exceeds a window. In its
-plainest form a model has the scores of all heads at once."""
+"""Bytes that the model's attention may take for a text, and for a text that must exceed a window. A
+model with eager attention holds the scores of all heads at once."""
 SCORE = 12
-"""Bytes of one of them: scores, their softmax, and what one is made of."""
+"""Bytes that one score takes: three fp32 numbers, with its softmax and an intermediate result."""
 WINDOWS = "sliding_window", "attention_chunk_size"
-"""The keys of a config that tell how many keys some of its layers see."""
+"""The fields of a config that say how many attention keys some layers see."""
 
 
 class Deviation(Data):
@@ -47,12 +47,15 @@ class Deviation(Data):
     mode: Mode
     probe: str
     relative: float
-    """The error of the worst token; with routed experts, of tokens before the first near tie."""
+    """The error of the worst token: norm of the difference over norm of the truth. With routed
+    experts, only tokens before the first near tie count."""
     position: int
     """The position of the worst token."""
     positions: int
+    """The number of compared tokens."""
     undecided: float = 0.0
-    """The error below which a share of the other tokens stays."""
+    """The error that `structure.routed.share` of the tokens from the first near tie on do not
+    exceed; 0 without a tie."""
     decided: int | None = None
     """The number of tokens before the first near tie of experts; None in older results."""
 
@@ -76,8 +79,9 @@ def deviations(
 
 
 def first_undecided(theirs: Observed, truth: Truth) -> int | None:
-    """The first token one of whose experts may depend on rounding, in a layer that a tensor depends
-    on; later tokens attend to it."""
+    """The number of the first token whose experts may depend on rounding; None without one.
+
+    Only layers on which the tensor depends count. Later tokens attend to this one."""
     layer, tie = layer_of(truth[0]), limits().structure.routed.tie
     ties = [
         np.flatnonzero(margins < tie)
@@ -97,7 +101,8 @@ class Truths:
     judged on."""
 
     def __init__(self, observed: dict[str, Observed], kept: dict[str, Array]) -> None:
-        """Both by the probe's name; `kept` are the numbers of tokens, ascending."""
+        """Both are by the probe's name; `kept` are the numbers of the tokens with logits,
+        ascending."""
         self.observed, self.kept = observed, kept
 
     @classmethod
@@ -105,8 +110,9 @@ class Truths:
         cls, reference: Reference, tasks: Sequence[ProbeTask], seen: Sequence[Seen],
         others: Sequence[Truth] = (), scale: float = 1.0,
     ) -> "Truths":  # fmt: skip
-        """Of the model, whatever a port computed for some tasks, and `others`; hidden tensors are
-        multiplied by `scale`, as the port's are."""
+        """Ask the model for all that a port computed for some tasks, and for `others`.
+
+        Hidden tensors are multiplied by `scale`, as the port's are."""
         probes = {task.probe.name: task.probe for task in tasks}
         judged: dict[str, list[Array]] = {}
         for task, ours in zip(tasks, seen, strict=True):
@@ -137,8 +143,9 @@ class Truths:
 
 
 def filled(planner: Planner, plan: Plan, reference: Reference) -> int:
-    """How many tokens the text of the probes fills caches with: as many as time and memory allow,
-    and if memory allows, more than any window of the model, whatever the plan says of windows."""
+    """The number of tokens with which the text probe fills caches: all that time and memory allow.
+
+    It reaches the model's largest window, if memory allows, whatever the plan says of windows."""
     heads = reference.model.config.num_attention_heads
     by_time = WORK // (elements(planner) * len(plan.modes))
     by_memory, most = (math.isqrt(size // (SCORE * heads)) for size in (SCORES, MOST_SCORES))
@@ -146,7 +153,7 @@ def filled(planner: Planner, plan: Plan, reference: Reference) -> int:
 
 
 def largest_window(plan: Plan, reference: Reference) -> int:
-    """The most keys that some layers of the model see of a longer context; 0 if all see all."""
+    """The most keys that the model's windowed layers see; 0 if all layers see the context."""
     windows = (getattr(reference.model.config, name, None) or 0 for name in WINDOWS)
     return max((own for own in windows if own < plan.recipe.cache.context), default=0)
 
@@ -157,7 +164,7 @@ def elements(planner: Planner) -> int:
 
 
 def made_by(planner: Planner, plan: Plan) -> dict[Truth, tuple[str, str]]:
-    """The shard that makes each tensor, and the shard's name of it."""
+    """By tensor, the shard that makes it, and its name in the shard."""
     return {
         truth: (step.shard, name.removesuffix("_out"))
         for mode in plan.modes
@@ -175,7 +182,9 @@ def deviation(
     errors: Array,
     first: int | None,
 ) -> Deviation:
-    """`first` is the token from which on the model is undecided."""
+    """The deviation of one tensor: its `errors (n,)` at the tokens `at (n,)`.
+
+    From the token `first` on, the model is undecided; None if it never is."""
     decided = at < (np.inf if first is None else first)
     strict, rest = np.where(decided, errors, 0.0), errors[~decided]
     worst = int(strict.argmax())
@@ -195,10 +204,11 @@ def deviation(
 
 
 def logit_errors(plan: Plan, ours: Array, theirs: Array) -> Array:
-    """The relative errors of logits `(n, V)` of the tokens of a head, or of a slice of one.
+    """The relative errors `(n,)` of logits `(n, V)`, for the tokens of a head or of its slice.
 
-    For a head that gives only its choice: the larger of the distance from its choice to the best
-    logit, and of its logit's error.
+    A head that gives only its choice has two errors, and the larger one counts. One is how far the
+    choice's true logit is below the best one, the other the error of the choice's own logit. Both
+    are over the root mean square of the true logits.
     """
     if not plan.recipe.head.choose:
         return metrics.relative(ours, theirs)
@@ -210,7 +220,8 @@ def logit_errors(plan: Plan, ours: Array, theirs: Array) -> Array:
 
 
 def excess(one: Deviation) -> float:
-    """The error to compare with the limit; with routed experts, scaled by their own limit."""
+    """The error to compare with `structure.relative`. The error after a near tie of experts is
+    first scaled by the ratio of both limits."""
     ask = limits().structure
     return max(one.relative, one.undecided * ask.relative / ask.routed.relative)
 
@@ -219,8 +230,10 @@ OTHER_CALLS = "structure: capacities with other calls than the recipe's"
 
 
 def same_calls(plan: Plan, wanted: Plan) -> Check:
-    """Whether a plan makes the calls of its recipe at every capacity. A route knows an expert by
-    its place alone, and no probe's token may choose a rare one."""
+    """Whether a plan makes the calls of its recipe at every capacity.
+
+    Probes cannot show this: a route knows an expert by its place alone, and perhaps no token of a
+    probe chooses a rare expert."""
     pairs = zip_longest(plan.capacities, wanted.capacities)
     return at_most(OTHER_CALLS, float(sum(one != other for one, other in pairs)), 0)
 

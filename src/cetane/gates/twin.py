@@ -1,10 +1,12 @@
 """The twin: the finished packages, run with the checkpoint's own values, in fp32.
 
-The checkpoint's parameters replace the constants that were made from them, compressed or not.
-Numbers of the authored modules, such as an epsilon or the factor on attention scores, are rounded
-to fp16 in a program; the twin uses the exact numbers. Where a program rounds keys and values for
-caches of 8 bits, the twin rounds nothing, and its host keeps numbers. So a twin of a right port
-differs from the model only by the order of sums.
+- The checkpoint's parameters replace the constants that were made from them, compressed or not.
+- A program rounds the authored modules' numbers to fp16, such as an epsilon or the factor on
+  attention scores. The twin uses the exact numbers.
+- Where a program rounds keys and values for caches of 8 bits, the twin rounds nothing. Its host
+  keeps floating-point numbers in place of bytes.
+
+So a twin of a right port differs from the model only by the order of sums.
 """
 
 from collections import defaultdict
@@ -62,7 +64,7 @@ class TwinBackend:
 
 
 def unquantized(function: MilFunction) -> MilFunction:
-    """A function that rounds no keys and values, and reads numbers in place of bytes."""
+    """The function without the rounding of keys and values, and with fp16 in place of int8."""
 
     def numbers(type_: TensorType) -> TensorType:
         return replace(type_, dtype="fp16") if type_.dtype == "int8" else type_
@@ -83,7 +85,7 @@ def unquantized(function: MilFunction) -> MilFunction:
 
 
 def keeping_numbers(plan: Plan) -> Plan:
-    """The plan of a twin: its host keeps numbers where the plan's keeps bytes."""
+    """The plan of a twin: its host keeps fp16 numbers where the plan's host keeps int8."""
 
     def numbers(function: Function) -> Function:
         inputs = [
@@ -99,13 +101,13 @@ def keeping_numbers(plan: Plan) -> Plan:
         for shard in plan.shards
     ]
     made = plan.model_copy(update={"shards": tuple(shards)})
-    for name in ("functions", "by_name"):  # what the plan has computed of its own shards
+    for name in ("functions", "by_name"):  # cached properties of the old shards
         vars(made).pop(name, None)
     return made
 
 
 class TwinParameter:
-    """A parameter of the checkpoint, fp32, in the shape that the graph uses."""
+    """Reads a parameter of the checkpoint in fp32, in the shape that the graph uses."""
 
     def __init__(self, constant: Constant, weights: Weights) -> None:
         self.constant, self.weights = constant, weights
@@ -150,7 +152,7 @@ def rounded(number: float) -> float:
 
 
 class Number:
-    """A scalar, fp32."""
+    """Gives a number as an fp32 array `()`."""
 
     def __init__(self, value: float) -> None:
         self.value = value
@@ -163,5 +165,8 @@ def result_names(used: dict[str, Constant]) -> dict[str, Constant]:
     """The parameters of a shard, by the names that lowering gives their values."""
     names = {label.replace(".", "_"): constant for label, constant in used.items()}
     if len(names) != len(used):
-        raise CetaneError("two parameters of a shard have one name in its programs")
+        raise CetaneError(
+            "two parameters of a shard get one name in its programs: "
+            "their labels differ only in dots and underscores"
+        )
     return names

@@ -22,11 +22,13 @@ class Check(Data):
 
 
 def at_least(name: str, value: float, limit: float) -> Check:
+    """A check that the value reaches the limit. NaN fails."""
     return Check(name=name, value=value, limit=limit, passed=value >= limit)
 
 
 def at_most(name: str, value: float, limit: float) -> Check:
-    """NaN and infinity fail. JSON has neither: both are written as the largest float."""
+    """A check that the value does not exceed the limit. NaN and infinity fail; both are written as
+    1e308, since JSON has neither."""
     shown = value if isfinite(value) else 1e308
     return Check(name=name, value=shown, limit=limit, passed=shown <= limit)
 

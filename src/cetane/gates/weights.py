@@ -1,11 +1,14 @@
 """Are the weights right? Every constant, bit for bit, against the parameter that it stands for.
 
-The formats are deterministic, so a constant is right if the checkpoint's parameter, encoded again,
-gives the same arrays. Constants that were fitted to the model are those of the file that the recipe
-names by its hash; whether or not it is there, they must be as near to the parameter as their format
-allows, within a factor: in all, and every few output channels. Palettes that were placed by
-sensitivities may be judged where these are missing: every index must then name the nearest entry of
-its palette, and the entries must be as near to the weights as a palette of equal weights is.
+Formats are deterministic: a constant is right if the checkpoint's parameter, encoded again, gives
+the same arrays. Two kinds of constants have a rule of their own.
+
+- *Fitted to the model.* They come from a file that the recipe names by its hash. With or without
+  this file, their error may exceed the format's own by a factor only: as a whole, and every few
+  output channels.
+- *Palettes placed by sensitivities*, where the sensitivities are missing. Every index must name the
+  nearest entry of its palette. The palettes may err by the same factor more than palettes that
+  count all weights equally.
 """
 
 from collections import defaultdict
@@ -31,29 +34,29 @@ from cetane.planner.encoding import can_be_fitted
 from cetane.validation import Data
 
 ROWS = 4096
-"""Of a table, in memory at a time."""
+"""The rows of a table that are in memory at a time."""
 WORSE = 4.0
-"""How many times the squared error of the best palettes of equally counted weights a weighted or a
-fitted one may have. At four bits another matrix's palette errs by more than a hundred times
-that. Two bits of SmolLM2 that were rounded and tuned err by 2.5 times at most."""
+"""The largest squared error of a weighted or fitted constant, in multiples of the plain format's
+error for the same parameter. At four bits, another matrix's palette errs by more than 100 times.
+Two bits of SmolLM2 that were rounded and tuned err by 2.5 times at most."""
 BLOCK, WORSE_BLOCK = 8, 8.0
-"""Output channels that are judged by themselves, and the same factor for them: other channels in
-their place err by more at four bits. The worst of the same SmolLM2's err by 3.8 times."""
+"""The number of output channels that are judged together, and their factor as in `WORSE`. At four
+bits, other channels in their place err by more. The worst of the same SmolLM2 err by 3.8 times."""
 
 
 class WrongWeight(Data):
-    """A constant that is not its parameter, or a parameter that no constant is."""
+    """A constant that differs from its parameter, or a parameter without a constant."""
 
     shard: str
     label: str
-    """Where in the shard: `blocks.1.self_attn.q_proj.weight`."""
+    """The place in the shard, such as `blocks.1.self_attn.q_proj.weight`."""
     parameter: str
-    """Of the checkpoint."""
+    """The checkpoint's name of the parameter; empty if there is none."""
     problem: str
 
 
 def wrong_weights(port: Port, weights: Weights, tables: Tables) -> Iterator[WrongWeight]:
-    """Everything in a port's packages and tables that is not what the checkpoint says."""
+    """All constants and tables of a port that differ from the checkpoint."""
     for shard in port.planner.members:
         yield from wrong_constants(port, weights, shard)
     yield from wrong_tables(port.planner, weights, tables)
@@ -71,7 +74,7 @@ def wrong_constants(port: Port, weights: Weights, shard: str) -> Iterator[WrongW
 
 
 def encoder_of(weights: Weights, compression: Selection) -> Encoder | None:
-    """What made the constants; None where a file that it needs is not here any more."""
+    """The encoder that made the constants; None if a file that it needs is gone."""
     try:
         return Encoder(weights, compression)
     except CetaneError:
@@ -104,8 +107,10 @@ def wrong(
 
 
 def too_far(parts: Mapping[str, Array], values: Array, form: Format) -> str | None:
-    """Why a constant cannot have been fitted to these weights: it errs by more than its format
-    needs to, by far. What it was fitted for, the compression's own checks judge."""
+    """Why a constant cannot have been fitted to these weights; None if it can.
+
+    It cannot if it errs far more than its format must. Whether the fitting helped, the checks of
+    compression judge."""
     plain = form.encode(values)
     if arrays(plain).keys() != parts.keys():
         return f"it is stored as {', '.join(sorted(parts))}, not as {form.name}"
@@ -127,11 +132,13 @@ def too_far(parts: Mapping[str, Array], values: Array, form: Format) -> str | No
 
 
 def times_best(given: Half, plain: Half, values: Array, block: int) -> Array:
-    """How many times the squared error of `plain` the error of `given` is, for every `block` output
-    channels; all arrays are `(O, I, ...)`.
+    """The squared error of `given` over that of `plain`, for every `block` output channels.
 
-    The part of the error along the weights counts by itself, not squared: of the nearest palette
-    both are the same, and of weights that are a little too large it is much the larger one.
+    All arrays are `(O, I, ...)`.
+
+    The product of error and weights counts too, if it is larger than the squared error. For a
+    palette of nearest entries both are equal. For weights that are a little too large, the product
+    is much larger.
     """
     rows = values.reshape(len(values), -1)
     error, least = (made.astype(np.float32).reshape(rows.shape) - rows for made in (given, plain))
@@ -155,7 +162,8 @@ def arrays(encoded: Encoded) -> dict[str, Array]:
 
 
 def differs(wanted: Mapping[str, Array], given: Mapping[str, Array], values: Array) -> str | None:
-    """How a constant's arrays differ from those that its format makes of the parameter."""
+    """How a constant's arrays differ from those that its format makes of the parameter; None for
+    no difference."""
     if wanted.keys() != given.keys():
         return f"it is stored as {', '.join(sorted(given))}, not {', '.join(sorted(wanted))}"
     for name, array in wanted.items():
@@ -164,7 +172,7 @@ def differs(wanted: Mapping[str, Array], given: Mapping[str, Array], values: Arr
             return f"its {name} has shape {other.shape}, not {array.shape}"
         unequal = np.count_nonzero(array != other)
         if unequal:
-            return f"{unequal} of {array.size} elements of its {name} are others"
+            return f"{unequal} of {array.size} elements of its {name} differ"
     return None
 
 
@@ -198,7 +206,7 @@ def wrong_palette(parts: Mapping[str, Array], values: Array, form: Format) -> st
 
 
 def wrong_tables(planner: Planner, weights: Weights, tables: Tables) -> Iterator[WrongWeight]:
-    """Embeddings and rotary tables of the host."""
+    """The host's embeddings and rotary tables that differ from the model's."""
     truth = host_tables(planner, weights)
     for name, table in planner.model.rotary.items():
         wanted = table.cos_sin(planner.recipe.cache.context).numpy()
@@ -217,7 +225,7 @@ def wrong_tables(planner: Planner, weights: Weights, tables: Tables) -> Iterator
 
 
 def same_rows(given: TokenRows, wanted: TokenRows) -> bool:
-    """Whether a table is what its format makes of the model's, `(V, C)`."""
+    """Whether a table holds what its format makes of the model's rows `(V, C)`."""
     if not isinstance(given, EncodedRows) or tuple(given.shape) != tuple(wanted.shape):
         return False
     for start in range(0, given.shape[0], ROWS):
@@ -229,8 +237,9 @@ def same_rows(given: TokenRows, wanted: TokenRows) -> bool:
 
 
 def unused_parameters(planner: Planner, stored: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
-    """Parameters of the model, by checkpoint name and shape, of which no program and no table uses
-    all."""
+    """The parameters that programs and tables together do not use fully, in words.
+
+    `stored` has the shapes of the model's parameters, by checkpoint name."""
     model = planner.model
     whole = {
         name
@@ -251,7 +260,8 @@ def unused_parameters(planner: Planner, stored: Mapping[str, tuple[int, ...]]) -
 
 
 def piece(weight: Weight, path: str) -> object:
-    """What tells a part of a tensor from its other parts; a `pick` may take any."""
+    """The key of a part of a tensor: its rows and columns, and the module's path of a `pick`, which
+    may take any elements."""
     return weight.rows, weight.columns, path if weight.pick else None
 
 

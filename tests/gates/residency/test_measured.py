@@ -147,7 +147,7 @@ def test_a_file_of_measurements(package: Path, tmp_path: Path) -> None:
     found = audit({"model": load(package)}, Target())
     with pytest.raises(CetaneError, match="another build of model"):
         with_measured(found, other, {"model": package})
-    with pytest.raises(CetaneError, match="the measurements are of model, not of these"):
+    with pytest.raises(CetaneError, match="the packages model, not of elsewhere"):
         with_measured(found, said, {"elsewhere": package})
 
 

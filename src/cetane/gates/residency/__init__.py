@@ -1,5 +1,4 @@
 """Residency: the compute unit of every op, predicted by rules before a Mac sees the program.
 
-Rules are data, each with a predicate. A rule predicts from public evidence; a Mac's measurement
-wins over it.
+Each rule is data with a predicate. It predicts from public evidence; a Mac's measurement wins.
 """

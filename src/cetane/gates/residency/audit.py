@@ -26,7 +26,7 @@ from cetane.mil.program import Op, Program, TensorType
 DAMAGED = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError)
 """The errors that reading a damaged op raises."""
 UNSEEN = "unseen"
-"""The id for an op without any rule or evidence."""
+"""The id in place of a rule's, for an op without any rule or evidence."""
 
 
 @dataclass
@@ -39,9 +39,10 @@ class Placed:
     kind: str
     placement: Placement
     rule: str
+    """The id of the rule or evidence that decides the placement."""
     confidence: Confidence
     weights: int = 0
-    """Elements of the matrix that it multiplies by."""
+    """The elements of the stored matrix that the op multiplies by."""
     measured: Placement | None = None
 
     @property
@@ -55,24 +56,28 @@ class Finding:
     """A rule that applies: to some ops of a function, to all of them, or to the bundle."""
 
     rule: str
+    """The rule's id."""
     severity: Severity
     placement: Placement | None
     confidence: Confidence
     message: str
     fix: str
     details: tuple[str, ...]
+    """What the predicate found, each once."""
     ops: tuple[str, ...] = ()
+    """The names of the ops; empty for a whole function or bundle."""
 
 
 @dataclass(frozen=True)
 class FunctionAudit:
-    """One function at one shape."""
+    """The audit of one function at one shape."""
 
     package: str
     function: str
     variant: str
-    """Empty for the shape that the function was made for."""
+    """The shape, as words; empty for the one that the function was made for."""
     tokens: int
+    """The columns of a call."""
     ops: tuple[Placed, ...]
     findings: tuple[Finding, ...]
 
@@ -84,7 +89,7 @@ class FunctionAudit:
         )
 
     def table(self) -> dict[str, int]:
-        """The columns of the published ports' tables. All compute ops count, constants do not."""
+        """A row of the published ports' tables, by column. Compute ops count, constants do not."""
         total, on = self.count(conv=True), self.count("ANE", conv=True)
         return {
             "conv_total": total,
@@ -124,10 +129,10 @@ class Audit:
 
 
 def audit(programs: dict[str, Program], target: Target, without: Collection[str] = ()) -> Audit:
-    """Audit the packages of a bundle, or one, by name. Reads no weights. `without` are ids of rules
-    that are not asked.
+    """Audit programs, by the names of their packages, for a target. Reads no weights.
 
-    Raises CetaneError for a program whose ops are not what MIL allows.
+    `without` are the ids of rules that are left out. Raises CetaneError for ops that MIL does not
+    allow.
     """
     known = load_rules().values()
     rules = [rule for rule in known if rule.applies(target) and rule.id not in without]
@@ -162,8 +167,8 @@ def examine(graph: Graph, rules: Sequence[Rule]) -> Iterator[FunctionAudit]:
 
 
 def variants(inputs: dict[str, TensorType]) -> Iterator[str]:
-    """The shapes of flexible inputs, beside the ones a function was made for: a range counts as
-    one."""
+    """The shapes of flexible inputs, without those that the function was made for. A range counts
+    as one shape."""
     for type_ in inputs.values():
         if type_.enumerated:
             others = [shape for shape in type_.enumerated if shape != type_.default]
@@ -208,7 +213,7 @@ def place(graph: Graph, rules: Sequence[Rule]) -> FunctionAudit:
 
 
 def by_evidence(op: Op, graph: Graph) -> Placed:
-    """What is known of a kind of op by itself. Evidence is about fp16."""
+    """An op, placed by the evidence for its kind. Evidence is about fp16."""
     matrix = graph.matrix(op)
     result = op.outputs[0].name if op.outputs else ""
     placed = Placed(op.name, result, op.kind, "unknown", UNSEEN, "low")
@@ -230,11 +235,12 @@ def worsen(placed: Placed, rule: Rule) -> None:
 
 
 def leading(placed: Placed, rules: Sequence[Rule]) -> Rule:
-    """The rule that placed an op."""
+    """The rule that placed an op: a rule placed it, not evidence."""
     return next(rule for rule in rules if rule.id == placed.rule)
 
 
 def finding(rule: Rule, details: list[str], ops: Sequence[str] = ()) -> Finding:
+    """The finding of a rule, with its details and the names of its ops."""
     unique = tuple(dict.fromkeys(details))
     return Finding(
         rule.id, rule.severity, rule.placement, rule.confidence, rule.message, rule.fix, unique,
@@ -251,8 +257,8 @@ def about_all(graphs: Sequence[Graph], rules: Sequence[Rule]) -> Iterator[Findin
 
 
 def reasons(functions: Sequence[FunctionAudit], findings: Sequence[Finding]) -> Iterator[str]:
-    """The reasons why an audit does not pass, by `limits.toml`. Ops that a Mac measured on the ANE
-    do not count against it."""
+    """The reasons why an audit does not pass, by `limits.toml`. A finding does not count if a Mac
+    measured all of its ops on the ANE."""
     ask = limits().residency
     where: Counter[tuple[str, Severity]] = Counter()
     for function in functions:

@@ -13,7 +13,7 @@ from cetane.templates import environment
 
 
 def markdown() -> str:
-    """The page: the same for the same rules."""
+    """The page. The same rules always give the same page."""
     filters = {"bullet": bullet, "summary": summary}
     template = environment("cetane.gates.residency", filters).get_template("residency.md.j2")
     return template.render(
@@ -25,7 +25,7 @@ def markdown() -> str:
 
 
 def summary(rule: Rule) -> str:
-    """Severity, placement, confidence and scope."""
+    """A rule's severity, placement, confidence, chips, system and framework, on one line."""
     facts = [rule.severity, f"placement {rule.placement or 'as it is'}"]
     facts.append(f"confidence {rule.confidence}")
     if rule.chips != ("*",):
@@ -38,6 +38,7 @@ def summary(rule: Rule) -> str:
 
 
 def bullet(source: Source) -> str:
+    """A source as an item of a list."""
     against = "against: " if source.contradicts else ""
     return f"- {against}{source.claim} — {source.where}, {source.date}"
 

@@ -1,6 +1,6 @@
 """The graph of a function for rules: compute ops, makers and users of values, forms of weights.
 
-No weight is read: rules only need its type.
+The graph reads no weights: rules only need their types.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class ReadWeight:
     inner: ReadWeight | None = None
     """The encoded weight that this one scales, if it is not stored data."""
     palette: str = "fp16"
-    """Element type of a palette."""
+    """The element type of a palette."""
     vector: int = 1
-    """Weights of an entry of a palette."""
+    """The number of weights in an entry of a palette."""
 
     @property
     def elements(self) -> int:
@@ -66,10 +66,10 @@ class Graph:
     ) -> None:
         self.function, self.target = function, target
         self.package, self.functions = package, functions
-        """The name of its package, and how many functions that has."""
+        """The name of the package, and the number of its functions."""
         self.variant = ""
-        """Of a function of flexible shapes: which shapes are meant, if not those it was made
-        for."""
+        """The name of other shapes of a flexible function; empty for those that it was made for.
+        The graph's sizes are always of the latter."""
         self.index = FunctionIndex(function)
         self.ops = tuple(op for op in self.index.ops if not is_constant(op))
         """All compute ops, those of nested bodies too."""
@@ -107,7 +107,7 @@ class Graph:
         return None if type_ is None else type_.dtype
 
     def shape(self, argument: Argument | None) -> tuple[int, ...]:
-        """Sizes of a value, 1 for those that only a run can tell; () if nothing is known."""
+        """The sizes of a value, with 1 for a size that only a run can tell; () if none is known."""
         type_ = self.type(argument)
         if type_ is None or type_.any_shape:
             return ()
@@ -253,7 +253,7 @@ class Graph:
 
     @cached_property
     def tokens(self) -> int:
-        """Columns of a call: what most 1x1 convolutions make; 1 if there are none."""
+        """The columns of a call: as many as most 1x1 convolutions output; 1 without these."""
         widths = Counter(
             prod(self.output_shape(op)[2:]) for op in self.ops
             if op.kind == "conv" and prod(self.shape(self.argument(op, "weight"))[2:]) == 1

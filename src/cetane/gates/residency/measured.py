@@ -1,4 +1,4 @@
-"""Core ML's own placements: the MLComputePlan of every function, measured on a Mac, read anywhere.
+"""Core ML's own placements: the MLComputePlan of every function, made on a Mac, read anywhere.
 
 `cetane.measuring.compute_plan` asks for one function's plan.
 """
@@ -93,7 +93,11 @@ def with_measured(predicted: Audit, measured: Measured, packages: dict[str, Path
     """The audit with measurements, which win. Raises CetaneError if they are of other packages."""
     known = {n: p for n, p in measured.packages.items() if n in packages}
     if not known:
-        raise CetaneError(f"the measurements are of {', '.join(measured.packages)}, not of these")
+        raise CetaneError(
+            f"the measurements are of the packages {', '.join(measured.packages)}, not of "
+            f"{', '.join(packages)}",
+            HINT,
+        )
     for name, plans in known.items():
         if plans.specification != specification(packages[name]):
             raise CetaneError(
@@ -108,12 +112,12 @@ def with_measured(predicted: Audit, measured: Measured, packages: dict[str, Path
 
 
 def merged(function: FunctionAudit, made: MeasuredFunction | None) -> FunctionAudit:
-    """A function with the plan that a Mac made of it."""
+    """A function's audit with the places of a Mac's plan; all ops fail if Core ML refused it."""
     if made is None:
         return function
     by_output = {op.output: op for op in made.ops if op.output}
     nameless: defaultdict[str, deque[MeasuredOp]] = defaultdict(deque)
-    # Writes of states have no result: they are told by their order.
+    # Writes of states have no result: their order tells them apart.
     for said in made.ops:
         if not said.output:
             nameless[said.kind].append(said)
@@ -138,7 +142,8 @@ def specification(package: Path) -> str:
 
 
 def measure(packages: dict[str, Path]) -> Measured:
-    """The plan of every function of these packages. It compiles them: minutes for large ones.
+    """Measure the plan of every function of these packages. Core ML compiles them: large packages
+    take minutes.
 
     Raises CetaneError anywhere but on a Mac.
     """

@@ -25,10 +25,11 @@ class Refuted(Data):
     ops: int
     """Ops that it placed and a Mac measured."""
     wrong: int
+    """Those of these ops that were elsewhere."""
     measured: dict[Placement, int]
-    """The places of the wrong ones."""
+    """The number of wrong ops by their measured place."""
     narrow: str
-    """What tells the wrong ops from the right ones."""
+    """A proposal that narrows the rule: what tells the wrong ops from the right ones."""
 
 
 def refuted(audit: Audit) -> list[Refuted]:
@@ -43,7 +44,7 @@ def refuted(audit: Audit) -> list[Refuted]:
 
 
 def compared(rule: str, predicted: Placement, ops: Sequence[Seen]) -> Iterator[Refuted]:
-    """The rule, if it was wrong. Wrong numbers on the ANE are still on the ANE."""
+    """The rule, if it was wrong. Ops that it placed as `wrong` must be measured on the ANE."""
     place = "ANE" if predicted == "wrong" else predicted
     wrong = [seen for seen in ops if seen[1].measured != place]
     if wrong:

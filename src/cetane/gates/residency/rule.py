@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 GROUPS = ("shapes", "selection", "operations", "weights", "states", "numerics", "programs")
 
 Placement = Literal["ANE", "CPU", "fails", "wrong", "unknown"]
-"""The place of an op. `ANE`; `CPU`: outside the ANE, on any other unit; `fails`: the program does
-not compile, load or run; `wrong`: on the ANE with wrong numbers; `unknown`: there is no report."""
+"""The place of an op. `ANE`: on the ANE; `CPU`: on any other unit; `fails`: the program does not
+compile, load or run; `wrong`: on the ANE with wrong numbers; `unknown`: there is no report."""
 Severity = Literal["fatal", "silent", "risk", "perf", "info"]
-"""`fatal`: it does not run; `silent`: it silently runs elsewhere or wrong; `risk`: the evidence is
-thin or divided; `perf`: it is slower than necessary; `info`: good to know."""
+"""`fatal`: the program does not run; `silent`: it silently runs elsewhere or wrong; `risk`: the
+evidence is thin or divided; `perf`: it is slower than necessary; `info`: good to know."""
 Confidence = Literal["high", "medium", "low"]
 Scope = Literal["op", "function", "places", "bundle"]
-"""The object of a predicate."""
+"""What a predicate gets: one op, a function, the places of a function's ops, or all functions."""
 
 WORSE: tuple[Placement, ...] = ("ANE", "unknown", "CPU", "wrong", "fails")
-"""Placements from good to bad: of several rules about one op, the worst holds."""
+"""Placements from good to bad. Of several rules about one op, the one with the worst holds."""
 
 
 class Source(Data):
@@ -79,13 +79,13 @@ class Rule(Known):
     min_os: float = 0
     framework: Literal["Core ML"] = "Core ML"
     changes: dict[str, str | int | bool] = Field(default_factory=dict)
-    """What mends it in a recipe, by dotted key; `more` chunks are twice as many."""
+    """The values of a recipe that mend it, by dotted key; `more` chunks are twice as many."""
     drags: bool = False
-    """Whether unary and shape ops between the op and the edge of the graph go with it."""
+    """Whether unary and shape ops between the op and the edge of the graph leave with it."""
     group: str = ""
 
     def applies(self, target: Target) -> bool:
-        """Whether it applies to this chip and system."""
+        """Whether the rule is about this chip and system."""
         return target.os >= self.min_os and any(
             fnmatchcase(target.chip, chip) for chip in self.chips
         )
@@ -95,11 +95,12 @@ OpPredicate = Callable[["Op", "Graph"], str | None]
 FunctionPredicate = Callable[["Graph"], str | None]
 PlacesPredicate = Callable[["Graph", Mapping[int, Placement]], str | None]
 BundlePredicate = Callable[[Sequence["Graph"]], str | None]
-"""A function that describes the pattern, in words that follow the rule's message; None if there is
-no such pattern. For a bundle it gets the graphs of all functions; about places, where the other
-rules put each op, by its `id`."""
+"""A predicate describes the pattern that it finds, in words that follow the rule's message; None if
+there is none. A `PlacesPredicate` also gets where the other rules put each op, by its `id`. A
+`BundlePredicate` gets the graphs of all functions."""
 
 PREDICATES: dict[str, tuple[Scope, Callable[..., str | None]]] = {}
+"""The scope and predicate of every rule, by its id."""
 
 
 def on_op(id: str) -> Callable[[OpPredicate], OpPredicate]:
@@ -151,7 +152,7 @@ def load_evidence() -> dict[str, Evidence]:
 
 @cache
 def seen() -> dict[str, Evidence]:
-    """The evidence for every kind of op."""
+    """The evidence, by the kind of op that it is about."""
     return {kind: evidence for evidence in load_evidence().values() for kind in evidence.kinds}
 
 
@@ -165,5 +166,5 @@ def find(id: str) -> Rule | Evidence:
 
 @cache
 def read_toml(name: str) -> dict[str, Any]:
-    """A file of this room."""
+    """A TOML file of this package."""
     return tomllib.loads(resources.files("cetane.gates.residency").joinpath(name).read_text())

@@ -1,7 +1,8 @@
-"""A plan's programs as rules see them, before any is lowered: every weight with a convolution that
-reads it, every cache that the graph writes by a matrix product, and the states.
+"""Sketches of a plan's programs, which rules can judge before any is lowered.
 
-Ops between them are the same whatever the recipe, and `cetane port` audits those of its packages.
+A sketch has every weight with a convolution that reads it, every cache that the graph writes by a
+matrix product, and the states. The ops between them do not depend on the recipe; `cetane port`
+audits them in its packages.
 """
 
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from cetane.planner import Planner
 
 
 def sketch(planner: Planner) -> dict[str, Program]:
-    """A program for every shard of a plan."""
+    """A sketched program for every shard of a plan, by the shard's name."""
     made = {}
     oldest = int(planner.recipe.target.deployment.removeprefix("iOS"))
     (opset,) = [opset for opset, system in OLDEST.items() if system == oldest]
@@ -62,7 +63,9 @@ RESULTS = ("conv", "add")
 
 
 def writing(cache: CacheSpec, tokens: int, inputs: dict[str, TensorType]) -> Iterator[Op]:
-    """A cache that keeps what a mask leaves, and gets new columns by a matrix product."""
+    """The ops that write a cache: a mask keeps old columns, a matrix product adds the new ones.
+
+    The ops' inputs are added to `inputs`."""
     _, heads, dim, slots = cache.shape
     whole = TensorType((1, heads, dim, slots), "fp16")
     names = [f"{cache.group}_{part}" for part in ("old", "keep", "new", "write")]
@@ -77,7 +80,7 @@ def writing(cache: CacheSpec, tokens: int, inputs: dict[str, TensorType]) -> Ite
 
 
 def reading(name: str, weight: Weight, form: Format, tokens: int) -> Iterator[Op]:
-    """A constant and a convolution with it."""
+    """The ops of a weight: its constant in a format, and a convolution with it."""
     dense = TensorType(weight.shape, "fp16")
     value = NamedValue(f"{name}_w", dense)
     parts: dict[str, tuple[str | StoredConstant, ...]]

@@ -1,4 +1,4 @@
-"""Artifacts of an audit: packages or bundles, with the store of their measurements and verdicts."""
+"""What can be audited: packages and bundles, and where their measurements and verdicts are kept."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ class Artifact(Protocol):
     def measured(self) -> Measured | None:
         """The stored measurements; None if there are none."""
 
-    def keep(self, measured: Measured) -> None: ...
+    def keep(self, measured: Measured) -> None:
+        """Store measurements in place of older ones."""
+
     def judge(self, verdict: Audit) -> None:
-        """Keep the verdict."""
+        """Store the verdict, where there is a place for it."""
 
 
 def open_artifact(path: Path) -> Artifact:
     """A package, or a bundle with unchanged files. Raises CetaneError for anything else."""
-    # By the listed names: to a file system that ignores case, the manifests of both are one.
+    # A file system that ignores case finds either manifest by the other's name, so list the names.
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     if "manifest.json" in names:
         from cetane.bundle import Bundle  # needs torch, which takes seconds to import
@@ -76,12 +78,13 @@ class Single:
             temporary.write_text(measured.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
     def judge(self, verdict: Audit) -> None:
-        """Nothing: a package has no place for a verdict."""
+        """Does nothing: a package has no place for a verdict."""
 
 
 def same_build(kept: Measured, packages: Mapping[str, Path]) -> Measured | None:
-    """The measurements of packages as they are now; None if there are none. A package may have been
-    built again since, or a draft head trained again."""
+    """The measurements of the packages that have not changed since; None if there are none.
+
+    A package may have been built again, or a draft head trained again."""
     own = {
         name: package
         for name, package in kept.packages.items()
@@ -92,8 +95,8 @@ def same_build(kept: Measured, packages: Mapping[str, Path]) -> Measured | None:
 
 @dataclass(frozen=True)
 class InBundle:
-    """The shards of a bundle, its draft heads among them; measurements and verdict are kept with
-    its other gates."""
+    """The shards of a bundle and its draft heads. Measurements and verdict are kept with the
+    bundle's other gates."""
 
     bundle: Bundle
 

@@ -1,7 +1,7 @@
 """The tail of an op that leaves the ANE: the neighbours that leave with it, up to the graph's edge.
 
-The audit of CoreML-LLM's last chunk (iPhone 17 Pro, 2026-04-13) found argmax and gather on the CPU,
-and also the eight ops from the last convolution to the output: a tail does not return to the ANE.
+CoreML-LLM audited its last chunk (iPhone 17 Pro, 2026-04-13): argmax and gather were on the CPU.
+So were the eight ops from the last convolution to the output: a tail does not return to the ANE.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,8 +13,8 @@ from cetane.mil.program import Op
 def dragged(graph: Graph, leaders: Sequence[Op]) -> Iterator[tuple[Op, Op]]:
     """Pairs of an op that leaves the ANE, and the op of `leaders` that takes it along.
 
-    These are ops in front whose results nothing else reads, and ops behind whose results reach only
-    outputs, through similar ops.
+    All such ops follow (`follows`). Those before a leader have results that only leaving ops read.
+    Those behind it have results that reach only outputs, through similar ops.
     """
     taken = {id(op): op for op in leaders}
     todo = list(leaders)
@@ -31,7 +31,7 @@ def dragged(graph: Graph, leaders: Sequence[Op]) -> Iterator[tuple[Op, Op]]:
 
 
 def follows(op: Op, graph: Graph) -> bool:
-    """Whether an op only moves values, or works on one tensor, element by element."""
+    """Whether an op only moves values, or computes on one tensor, element by element."""
     if op.kind in SHAPE_KINDS:
         return True
     computed = [
@@ -42,12 +42,12 @@ def follows(op: Op, graph: Graph) -> bool:
 
 
 def kept_to(op: Op, graph: Graph, taken: dict[int, Op]) -> bool:
-    """Whether only taken ops read the results."""
+    """Whether only ops in `taken` read the op's results."""
     return not graph.is_output(op) and all(id(user) in taken for user in graph.users(op))
 
 
 def ends(op: Op, graph: Graph, taken: dict[int, Op]) -> bool:
-    """Whether the results reach only outputs, through such ops and taken ops."""
+    """Whether the op's results reach only outputs, through ops that follow or are in `taken`."""
     todo, visited = [op], {id(op)}
     while todo:
         for user in graph.users(todo.pop()):

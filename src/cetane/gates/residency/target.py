@@ -7,15 +7,16 @@ from cetane.hardware.chips import DEFAULT_CHIP, Quantity, find_chip
 DEFAULT_OS = 26.0
 """The system on which most of the evidence was measured."""
 OLDEST = {"CoreML5": 15, "CoreML6": 16, "CoreML7": 17, "CoreML8": 18, "CoreML9": 26}
-"""The oldest system that loads programs of an opset (coremltools 9.0, `_OPSET`)."""
+"""The number of the oldest system that loads programs of an opset, as in `Target.os` (coremltools
+9.0, `_OPSET`)."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A chip, and the number of its system.
+    """A chip, and the number of its system. Raises CetaneError for an unknown chip.
 
-    From 26 on, macOS and iOS have the same numbers. For earlier systems it is the iOS number (iOS
-    18 is macOS 15).
+    From 26 on, macOS and iOS have the same numbers. Earlier systems have the iOS number: macOS 15
+    is 18.
     """
 
     chip: str = DEFAULT_CHIP

@@ -11,13 +11,13 @@ from cetane.mil.program import Op, StoredConstant
 RIGHT_SOFTPLUS = 10.25
 """The largest input for which the ANE's softplus is right; at 10.4 it was wrong."""
 SMALLEST_NORMAL = 6.1e-5
-"""Of fp16: 2**-14."""
+"""The smallest normal fp16 number, 2**-14, rounded down."""
 REDUCTIONS = ("reduce_mean", "reduce_sum")
 MASKING = ("add", "sub", "select", "where", "mul", "softmax")
 
 
 def dtypes(op: Op, graph: Graph) -> set[str]:
-    """Types of what an op reads and makes, its parameters aside."""
+    """The types of an op's named inputs and its outputs. Literals in the op do not count."""
     read = {
         type_.dtype for arguments in op.inputs.values() for argument in arguments
         if isinstance(argument, str) and (type_ := graph.type(argument)) is not None
@@ -26,7 +26,7 @@ def dtypes(op: Op, graph: Graph) -> set[str]:
 
 
 def at_boundary(op: Op, graph: Graph) -> bool:
-    """Whether an op only casts what comes in or goes out."""
+    """Whether an op is a cast of an input or to an output of the function."""
     return op.kind == "cast" and (graph.is_output(op) or not graph.makers(op))
 
 
@@ -68,7 +68,8 @@ def holds_infinity(constant: StoredConstant) -> bool:
 
 
 def squares(op: Op, graph: Graph) -> Op | None:
-    """The op whose squares a reduction sums, if it does; the reduction itself if it squares."""
+    """The op that squares the values that a reduction sums, perhaps the reduction itself; None for
+    other ops."""
     if op.kind in ("reduce_sum_square", "reduce_l2_norm"):
         return op
     if op.kind not in REDUCTIONS:
@@ -120,7 +121,7 @@ def subnormal_epsilon(op: Op, graph: Graph) -> str | None:
 
 @on_op("softplus")
 def softplus(op: Op, graph: Graph) -> str | None:
-    """One whose input was bounded before is right."""
+    """A softplus whose input was bounded before is right."""
     if op.kind not in ("softplus", "softplus_parametric"):
         return None
     given = graph.argument(op, "x")
@@ -129,7 +130,7 @@ def softplus(op: Op, graph: Graph) -> str | None:
 
 
 def bounded(op: Op, graph: Graph) -> bool:
-    """Whether no result of an op is above the last value whose softplus is right."""
+    """Whether an op keeps its results at `RIGHT_SOFTPLUS` or below."""
     names = {"minimum": ("x", "y"), "clip": ("beta",)}.get(op.kind, ())
     values = (graph.value(op, name) for name in names)
     return any(value is not None and bool((value <= RIGHT_SOFTPLUS).all()) for value in values)

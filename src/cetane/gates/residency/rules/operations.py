@@ -8,11 +8,14 @@ from cetane.hardware.notch import on_notch
 from cetane.mil.program import Argument, Op
 
 DEEPEST = 16_384
+"""The most products of one sum on the ANE."""
 LONGEST_KERNEL = 13
+"""The longest side of a convolution kernel that the compiler takes."""
 FUSED_ATTENTION = 2_000_000
+"""The elements of Q, K and V from which fused attention was seen on the ANE."""
 SCATTER_TOKENS = (8, 32)
-"""Tokens of a call whose write into a cache by a matrix product was seen to fail: the fewest and
-the most that anybody reported."""
+"""The fewest and the most tokens of a call that was reported to fail when it writes into a cache by
+a matrix product."""
 
 
 @on_op("reduction-depth")
@@ -84,8 +87,10 @@ def wide_matmul_scatter(op: Op, graph: Graph) -> str | None:
 
 
 def scattered(op: Op, graph: Graph) -> str | None:
-    """What a matrix product writes into a cache: it is added to the part of an input or a state
-    that a mask leaves. The scores of attention are matrix products of the same shapes."""
+    """The columns that a matrix product writes into a cache, in words; None for other ops.
+
+    Such a product is added to an input or a state that is multiplied by a mask. Shapes alone do not
+    tell it: attention's products have the same."""
     if op.kind != "matmul" or graph.matrix(op) is not None:
         return None
     sums = [user for user in graph.users(op) if user.kind == "add"]

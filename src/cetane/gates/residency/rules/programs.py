@@ -8,15 +8,20 @@ from cetane.gates.residency.target import OLDEST
 
 GIB = 1 << 30
 MOST_CONSTANTS = 2 * GIB
+"""Bytes of constants beyond which a program leaves the ANE."""
 SAFE_CONSTANTS = 1_000_000_000
+"""Bytes of constants beyond which reports about a program are divided."""
 MONOLITH = 1_200_000_000
-"""Between 1059 MB, which ran, and 1.5 GB, which did not."""
+"""Bytes of constants: between 1059 MB, which ran, and 1.5 GB, which did not."""
 TINY = 2_000_000
-"""Weights: between a block of 64 channels (CPU) and shards of 4 to 9 million (ANE)."""
+"""Weights: between a block of 64 channels (CPU) and shards of 4 to 9 million weights (ANE)."""
 FEW_LINEARS = 3
 LONE_LINEAR, FEW_LINEARS_BYTES = 16_800_000, 40_000_000
+"""Bytes of constants from which one linear op, and `FEW_LINEARS` or fewer, were seen on the ANE."""
 MOST_OPS = 6000
+"""Compute ops: between 20 layers of Gemma, which ran on a phone, and 35 with some 7300 ops."""
 LOADED_CONSTANTS = 3_000_000_000
+"""Bytes of constants of all packages that a process loads together."""
 
 
 def megabytes(count: int) -> str:
@@ -80,8 +85,8 @@ def op_count(graph: Graph) -> str | None:
 
 @on_places("regions")
 def regions(graph: Graph, places: Mapping[int, Placement]) -> str | None:
-    """At least as many as lie on one path. An op's number is that of its region, or off the ANE,
-    that of the last region before it."""
+    """Counts the regions on the path with the most, so there are at least as many. Regions are
+    numbered along a path. An op off the ANE has the number of the last region before it."""
     number: dict[int, int] = {}
     for op in graph.ops:
         on = places[id(op)] != "CPU"

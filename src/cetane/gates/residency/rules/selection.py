@@ -11,7 +11,7 @@ SEEN_TOPK = 128
 LARGEST_INDEX = {"int16": 1 << 15, "uint16": 1 << 16}
 """Entries that an index of these types can name."""
 GATHERED_WEIGHT = 1 << 18
-"""Elements of a lookup that is no row of a table any more."""
+"""The elements of a result from which a lookup counts as one of weights, not of a table's rows."""
 GATHERS = ("gather", "gather_along_axis", "gather_nd")
 
 

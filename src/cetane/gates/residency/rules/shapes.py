@@ -7,9 +7,9 @@ from cetane.gates.residency.rule import on_function, on_op
 from cetane.mil.program import Op
 
 LARGE = 1 << 14
-"""Elements from which padding is worth a word."""
+"""The elements of a tensor from which its padding gets a finding."""
 ROW = 32
-"""fp16 elements of 64 bytes."""
+"""The fp16 elements of 64 bytes, to which rows are padded."""
 
 
 @on_op("rank-above-5")

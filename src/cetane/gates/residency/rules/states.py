@@ -7,13 +7,16 @@ from cetane.gates.residency.rule import on_function, on_op
 from cetane.mil.program import Op
 
 ROW = 32
+"""The fp16 elements of which a state's last axis must be a multiple."""
 MOST_STATES = 2
+"""The most states of a function that were seen to run."""
 MOST_COLUMNS = 64
+"""Columns of one write: between 32, which ran, and 128, which did not."""
 
 
 def states_behind(op: Op, graph: Graph, through: frozenset[str]) -> Iterator[tuple[Op, list[Op]]]:
-    """Reads of states from which an op gets its operand through ops of some kinds; with these ops,
-    the nearest first."""
+    """The reads of states from which an op's inputs come, through ops of the kinds `through` alone.
+    Each has the ops on its way, the nearest to `op` first."""
     todo = [(maker, [maker]) for maker in graph.makers(op)]
     visited: set[int] = set()
     while todo:
@@ -65,7 +68,7 @@ def state_shift(op: Op, graph: Graph) -> str | None:
 
 @on_op("state-blend")
 def state_blend(op: Op, graph: Graph) -> str | None:
-    """The data written is a sum of the old value times a mask and something else."""
+    """The written value comes from the state through a product or a select."""
     if not writes(op, graph):
         return None
     for _, path in states_behind(op, graph, SHAPE_KINDS | {"add", "mul", "select", "sub"}):

@@ -7,7 +7,7 @@ from cetane.gates.residency.rule import on_function, on_op
 from cetane.mil.program import Op
 
 LARGE_GRAPH = 97
-"""Projections of the one graph with int4 per block that was seen on the ANE."""
+"""The number of projections of the only graph with int4 per block that was seen on the ANE."""
 
 
 def read_by(op: Op, graph: Graph) -> Iterator[ReadWeight]:
