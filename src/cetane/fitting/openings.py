@@ -1,4 +1,4 @@
-"""How the texts begin that a model writes itself: as many kinds of text, and as conversations."""
+"""Openings of the texts that a model writes itself: of many kinds, and questions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cetane.gates.probes import asked
 
 
 def openings(tokenizer: Tokenizer) -> list[list[list[int]]]:
-    """Kinds of openings, in tokens: of texts, and questions where there is a chat template.
+    """Two kinds of openings, in tokens: of texts, and questions if there is a chat template.
 
     Small models seldom begin a story, a letter or code themselves. With these openings in half of
     the sequences, SmolLM2's KL in three bits fell from 0.331 to 0.299 on prose that was not read.
