@@ -67,7 +67,7 @@ def merged(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
 @contextmanager
 def bridged() -> Iterator[None]:
     """A context in which coremltools predicts: itself on a Mac, through the bridge elsewhere."""
-    import_coremltools()  # quietly: the bridge itself keeps its warnings
+    import_coremltools()  # first and quietly: the bridge lets later warnings through
     mine = not bridge.installed() and bridge.install()
     try:
         yield

@@ -1,7 +1,7 @@
 """coremltools' passes that put `quantize` and `dequantize` around ops with int8 arithmetic.
 
 They run on all functions of a package at once. coremltools' own entry point takes one function, and
-ends with its whole default pipeline. That takes 92% of the time and is of no use here.
+ends with its whole default pipeline. That takes 92 % of the time and is of no use here.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from cetane.lower.convert import quiet
 from cetane.lower.package import WEIGHTS, normalize
 
 Tensors = Literal["inputs", "all"]
-"""Inputs of convolutions but gated products, or all inputs and outputs of convolutions.
+"""What is quantized: inputs of convolutions except gated products, or all their inputs and outputs.
 
 The largest values of a gated product set its scale, and no turn of the residual stream spreads them
 (docs/explanation/activations.md)."""

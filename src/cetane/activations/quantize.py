@@ -63,7 +63,7 @@ def quantize_activations(
     bundle: Bundle, target: Path, options: Options, progress: Progress,
     checkpoint: Checkpoint | None = None, force: bool = False,
 ) -> tuple[Bundle, Quantized]:  # fmt: skip
-    """Write a bundle to `target` whose convolutions take int8, and with `tensors = "all"` give it.
+    """Write a bundle to `target` whose convolutions read int8, and with `tensors = "all"` write it.
 
     Weights stay unchanged. Each tensor has one symmetric scale, which all functions of a shard
     share. `checkpoint` is the bundle's own, needed only to `smooth`. Raises CetaneError if `target`
@@ -78,7 +78,9 @@ def quantize_activations(
     planner = None
     if options.smooth:
         if checkpoint is None:
-            raise CetaneError("smoothing changes weights, so it needs the checkpoint")
+            raise CetaneError(
+                "smoothing changes weights, so it needs the checkpoint", "give it as `checkpoint`"
+            )
         planner = smoothing_planner(checkpoint, bundle.plan, bundle.path)
     source, shards = bundle.manifest, bundle.plan.shards
     with (

@@ -133,7 +133,7 @@ class Traces:
         """The inputs of a shard's calls. Call it once for each shard, in the plan's order."""
         self.recorder.samples = {}
         self.engine.run(self.work, [name])
-        for session, _ in self.work:  # nobody reads this shard's caches any more
+        for session, _ in self.work:  # later shards do not read this one's caches
             for function in self.engine.plan.by_name[name].functions:
                 for item in function.inputs:
                     if isinstance(item.source, FromCache):

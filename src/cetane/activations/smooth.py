@@ -85,7 +85,7 @@ def smoothing_planner(checkpoint: Checkpoint, plan: Plan, path: Path) -> Planner
         raise CetaneError(
             f"{checkpoint.source}: smoothing finds nothing to exchange in {lacking[0]} of a "
             f"{checkpoint.config['model_type']}",
-            "quantize without it",
+            "quantize without smoothing",
         )
     return planner
 
@@ -141,9 +141,9 @@ def moved(
 ) -> Factors:
     """The factors of an exchange's tensors. `largest` is the magnitude of each channel.
 
-    Parameters may be rows of one tensor, as Phi-3's: then all that read a tensor read one input.
+    Parameters may be rows of one tensor, as Phi-3's. Then all readers of a tensor read one input.
     """
-    # Of a projection that is cut in two, both parts hold columns of the same tensor.
+    # Both parts of a projection that is cut in two are columns of the same tensor.
     stored = {path.replace(".first", ".weight"): weight for path, weight in block.weights()}
     names = list(dict.fromkeys(stored[f"{reader}.weight"].name for reader in place.readers))
     columns = torch.stack([weights.read(n).float().abs().amax(0) for n in names]).amax(0)

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 UNITS = 1 << 16
-"""Sizes are rounded up to the budget divided by this."""
+"""The most units of size in the budget that the smallest options leave. Sizes are rounded up."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One format for a group of weights."""
+    """One format for a group of weights. Harms of groups add up, such as a KL in nats a token."""
 
     name: str
     nbytes: int

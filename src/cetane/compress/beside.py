@@ -1,5 +1,4 @@
-"""Files that a recipe names, with their hashes. So a recipe means the same whatever its folder
-holds."""
+"""Files that a recipe names, each with its hash: so a recipe means the same in every folder."""
 
 from __future__ import annotations
 
@@ -24,18 +23,18 @@ class FileBeside(Data):
     _folder: Path = PrivateAttr(default_factory=Path)
 
     def __eq__(self, other: object) -> bool:
-        """Wherever it lies: a bundle's recipe does not know."""
+        """Equal content, in any folder: a bundle's recipe does not know the folder."""
         return isinstance(other, type(self)) and self.sha256 == other.sha256
 
     def __hash__(self) -> int:
         return hash(self.sha256)
 
     def beside(self, recipe: Path) -> None:
-        """Let the file be looked for where a recipe lies."""
+        """Look for the file in the folder of the recipe at this path."""
         self._folder = recipe.parent
 
     def lie_with(self, other: FileBeside) -> None:
-        """Let the file be looked for where another one is."""
+        """Look for the file in the folder of another one."""
         self._folder = other._folder
 
     @property
@@ -43,15 +42,17 @@ class FileBeside(Data):
         return self._folder / self.file
 
     def verify(self, key: str, hint: str) -> Path:
-        """The file's path; CetaneError that begins with the recipe's `key` for a file that is not
-        there, or is another."""
+        """The file's path. Raises CetaneError, which begins with the recipe's `key` and has this
+        `hint`, if the file cannot be read or has another hash."""
         try:
             same = sha256(self.path) == self.sha256
         except CetaneError as error:
             raise CetaneError(f"{key}: {error.message}", hint) from error
         if not same:
             raise CetaneError(
-                f"{key}: {self.path} is not the file that the recipe was written for", hint
+                f"{key}: {self.path} is not the file that the recipe was written for: its SHA-256 "
+                "differs",
+                hint,
             )
         return self.path
 
@@ -61,11 +62,11 @@ class TextFile(FileBeside):
 
     @classmethod
     def of(cls, path: Path) -> TextFile:
-        """A file that lies anywhere; CetaneError if it is no text that `read` takes. A recipe holds
-        its name alone: bundles go to others, who need not know a user's folders."""
+        """The text file at a path. Raises CetaneError if `read` refuses it. A recipe holds only its
+        name: bundles go to others, who need not know a user's folders."""
         made = cls(file=path.name, sha256=sha256(path))
         made.beside(path.absolute())
-        made.read()  # before any work for it
+        made.read()  # refuses a bad text before any work
         return made
 
     def read(self) -> str:
@@ -73,11 +74,12 @@ class TextFile(FileBeside):
         return read_text(self._whole(), LARGEST_TEXT)
 
     def copy_to(self, folder: Path) -> TextFile:
-        """A copy of the file in a folder, named by its hash. CetaneError as `read`."""
+        """Copy the file into a folder, named by its hash. Raises CetaneError as `read` does, and if
+        the copy cannot be written."""
         name = f"{self.sha256}.txt"
         with disk_errors(folder), replacing(folder / name) as temporary:
             shutil.copyfile(self._whole(), temporary)
         return TextFile(file=name, sha256=self.sha256)
 
     def _whole(self) -> Path:
-        return self.verify("compression.text", "name a text file")
+        return self.verify("compression.text", "name the text again: cetane port --text FILE")

@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit, types
 
 _PATTERNS = 0x10000
-_POINTS = 1024  # the least number of points
+_POINTS = 1024  # points of the first pass, if these are 8 for each entry or more
 _REACH = 8  # points that a cut may first move each way
 _CUBE_ROOT = 0x2A9F789300000000  # 2/3 of float64's bias, less a term that evens out the error
 
@@ -22,11 +22,9 @@ _Costs = types.Array(types.float32, 2, "C", readonly=True)
 
 @njit
 def _compact(histogram, present, values, counts):  # type: ignore[no-untyped-def]
-    """Fill the distinct finite values, ascending, and their counts; returns how many there are.
+    """Fill the distinct finite values, ascending, with their bit patterns (`present`) and counts.
 
-    Empties `histogram`.
-
-    -0.0 is counted as 0.0.
+    Returns how many there are, and empties `histogram`. -0.0 is counted as 0.0.
     """
     histogram[0] += histogram[0x8000]
     histogram[0x8000] = 0
@@ -206,6 +204,7 @@ def _is_past(value, entries, entry):  # type: ignore[no-untyped-def]
 
 @njit
 def _squared_error(values, counts, entries):  # type: ignore[no-untyped-def]
+    """The squared error of values, each at its nearest entry; values and entries ascend."""
     entry, error = 0, 0.0
     for i in range(len(values)):
         while _is_past(values[i], entries, entry):
@@ -217,8 +216,9 @@ def _squared_error(values, counts, entries):  # type: ignore[no-untyped-def]
 @njit(types.void(_Weights, _Costs, _Palettes, types.float32[:, ::1], types.uint8[:, ::1]),
       nogil=True, cache=True)  # fmt: skip
 def kmeans(weights, costs, evenly, lut, indices):  # type: ignore[no-untyped-def]
-    """Fill the palette of least squared error for each row: `lut`, ascending fp16 values,
-    `indices`.
+    """Fill, for each row, the palette of least squared error and the `indices` into it.
+
+    A palette is a row of `lut`: fp16 values, ascending.
 
     `costs` multiply the squared error of each weight; they are above zero, and have no columns if
     all are equal. `evenly` holds evenly spaced palettes, which a row takes where they are better.

@@ -24,7 +24,7 @@ def dense(weight: Weight) -> Dense:
 
 
 def linear(weight: Weight, bits: int, scales: Shape, one: bool) -> Affine:
-    """Integers of 8 or 4 bits with fp16 scales of shape `scales`; with `one`, the same for all."""
+    """Integers of 8 or 4 bits with fp16 scales of shape `scales`; with `one`, a single one."""
     half, limit = _to_half(weight), np.float32(2 ** (bits - 1) - 1)
     blocks = scales[1] if half.ndim > 1 else 1
     rows = half.reshape(len(half) * blocks, -1).view(np.uint16)
@@ -87,7 +87,10 @@ def _costs(sensitivity: Sensitivity | None, shape: Shape, name: str) -> Sensitiv
             f"sensitivities of shape {sensitivity.shape} do not fit a weight of shape {shape}"
         ) from error
     if not (sensitivity >= 0).all() or not np.isfinite(sensitivity).all():
-        raise CetaneError("a sensitivity is negative or not finite")
+        raise CetaneError(
+            "a sensitivity is negative or not finite",
+            "measure them again: cetane sweep writes the file",
+        )
     return np.ascontiguousarray(costs, dtype=np.float32)
 
 

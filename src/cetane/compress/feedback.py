@@ -25,8 +25,9 @@ def _nearest(value, levels):  # type: ignore[no-untyped-def]
 def round_block(weights, levels, indices, errors, factor):  # type: ignore[no-untyped-def]
     """Round some columns of every row to its levels, from left to right.
 
-    What a column is off moves the columns to its right within the block, as `factor` says, the
-    upper Cholesky factor of the inverse Hessian. `errors` are for the columns right of the block.
+    The error of a column moves the columns to its right within the block, by `factor`, the upper
+    Cholesky factor of the inverse Hessian. The caller moves the columns right of the block, by
+    `errors`.
     """
     size = weights.shape[1]
     for row in range(len(weights)):
@@ -41,10 +42,10 @@ def round_block(weights, levels, indices, errors, factor):  # type: ignore[no-un
 
 @njit(types.void(_Floats, _Matrix, _Indices, _Floats, _Matrix), nogil=True, cache=True)
 def descend_block(gradients, levels, indices, changes, hessian):  # type: ignore[no-untyped-def]
-    """Choose the best level of some columns of every row, one after another, all else as it is.
+    """Choose the best level for some columns of every row, one after another; the others stay.
 
-    `gradients` are (weight − levels) · Hessian at these columns, `hessian` its part of them;
-    `changes` is what the levels change by.
+    `gradients` are (weight − rounded) · Hessian at these columns. `hessian` is the Hessian's
+    block of them. Fills `changes`: the new level of each element less the old one.
     """
     size = gradients.shape[1]
     for row in range(len(gradients)):
@@ -62,11 +63,11 @@ def descend_block(gradients, levels, indices, changes, hessian):  # type: ignore
 @njit(types.void(_Floats, _Floats, _Matrix, _Indices, _Floats, _Matrix, _Matrix),
       nogil=True, cache=True)  # fmt: skip
 def round_rows(offs, moved, levels, indices, errors, rows, factor):  # type: ignore[no-untyped-def]
-    """`round_block` for rows that make up for each other: what a row is off moves those below it.
+    """`round_block` for rows that make up for each other: a row's error moves the rows below it.
 
-    `offs` are the weights and what the rows above move them by; afterwards, what the rows move
-    those below them by, for a share of 1. `moved` is what the columns left of the block move them
-    by. `rows` is the upper Cholesky factor of the inverse Hessian of the outputs.
+    `offs` holds the weights, moved by the rows above. It ends as the errors of the rows, each
+    divided by the diagonal of `rows`, which is the upper Cholesky factor of the inverse Hessian of
+    the outputs. `moved` is how far the columns left of the block move the weights.
     """
     count, size = offs.shape
     for row in range(count):
@@ -88,8 +89,8 @@ def round_rows(offs, moved, levels, indices, errors, rows, factor):  # type: ign
 
 @njit(types.void(_Floats, _Matrix, _Indices, _Floats, _Matrix, _Matrix), nogil=True, cache=True)
 def descend_rows(gradients, levels, indices, changes, rows, hessian):  # type: ignore[no-untyped-def]
-    """`descend_block` for rows whose errors count together, as `rows`, the Hessian of the outputs,
-    says; `gradients` are rows · (weight − levels) · Hessian."""
+    """`descend_block` for rows whose errors count together. `rows` is the Hessian of the outputs,
+    and `gradients` are rows · (weight − rounded) · Hessian."""
     count, size = gradients.shape
     moved = np.empty(size, dtype=np.float32)
     for row in range(count):
@@ -112,9 +113,9 @@ def descend_rows(gradients, levels, indices, changes, rows, hessian):  # type: i
 @njit(types.void(types.Array(types.uint8, 3, "C"), types.Array(types.float32, 2, "C"),
                  types.Array(types.float64, 3, "C"), _Matrix), nogil=True, cache=True)  # fmt: skip
 def normal_equations(indices, counts, products, hessian):  # type: ignore[no-untyped-def]
-    """What a change of palettes of some groups of rows costs: `palette · products · palette`.
+    """Fill `products (groups, K, K)`: to change a group's palette by d costs d · products · d.
 
-    `indices` are (groups, rows, columns), `counts` (groups, rows) how much a row counts.
+    `indices` are (groups, rows, columns). `counts (groups, rows)` says how much a row counts.
     """
     groups, rows, columns = indices.shape
     size = products.shape[1]

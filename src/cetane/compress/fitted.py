@@ -1,6 +1,8 @@
-"""Constants that were fitted to a model, and are no function of one weight alone: GPTQ rounds by
-what a layer's inputs are, tuning by what the whole model answers. They are made once, lie in a
-file, and a recipe names the file by its content."""
+"""Constants that are fitted to a model, and do not follow from one weight alone.
+
+GPTQ rounds by the inputs of a layer, tuning by the answers of the whole model. The constants are
+made once and lie in a file. A recipe names the file by the hash of its content.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,19 @@ KEY = "key"
 """The metadata's entry that says what a file depends on."""
 HARMS = "harms"
 """The metadata's entry for harms: a JSON object of nats by the name of a tensor."""
+ANEW = "remove compression.fitted from the recipe: cetane port makes the file anew"
+"""What to do if the file is not the right one."""
 INDICES, LUT, DATA, SCALE = "/indices", "/lut", "/data", "/scale"
-"""Ends of tensors' names in the file, behind the names of a checkpoint's."""
+"""Suffixes of the names in the file: each follows the name of a checkpoint's tensor."""
 Span = tuple[int, int]
+"""The start and the stop of some rows or columns."""
 
 
 class Fitted:
     """The constants of a file, read one weight at a time."""
 
     def __init__(self, path: Path) -> None:
-        """CetaneError for what is no safetensors file."""
+        """Raises CetaneError if the file is not safetensors."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -47,8 +52,8 @@ class Fitted:
 
     @property
     def harms(self) -> dict[str, float]:
-        """The KL, in nats a token, that every weight's rounding was predicted to cost; empty where
-        nothing predicted it."""
+        """The KL, in nats a token, that the rounding of each tensor was predicted to cost, by its
+        name; empty if nothing predicted it."""
         with suppress(KeyError, ValueError, TypeError, AttributeError):
             said = json.loads((self.file.metadata() or {})[HARMS])
             return {str(name): float(harm) for name, harm in said.items()}
@@ -57,10 +62,10 @@ class Fitted:
     def of(
         self, name: str, shape: Shape, form: Format, rows: Span | None, columns: Span | None
     ) -> Encoded | None:
-        """The constants of the part of a tensor that a weight of this shape is; None for a tensor
-        that was not fitted.
+        """The constants of a weight of this shape, which is a part of the named tensor.
 
-        CetaneError where the file has it in another format or shape.
+        `rows` and `columns` are that part; None stands for all. Returns None for a tensor that was
+        not fitted. Raises CetaneError if the file has it in another format or shape.
         """
         from safetensors import SafetensorError
 
@@ -71,7 +76,7 @@ class Fitted:
                 return self._affine(name, shape, form, rows, columns)
         except (ValueError, LookupError, AttributeError, TypeError, SafetensorError) as error:
             raise CetaneError(
-                f"{self.path}: {name} is not fitted to a {form.name} of shape {shape}"
+                f"{self.path}: {name} is not fitted to a {form.name} of shape {shape}", ANEW
             ) from error
         return None
 
@@ -121,23 +126,25 @@ class FittedFile(FileBeside):
     hash."""
 
     def read(self) -> Fitted:
-        """CetaneError for a file that is not there, or is another."""
+        """The constants. Raises CetaneError if the file cannot be read or has another hash."""
         if not self.path.is_file() and (kept := by_content(self.sha256)).path.is_file():
             return kept.read()
-        return Fitted(self.verify("compression.fitted", "cetane port makes it anew without it"))
+        return Fitted(self.verify("compression.fitted", ANEW))
 
 
 def folder() -> Path:
-    """Where fitted constants lie, by their hashes."""
+    """The folder of fitted constants; a file's name is its hash."""
     return cache_dir() / "fitted"
 
 
 def save(
     constants: Mapping[str, Encoded], key: str, harms: Mapping[str, float] | None = None
 ) -> FittedFile:
-    """Keep constants, by the names of a checkpoint's tensors, in the cache folder; `key` is what
-    they depend on, `harms` what each is predicted to cost. CetaneError where nothing can be
-    written."""
+    """Keep constants, by the names of a checkpoint's tensors, in the cache folder.
+
+    `key` is a hash of all that they depend on. `harms` is the KL that each is predicted to cost.
+    Raises CetaneError if nothing can be written.
+    """
     from safetensors.numpy import save as serialized
 
     from cetane.compress.encoded import Affine, Palettized
@@ -162,14 +169,14 @@ def save(
 
 
 def by_content(digest: str) -> FittedFile:
-    """The cache folder's file of this hash."""
+    """The file of this hash in the cache folder, which need not exist."""
     file = FittedFile(file=f"{digest}.safetensors", sha256=digest)
     file.beside(folder() / "recipe.toml")
     return file
 
 
 def kept(key: str) -> FittedFile | None:
-    """The constants that depend on `key`, where they were made before, and are whole."""
+    """The file that `save` wrote for `key`; None if there is none, or if its hash differs."""
     with suppress(OSError, ValueError, CetaneError):
         file = by_content(json.loads((folder() / f"{key}.json").read_text(encoding="utf-8")))
         if sha256(file.path) == file.sha256:

@@ -235,7 +235,7 @@ def parse_format(name: str) -> Format:
             group=None if group is None else int(group),
             vector=int(vector or 1),
         )
-        spaced = vector is not None and mode == "uniform"  # no line goes through all vectors
+        spaced = vector is not None and mode == "uniform"  # vectors lie on no line
         divided = group is None or not int(group) % form.vector
         if form.index_bits in WIDTHS and divided and not spaced:
             return form

@@ -9,7 +9,7 @@ from cetane.errors import CetaneError
 Indices = npt.NDArray[np.uint8]
 Costs = npt.NDArray[np.float32]
 SEED = 1
-"""Of the vectors that a palette of vectors starts with."""
+"""The seed of the draws that place the first entries of vector palettes."""
 LEAST = 1e-4
 """The least cost of a weight, as a fraction of the mean cost in its matrix."""
 
@@ -76,8 +76,8 @@ def kmeans(groups: Half, bits: int, costs: Costs | None = None) -> tuple[Half, I
 
 
 def of_vectors(vectors: Half, bits: int, costs: Costs | None = None) -> tuple[Half, Indices]:
-    """Palettes of vectors for some groups of them, fp16 `(groups, N, V)`: k-means (greedy
-    k-means++, then Lloyd).
+    """Palettes for groups of vectors, fp16 `(groups, N, V)`, by k-means (greedy k-means++, then
+    Lloyd).
 
     `costs (groups, N)` multiply the squared error of each vector. Returns fp16 entries `(groups,
     2**bits, V)` and uint8 indices `(groups, N)`. Deterministic.

@@ -1,10 +1,10 @@
 """Rounding that makes up for its own errors: GPTQ, for palettes of output groups and for integers.
 
 A layer's output errs by (weight − rounded) · x, so its squared error is a quadratic form with the
-Hessian H = mean(x xᵀ) of the layer's inputs. Columns are rounded one after another; what one is off
-moves those that are not rounded yet, so that the output changes least (Frantar et al., arXiv
-2210.17323). The levels that columns are rounded to, palettes or scales, are then fitted to the same
-form, as GPTVQ does (arXiv 2402.15319), and all begins again.
+Hessian H = mean(x xᵀ) of the layer's inputs. Columns are rounded one after another. The error of a
+column moves the columns that are not rounded yet, so that the output changes least (Frantar et al.,
+arXiv 2210.17323). Then the levels, which are palettes or scales, are fitted to the same form, as
+GPTVQ does (arXiv 2402.15319). Rounding and fitting are repeated (`ROUNDS`).
 
 coremltools has this for linear weights alone (`optimize.torch.layerwise_compression`), and no
 library has it for palettes that output channels share; so it is written here.
@@ -26,25 +26,28 @@ Matrix = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.uint8]
 
 OUTPUT_DAMPING = 1.0
-"""The damping of the outputs' Hessian, as `SecondOrder.damping` is that of the inputs'. It rests on
-few gradients: with 0.05 the error that
-it predicts grew by a tenth on another text, with 1.0 it fell by a tenth."""
+"""The damping of the outputs' Hessian, as `SecondOrder.damping` is that of the inputs'.
+
+This Hessian rests on few gradients. With 0.05 the error that it predicts grew by a tenth on another
+text, with 1.0 it fell by a tenth."""
 ROUNDS = 2
-"""Of rounding and fitting; a third one changed the error of a layer by less than 0.2 %."""
+"""Rounds of rounding and fitting. A third one changed a layer's error by less than 0.2 %."""
 BLOCK = 128
-"""Columns between two products over all that are left."""
+"""Columns that are rounded before one product moves all columns behind them."""
 ROWS = 64
-"""Rows between two such products, where rows make up for each other."""
+"""Rows that are rounded before one product moves all rows below, if rows make up for each other."""
 RIDGE = 1e-4
-"""Of a palette's normal equations: entries that few weights use stay near where they were."""
+"""The ridge of a palette's normal equations, as a share of their mean diagonal. It keeps entries
+that few weights use near their places."""
 CLIPS = np.linspace(0.6, 1.0, 9, dtype=np.float32)
-"""Parts of the largest weight that a row's first scale may reach to."""
+"""The shares of a row's largest weight that are tried as the reach of its first scale."""
 MOST_BITS = 6
-"""With more, plain rounding is as good, and a palette's equations are large."""
+"""The most bits that are rounded so. With more, plain rounding is as good, and the equations of a
+palette are large."""
 
 
 def serves(form: Format, shape: Shape) -> bool:
-    """Whether a format has levels that this rounds to; others are encoded as they are."""
+    """Whether `encode` rounds a weight of this shape to the format."""
     if len(shape) < 2 or form.bits > MOST_BITS:
         return False
     if isinstance(form, Palette):
@@ -85,7 +88,10 @@ def encode(
 
 
 def damped(hessian: Matrix, damping: float) -> Matrix:
-    """A Hessian that can be inverted, even of inputs that are always zero."""
+    """The Hessian, with `damping` times the mean of its diagonal added there.
+
+    So it can be inverted, even for inputs that are always zero.
+    """
     mean = float(np.diagonal(hessian).mean(dtype=np.float64)) or 1.0
     identity = np.eye(len(hessian), dtype=np.float32)
     return np.ascontiguousarray(hessian + np.float32(damping * mean) * identity)
@@ -94,8 +100,8 @@ def damped(hessian: Matrix, damping: float) -> Matrix:
 class Problem:
     """A weight `(O, I)` and the quadratic form that its errors are measured in.
 
-    Columns are kept in the order of their rounding. With `largest`, the largest diagonal is first,
-    so that what counts most is rounded while most columns can still make up for it.
+    Columns are kept in the order of their rounding. With `largest`, those with the largest diagonal
+    come first: they count most, and most columns can still make up for them.
     """
 
     def __init__(
@@ -117,7 +123,7 @@ class Problem:
 
     @property
     def row_blocks(self) -> list[tuple[slice, slice]]:
-        """Some rows, and those below them."""
+        """Each block of rows, with all rows below it."""
         count = len(self.weight)
         stops = [(at, min(at + ROWS, count)) for at in range(0, count, ROWS)]
         return [(slice(at, stop), slice(stop, count)) for at, stop in stops]
@@ -130,13 +136,16 @@ class Problem:
         return np.ascontiguousarray(np.diagonal(self.outputs))
 
     def gradients(self, rounded: Matrix) -> Matrix:
-        """Half the rate at which the error falls as each rounded value grows."""
+        """Half the rate at which the error falls as each rounded value grows, `(O, I)`."""
         off = self.weight - rounded
         together = off if self.outputs is None else self.outputs @ off
         return np.asarray(together @ self.hessian, dtype=np.float32)
 
     def round(self, levels: Matrix) -> Indices:
-        """The index of a level `(O, K)`, ascending, for every weight, each error made up for."""
+        """The index of a level for every weight, `(O, I)`; later weights make up for each error.
+
+        `levels (O, K)` ascend.
+        """
         from cetane.compress import feedback, kernels  # here because numba takes a while to load
 
         moved = np.zeros_like(self.weight)
@@ -162,7 +171,7 @@ class Problem:
         return indices
 
     def descend(self, levels: Matrix, indices: Indices) -> Matrix:
-        """Improve indices once, column by column, in place; the gradients then."""
+        """Improve indices in place, column by column, once. Returns the gradients afterwards."""
         from cetane.compress import feedback, kernels
 
         gradients = self.gradients(np.take_along_axis(levels, indices, 1))
@@ -188,7 +197,7 @@ class Problem:
         return gradients
 
     def length(self, step: Matrix, gradients: Matrix) -> np.float32:
-        """The length of a step of all rounded values that takes away most error."""
+        """The factor of a step of all rounded values that lowers the error most."""
         step = step.reshape(self.weight.shape)
         other = step if self.outputs is None else self.outputs @ step
         falls = float(np.vdot(step, gradients))
@@ -222,16 +231,18 @@ class Levels(ABC):
     def fitted(
         self, problem: Problem, indices: Indices, gradients: Matrix
     ) -> "tuple[Levels, Indices]":
-        """The best levels for some indices, and the indices of the same weights into them;
-        `gradients` are those of these indices."""
+        """The best levels for given indices, and these indices in the order of the new levels.
+
+        `gradients` belong to the given indices.
+        """
 
     @abstractmethod
     def encoded(self, indices: Indices, shape: Shape) -> Encoded:
-        """The constants, whose columns are in their own order again."""
+        """The constants of a weight of this shape, with its columns in their first order again."""
 
 
 def first_levels(problem: Problem, form: Format) -> Levels:
-    """Levels by the Hessian's diagonal alone."""
+    """The levels of the first round, by the Hessian's diagonal alone."""
     diagonal = np.diagonal(problem.hessian)
     if isinstance(form, Palette):
         groups = form.groups(problem.weight.shape)
@@ -248,7 +259,7 @@ def first_levels(problem: Problem, form: Format) -> Levels:
 
 
 def rounding_cost(weight: Matrix, scale: Matrix, limit: int, diagonal: Matrix) -> Matrix:
-    """What plain rounding of every row to a scale costs."""
+    """The error `(O,)` of rounding each row plainly to its `scale (O,)`, by the diagonal `(I,)`."""
     scale = np.maximum(scale, np.finfo(np.float32).tiny)[:, None]
     off = np.clip(np.rint(weight / scale), -limit, limit) * scale - weight
     return np.asarray(np.square(off) @ diagonal, dtype=np.float32)

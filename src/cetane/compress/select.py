@@ -32,19 +32,19 @@ class SecondOrder(Data):
     """How `gptq` rounds: its two options (arXiv 2210.17323)."""
 
     damping: float = Field(default=0.01, gt=0, le=1)
-    """Of the mean of the diagonal of the inputs' Hessian, added to it."""
+    """The share of the mean of the Hessian's diagonal that is added to this diagonal."""
     order: Literal["largest", "given"] = "largest"
-    """Of columns: those of large inputs first, or as the checkpoint has them."""
+    """The order of columns: large inputs first, or as in the checkpoint."""
 
 
 AS_GPTQ = SecondOrder()
-"""GPTQ's own choice."""
+"""The default: GPTQ's damping, and its order by activations (`act_order`)."""
 FormatName = Annotated[str, AfterValidator(_known_format)]
 UNFITTED: dict[str, Any] = {"method": "plain", "mix_to": None, "text": None, "fitted": None}
 """Fields of a selection whose constants need only the weights."""
 AUTO, SMALLEST, NEXT = "auto", "palette6-kmeans-group32", "int8-per-channel"
-"""A default that a port chooses by what its recipe promises; and what it tries, the smallest first.
-The smallest stands for `auto` until then."""
+"""With `auto`, a port chooses the default that holds the recipe's promise: `SMALLEST`, else `NEXT`.
+Until then `SMALLEST` stands for `auto`."""
 
 
 class Selection(Data):
@@ -58,13 +58,13 @@ class Selection(Data):
     - `method` finds the constants of a format. `plain` needs only the weight. The others need the
       model: `weighted` the mean squares of a layer's inputs, `gptq` all their products. `tuned`
       continues from `gptq` with the model's answers.
-    - `text` names a text file like what the port will read. Such methods read it in place of
-      documentation, beside the model's own text.
+    - `text` names a text file like what the port will read. Methods that need the model read it in
+      place of Python's documentation, beside the model's own text.
     - `second_order` has the options of `gptq`.
-    - `rotate` turns channels before, so that no outlier is left.
-    - `mix_to` is how many bits a weight, on average, a port may take for a mix of palettes, where
-      the default alone does not hold what the recipe promises. It needs constants that are fitted.
-    - `fitted` names the file of constants that such a method made. A build adds it.
+    - `rotate` turns channels first, which spreads outliers.
+    - `mix_to` is the most bits a weight, on average, that a port may take for a mix of palettes. It
+      mixes if the default alone does not hold the recipe's promise. A mix needs fitted constants.
+    - `fitted` names the file of constants that the method made. A build adds it.
     """
 
     default: Annotated[str, AfterValidator(_known_default)] = "fp16"
@@ -88,15 +88,17 @@ class Selection(Data):
     @model_validator(mode="after")
     def consistent(self) -> "Selection":
         if self.fitted is not None and self.method == "plain":
-            raise ValueError("fitted: plain constants are no function of a file; name the method")
+            raise ValueError("fitted: plain constants need no file; name the method that made it")
         if self.text is not None and self.method == "plain":
             raise ValueError('text: plain constants read none; add method = "gptq"')
         if self.auto and self.method != "plain":
             raise ValueError(
-                f'method: "{self.method}" makes the constants of one format; name it in default'
+                f'method: "{self.method}" fits constants to one format; name it in place of "auto"'
             )
         if self.mix_to is not None and self.method == "plain":
-            raise ValueError("mix_to: only fitted constants tell which weights cost most")
+            raise ValueError(
+                'mix_to: only fitted constants tell which weights cost most; add method = "gptq"'
+            )
         if self.mix_to is not None and not isinstance(parse_format(self.default), Palette):
             raise ValueError(f"mix_to: a mix is of palettes, and default is {self.default}")
         formats = (*self.types.values(), *self.names.values())
@@ -115,12 +117,12 @@ class Selection(Data):
 
     @property
     def files(self) -> tuple[FileBeside, ...]:
-        """Those that the recipe names."""
+        """All files that the recipe names here."""
         named = self.sensitivity, self.text, self.fitted
         return tuple(file for file in named if file is not None)
 
     def find_as(self, *known: FileBeside) -> None:
-        """Look for the files where known ones of the same content lie."""
+        """Look for each file in the folder of the known one that has the same content."""
         places = {file: file for file in known}
         for file in self.files:
             file.lie_with(places.get(file, file))

@@ -8,13 +8,14 @@ import numpy as np
 from numba import njit, types
 
 STEPS = 24
-"""Of Lloyd's algorithm, at most."""
+"""The most steps of Lloyd's algorithm."""
 SETTLED = 1e-4
-"""The part of the error that a step takes away when the next is not worth it."""
+"""Lloyd's algorithm ends when a step removes no more than this share of the error."""
 TRIALS = 6
-"""Vectors that are drawn for every first entry."""
+"""Candidates that are drawn for each first entry."""
 SAMPLE = 1 << 16
-"""Vectors of a group that entries are placed by; all of them then get the nearest."""
+"""Evenly spaced vectors of a group that place its entries: at least so many, less than twice as
+many. All vectors then get the nearest entry."""
 
 _Vectors = types.Array(types.float32, 3, "C", readonly=True)
 _Costs = types.Array(types.float32, 2, "C", readonly=True)
@@ -23,7 +24,7 @@ _Draws = types.Array(types.float64, 2, "C", readonly=True)
 
 @njit(inline="always")
 def _nearest(vector, entries, distances):  # type: ignore[no-untyped-def]
-    """The index of the nearest entry `(V, K)`; `distances (K)` is scratch, and holds squares."""
+    """The index of the nearest entry `(V, K)`. Fills `distances (K,)` with squared distances."""
     distances[:] = 0
     for axis in range(len(vector)):
         value, row = vector[axis], entries[axis]

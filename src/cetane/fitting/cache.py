@@ -1,7 +1,7 @@
 """A transformers cache with room for all tokens that will come.
 
-transformers' own copies all keys and values for every token: two thirds of the time that a small
-model takes to write side by side.
+transformers' own copies all keys and values for every token. That took two thirds of the time in
+which a small model wrote sequences side by side.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 
 class RoomyLayer(DynamicLayer):
-    """Keys and values of one layer, `(B, heads, length, C)` from the beginning."""
+    """Keys and values of one layer, with room for `(B, heads, length, C)` from the beginning."""
 
     def __init__(self, length: int) -> None:
-        """`length` tokens are the most."""
+        """`length` is the most tokens that the layer can hold."""
         super().__init__()
         self.length = length
 

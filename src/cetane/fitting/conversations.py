@@ -1,8 +1,8 @@
 """Conversations that a model writes itself, in its chat format: what its draft heads learn from.
 
 A model that was trained to answer also writes questions, if it is given only the beginning of a
-user's turn (Magpie, arXiv 2406.08464). So no list limits the text. Answers are greedy, as those
-that will be drafted for.
+user's turn (Magpie, arXiv 2406.08464). So no list limits the text. Answers are greedy, as are those
+that a draft head will draft.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cetane.fitting.text import drawn_from
 from cetane.gates.probes import asked
 
 QUESTION, ANSWER = 96, 160
-"""The most tokens of each. Small models repeat themselves in longer answers."""
+"""The most tokens of a question and an answer. In longer answers small models repeat themselves."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Turn:
 
     before: list[int]
     after: list[int]
-    """Up to the first token of the answer. The first of these ends the question."""
+    """The tokens between the user's words and the answer. The first of them ends the question."""
 
 
 def turn_of(tokenizer: Tokenizer) -> Turn | None:
-    """None if there is no chat template, or if no special token ends its questions: then nobody can
-    tell where a written question ends."""
+    """The turn of a tokenizer's chat template. None without a template, or if no special token ends
+    its questions: then nothing tells where a written question ends."""
     if not tokenizer.has_chat_template:
         return None
     one, other = asked(tokenizer, "apple"), asked(tokenizer, "Why?")
@@ -49,7 +49,7 @@ def turn_of(tokenizer: Tokenizer) -> Turn | None:
 
 
 def beginning(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    """What two lists of tokens begin with, both."""
+    """The tokens that both lists begin with."""
     same = (a == b for a, b in zip(one, other, strict=False))
     return list(compress(one, takewhile(bool, same)))
 
@@ -60,8 +60,8 @@ class Writer:
     def __init__(
         self, turn: Turn | None, prompts: Iterator[Sequence[int]], ends: Sequence[int]
     ) -> None:
-        """`prompts` are given questions, in the template, without end. With a turn, the model
-        writes every other question itself. `ends` are its stop tokens."""
+        """`prompts` gives questions in the template, without end. With a turn, the model writes
+        every other question itself. `ends` are its stop tokens."""
         self.turn, self.prompts, self.ends = turn, prompts, ends
         self.conversations = 0
         self.begin()
@@ -75,7 +75,7 @@ class Writer:
 
     @property
     def draws(self) -> bool:
-        """Whether its next token is drawn at random: questions differ so."""
+        """Whether its next token is drawn at random, so that questions differ."""
         return self.asking and not self.given
 
     def next(self, likeliest: int, drawn: int) -> int:
@@ -99,7 +99,9 @@ class Writer:
 def write_conversations(
     model: Any, tokenizer: Tokenizer, sequences: int, length: int, seed: int
 ) -> Tensor:
-    """Conversations, int64 `(sequences, length)`, written side by side; the last of each is cut.
+    """Conversations, int64 `(sequences, length)`, written side by side.
+
+    The last conversation of each sequence is cut off.
 
     `model` is a causal transformers model. The same seed gives the same text on one machine.
     """

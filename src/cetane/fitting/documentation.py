@@ -1,4 +1,4 @@
-"""Text of people beside a model's own: the documentation that comes with Python.
+"""Human text beside a model's own, to fit on: the documentation that comes with Python.
 
 A model's own text is plain prose for the most part, since that is what follows a random word.
 Weights that were fitted on it alone lost twice as much on technical text (four bits of SmolLM2: a
@@ -22,18 +22,19 @@ MODULES = (
     "tarfile", "tempfile", "textwrap", "threading", "typing", "unittest", "urllib.request",
     "zipfile",
 )  # fmt: skip
-"""None of those that experiments and benchmarks judge (`cetane.lab.workload`)."""
+"""The modules that are read. Experiments and benchmarks judge on none of them
+(`cetane.lab.workload`)."""
 SLICES, SLICE = 64, 1 << 16
-"""Of a user's text, and the characters of one: together some million tokens. Tuning reads 160,000
-at most, and a text of 256 MB would take minutes to encode."""
+"""The most slices of a user's text, and the characters of a slice: together about a million tokens.
+Fitting reads 90,000 at most, and a text of 256 MB would take minutes to encode."""
 
 
 def documentation() -> list[str]:
-    """The documentation of modules, and the topics of the language's reference: what of both this
-    Python has."""
+    """The documentation of `MODULES`, and the topics of the language's reference, as far as this
+    Python has them."""
     found = []
     for name in MODULES:
-        with suppress(ImportError, pydoc.ErrorDuringImport):  # a Python without a library of C
+        with suppress(ImportError, pydoc.ErrorDuringImport):  # this Python lacks a C library
             found.append(pydoc.plain(pydoc.render_doc(name)))
     with suppress(ImportError):
         from pydoc_data.topics import topics
@@ -43,7 +44,7 @@ def documentation() -> list[str]:
 
 
 def spread(text: str) -> list[str]:
-    """A user's text, or slices of a long one, evenly spaced: as much as tuning reads, and more."""
+    """A user's text, or evenly spaced slices of a long one: more than fitting reads."""
     if len(text) <= SLICES * SLICE:
         return [text]
     starts = (number * (len(text) - SLICE) // (SLICES - 1) for number in range(SLICES))
@@ -51,9 +52,9 @@ def spread(text: str) -> list[str]:
 
 
 def windows_of(texts: Iterable[str], tokenizer: Tokenizer, start: int, length: int) -> Tensor:
-    """Windows of texts, int64 `(N, length)`, in an order that is mixed and always the same.
+    """Windows of texts, int64 `(N, length)`, in a mixed order that is always the same.
 
-    Every other one begins with the token `start`, as of a model's own text.
+    Every other window begins with the token `start`, as a model's own text does.
     """
     tokens = torch.tensor([token for text in texts for token in tokenizer.encode(text)])
     windows = tokens[: len(tokens) // length * length].reshape(-1, length)

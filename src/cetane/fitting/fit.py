@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 VERSION = 9
 """The version of fitted constants. Those of another version are made anew."""
 SEQUENCES, LENGTH, SEED = 192, 256, 1
-"""Of the model's own text that layers are rounded by: 49,152 tokens. By a third of them SmolLM2's
-four bits cost other text 18 % more KL."""
+"""The sequences, their tokens and the seed of the model's own text that layers are rounded by.
+
+With a third of these 49,152 tokens, SmolLM2's four bits cost other text 18 % more KL."""
 READ, LEAST = 96, 8
 """Windows of human text beside it: the most that are read, and the least that a user's text must
 have."""
@@ -53,8 +54,9 @@ WRITING = 1 / 3
 def fit(checkpoint: Checkpoint, planner: Planner, progress: Progress) -> FittedFile:
     """The constants of a planner's compression, from the cache folder if they are there.
 
-    They are of the weights whose formats have a second order; all others are encoded as they are.
-    Raises CetaneError for the tuning of a model that does not fit in memory.
+    Only weights whose formats have a second order are fitted; all others are encoded plainly.
+    Raises CetaneError if there is no such weight, for a text that is too short, and for tuning a
+    model that does not fit in memory.
     """
     compression, formats = planner.recipe.compression, fitted_formats(planner)
     key = key_of(checkpoint, formats, compression)
@@ -82,7 +84,7 @@ def fit(checkpoint: Checkpoint, planner: Planner, progress: Progress) -> FittedF
 
 
 def check_size(checkpoint: Checkpoint) -> None:
-    """CetaneError for a model that is too large to learn: better now than after its rounding."""
+    """Raise CetaneError for a model that is too large to learn: now, not after its rounding."""
     if not Reference(checkpoint, own=True).resident:
         raise CetaneError(
             f'compression.method = "tuned": the model has more than {RESIDENT >> 30} GiB of fp32 '
@@ -104,8 +106,8 @@ def key_of(checkpoint: Checkpoint, formats: Mapping[str, Format], compression: S
 
 
 def fitted_formats(planner: Planner) -> dict[str, Format]:
-    """The formats of the tensors that can be fitted, by name: those of one format in all of their
-    parts, and in the shape that a checkpoint has."""
+    """The formats of the tensors that can be fitted, by name. All parts of such a tensor have one
+    format, and it is a matrix of the checkpoint."""
     formats: dict[str, Format | None] = {}
     for block in planner.blocks:
         for _, weight in block.weights():
@@ -119,7 +121,7 @@ def fitted_formats(planner: Planner) -> dict[str, Format]:
 
 
 class Fitter:
-    """One model on its way to fitted constants."""
+    """Fits constants to one model, whose weights it changes."""
 
     def __init__(self, checkpoint: Checkpoint, planner: Planner, progress: Progress) -> None:
         reference = Reference(checkpoint, own=True)
@@ -135,23 +137,23 @@ class Fitter:
         self.length = min(LENGTH, planner.model.max_context)
         self.tokenizer, self.given = checkpoint.tokenizer, planner.recipe.compression.text
         self.given_hash = "" if self.given is None else self.given.sha256
-        if self.resident:  # it reads its weights now, so that all of them can be narrowed
+        if self.resident:  # this reads all weights, so that they can be narrowed
             self.model(torch.tensor([[self.start]]), use_cache=False)
 
     @cached_property
     def others(self) -> Tensor:
-        """What people wrote, int64 `(N, length)`. CetaneError for too short a text."""
+        """Windows of human text, int64 `(N, length)`. Raises CetaneError for too short a text."""
         texts = documentation() if self.given is None else spread(self.given.read())
         windows = windows_of(texts, self.tokenizer, self.start, self.length)
         if len(windows) < LEAST:
             raise CetaneError(
-                f"compression.text: {len(windows)} windows of {self.length} tokens",
+                f"compression.text: too short, with {len(windows)} windows of {self.length} tokens",
                 f"give a text of {LEAST} windows or more",
             )
         return windows
 
     def rounded(self, formats: Mapping[str, Format], compression: Selection) -> Rounder:
-        """Constants layer by layer, in the order of the model's computation."""
+        """The rounder after all layers, with their constants and predicted harms."""
         method = compression.method
         if self.resident and method != "weighted":
             text, importances = self.important(formats)
@@ -162,8 +164,10 @@ class Fitter:
         return rounder
 
     def important(self, names: Iterable[str]) -> tuple[Tensor, dict[str, Importance]]:
-        """The model's own text, and the importance of its layers there: of no format, so they are
-        made once for all of them."""
+        """The text of `text`, and the importance of the named layers there.
+
+        Both depend on no format, so all formats share one file of them.
+        """
         layers = linear_layers(self.model, self.names, frozenset(names))
         size = [SEQUENCES, READ, self.length]
         content = [VERSION, self.checkpoint.content, *size, sorted(layers), self.given_hash]
@@ -182,10 +186,13 @@ class Fitter:
     def tuned(
         self, first: Fitted, formats: Mapping[str, Format], minutes: float, partial: Path
     ) -> dict[str, Encoded]:
-        """Constants that learn from the first ones on; these, if they come out worse, and for a
-        weight that went so far that the gate would take it for another one."""
+        """Constants that were tuned for some minutes, from the `first` ones on.
+
+        If tuning makes the model worse, all first ones stay. Else those stay whose weight moved so
+        far that the gate would take it for another one. `partial` is the tuner's checkpoint.
+        """
         started = time.perf_counter()
-        # an interrupted run has had its time to write
+        # an interrupted run has spent its time to write
         answers = self.lessons(0 if partial.exists() else 60 * minutes * WRITING)
         layers = linear_layers(self.model, self.names, formats)
         constants: dict[str, Encoded] = {}
@@ -205,12 +212,14 @@ class Fitter:
         return constants
 
     def near(self, name: str, made: Encoded, form: Format) -> bool:
-        """Whether the gate takes constants for those of a tensor. The model's has learnt, so it is
-        the checkpoint's that counts."""
+        """Whether the gate takes constants for those of this tensor.
+
+        They are compared with the checkpoint's weight, since the model's has learnt.
+        """
         return too_far(arrays(made), self.checkpoint.read(name).float().numpy(), form) is None
 
     def lessons(self, seconds: float) -> Answers:
-        """What the model writes to learn from, and its answers: of no format."""
+        """The text to learn from, and the model's answers to it. They depend on no format."""
         content = [VERSION, self.checkpoint.content, self.length, self.given_hash]
         place = folder() / f"{json_sha256(content)}.lessons"
         others = self.others[READ:] if len(self.others) >= 2 * READ else self.others
@@ -221,9 +230,9 @@ class Fitter:
         )
 
     def text(self) -> Tensor:
-        """The model's own, and what people wrote, int64 `(sequences, length)`."""
+        """The model's own text, then human text, int64 `(sequences, length)`."""
         others = self.others[:READ]  # first: a text that is too short is refused before any work
-        # of a model that is not resident no weight stays, so none can be narrowed
+        # a model that is not resident keeps no weights that could be narrowed
         with narrowed(self.model) if self.resident else nullcontext():
             own = write_text(
                 self.model, self.start, SEQUENCES, self.length, SEED, self.progress,
@@ -233,14 +242,14 @@ class Fitter:
 
 
 def untie(model: Any) -> None:
-    """Give a model's head a weight of its own: what rounds the head must not change embeddings."""
+    """Give a model's head a weight of its own: rounding it must not change the embeddings."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head.weight is embedding.weight:
         head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
 
 
 def device() -> str:
-    """The fastest one that this machine has."""
+    """The name of the fastest torch device of this machine."""
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"

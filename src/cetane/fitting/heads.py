@@ -1,9 +1,9 @@
 """Scores of key/value heads: how much a model needs each of them to see all tokens.
 
-Two scores. `mass_scores`: the attention that answers put on the keys they repeat, from one pass a
-text. `gate_scores`: as DuoAttention trains them (arXiv 2410.10819). Each head's output becomes
-`gate * full + (1 - gate) * near`; the gates learn to keep the hidden states of the answers, and are
-charged for what is full.
+There are two scores. `mass_scores` measures the attention that answers put on the keys that they
+repeat, in one pass for each text. `gate_scores` trains gates as DuoAttention does (arXiv
+2410.10819): each head's output becomes `gate * full + (1 - gate) * near`. The gates learn to keep
+the hidden states of the answers, and are charged for full attention.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from cetane.gates.streaming import StreamingAttention, attending, everywhere, ne
 from cetane.hardware.quiet import quiet_transformers
 
 CHARGE = 0.05
-"""What a gate costs, against the answers' error. The paper's."""
+"""The charge for the mean gate, beside the answers' error: the paper's."""
 RATE = 0.05
-"""Of Adam. The paper takes 0.02 and 2000 steps; these few steps must reach zero too."""
+"""Adam's rate. The paper takes 0.02 and 2000 steps; the few steps here must reach zero too."""
 PLAIN = StreamingAttention(SeenByHeads({}, 0, 1))
+"""Attention in which every head sees all tokens."""
 Scores = tuple[tuple[float, ...], ...]
 """A score for each head of each layer; none for a layer that cannot stream."""
 
@@ -33,11 +34,11 @@ Scores = tuple[tuple[float, ...], ...]
 def mass_scores(
     model: Any, layers: Mapping[int, int], texts: Sequence[PassKeys], progress: Progress
 ) -> Scores:
-    """The share of attention that the tokens before an answer's digits put on the key's digits:
-    the mean over answers, of the query head that puts most.
+    """The share of attention that the tokens before an answer's digits put on the key's digits.
 
-    `model` is a causal transformers model of any float type, `layers` the number of heads of those
-    that can stream.
+    It is the mean over answers, for the query head of each key/value head that puts most. `model`
+    is a causal transformers model of any float type. `layers` maps each layer that can stream to
+    the number of its key/value heads.
     """
     sums: dict[int, Tensor] = {}
 
@@ -58,8 +59,8 @@ def mass_scores(
 
 
 def on_keys(q: Tensor, k: Tensor, scaling: float, text: PassKeys) -> Tensor:
-    """The attention of a layer's query heads on the keys that they repeat: of each key/value head
-    the most, `(KV,)`."""
+    """The attention of a layer's query heads on the digits that answers repeat: for each key/value
+    head, that of the query head with most, `(KV,)`."""
     heads = k.shape[1]
     group, total = q.shape[1] // heads, torch.zeros(q.shape[1])
     for question, answer in zip(text.questions, text.whole[1], strict=True):
@@ -83,8 +84,8 @@ def gate_scores(
 ) -> Scores:
     """Gates after one step on each text, each 0 to 1.
 
-    The error is the mean square of the answers' last hidden states, over that of the plain
-    model's. The charge is `CHARGE` times the mean of all gates.
+    The error is the mean square by which the answers' last hidden states differ from the plain
+    model's, over the mean square of these. The charge is `CHARGE` times the mean of all gates.
     """
     gates = {layer: torch.ones(heads, requires_grad=True) for layer, heads in layers.items()}
     optimizer = torch.optim.Adam(list(gates.values()), RATE)
@@ -127,7 +128,7 @@ def hidden(model: Any, tokens: Sequence[int], at: Sequence[int]) -> Tensor:
 
 
 def by_layer(model: Any, scores: Mapping[int, Tensor]) -> Scores:
-    """Scores of all layers of a model, rounded to what a file says."""
+    """Scores of all layers of a model, rounded to the six digits of a file."""
     count = model.config.num_hidden_layers
     return tuple(
         tuple(round(float(score), 6) for score in scores.get(layer, ())) for layer in range(count)

@@ -30,22 +30,23 @@ from cetane.hardware.memory import give_back
 Matrix = npt.NDArray[np.float32]
 
 EVEN = 0.5
-"""Part of a token's importance that all tokens share. Without it few tokens would decide, and other
-texts be worse off: held out, the errors of half the matrices grew by up to 15 %."""
+"""The part of a token's importance that all tokens share. Without it few tokens decide, and other
+texts lose: on held-out text, the errors of half the matrices grew by up to 15 %."""
 LARGEST = 4096
 """The most outputs of a layer whose products are kept (64 MB). With more, all count alike. With
 1,024 four bits of SmolLM2 lost: docs/reference/low-bits.md."""
 ROWS = 512
-"""Tokens of a pass: its activations are what takes most memory."""
+"""Tokens of a pass, whose activations take most of the memory."""
 PIECE = 8192
 """Rows of a product that are computed at a time."""
 PASSES = 8
-"""Between two times that freed memory is given back: the system clears every page that it gives."""
+"""Passes between two times that freed memory is given back. More often costs time, since the system
+clears every page that it gives again."""
 
 UNKNOWN = -100
 """The token after the last one, which has no loss."""
 TEXT, TOKENS, OUTPUTS, SCALE = "text", "/tokens", "/outputs", "/scale"
-"""Names of tensors in a file, and their ends."""
+"""The name of the text in a file, and the suffixes of a layer's tensors."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,10 @@ class Importance:
     """The mean square of an output's gradient."""
 
     def products(self, inputs: Tensor) -> Matrix:
-        """The mean product of inputs `(N, I)` at these tokens."""
+        """The mean product of inputs `(N, I)` with themselves, weighted by token.
+
+        It is not weighted where the layer reads other rows than the tokens.
+        """
         return mean_product(inputs, self.tokens if len(self.tokens) == len(inputs) else None)
 
     def harm(self, off: Matrix, products: Matrix) -> float:
@@ -70,10 +74,10 @@ class Importance:
 
 
 def mean_product(rows: Tensor, counts: Tensor | None = None) -> Matrix:
-    """Of `(N, I)` with itself, fp32 `(I, I)`; `counts (N,)` is what each row counts.
+    """The mean product of rows `(N, I)` with themselves, fp32 `(I, I)`; `counts (N,)` weights rows.
 
-    In pieces: all tokens of a text in fp32, weighted, are as large as the model. numpy computes one
-    half of a product, and torch both.
+    Pieces are computed one by one, since all weighted rows in fp32 are as large as the model. numpy
+    computes one half of such a symmetric product, torch both.
     """
     total = np.zeros((rows.shape[1],) * 2, np.float32)
     for start in range(0, len(rows), PIECE):
@@ -95,8 +99,8 @@ class Collector:
         self.squares: list[Tensor] = []
 
     def watch(self, _layer: nn.Module, _inputs: Any, outputs: Tensor) -> None:
-        """A forward hook. What no token reaches has no gradient: ZAYA projects zeros too, for the
-        token before the first."""
+        """A forward hook. Outputs that depend on no token have no gradient: ZAYA projects zeros
+        too, for the token before the first."""
         if outputs.requires_grad:
             outputs.register_hook(self.add)
 
@@ -104,8 +108,8 @@ class Collector:
         rows = gradient.reshape(-1, gradient.shape[-1])
         self.squares.append(torch.linalg.vector_norm(rows.float(), dim=1).square().cpu())
         if self.sum is not None:
-            # in the gradient's own kind, bfloat16: a product is rounded, the sum of many is not.
-            # numpy's threads took six times as long, since torch's wait for work in a loop
+            # in the gradient's own dtype, bfloat16: each product is rounded, their sum is not.
+            # numpy took six times as long, since torch's threads wait for work in a loop
             self.sum += (rows.T @ rows).cpu()
 
     def made(self) -> Importance:
@@ -122,7 +126,10 @@ class Collector:
 def importance(
     model: Any, layers: Mapping[str, nn.Linear], text: Tensor, progress: Progress
 ) -> dict[str, Importance]:
-    """Of a transformers model's layers, by name, for text that it wrote, int64 `(B, T)`."""
+    """The importance of a transformers model's layers, by name, for text that it wrote.
+
+    `text` is int64 `(B, T)`. Layers that no token reaches are left out.
+    """
     collectors = {name: Collector(layer) for name, layer in layers.items()}
     parts = text.split(max(1, ROWS // text.shape[1]))
     with ExitStack() as stack, torch.enable_grad():
@@ -134,7 +141,7 @@ def importance(
         for number, part in enumerate(parts):
             progress("what errors change", number, len(parts))
             loss_of(model, part.to(model.device)).backward()
-            # what is kept of a layer lies between what is not: 9 GB in 144 passes
+            # kept arrays lie between freed ones, whose pages stay: 9 GB in 144 passes
             if number % PASSES == PASSES - 1:
                 give_back()
     progress("what errors change", len(parts), len(parts))
@@ -142,7 +149,7 @@ def importance(
 
 
 def with_gradient(_module: nn.Module, _inputs: Any, hidden: Tensor) -> Tensor:
-    """A forward hook: gradients of all that is computed from here on, though no weight learns."""
+    """A forward hook that asks for gradients of all later results, though no weight learns."""
     return hidden.requires_grad_(True)
 
 
@@ -162,7 +169,7 @@ def loss_of(model: Any, tokens: Tensor) -> Tensor:
 
 
 def keep(path: Path, text: Tensor, importances: Mapping[str, Importance]) -> None:
-    """Write a text and the importance of layers there."""
+    """Write a safetensors file of a text and the importance of layers there."""
     tensors = {TEXT: text}
     for name, one in importances.items():
         tensors |= {f"{name}{TOKENS}": one.tokens, f"{name}{SCALE}": torch.tensor([one.scale])}
@@ -174,7 +181,7 @@ def keep(path: Path, text: Tensor, importances: Mapping[str, Importance]) -> Non
 
 
 def load(path: Path) -> tuple[Tensor, dict[str, Importance]] | None:
-    """What `keep` wrote; None where there is none, or something else."""
+    """What `keep` wrote; None for a missing file or another one."""
     try:
         tensors = load_file(path)
         names = [name.removesuffix(TOKENS) for name in tensors if name.endswith(TOKENS)]

@@ -1,7 +1,7 @@
 """The loops over the elements of a weight that learns, compiled by numba: see `tunable`.
 
 In torch they took longer than the model's own computation. They are bound by memory, so each reads
-what it needs once. One thread has one weight: a model has many.
+what it needs once. Each thread takes one weight, since a model has many.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ def gather(gradients, indices, sums, squares):  # type: ignore[no-untyped-def]
     """Sum the gradients of a row's elements by their levels, `sums (O, K)`, and the squares of a
     column's, `squares (I,)`."""
     size = gradients.shape[1]
-    own = np.empty((4, sums.shape[1]), np.float32)  # an addition waits for the last to its place
+    own = np.empty((4, sums.shape[1]), np.float32)  # four: each waits for the last addition to it
     squares[:] = np.float32(0)
     for row in range(len(gradients)):
         own[:] = np.float32(0)
@@ -43,12 +43,13 @@ def gather(gradients, indices, sums, squares):  # type: ignore[no-untyped-def]
       nogil=True, cache=True, fastmath=_REORDER)  # fmt: skip
 def follow(gradients, levels, rates, shares, keep, keep_squares, second,  # type: ignore[no-untyped-def]
            squares, wanted, means, indices, values):  # fmt: skip
-    """Move what elements want to be against the mean of their gradients, and round them to the
-    nearest level; `levels (O, K)` ascend.
+    """Move the wish of each element against the mean of its gradients, and round it to the nearest
+    level; `levels (O, K)` ascend.
 
-    A row moves by its `rates`, a column by its `shares`, over the root of the row's mean square;
-    `squares (O,)` are the means of these, in units of the columns, and `second` is what they lack
-    at the beginning. `keep` and `keep_squares` are the decays of the means.
+    The step is the row's `rates` times the column's `shares`, over the root of the row's mean
+    square. `squares (O,)` are these mean squares, of gradients times `shares`. `second` corrects
+    them for their start at zero, as Adam does. `keep` and `keep_squares` are the decays of the
+    means.
     """
     size = indices.shape[1]
     one = np.float32(1)

@@ -1,4 +1,4 @@
-"""Text for tuning, a model's own for the most part, with its answers: kept, so it is made once.
+"""Text for tuning, mostly a model's own, with the model's answers. It is kept, so it is made once.
 
 It depends on no format. So a run that was interrupted goes on with it, and the next format of the
 same model has it already.
@@ -31,7 +31,7 @@ LEAST, MOST = 2, 16
 SEED = 2
 """The seed of the first batch; each next batch adds one. Rounding's text has another seed."""
 PIECE = 1024
-"""Tokens that are answered at a time: logits are what takes most memory."""
+"""Tokens that are answered at a time; their logits take most of the memory."""
 
 
 def lessons(
@@ -44,11 +44,11 @@ def lessons(
     seconds: float,
     progress: Progress,
 ) -> Answers:
-    """A transformers model's answers: those that are kept in the folder `place`, and what it makes
-    in about `seconds` beside them.
+    """A transformers model's answers: all that the folder `place` keeps, and more that the model
+    makes in about `seconds`. It makes `LEAST` batches even if that takes longer.
 
-    It answers text of `write_text` with the `given` openings, and in turn windows of what people
-    wrote, `others (N, length)`.
+    It answers its own text, which `write_text` begins with the `given` openings, and windows of
+    human text, `others (N, length)`, in turn.
     """
     parts: list[Answers] = []
     ends = time.perf_counter() + seconds
@@ -58,7 +58,7 @@ def lessons(
         if part is None:
             if len(parts) >= LEAST and (len(parts) >= MOST or time.perf_counter() >= ends):
                 break
-            with narrowed(model):  # other words than fp32's, and as good
+            with narrowed(model):  # bfloat16 draws other words than fp32, as good ones
                 seed = SEED + number
                 own = write_text(model, start, SEQUENCES, length, seed, progress, given)
             turn = torch.arange(number * READ, (number + 1) * READ) % len(others)
@@ -73,7 +73,7 @@ def lessons(
 
 
 def keep(path: Path, answers: Answers) -> None:
-    """Write answers."""
+    """Write a safetensors file of answers."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         tensors = {"tokens": answers.tokens, "likely": answers.likely, "logs": answers.logs}
@@ -81,7 +81,7 @@ def keep(path: Path, answers: Answers) -> None:
 
 
 def load(path: Path) -> Answers | None:
-    """What `keep` wrote; None where there is none, or something else."""
+    """What `keep` wrote; None for a missing file or another one."""
     try:
         tensors = load_file(path)
         return Answers(tensors["tokens"], tensors["likely"], tensors["logs"])

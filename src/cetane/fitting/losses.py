@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 PIECE = 64
-"""Rows."""
+"""Rows that are computed at a time."""
 
 RowsLoss = Callable[[Tensor, slice], Tensor]
-"""The sum of the losses of some rows: their logits in fp32 `(n, V)`, or what the loss itself makes
-logits of, and which they are."""
+"""The sum of the losses of some rows, from these rows in fp32 and their slice of all. The rows are
+logits `(n, V)`, or hidden states that the loss itself makes logits of."""
 
 
 class _InPieces(torch.autograd.Function):

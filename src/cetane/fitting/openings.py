@@ -1,4 +1,4 @@
-"""How the texts begin that a model writes itself: as many kinds of text, and as conversations."""
+"""Openings of the texts that a model writes itself: of many kinds, and questions."""
 
 from __future__ import annotations
 

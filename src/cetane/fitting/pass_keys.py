@@ -1,8 +1,8 @@
 """Texts that hide pass keys, and how many of them a model finds.
 
-Each key has a name, and lies in a stretch of its own of a text of other things. After the text,
-each is asked for by its name. A key is found if all its digits are the model's greedy choices. So
-DuoAttention trains its heads and judges them (arXiv 2410.10819).
+Each key has a name, and lies in its own stretch of a text about other things. After the text,
+questions ask for the keys by name. A key is found if all its digits are the model's greedy choices.
+DuoAttention trains and judges its heads with such texts (arXiv 2410.10819).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ NAMES = (
     "Prague",
 )  # fmt: skip
 DIGITS = 5
+"""Digits of a key."""
 EDGE = 0.03
 """The share of a stretch at its start, and at its end, in which its key does not lie."""
 
@@ -69,12 +70,12 @@ def hide(
     keys: int = 1,
     depth: float | None = None,
 ) -> PassKeys:
-    """A text of `tokens` tokens, that the questions may follow within them.
+    """A text with pass keys, which takes `tokens` tokens with its questions and answers.
 
-    `haystack` are tokens of some text without a start token. `seed` chooses a part of it, the
-    names, the numbers and, the same in each stretch, the place. `depth`, 0 to 1, is that place
-    instead: the part of a stretch before its key. Raises CetaneError for keys that leave no room
-    for other text.
+    `haystack` are tokens of some text without a start token. `seed` chooses a part of it, the names
+    and the numbers. It also chooses one place for all keys: the part of a stretch before its key.
+    `depth`, 0 to 1, is that place instead. There are 20 `keys` at most. Raises CetaneError for keys
+    that leave no room for other text.
     """
     random = np.random.default_rng(seed)
     plain = tokenizer.encode_plain

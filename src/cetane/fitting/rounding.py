@@ -1,4 +1,4 @@
-"""Rounding a model's layers in the order of its computation, each by what its inputs are then.
+"""Rounds a model's layers in the order of its computation, each by the inputs that it then has.
 
 All tokens go through the model once. When a layer is reached, its inputs are those that the rounded
 layers before it make; it is rounded by them, and computes on with the result. So one pass both
@@ -51,9 +51,12 @@ def rows_of(inputs: Tensor) -> Tensor:
 def encode(
     weight: Matrix, form: Format, hessian: Matrix, outputs: Matrix | None, options: SecondOrder
 ) -> Encoded:
-    """The constants of a weight; with more damping, where they would go so far from it that the
-    gate takes them for another weight's. A router of ZAYA has 32 inputs that hardly differ. What
-    is too far with all damping is rounded plainly."""
+    """The constants of a weight.
+
+    Constants so far from the weight that the gate takes them for another's are made again, with
+    more damping: a router of ZAYA has 32 inputs that hardly differ. If even a damping of 1 does not
+    help, the weight is rounded plainly.
+    """
     while True:
         with suppress(*SINGULAR):  # too little damping
             made = second_order.encode(weight, form, hessian, outputs, options)
@@ -66,11 +69,11 @@ def encode(
 
 
 SINGULAR = (np.linalg.LinAlgError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
-"""What the inverse of a matrix without one raises."""
+"""The errors that the inversion of a singular matrix raises."""
 
 
 class Done(Exception):
-    """Ends a pass when the last layer is rounded: nobody asks for logits."""
+    """Ends a pass when the last layer is rounded: its logits are not needed."""
 
 
 class Rounder:
@@ -84,8 +87,10 @@ class Rounder:
         importances: Mapping[str, Importance] | None = None,
         options: SecondOrder = AS_GPTQ,
     ) -> None:
-        """`formats` and `importances` by the names of a checkpoint's tensors; where there is no
-        importance, all errors count alike."""
+        """`formats` and `importances` are by the names of a checkpoint's tensors.
+
+        Without importance, all errors of a layer count alike.
+        """
         self.formats, self.method, self.progress = formats, method, progress
         self.importances, self.options = importances or {}, options
         self.constants: dict[str, Encoded] = {}
@@ -97,7 +102,7 @@ class Rounder:
 
     @torch.no_grad()
     def run(self, model: Any, names: Mapping[str, str], tokens: Tensor) -> None:
-        """Round the layers of a transformers model, and leave it with what they became.
+        """Round the layers of a transformers model in place.
 
         `names` are the checkpoint's, by the path of a module; `tokens` int64 `(B, T)`.
         """
@@ -137,7 +142,7 @@ class Rounder:
         give_back()
 
     def hessian(self, inputs: Tensor) -> Matrix:
-        """The mean product of a layer's inputs, fp32 `(I, I)`; several layers read the same."""
+        """The mean product of a layer's inputs, fp32 `(I, I)`; several layers share it."""
         if inputs is not self._inputs:
             self._inputs, self._hessian = inputs, mean_product(rows_of(inputs))
         assert self._hessian is not None

@@ -1,4 +1,4 @@
-"""What a model answers to some tokens: its likeliest next tokens, which another one learns."""
+"""A model's answers to some tokens: its likeliest next tokens, which a student learns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cetane.fitting.losses import in_pieces
 LIKELIEST = 64
 """Tokens whose probabilities are kept; the others count together. All would take 100 kB a token."""
 LEAST = 1e-6
-"""Of the probability of all others, whose logarithm is taken."""
+"""The least probability of all other tokens together, since its logarithm is taken."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Answers:
         return Answers(self.tokens[rows], self.likely[rows], self.logs[rows])
 
     def divergence(self, logits: Tensor) -> Tensor:
-        """The mean KL of logits `(N, T, V)` from these answers; unlikely tokens are one."""
+        """The mean KL of logits `(N, T, V)` from these answers. All tokens that are not kept count
+        as one."""
         names = self.likely.to(logits.device, torch.int64).flatten(0, 1)
         logs = self.logs.to(logits.device, torch.float32).flatten(0, 1)
 
@@ -70,7 +71,7 @@ def ask(model: Any, tokens: Tensor, size: int, progress: Progress) -> Answers:
 
 
 def quick(model: Any) -> AbstractContextManager[Any]:
-    """bfloat16 products, where the processor has them; teacher and student compute alike."""
+    """A context with bfloat16 products, if the device has them. Teacher and student both use it."""
     kind = model.device.type
     return torch.autocast(kind, torch.bfloat16, enabled=has_bfloat16(kind))
 
@@ -83,8 +84,8 @@ def has_bfloat16(kind: str) -> bool:
 
 @contextmanager
 def narrowed(model: Any) -> Iterator[None]:
-    """A model that computes by `quick` for a time, and whose linear layers hold bfloat16 meanwhile:
-    else each call would convert them."""
+    """A context in which a model computes by `quick` and its linear layers hold bfloat16: else each
+    call would convert them."""
     kept: list[tuple[nn.Parameter, Tensor]] = []
     if has_bfloat16(model.device.type):
         for module in model.modules():

@@ -39,9 +39,9 @@ def write_text(
 ) -> Tensor:
     """Sampled tokens, int64 `(sequences, length)`.
 
-    Every other sequence begins with `start`. The others lack it, as texts do that a model is given
-    without its template: the first token, whichever it is, draws much attention. The third and
-    the fourth of every four go on with an opening, if any are `given`: kinds take turns.
+    Every other sequence begins with `start`. The others lack it, as texts without a template do:
+    the first token of a text, whichever it is, draws much attention. The third and the fourth of
+    every four go on with an opening, if any are `given`: kinds take turns.
     `model` is a causal transformers model; the same seed gives the same text on one machine.
     """
     random = torch.Generator().manual_seed(seed)
@@ -57,11 +57,11 @@ def write_text(
 
 
 def drawn_from(logits: Tensor, random: torch.Generator) -> Tensor:
-    """One index of each row `(B, V)`, as likely as its logit says, int64 `(B, 1)`; of those that
-    are too unlikely, none.
+    """One index for each row of logits `(B, V)`, drawn by its probability, int64 `(B, 1)`.
 
-    The largest of logits with Gumbel's noise is drawn as often as it is likely. So only the few
-    tokens that can be drawn need a number; `torch.multinomial` draws one for the whole vocabulary.
+    Tokens that are too unlikely (`LEAST`) are never drawn. With Gumbel's noise on the logits, a
+    token is the largest as often as it is likely. So only the few tokens that can be drawn need a
+    random number; `torch.multinomial` draws one for the whole vocabulary.
     """
     least = logits.amax(1, keepdim=True) + math.log(LEAST)
     rows, columns = (logits >= least).nonzero(as_tuple=True)
@@ -82,7 +82,7 @@ def beginnings(
     length: int,
     random: torch.Generator,
 ) -> Tensor:
-    """What is known of the sequences of a batch, int64 `(sequences, length)`: else `FREE`."""
+    """The given tokens of a batch, int64 `(sequences, length)`, and `FREE` for all others."""
     tokens = torch.full((sequences, length), FREE)
     tokens[:, 0] = start
     for row in range(sequences if given else 0):
@@ -96,7 +96,7 @@ def beginnings(
 
 @torch.no_grad()
 def write_batch(model: Any, begun: Tensor, random: torch.Generator) -> Tensor:
-    """`begun`, int64 `(sequences, length)`, with all that is `FREE` there written."""
+    """`begun`, int64 `(sequences, length)`, with tokens of the model in place of `FREE`."""
     from cetane.fitting.cache import roomy_cache  # here because transformers takes a while
 
     tokens = begun.clone()

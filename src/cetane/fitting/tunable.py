@@ -1,10 +1,10 @@
-"""A rounded weight that learns: its levels, palette entries or the scales of its rows, and which of
-them each element has.
+"""A rounded weight that learns its levels, and which level each element has.
 
-An element wants to be somewhere between its neighbours, and has the nearest level. The gradient of
-its rounded value moves what it wants, as if nothing were rounded (straight through, arXiv
-1308.3432). At first it wants what lies midway between the level that second-order rounding chose
-and the weight of the checkpoint: so it changes only if many gradients say so.
+Levels are palette entries, or integers times the scale of their row. Each element has a wish: a
+value that is rounded to the nearest level. The gradient of the rounded value moves the wish, as if
+nothing were rounded (straight through, arXiv 1308.3432). The wish begins midway between the level
+that second-order rounding chose and the weight of the checkpoint. So an element gets another level
+only if many gradients say so.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from cetane.compress.encoded import Affine, Encoded, Palettized
 FIRST, SECOND = 0.9, 0.98
 """Decay of the means of gradients and of their squares, a step (Adam, arXiv 1412.6980)."""
 TINY = 1e-20
+"""Keeps divisors and scales above zero."""
 DEPTH = 0.5
-"""An element's wish begins at this share of the way from its level to its weight. That way ends at
-the border of the level."""
+"""An element's wish begins at this share of the way from its level to its weight, or to the level's
+border, if the weight lies beyond it."""
 
 
 class Tunable(ABC):
@@ -39,11 +40,12 @@ class Tunable(ABC):
         self.look_up()
         self.wanted = self.between(weight)
         self.means = torch.zeros_like(self.wanted)
-        """Of the gradients of `wanted`."""
+        """The means of the gradients of `wanted`, `(O, I)`."""
         self.squares = [torch.zeros(size) for size in indices.shape]
-        """The means of their squares, of rows in units of their columns (as Adafactor's, arXiv
-        1804.04235). In a `down_proj` a few columns have gradients 15 to 39 times their row's: with
-        one rate for a row, their elements alone would reach other levels, within ten steps."""
+        """The mean squares of these gradients: of rows `(O,)`, in units of the columns, and of
+        columns `(I,)` (as Adafactor's, arXiv 1804.04235). In a `down_proj` a few columns have
+        gradients 15 to 39 times their row's. With one rate for a row, their elements alone would
+        reach other levels, within ten steps."""
 
     @abstractmethod
     def rows(self) -> Tensor:
@@ -51,7 +53,7 @@ class Tunable(ABC):
 
     @abstractmethod
     def of_levels(self, sums: Tensor) -> Tensor:
-        """The gradient of the levels, by sums `(O, K)` of that of the rounded values."""
+        """The gradient of the levels, from sums `(O, K)` of the rounded values' gradients."""
 
     @abstractmethod
     def distance(self) -> Tensor:
@@ -66,7 +68,7 @@ class Tunable(ABC):
         """The constants."""
 
     def between(self, weight: Tensor) -> Tensor:
-        """What elements want at first: their weights, pulled towards their levels."""
+        """The first wishes `(O, I)`: the weights, pulled towards their levels."""
         rows, places = self.rows(), self.indices.long()
         borders = (rows[:, 1:] + rows[:, :-1]) / 2
         reach = torch.full((len(rows), 1), torch.inf)
@@ -76,7 +78,7 @@ class Tunable(ABC):
         return torch.lerp(self.values, inside, DEPTH).contiguous()
 
     def look_up(self) -> None:
-        """Make the rounded weight of its levels."""
+        """Fill the rounded weight with the levels of its elements."""
         from cetane.fitting import kernels  # here because numba takes a while to load
 
         rows = self.rows().contiguous().numpy()
@@ -114,7 +116,7 @@ class Tunable(ABC):
         """Have the levels of a row ascend again."""
 
     def state(self) -> dict[str, Tensor]:
-        """What goes on from here needs; means begin anew."""
+        """The tensors that `restore` needs. Means begin anew there."""
         return {"levels": self.levels, "indices": self.indices, "wanted": self.wanted.half()}
 
     def restore(self, state: dict[str, Tensor]) -> None:
@@ -127,7 +129,7 @@ class Tunable(ABC):
 
 
 class TunablePalette(Tunable):
-    """Levels are palettes `(G, K)` of as many rows each."""
+    """A weight with palettes `(G, K)`, each for O / G rows."""
 
     def __init__(self, made: Palettized, weight: Tensor) -> None:
         self.bits, self.shape, self.lut_shape = made.bits, made.indices.shape, made.lut.shape
@@ -159,7 +161,7 @@ class TunablePalette(Tunable):
 
 
 class TunableLinear(Tunable):
-    """Levels are scales `(O, 1)` of the integers from −limit to limit."""
+    """A weight with scales `(O, 1)` of the integers from −limit to limit."""
 
     def __init__(self, made: Affine, weight: Tensor) -> None:
         self.bits, self.shape = made.bits, made.data.shape
@@ -195,7 +197,7 @@ class TunableLinear(Tunable):
 
 
 def tunable(made: Encoded, weight: Tensor) -> Tunable | None:
-    """A weight `(O, I)`, fp32, that can go on from its constants; None for one not rounded."""
+    """A weight `(O, I)`, fp32, that learns from its constants on; None if they are not rounded."""
     if isinstance(made, Palettized):
         return TunablePalette(made, weight)
     return TunableLinear(made, weight) if isinstance(made, Affine) else None

@@ -26,29 +26,29 @@ from cetane.threads import available
 
 RATE, PULL = 0.016, 0.003
 """The first step sizes, in distances between two levels. `RATE`, divided by the number of levels,
-moves a level. `PULL` moves an element's wish. Both fall to zero as time runs out. With 0.004 for 16
-levels SmolLM2 lost for 150 steps what it had, with 0.001 it gained from the first on. With 0.02
-for elements it forgot all within ten: those that move at once no longer make up for each other."""
+moves a level. `PULL` moves an element's wish. Both fall to zero as time runs out. At 16 levels,
+steps of 0.004 made SmolLM2 worse for 150 steps, and steps of 0.001 better from the first on. A pull
+of 0.02 spoilt it within ten steps: elements that move at once no longer make up for each other."""
 WARM = 10
-"""Steps until the rate is whole: means of gradients need some."""
+"""Steps until the rate is whole: the means of gradients need some steps to settle."""
 TOKENS, PIECE = 512, 1024
-"""Tokens of a step, and of the part of it that is in memory at a time. In two
-bits 30 steps of 512 tokens at twice the rate did more than 35 of 2,048."""
+"""Tokens of a step, and the most that are in memory at a time. In two bits, 30 steps of 512 tokens
+at twice the rate did more than 35 of 2,048."""
 JUDGED, SHARE = 32, 1 / 8
-"""Sequences of the text, its beginning, that are not learnt from: they say whether learning helps.
-They are that part of it at most, which is all of them in the least text that is written. So a run
-that goes on with more text has the same ones: it judges nothing that it learnt."""
+"""The first sequences of the text judge the student, and are not learnt from: `JUDGED` of them, but
+no more than `SHARE` of the text. The least text that is written allows for `JUDGED`. So a run that
+goes on with more text judges by the same ones, and by none that it learnt."""
 EVERY = 1 / 12
-"""Part of the time between two judgements."""
+"""The part of the time that lies between two judgements."""
 
 
 class Student:
-    """A transformers model some of whose linear layers are rounded while they learn."""
+    """A transformers model, some of whose linear layers are rounded and learn."""
 
     def __init__(
         self, model: Any, layers: Mapping[str, nn.Linear], weights: Mapping[str, Tunable]
     ) -> None:
-        """`layers` and `weights` by the same names. The model is the student's from now on."""
+        """`layers` and `weights` have the same names. The student changes the model itself."""
         self.model, self.layers, self.weights = model, layers, weights
         self.kind = torch.bfloat16 if has_bfloat16(model.device.type) else torch.float32
         for module in model.modules():
@@ -60,7 +60,7 @@ class Student:
             parameter.requires_grad_(True)
 
     def write(self) -> None:
-        """Have the layers compute with the rounded values."""
+        """Copy the rounded values into the layers."""
         for name, weight in self.weights.items():
             self.layers[name].weight.data.copy_(weight.values)
 
@@ -71,7 +71,7 @@ class Student:
         return answers.divergence(logits)
 
     def step(self, share: float, number: int) -> None:
-        """Learn from the gradients that the layers have gathered; `share` is that of the rates."""
+        """Learn from the gradients that the layers have gathered, at this share of the rates."""
 
         def learn(name: str) -> None:
             parameter = self.layers[name].weight
@@ -89,9 +89,10 @@ class Student:
 class Tuner:
     """Lets a student learn a model's answers for some time.
 
-    From time to time it is judged on text that it does not learn from. What is better is kept at
-    `checkpoint`. From what is worse it goes back to that, and learns in half as large steps: few
-    bits need large ones, many bits small ones, and a model's size and text matter too.
+    From time to time the student is judged on text that it does not learn from. If it is better
+    than before, its weights are kept at `checkpoint`. If not, it goes back to the kept weights and
+    takes half as large steps. The right size is not known before: few bits need large steps, many
+    bits small ones, and a model's size and text matter too.
     """
 
     student: Student
@@ -99,22 +100,23 @@ class Tuner:
     checkpoint: Path
     progress: Progress
     seconds: float = 0.0
-    """That it has learnt for, those of interrupted runs included."""
+    """Seconds of learning so far, with those of interrupted runs."""
     pace: float = 1.0
-    """Of the rates."""
+    """The factor of the rates; a worse judgement halves it."""
     number: int = 0
-    """Of steps from what is kept."""
+    """Steps since the start, or since the student last went back to kept weights."""
     losses: list[float] = field(default_factory=list)
+    """The KL of every step."""
 
     def run(self, minutes: float) -> bool:
-        """Learn for some minutes; whether the student is nearer to the model than before.
+        """Learn for some minutes, on from the checkpoint of an interrupted run if there is one.
 
-        What an interrupted run left at `checkpoint` is taken up.
+        Returns whether the student is nearer to the model than it was before all runs.
         """
         every = torch.arange(len(self.answers.tokens))
         count = min(max(1, round(len(every) * SHARE)), JUDGED)
         judged = self.answers.batch(every[:count])
-        # a short text of people is in several batches, but what judges must not be learnt
+        # a short human text repeats in several batches, but no sequence may judge and be learnt
         aside = {tuple(row) for row in judged.tokens.tolist()}
         rows = self.answers.tokens[count:].tolist()
         learnt = every[count:][torch.tensor([tuple(row) not in aside for row in rows])]
@@ -141,11 +143,11 @@ class Tuner:
         return best < before
 
     def done(self, minutes: float) -> float:
-        """The part of the time that is over."""
+        """The part of the minutes that is over."""
         return self.seconds / (60 * minutes)
 
     def better(self, judged: Answers, best: float) -> float:
-        """Keep what is better than the best, or go back to that; the KL of what is kept."""
+        """Keep a student with a KL below `best`, else go back; returns the KL of what is kept."""
         now = self.judge(judged)
         if not now < best:  # NaN is no better either
             self.restore()
@@ -155,12 +157,12 @@ class Tuner:
 
     @property
     def told(self) -> str:
-        """How far it is, for people."""
+        """A message of progress, with the mean KL of the last 20 steps."""
         recent = self.losses[-20:]
         return f"tuning, KL {sum(recent) / max(1, len(recent)):.4f}"
 
     def step(self, rows: Tensor, share: float) -> None:
-        """Learn from some sequences; `share` is that of the rates."""
+        """Learn from some sequences, at this share of the rates."""
         loss = 0.0
         for part in rows.split(self.piece):
             divergence = self.student.divergence(self.answers.batch(part)) * len(part) / len(rows)
@@ -183,7 +185,7 @@ class Tuner:
         return sum(sums) / len(answers.tokens)
 
     def keep(self) -> None:
-        """Write a checkpoint."""
+        """Write the checkpoint: all weights, the seconds and the pace."""
         tensors = {f"{name}/{part}": tensor.contiguous()
                    for name, weight in self.student.weights.items()
                    for part, tensor in weight.state().items()}  # fmt: skip
@@ -193,8 +195,7 @@ class Tuner:
             save_file(tensors, temporary, said)
 
     def resume(self) -> bool:
-        """Take up the checkpoint of an interrupted run; whether there is one of the same
-        weights."""
+        """Go on from an interrupted run's checkpoint; False if there is none of these weights."""
         try:
             with safe_open(self.checkpoint, "pt") as file:
                 said = file.metadata() or {}

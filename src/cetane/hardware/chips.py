@@ -17,7 +17,7 @@ DEFAULT_CHIP = "m4-max"
 
 
 class ChipFigure(Data):
-    """One published or measured value, in the unit of its quantity."""
+    """One published or measured value, in its quantity's unit, which `data/chips.toml` gives."""
 
     value: float = Field(gt=0, allow_inf_nan=False)
     source: str = Field(min_length=1)

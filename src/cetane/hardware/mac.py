@@ -11,7 +11,7 @@ def is_mac() -> bool:
 
 
 def sysctl(name: str) -> str:
-    """A value of the kernel, by its name."""
+    """A value of a Mac's kernel, by its name; empty if there is none."""
     asked = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=False)
     return asked.stdout.strip()
 

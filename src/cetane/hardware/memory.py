@@ -4,18 +4,18 @@ import ctypes
 from contextlib import suppress
 
 LARGE = 1 << 22
-"""Bytes of an array that has pages of its own."""
+"""Arrays of as many bytes or more get pages of their own."""
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
-"""glibc's names of two options (`mallopt`)."""
+"""glibc's numbers of two options (`mallopt`)."""
 
 
 def keep_little() -> None:
     """Let large arrays be given back when they are freed.
 
-    glibc puts arrays as large as any that was freed before, up to 32 MB, among all others. There
-    they take room after they are gone, and new arrays of zeros are written, page for page.
+    glibc puts an array among all others if one as large was freed before, up to 32 MB. There it
+    keeps its room after it is freed, and new arrays of zeros must be written, page for page.
     """
-    with suppress(AttributeError, OSError):  # another library of C
+    with suppress(AttributeError, OSError):  # the C library is not glibc
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(MMAP_THRESHOLD, LARGE)
         mallopt(TRIM_THRESHOLD, 8 * LARGE)
@@ -24,8 +24,8 @@ def keep_little() -> None:
 def give_back() -> None:
     """Give freed memory back to the system.
 
-    glibc keeps it, and what one step leaves lies between the arrays of others. Rounding SmolLM2's
-    210 layers grew the process by 2.7 GB, of which 0.6 GB were in use.
+    glibc keeps it, since pages that one step frees lie between the arrays of others. Rounding
+    SmolLM2's 210 layers grew the process by 2.7 GB, of which 0.6 GB were in use.
     """
-    with suppress(AttributeError, OSError):  # another library of C
+    with suppress(AttributeError, OSError):  # the C library is not glibc
         ctypes.CDLL(None).malloc_trim(0)

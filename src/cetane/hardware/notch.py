@@ -7,8 +7,8 @@ weights the formula is a guess.
 """
 
 CORES = 16
-NOTCH = 1 << 20
-MARGIN = 16 << 10
+NOTCH = 1 << 20  # bytes
+MARGIN = 16 << 10  # bytes
 
 
 def on_notch(outputs: int, contracted: int, bits: int) -> bool:

@@ -14,8 +14,8 @@ def import_coremltools() -> ModuleType:
     On import it warns of missing libraries, which exist only on macOS. It also warns that this
     torch version is newer than the tested ones. Both are true on every supported machine.
 
-    It also loads scikit-learn, pandas and pyarrow if they are there, to convert models of theirs,
-    and for a second of processor time. Here it does not find them.
+    To convert scikit-learn's models, it also loads scikit-learn, and with it pandas and pyarrow.
+    That takes a second of processor time, so scikit-learn is hidden from it.
     """
     if "coremltools" not in sys.modules:
         logging.getLogger("coremltools").setLevel(logging.ERROR)
@@ -41,7 +41,10 @@ def hidden(library: str) -> Iterator[None]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars and no warnings, which quote what a stranger wrote into a config."""
+    """A context without transformers' progress bars and warnings.
+
+    The warnings quote what a stranger wrote into a config.
+    """
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -13,10 +13,10 @@ class CapacityCost:
 
     decode: Prediction
     functions: int
-    """Functions that were made for it alone; the context's serve what does not grow."""
+    """Functions made for it alone; blocks without a growing cache use the context's functions."""
     crossing: float
-    """The copy of all caches into the next capacity, at the rate of tensors that cross a program's
-    border: the slowest rate at which a host was seen to move bytes. 0 for the context."""
+    """The copy of all caches into the next capacity; 0 for the context. Its rate is that of tensors
+    that cross a program's border: the slowest at which a host was seen to move bytes."""
     saved: float
     """What a step saves against a step at the context."""
 
@@ -26,7 +26,7 @@ class CapacityCost:
 
     @property
     def break_even(self) -> float | None:
-        """The decoded tokens from which it pays for its crossing; None if it saves nothing."""
+        """The decoded tokens after which it has paid for its crossing; None if it saves nothing."""
         return self.crossing / self.saved if self.saved > 0 else None
 
 

@@ -1,4 +1,5 @@
-"""Combinations of layout, cache contract, format, T and context, with their predicted speeds.
+"""Combinations of layout, cache contract, format, width of a verifying call and context, with their
+predicted speeds.
 
 Combinations differ in fields of one recipe. The model's blocks are made once and shared.
 """
@@ -20,11 +21,12 @@ FORMATS = ("fp16", "int8-per-channel", "palette6-kmeans-group32", "palette4-kmea
 CHUNKS = (2, 4, 8)
 VERIFY = (2, 4, 8)
 CONTEXTS = (512, 2048, 8192)
+"""What is tried: formats, chunks of a model, tokens of a verifying call, and contexts."""
 
 
 @dataclass(frozen=True)
 class Combination:
-    """One combination, its predictions, and the reason if the chip would refuse it."""
+    """One combination and its predictions. `refused` is the reason why it cannot run, or None."""
 
     layout: str
     contract: str
@@ -99,9 +101,9 @@ class Combinations:
     def planner(
         self, layout: dict[str, Any], contract: str, form: str, verify: int, context: int
     ) -> Planner | None:
-        """The plan with some fields of the recipe replaced; None if it is not possible.
+        """The planner of the recipe with these fields replaced; None if it has no plan.
 
-        It shares blocks with a plan of the same compression.
+        It shares blocks with a planner of the same compression.
         """
         content = self.recipe.model_dump()
         content["layout"] = layout
@@ -122,7 +124,7 @@ class Combinations:
         return made
 
     def refusal(self, planner: Planner) -> str | None:
-        """The reason why no program, or not the chip, can hold the plan; None if it can."""
+        """The reason why the plan cannot be programs, or cannot run on the chip; None if it can."""
         try:
             for segment in planner.arrangement.order:
                 for cache in planner.caches(segment, 1):

@@ -3,8 +3,9 @@
 All models share the rates. The time of a program is the sum of
 
 - *dispatch*: one call of Core ML;
-- *weights*: the slowest of three times. One streams their bytes (`bytes`). One multiplies each with
-  one column, at one rate for 8 bits and fewer; one is the arithmetic of T columns (both `MACs`);
+- *weights*: the slowest of three times. The first streams their bytes (`bytes`). The second
+  multiplies each with one column, at one rate for 8 bits and fewer. The third computes T columns
+  (both are `MACs`);
 - *KV*: reads of keys and values, one copy for each query head; copies of the cache inside the
   program; and tensors that cross the program's border, which is slow;
 - *host*: embedding rows, masks and sampling.
@@ -38,6 +39,10 @@ RateName = Literal[
     "sort",
     "host",
 ]
+"""What a rate is for: calls (`dispatch`), and more for each on all compute units (`any_unit`);
+weights of 8 bits and fewer (`matvec`); bytes of wider weights (`half`), and of any (`stream`);
+multiply-accumulates (`compute`); bytes of caches (`memory`), and of inputs and outputs (`border`);
+logits that are sorted (`sort`); tokens (`host`)."""
 TERM_OF: dict[RateName, Term] = {
     "dispatch": "dispatch",
     "any_unit": "dispatch",
@@ -120,6 +125,7 @@ Costs = Mapping[RateName, float]
 
 
 def costs_of(rates: Rates) -> dict[RateName, float]:
+    """Milliseconds for one unit of work, by rate."""
     return {name: rate.ms for name, rate in rates.items()}
 
 
@@ -146,7 +152,7 @@ class Fit(Data):
 
 @cache
 def load_fit() -> Fit:
-    """The fit that ships."""
+    """The fit that ships with cetane."""
     text = (resources.files("cetane") / "data" / "rates.toml").read_text(encoding="utf-8")
     return parse_fit(text, "rates.toml")
 
@@ -192,8 +198,10 @@ def cite(figure: ChipFigure) -> str:
 
 
 def usage(work: Work, costs: Costs) -> dict[RateName, float]:
-    """The amount of every rate that a program uses. It is linear, but for the choice of the term
-    that bounds its weights."""
+    """The amounts of work that a program gives to each rate, in bytes, weights, calls or entries.
+
+    They are linear in the work, but for the choice of what bounds the weights.
+    """
     used: dict[RateName, float] = {}
     streaming = 0.0
     for bits, count in work.weights.items():

@@ -120,7 +120,7 @@ def rows(path: Path) -> Iterator[tuple[Row, Parse]]:
     kinds = [kind for kind, wanted in COLUMNS.items() if set(wanted) <= set(columns)]
     if not kinds:
         known = " nor ".join(", ".join(wanted) for wanted in COLUMNS.values())
-        raise CetaneError(f"{path}: neither the columns {known}")
+        raise CetaneError(f"{path}: it has neither the columns {known}")
     parse = parsers[kinds[0]]
     for row in reader:
         if None in row or None in row.values():
@@ -137,6 +137,7 @@ def number(row: Row, column: str) -> float | None:
 
 
 def decoder(row: Row) -> Decoder:
+    """The shapes of a row's model. Raises Unusable if they are not known."""
     decoder = load_decoders().get(row["model"])
     if decoder is None:
         raise Unusable("its shapes are not known")
@@ -144,6 +145,7 @@ def decoder(row: Row) -> Decoder:
 
 
 def chip(device: str) -> Chip:
+    """The chip of a device in the evidence. Raises Unusable if it is not known."""
     chip = chip_of(device)
     if chip is None:
         raise Unusable(f"the chip of {device!r} is not known")
@@ -151,6 +153,7 @@ def chip(device: str) -> Chip:
 
 
 def check_remarks(row: Row) -> None:
+    """Raise Unusable if a row's remarks say so (`UNUSABLE`)."""
     remarks = row.get("note") or row.get("notes") or ""
     for words, reason in UNUSABLE.items():
         if words in remarks:
@@ -174,7 +177,7 @@ EIGHT: Bits = {"attention": 8, "mlp": 8, "head": 8}
 
 
 def book(file: str, row: Row) -> Iterator[Measurement]:
-    """The measurements of a book's row: a step, and its layers and its head if they were timed."""
+    """The measurements of an ane-book row: a step, and its layers and head if they were timed."""
     if row["model"].startswith("synthetic") or row["T"] not in ("1", "1 decode / 4 prefill", ""):
         return
     check_remarks(row)
@@ -251,7 +254,7 @@ TIMED = {4: ("c1_ms", "c2_ms", "c3_ms", "c4_ms"), 3: ("c1_ms", "c2_ms", "c4_ms")
 
 
 def chunks(file: str, row: Row) -> Iterator[Measurement]:
-    """A row of the chunked ports: a step, and its chunks where they were timed."""
+    """The measurements of a chunked port's row: a step, and its chunks if they were timed."""
     if row["kind"] not in ("decode", "chunk", "verify", "prefill chunk", "spec"):
         return
     if row["status"] != "measured" or row["compute"] != "CPU_AND_NE":
@@ -309,7 +312,7 @@ class ChunkedPort:
         return self.model.chunked(where, slots, self.bits, contract, tokens, full)
 
     def plain_decoding(self) -> Iterator[Measurement]:
-        """The plain decoding of a speculative row: its remark has the times of the four chunks."""
+        """The plain decoding of a speculative row: its remark has the tokens a second (`base`)."""
         base = re.search(r"\bbase (\d+(?:\.\d+)?)", self.row["note"])
         if base:
             works = [*self.chunked("4-chunk", self.slots, "io"), Work(calls=0, host=1)]

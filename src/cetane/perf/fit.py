@@ -1,4 +1,4 @@
-"""The fit: fits the rates to the evidence, and measures their errors on left-out groups.
+"""Fits the rates to the evidence, and measures their errors on left-out groups.
 
 `python -m cetane.perf.fit` prints the errors; `--write` renews `data/rates.toml`. Files of further
 evidence, such as those that `cetane import` writes, can follow.
@@ -45,7 +45,7 @@ START: dict[RateName, float] = {
     "dispatch": 0.3, "any_unit": 1e-6, "matvec": 119, "half": 60, "memory": 50, "border": 10,
     "sort": 50, "compute": 4, "host": 0.6,
 }  # fmt: skip
-"""The start values of the fit; `host` keeps its value."""
+"""The start values of the fit. `compute` is in T/s; `host`, in ms, keeps its value."""
 HOST = "CoreML-LLM rows 5, 8, 21: embedding rows 0.4 ms, masks 0.2 to 0.4"
 SMOOTH = 0.02
 """Relative errors below this are squared, not absolute."""
@@ -56,6 +56,7 @@ Matrix = npt.NDArray[np.float64]
 
 
 def starting_rates() -> dict[RateName, Rate]:
+    """The rates of `START`."""
     units = {**FITTED, "compute": "T/s", "host": "ms"}
     return {name: rate(name, START[name], units[name], "start") for name in START}
 
@@ -163,7 +164,7 @@ def nonnegative(columns: Matrix, wanted: Matrix) -> Matrix:
 
 @dataclass(frozen=True)
 class Checked:
-    """A measurement with its prediction."""
+    """A measurement with its prediction, in milliseconds."""
 
     measurement: Measurement
     predicted: float

@@ -1,9 +1,10 @@
 """Predictions of a plan's speed on a chip: the work of every call of a mode, and its terms.
 
-Some work differs from the measured ports. The same rates price it, without a measurement:
-`readonly` takes the cache in, does not give it out, and copies it once to append the new columns.
-A cache of 8 bits comes in with its scales, and a cast reads it and writes fp16 before that.
-Tokens are routed as if every expert were equally likely.
+No port with some kinds of work was measured. The same rates price these:
+
+- `readonly` takes the cache in, does not give it out, and copies it once to append the new columns.
+- A cache of 8 bits comes in with its scales. A cast first reads it and writes fp16.
+- Tokens are routed as if every expert were equally likely.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,7 @@ COPIED: dict[ContractName, int] = {
 }
 """The number of reads and writes of a cache inside the program, before attention reads it once."""
 GREEDY = Work(calls=0, host=1)
+"""The host's work for a step: one token, chosen greedily."""
 FP16 = Fp16()
 
 
@@ -70,7 +72,7 @@ class Predictor:
     """Predicts plans of one model, and keeps all that does not depend on the recipe."""
 
     def __init__(self, chip: Chip, fit: Fit | None = None) -> None:
-        """CetaneError for a chip whose weight stream nobody measured: another chip's is not its."""
+        """Raises CetaneError for a chip without a weight stream of its own; others have another."""
         if not chip.stream:
             known = ", ".join(name for name, one in load_chips().items() if one.stream)
             raise CetaneError(

@@ -48,7 +48,7 @@ class Layer(Data):
 
 
 class Decoder(Data):
-    """A `[model]` of `data/evidence/models.toml`."""
+    """A `[model]` of `data/evidence/models.toml`, which explains the fields."""
 
     source: str
     layers: int

@@ -1,4 +1,4 @@
-"""Forms of weights that the rates do not fit: `data/slow_forms.toml`."""
+"""Formats that are slower than the rates say: `data/slow_forms.toml`."""
 
 from fnmatch import fnmatchcase
 from functools import cache
@@ -14,7 +14,7 @@ class SlowForm(Data):
     """Formats that stream and multiply slower than others of their bits."""
 
     formats: str
-    """A pattern of their names."""
+    """A glob pattern of their names."""
     slower: float = Field(ge=1)
     low: float
     high: float
@@ -23,7 +23,7 @@ class SlowForm(Data):
 
 
 class SlowForms(Data):
-    """The content of the file."""
+    """The content of `data/slow_forms.toml`."""
 
     form: list[SlowForm]
 
@@ -37,6 +37,6 @@ def load_slow_forms() -> tuple[SlowForm, ...]:
 
 
 def slowness(form: Format) -> float:
-    """How many times as long as other weights of its bits a weight in this format takes."""
+    """The time of a weight in this format, relative to others of its bits: 1 for most formats."""
     known = (slow.slower for slow in load_slow_forms() if fnmatchcase(form.name, slow.formats))
     return next(known, 1.0)
