@@ -13,7 +13,7 @@ from cetane.fitting.teacher import Answers
 
 READ = torch.arange(100, 136).reshape(3, 12)
 """Windows of documentation."""
-GIVEN = [[[5, 6, 8]]]
+GIVEN = [[5, 6, 8]]
 """Openings of the model's own text."""
 
 
@@ -38,7 +38,7 @@ def test_what_is_kept_is_not_written_again(
     assert len(more.tokens) == 4 * module.MOST
     torch.testing.assert_close(more.tokens[: len(made.tokens)], made.tokens)
     assert len({tuple(row.tolist()) for row in more.tokens}) == 4 * module.MOST
-    begun = [row[:4].tolist() == [7, *GIVEN[0][0]] for row in more.tokens]
+    begun = [row[:4].tolist() == [7, *GIVEN[0]] for row in more.tokens]
     assert sum(begun) == module.MOST, "the third of every three goes on with an opening"
     monkeypatch.setattr(module, "write_text", None)
     again = lessons(model, tmp_path / "text", 60.0)

@@ -25,7 +25,7 @@ def test_half_of_the_sequences_go_on_with_an_opening(tiny_model: Callable[..., A
     """With and without the start; what follows is written, and differs."""
     model = tiny_model("llama")
     given = [[11, 12, 13], [14, 15, 16]]
-    text = write_text(model, START, 32, 12, 1, silent, [given]).tolist()
+    text = write_text(model, START, 32, 12, 1, silent, given).tolist()
     begun = [row[1:4] if row[0] == START else row[:3] for row in text]
     assert [row in given for row in begun] == [False, False, True, True] * 8
     assert all(opening in begun for opening in given)
@@ -33,16 +33,8 @@ def test_half_of_the_sequences_go_on_with_an_opening(tiny_model: Callable[..., A
     assert [row[0] == START for row in text] == [True, False] * 16
 
 
-def test_two_kinds_of_openings_take_turns(tiny_model: Callable[..., Any]) -> None:
-    """A question in a chat template is the second: the template has its own start."""
-    text = write_text(tiny_model("llama"), START, 8, 12, 1, silent, [[[11, 12]], [[2, 3, 4]]])
-    for first in (2, 6):
-        assert text[first, :3].tolist() == [START, 11, 12]
-        assert text[first + 1, :3].tolist() == [2, 3, 4]
-
-
 def test_an_opening_as_long_as_the_sequence_is_cut(tiny_model: Callable[..., Any]) -> None:
-    given = [[list(range(20, 50))]]
+    given = [list(range(20, 50))]
     text = write_text(tiny_model("llama"), START, 4, 8, 1, silent, given)
     assert text[2].tolist() == [START, *range(20, 27)]
     assert text[3].tolist() == list(range(20, 28))

@@ -21,7 +21,7 @@ from cetane.fitting.attention import fuse_attention
 from cetane.fitting.documentation import documentation, spread, windows_of
 from cetane.fitting.importance import Importance, importance, keep, load
 from cetane.fitting.lessons import lessons
-from cetane.fitting.openings import asked_questions, openings
+from cetane.fitting.openings import openings
 from cetane.fitting.rounding import Rounder, linear_layers
 from cetane.fitting.teacher import Answers, narrowed
 from cetane.fitting.text import write_text
@@ -223,8 +223,7 @@ class Fitter:
         content = [VERSION, self.checkpoint.content, self.length, self.given_hash]
         place = folder() / f"{json_sha256(content)}.lessons"
         others = self.others[READ:] if len(self.others) >= 2 * READ else self.others
-        texts, questions = openings(self.tokenizer), asked_questions(self.tokenizer)
-        given = [texts, questions] if questions else [texts]
+        given = openings(self.tokenizer)
         return lessons(
             self.model, self.start, self.length, given, others, place, seconds, self.progress
         )
@@ -236,7 +235,7 @@ class Fitter:
         with narrowed(self.model) if self.resident else nullcontext():
             own = write_text(
                 self.model, self.start, SEQUENCES, self.length, SEED, self.progress,
-                [openings(self.tokenizer)],
+                openings(self.tokenizer),
             )  # fmt: skip
         return torch.cat([own, others])
 

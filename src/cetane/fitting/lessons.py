@@ -23,7 +23,7 @@ from cetane.files import Progress, disk_errors, replacing
 from cetane.fitting.teacher import Answers, ask, narrowed
 from cetane.fitting.text import write_text
 
-SEQUENCES, READ = 112, 16
+SEQUENCES, READ = 96, 32
 """A batch: the sequences that the model writes, and the windows of human text beside them."""
 LEAST, MOST = 2, 16
 """The least and the most batches. Fewer would be learnt by heart. No run has time to read more than
@@ -38,7 +38,7 @@ def lessons(
     model: Any,
     start: int,
     length: int,
-    given: Sequence[Sequence[Sequence[int]]],
+    given: Sequence[Sequence[int]],
     others: Tensor,
     place: Path,
     seconds: float,

@@ -1,4 +1,4 @@
-"""Openings of the texts that a model writes itself: of many kinds, and questions."""
+"""Openings of the texts and conversations that a model writes itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import tomllib
 from importlib import resources
 
 from cetane.checkpoint import Tokenizer
-from cetane.gates.probes import asked
 
 
 def openings(tokenizer: Tokenizer) -> list[list[int]]:
@@ -19,13 +18,6 @@ def openings(tokenizer: Tokenizer) -> list[list[int]]:
     file = resources.files("cetane") / "data" / "texts" / "openings.toml"
     groups = tomllib.loads(file.read_text("utf-8")).values()
     return [tokenizer.encode_plain(opening) for group in groups for opening in group]
-
-
-def asked_questions(tokenizer: Tokenizer) -> list[list[int]]:
-    """All questions in the model's chat template, in tokens; none without a template."""
-    if not tokenizer.has_chat_template:
-        return []
-    return [asked(tokenizer, question) for question in questions()]
 
 
 def questions() -> list[str]:

@@ -35,13 +35,13 @@ def write_text(
     length: int,
     seed: int,
     progress: Progress,
-    given: Sequence[Sequence[Sequence[int]]] = (),
+    given: Sequence[Sequence[int]] = (),
 ) -> Tensor:
     """Sampled tokens, int64 `(sequences, length)`.
 
     Every other sequence begins with `start`. The others lack it, as texts without a template do:
     the first token of a text, whichever it is, draws much attention. The third and the fourth of
-    every four go on with an opening, if any are `given`: kinds take turns.
+    every four go on with one of the `given` openings, if there are any.
     `model` is a causal transformers model; the same seed gives the same text on one machine.
     """
     random = torch.Generator().manual_seed(seed)
@@ -77,7 +77,7 @@ def drawn_from(logits: Tensor, random: torch.Generator) -> Tensor:
 
 def beginnings(
     start: int,
-    given: Sequence[Sequence[Sequence[int]]],
+    given: Sequence[Sequence[int]],
     sequences: int,
     length: int,
     random: torch.Generator,
@@ -85,12 +85,12 @@ def beginnings(
     """The given tokens of a batch, int64 `(sequences, length)`, and `FREE` for all others."""
     tokens = torch.full((sequences, length), FREE)
     tokens[:, 0] = start
-    for row in range(sequences if given else 0):
-        if row % 4 >= 2:
-            kind = given[row % len(given)]
-            chosen = kind[int(torch.randint(len(kind), (1,), generator=random))]
-            opening = torch.tensor(chosen[: length - 1])
-            tokens[row, 1 : 1 + len(opening)] = opening
+    if given:
+        chosen = torch.randint(0, len(given), (sequences,), generator=random).tolist()
+        for row in range(sequences):
+            if row % 4 >= 2:
+                opening = torch.tensor(given[chosen[row]][: length - 1])
+                tokens[row, 1 : 1 + len(opening)] = opening
     return tokens
 
 
