@@ -76,11 +76,12 @@ def test_what_real_templates_do() -> None:
         "{{ none | select | list }}{{ [2, 1] | sort }}{{ [1, 2] | sum }}"
         "{{ {'a': 1}.items() | list }}"
         "{{ 'a</b>c'.split('</b>')[-1].lstrip('\\n') }}{{ 1.55 | round(1, 'floor') }}"
-        "{{ 1.5 | round(10 ** 9, 'ceil') }}"
+        "{{ 1.5 | round(10 ** 9, 'ceil') }}{{ 15 | round(-1) }}"
+        "{{ 5 | round(-(10 ** 9), 'floor') }}{{ 5 | round(-(10 ** 9)) }}"
     )
     assert render(template, MESSAGES, True, {}) == (
         '<user>hi1True[{"role": "user", "content": "hi"}]a, bya-b114abab'
-        "hi[][1, 2]3[('a', 1)]c1.51.5"
+        "hi[][1, 2]3[('a', 1)]c1.51.5200.00"
     )
 
 

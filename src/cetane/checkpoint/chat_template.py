@@ -286,7 +286,7 @@ def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = 
 
 def _round(value: float, precision: int = 0, method: Any = "common") -> float:
     """Jinja's `round`."""
-    return do_round(value, min(precision, 64), method)
+    return do_round(value, max(-64, min(precision, 64)), method)
 
 
 @lru_cache
