@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cetane.errors import CetaneError
-from cetane.schema.recipe import Recipe, load_recipe, parse_recipe, shipped
+from cetane.schema.recipe import Recipe, load_recipe, override, parse_recipe, shipped
 from cetane.validation import parse_json, parse_toml
 
 
@@ -206,6 +206,12 @@ def test_files_that_are_not_toml(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(CetaneError, match=r"bad\.toml: (not TOML|it is not UTF-8): "):
         load_recipe(str(path))
+
+
+@pytest.mark.parametrize("key", ["#", "a=1\nb", "a = {} #", "", "a b", "."])
+def test_what_is_no_key(key: str) -> None:
+    with pytest.raises(CetaneError, match="is not a key of a recipe"):
+        override(parse(), {key: 3})
 
 
 def test_mistakes_in_a_file_name_the_file(tmp_path: Path) -> None:
