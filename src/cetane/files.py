@@ -281,7 +281,7 @@ def read_named(kind: type[Content], path: Path, most: int, key: str, hint: str) 
         content = read_bytes(path, most)
     except CetaneError as error:
         raise CetaneError(f"{key}: {error.message}", hint) from error
-    return validated(kind, parse_json(content, str(path), hint), str(path))
+    return validated(kind, parse_json(content, str(path), hint), str(path), hint)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

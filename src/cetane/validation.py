@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Iterable
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -160,11 +161,18 @@ def check_limits(content: Any) -> None:
     raise RecursionError
 
 
+STRING_OR_COMMENT = re.compile(
+    r"""("{3}|")(?:\\?.)*?(?:\1"{0,2}|\Z)|('{3}|').*?(?:\2'{0,2}|\Z)|#[^\n]*""", re.DOTALL
+)
+"""In TOML, up to two quotes may precede the three that close a string. A string without an end
+takes the rest, so that the search takes linear time."""
+
+
 def check_keys(text: str) -> None:
     """Raise RecursionError for a dotted key of too many parts, which tomllib reads in quadratic
     time."""
     parts = 0
-    for piece in text.split("."):
+    for piece in STRING_OR_COMMENT.sub("", text).split("."):
         parts = 0 if any(mark in piece for mark in "\n,=") else parts + 1
         if parts > MOST_DEPTH:
             raise RecursionError

@@ -21,6 +21,12 @@ GREEDY = {
     "dicts of itself": GROWS % ("{}", "dict(a=ns.s, b=ns.s)") + "{{ ns.s }}",
     "powers": GROWS % ("9", "ns.s ** 64"),
     "products": GROWS % ("9999999", "ns.s * ns.s"),
+    "differences": GROWS % ("2 ** 2040", "ns.s - -ns.s"),
+    "quotients": "{{ 2 ** 2047 * 2 ** 2047 // 2 ** 2047 > 0 }}",
+    "remainders": "{{ 2 ** 2047 * 2 ** 2047 % 2 ** 2047 == 0 }}",
+    "numbers of texts": "{{ ('f' * 9999)|int(base=16) > 0 }}",
+    "numbers that are written": "{{ 0x" + "f" * 9999 + " > 0 }}",
+    "sums": "{{ ([2 ** 2047 * 2 ** 2047] * 9999)|sum > 0 }}",
     "repeated": "{{ 'a' * 10 ** 10 }}",
     "centred": "{{ 'a'.center(10 ** 10) }}",
     "formatted": "{{ '{:>9999999999}'.format(1) }}",
@@ -76,11 +82,12 @@ def test_what_real_templates_do() -> None:
         "{{ none | select | list }}{{ [2, 1] | sort }}{{ [1, 2] | sum }}"
         "{{ {'a': 1}.items() | list }}"
         "{{ 'a</b>c'.split('</b>')[-1].lstrip('\\n') }}{{ 1.55 | round(1, 'floor') }}"
-        "{{ 1.5 | round(10 ** 9, 'ceil') }}"
+        "{{ 1.5 | round(10 ** 9, 'ceil') }}{{ 15 | round(-1) }}"
+        "{{ 5 | round(-(10 ** 9), 'floor') }}{{ 5 | round(-(10 ** 9)) }}"
     )
     assert render(template, MESSAGES, True, {}) == (
         '<user>hi1True[{"role": "user", "content": "hi"}]a, bya-b114abab'
-        "hi[][1, 2]3[('a', 1)]c1.51.5"
+        "hi[][1, 2]3[('a', 1)]c1.51.5200.00"
     )
 
 

@@ -75,6 +75,16 @@ def test_it_is_what_peft_merges(kind: str, base: Any, tmp_path: Path) -> None:
     assert changed >= 2
 
 
+def test_a_replaced_tensor_has_the_dtype_of_the_adapter(
+    damaged: Any, tiny_checkpoint_folder: Path
+) -> None:
+    norm = {"base_model.model.model.norm.weight": torch.ones(64, dtype=torch.float16)}
+    merged = open_checkpoint(tiny_checkpoint_folder, damaged({}, norm))
+    assert merged.read("model.norm.weight").dtype == torch.float16
+    assert merged.dtype("model.norm.weight") == "F16"
+    assert merged.dtype("model.layers.0.self_attn.q_proj.weight") == "F32"
+
+
 def test_a_gguf_base(tmp_path: Path) -> None:
     model = build_model("llama", bos_token_id=1, pad_token_id=2)
     path = write_gguf(tmp_path / "base.gguf", "llama", model, gguf.GGMLQuantizationType.Q8_0)

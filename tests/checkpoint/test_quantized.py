@@ -303,6 +303,7 @@ def test_methods_without_a_rule_are_refused_by_name(tmp_path: Path, method: str)
         open_checkpoint(folder(tmp_path, said, {f"{NAME}.weight": FLOAT}))
 
 
+STATE = torch.tensor([*b'{"blocksize": 64, "shape": [8, 8]}'], dtype=torch.uint8)
 WRONG = {
     "awq, gemv": ({"quant_method": "awq", "bits": 4, "version": "gemv"}, {}),
     "gptq, 3 bits": ({"quant_method": "gptq", "bits": 3}, {}),
@@ -319,6 +320,10 @@ WRONG = {
     ),
     "mlx, bits that are no whole number": (
         {"group_size": 32, "bits": 4.0}, {f"{NAME}.weight": WORDS, f"{NAME}.scales": FLOAT},
+    ),
+    "bitsandbytes, a state without a weight": (
+        {"quant_method": "bitsandbytes"},
+        {f"{NAME}.weight.quant_state.bitsandbytes__nf4": STATE},
     ),
     "not an object": ("fp8", {}),
 }  # fmt: skip

@@ -1,13 +1,14 @@
 """Recipes: defaults, bounds, and an error that names the key for everything else."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cetane.errors import CetaneError
-from cetane.schema.recipe import Recipe, load_recipe, parse_recipe, shipped
-from cetane.validation import parse_json, parse_toml
+from cetane.schema.recipe import Recipe, load_recipe, override, parse_recipe, shipped
+from cetane.validation import check_keys, parse_json, parse_toml
 
 
 def parse(**content: Any) -> Recipe:
@@ -208,11 +209,55 @@ def test_files_that_are_not_toml(tmp_path: Path, content: bytes) -> None:
         load_recipe(str(path))
 
 
+@pytest.mark.parametrize("key", ["#", "a=1\nb", "a = {} #", "", "a b", "."])
+def test_what_is_no_key(key: str) -> None:
+    with pytest.raises(CetaneError, match="is not a key of a recipe"):
+        override(parse(), {key: 3})
+
+
 def test_mistakes_in_a_file_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     path.write_text("[tokens]\nverfy = 4\n")
     with pytest.raises(CetaneError, match=r"bad\.toml: tokens\.verfy: unknown key; .*'verify'"):
         load_recipe(str(path))
+
+
+DOTS, DEEP = "." * 70, ".".join("a" * 70)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'a = "{DOTS}"',
+        f"a = '{DOTS}'",
+        f"# it's {DOTS}\na = 1 # {DOTS}",
+        f'a = "\\"{DOTS}"',
+        f'a = """"{DOTS}\\"""{DOTS}"""""',
+        f"a = [''''{DOTS}''''', '\\', \"{DOTS}\"]",
+    ],
+)
+def test_dots_in_texts_and_comments(text: str) -> None:
+    assert parse_toml(text, "x") == tomllib.loads(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{DEEP} = 1",
+        f"[{DEEP}]",
+        f"a = [''''b'''', {{{DEEP} = 1}}]",
+        f'a = [""""b\\"""""", {{{DEEP} = 1}}]',
+        f"a = ['\\', {{{DEEP} = 1}}]",
+        f'a = ["\\\\", {{{DEEP} = 1}}]',
+        f"# it's\n{DEEP} = 1",
+        ".".join(['"="'] * 70) + " = 1",
+    ],
+)
+def test_keys_of_too_many_parts(text: str) -> None:
+    with pytest.raises(RecursionError):
+        check_keys(text)
+    with pytest.raises(CetaneError, match="too deeply nested"):
+        parse_toml(text, "x")
 
 
 @pytest.mark.parametrize("digits", [41, 5000])  # Python itself has a limit, with advice to its user

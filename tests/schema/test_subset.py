@@ -73,6 +73,7 @@ def test_what_is_no_subset(changes: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(CetaneError, match=r"subset\.json") as raised:
         load_subset(file)
     assert "\n" not in raised.value.message
+    assert raised.value.hint == "cetane vocabulary makes one"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, "\0"])

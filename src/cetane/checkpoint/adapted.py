@@ -33,7 +33,10 @@ class MergedCheckpoint(WrappedCheckpoint):
         self.lora = lora
 
     def dtype(self, name: str) -> str:
-        return "F32" if name in self.lora.changes else self.base.dtype(name)
+        if name in self.lora.changes:
+            return "F32"
+        replaced = self.lora.replaced.get(name)
+        return self.base.dtype(name) if replaced is None else replaced.stored_as
 
     def read(self, name: str) -> torch.Tensor:
         replaced = self.lora.replaced.get(name)

@@ -101,7 +101,8 @@ class _Generation(Extension):
 
 
 class _Limits(NodeTransformer):
-    """Puts a filter around every node that repeats, joins texts, or makes a list."""
+    """Puts a filter around every node that repeats, joins texts, or makes a list, and checks the
+    numbers that the template writes."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -124,6 +125,10 @@ class _Limits(NodeTransformer):
         self.generic_visit(node)
         return _filtered(node, "sized")
 
+    def visit_Const(self, node: nodes.Const) -> nodes.Node:
+        _check_bits(_bits(node.value))
+        return node
+
 
 def _filtered(node: Any, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None)
@@ -132,7 +137,7 @@ def _filtered(node: Any, name: str) -> nodes.Filter:
 class _Environment(ImmutableSandboxedEnvironment):
     """A sandbox with limits: loops and calls check the time, results check their length."""
 
-    intercepted_binops = frozenset({"*", "**", "+", "%"})
+    intercepted_binops = frozenset({"*", "**", "+", "-", "//", "%"})
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree: nodes.Template = _Limits().visit(super()._parse(source, name, filename))
@@ -148,14 +153,12 @@ class _Environment(ImmutableSandboxedEnvironment):
             _check(_size(left) + _size(right))
         elif operator == "%" and isinstance(left, str):
             raise TemplateError("a template may not format with %")
-        elif operator == "**" and _bits(left) * abs(right) > MOST_BITS:
-            raise TemplateError("it computes a power that is too large")
         elif operator == "*":
             for value, times in ((left, right), (right, left)):
                 if isinstance(times, int):
                     _check(_size(value) * max(times, 0))
-            if _bits(left) + _bits(right) > MOST_BITS:
-                raise TemplateError("it computes a product that is too large")
+        power = operator == "**"
+        _check_bits(_bits(left) * abs(right) if power else _bits(left) + _bits(right))
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -176,6 +179,11 @@ class _Environment(ImmutableSandboxedEnvironment):
 def _bits(value: Any) -> int:
     """The bits of a whole number; 1 for anything else."""
     return value.bit_length() if isinstance(value, int) else 1
+
+
+def _check_bits(bits: float) -> None:
+    if bits > MOST_BITS:
+        raise TemplateError("it computes a number that is too large")
 
 
 def _tick() -> None:
@@ -240,13 +248,15 @@ def _limited(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         if name in ITERATING and isinstance(arguments[first], Iterable):
             arguments[first] = _measured(arguments[first])
         made = plain(*arguments, **options)
-        return _measured(made) if isinstance(made, Iterator) else _sized_text(made)
+        return _measured(made) if isinstance(made, Iterator) else _bounded(made)
 
     return limited
 
 
-def _sized_text(value: Any) -> Any:
-    """`value`, measured if it is a text: lists come from measured items, or were there before."""
+def _bounded(value: Any) -> Any:
+    """`value`, measured if it is a text or a number: lists come from measured items, or were there
+    before."""
+    _check_bits(_bits(value))
     return _sized(value) if isinstance(value, str) else value
 
 
@@ -286,7 +296,7 @@ def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = 
 
 def _round(value: float, precision: int = 0, method: Any = "common") -> float:
     """Jinja's `round`."""
-    return do_round(value, min(precision, 64), method)
+    return do_round(value, max(-64, min(precision, 64)), method)
 
 
 @lru_cache

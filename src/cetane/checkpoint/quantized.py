@@ -206,11 +206,14 @@ class QuantizedTensors:
             sliced,
         )
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        tensor = self.tensors.get(name)
-        if tensor is None:
+    def stored(self, name: str) -> StoredTensor:
+        """A tensor, which stays. CetaneError if it is missing."""
+        if name not in self.tensors:
             raise self.bad(f"{name} is missing")
-        return tensor.shape
+        return self.tensors[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.stored(name).shape
 
     def matrix(self, name: str) -> tuple[int, int]:
         shape = self.shape(name)
@@ -467,7 +470,7 @@ def fours(layout: QuantizedTensors, module: str, kind: str, end: str) -> None:
         and all(type(n) is int and 0 < n <= 2**31 for n in shape), f"{module}{end}",
     )  # fmt: skip
     count = math.prod(shape)
-    fits = layout.tensors[f"{module}.weight"].nbytes == -(-count // 2)
+    fits = layout.stored(f"{module}.weight").nbytes == -(-count // 2)
     layout.check(fits and layout.shape(f"{module}.weight.quant_map") == (16,), f"{module}.weight")
     blocks = -(-count // block)
     nested, offset = state.get("nested_blocksize"), state.get("nested_offset", 0.0)

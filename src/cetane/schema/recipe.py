@@ -376,14 +376,14 @@ def key_path(key: str) -> list[str]:
     """The names in a dotted TOML key: two in `cache.context`, three in `a.b."c.d"`."""
     try:
         table: Any = tomllib.loads(f"{key} = 0")
-    except tomllib.TOMLDecodeError as error:
+        path = []
+        while isinstance(table, dict):
+            ((name, table),) = table.items()
+            path.append(name)
+    except ValueError as error:  # no TOML, or not one key
         raise CetaneError(
             f"{key!r} is not a key of a recipe", "write a dotted key, such as cache.context"
         ) from error
-    path = []
-    while isinstance(table, dict):
-        ((name, table),) = table.items()
-        path.append(name)
     return path
 
 
