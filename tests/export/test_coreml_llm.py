@@ -534,3 +534,9 @@ def test_other_models() -> None:
     checkpoint = InMemoryCheckpoint(build_gemma3())
     with pytest.raises(CetaneError, match="is for Gemma 4"):
         planners(checkpoint, recipe(layout={"kind": "single"}))
+
+
+def test_a_model_without_sliding_layers() -> None:
+    model = build_gemma4(**MODEL | {"layer_types": [FULL] * len(KINDS)})
+    with pytest.raises(CetaneError, match="sliding and full layers, this model has only full"):
+        planners(InMemoryCheckpoint(model), wanted(sliding=None))
