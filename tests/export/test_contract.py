@@ -31,7 +31,7 @@ from cetane.engine.engine import Engine
 from cetane.export.contract.describe import describe
 from cetane.export.contract.folder import document, host
 from cetane.export.contract.memory import activation_bytes
-from cetane.mil import load
+from cetane.mil import Body, MilFunction, NamedValue, Op, TensorType, load
 from cetane.pipeline.export import export_contract
 from cetane.schema.interface import Input
 from cetane.schema.slots import CONTRACTS
@@ -244,6 +244,19 @@ def test_activations_by_hand(tiny_bundle) -> None:
     assert 2 * hidden <= activation_bytes(functions["decode"]) <= 8 * hidden
     tokens = bundle.plan.modes["prefill"].tokens
     assert activation_bytes(functions["prefill"]) == tokens * activation_bytes(functions["decode"])
+
+
+def test_a_result_that_nothing_reads_is_soon_forgotten() -> None:
+    """At most two values of 200 bytes: `a` beside `unread`, then beside `b`."""
+    half = TensorType((1, 100), "fp16")
+    ops = tuple(
+        Op(kind, "", {"x": (read,)}, tuple(NamedValue(name, half) for name in made))
+        for kind, read, made in (
+            ("split", "x", ("a", "unread")), ("relu", "a", ("b",)), ("relu", "b", ("y",)),
+        )
+    )  # fmt: skip
+    function = MilFunction("main", {"x": half}, {"y": half}, {}, Body((), ops, ("y",)))
+    assert activation_bytes(function) == 400
 
 
 def test_a_subset_and_hostile_names(tmp_path: Path) -> None:

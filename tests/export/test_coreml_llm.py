@@ -1,6 +1,7 @@
 """The folder for CoreML-LLM: driven as its Swift runtime does, by hand, it is the model."""
 
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -26,7 +27,7 @@ from cetane.export.coreml_llm.adapter import Adapter
 from cetane.export.coreml_llm.contract import CHUNKS
 from cetane.export.coreml_llm.planner import planners
 from cetane.families import Head
-from cetane.files import sha256
+from cetane.files import LARGEST, sha256
 from cetane.mil import load
 from cetane.pipeline.export import check_folder, replace_package
 from cetane.schema.recipe import load_recipe
@@ -365,6 +366,7 @@ DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda f: edit(f, num_kv_shared_layers=3), "packages have 6 caches, not 5"),
     (lambda f: edit(f, context_length=32), "prefill of 40 tokens does not fit"),
     (lambda f: (f / "model_config.json").write_text("{"), "model_config.json"),
+    (lambda f: os.truncate(f / "model_config.json", LARGEST + 1), "model_config.json is larger"),
     (lambda f: (f / "hf_model" / "tokenizer.json").unlink(), "tokenizer.json is missing"),
     (lambda f: shutil.rmtree(f / "prefill_chunk3.mlpackage"), "prefill_chunk3"),
     (lambda f: swap(f, "prefill_chunk1", "prefill_chunk2"), "prefill_chunk1: nothing gives per_"),
@@ -534,3 +536,9 @@ def test_other_models() -> None:
     checkpoint = InMemoryCheckpoint(build_gemma3())
     with pytest.raises(CetaneError, match="is for Gemma 4"):
         planners(checkpoint, recipe(layout={"kind": "single"}))
+
+
+def test_a_model_without_sliding_layers() -> None:
+    model = build_gemma4(**MODEL | {"layer_types": [FULL] * len(KINDS)})
+    with pytest.raises(CetaneError, match="sliding and full layers, this model has only full"):
+        planners(InMemoryCheckpoint(model), wanted(sliding=None))

@@ -81,6 +81,13 @@ def test_figures_become_rows_that_the_fit_reads(write: Write, bundle: Bundle) ->
     assert weights == pytest.approx(bundle.plan.weight_bytes / 2, rel=0.02)  # fp16
 
 
+def test_without_turns_loads_and_energy_are_kept(write: Write, bundle: Bundle) -> None:
+    """As with --rounds 0."""
+    found = imported(write(lambda content: content.update(turns=[])), bundle).figures
+    assert (found.load_ms, found.load_again_ms, found.joules_per_token) == (40.0, 9.0, 0.02)
+    assert (found.turns, found.decode_ms) == (0, None)
+
+
 def test_two_bundles_are_compared_turn_by_turn(
     write: Write, pair: tuple[Bundle, Bundle], tmp_path: Path
 ) -> None:

@@ -67,15 +67,14 @@ class SpeedCompared(Data):
 def figures(measurements: Measurements, label: Label) -> Figures:
     """The figures of one bundle of a record."""
     turns = [turn for turn in measurements.turns if turn.bundle == label]
-    bundle = measurements.bundles[label]
-    loads = [(f.load_ms, f.load_again_ms) for f in bundle.functions.values()]
-    first = [one for one, _ in loads if one is not None]
-    again = [two for _, two in loads if two is not None]
-    whole = len(first) == len(loads) > 0
+    functions = measurements.bundles[label].functions.values()
+    first = total([function.load_ms for function in functions])
+    again = total([function.load_again_ms for function in functions])
     verified = [turn.verify.median_ms for turn in turns if turn.verify is not None]
     spent = [joules(energy) for energy in measurements.energy if energy.bundle == label]
+    per_token = median(spent) if spent else None
     if not turns:
-        return Figures(load_ms=sum(first) if whole else None)
+        return Figures(load_ms=first, load_again_ms=again, joules_per_token=per_token)
     return Figures(
         decode_ms=median(turn.decode.median_ms for turn in turns),
         decode_p95_ms=median(turn.decode.p95_ms for turn in turns),
@@ -84,12 +83,18 @@ def figures(measurements: Measurements, label: Label) -> Figures:
         first_token_ms=median(turn.first_token_ms for turn in turns),
         verify_ms=median(verified) if verified else None,
         verify_tokens=turns[0].verify_tokens,
-        load_ms=sum(first) if whole else None,
-        load_again_ms=sum(again) if len(again) == len(loads) > 0 else None,
+        load_ms=first,
+        load_again_ms=again,
         peak_bytes=max(turn.peak_bytes for turn in turns),
-        joules_per_token=median(spent) if spent else None,
+        joules_per_token=per_token,
         turns=len(turns),
     )
+
+
+def total(times: Sequence[float | None]) -> float | None:
+    """The sum of times; None if there are none, or if one was not measured."""
+    known = [time for time in times if time is not None]
+    return sum(known) if len(known) == len(times) > 0 else None
 
 
 def joules(energy: Energy) -> float:

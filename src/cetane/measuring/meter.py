@@ -29,7 +29,8 @@ def command() -> list[str] | None:
 
 
 class Meter:
-    """A context in which power is recorded. `samples` gives the samples, afterwards too."""
+    """A context in which power is recorded, each time anew. `samples` gives the samples,
+    afterwards too."""
 
     def __init__(self, growing: Path | None = None) -> None:
         """`growing`: a file that a meter already writes, in place of one that is started."""
@@ -45,6 +46,8 @@ class Meter:
 
     def __enter__(self) -> Meter:
         if self.command:
+            self.output.seek(0)  # a sample that was cut off must not stay in the middle
+            self.output.truncate()
             self.process = subprocess.Popen(
                 self.command, stdout=self.output, stderr=subprocess.DEVNULL
             )
@@ -60,7 +63,8 @@ class Meter:
                 self.process.wait()
 
     def samples(self) -> list[Sample]:
-        """The samples so far, of all contexts. Raises BadSamples if the meter wrote none."""
+        """The samples of the last context so far, or those in `growing`. Raises BadSamples if the
+        meter wrote none."""
         try:
             if self.growing:
                 return read_samples(self.growing.read_bytes())

@@ -133,7 +133,8 @@ def check_choices(
         if getattr(request, name):
             raise unsupported(name, reason)
     if grammar is not None:
-        raise unsupported("response_format", reason)
+        asked = "tool_choice" if request.response_format is None else "response_format"
+        raise unsupported(asked, reason)
 
 
 def sampling(request: GenerationRequest, served: Served, number: int) -> Sampling:

@@ -76,6 +76,7 @@ class Worker:
         job = Job(asks, self.settings.seconds)
         with self._changed:
             if self._closing:
+                self._end("refused")
                 raise closing()
             busy = self._running is not None or bool(self._queue)
             if busy and len(self._queue) >= self.settings.queue:
@@ -108,6 +109,7 @@ class Worker:
         with self._changed:
             self._closing = True
             while self._queue:
+                self._end("refused")
                 self._queue.popleft().put(closing())
             if self._running is not None:
                 end = time.perf_counter() + grace

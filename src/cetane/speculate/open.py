@@ -4,6 +4,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from platform import node
+from typing import Annotated
+
+from pydantic import Field
 
 from cetane import __version__
 from cetane.bundle import Bundle
@@ -108,10 +111,13 @@ def tokenizer_hash(bundle: Bundle) -> str:
     return record.sha256
 
 
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 class KeptTimes(Data):
     """Seconds of calls on one machine, by their width."""
 
-    seconds: dict[int, list[float]]
+    seconds: dict[int, Annotated[list[Seconds], Field(min_length=1)]]
 
 
 def call_times(engine: Engine, longest: int) -> dict[int, list[float]]:
@@ -132,7 +138,7 @@ def known_controller(engine: Engine, longest: int, bundle: Bundle, backend: str)
     path = cache_dir() / "call-times" / f"{key}.json"
     with suppress(CetaneError):
         known = validated(KeptTimes, read_json(path), str(path))
-        if 1 in known.seconds and all(times for times in known.seconds.values()):
+        if 1 in known.seconds:
             return Controller(known.seconds)
     times = call_times(engine, longest)
     write_cache(path, KeptTimes(seconds=times).model_dump_json())

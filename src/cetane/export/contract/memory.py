@@ -95,8 +95,9 @@ def call_bytes(function: Function) -> int:
 def activation_bytes(function: MilFunction) -> int:
     """The largest sum of a function's intermediate values that are alive at once."""
     index = FunctionIndex(function)
-    last = {name: at for at, op in enumerate(index.ops) for name in op.references()}
-    last |= dict.fromkeys(function.outputs, len(index.ops))
+    last: dict[str, int] = {}  # the place of each value's last reader, or of its maker
+    for at, op in enumerate(index.ops):
+        last |= dict.fromkeys((*(value.name for value in op.outputs), *op.references()), at)
     alive: dict[str, int] = {}
     most = 0
     for at, op in enumerate(index.ops):
@@ -104,9 +105,7 @@ def activation_bytes(function: MilFunction) -> int:
             if value.name not in index.fixed and value.name not in function.outputs:
                 alive[value.name] = type_bytes(value.type)
         most = max(most, sum(alive.values()))
-        for name in op.references():
-            if last[name] == at:
-                alive.pop(name, None)
+        alive = {name: size for name, size in alive.items() if last[name] > at}
     return most
 
 

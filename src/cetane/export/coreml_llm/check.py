@@ -1,6 +1,5 @@
 """Static checks of a folder: problems that stop CoreML-LLM's runtime or make it compute wrongly."""
 
-import json
 import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from cetane.export.coreml_llm.contract import (
     positions,
     theirs,
 )
+from cetane.files import read_json
 from cetane.mil import MilFunction, Program, load
 from cetane.npy import open_array
 
@@ -40,10 +40,12 @@ def check(folder: Path) -> list[str]:
     Packages that a Mac has compiled count as present, but cannot be read.
     """
     try:
-        config = json.loads((folder / "model_config.json").read_text())
+        config = read_json(folder / "model_config.json")
         counts = {key: config[key] for key in COUNTS}
         layers, shared = config["layer_types"], config["num_kv_shared_layers"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except CetaneError as error:
+        return [error.message]
+    except KeyError as error:
         return [f"model_config.json: {error!r}"]
     problems = [
         f"model_config.json: {key} = {value!r}"

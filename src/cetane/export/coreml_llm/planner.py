@@ -274,6 +274,12 @@ def refuse(planner: ContractPlanner) -> None:
             "the layout coreml-llm is for Gemma 4 with per-layer embeddings",
             "the layout contract describes any bundle",
         )
+    if not SHARED.keys() <= planner.slots.keys():
+        raise CetaneError(
+            "CoreML-LLM's runtime needs sliding and full layers, this model has only "
+            f"{', '.join(planner.slots)} ones",
+            "the layout contract describes any bundle",
+        )
     refuse_capacities(recipe, "CoreML-LLM's runtime")
     refuse_int8_caches(recipe, "CoreML-LLM's runtime")
     refuse_int4_rows(recipe, "CoreML-LLM's runtime", "int8")
