@@ -12,7 +12,7 @@ from cetane.gates.explain import Explanation
 from cetane.gates.limits import Limits, read
 from cetane.pipeline.port import is_open, mended, port
 from cetane.pipeline.request import make_request
-from cetane.schema.recipe import Recipe, load_recipe, parse_recipe
+from cetane.schema.recipe import Recipe, load_recipe, override, parse_recipe
 
 
 @pytest.fixture
@@ -158,6 +158,38 @@ def test_fix_takes_the_advice_of_a_red_gate(
     assert again.changes == fixed.changes and again.plan == fixed.plan
     with pytest.raises(CetaneError, match="another checkpoint or recipe"):
         port(tiny_checkpoint_folder, recipe=small, output=target)
+
+
+ONE_BIT = {"compression.default": "palette1-kmeans-per-tensor"}
+
+
+def test_a_red_gate_stays_a_result_where_the_next_choice_is_too_large(
+    small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choices(*_: Any) -> Iterator[Recipe]:
+        yield override(small, ONE_BIT)
+        raise CetaneError("--budget 1 MB: the nearest to the model takes 2 MB")
+
+    monkeypatch.setattr("cetane.pipeline.port.resolutions", choices)
+    red = port(tiny_checkpoint_folder, recipe=small, output=tmp_path / "red", budget="1MB")
+    assert red.golden is not None and not red.passed
+    assert red.explanation is not None and red.explanation.cause == "compression"
+    assert red.refused == "--budget 1 MB: the nearest to the model takes 2 MB"
+    assert red.as_json()["refused"] == red.refused and not red.changes
+    assert red.bundle is not None and red.bundle.gates()["golden"]["passed"] is False
+
+
+def test_advice_beyond_the_budget_is_not_taken(
+    small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    plan = make_request(tiny_checkpoint_folder, small, changes=ONE_BIT).planner.plan()
+    budget = f"{(plan.weight_bytes + plan.embedding_bytes + 1) / 1e6:.6f}MB"
+    red = port(
+        tiny_checkpoint_folder, recipe=small, output=tmp_path / "red", changes=ONE_BIT, fix=True,
+        budget=budget,
+    )  # fmt: skip
+    assert not red.passed and red.bundle is not None and not red.changes
+    assert red.refused is not None and "what the gate advises takes" in red.refused
 
 
 def test_another_format_keeps_no_constants_of_the_one_before() -> None:
