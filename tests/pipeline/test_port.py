@@ -11,7 +11,7 @@ from cetane.errors import CetaneError
 from cetane.gates.explain import Explanation
 from cetane.gates.limits import Limits, read
 from cetane.pipeline.port import is_open, mended, port
-from cetane.pipeline.request import make_request
+from cetane.pipeline.request import make_request, read_size
 from cetane.schema.recipe import Recipe, load_recipe, override, parse_recipe
 
 
@@ -106,6 +106,17 @@ def test_a_recipe_by_name_fits_a_small_model(
 def test_a_context_that_was_asked_for_is_not_changed(tiny_checkpoint_folder: Path) -> None:
     with pytest.raises(CetaneError, match=r"cache\.context = 512"):
         _ = make_request(tiny_checkpoint_folder, context=512).planner
+
+
+@pytest.mark.parametrize(("text", "size"), [("300MB", 300_000_000), ("1.25GB", 1_250_000_000)])
+def test_sizes(text: str, size: int) -> None:
+    assert read_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["300", "0MB", "-1MB", "300mb", "1e3MB", "9" * 400 + "MB"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(CetaneError, match="no size"):
+        read_size(text)
 
 
 def test_residency_is_a_gate_of_a_named_chip(
