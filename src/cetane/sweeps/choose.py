@@ -107,17 +107,17 @@ def judged(
     tasks = None if crew is None else SweepTasks(work, crew)
     if tasks is not None:
         tasks.formats(names, mixing)
-    points = []
+    found = []
     for index, name in enumerate(names):
         progress(name, index, len(names))
-        point = work.format(name)
-        points += [point] if point is not None else []
+        found.append(work.format(name))
     if mixing:
         sizes = [size, *(work.plain_size(name) for name in load_grid().mixed.sizes)]
         mixes = work.mixes(sizes)
         if tasks is not None:
             tasks.mixes(mixes)
-        points += [work.point(mix) for mix in mixes]
+        found += [work.mix(mix) for mix in mixes]
+    points = [point for point in found if point is not None]
     progress("done", len(names), len(names))
     pick = best(points, size + work.rest)
     files = plot(points, pick, work.folder)
