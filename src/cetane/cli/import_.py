@@ -171,3 +171,5 @@ def show_energy(energy: EnergyResult) -> None:
         facts({r: f"{j:.4g} J" for r, j in energy.joules_per_token.items()}, "energy a token")
     if energy.ane_silent:
         warn("note: the Neural Engine's counter stayed at 0")
+    for line in energy.notes:
+        warn(f"note: {line}")
