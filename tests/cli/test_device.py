@@ -55,6 +55,22 @@ def test_energy_of_a_load(cetane: Cetane, ported: Bundle, power: Path) -> None:
     assert "--tokens" in cetane("import", power, ported.path).err
 
 
+def test_an_import_refuses_what_it_would_ignore(
+    cetane: Cetane, ported: Bundle, power: Path, tmp_path: Path
+) -> None:
+    kit, xcode = tmp_path / "x.json", tmp_path / "x.mlperf"
+    kit.write_text("{}")
+    xcode.mkdir()
+    twice = ("import", power, ported.path, ported.path, "--tokens", 100)
+    assert "is about one load" in cetane(*twice).error
+    for file in (kit, xcode):
+        error = cetane("import", file, ported.path, "--tokens", 100).error
+        assert error == "--tokens is for a power meter's file"
+    for file in (power, xcode):
+        error = cetane("import", file, ported.path, "--model", "here").error
+        assert error == "--model is for a kit's measurements"
+
+
 def test_a_read_only_bundle_keeps_no_energy(
     cetane: Cetane, ported: Bundle, power: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
