@@ -41,6 +41,16 @@ def test_run(cetane: Any, adapted: Any) -> None:
     assert len(answers) > 1
 
 
+@pytest.mark.parametrize("adapter", ["plain", "dora"])
+def test_profile(adapter: str, cetane: Any, adapted: Any) -> None:
+    """Also of an adapter that changes one shard of two."""
+    found = cetane(
+        "run", str(adapted.bundle.path), "--prompt-ids", "9,40,77,5", "--max-new", "3",
+        "--adapter", adapter, "--profile", "--json",
+    ).json["profile"]  # fmt: skip
+    assert found["layers_ms"] > 0 and found["head_ms"] > 0 and found["forward_tok_s"] > 0
+
+
 def test_bench_and_report(cetane: Any, adapted: Any, tmp_path: Path) -> None:
     bundle = str(adapted.bundle.path)
     error = cetane("bench", bundle, "--adapter", "other").error

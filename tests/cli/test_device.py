@@ -30,8 +30,9 @@ def test_a_kit_and_files_that_are_not_its_record(
     assert "about one package" in cetane("import", tmp_path / "x.mlperf").error
 
 
-def test_energy_of_a_load(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
-    """By hand: 5 W for 10 s are 50 J; of 100 tokens, 0.5 J each."""
+@pytest.fixture
+def power(tmp_path: Path) -> Path:
+    """A file of powermetrics: 5 W for 10 s, which are 50 J."""
     samples = [
         {"elapsed_ns": 10**9, "timestamp": datetime(2026, 11, 22, 12, 0, second),
          "processor": {"cpu_energy": 2000, "gpu_energy": 0, "ane_energy": 3000}}
@@ -39,14 +40,44 @@ def test_energy_of_a_load(cetane: Cetane, ported: Bundle, tmp_path: Path) -> Non
     ]  # fmt: skip
     path = tmp_path / "power.plist"
     path.write_bytes(b"\0".join(map(plistlib.dumps, samples)))
-    made = cetane("import", path, ported.path, "--tokens", 100, "--json").json
+    return path
+
+
+def test_energy_of_a_load(cetane: Cetane, ported: Bundle, power: Path) -> None:
+    """By hand: 50 J of 100 tokens are 0.5 J each."""
+    made = cetane("import", power, ported.path, "--tokens", 100, "--json").json
     assert made["joules_per_token"]["processor"] == pytest.approx(0.5)
     assert made["watts"] == {"ane": 3.0, "cpu": 2.0, "gpu": 0.0} and made["caveats"]
     assert ported.gates()["energy"]["joules_per_token"]["ane"] == pytest.approx(0.3)
     (ported.path / "gates" / "energy.json").unlink()
-    assert "processor  0.5 J" in cetane("import", path, "--tokens", 100).out
-    assert "joules_per_token" in json.dumps(cetane("import", path, "--json").json)
-    assert "--tokens" in cetane("import", path, ported.path).err
+    assert "processor  0.5 J" in cetane("import", power, "--tokens", 100).out
+    assert "joules_per_token" in json.dumps(cetane("import", power, "--json").json)
+    assert "--tokens" in cetane("import", power, ported.path).err
+
+
+def test_an_import_refuses_what_it_would_ignore(
+    cetane: Cetane, ported: Bundle, power: Path, tmp_path: Path
+) -> None:
+    kit, xcode = tmp_path / "x.json", tmp_path / "x.mlperf"
+    kit.write_text("{}")
+    xcode.mkdir()
+    twice = ("import", power, ported.path, ported.path, "--tokens", 100)
+    assert "is about one load" in cetane(*twice).error
+    for file in (kit, xcode):
+        error = cetane("import", file, ported.path, "--tokens", 100).error
+        assert error == "--tokens is for a power meter's file"
+    for file in (power, xcode):
+        error = cetane("import", file, ported.path, "--model", "here").error
+        assert error == "--model is for a kit's measurements"
+
+
+def test_a_read_only_bundle_keeps_no_energy(
+    cetane: Cetane, ported: Bundle, power: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bundle, "write_gate", lambda *_: False)
+    shown = cetane("import", power, ported.path, "--tokens", 100)
+    assert "processor  0.5 J" in shown.out
+    assert "note: the bundle is read-only, so this is not kept" in shown.err
 
 
 def test_two_bundles_beside_each_other(cetane: Cetane, ported: Bundle) -> None:

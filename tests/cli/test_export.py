@@ -75,6 +75,9 @@ def test_a_folder_for_anemll(cetane: Cetane, ported: Bundle, tmp_path: Path) -> 
     result = cetane("export", ported.path, "-o", out, "--layout", "anemll")
     assert result.code == 0 and "sh compile.sh" in result.out
     assert cetane("validate", out).code == 0
+    for option in ("--perplexity", "--layer", "--tokens", "--n-probes", "--model"):
+        error = cetane("validate", out, option, 2).error
+        assert error == f"{option} is for bundles, and this is an app's folder"
     (out / "tokenizer.json").unlink()
     result = cetane("validate", out, "--json")
     assert result.code == 1 and "tokenizer.json" in result.json["problems"][0]

@@ -69,6 +69,8 @@ def test_a_sweep_for_people(
         (("--budget", "small"), "--budget small: not a size"),
         (("--budget", "0"), "--budget 0: not a size"),
         (("--budget", "-4"), "--budget -4: not a size"),
+        (("--budget", "9" * 400), "9: not a size"),
+        (("--budget", "9" * 400 + "GB"), "9GB: no size"),
         (("--chip", "z80"), "no chip 'z80'"),
         (("--text", "missing.txt"), "cannot read missing.txt"),
         (("-r", "nothing"), "no recipe 'nothing'"),

@@ -61,6 +61,15 @@ def test_two_sides_on_one_bundle_agree(bench: Callable[..., Sides]) -> None:
     assert ours["package_bytes"].value > ours["weight_bytes"].value  # type: ignore[operator]
 
 
+def test_a_head_of_some_tokens(bench: Callable[..., Sides]) -> None:
+    both = bench(subset=272)
+    assert both.baseline.recipe.head.subset is None
+    subset = both.candidate.recipe.head.subset
+    assert subset is not None and len(subset.ids) == 272
+    assert both.candidate.real.plan().rows == 272
+    assert both.candidate.key != both.baseline.key
+
+
 def test_answers_are_judged_by_the_model(bench: Callable[..., Sides]) -> None:
     found = take(bench(), "smoke")["candidate"]
     value = found.figures["smoke_greedy"].value

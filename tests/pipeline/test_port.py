@@ -11,8 +11,8 @@ from cetane.errors import CetaneError
 from cetane.gates.explain import Explanation
 from cetane.gates.limits import Limits, read
 from cetane.pipeline.port import is_open, mended, port
-from cetane.pipeline.request import make_request
-from cetane.schema.recipe import Recipe, load_recipe, parse_recipe
+from cetane.pipeline.request import make_request, read_size
+from cetane.schema.recipe import Recipe, load_recipe, override, parse_recipe
 
 
 @pytest.fixture
@@ -108,6 +108,17 @@ def test_a_context_that_was_asked_for_is_not_changed(tiny_checkpoint_folder: Pat
         _ = make_request(tiny_checkpoint_folder, context=512).planner
 
 
+@pytest.mark.parametrize(("text", "size"), [("300MB", 300_000_000), ("1.25GB", 1_250_000_000)])
+def test_sizes(text: str, size: int) -> None:
+    assert read_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["300", "0MB", "-1MB", "300mb", "1e3MB", "9" * 400 + "MB"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(CetaneError, match="no size"):
+        read_size(text)
+
+
 def test_residency_is_a_gate_of_a_named_chip(
     small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path
 ) -> None:
@@ -158,6 +169,38 @@ def test_fix_takes_the_advice_of_a_red_gate(
     assert again.changes == fixed.changes and again.plan == fixed.plan
     with pytest.raises(CetaneError, match="another checkpoint or recipe"):
         port(tiny_checkpoint_folder, recipe=small, output=target)
+
+
+ONE_BIT = {"compression.default": "palette1-kmeans-per-tensor"}
+
+
+def test_a_red_gate_stays_a_result_where_the_next_choice_is_too_large(
+    small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choices(*_: Any) -> Iterator[Recipe]:
+        yield override(small, ONE_BIT)
+        raise CetaneError("--budget 1 MB: the nearest to the model takes 2 MB")
+
+    monkeypatch.setattr("cetane.pipeline.port.resolutions", choices)
+    red = port(tiny_checkpoint_folder, recipe=small, output=tmp_path / "red", budget="1MB")
+    assert red.golden is not None and not red.passed
+    assert red.explanation is not None and red.explanation.cause == "compression"
+    assert red.refused == "--budget 1 MB: the nearest to the model takes 2 MB"
+    assert red.as_json()["refused"] == red.refused and not red.changes
+    assert red.bundle is not None and red.bundle.gates()["golden"]["passed"] is False
+
+
+def test_advice_beyond_the_budget_is_not_taken(
+    small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    plan = make_request(tiny_checkpoint_folder, small, changes=ONE_BIT).planner.plan()
+    budget = f"{(plan.weight_bytes + plan.embedding_bytes + 1) / 1e6:.6f}MB"
+    red = port(
+        tiny_checkpoint_folder, recipe=small, output=tmp_path / "red", changes=ONE_BIT, fix=True,
+        budget=budget,
+    )  # fmt: skip
+    assert not red.passed and red.bundle is not None and not red.changes
+    assert red.refused is not None and "what the gate advises takes" in red.refused
 
 
 def test_another_format_keeps_no_constants_of_the_one_before() -> None:

@@ -2,15 +2,20 @@
 
 from collections import deque
 from collections.abc import Callable
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
+from cetane.engine.session import Session
 from cetane.errors import CetaneError
+from cetane.measuring.meter import Meter
 from cetane.pipeline.profile import profile
-from cetane.pipeline.versus import Turns, ratio, ratios, versus
+from cetane.pipeline.versus import BundleSide, Turns, ratio, ratios, versus
 
 TWO = {"layout": {"kind": "chunks", "chunks": 1}, "head": {"slices": 2}, "verify": None}
 """The bundle that other tests make too: two shards of layers or head."""
@@ -50,6 +55,31 @@ def test_a_bundle_against_itself(bundle: Bundle) -> None:
         assert min(side.decode_ms) > 0 and side.joules_per_token is None
     assert next(r.name for r in made.ratios) == "decode, ms a token"
     assert made.as_json()["turns"][0]["bundle"] == str(bundle.path)
+
+
+def test_energy_is_of_decoded_tokens_alone(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token of every context is counted, and no prompt is read."""
+    fed, counted = list[int](), list[int]()
+    side = BundleSide(bundle, "portable", 12, 4)
+    feed = Session.feed
+
+    def watch(self: Session, tokens: list[int], *rest: Any) -> Any:
+        fed.append(len(tokens))
+        return feed(self, tokens, *rest)
+
+    def spend(_samples: Any, _begun: float, _ended: float, tokens: int) -> Any:
+        counted.append(tokens)
+        return {"joules_per_token": {"processor": 0.25}}
+
+    monkeypatch.setattr(Session, "feed", watch)
+    monkeypatch.setattr("cetane.measuring.meter.command", lambda: None)
+    monkeypatch.setattr(Meter, "samples", lambda _: [])
+    monkeypatch.setattr("cetane.pipeline.versus.joules", spend)
+    clock = SimpleNamespace(time=count().__next__)  # a second for each look at it
+    monkeypatch.setattr("cetane.pipeline.versus.time", clock)
+    assert side.joules(150) == 0.25
+    assert counted == [len(fed)] and set(fed) == {1}
+    assert len(fed) > 2 * bundle.plan.recipe.cache.context
 
 
 def test_what_cannot_be_compared(bundle: Bundle) -> None:

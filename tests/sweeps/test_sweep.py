@@ -29,7 +29,8 @@ from cetane.pipeline.calibration import resolve_fitted
 from cetane.planner import Planner, turned
 from cetane.schema.recipe import Recipe, load_recipe
 from cetane.sweeps import moments
-from cetane.sweeps.grid import candidate, chosen, load_grid, parse_way, weights
+from cetane.sweeps.choose import judged
+from cetane.sweeps.grid import Candidate, candidate, chosen, load_grid, parse_way, weights
 from cetane.sweeps.on_chip import predict
 from cetane.sweeps.points import JudgedText, Point
 from cetane.sweeps.sweep import (
@@ -338,6 +339,30 @@ def test_mixed_formats_fit_their_size(sweep: Callable[[], Sweep]) -> None:
     again = sweep()
     assert [again.point(mix) for mix in again.mixes(sizes)] == found
     assert len((work.folder / "layers.jsonl").read_text().splitlines()) == len(lines)
+
+
+@pytest.mark.parametrize("crew", [None, Inline()], ids=["alone", "workers"])
+def test_a_mix_that_fails_is_refused_once(
+    crew: Inline | None, sweep: Callable[[], Sweep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the sweep goes on."""
+    mix = Candidate("mixed-8.00", "mixed", None, None, Selection(default="int8-per-channel"))
+    measure, failed = Sweep.measure, list[str]()
+
+    def watch(self: Sweep, wanted: Candidate, *rest: Any) -> Point:
+        if wanted.name != mix.name:
+            return measure(self, wanted, *rest)
+        failed.append(wanted.name)
+        raise CetaneError("too much for this machine")
+
+    monkeypatch.setattr(Sweep, "measure", watch)
+    monkeypatch.setattr(Sweep, "mixes", lambda *_: [mix])
+    monkeypatch.setattr(SweepTasks, "formats", lambda *_: None)
+    monkeypatch.setattr("cetane.sweeps.choose.plot", lambda *_: [])
+    found = judged(sweep(), ["fp16"], None, True, crew)
+    assert [point.name for point in found.points] == ["fp16"]
+    assert found.refused == {mix.name: "too much for this machine"}
+    assert failed == [mix.name]
 
 
 def test_weights_that_a_format_cannot_hold_stay_in_fp16(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cetane.cli.options import Checkpoint, Json
+from cetane.cli.options import Checkpoint, Json, refuse
 from cetane.cli.output import conclude, console, facts, print_json, say, table, verdict, warn
 from cetane.errors import CetaneError
 
@@ -46,6 +46,10 @@ def import_(
 
     given = bundles or []
     kind = kind_of(file)
+    if kind != "power":
+        refuse("is for a power meter's file", {"--tokens": tokens})
+    if kind != "kit":
+        refuse("is for a kit's measurements", {"--model": model})
     if kind == "kit":
         conclude(import_kit(file, given, model=model), json, show_kit)
     elif kind == "xcode":
@@ -54,6 +58,8 @@ def import_(
         day = datetime.fromtimestamp(file.stat().st_mtime, UTC).date().isoformat()
         conclude(import_xcode(file, given[0], day), json, show_xcode)
     else:
+        if len(given) > 1:
+            raise CetaneError(f"{file} is about one load", "give the bundle that ran then")
         energy = import_power(file, tokens, given[0] if given else None)
         if json:
             print_json(energy.model_dump(mode="json"))
@@ -171,3 +177,5 @@ def show_energy(energy: EnergyResult) -> None:
         facts({r: f"{j:.4g} J" for r, j in energy.joules_per_token.items()}, "energy a token")
     if energy.ane_silent:
         warn("note: the Neural Engine's counter stayed at 0")
+    for line in energy.notes:
+        warn(f"note: {line}")

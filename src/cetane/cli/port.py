@@ -125,6 +125,8 @@ def show(result: PortResult, verbose: bool) -> None:
             say(f"  {line}")
     for change in result.changes:
         say(f"changed: {change}")
+    if result.refused is not None:
+        warn(f"nothing else was tried: {result.refused}")
     show_residency(result)
     if result.ladder is not None:
         if verbose or not result.ladder.passed:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 APP_CONFIGS = ("meta.yaml", "model_config.json")
 """Files of folders that apps load. No bundle has them."""
+TOKENS = 20_000
+"""The most tokens of a text, by default."""
 
 
 def validate(
@@ -39,7 +41,7 @@ def validate(
         Path | None,
         typer.Option("--perplexity", help="Measure perplexity on a text file instead."),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=2, help="The most tokens of the text.")] = 20_000,
+    tokens: Annotated[int, typer.Option(min=2, help="The most tokens of the text.")] = TOKENS,
     layer: Annotated[
         int | None,
         typer.Option("--layer", metavar="N", help="Only the shard that holds block N, alone."),
@@ -72,6 +74,14 @@ def validate(
     from cetane.pipeline.request import read_adapters
 
     if any((bundle / name).is_file() for name in APP_CONFIGS):
+        refuse(
+            "is for bundles, and this is an app's folder",
+            {
+                "--model": model, "--lora": lora, "--adapter": adapter, "--perplexity": text,
+                "--tokens": tokens != TOKENS, "--layer": layer is not None, "--full": full,
+                "--prompt-ids": prompt_ids is not None, "--n-probes": n_probes > 1,
+            },
+        )  # fmt: skip
         validate_folder(bundle, json)
     if (layer is not None) + full + (text is not None) > 1:
         raise CetaneError("--layer, --full and --perplexity exclude each other")

@@ -59,3 +59,4 @@ class EnergyResult(Data):
     ane_silent: bool
     """Whether the meter gave 0 W, or nothing, for the Neural Engine."""
     caveats: tuple[str, ...]
+    notes: tuple[str, ...] = Field(default=(), exclude_if=lambda notes: not notes)

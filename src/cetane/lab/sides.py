@@ -108,8 +108,9 @@ class Side:
             return recipe
         from cetane.pipeline.vocabulary import make_subset, ranked, read_text
 
-        tokenizer: Any = self.checkpoint.tokenizer
-        vocab = self.checkpoint.config["vocab_size"]
+        checkpoint = self.workload.checkpoint  # `self.checkpoint` is of the narrowed recipe
+        tokenizer: Any = checkpoint.tokenizer
+        vocab = checkpoint.config["vocab_size"]
         texts = [read_text(tokenizer, self.workload.setting.text(self.workload.spec))]
         order = ranked(texts, vocab, tokenizer.necessary())
         content = recipe.model_dump()

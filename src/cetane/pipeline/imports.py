@@ -48,6 +48,7 @@ from cetane.schema.manifest import GATES
 EVIDENCE = "device.csv"
 UNITS = "CPU_AND_NE"
 """The compute units about which the rules, the cost model and the experiments speak."""
+UNWRITTEN = "the bundle is read-only, so this is not kept"
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class OneImport:
         if self.unkept is not None:
             return outcome
         if not self.bundle.write_gate(DEVICE, outcome.model_dump(mode="json")):
-            notes = (*outcome.notes, "the bundle is read-only, so this is not kept")
+            notes = (*outcome.notes, UNWRITTEN)
             return outcome.model_copy(update={"notes": notes})
         self.artifact.judge(placed)
         if rows:
@@ -340,5 +341,6 @@ def import_power(
     if bundle is not None:
         if tokens is None:
             raise CetaneError("energy per token needs the tokens of the load", "--tokens N")
-        Bundle(Path(bundle)).write_gate(ENERGY, result.model_dump(mode="json"))
+        if not Bundle(Path(bundle)).write_gate(ENERGY, result.model_dump(mode="json")):
+            return result.model_copy(update={"notes": (UNWRITTEN,)})
     return result

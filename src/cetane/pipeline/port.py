@@ -24,7 +24,7 @@ from cetane.hardware.chips import DEFAULT_CHIP
 from cetane.hardware.memory import give_back, keep_little
 from cetane.mil.reader import load
 from cetane.pipeline.build import build, check_place, same
-from cetane.pipeline.choose import resolutions, with_layout
+from cetane.pipeline.choose import check_budget, resolutions, with_layout
 from cetane.pipeline.fit import fit
 from cetane.pipeline.plan import Forecast, forecast, forecast_json
 from cetane.pipeline.request import Request, make_request
@@ -82,6 +82,8 @@ class PortResult:
     """Whether the port is for a named chip, and must be predicted to be on its ANE."""
     changes: tuple[str, ...] = ()
     """What was changed after a red gate, and why: one line each."""
+    refused: str | None = None
+    """Why the next change was not tried: it exceeds the budget, or does not fit the model."""
     warnings: tuple[str, ...] = ()
     """Signs of a misread checkpoint."""
 
@@ -111,6 +113,7 @@ class PortResult:
             "explanation": explanation_json(self.explanation),
             "reasons": dict(self.plan.recipe.reasons),
             "changes": list(self.changes),
+            "refused": self.refused,
             "warnings": list(self.warnings),
             "residency_required": self.residency_required,
             "predicted": forecast_json(self.forecast),
@@ -229,17 +232,17 @@ def port_request(
             if result.passed or why is None or len(changes) + 1 == MOST_ATTEMPTS:
                 return result
             others = choices if why.cause == "compression" else ()
-            following = next((c for c in others if not any(same(c, t) for t in tried)), None)
-            if following is not None:
-                recipe = following
-            elif why.mends and (fix or is_open(recipe, why)):
-                recipe = mended(recipe, why)
-                try:
-                    _ = Planner(request.checkpoint, recipe, request.planner)
-                except CetaneError:  # the advice does not fit this model
-                    return result
-            else:
+            try:
+                following = next((c for c in others if not any(same(c, t) for t in tried)), None)
+                if following is None and why.mends and (fix or is_open(recipe, why)):
+                    following = mended(recipe, why)
+                    planner = Planner(request.checkpoint, following, request.planner)
+                    check_budget(planner, request.budget, "what the gate advises takes")
+            except CetaneError as error:  # beyond the budget, or advice that does not fit the model
+                return replace(result, refused=error.message)
+            if following is None:
                 return result
+            recipe = following
             tried.append(recipe)
             changes.append(described(result.plan.recipe, recipe, why))
             progress(f"again: {changes[-1]}", 0, 1)

@@ -75,9 +75,13 @@ def profile(engine: Engine, completion: Completion | None = None) -> Profile:
 
 
 def smallest_called(plan: Plan, times: Times, mode: Mode) -> Sequence[Step | Route]:
-    """The steps of a mode at the smallest capacity at which it was called; none if it was not."""
-    modes = [one.modes[mode].steps for one in plan.capacities if mode in one.modes]
-    return next((steps for steps in modes if by_shard(steps, times)), ())
+    """The steps of a mode at the smallest capacity at which it was called; none if it was not.
+
+    At each capacity, those of the base come before those with an adapter.
+    """
+    ways = [modes for one in plan.capacities for modes in (one.modes, *one.adapters.values())]
+    steps = [modes[mode].steps for modes in ways if mode in modes]
+    return next((called for called in steps if by_shard(called, times)), ())
 
 
 def by_shard(steps: Sequence[Step | Route], times: Times) -> dict[str, float]:

@@ -35,6 +35,8 @@ MIXED = {4: 4.6, 3: 3.1, 2: 2.1}
 """By `--bits`: the most bits a weight of a mix, where uniform palettes do not hold the promise.
 SmolLM2 needs 4.57 to be good at four bits; more than 4.6 would be five. Whoever asks for 3 or 2
 bits counts bytes, so a mix there takes hardly more."""
+NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
+"""The pattern of a budget's number. More digits overflow a float."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def make_request(
 
 def read_size(text: str) -> int:
     """Bytes of "300MB" or "1.2GB"; CetaneError for what is no size."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(MB|GB)", text)
+    match = re.fullmatch(f"({NUMBER})(MB|GB)", text)
     if match is None or not float(match[1]):
         raise CetaneError(f"--budget {text}: no size", "write 300MB or 1.2GB")
     return int(float(match[1]) * (1e6 if match[2] == "MB" else 1e9))

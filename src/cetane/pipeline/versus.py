@@ -168,7 +168,7 @@ class BundleSide:
     def joules(self, seconds: float) -> float | None:
         """Joules of a decoded token, from decoding for some seconds; None for 0 seconds.
 
-        The energy of reading the prompt, again whenever the context is full, is counted in.
+        No prompt is read: its energy would count more where a full context comes sooner.
         """
         if not seconds:
             return None
@@ -176,8 +176,7 @@ class BundleSide:
         with meter:
             begun = time.time()
             while time.time() - begun < seconds:
-                session = self.session()
-                token = self.read(session)
+                session, token = self.session(), self.prompt[0]
                 while session.position < session.context and time.time() - begun < seconds:
                     token = self.step(session, token)
                     count += 1

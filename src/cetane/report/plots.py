@@ -112,7 +112,7 @@ def svg(figure: Any, name: str, label: str) -> Markup:
     text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1; font-family: inherit", text)
     for colour, variable in COLOURS.items():
         text = text.replace(colour, variable)
-    text = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", text.replace("\n", " ", 0), count=1)
+    text = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", text, count=1)
     text = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", text, count=1)
     head = Markup('<svg role="img" aria-label="{}"').format(label)
     return Markup(text.replace("<svg", head, 1))

@@ -10,7 +10,7 @@ from typing import Any
 from cetane.errors import CetaneError
 from cetane.files import LARGEST_TEXT, Progress, claimed, read_text, silent
 from cetane.hardware.chips import DEFAULT_CHIP, find_chip
-from cetane.pipeline.request import make_request
+from cetane.pipeline.request import NUMBER, make_request, read_size
 from cetane.schema.recipe import Recipe
 from cetane.sweeps.grid import chosen, load_grid, weights
 from cetane.sweeps.plot import plot
@@ -107,17 +107,17 @@ def judged(
     tasks = None if crew is None else SweepTasks(work, crew)
     if tasks is not None:
         tasks.formats(names, mixing)
-    points = []
+    found = []
     for index, name in enumerate(names):
         progress(name, index, len(names))
-        point = work.format(name)
-        points += [point] if point is not None else []
+        found.append(work.format(name))
     if mixing:
         sizes = [size, *(work.plain_size(name) for name in load_grid().mixed.sizes)]
         mixes = work.mixes(sizes)
         if tasks is not None:
             tasks.mixes(mixes)
-        points += [work.point(mix) for mix in mixes]
+        found += [work.mix(mix) for mix in mixes]
+    points = [point for point in found if point is not None]
     progress("done", len(names), len(names))
     pick = best(points, size + work.rest)
     files = plot(points, pick, work.folder)
@@ -139,11 +139,10 @@ def budget_bytes(budget: str | None, work: Sweep) -> int:
     the grid. CetaneError for an unreadable size."""
     if budget is None:
         return work.plain_size(load_grid().mixed.sizes[0])
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(MB|GB)?", budget)
-    if match is None or not float(match[1]):
+    if budget.endswith("B"):
+        return read_size(budget) - work.rest
+    if not re.fullmatch(NUMBER, budget) or not float(budget):
         raise CetaneError(
             f"--budget {budget}: not a size", "write bits a weight, 4.25, or a size, 60MB"
         )
-    if match[2]:
-        return int(float(match[1]) * (1e6 if match[2] == "MB" else 1e9)) - work.rest
-    return int(float(match[1]) * sum(w.elements for w in weights(work.planner)) / 8)
+    return int(float(budget) * sum(w.elements for w in weights(work.planner)) / 8)

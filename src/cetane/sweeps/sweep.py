@@ -159,6 +159,16 @@ class Sweep:
             self.refused[name] = error.message
             return None
 
+    def mix(self, wanted: Candidate) -> Point | None:
+        """The point of a mix; None if it is refused."""
+        if wanted.name in self.refused:
+            return None
+        try:
+            return self.point(wanted)
+        except CetaneError as error:
+            self.refused[wanted.name] = error.message
+            return None
+
     def size_of(self, selection: Selection) -> int:
         """Bytes of the weights that formats are for."""
         return sum(
