@@ -181,7 +181,8 @@ def variants(inputs: dict[str, TensorType]) -> Iterator[str]:
 def place(graph: Graph, rules: Sequence[Rule]) -> FunctionAudit:
     """The placement of every op of a function at one shape, and the findings."""
     placed = {id(op): by_evidence(op, graph) for op in graph.ops}
-    findings, drags = [], []
+    findings: list[Finding] = []
+    drags: dict[int, tuple[Op, Rule]] = {}
     for rule in rules:
         scope, predicate = PREDICATES[rule.id]
         if scope == "op":
@@ -191,7 +192,8 @@ def place(graph: Graph, rules: Sequence[Rule]) -> FunctionAudit:
             # One op that does not compile keeps all of the function from running.
             whole = bool(hits) and rule.placement == "fails"
             concerned: Iterable[Op] = graph.ops if whole else [op for op, _ in hits]
-            drags += [op for op, _ in hits] if rule.drags else []
+            if rule.drags:
+                drags |= {id(op): (op, rule) for op, _ in hits}
         elif scope == "function" and (detail := predicate(graph)):
             findings.append(finding(rule, [detail]))
             concerned = graph.ops
@@ -199,8 +201,9 @@ def place(graph: Graph, rules: Sequence[Rule]) -> FunctionAudit:
             continue
         for op in concerned:
             worsen(placed[id(op)], rule)
-    for op, leader in dragged(graph, drags):
-        worsen(placed[id(op)], leading(placed[id(leader)], rules))
+    for op, leader in dragged(graph, [op for op, _ in drags.values()]):
+        # A worse rule about the leader says nothing about its neighbours.
+        worsen(placed[id(op)], drags[id(leader)][1])
     places = {key: op.placement for key, op in placed.items()}
     for rule in rules:
         scope, predicate = PREDICATES[rule.id]
@@ -232,11 +235,6 @@ def worsen(placed: Placed, rule: Rule) -> None:
     if rule.placement and WORSE.index(rule.placement) > WORSE.index(placed.placement):
         placed.placement, placed.rule = rule.placement, rule.id
         placed.confidence = rule.confidence
-
-
-def leading(placed: Placed, rules: Sequence[Rule]) -> Rule:
-    """The rule that placed an op: a rule placed it, not evidence."""
-    return next(rule for rule in rules if rule.id == placed.rule)
 
 
 def finding(rule: Rule, details: list[str], ops: Sequence[str] = ()) -> Finding:
