@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,16 @@ def test_asset_from_memory() -> None:
     x = torch.randn(1, 64)
     (y,) = ct.models.CompiledMLModel.from_asset(asset).predict({"x": x.numpy()}).values()
     np.testing.assert_allclose(y, linear(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("bridged")
+def test_an_asset_that_cannot_be_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(RuntimeError, match="cannot be parsed"):
+        ct_model.MLModelAsset.from_memory(b"garbage", {})
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("bridged")

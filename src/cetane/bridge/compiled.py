@@ -22,11 +22,11 @@ def compiled_copy(path: Path) -> Path:
     return folder
 
 
-def package_in_memory(spec_data: bytes, blobs: dict[str, bytes], folder: Path) -> Path:
-    """A new temporary package, from a serialized specification and weight files by name.
+def package_in_memory(spec_data: bytes, blobs: dict[str, bytes]) -> Path:
+    """A package in a new temporary folder, which the caller removes, from a serialized
+    specification and weight files by name.
 
-    `folder` is an empty folder for the weight files; it is removed. Raises CetaneError if the
-    specification cannot be parsed.
+    Raises CetaneError if the specification cannot be parsed.
     """
     from coremltools.models.utils import _create_mlpackage
     from coremltools.proto import Model_pb2
@@ -37,10 +37,9 @@ def package_in_memory(spec_data: bytes, blobs: dict[str, bytes], folder: Path) -
         spec.ParseFromString(spec_data)
     except DecodeError:
         raise CetaneError("this is not a Core ML specification: it cannot be parsed") from None
-    weights = folder / "weights"
-    weights.mkdir()
-    for name, data in blobs.items():
-        (weights / Path(name).name).write_bytes(data)
-    package = Path(_create_mlpackage(spec, str(weights)))
-    shutil.rmtree(folder)
-    return package
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder) / "weights"
+        weights.mkdir()
+        for name, data in blobs.items():
+            (weights / Path(name).name).write_bytes(data)
+        return Path(_create_mlpackage(spec, str(weights)))
