@@ -120,12 +120,15 @@ def test_compiled_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("bridged")
-def test_asset_from_memory() -> None:
+@pytest.mark.parametrize("others", [{}, {"weights/others/weight.bin": b""}])
+def test_asset_from_memory(others: dict[str, bytes]) -> None:
+    """Weight files have paths: others may have the same base name."""
     linear = torch.nn.Linear(64, 64)
     model = convert(linear, torch.zeros(1, 64))
     weights = Path(model.weights_dir) / "weight.bin"
     asset = ct_model.MLModelAsset.from_memory(
-        model.get_spec().SerializeToString(), {"weights/weight.bin": weights.read_bytes()}
+        model.get_spec().SerializeToString(),
+        {"weights/weight.bin": weights.read_bytes(), **others},
     )
     x = torch.randn(1, 64)
     (y,) = ct.models.CompiledMLModel.from_asset(asset).predict({"x": x.numpy()}).values()
@@ -133,12 +136,23 @@ def test_asset_from_memory() -> None:
 
 
 @pytest.mark.usefixtures("bridged")
+@pytest.mark.parametrize(
+    ("specification", "blobs", "why"),
+    [
+        (b"garbage", {}, "cannot be parsed"),
+        (b"", {"weights/../../weight.bin": b""}, r"'\.\.' is not a name of a weight file"),
+    ],
+)
 def test_an_asset_that_cannot_be_made_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    specification: bytes,
+    blobs: dict[str, bytes],
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(RuntimeError, match="cannot be parsed"):
-        ct_model.MLModelAsset.from_memory(b"garbage", {})
+    with pytest.raises(RuntimeError, match=why):
+        ct_model.MLModelAsset.from_memory(specification, blobs)
     assert not list(tmp_path.iterdir())
 
 
