@@ -48,6 +48,18 @@ def test_scores_are_against_the_model(
     assert before.logits.kl < after.logits.kl < 0.1
 
 
+def test_a_scaled_stream_is_as_near_to_the_model(
+    bundle: Bundle, tiny_bundle: Callable[..., Bundle], checkpoint: Checkpoint
+) -> None:
+    half = tiny_bundle(verify=None, layout={"kind": "chunks", "chunks": 1},
+                       compression={"default": "int8-per-channel"},
+                       family={"residual_scale": 0.5})  # fmt: skip
+    scores = judge({"it": bundle, "half": half}, checkpoint, TEXTS, silent).bundles
+    (whole,), (scaled,) = scores["it"].shards, scores["half"].shards
+    assert scaled.psnr == pytest.approx(whole.psnr, abs=1)
+    assert scaled.cosine == pytest.approx(whole.cosine, abs=1e-3)
+
+
 def test_a_head_that_is_wrong_fails_the_gate(
     bundle: Bundle, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -119,16 +120,40 @@ def test_compiled_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("bridged")
-def test_asset_from_memory() -> None:
+@pytest.mark.parametrize("others", [{}, {"weights/others/weight.bin": b""}])
+def test_asset_from_memory(others: dict[str, bytes]) -> None:
+    """Weight files have paths: others may have the same base name."""
     linear = torch.nn.Linear(64, 64)
     model = convert(linear, torch.zeros(1, 64))
     weights = Path(model.weights_dir) / "weight.bin"
     asset = ct_model.MLModelAsset.from_memory(
-        model.get_spec().SerializeToString(), {"weights/weight.bin": weights.read_bytes()}
+        model.get_spec().SerializeToString(),
+        {"weights/weight.bin": weights.read_bytes(), **others},
     )
     x = torch.randn(1, 64)
     (y,) = ct.models.CompiledMLModel.from_asset(asset).predict({"x": x.numpy()}).values()
     np.testing.assert_allclose(y, linear(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("bridged")
+@pytest.mark.parametrize(
+    ("specification", "blobs", "why"),
+    [
+        (b"garbage", {}, "cannot be parsed"),
+        (b"", {"weights/../../weight.bin": b""}, r"'\.\.' is not a name of a weight file"),
+    ],
+)
+def test_an_asset_that_cannot_be_made_leaves_nothing(
+    specification: bytes,
+    blobs: dict[str, bytes],
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(RuntimeError, match=why):
+        ct_model.MLModelAsset.from_memory(specification, blobs)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("bridged")

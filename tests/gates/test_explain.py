@@ -3,11 +3,14 @@
 from collections.abc import Callable
 
 import pytest
+from tests.conftest import tiny_recipe
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
-from cetane.gates.explain import Explanation, explain
-from cetane.gates.golden import Proof, golden
+from cetane.gates.explain import Explanation, explain, lost_products
+from cetane.gates.golden import GoldenResult, Proof, golden
+from cetane.gates.rounding import Rounding, judge_rounding
+from cetane.schema.recipe import Mode
 
 from .broken import BROKEN, Broken
 from .mutations.families import recipe
@@ -28,6 +31,23 @@ def test_wrong_weights(bad: Bundle, checkpoint: Checkpoint) -> None:
     assert explanation is not None
     assert explanation.cause == "weights"
     assert "model.layers.1.mlp.down_proj.weight" in explanation.sentence
+
+
+def rounding(mode: Mode, hidden: float, logits: float, kl: float) -> Rounding:
+    return Rounding(mode=mode, positions=8, hidden_cosine=hidden, logit_cosine=logits, kl=kl,
+                    finite=True)  # fmt: skip
+
+
+def test_the_mode_that_failed() -> None:
+    """Hidden states are not judged: another mode's may be worse."""
+    ane = rounding("prefill", 0.9, 1, 1e-5), rounding("decode", 0.95, 0.98, 0.04)
+    verdict = GoldenResult(
+        passed=False, fingerprint="", checks=tuple(judge_rounding("ane", ane)), shards=(),
+        logits=(), ranges=(), warnings=(), greedy=(), probes={}, greedy_tokens=0, ane=ane,
+    )  # fmt: skip
+    explanation = lost_products(verdict, tiny_recipe())
+    assert explanation.where == "the decode functions"
+    assert "KL 0.04" in explanation.sentence
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from cetane.errors import CetaneError
+from cetane.mil.package import Package
+from cetane.mil.program import plain_name
 from cetane.mil.reader import load_pipeline
 
 
@@ -22,11 +24,11 @@ def compiled_copy(path: Path) -> Path:
     return folder
 
 
-def package_in_memory(spec_data: bytes, blobs: dict[str, bytes], folder: Path) -> Path:
-    """A new temporary package, from a serialized specification and weight files by name.
+def package_in_memory(spec_data: bytes, blobs: dict[str, bytes]) -> Path:
+    """A package in a new temporary folder, which the caller removes, from a serialized
+    specification and weight files by path, as in "weights/weight.bin".
 
-    `folder` is an empty folder for the weight files; it is removed. Raises CetaneError if the
-    specification cannot be parsed.
+    Raises CetaneError if the specification cannot be parsed, or for a path out of the package.
     """
     from coremltools.models.utils import _create_mlpackage
     from coremltools.proto import Model_pb2
@@ -37,10 +39,13 @@ def package_in_memory(spec_data: bytes, blobs: dict[str, bytes], folder: Path) -
         spec.ParseFromString(spec_data)
     except DecodeError:
         raise CetaneError("this is not a Core ML specification: it cannot be parsed") from None
-    weights = folder / "weights"
-    weights.mkdir()
+    files = {}
     for name, data in blobs.items():
-        (weights / Path(name).name).write_bytes(data)
-    package = Path(_create_mlpackage(spec, str(weights)))
-    shutil.rmtree(folder)
+        parts = name.removeprefix("@model_path/").split("/")
+        files[Path(*(plain_name(part, "weight file") for part in parts))] = data
+    package = Path(_create_mlpackage(spec))
+    folder = Package(package).spec_path.parent
+    for path, data in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
     return package

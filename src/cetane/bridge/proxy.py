@@ -7,7 +7,6 @@ binding raises one for an NSError.
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
 import weakref
 from collections.abc import Iterator, Mapping
@@ -173,7 +172,7 @@ class ModelProxy:
         from coremltools.models.model import MLModelAsset
 
         with _as_runtime_errors():
-            folder = package_in_memory(spec_data, blob_mapping, Path(tempfile.mkdtemp()))
+            folder = package_in_memory(spec_data, blob_mapping)
         return MLModelAsset(AssetProxy(folder, temporary=True))
 
     @staticmethod

@@ -80,17 +80,18 @@ def judge(
     handed = {truth for _, _, seen, _ in observed.values() for one in seen for truth in one.tensors}
     truths = reference_of(checkpoint).run([probe.tokens for probe in probes], list(handed))
     progress("done", len(bundles) + 1, len(bundles) + 1)
+    scores = {}
+    for name, (mode, planner, seen, tokens) in observed.items():
+        scaled = [one.scaled(planner.model.residual_scale or 1.0) for one in truths]
+        scores[name] = Score(
+            shards=tuple(shard_scores(planner, mode, seen, scaled)),
+            logits=logit_score(mode, seen, truths, tokens),
+            perplexity=text_perplexity(seen, texts),
+        )
     return Scores(
         tokens=sum(len(text) - 1 for text in texts),
         reference_perplexity=text_perplexity(truths, texts),
-        bundles={
-            name: Score(
-                shards=tuple(shard_scores(planner, mode, seen, truths)),
-                logits=logit_score(mode, seen, truths, tokens),
-                perplexity=text_perplexity(seen, texts),
-            )
-            for name, (mode, planner, seen, tokens) in observed.items()
-        },
+        bundles=scores,
     )
 
 

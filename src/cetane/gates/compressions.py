@@ -173,9 +173,7 @@ class Judge:
         return Judged(
             perplexity=metrics.perplexity(losses),
             reference=metrics.perplexity(references),
-            kl=float(
-                np.nan_to_num(np.concatenate(kl).mean(), nan=metrics.WORST, posinf=metrics.WORST)
-            ),
+            kl=metrics.written(np.concatenate(kl).mean()),
             top1=float(np.concatenate(top1).mean()),
             cosines={shard: float(np.concatenate(c).mean()) for shard, c in cosines.items()},
         )

@@ -18,6 +18,7 @@ from cetane.gates.readings import Misread, misread
 from cetane.gates.reference import reference_of
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.rule import load_rules
+from cetane.gates.rounding import judge_rounding
 from cetane.gates.structure import OTHER_CALLS, Deviation, excess
 from cetane.gates.verdict import Check
 from cetane.planner import Planner
@@ -251,8 +252,14 @@ def undone(recipe: Recipe) -> dict[str, Any]:
 
 
 def lost_products(verdict: GoldenResult, recipe: Recipe) -> Explanation:
-    """The explanation of errors that only an ANE's arithmetic makes."""
-    worst = min(verdict.ane, key=lambda one: one.hidden_cosine)
+    """The explanation of errors that only an ANE's arithmetic makes: of the worst mode that failed
+    a check."""
+    red = {check.name for check in verdict.checks if not check.passed}
+    failed = [
+        one for one in verdict.ane
+        if any(check.name in red for check in judge_rounding("ane", [one]))
+    ]  # fmt: skip
+    worst = min(failed, key=lambda one: one.logit_cosine)
     return Explanation(
         cause="attention",
         where=worst.where or f"the {worst.mode} functions",

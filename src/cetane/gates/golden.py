@@ -464,7 +464,7 @@ def twin_kl(text: Text, seen: Sequence[Seen], plan: Plan) -> float:
     tokens = plan.tokens(0, plan.rows)
     pairs = zip(seen, text.logits, strict=True)
     rows = [metrics.divergence(a.logits[:, tokens], b[:, tokens]) for a, b in pairs]
-    return float(np.nan_to_num(np.concatenate(rows).mean(), nan=metrics.WORST))
+    return metrics.written(np.concatenate(rows).mean())
 
 
 def ties(rows: Sequence[Deviation]) -> Iterator[str]:

@@ -104,7 +104,12 @@ def losses(q: Rows, targets: Rows) -> Rows:
 
 
 WORST = 1e9
-"""The largest perplexity that is written: JSON has no infinity, and larger ones tell no more."""
+"""The largest figure that is written: JSON has no infinity, and larger ones tell no more."""
+
+
+def written(figure: float, undefined: float = WORST) -> float:
+    """A figure as it is written, at most `WORST` from 0; `undefined` for NaN."""
+    return float(np.clip(undefined if np.isnan(figure) else figure, -WORST, WORST))
 
 
 def perplexity(losses: Sequence[Rows]) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,12 @@ class Observed:
     """The tokens' margins `(n,)`, by the number of a layer with experts. A margin says how much
     likelier the last expert that the token takes is than the next one, in nats of the router's
     logits. Where it is smaller than rounding errors, the model itself is undecided."""
+
+    def scaled(self, scale: float) -> "Observed":
+        """The same results, with tensors `scale` times as large."""
+        if scale == 1:
+            return self
+        return replace(self, tensors={t: rows * scale for t, rows in self.tensors.items()})
 
 
 @dataclass(frozen=True)

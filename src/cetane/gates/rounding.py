@@ -118,9 +118,7 @@ def measure_rounding(
     if chooses:  # one logit of each token is known: together they are one row
         a, b = a.max(1)[None], b.max(1)[None]
     finite = not where and bool(np.isfinite(a).all())
-    kl = (
-        0.0 if chooses else float(np.nan_to_num(metrics.divergence(a, b).mean(), nan=metrics.WORST))
-    )
+    kl = 0.0 if chooses else metrics.written(metrics.divergence(a, b).mean())
     return Rounding(
         mode=task.mode,
         positions=len(task.probe.tokens),

@@ -81,7 +81,7 @@ def shard_score(
         mode=mode,
         cosine=float(min(c.mean() for c in cosines)),
         cosine_min=float(min(c.min() for c in cosines)),
-        psnr=float(min(metrics.psnr(a, b).mean() for a, b in pairs)),
+        psnr=min(mean_psnr(metrics.psnr(a, b)) for a, b in pairs),
         by_position=tuple(
             round(float(min(row)), 7) for row in zip_longest(*cosines, fillvalue=1.0)
         ),
@@ -103,14 +103,21 @@ def logit_score(
         mode=mode,
         cosine=float(rows["cosine"].mean()),
         cosine_min=float(rows["cosine"].min()),
-        psnr=float(rows["psnr"].mean()),
-        kl=float(rows["kl"].mean()),
-        kl_max=float(rows["kl"].max()),
+        psnr=mean_psnr(rows["psnr"]),
+        kl=metrics.written(rows["kl"].mean()),
+        kl_max=metrics.written(rows["kl"].max()),
         top1=float(rows["top1"][has].mean()) if has.any() else 0.0,
         top5=float(rows["top5"][has].mean()) if has.any() else 0.0,
         best=float(has.mean()),
         absent=max(0.0, float(1 - rows["kept"].mean())),
     )
+
+
+def mean_psnr(tokens: Array) -> float:
+    """The mean of the tokens' PSNRs, as it is written. Tokens with all noise outweigh those
+    without any: together their mean is NaN."""
+    with np.errstate(invalid="ignore"):
+        return metrics.written(tokens.mean(), undefined=-metrics.WORST)
 
 
 def logit_rows(ours: Array, theirs: Array, tokens: "Array | slice") -> dict[str, Array]:

@@ -7,7 +7,6 @@ a port.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import zip_longest
 
 import numpy as np
@@ -126,12 +125,8 @@ class Truths:
             [probe.scale for probe in probes.values()],
             [kept[name].tolist() for name in probes],
         )
-        if scale != 1:
-            observed = [
-                replace(one, tensors={t: rows * scale for t, rows in one.tensors.items()})
-                for one in observed
-            ]
-        return cls(dict(zip(probes, observed, strict=True)), kept)
+        scaled = [one.scaled(scale) for one in observed]
+        return cls(dict(zip(probes, scaled, strict=True)), kept)
 
     def of(self, probe: Probe) -> Observed:
         return self.observed[probe.name]

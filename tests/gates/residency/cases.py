@@ -259,10 +259,12 @@ def keep(state: Any) -> Any:
     )  # fmt: skip
 
 
-def scaled(x: Any) -> Any:
+def scaled(x: Any, vector: int = 1) -> Any:
+    """A palette of single weights or of vectors, with scales on top."""
     dense = mb.constexpr_lut_to_dense(
-        indices=np.zeros((64, 64, 1, 1), np.uint8), lut=half((1, 1, 1, 1, 256, 1))
-    )
+        indices=np.zeros((64 // vector, 64, 1, 1), np.uint8), lut=half((1, 1, 1, 1, 256, vector)),
+        vector_axis=0 if vector > 1 else None,
+    )  # fmt: skip
     stored = mb.constexpr_blockwise_shift_scale(data=dense, scale=half((64, 1, 1, 1)))
     return mb.conv(x=x, weight=stored)
 

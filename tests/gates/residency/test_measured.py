@@ -131,6 +131,36 @@ def test_a_mac_refutes_a_finding(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("mac")
+@pytest.mark.parametrize(
+    ("shapes", "left"),
+    [
+        ({"enumerated": ((1, 2048, 1, 8), (1, 2048, 1, 16))}, ()),
+        ({"ranges": {3: (1, 8)}}, ("silent: non-default-shape",)),
+    ],
+    ids=["enumerated", "range"],
+)
+def test_a_mac_refutes_a_finding_at_all_shapes(
+    shapes: dict[str, Any], left: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A Mac measures the default shape alone: a finding about the others still counts."""
+    wide = {"x": ((1, 2048, 1, 8), "fp16")}
+    model = Model(lambda x: many_convs(x, 2, "int4-block32"), inputs=wide, **shapes)
+    model.program(tmp_path)
+    packages = {"model": tmp_path / "model.mlpackage"}
+    predicted = audit({"model": load(packages["model"])}, Target())
+    assert len(predicted.functions) == 2
+    assert "silent: int4-per-block" in predicted.reasons
+    assert with_measured(predicted, measure(packages), packages).reasons == left
+
+
+def test_functions_with_a_finding_are_counted(tmp_path: Path) -> None:
+    wide = {"x": ((1, 2048, 1, 8), "fp16")}
+    model = Model(lambda x: many_convs(x, 2, "int4-block32"), inputs=wide, functions=3)
+    found = audit({"model": model.program(tmp_path)}, Target())
+    assert found.reasons[0] == "silent: int4-per-block (3 functions)"
+
+
+@pytest.mark.usefixtures("mac")
 def test_a_file_of_measurements(package: Path, tmp_path: Path) -> None:
     said = measure({"model": package})
     file = tmp_path / "measured.json"

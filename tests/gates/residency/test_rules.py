@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.gates.residency.cases import CASES, wide
+from tests.gates.residency.cases import CASES, in_form, scaled, wide
 from tests.gates.residency.graphs import Model, mb
 
 from cetane.gates.residency.audit import Audit, audit
@@ -37,6 +37,14 @@ def test_rule(id: str, tmp_path: Path) -> None:
     if placement is not None:  # at least as bad as the rule says
         places = [op.placement for function in found.functions for op in function.ops]
         assert max(map(WORSE.index, places)) >= WORSE.index(placement)
+
+
+@pytest.mark.parametrize("model", [in_form("lut8-pairs"), Model(lambda x: scaled(x, 2))])
+def test_the_vectors_of_a_palette(model: Model, tmp_path: Path) -> None:
+    """Also behind scales."""
+    (function,) = audited(model, tmp_path).functions
+    (found,) = (f for f in function.findings if f.rule == "vector-palette")
+    assert found.details == ("2 weights an entry",)
 
 
 def test_every_rule_has_a_test_and_a_predicate() -> None:

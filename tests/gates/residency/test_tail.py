@@ -72,6 +72,20 @@ def test_a_sum_of_two_tensors_stays(tmp_path: Path) -> None:
     assert off_ane(body, tmp_path) == ["pick"]
 
 
+def test_neighbours_take_the_rule_that_drags(tmp_path: Path) -> None:
+    """A worse rule also hits the leader: its indices are too narrow."""
+
+    def body(x: Any) -> Any:
+        values, rows = mb.topk(x=x, k=4, axis=1, output_indices_dtype="uint16", name="pick")
+        return mb.tanh(x=values, name="cap"), rows
+
+    program = Model(body, inputs={"x": ((1, 70_000), "fp16")}).program(tmp_path)
+    (found,) = audit({"model": program}, Target(), ("tiny-program",)).functions
+    assert [(op.name, op.placement, op.rule) for op in found.ops] == [
+        ("pick", "wrong", "narrow-index"), ("cap", "CPU", "wide-topk"),
+    ]  # fmt: skip
+
+
 def test_cumsum_drags_nothing(tmp_path: Path) -> None:
     def body(x: Any) -> Any:
         return mb.tanh(x=mb.cumsum(x=conv(x, 2048), axis=3, name="run"))

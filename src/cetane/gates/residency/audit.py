@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -80,6 +80,11 @@ class FunctionAudit:
     """The columns of a call."""
     ops: tuple[Placed, ...]
     findings: tuple[Finding, ...]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The package and the function: the same at all shapes."""
+        return self.package, self.function
 
     def count(self, placement: Placement | None = None, conv: bool = False) -> int:
         """The number of compute ops, or of convolutions, in total or at a place."""
@@ -181,7 +186,8 @@ def variants(inputs: dict[str, TensorType]) -> Iterator[str]:
 def place(graph: Graph, rules: Sequence[Rule]) -> FunctionAudit:
     """The placement of every op of a function at one shape, and the findings."""
     placed = {id(op): by_evidence(op, graph) for op in graph.ops}
-    findings, drags = [], []
+    findings: list[Finding] = []
+    drags: dict[int, tuple[Op, Rule]] = {}
     for rule in rules:
         scope, predicate = PREDICATES[rule.id]
         if scope == "op":
@@ -191,7 +197,8 @@ def place(graph: Graph, rules: Sequence[Rule]) -> FunctionAudit:
             # One op that does not compile keeps all of the function from running.
             whole = bool(hits) and rule.placement == "fails"
             concerned: Iterable[Op] = graph.ops if whole else [op for op, _ in hits]
-            drags += [op for op, _ in hits] if rule.drags else []
+            if rule.drags:
+                drags |= {id(op): (op, rule) for op, _ in hits}
         elif scope == "function" and (detail := predicate(graph)):
             findings.append(finding(rule, [detail]))
             concerned = graph.ops
@@ -199,8 +206,9 @@ def place(graph: Graph, rules: Sequence[Rule]) -> FunctionAudit:
             continue
         for op in concerned:
             worsen(placed[id(op)], rule)
-    for op, leader in dragged(graph, drags):
-        worsen(placed[id(op)], leading(placed[id(leader)], rules))
+    for op, leader in dragged(graph, [op for op, _ in drags.values()]):
+        # A worse rule about the leader says nothing about its neighbours.
+        worsen(placed[id(op)], drags[id(leader)][1])
     places = {key: op.placement for key, op in placed.items()}
     for rule in rules:
         scope, predicate = PREDICATES[rule.id]
@@ -234,11 +242,6 @@ def worsen(placed: Placed, rule: Rule) -> None:
         placed.confidence = rule.confidence
 
 
-def leading(placed: Placed, rules: Sequence[Rule]) -> Rule:
-    """The rule that placed an op: a rule placed it, not evidence."""
-    return next(rule for rule in rules if rule.id == placed.rule)
-
-
 def finding(rule: Rule, details: list[str], ops: Sequence[str] = ()) -> Finding:
     """The finding of a rule, with its details and the names of its ops."""
     unique = tuple(dict.fromkeys(details))
@@ -257,27 +260,39 @@ def about_all(graphs: Sequence[Graph], rules: Sequence[Rule]) -> Iterator[Findin
 
 
 def reasons(functions: Sequence[FunctionAudit], findings: Sequence[Finding]) -> Iterator[str]:
-    """The reasons why an audit does not pass, by `limits.toml`. A finding does not count if a Mac
-    measured all of its ops on the ANE."""
+    """The reasons why an audit does not pass, by `limits.toml`.
+
+    A finding that a Mac refuted does not count. A Mac measures functions at their default shapes
+    alone. So a finding at another shape counts unless the default shape has the same one, refuted.
+    """
     ask = limits().residency
-    where: Counter[tuple[str, Severity]] = Counter()
+    refuted = {f.key: refuted_findings(f) for f in functions if not f.variant}
+    where: defaultdict[tuple[str, Severity], set[tuple[str, str]]] = defaultdict(set)
     for function in functions:
-        refuted = {op.name for op in function.ops if op.measured == "ANE"}
-        every = {op.name for op in function.ops}
         for finding in function.findings:
-            if not (finding.placement in ("CPU", "fails") and set(finding.ops or every) <= refuted):
-                where[finding.rule, finding.severity] += 1
+            if finding not in refuted[function.key]:
+                where[finding.rule, finding.severity].add(function.key)
     for finding in findings:
-        where[finding.rule, finding.severity] += 1
-    for (rule, severity), count in where.items():
+        where[finding.rule, finding.severity] = set()
+    for (rule, severity), of in where.items():
         if severity in ask.severities:
-            yield f"{severity}: {rule}" + (f" ({count} functions)" if count > 1 else "")
+            yield f"{severity}: {rule}" + (f" ({len(of)} functions)" if len(of) > 1 else "")
     share = weights_off_ane(functions)
     if share > ask.weights_off_ane:
         yield (
             f"{share:.1%} of the weights are read off the ANE, "
             f"at most {ask.weights_off_ane:.0%} may be"
         )
+
+
+def refuted_findings(function: FunctionAudit) -> list[Finding]:
+    """The findings that put ops off the ANE, where a Mac measured all of these ops on it."""
+    on_ane = {op.name for op in function.ops if op.measured == "ANE"}
+    every = {op.name for op in function.ops}
+    return [
+        finding for finding in function.findings
+        if finding.placement in ("CPU", "fails") and set(finding.ops or every) <= on_ane
+    ]  # fmt: skip
 
 
 def weights_off_ane(functions: Sequence[FunctionAudit]) -> float:

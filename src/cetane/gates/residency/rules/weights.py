@@ -97,7 +97,7 @@ def int8_palette(op: Op, graph: Graph) -> str | None:
 @on_op("vector-palette")
 def vector_palette(op: Op, graph: Graph) -> str | None:
     weight = first(op, graph, lambda w: (w.inner or w).vector > 1)
-    return f"{weight.vector} weights an entry" if weight else None
+    return f"{(weight.inner or weight).vector} weights an entry" if weight else None
 
 
 @on_op("sparse-weights")
