@@ -1,6 +1,7 @@
 """Break-even against simulation, and against the published tables."""
 
 import random
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -80,8 +81,12 @@ def test_drafting_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [(0, 1, 4), (1, -1, 4), (1, 1, 1), (1, 1, 4, -1), (float("nan"), 1, 4)]
-)
+    "case",
+    [
+        (0, 1, 4), (1, -1, 4), (1, 1, 1), (1, 1, 4, -1), (float("nan"), 1, 4),
+        (inf, 1, 4), (1, inf, 4), (inf, inf, 4), (1, 1, 4, inf), (1e300, 1e-300, 4),
+    ],
+)  # fmt: skip
 def test_bad_speculation(case: tuple[float, ...]) -> None:
     with pytest.raises(CetaneError, match="speculation"):
         DraftingTimes(*case)  # type: ignore[arg-type]
