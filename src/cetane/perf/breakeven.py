@@ -9,6 +9,9 @@ from math import inf
 
 from cetane.errors import CetaneError
 
+WIDEST = 1024
+"""The most columns of a call: no recipe allows more tokens (`Tokens`)."""
+
 
 @dataclass(frozen=True)
 class DraftingTimes:
@@ -25,11 +28,11 @@ class DraftingTimes:
 
     def __post_init__(self) -> None:
         positive = self.t1 > 0 and self.tk > 0 and self.draft >= 0
-        if self.width < 2 or not (positive and 0 < self.slowdown < inf):
+        if not (2 <= self.width <= WIDEST and positive and 0 < self.slowdown < inf):
             raise CetaneError(
                 f"speculation of {self.width} columns, t1 = {self.t1} ms, tK = {self.tk} ms, "
                 f"drafting {self.draft} ms: times and their ratio must be positive and finite, "
-                "and columns 2 at least"
+                f"and columns 2 to {WIDEST}"
             )
 
     @property
