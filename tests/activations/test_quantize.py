@@ -1,5 +1,6 @@
 """Whole bundles with activations of 8 bits."""
 
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -17,9 +18,11 @@ from cetane.checkpoint import Checkpoint
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
 from cetane.errors import CetaneError
+from cetane.files import write_json
 from cetane.mil import load
-from cetane.pipeline.export import export_coreai, export_runtime
+from cetane.pipeline.export import export_coreai, export_runtime, own_checkpoint
 from cetane.planner import Planner
+from cetane.schema.manifest import MANIFEST
 from cetane.schema.recipe import Recipe
 
 TEXT = np.random.default_rng(7).integers(1, 288, 40).tolist()
@@ -104,7 +107,7 @@ def test_no_export_from_the_checkpoint(
 ) -> None:
     """It would have no 8-bit activations, and pass for the bundle."""
     into = partial(export_runtime, runtime=layout) if layout != "coreai" else export_coreai
-    with pytest.raises(CetaneError, match="those of recipe tiny-a8 are quantized") as refused:
+    with pytest.raises(CetaneError, match=r"another runtime .* are quantized") as refused:
         into(made[0].path, tmp_path / "out")
     assert "quantize-activations was given" in (refused.value.hint or "")
     assert not (tmp_path / "out").exists()
@@ -113,6 +116,30 @@ def test_no_export_from_the_checkpoint(
 def test_quantizing_twice(made: tuple[Bundle, Quantized], tmp_path: Path) -> None:
     with pytest.raises(CetaneError, match="quantized already"):
         quantize_activations(made[0], tmp_path / "again", Options(), silent)
+
+
+def named(bundle: Bundle, name: str, folder: Path) -> Bundle:
+    """A copy of a bundle, with another name of the recipe."""
+    content = bundle.manifest.model_dump(mode="json")
+    content["plan"]["recipe"]["name"] = name
+    shutil.copytree(bundle.path, folder)
+    write_json(folder / MANIFEST, content)
+    return Bundle(folder)
+
+
+def test_the_recipes_name_tells_nothing(
+    bundle: Bundle, made: tuple[Bundle, Quantized], tmp_path: Path
+) -> None:
+    plain = named(bundle, "mine-a8", tmp_path / "plain")
+    assert own_checkpoint(plain, None, None).fingerprint == bundle.manifest.fingerprint
+    options = Options(samples="random")
+    quantized, _ = quantize_activations(plain, tmp_path / "a8", options, silent)
+    assert quantized.plan.recipe.name == "mine-a8-a8"
+    renamed = named(made[0], "mine", tmp_path / "renamed")
+    with pytest.raises(CetaneError, match="are quantized"):
+        own_checkpoint(renamed, None, None)
+    with pytest.raises(CetaneError, match="quantized already"):
+        quantize_activations(renamed, tmp_path / "again", options, silent)
 
 
 @pytest.mark.parametrize(

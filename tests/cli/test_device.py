@@ -99,8 +99,9 @@ def test_break_even_from_ones_own_milliseconds(cetane: Cetane) -> None:
     made = cetane("break-even", "--t1", 100, "--tv", 130, "--k", 4, "--json").json
     assert made["share"] == pytest.approx(0.1) and made["ceiling"] == pytest.approx(4 / 1.3)
     assert "10.0% of drafted" in cetane("break-even", "--t1", 100, "--tv", 130, "--k", 4).out
-    for wrong in (("--t1", 0, "--tv", 5, "--k", 4), ("--t1", 5, "--tv", 5, "--k", 1)):
-        assert "must be positive" in cetane("break-even", *wrong).error
+    for t1, tv, k in ((0, 5, 4), (5, 5, 1), (1e300, 1e-300, 4), (1, 2, 10**9)):
+        wrong = cetane("break-even", "--t1", t1, "--tv", tv, "--k", k)
+        assert "must be positive" in wrong.error
 
 
 def test_compute_units_choose_core_ml(cetane: Cetane, ported: Bundle) -> None:

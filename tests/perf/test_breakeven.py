@@ -1,6 +1,7 @@
 """Break-even against simulation, and against the published tables."""
 
 import random
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -80,11 +81,20 @@ def test_drafting_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [(0, 1, 4), (1, -1, 4), (1, 1, 1), (1, 1, 4, -1), (float("nan"), 1, 4)]
-)
+    "case",
+    [
+        (0, 1, 4), (1, -1, 4), (1, 1, 1), (1, 1, 4, -1), (float("nan"), 1, 4),
+        (inf, 1, 4), (1, inf, 4), (inf, inf, 4), (1, 1, 4, inf), (1e300, 1e-300, 4),
+        (1, 2, 1025), (1, 2, 10**400),
+    ],
+)  # fmt: skip
 def test_bad_speculation(case: tuple[float, ...]) -> None:
     with pytest.raises(CetaneError, match="speculation"):
         DraftingTimes(*case)  # type: ignore[arg-type]
+
+
+def test_the_widest_call() -> None:
+    assert DraftingTimes(1, 2, 1024).break_even_chance() == pytest.approx(0.5)
 
 
 def test_bad_acceptance() -> None:

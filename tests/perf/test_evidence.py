@@ -141,7 +141,10 @@ def test_new_rows_of_both_kinds(tmp_path: Path) -> None:
         ("1,Phi-4-mini,a toaster,32x1,1,2048,,all,INT8,,,,,60,b,\n", "toaster"),
         ("1,Phi-4-mini,M4 Max 48GB,31x1,1,2048,,all,INT8,,,,,60,b,\n", "32 layers"),
         ("1,Phi-4-mini,M4 Max 48GB,many,1,2048,,all,INT8,,,,,60,b,\n", "not understood"),
-        ("1,Phi-4-mini,M4 Max 48GB,32x1,1,,,all,INT8,,,,,60,b,\n", "context"),
+        *(
+            (f"1,Phi-4-mini,M4 Max 48GB,32x1,1,{slots},,all,INT8,,,,,60,b,\n", "context")
+            for slots in ("", "nan", "inf", "1e307", "-2048")
+        ),
     ],
 )
 def test_rows_that_cannot_be_used(tmp_path: Path, row: str, why: str) -> None:
@@ -149,10 +152,19 @@ def test_rows_that_cannot_be_used(tmp_path: Path, row: str, why: str) -> None:
     assert not used and len(reasons) == 1 and why in reasons[0]
 
 
+@pytest.mark.parametrize("ms", ["nan", "inf", "1e308", "1e-320", "0", "-60", "6 to 7"])
+def test_times_that_are_none(tmp_path: Path, ms: str) -> None:
+    row = f"1,Phi-4-mini,M4 Max 48GB,12+12+6+2,1,2048,greedy,all,INT8,,,,,{ms},book,\n"
+    assert written(tmp_path, BOOK + row) == ((), [])
+    row = f"1,gemma4-e2b,4-chunk,4,8192,INT4 g32,{PHONE},CPU_AND_NE,{ms},decode,,,,,,{ms},"
+    assert written(tmp_path, f"{CHUNKS}{row}measured,,x\n") == ((), [])
+
+
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [("a,b\n1,2\n", "neither the columns"), ("", "neither the columns"),
-     (CHUNKS + "1,2\n", "line 2 does not have 19 fields")],
+     (CHUNKS + "1,2\n", "line 2 does not have 19 fields"),
+     (CHUNKS + "1," + 131_073 * "x", "not a CSV file: field larger")],
 )  # fmt: skip
 def test_bad_files(tmp_path: Path, text: str, wrong: str) -> None:
     with pytest.raises(CetaneError, match=wrong):

@@ -1,7 +1,10 @@
 """The fit: against rates that are known, with what is left out really left out."""
 
 import random
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,3 +166,10 @@ def test_toml_round_trip() -> None:
 def test_host_is_called_measured() -> None:
     assert rate("host", 0.6, "ms", "x").kind == "measured"
     assert {n for n, r in load_fit().rates.items() if r.kind == "fitted"} == set(START) - {"host"}
+
+
+def test_a_wrong_file_is_an_error_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cetane.perf.fit", str(tmp_path / "none.csv")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and "none.csv: not a CSV file" in line

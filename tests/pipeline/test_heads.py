@@ -168,7 +168,7 @@ def test_bytes_are_the_planner_s(kind: str, cache: Any, config: Any, asking: Ask
     [
         ("llama", {"contract": "shift"}, {}, {}, "a shift cache forgets the first tokens"),
         ("llama", {}, {}, {"tokens": 1025}, "--tokens 1025: the model was trained for 1024"),
-        ("llama", {}, {}, {"tokens": 400}, "10 pass keys .* of 400"),
+        ("llama", {}, {}, {"tokens": 400}, "10 pass keys .* of 400 .*; --tokens 768 gives"),
         ("llama", {}, {}, {"output": "."}, "--output .*: is a folder"),
         ("gemma3_text", {}, {"layer_types": [SLIDING] * 2}, {}, "no layer of .* sees all tokens"),
         ("gemma2", {}, {"layer_types": [SLIDING, FULL]}, {}, "cannot stream: a bound holds"),
@@ -183,6 +183,14 @@ def test_refused_before_the_model_is_read(
     with pytest.raises(CetaneError, match=message):
         find_heads(asking(kind, cache, **config), output, **{"tokens": TOKENS} | options)
     assert not (tmp_path / "heads.json").exists()
+
+
+def test_more_tokens_do_not_make_texts_that_score_longer(
+    asking: Asking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "SCORED", 400)
+    with pytest.raises(CetaneError, match=r"10 pass keys .* of 400 .*this tokenizer needs more"):
+        find_heads(asking(), tmp_path / "heads.json", tokens=TOKENS)
 
 
 def test_a_recipe_whose_heads_stream_is_refused(asking: Asking, tmp_path: Path) -> None:

@@ -24,8 +24,10 @@ from cetane.files import (
 from cetane.pipeline.build import build
 from cetane.schema.manifest import GATES, MANIFEST, Manifest, producers, shard_path
 from cetane.schema.plan import Plan
-from cetane.schema.recipe import QUANTIZED
 from cetane.validation import Data
+
+SUFFIX = "-a8"
+"""The end of the new recipe's name."""
 
 
 class Options(Data):
@@ -72,6 +74,8 @@ def quantize_activations(
     (`smoothing_planner`), and for a full disk.
     """
     check(bundle.plan, bundle.path)
+    if bundle.int8_activations:
+        raise CetaneError(f"{bundle.path}: its activations are quantized already")
     if target.exists() and not (force and (target / MANIFEST).is_file()):
         raise CetaneError(f"{target} exists", "choose another folder; --force replaces a bundle")
     check_outside(target, bundle.path)
@@ -114,8 +118,6 @@ def quantize_activations(
 def check(plan: Plan, path: Path) -> None:
     """Raise CetaneError for a bundle whose programs coremltools cannot calibrate."""
     recipe = plan.recipe
-    if recipe.name.endswith(QUANTIZED):
-        raise CetaneError(f"{path}: its activations are quantized already")
     for wrong, what, hint in (
         (any(f.states for f in plan.functions.values()), "states",
          'cache.contract = "readonly"'),
@@ -133,7 +135,7 @@ def manifest(source: Manifest, folder: Path) -> Manifest:
     """The manifest of the files in `folder`, with the plan of `source` and a new recipe name."""
     recipe = source.plan.recipe
     text = f"{recipe.description} Activations of 8 bits.".strip()
-    renamed = recipe.model_copy(update={"name": recipe.name + QUANTIZED, "description": text})
+    renamed = recipe.model_copy(update={"name": recipe.name + SUFFIX, "description": text})
     return source.model_copy(update={
         "producer": producers(),
         "plan": source.plan.model_copy(update={"recipe": renamed}),

@@ -84,6 +84,15 @@ class Bundle(ListedFolder[Manifest]):
         """The functions of a shard."""
         return self.plan.by_name[name].functions
 
+    @property
+    def int8_activations(self) -> bool:
+        """Whether its programs round activations to 8 bits. Reads the packages' specifications."""
+        from cetane.mil import load  # here: a manifest is read without it
+
+        programs = (load(self.shard(name)) for name in self.plan.by_name)
+        functions = (function for program in programs for function in program.functions.values())
+        return any(op.kind == "quantize" for function in functions for op in function.ops)
+
     def draft_heads(self) -> dict[DraftHeadKind, DraftHead]:
         """Its draft heads, by kind. Raises CetaneError for a draft head of another bundle."""
         return open_draft_heads(self.path, self.digest, self.plan)

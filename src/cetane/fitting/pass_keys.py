@@ -69,13 +69,14 @@ def hide(
     seed: int,
     keys: int = 1,
     depth: float | None = None,
+    hint: str = "ask for longer texts (--tokens), or for fewer keys (--keys)",
 ) -> PassKeys:
     """A text with pass keys, which takes `tokens` tokens with its questions and answers.
 
     `haystack` are tokens of some text without a start token. `seed` chooses a part of it, the names
     and the numbers. It also chooses one place for all keys: the part of a stretch before its key.
-    `depth`, 0 to 1, is that place instead. There are 20 `keys` at most. Raises CetaneError for keys
-    that leave no room for other text.
+    `depth`, 0 to 1, is that place instead. There are 20 `keys` at most. Raises CetaneError with
+    `hint` for keys that leave no room for other text.
     """
     random = np.random.default_rng(seed)
     plain = tokenizer.encode_plain
@@ -90,8 +91,7 @@ def hide(
     room = tokens - spent
     if room < keys:
         raise CetaneError(
-            f"{keys} pass keys and the questions about them take {spent} tokens, of {tokens}",
-            "ask for longer texts (--tokens), or for fewer keys (--keys)",
+            f"{keys} pass keys and the questions about them take {spent} tokens, of {tokens}", hint
         )
     first = int(random.integers(0, max(len(haystack) - room, 1)))
     hay = list(islice(cycle(haystack), first, first + room))

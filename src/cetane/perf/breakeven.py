@@ -5,8 +5,12 @@ comes free. Speculation pays if the tokens of a call, divided by its time, excee
 """
 
 from dataclasses import dataclass
+from math import inf
 
 from cetane.errors import CetaneError
+
+WIDEST = 1024
+"""The most columns of a call: no recipe allows more tokens (`Tokens`)."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +27,12 @@ class DraftingTimes:
     """Drafting of K - 1 tokens, and the host's other work for a call."""
 
     def __post_init__(self) -> None:
-        if self.width < 2 or not (self.t1 > 0 and self.tk > 0 and self.draft >= 0):
+        positive = self.t1 > 0 and self.tk > 0 and self.draft >= 0
+        if not (2 <= self.width <= WIDEST and positive and 0 < self.slowdown < inf):
             raise CetaneError(
                 f"speculation of {self.width} columns, t1 = {self.t1} ms, tK = {self.tk} ms, "
-                f"drafting {self.draft} ms: times must be positive, and columns 2 at least"
+                f"drafting {self.draft} ms: times and their ratio must be positive and finite, "
+                f"and columns 2 to {WIDEST}"
             )
 
     @property

@@ -42,6 +42,9 @@ UNUSABLE = {
     "poorly ANE routed": "not on the ANE",
 }
 """Remarks in rows that make a measurement unusable, with the reasons."""
+MOST = 1e12
+"""The most of any number in a row, of whatever unit; the least is 1 / `MOST`. So the products and
+quotients of several stay finite."""
 
 
 @dataclass(frozen=True)
@@ -111,29 +114,30 @@ Parse = Callable[[str, Row], Iterator[Measurement]]
 def rows(path: Path) -> Iterator[tuple[Row, Parse]]:
     """The rows of a file, with their parser. Raises CetaneError for a file of another kind."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        reader = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+        columns = reader.fieldnames or ()
+        content = [(reader.line_num, row) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise CetaneError(f"{path}: not a CSV file: {error}") from error
-    reader = csv.DictReader(lines)
-    columns = reader.fieldnames or ()
     parsers: dict[str, Parse] = {"book": book, "chunks": chunks, "device": device}
     kinds = [kind for kind, wanted in COLUMNS.items() if set(wanted) <= set(columns)]
     if not kinds:
         known = " nor ".join(", ".join(wanted) for wanted in COLUMNS.values())
         raise CetaneError(f"{path}: it has neither the columns {known}")
     parse = parsers[kinds[0]]
-    for row in reader:
+    for line, row in content:
         if None in row or None in row.values():
-            raise CetaneError(f"{path}: line {reader.line_num} does not have {len(columns)} fields")
+            raise CetaneError(f"{path}: line {line} does not have {len(columns)} fields")
         yield row, parse
 
 
 def number(row: Row, column: str) -> float | None:
-    """A number of a row; None if it holds no number or several."""
+    """A positive number of a row, within `MOST`; None if it holds anything else."""
     try:
-        return float(row.get(column) or "")
+        value = float(row.get(column) or "")
     except ValueError:
         return None
+    return value if 1 / MOST <= value <= MOST else None
 
 
 def decoder(row: Row) -> Decoder:
@@ -368,7 +372,7 @@ def device(file: str, row: Row) -> Iterator[Measurement]:
     works = validated(WORKS, parse_json(row["works"], where), where)
     ms = number(row, "ms")
     amounts = [amount for work in works for amount in amounts_of(work)]
-    if ms is None or not 0 < ms < inf or not all(0 <= amount < inf for amount in amounts):
+    if ms is None or not all(0 <= amount < inf for amount in amounts):
         raise CetaneError(f"{where}: its time or its work is not a positive number")
     yield Measurement(
         file, row["id"], row["model"], find_chip(row["chip"]), row["what"],

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import tomli_w
 
+from cetane.errors import CetaneError
 from cetane.hardware.chips import find_chip
 from cetane.perf.cost import (
     Errors,
@@ -272,4 +273,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    import sys
+
+    try:
+        main()
+    except CetaneError as error:
+        sys.exit(str(error))

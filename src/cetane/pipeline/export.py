@@ -25,7 +25,7 @@ from cetane.gates.coreai import CoreAIResult, judge_coreai
 from cetane.gates.quality import refuse_choices
 from cetane.mil import load
 from cetane.pipeline.validate import checkpoint_of
-from cetane.schema.recipe import Recipe, refuse_int8_activations, refuse_int8_caches
+from cetane.schema.recipe import Recipe, refuse_int8_caches
 
 Runtime = Literal["anemll", "coreml-llm"]
 
@@ -268,7 +268,7 @@ def own_checkpoint(bundle: Bundle, model: str | Path | None, lora: str | Path | 
     8-bit activations.
     """
     bundle.verify()
-    refuse_int8_activations(bundle.plan.recipe, "another runtime")
+    refuse_int8_activations(bundle)
     refuse_heads(bundle)
     if bundle.plan.adapters:
         raise CetaneError(
@@ -282,6 +282,16 @@ def own_checkpoint(bundle: Bundle, model: str | Path | None, lora: str | Path | 
             "port the model again",
         )
     return checkpoint
+
+
+def refuse_int8_activations(bundle: Bundle) -> None:
+    """Raise CetaneError for a bundle with 8-bit activations: an export lowers its checkpoint once
+    more, but only the bundle's packages hold the calibration."""
+    if bundle.int8_activations:
+        raise CetaneError(
+            f"another runtime has activations in fp16, but those of {bundle.path} are quantized",
+            "export the bundle that quantize-activations was given",
+        )
 
 
 def refuse_heads(bundle: Bundle) -> None:

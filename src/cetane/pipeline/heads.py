@@ -92,8 +92,13 @@ def find_heads(
     with disk_errors(output):
         output.parent.mkdir(parents=True, exist_ok=True)
     hay, count = haystack(tokenizer), TEXTS[method] if steps is None else steps
-    length = min(SCORED, tokens)
-    lessons = [hide(tokenizer, hay, length, FIRST + seed, TAUGHT) for seed in range(count)]
+    most = min(SCORED, longest)
+    advice = f"--tokens {most} gives them more" if tokens < most else "this tokenizer needs more"
+    hint = f"texts that score heads hide {TAUGHT} keys, whatever --keys says; {advice}"
+    lessons = [
+        hide(tokenizer, hay, min(most, tokens), FIRST + seed, TAUGHT, hint=hint)
+        for seed in range(count)
+    ]
     asked = [hide(tokenizer, hay, tokens, seed, keys) for seed in range(texts)]
     reference = Reference(request.checkpoint)
     if method == "gates" and not reference.resident:

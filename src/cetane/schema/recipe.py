@@ -267,20 +267,6 @@ def refuse_int8_caches(recipe: Recipe, what: str) -> None:
         )
 
 
-QUANTIZED = "-a8"
-"""The ending of the names of recipes whose bundles have 8-bit activations."""
-
-
-def refuse_int8_activations(recipe: Recipe, what: str) -> None:
-    """Raise CetaneError for a recipe with 8-bit activations: `what` lowers the bundle's checkpoint
-    once more, but only the bundle's packages hold the calibration."""
-    if recipe.name.endswith(QUANTIZED):
-        raise CetaneError(
-            f"{what} has activations in fp16, but those of recipe {recipe.name} are quantized",
-            "export the bundle that quantize-activations was given",
-        )
-
-
 def refuse_int4_rows(recipe: Recipe, what: str, kept: str) -> None:
     """Raise CetaneError for a recipe with rows of four bits: the rows of `what` are `kept`."""
     if recipe.embedding.rows == "int4":
