@@ -81,12 +81,12 @@ def judge(
     truths = reference_of(checkpoint).run([probe.tokens for probe in probes], list(handed))
     progress("done", len(bundles) + 1, len(bundles) + 1)
     scores = {}
-    for name, (mode, planner, seen, tokens) in observed.items():
+    for name, (mode, planner, own, tokens) in observed.items():
         scaled = [one.scaled(planner.model.residual_scale or 1.0) for one in truths]
         scores[name] = Score(
-            shards=tuple(shard_scores(planner, mode, seen, scaled)),
-            logits=logit_score(mode, seen, truths, tokens),
-            perplexity=text_perplexity(seen, texts),
+            shards=tuple(shard_scores(planner, mode, own, scaled)),
+            logits=logit_score(mode, own, truths, tokens),
+            perplexity=text_perplexity(own, texts),
         )
     return Scores(
         tokens=sum(len(text) - 1 for text in texts),
