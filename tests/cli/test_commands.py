@@ -385,7 +385,7 @@ def test_another_checkpoint_of_the_same_shape_is_told(
     found = cetane(name, gated.path, *options, "--model", "other", "--json").json
     assert found.get("perplexity", found)["warnings"] == [told]
     shown = cetane(name, gated.path, *options, "--model", "other")
-    assert f"warning: {told}" in " ".join(shown.error.split())
+    assert f"warning: {told}" in " ".join(shown.err.split())
 
 
 def test_info(cetane: Cetane, gated: Bundle) -> None:

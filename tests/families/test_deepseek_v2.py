@@ -55,7 +55,7 @@ def test_the_cache_holds_only_latents() -> None:
     [
         ({"topk_method": "group_limited_greedy"}, "topk_method"),
         ({"kv_lora_rank": 21}, "odd"),
-        ({"num_key_value_heads": 2}, "one latent"),
+        ({"num_key_value_heads": 2}, "share a latent"),
     ],
 )
 def test_configs_that_are_refused(change: dict[str, Any], message: str) -> None:

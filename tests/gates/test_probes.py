@@ -127,7 +127,7 @@ def test_a_tokenizer_without_english(tokenizer: Tokenizer) -> None:
         def encode(self, text: str) -> list[int]:
             return []
 
-    with pytest.raises(CetaneError, match="no token of English"):
+    with pytest.raises(CetaneError, match="no token of the English text"):
         text_tokens(Mute(), 5)  # type: ignore[arg-type]
 
 

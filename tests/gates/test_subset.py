@@ -145,7 +145,7 @@ def target(tmp_path: Path) -> Iterator[Path]:
     [
         ({"tokens": as_ranges(np.arange(1, 288))}, "without which some texts cannot be written"),
         ({"tokenizer": "1" * 64}, "another tokenizer"),
-        ({"vocabulary": 289}, "of 289 tokens"),
+        ({"vocabulary": 289}, "for 289 tokens"),
     ],
 )
 def test_a_build_with_the_wrong_subset(

@@ -43,6 +43,10 @@ BLOCK, WORSE_BLOCK = 8, 8.0
 """The number of output channels that are judged together, and their factor as in `WORSE`. At four
 bits, other channels in their place err by more. The worst of the same SmolLM2 err by 3.8 times."""
 
+CHANCE = 4.0
+"""Standard deviations within which the sum of independent errors lies. Beyond them, the errors
+along the weights are no chance."""
+
 
 class WrongWeight(Data):
     """A constant that differs from its parameter, or a parameter without a constant."""
@@ -143,11 +147,13 @@ def times_best(given: Half, plain: Half, values: Array, block: int) -> Array:
     rows = values.reshape(len(values), -1)
     error, least = (made.astype(np.float32).reshape(rows.shape) - rows for made in (given, plain))
     starts = np.arange(0, len(rows), block)
-    whole, along, best = (
-        np.add.reduceat((one * other).sum(1, dtype=np.float64), starts)
-        for one, other in ((error, error), (error, rows), (least, least))
-    )
-    times: Array = (np.maximum(whole, np.abs(along)) - 1e-12) / np.maximum(best, 1e-30)
+    sums = [
+        np.add.reduceat(products.sum(1, dtype=np.float64), starts)
+        for products in (error * error, error * rows, np.square(error * rows), least * least)
+    ]
+    whole, along, spread, best = sums
+    along = np.abs(along) - CHANCE * np.sqrt(spread)
+    times: Array = (np.maximum(whole, along) - 1e-12) / np.maximum(best, 1e-30)
     return times
 
 
