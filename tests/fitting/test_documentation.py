@@ -14,8 +14,9 @@ from cetane.lab import workload
 def test_nothing_that_is_judged_is_read() -> None:
     judged = {name.partition(".")[0] for name in workload.MODULES}
     assert not judged & {name.partition(".")[0] for name in MODULES}
-    assert len(documentation()) > len(MODULES), "topics of the language too"
-    for name, text in zip(MODULES, documentation()[: len(MODULES)], strict=True):
+    found = documentation()
+    assert len(found) > len(MODULES), "topics of the language too"
+    for name, text in zip(MODULES, found, strict=False):
         assert name in text.partition("\n")[0]
 
 
@@ -30,9 +31,10 @@ def test_a_long_text_is_read_in_slices_of_all_of_it(monkeypatch: pytest.MonkeyPa
 
 def test_windows_hold_the_text_once(tiny_checkpoint_folder: Path) -> None:
     tokenizer = open_checkpoint(tiny_checkpoint_folder).tokenizer
-    windows = windows_of(documentation(), tokenizer, 3, 64)
+    texts = documentation()[:3]
+    windows = windows_of(texts, tokenizer, 3, 64)
     assert windows.dtype == torch.int64 and windows.shape[1] == 64
     assert windows[::2, 0].unique().tolist() == [3]
-    tokens = sum(len(tokenizer.encode(text)) for text in documentation())
+    tokens = sum(len(tokenizer.encode(text)) for text in texts)
     assert len(windows) == tokens // 64
-    assert torch.equal(windows, windows_of(documentation(), tokenizer, 3, 64))
+    assert torch.equal(windows, windows_of(texts, tokenizer, 3, 64))
