@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
-from cetane.cli.output import console, facts, say, table, warn
+from cetane.cli.output import console, facts, say, show_warnings, table
 from cetane.gates.diff import STAGES, ModelDiff
 from cetane.mil.compare import Comparison, OpGap
 from cetane.mil.gap import Gap
@@ -16,8 +16,7 @@ from cetane.pipeline.diff import DiffResult, worst_first
 
 def show(result: DiffResult, top: int) -> None:
     """Print the agreement of shards and tables, then ops, then the verdict."""
-    for warning in result.warnings:
-        warn(f"warning: {warning}")
+    show_warnings(result.warnings)
     if result.model is not None:
         show_model(result.model)
     elif result.tables:

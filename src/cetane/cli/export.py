@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from cetane.cli.options import Checkpoint, Json, Lora, refuse
-from cetane.cli.output import conclude, print_json, progress, say, warn
+from cetane.cli.output import conclude, print_json, progress, say, show_warnings, warn
 
 if TYPE_CHECKING:
     from cetane.pipeline.export import Runtime, RuntimeFolder
@@ -127,8 +127,7 @@ def as_coreai(
              "warnings": folder.warnings, **folder.result.model_dump(mode="json")}
         )  # fmt: skip
     else:
-        for warning in folder.warnings:
-            warn(f"warning: {warning}")
+        show_warnings(folder.warnings)
         show_checks("Apple's runtime on this CPU, against the bundle", folder.result.checks)
         say(f"not run on a device; on a Mac with Xcode 27, in {folder.path}: {folder.compile}")
     raise typer.Exit(0 if folder.result.passed else 1)

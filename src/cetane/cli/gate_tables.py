@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from cetane.cli.output import console, table, verdict, warn
+from cetane.cli.output import console, show_warnings, table, verdict, warn
 
 if TYPE_CHECKING:
     from cetane.gates.draft_head import DraftHeadResult
@@ -49,8 +49,7 @@ def show_golden(result: GoldenResult, tables: bool) -> None:
             ["block", "largest"],
             [[block.block, block.largest] for block in widest],
         )
-    for warning in result.warnings:
-        warn(f"warning: {warning}")
+    show_warnings(result.warnings)
     console.print(f"golden gate: {summary(result)}", soft_wrap=True)
 
 

@@ -4,7 +4,7 @@ import json
 import math
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
@@ -68,6 +68,12 @@ def say(text: str) -> None:
 def warn(text: str) -> None:
     """Print a line on the error stream."""
     errors.print(escaped(text), markup=False, soft_wrap=True)
+
+
+def show_warnings(warnings: Iterable[str]) -> None:
+    """Print warnings on the error stream, a line each."""
+    for warning in warnings:
+        warn(f"warning: {warning}")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from cetane.cli.options import (
     Settings,
     Verbose,
 )
-from cetane.cli.output import print_json, progress, say, warn
+from cetane.cli.output import print_json, progress, say, show_warnings
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ def plan(
         print_json(content | ({"predicted": predicted.as_json()} if predicted else {}))
     else:
         plan_tables.show(resolved, chip, verbose or predicted is None)
-        for warning in warnings:
-            warn(f"warning: {warning}")
+        show_warnings(warnings)
         if predicted:
             shown.show(predicted, explain)
         else:

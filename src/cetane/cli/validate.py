@@ -13,6 +13,7 @@ from cetane.cli.output import (
     print_json,
     progress,
     say,
+    show_warnings,
     verdict,
     warn,
 )
@@ -117,8 +118,7 @@ def parse_ids(text: str | None) -> tuple[int, ...]:
 
 def show_layers(result: "LayersResult") -> None:
     """Print every shard, then the line that the published validator ends with."""
-    for warning in result.warnings:
-        warn(f"warning: {warning}")
+    show_warnings(result.warnings)
     for one in result.screened:
         warn(f"token {one.token} is left out: {one.reason}")
     for score in result.shards:
@@ -141,8 +141,7 @@ def show_perplexity(quality: "Quality", json: bool) -> NoReturn:
     if json:
         print_json({"perplexity": quality.model_dump(mode="json")})
     else:
-        for warning in quality.warnings:
-            warn(f"warning: {warning}")
+        show_warnings(quality.warnings)
         values = quality.model_dump(exclude={"passed", "warnings"})
         facts({name.replace("_", " "): value for name, value in values.items()}, "perplexity")
         console.print(f"perplexity: {verdict(quality.passed)}")
@@ -153,8 +152,7 @@ def show(result: "Validation", verbose: bool) -> None:
     """Print every gate."""
     from cetane.cli.gate_tables import show_golden, show_head, show_why
 
-    for warning in result.warnings:
-        warn(f"warning: {warning}")
+    show_warnings(result.warnings)
     for finding in result.static:
         warn(str(finding))
     if result.golden is None:

@@ -124,10 +124,11 @@ def too_far(parts: Mapping[str, Array], values: Array, form: Format) -> str | No
         given = Palettized(parts["indices"], parts["lut"], form.bits).decode()
     else:
         given = Affine(parts["data"], parts["scale"], form.bits).decode()
-    worse = times_best(given, plain.decode(), values, len(values))[0]
+    nearest = plain.decode()
+    worse = times_best(given, nearest, values, len(values))[0]
     if not worse <= WORSE:
         return f"its values err by {worse:.3g} times what they need to"
-    blocks = times_best(given, plain.decode(), values, BLOCK)
+    blocks = times_best(given, nearest, values, BLOCK)
     if not (blocks <= WORSE_BLOCK).all():
         at = int(np.argmax(np.nan_to_num(blocks, nan=np.inf)))
         channels = f"{BLOCK * at} to {min(BLOCK * (at + 1), len(values)) - 1}"
@@ -146,12 +147,11 @@ def times_best(given: Half, plain: Half, values: Array, block: int) -> Array:
     """
     rows = values.reshape(len(values), -1)
     error, least = (made.astype(np.float32).reshape(rows.shape) - rows for made in (given, plain))
-    starts = np.arange(0, len(rows), block)
-    sums = [
+    shared, starts = error * rows, np.arange(0, len(rows), block)
+    whole, along, spread, best = (
         np.add.reduceat(products.sum(1, dtype=np.float64), starts)
-        for products in (error * error, error * rows, np.square(error * rows), least * least)
-    ]
-    whole, along, spread, best = sums
+        for products in (error * error, shared, shared * shared, least * least)
+    )
     along = np.abs(along) - CHANCE * np.sqrt(spread)
     times: Array = (np.maximum(whole, along) - 1e-12) / np.maximum(best, 1e-30)
     return times
