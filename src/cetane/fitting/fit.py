@@ -38,8 +38,10 @@ from cetane.schema.recipe import override
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
 
-VERSION = 9
-"""The version of fitted constants. Those of another version are made anew."""
+VERSION, READING = 9, 8
+"""The versions of fitted constants, and of what they are fitted on: texts, importance and lessons.
+Those of another version are made anew. A change of rounding alone keeps texts, which take most of
+the time."""
 SEQUENCES, LENGTH, SEED = 192, 256, 1
 """The sequences, their tokens and the seed of the model's own text that layers are rounded by.
 
@@ -170,7 +172,7 @@ class Fitter:
         """
         layers = linear_layers(self.model, self.names, frozenset(names))
         size = [SEQUENCES, READ, self.length]
-        content = [VERSION, self.checkpoint.content, *size, sorted(layers), self.given_hash]
+        content = [READING, self.checkpoint.content, *size, sorted(layers), self.given_hash]
         path = folder() / f"{json_sha256(content)}.importance"
         known = load(path)
         if known is not None:
@@ -220,7 +222,7 @@ class Fitter:
 
     def lessons(self, seconds: float) -> Answers:
         """The text to learn from, and the model's answers to it. They depend on no format."""
-        content = [VERSION, self.checkpoint.content, self.length, self.given_hash]
+        content = [READING, self.checkpoint.content, self.length, self.given_hash]
         place = folder() / f"{json_sha256(content)}.lessons"
         others = self.others[READ:] if len(self.others) >= 2 * READ else self.others
         given = openings(self.tokenizer)
