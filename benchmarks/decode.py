@@ -19,10 +19,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from transformers import DynamicCache
 
 from cetane.checkpoint import open_checkpoint
 from cetane.engine.engine import Engine
 from cetane.engine.generate import open_engine
+from cetane.fitting.cache import extending
 from cetane.gates.metrics import log_softmax
 from cetane.gates.probes import chat_prompts
 from cetane.gates.quality import read_tokens
@@ -60,14 +62,13 @@ class Transformers:
         self.model = model
 
     def start(self) -> None:
-        self.past = None
+        self.cache = DynamicCache(config=self.model.config)
 
     @torch.inference_mode()
     def feed(self, tokens: list[int]) -> np.ndarray:
         result = self.model(
-            torch.tensor([tokens]), past_key_values=self.past, use_cache=True, logits_to_keep=1
+            torch.tensor([tokens]), **extending(self.model, self.cache), logits_to_keep=1
         )
-        self.past = result.past_key_values
         return result.logits[0, -1].numpy()
 
 

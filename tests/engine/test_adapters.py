@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from tests.conftest import build_model
 from tests.peft_folders import save_adapter
+from transformers import DynamicCache
 
 from cetane.checkpoint import open_checkpoint
 from cetane.engine.authored import authored_engine
@@ -16,6 +17,7 @@ from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
 from cetane.engine.prefixes import Prefixes
 from cetane.errors import CetaneError
+from cetane.fitting.cache import extending
 from cetane.mil.blob import BlobFile
 from cetane.pipeline.language_model import load
 from cetane.planner import Planner
@@ -60,12 +62,11 @@ def test_an_adapter_changes_between_two_tokens(contract: str, adapted: Any, reci
     checkpoint = open_checkpoint(adapted.base, adapters=adapted.folders)
     engine = authored_engine(Planner(checkpoint, recipe(contract)), checkpoint)
     parts = [("plain", IDS[:9]), (None, IDS[9:13]), ("dora", IDS[13:20]), ("plain", IDS[20:])]
-    session, past, wanted, ours = engine.session(), None, [], []
+    session, wanted, ours = engine.session(), [], []
+    cache = DynamicCache(config=adapted.merged["plain"].config)
     for adapter, tokens in parts:
         model = adapted.merged[adapter]
-        seen = model(torch.tensor([tokens]), past_key_values=past, use_cache=True)
-        past = seen.past_key_values
-        wanted.append(seen.logits[0].numpy())
+        wanted.append(model(torch.tensor([tokens]), **extending(model, cache)).logits[0].numpy())
         session.adapter = adapter
         ours.append(session.feed(tokens, "all"))
     np.testing.assert_allclose(np.concatenate(ours), np.concatenate(wanted), rtol=0, atol=1e-4)

@@ -25,10 +25,12 @@ from tests.families.parity import (
     truth,
 )
 from tests.families.zaya_models import ALL, build_zaya, margin, recipe, scores
+from transformers import DynamicCache
 
 from cetane.errors import CetaneError
 from cetane.families import author
 from cetane.families.layers import ACTIVATIONS
+from cetane.fitting.cache import extending
 from cetane.planner import Planner
 from cetane.schema.function import Route
 from cetane.schema.slots import CONTRACTS
@@ -188,12 +190,10 @@ def test_transformers_own_cached_decoding(config: dict[str, Any], routed: tuple[
     """A second truth, with histories of its own: the caches of transformers, fed as ours are."""
     model = build_zaya(**config)
     ids = torch.tensor([tokens(model.config.vocab_size)])
-    logits, past = [], None
+    logits, kept = [], DynamicCache(config=model.config)
     with torch.inference_mode():
         for piece in ids.split([7, *[1] * (CONTEXT - 7)], dim=1):
-            out = model(piece, past_key_values=past, use_cache=True)
-            logits.append(out.logits[0])
-            past = out.past_key_values
+            logits.append(model(piece, **extending(model, kept)).logits[0])
     engine = engine_of(model, recipe(routed=routed))
     assert_close(engine, torch.cat(logits).numpy(), {"cached": [7, *[1] * (CONTEXT - 7)]})
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cetane.fitting.attention import NAME, fuse_attention
-from cetane.fitting.cache import roomy_cache
+from cetane.fitting.cache import extending, roomy_cache
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
@@ -20,7 +20,7 @@ def test_it_attends_as_transformers_does(kind: str, tiny_model: Callable[..., An
         fuse_attention(model)
         torch.testing.assert_close(model(tokens).logits, before, rtol=1e-4, atol=1e-5)
         cache = roomy_cache(model, 16)
-        parts = [model(part, past_key_values=cache, use_cache=True).logits
+        parts = [model(part, **extending(model, cache)).logits
                  for part in tokens.split([5, *[1] * 11], 1)]  # fmt: skip
     assert model.config._attn_implementation == NAME
     torch.testing.assert_close(torch.cat(parts, 1), before, rtol=1e-4, atol=1e-5)

@@ -77,18 +77,18 @@ def test_a_model_that_knows_finds_them(tokenizer: Tokenizer) -> None:
     """A model that always says the next token of one key finds that key and no other."""
     keys = hide(tokenizer, tokenizer.encode_plain("a fuel. ") * 40, 300, seed=0, keys=3)
     known = [*keys.questions[1].asked, *keys.questions[1].answer]
-    config = build_model("llama").config
 
-    def model(tokens: torch.Tensor, logits_to_keep: int, past_key_values: Any, **_: Any) -> Any:
+    def forward(tokens: torch.Tensor, logits_to_keep: int, cache: Any, **_: Any) -> Any:
         count = tokens.shape[1]
         states = torch.zeros(1, 1, count, 1)
-        past_key_values.update(states, states, 0)
+        cache.update(states, states, 0)
         logits = torch.zeros(1, logits_to_keep, 400)
         for row, at in enumerate(range(len(known) - logits_to_keep, len(known))):
             logits[0, row, known[at]] = 1
         return SimpleNamespace(logits=logits)
 
-    model.config = config  # type: ignore[attr-defined]
+    model = build_model("llama")
+    model.forward = forward
     assert found(model, keys) == [False, True, False]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from cetane.files import silent
@@ -62,7 +63,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
 
 def test_a_roomy_cache_is_a_cache(tiny_model: Callable[..., Any]) -> None:
     """Token by token with it, as all at once without one."""
-    from cetane.fitting.cache import RoomyLayer, roomy_cache
+    from cetane.fitting.cache import RoomyLayer, extending, roomy_cache
 
     for kind in ("llama", "gemma3_text"):
         model = tiny_model(kind)
@@ -70,7 +71,26 @@ def test_a_roomy_cache_is_a_cache(tiny_model: Callable[..., Any]) -> None:
         cache = roomy_cache(model, 9)
         assert kind != "llama" or all(isinstance(own, RoomyLayer) for own in cache.layers)
         with torch.no_grad():
-            parts = [model(part, past_key_values=cache, use_cache=True).logits
+            parts = [model(part, **extending(model, cache)).logits
                      for part in tokens.split([3, 1, 5], 1)]  # fmt: skip
             wanted = model(tokens, use_cache=False).logits
         torch.testing.assert_close(torch.cat(parts, 1), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_a_cache_goes_by_the_name_that_a_model_knows(tiny_model: Callable[..., Any]) -> None:
+    """transformers renames the argument, and warns of the old name."""
+    from cetane.fitting.cache import extending, roomy_cache
+
+    model = tiny_model("llama")
+    cache = roomy_cache(model, 3)
+    model(torch.tensor([[1, 2, 3]]), **extending(model, cache))
+    assert cache.get_seq_length() == 3
+
+    class Older:
+        def forward(
+            self, input_ids: Any, past_key_values: Any = None, use_cache: Any = None
+        ) -> None:
+            """Has the arguments of transformers 5.20."""
+
+    assert set(extending(Older(), cache)) == {"past_key_values", "use_cache"}

@@ -9,6 +9,7 @@ from transformers import DynamicCache
 
 from cetane.checkpoint import SeenByHeads
 from cetane.errors import CetaneError
+from cetane.fitting.cache import extending
 from cetane.gates import streaming
 from cetane.gates.streaming import StreamingAttention, attending, let_stream
 
@@ -28,7 +29,7 @@ def test_as_eager_attention_with_masks(block: int, monkeypatch: pytest.MonkeyPat
         assert (model(ids).logits[0] - plain).abs().max() < 1e-5  # it attends as before
         let_stream(model, SEEN)
         cache = DynamicCache()
-        pieces = [model(ids[:, a:b], past_key_values=cache).logits[0]
+        pieces = [model(ids[:, a:b], **extending(model, cache)).logits[0]
                   for a, b in ((0, 30), (30, 31), (31, LENGTH))]  # fmt: skip
         assert (torch.cat(pieces) - expected).abs().max() < 1e-4
 

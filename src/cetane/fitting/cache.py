@@ -1,4 +1,4 @@
-"""A transformers cache with room for all tokens that will come.
+"""Caches of transformers models: one with room for all tokens that will come.
 
 transformers' own copies all keys and values for every token. That took two thirds of the time in
 which a small model wrote sequences side by side.
@@ -6,6 +6,7 @@ which a small model wrote sequences side by side.
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 from torch import Tensor
@@ -50,3 +51,12 @@ def roomy_cache(model: Any, length: int) -> DynamicCache:
         RoomyLayer(length) if type(layer) is DynamicLayer else layer for layer in cache.layers
     ]
     return cache
+
+
+def extending(model: Any, cache: DynamicCache) -> dict[str, Any]:
+    """The arguments with which a transformers model reads a cache and extends it.
+
+    The cache's own argument was called `past_key_values`, which transformers 5.40 removes.
+    """
+    known = signature(model.forward).parameters
+    return {"cache" if "cache" in known else "past_key_values": cache, "use_cache": True}

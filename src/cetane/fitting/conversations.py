@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cetane.checkpoint import Tokenizer
-from cetane.fitting.cache import roomy_cache
+from cetane.fitting.cache import extending, roomy_cache
 from cetane.fitting.openings import questions
 from cetane.fitting.text import drawn_from
 from cetane.gates.probes import asked
@@ -113,7 +113,7 @@ def write_conversations(
     tokens = torch.tensor([[writer.next(0, 0)] for writer in writers])
     cache, read = roomy_cache(model, length), tokens
     while tokens.shape[1] < length:
-        made = model(read, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        made = model(read, **extending(model, cache), logits_to_keep=1)
         logits: Tensor = made.logits[:, -1]
         likeliest = logits.argmax(-1)
         drawn = likeliest.clone()

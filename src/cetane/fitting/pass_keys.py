@@ -123,19 +123,18 @@ def found(model: Any, keys: PassKeys, step: Callable[[int], None] = lambda _: No
     """
     from transformers import DynamicCache
 
+    from cetane.fitting.cache import extending
+
     read = DynamicCache(config=model.config)
     with quiet_transformers():
-        model(torch.tensor([keys.text]), past_key_values=read, use_cache=True, logits_to_keep=1)
+        model(torch.tensor([keys.text]), **extending(model, read), logits_to_keep=1)
     right = []
     for number, question in enumerate(keys.questions):
         step(number)
         tokens = torch.tensor([[*question.asked, *question.answer[:-1]]])
         with quiet_transformers():
             made = model(
-                tokens,
-                past_key_values=deepcopy(read),
-                use_cache=True,
-                logits_to_keep=len(question.answer),
+                tokens, **extending(model, deepcopy(read)), logits_to_keep=len(question.answer)
             )
         best: Tensor = made.logits[0].argmax(-1)
         right.append(best.tolist() == list(question.answer))

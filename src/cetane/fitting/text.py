@@ -97,13 +97,13 @@ def beginnings(
 @torch.no_grad()
 def write_batch(model: Any, begun: Tensor, random: torch.Generator) -> Tensor:
     """`begun`, int64 `(sequences, length)`, with tokens of the model in place of `FREE`."""
-    from cetane.fitting.cache import roomy_cache  # here because transformers takes a while
+    from cetane.fitting.cache import extending, roomy_cache  # here: transformers takes a while
 
     tokens = begun.clone()
     cache = roomy_cache(model, tokens.shape[1])
     for at in range(1, tokens.shape[1]):
         read = tokens[:, at - 1 : at]
-        made = model(read, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        made = model(read, **extending(model, cache), logits_to_keep=1)
         logits = made.logits[:, -1].float()
         if at == 1:
             likely = logits.topk(round(SPREAD * logits.shape[1])).indices
