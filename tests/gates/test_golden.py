@@ -149,6 +149,17 @@ def test_a_wrong_weight_fails(bad: Bundle, checkpoint: Checkpoint) -> None:
     assert wrong.shard == "chunk-00"
 
 
+def test_another_tokenizer_fails(good: Bundle, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """The programs do not show it: they take ids."""
+    shutil.copytree(good.path, tmp_path / "bundle")
+    (tmp_path / "bundle" / "tokenizer" / "chat_template.jinja").write_text("Hello")
+    bundle = Bundle(tmp_path / "bundle")
+    found = run(bundle, checkpoint, prompts=0)
+    assert failed(found) == {"weights"}
+    why = explain(bundle, checkpoint, found)
+    assert why is not None and "In tokenizer, chat template differs" in why.sentence
+
+
 @pytest.fixture
 def damaged(good: Bundle, tmp_path: Path) -> Callable[[str, float], Bundle]:
     """`damaged(name, factor)`: a copy in which a stored constant is multiplied."""

@@ -158,8 +158,8 @@ def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
     return Explanation(
         cause="weights",
         where=f"{first.shard}/{first.label}",
-        sentence=f"The package {first.shard} holds other weights than the checkpoint: "
-        f"{what}: {first.problem}. Port the model again with --rebuild.",
+        sentence=f"In {first.shard}, {what} differs from the checkpoint: {first.problem}. Port the "
+        "model again with --rebuild.",
     )
 
 
@@ -355,9 +355,8 @@ def explain_ladder(verdict: LadderResult, recipe: Recipe) -> Explanation:
         return Explanation(
             cause="weights",
             where=f"{wrong.shard}/{wrong.label}",
-            sentence=f"The package {wrong.shard} holds other weights than the checkpoint: "
-            f"{wrong.parameter or wrong.label}: {wrong.problem}. Port the model again with "
-            "--rebuild.",
+            sentence=f"In {wrong.shard}, {wrong.parameter or wrong.label} differs from the "
+            f"checkpoint: {wrong.problem}. Port the model again with --rebuild.",
         )
     return Explanation(
         cause="authoring",
