@@ -23,7 +23,7 @@ from cetane.gates.probes import Probe, ProbePart
 from cetane.gates.reference import Reference
 from cetane.gates.rounding import Rounding, judge_rounding
 from cetane.gates.scores import shard_scores
-from cetane.gates.structure import OTHER_CALLS, Deviation
+from cetane.gates.structure import OTHER_PLAN, Deviation
 from cetane.gates.structure import judge as judge_structure
 from cetane.mil.blob import BlobFile
 from cetane.mil.package import Package
@@ -135,9 +135,25 @@ def test_experts_in_another_order_fail(
     route["experts"].reverse()
     manifest.write_text(json.dumps(content))
     found = run(Bundle(tmp_path / "bundle"), zaya_checkpoint, prompts=0)
-    assert OTHER_CALLS in [check.name for check in found.checks if not check.passed]
+    assert OTHER_PLAN in [check.name for check in found.checks if not check.passed]
     why = explain(Bundle(tmp_path / "bundle"), zaya_checkpoint, found)
     assert why is not None and (why.cause, why.where) == ("contract", "manifest.json")
+
+
+def test_a_manifest_with_other_figures_fails(
+    good: Bundle, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """A model card tells them."""
+    shutil.copytree(good.path, tmp_path / "bundle")
+    manifest = tmp_path / "bundle" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["plan"] |= {"mean_bits": 0.5, "layers": 99}
+    manifest.write_text(json.dumps(content))
+    bundle = Bundle(tmp_path / "bundle")
+    found = run(bundle, checkpoint, prompts=0)
+    assert [check.name for check in found.checks if not check.passed] == [OTHER_PLAN]
+    why = explain(bundle, checkpoint, found)
+    assert why is not None and "layers, mean_bits" in why.sentence
 
 
 def test_a_wrong_weight_fails(bad: Bundle, checkpoint: Checkpoint) -> None:

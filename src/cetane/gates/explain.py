@@ -19,7 +19,7 @@ from cetane.gates.reference import reference_of
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.rule import load_rules
 from cetane.gates.rounding import judge_rounding
-from cetane.gates.structure import OTHER_CALLS, Deviation, excess
+from cetane.gates.structure import OTHER_PLAN, Deviation, excess, other_parts
 from cetane.gates.verdict import Check
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
@@ -105,12 +105,13 @@ def explain(
         return with_adapter(name, explain(bundle, checkpoint, verdict.adapters[name], name))
     if verdict.wrong_weights or verdict.unused:
         return wrong_weights(verdict, bundle.plan)
-    if OTHER_CALLS in red:
+    if OTHER_PLAN in red:
+        parts = other_parts(bundle.plan, Planner(checkpoint, recipe).plan())
         return Explanation(
             cause="contract",
             where="manifest.json",
-            sentence="The manifest makes other calls than the recipe, or in another order. Port "
-            "the model again with --rebuild.",
+            sentence=f"The manifest has another plan than its recipe makes: {', '.join(parts)}. "
+            "Port the model again with --rebuild.",
         )
     if any(name.startswith("structure") for name in red):
         return wrong_graph(bundle, checkpoint, verdict, adapter)

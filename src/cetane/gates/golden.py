@@ -54,7 +54,7 @@ from cetane.gates.structure import (
     filled,
     largest_window,
     made_by,
-    same_calls,
+    same_plan,
 )
 from cetane.gates.structure import judge as judge_structure
 from cetane.gates.verdict import Check
@@ -171,7 +171,7 @@ def golden(
     result = proof(None).run(prompts, greedy_tokens)
     bases = [*base_checks(checkpoint)]
     adapters = {name: proof(name).run(prompts, greedy_tokens) for name in planner.adapters}
-    checks = [*result.checks, same_calls(bundle.plan, planner.plan()), *bases]
+    checks = [*result.checks, same_plan(bundle.plan, planner.plan()), *bases]
     for name, own in adapters.items():
         checks += [
             check.model_copy(update={"name": f"{name}: {check.name}"}) for check in own.checks
