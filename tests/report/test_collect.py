@@ -214,6 +214,18 @@ def test_a_damaged_result_is_an_error(
     assert "cetane validate" in str(caught.value.hint)
 
 
+def test_a_checkpoint_that_changed_gives_no_prediction(judged: Bundle, tmp_path: Path) -> None:
+    """Where the build found it. A download anew changes dates, and push takes no other place."""
+    shutil.copytree(judged.path, tmp_path / "bundle")
+    manifest = tmp_path / "bundle" / "manifest.json"
+    content = manifest.read_text().replace(judged.manifest.fingerprint, "other")
+    manifest.write_text(content)
+    report = bundle_report(Bundle(tmp_path / "bundle"), find_chip("m4-max"), None, None, None)
+    assert isinstance(report.predicted, Absent)
+    assert "is not the checkpoint that" in report.predicted.why
+    assert report.predicted.command.endswith("--model CHECKPOINT")
+
+
 def test_another_checkpoint_is_an_error(
     judged: Bundle, tiny_checkpoint_folder: Path, tmp_path: Path
 ) -> None:
