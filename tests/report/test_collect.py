@@ -26,6 +26,7 @@ from cetane.report.content import (
     Ranges,
     Tasks,
 )
+from cetane.report.verdicts import said
 
 
 def test_every_op_of_the_packages_is_on_the_map(full: BundleReport, judged: Bundle) -> None:
@@ -198,6 +199,12 @@ def test_a_chip_of_unknown_speed(judged: Bundle) -> None:
     report = bundle_report(judged, find_chip("m3-pro"), None, None, None)
     assert isinstance(report.predicted, Absent)
     assert "no rate at which M3 Pro reads weights" in report.predicted.why
+
+
+def test_only_true_passes() -> None:
+    """A word in a file that somebody wrote is no verdict."""
+    told = [None, True, False, "false", "yes", 1]
+    assert list(map(said, told)) == ["not run", "passed", "failed", "failed", "failed", "failed"]
 
 
 @pytest.mark.parametrize(
