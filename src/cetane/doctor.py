@@ -33,7 +33,7 @@ DAY = 86_400
 """Seconds."""
 LEFT_BEHIND = (
     "tmp*.mlpackage", "tmp*.mlmodelc", "*-*.mlmodelc", "cetane-plan-*", "cetane-activations-*",
-    "cetane-diff-*", "cetane-task-*", "cetane-kit-*", "cetane-kept-*",
+    "cetane-diff-*", "cetane-task-*", "cetane-kit-*", "cetane-kept-*", "cetane-tokenizer-*",
 )  # fmt: skip
 """Patterns of the leftovers of killed conversions in the temporary folder."""
 UNUSED = 30 * DAY

@@ -259,9 +259,10 @@ def read_text(path: Path, most: int = LARGEST, follow: bool = True) -> str:
         raise CetaneError(f"cannot read {path}: it is not UTF-8: {error}") from error
 
 
-def read_json(path: Path, follow: bool = True) -> dict[str, Any]:
-    """The JSON object in `path`. Raises CetaneError if it cannot be read or is not an object."""
-    value = parse_json(read_bytes(path, follow=follow), str(path))
+def read_json(path: Path, follow: bool = True, unique: bool = False) -> dict[str, Any]:
+    """The JSON object in `path`. Raises CetaneError if it cannot be read or is not an object; with
+    `unique`, also for an object that has a key twice."""
+    value = parse_json(read_bytes(path, follow=follow), str(path), unique=unique)
     if not isinstance(value, dict):
         raise CetaneError(f"{path} holds a JSON {type(value).__name__}, not an object")
     return value

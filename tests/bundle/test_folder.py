@@ -171,7 +171,10 @@ def test_a_manifest_that_is_wrong(path: Path, change: Callable[[Any], Any], mess
         Bundle(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a": 1}' * 2])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a": 1}' * 2, b'{"files": 1, "files": 2}'],
+)
 def test_a_manifest_that_is_not_json(path: Path, content: bytes) -> None:
     (path / "manifest.json").write_bytes(content)
     with pytest.raises(CetaneError, match=r"manifest\.json (is not valid JSON|holds a JSON)"):

@@ -113,6 +113,21 @@ def test_explain(cetane: Cetane) -> None:
     assert cetane("audit", "--explain", "nothing").error == "no rule 'nothing'"
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--rules", "--chip", "a19-pro"], "--chip does nothing"),
+        (["--explain", "argmax", "--verbose"], "--verbose does nothing"),
+        (["bundle", "--rules"], "PACKAGE|BUNDLE does nothing"),
+        (["--explain", "argmax", "--rules"], "--explain does nothing"),
+        (["--rules", "--markdown", "--json"], "--markdown is for --rules, without --json"),
+        (["--explain", "argmax", "--markdown"], "--markdown is for --rules, without --json"),
+    ],
+)
+def test_what_rules_would_ignore(cetane: Cetane, options: list[str], said: str) -> None:
+    assert cetane("audit", *options).error.startswith(said)
+
+
 def test_rules(cetane: Cetane) -> None:
     listed = cetane("audit", "--rules", "--json").json
     assert [rule["id"] for rule in listed] == list(load_rules())

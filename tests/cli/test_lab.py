@@ -98,6 +98,28 @@ def test_new(cetane: Cetane, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*.toml")) == ["idea.toml"]
 
 
+def test_an_experiment_in_the_place_of_cetanes(cetane: Cetane, tmp_path: Path) -> None:
+    """It has none of that one's runs and verdicts."""
+    known = cetane("lab", "show", "int8-weights", "--lab", tmp_path, "--json").json
+    assert known["last_run"] == "passed" and known["verdict"] is not None
+    assert cetane("lab", "new", "int8-weights", "--lab", tmp_path).code == 0
+    own = cetane("lab", "show", "int8-weights", "--lab", tmp_path, "--json").json
+    assert (own["last_run"], own["status"]) == ("not run", "Prototype")
+    assert own["outcome"] is own["verdict"] is None
+
+
+def test_figures_of_an_experiment_that_changed(
+    cetane: Cetane, lab: Path, tiny_checkpoint_folder: Path, faked: dict
+) -> None:
+    run(cetane, lab, tiny_checkpoint_folder, "tiny")
+    assert cetane("lab", "show", "tiny", "--lab", lab, "--json").json["current"]
+    path = lab / "tiny.toml"
+    path.write_text(path.read_text().replace("rounds = 2", "rounds = 3"))
+    assert not cetane("lab", "show", "tiny", "--lab", lab, "--json").json["current"]
+    for command in (("list",), ("show", "tiny")):
+        assert "passed, changed since" in cetane("lab", *command, "--lab", lab).out
+
+
 def test_a_cut_journal_is_told_of(
     cetane: Cetane,
     lab: Path,

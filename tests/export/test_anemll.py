@@ -20,11 +20,12 @@ import cetane.bridge
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 from cetane.export.anemll import check, export, packages
-from cetane.export.anemll.check import check_window
-from cetane.export.anemll.contract import parts_for
+from cetane.export.anemll.check import PackageCheck, check_window
+from cetane.export.anemll.contract import STATE, FolderSizes, parts_for
 from cetane.export.anemll.folder import write_tokenizer
 from cetane.export.anemll.planner import AnemllPlanner
 from cetane.mil.package import Package
+from cetane.mil.program import Body, MilFunction, Program, TensorType
 from cetane.pipeline.export import export_runtime
 
 CONTEXT, BATCH, WINDOW = 64, 8, 32
@@ -363,6 +364,17 @@ def test_a_hostile_meta_yaml(tmp_path: Path, change: Callable[[Path], None], wor
     problems = check(tmp_path)
     assert any(words in problem for problem in problems)
     assert len(problems) < 20 and max(map(len, problems)) <= 300
+
+
+def test_a_state_without_axes() -> None:
+    """No package that cetane writes has one, but a stranger's may."""
+    state = {STATE: TensorType((), "fp16")}
+    function = MilFunction("infer", {}, {}, state, Body((), (), ()))
+    sizes = FolderSizes(
+        hidden=64, vocab=288, context=64, batch=8, parts=1, window=None, choose=False
+    )
+    checked = PackageCheck("chunk", sizes, Program(Path(), {"infer": function}))
+    assert "chunk: its state holds 0 tokens, not 64" in list(checked.memory("chunk", function))
 
 
 def test_compiled_packages_are_there(exported, tmp_path: Path) -> None:

@@ -24,11 +24,13 @@ from cetane.engine.portable import ReferenceProgram
 from cetane.errors import CetaneError
 from cetane.export.coreml_llm import check, contract, export
 from cetane.export.coreml_llm.adapter import Adapter
+from cetane.export.coreml_llm.check import caches
 from cetane.export.coreml_llm.contract import CHUNKS
 from cetane.export.coreml_llm.planner import planners
 from cetane.families import Head
 from cetane.files import LARGEST, sha256
 from cetane.mil import load
+from cetane.mil.program import Body, MilFunction, TensorType
 from cetane.pipeline.export import check_folder, replace_package
 from cetane.schema.recipe import load_recipe
 
@@ -402,6 +404,12 @@ def test_a_damaged_folder(
     damage(copy)
     problems = check(copy)
     assert any(re.search(problem, found) for found in problems), problems
+
+
+def test_a_cache_without_axes() -> None:
+    """No package that cetane writes has one, but a stranger's may."""
+    keys = {"K_sliding_in": TensorType((), "fp16"), "K_full_in": TensorType((2, 1, 8, 8), "fp16")}
+    assert caches(MilFunction("main", keys, {}, {}, Body((), (), ()))) == {"full": 2}
 
 
 def test_compiled_packages_are_there(folder: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from cetane.gates.probes import Probe, ProbePart
 from cetane.gates.reference import Reference
 from cetane.gates.rounding import Rounding, judge_rounding
 from cetane.gates.scores import shard_scores
-from cetane.gates.structure import OTHER_CALLS, Deviation
+from cetane.gates.structure import OTHER_PLAN, Deviation
 from cetane.gates.structure import judge as judge_structure
 from cetane.mil.blob import BlobFile
 from cetane.mil.package import Package
@@ -135,9 +135,25 @@ def test_experts_in_another_order_fail(
     route["experts"].reverse()
     manifest.write_text(json.dumps(content))
     found = run(Bundle(tmp_path / "bundle"), zaya_checkpoint, prompts=0)
-    assert OTHER_CALLS in [check.name for check in found.checks if not check.passed]
+    assert OTHER_PLAN in [check.name for check in found.checks if not check.passed]
     why = explain(Bundle(tmp_path / "bundle"), zaya_checkpoint, found)
     assert why is not None and (why.cause, why.where) == ("contract", "manifest.json")
+
+
+def test_a_manifest_with_other_figures_fails(
+    good: Bundle, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """A model card tells them."""
+    shutil.copytree(good.path, tmp_path / "bundle")
+    manifest = tmp_path / "bundle" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["plan"] |= {"mean_bits": 0.5, "layers": 99}
+    manifest.write_text(json.dumps(content))
+    bundle = Bundle(tmp_path / "bundle")
+    found = run(bundle, checkpoint, prompts=0)
+    assert [check.name for check in found.checks if not check.passed] == [OTHER_PLAN]
+    why = explain(bundle, checkpoint, found)
+    assert why is not None and "layers, mean_bits" in why.sentence
 
 
 def test_a_wrong_weight_fails(bad: Bundle, checkpoint: Checkpoint) -> None:
@@ -147,6 +163,17 @@ def test_a_wrong_weight_fails(bad: Bundle, checkpoint: Checkpoint) -> None:
     (wrong,) = found.wrong_weights
     assert wrong.parameter == "model.layers.1.mlp.down_proj.weight"
     assert wrong.shard == "chunk-00"
+
+
+def test_another_tokenizer_fails(good: Bundle, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """The programs do not show it: they take ids."""
+    shutil.copytree(good.path, tmp_path / "bundle")
+    (tmp_path / "bundle" / "tokenizer" / "chat_template.jinja").write_text("Hello")
+    bundle = Bundle(tmp_path / "bundle")
+    found = run(bundle, checkpoint, prompts=0)
+    assert failed(found) == {"weights"}
+    why = explain(bundle, checkpoint, found)
+    assert why is not None and "In tokenizer, chat template differs" in why.sentence
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.files import records
 from cetane.gates.static import static_checks
+from cetane.mil.proto import model_message
 from cetane.pipeline.build import build, build_only
 
 Change = Callable[[Any], None]
@@ -170,6 +171,43 @@ def port(plan: Any, index: int, kind: str, name: str) -> Any:
 def test_a_manifest_of_something_else(folder: Path, change: Change, problem: str) -> None:
     problems = found(opened(folder, change))
     assert any(re.search(problem, p) for p in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda told: told.input.pop(0), "no described input "),
+        (lambda told: setattr(told.output[0], "name", "z"), "the described output z is not in"),
+        (
+            lambda told: setattr(told.output[0].type.multiArrayType, "dataType", 65568),
+            r"is described as fp32 \(.*, not fp16 \(",
+        ),
+        (
+            lambda told: told.input[0].type.multiArrayType.shape.append(2),
+            r"is described as fp16 \(1, .*, 2\), not fp16 \(1, ",
+        ),
+    ],
+)
+def test_a_description_of_something_else(folder: Path, change: Change, problem: str) -> None:
+    """Core ML calls a function by its description, and compares it with the function."""
+    file = next(folder.glob(f"shards/{LAST}.mlpackage/Data/*/model.mlmodel"))
+    spec = model_message()()
+    spec.ParseFromString(file.read_bytes())
+    change(next(iter(spec.description.functions), spec.description))
+    file.write_bytes(spec.SerializeToString())
+    problems = found(opened(folder))
+    assert any(re.search(problem, p) for p in problems), problems
+    assert all(p.startswith(LAST) for p in problems)
+
+
+def test_a_default_function_that_is_missing(folder: Path) -> None:
+    file = next(folder.glob(f"shards/{LAST}.mlpackage/Data/*/model.mlmodel"))
+    spec = model_message()()
+    spec.ParseFromString(file.read_bytes())
+    spec.description.defaultFunctionName = "nowhere"
+    file.write_bytes(spec.SerializeToString())
+    (finding,) = found(opened(folder))
+    assert "has no function 'nowhere', which is its default" in finding
 
 
 def test_a_rotary_table_that_is_too_short(folder: Path) -> None:

@@ -1,14 +1,17 @@
-"""The host's tables are judged bit for bit: what their format makes of the checkpoint's rows."""
+"""The host's tables are judged bit for bit: what their format makes of the checkpoint's rows. So is
+the tokenizer."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint
+from cetane.checkpoint import Checkpoint, Tokenizer, open_checkpoint
 from cetane.compress import parse_format
 from cetane.compress.encoded import Half
 from cetane.gates.golden import golden
@@ -20,6 +23,7 @@ from cetane.gates.weights import (
     too_far,
     wrong_palette,
     wrong_tables,
+    wrong_tokenizer,
 )  # fmt: skip
 from cetane.planner import Planner
 
@@ -50,6 +54,43 @@ def test_one_bit(bundle: Bundle, checkpoint: Checkpoint, tmp_path: Path) -> None
         changed = Bundle(folder).tables()
         problems = list(wrong_tables(Planner(checkpoint, bundle.plan.recipe), checkpoint, changed))
         assert [problem.label for problem in problems] == ["embedding tokens"]
+
+
+def swap_two_tokens(content: Any) -> None:
+    """A tokenizer of as many tokens, two of which have each other's ids."""
+    ids = content["model"]["vocab"]
+    first, second = sorted(ids)[100:102]
+    ids[first], ids[second] = ids[second], ids[first]
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "label"),
+    [
+        ("tokenizer.json", swap_two_tokens, "vocabulary"),
+        ("tokenizer.json", lambda made: made.update(normalizer={"type": "NFC"}), "vocabulary"),
+        ("tokenizer_config.json", lambda made: made.update(bos_token="a"), "special tokens"),
+        ("generation_config.json", lambda made: made.update(eos_token_id=[5]), "stop tokens"),
+        ("chat_template.jinja", None, "chat template"),
+    ],
+)
+def test_another_tokenizer(
+    file: str,
+    change: Callable[[Any], None] | None,
+    label: str,
+    tiny_checkpoint_folder: Path,
+    tmp_path: Path,
+) -> None:
+    model = open_checkpoint(tiny_checkpoint_folder).tokenizer
+    model.save(tmp_path)
+    assert not list(wrong_tokenizer(Tokenizer.load(tmp_path), model))
+    path = tmp_path / file
+    if change is None:
+        path.write_text("other")
+    else:
+        content = json.loads(path.read_text())
+        change(content)
+        path.write_text(json.dumps(content))
+    assert label in [wrong.label for wrong in wrong_tokenizer(Tokenizer.load(tmp_path), model)]
 
 
 WEIGHT = np.random.default_rng(4).normal(size=(32, 24)).astype(np.float16)

@@ -135,6 +135,10 @@ BOMB = b"""<?xml version="1.0"?><!DOCTYPE plist [<!ENTITY a "aaaaaaaa"><!ENTITY 
         (macmon(1) + macmon(1), "0 s after"),
         (macmon(1, timestamp="yesterday"), "not a sample"),
         (macmon(1, cpu_power="much"), "not a number"),
+        (
+            powermetrics(plist(1, cpu_power=1.0), plist(3, cpu_power=1.0), plist(2, cpu_power=1.0)),
+            "sample 3 is older",
+        ),
     ],
 )
 def test_other_files_are_refused(content: bytes, reason: str) -> None:

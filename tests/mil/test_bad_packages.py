@@ -90,7 +90,7 @@ def test_not_a_package(tmp_path: Path) -> None:
     refuses(tmp_path / "file", "an .mlpackage is a folder")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"itemInfoEntries": {}}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"itemInfoEntries": {}}', '{"a": 1, "a": 2}'])
 def test_broken_manifest(package: Path, text: str) -> None:
     (package / "Manifest.json").write_text(text)
     refuses(package, "is not a package manifest")

@@ -26,6 +26,7 @@ from cetane.report.content import (
     Ranges,
     Tasks,
 )
+from cetane.report.verdicts import said
 
 
 def test_every_op_of_the_packages_is_on_the_map(full: BundleReport, judged: Bundle) -> None:
@@ -200,6 +201,12 @@ def test_a_chip_of_unknown_speed(judged: Bundle) -> None:
     assert "no rate at which M3 Pro reads weights" in report.predicted.why
 
 
+def test_only_true_passes() -> None:
+    """A word in a file that somebody wrote is no verdict."""
+    told = [None, True, False, "false", "yes", 1]
+    assert list(map(said, told)) == ["not run", "passed", "failed", "failed", "failed", "failed"]
+
+
 @pytest.mark.parametrize(
     "content", [{"passed": True}, {"passed": True, "checks": [[1]]}, {"checks": "many"}]
 )
@@ -212,6 +219,18 @@ def test_a_damaged_result_is_an_error(
     with pytest.raises(CetaneError, match=r"golden\.json") as caught:
         bundle_report(bundle, find_chip("m4-max"), None, None, None)
     assert "cetane validate" in str(caught.value.hint)
+
+
+def test_a_checkpoint_that_changed_gives_no_prediction(judged: Bundle, tmp_path: Path) -> None:
+    """Where the build found it. A download anew changes dates, and push takes no other place."""
+    shutil.copytree(judged.path, tmp_path / "bundle")
+    manifest = tmp_path / "bundle" / "manifest.json"
+    content = manifest.read_text().replace(judged.manifest.fingerprint, "other")
+    manifest.write_text(content)
+    report = bundle_report(Bundle(tmp_path / "bundle"), find_chip("m4-max"), None, None, None)
+    assert isinstance(report.predicted, Absent)
+    assert "is not the checkpoint that" in report.predicted.why
+    assert report.predicted.command.endswith("--model CHECKPOINT")
 
 
 def test_another_checkpoint_is_an_error(

@@ -38,7 +38,7 @@ class ListedFolder(Generic[M]):
             self.file(name)
 
     def _read_manifest(self, file: Path, kind: type[M]) -> M:
-        content = read_json(file, follow=False)
+        content = read_json(file, follow=False, unique=True)  # apps may take the first of two keys
         check_schema(content, self.schema, file, self.hint)
         return validated(kind, content, str(file))
 

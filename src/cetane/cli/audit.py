@@ -47,6 +47,13 @@ def audit(
     from cetane.pipeline.audit import audit as examine
 
     if explain is not None or rules:
+        given = {
+            "PACKAGE|BUNDLE": path, "--chip": chip, "--os": os, "--measured": measured,
+            "--measure": measuring, "--verbose": verbose,
+        }  # fmt: skip
+        refuse("does nothing with --rules or --explain", given)
+        refuse("does nothing with --rules", {"--explain": explain and rules})
+        refuse("is for --rules, without --json", {"--markdown": page and (json or not rules)})
         tell(explain, page, json)
         return
     refuse("is for --rules", {"--markdown": page})

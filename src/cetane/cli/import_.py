@@ -69,10 +69,12 @@ def import_(
 
 def kind_of(path: Path) -> str:
     """The kind of a file, by its name, or by its first bytes."""
-    if path.is_dir() or path.suffix == ".mil":
+    if path.is_dir():
         return "xcode"
     if not path.is_file():
         raise CetaneError(f"{path}: no such file")
+    if path.suffix == ".mil":
+        return "xcode"
     with path.open("rb") as file:
         start = file.read(4096).lstrip()
     meter = start.startswith((b"<?xml", b"<plist", b"bplist")) or b'_power"' in start

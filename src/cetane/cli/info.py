@@ -78,6 +78,6 @@ def head_row(head: DraftHead) -> list[str]:
 def outcome(result: dict[str, object]) -> str:
     """A gate's verdict, or its figures if it has none."""
     if "passed" in result:
-        return "pass" if result["passed"] else "FAIL"
+        return "pass" if result["passed"] is True else "FAIL"
     shown = {key: value for key, value in result.items() if isinstance(value, int | float)}
     return ", ".join(f"{key} {value:.4g}" for key, value in shown.items())

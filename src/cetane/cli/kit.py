@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,15 +32,16 @@ def kit(
     """
     from cetane.pipeline.kit import make_kit
 
+    given = [bundle, *([other] if other else [])]
     with progress("kit") as update:
-        made = make_kit([bundle, *([other] if other else [])], output, progress=update)
+        made = make_kit(given, output, progress=update)
     if json:
         print_json(made.as_json())
     else:
-        show(made)
+        show(made, given)
 
 
-def show(made: Kit) -> None:
+def show(made: Kit, given: list[Path]) -> None:
     """Print what the archive holds, and what to do with it."""
     bundles = ", ".join(f"{label} {name}" for label, name in made.bundles.items())
     facts(
@@ -50,5 +52,5 @@ def show(made: Kit) -> None:
             "functions": made.functions,
         }
     )
-    say(f"on a Mac: unzip {made.path.name}; cd kit; uv run measure.py")
-    say("then here: cetane import measurements.json " + " ".join(made.bundles.values()))
+    say(f"on a Mac: unzip {quote(made.path.name)}; cd kit; uv run measure.py")
+    say("then here: cetane import measurements.json " + " ".join(quote(str(b)) for b in given))

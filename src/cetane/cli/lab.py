@@ -81,12 +81,13 @@ def list_experiments(
                 "original": entry.experiment.status,
                 "status": entry.status,
                 "last_run": entry.state(),
+                "current": entry.current,
             }
             for name, entry in chosen.items()
         ]
         print_json({"experiments": listed})
         return
-    rows = [[name, entry.status, entry.state()] for name, entry in chosen.items()]
+    rows = [[name, entry.status, entry.state_in_words()] for name, entry in chosen.items()]
     table("experiments", ["id", "status", "last run"], rows)
     say("next: cetane lab show ID")
 
@@ -118,6 +119,7 @@ def show(name: Name, lab: FolderOption = HERE, json: Json = False) -> None:
             "sha256": experiment.sha256 if experiment.runnable else None,
             "status": entry.status,
             "last_run": entry.state(),
+            "current": entry.current,
             "outcome": None if entry.outcome is None else as_dict(entry.outcome),
             "verdict": None if entry.verdict is None else as_dict(entry.verdict),
         }

@@ -24,7 +24,7 @@ def show_entry(entry: Entry) -> None:
             "design": one.design,
         }
         | ({name: recipe_of(one, name) for name in ARMS} if one.runnable else {})
-        | {"last run": entry.state()},
+        | {"last run": entry.state_in_words()},
         title=f"{one.title} ({one.id})",
     )
     if entry.outcome is not None:

@@ -19,7 +19,7 @@ from cetane.gates.reference import reference_of
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.rule import load_rules
 from cetane.gates.rounding import judge_rounding
-from cetane.gates.structure import OTHER_CALLS, Deviation, excess
+from cetane.gates.structure import OTHER_PLAN, Deviation, excess, other_parts
 from cetane.gates.verdict import Check
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
@@ -105,12 +105,13 @@ def explain(
         return with_adapter(name, explain(bundle, checkpoint, verdict.adapters[name], name))
     if verdict.wrong_weights or verdict.unused:
         return wrong_weights(verdict, bundle.plan)
-    if OTHER_CALLS in red:
+    if OTHER_PLAN in red:
+        parts = other_parts(bundle.plan, Planner(checkpoint, recipe).plan())
         return Explanation(
             cause="contract",
             where="manifest.json",
-            sentence="The manifest makes other calls than the recipe, or in another order. Port "
-            "the model again with --rebuild.",
+            sentence=f"The manifest has another plan than its recipe makes: {', '.join(parts)}. "
+            "Port the model again with --rebuild.",
         )
     if any(name.startswith("structure") for name in red):
         return wrong_graph(bundle, checkpoint, verdict, adapter)
@@ -158,8 +159,8 @@ def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
     return Explanation(
         cause="weights",
         where=f"{first.shard}/{first.label}",
-        sentence=f"The package {first.shard} holds other weights than the checkpoint: "
-        f"{what}: {first.problem}. Port the model again with --rebuild.",
+        sentence=f"In {first.shard}, {what} differs from the checkpoint: {first.problem}. Port the "
+        "model again with --rebuild.",
     )
 
 
@@ -355,9 +356,8 @@ def explain_ladder(verdict: LadderResult, recipe: Recipe) -> Explanation:
         return Explanation(
             cause="weights",
             where=f"{wrong.shard}/{wrong.label}",
-            sentence=f"The package {wrong.shard} holds other weights than the checkpoint: "
-            f"{wrong.parameter or wrong.label}: {wrong.problem}. Port the model again with "
-            "--rebuild.",
+            sentence=f"In {wrong.shard}, {wrong.parameter or wrong.label} differs from the "
+            f"checkpoint: {wrong.problem}. Port the model again with --rebuild.",
         )
     return Explanation(
         cause="authoring",

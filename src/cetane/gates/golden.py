@@ -54,11 +54,16 @@ from cetane.gates.structure import (
     filled,
     largest_window,
     made_by,
-    same_calls,
+    same_plan,
 )
 from cetane.gates.structure import judge as judge_structure
 from cetane.gates.verdict import Check
-from cetane.gates.weights import WrongWeight, unused_parameters, wrong_weights
+from cetane.gates.weights import (
+    WrongWeight,
+    unused_parameters,
+    wrong_tokenizer,
+    wrong_weights,
+)
 from cetane.gates.weights import judge as judge_weights
 from cetane.hardware.memory import give_back
 from cetane.mil.program import LARGEST_FP16
@@ -166,7 +171,7 @@ def golden(
     result = proof(None).run(prompts, greedy_tokens)
     bases = [*base_checks(checkpoint)]
     adapters = {name: proof(name).run(prompts, greedy_tokens) for name in planner.adapters}
-    checks = [*result.checks, same_calls(bundle.plan, planner.plan()), *bases]
+    checks = [*result.checks, same_plan(bundle.plan, planner.plan()), *bases]
     for name, own in adapters.items():
         checks += [
             check.model_copy(update={"name": f"{name}: {check.name}"}) for check in own.checks
@@ -275,8 +280,11 @@ class Proof:
         self.progress(question, number, STEPS)
 
     def wrong_weights(self) -> tuple[list[WrongWeight], list[str]]:
-        """Constants that differ from the checkpoint, and parameters that are not fully used."""
-        wrong = list(wrong_weights(self.port, self.weights, self.tables))
+        """What differs from the checkpoint, and parameters that are not fully used."""
+        wrong = [
+            *wrong_tokenizer(self.port.tokenizer, self.weights.tokenizer),
+            *wrong_weights(self.port, self.weights, self.tables),
+        ]
         names = {name for own in self.reference.names.values() for name in own.values()}
         shapes = {name: self.weights.shape(name) for name in names if name in self.weights}
         return wrong, list(unused_parameters(self.planner, shapes))

@@ -13,6 +13,7 @@ from typing import Any
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
 from cetane.mil import MilFunction, TensorType, load
+from cetane.mil.program import Feature, Features
 from cetane.schema.function import Function, Step
 from cetane.schema.interface import (
     Embedding,
@@ -49,6 +50,7 @@ def static_checks(bundle: Bundle) -> list[PackageProblem]:
     - Every package has the manifest's functions. They have its inputs, outputs and states, by name,
       shape and dtype. So masks and caches fit the context and the heads: opening has refused a
       manifest in which they do not (`check_caches`).
+    - The package describes the same inputs, outputs and states. Core ML calls by the description.
     - What one package hands on has the shape that the next one takes.
     - Tables have a row for every token and position, and the channels that functions take.
     """
@@ -63,7 +65,8 @@ def static_checks(bundle: Bundle) -> list[PackageProblem]:
         wanted = {function.name: function for function in shard.functions}
         problems += listed(shard.name, "function", set(wanted), set(functions))
         for name in wanted.keys() & functions.keys():
-            problems += interface(plan, f"{shard.name}/{name}", wanted[name], functions[name])
+            where, own, actual = f"{shard.name}/{name}", wanted[name], functions[name]
+            problems += list(interface(plan, where, own, actual)) or described(where, own, actual)
     return problems + list(handed_on(plan))
 
 
@@ -94,6 +97,25 @@ def interface(
                 why = reason(plan, port, given)
                 problem = f"{port.name} is {type_.dtype} {given}, not {port.dtype} {port.shape}"
                 yield PackageProblem(where=where, problem=f"{problem}{why}")
+
+
+def described(where: str, wanted: Function, actual: MilFunction) -> Iterator[PackageProblem]:
+    """Problems of a function's description, compared with the manifest's function."""
+    told = actual.interface or Features()
+    kinds: tuple[tuple[str, tuple[Input | Output | State, ...], Mapping[str, Feature]], ...] = (
+        ("input", wanted.inputs, told.inputs),
+        ("output", wanted.outputs, told.outputs),
+        ("state", wanted.states, told.states),
+    )
+    for kind, ports, there in kinds:
+        yield from listed(where, f"described {kind}", {port.name for port in ports}, set(there))
+        for port in ports:
+            own = there.get(port.name)
+            if own and (own.form, own.shape or port.shape) != (port.dtype, port.shape):
+                problem = f"{port.name} is described as {own.form} {own.shape}"
+                yield PackageProblem(
+                    where=where, problem=f"{problem}, not {port.dtype} {port.shape}"
+                )
 
 
 def fits(shape: tuple[int, ...], actual: TensorType) -> bool:

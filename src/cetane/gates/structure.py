@@ -7,7 +7,6 @@ a port.
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 
 import numpy as np
 
@@ -221,16 +220,20 @@ def excess(one: Deviation) -> float:
     return max(one.relative, one.undecided * ask.relative / ask.routed.relative)
 
 
-OTHER_CALLS = "structure: capacities with other calls than the recipe's"
+OTHER_PLAN = "structure: parts of the plan that differ from the recipe's"
 
 
-def same_calls(plan: Plan, wanted: Plan) -> Check:
-    """Whether a plan makes the calls of its recipe at every capacity.
+def other_parts(plan: Plan, wanted: Plan) -> list[str]:
+    """The fields of a bundle's plan that are not as its recipe makes them."""
+    return [name for name in Plan.model_fields if getattr(plan, name) != getattr(wanted, name)]
 
-    Probes cannot show this: a route knows an expert by its place alone, and perhaps no token of a
-    probe chooses a rare expert."""
-    pairs = zip_longest(plan.capacities, wanted.capacities)
-    return at_most(OTHER_CALLS, float(sum(one != other for one, other in pairs)), 0)
+
+def same_plan(plan: Plan, wanted: Plan) -> Check:
+    """Whether a plan is the one that its recipe makes.
+
+    Probes cannot show this. A route knows an expert by its place alone, and perhaps no token of a
+    probe chooses a rare expert. No probe reads sizes, which cards and reports tell."""
+    return at_most(OTHER_PLAN, float(len(other_parts(plan, wanted))), 0)
 
 
 def judge(rows: Sequence[Deviation]) -> Iterator[Check]:

@@ -15,12 +15,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 
 from cetane.bundle.rows import EncodedRows
 from cetane.bundle.tables import Tables, TokenRows
+from cetane.checkpoint import Tokenizer
 from cetane.compress import Format, Palette, Selection, palettes
 from cetane.compress.encoded import Affine, Dense, Encoded, Half, Palettized
 from cetane.engine.authored import host_tables
@@ -52,6 +55,7 @@ class WrongWeight(Data):
     """A constant that differs from its parameter, or a parameter without a constant."""
 
     shard: str
+    """The shard; `tables` or `tokenizer` for what a bundle has beside its shards."""
     label: str
     """The place in the shard, such as `blocks.1.self_attn.q_proj.weight`."""
     parameter: str
@@ -240,6 +244,26 @@ def same_rows(given: TokenRows, wanted: TokenRows) -> bool:
         if not all(np.array_equal(made[n], part[some]) for n, part in given.parts.items()):
             return False
     return True
+
+
+def wrong_tokenizer(given: Tokenizer, model: Tokenizer) -> Iterator[WrongWeight]:
+    """The parts of a bundle's tokenizer that are not the model's.
+
+    The model's is first saved and read, as the bundle's was: reading marks special tokens."""
+    with TemporaryDirectory(prefix="cetane-tokenizer-") as folder:
+        model.save(Path(folder))
+        wanted = Tokenizer.load(Path(folder))
+    parts = {
+        "vocabulary": (given.backend.to_str(), wanted.backend.to_str()),
+        "special tokens": (given.special_tokens, wanted.special_tokens),
+        "stop tokens": (given.eos_ids, wanted.eos_ids),
+        "chat template": (given.chat_template, wanted.chat_template),
+    }
+    for label, (own, other) in parts.items():
+        if own != other:
+            yield WrongWeight(
+                shard="tokenizer", label=label, parameter="", problem="it is not the model's"
+            )
 
 
 def unused_parameters(planner: Planner, stored: Mapping[str, tuple[int, ...]]) -> Iterator[str]:

@@ -143,11 +143,20 @@ class Entry:
     def outcome(self) -> Outcome | None:
         return self.last.outcome if self.last else None
 
+    @property
+    def current(self) -> bool:
+        """Whether the experiment and its recipes are still those of the last run."""
+        return self.latest is None or self.latest.intent.fits(self.experiment)
+
     def state(self) -> str:
         """The end of its last run, in a word."""
         if not self.experiment.runnable:
             return "not built"
         return "not run" if self.latest is None else self.latest.status
+
+    def state_in_words(self) -> str:
+        """The end of its last run, and whether the experiment has changed since."""
+        return self.state() + ("" if self.current else ", changed since")
 
     def report(self) -> ExperimentReport:
         """Everything that is known about it."""

@@ -7,6 +7,7 @@ after any end. `cetane.files.Ledger` tells how it survives a power loss.
 import datetime
 import os
 import platform
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -147,18 +148,25 @@ class Run:
 
 
 class Journal:
-    """A journal file, which need not exist yet, on top of a base that is only read."""
+    """A journal file, which need not exist yet, on top of a base that is only read.
 
-    def __init__(self, path: Path, base: Path | None = None) -> None:
+    Of the base, it has nothing about experiments that are `replaced` by others of the same id.
+    """
+
+    def __init__(
+        self, path: Path, base: Path | None = None, replaced: Collection[str] = ()
+    ) -> None:
         hint = "restore that line from a copy; only a broken last line is repaired automatically"
         self._ledger = Ledger(path, EVENT, hint)
         self._base = None if base is None else Ledger(base, EVENT, hint)
+        self._replaced = replaced
         self.path, self.broken = path, self._ledger.broken
 
     def events(self) -> list[Intent | Outcome | Verdict]:
         """All events in order, those of the base first. Raises CetaneError for a broken line,
         unless it is the last."""
-        return [*(self._base.read() if self._base else []), *self.own()]
+        base = self._base.read() if self._base else []
+        return [*(event for event in base if event.experiment not in self._replaced), *self.own()]
 
     def own(self) -> list[Intent | Outcome | Verdict]:
         """The events of this file, without the base."""

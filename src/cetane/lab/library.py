@@ -15,7 +15,8 @@ JOURNAL = "journal.jsonl"
 class Lab:
     """A folder of own experiments and their journal, on top of those that come with cetane.
 
-    cetane's own experiments are only read. A user's experiment of the same id replaces one.
+    cetane's own experiments are only read. A user's experiment of the same id replaces one, with
+    its runs and verdicts.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -27,8 +28,10 @@ class Lab:
     @cached_property
     def journal(self) -> Journal:
         """Runs and verdicts. New ones go to the user's folder."""
-        base = self.folders[0] / JOURNAL if len(self.folders) > 1 else None
-        return Journal(self.folder / JOURNAL, base)
+        if len(self.folders) == 1:
+            return Journal(self.folder / JOURNAL)
+        replaced = {path.stem for path in self.folder.glob("*.toml")}
+        return Journal(self.folder / JOURNAL, self.folders[0] / JOURNAL, replaced)
 
     def experiments(self) -> dict[str, Experiment]:
         """All experiments, by id."""

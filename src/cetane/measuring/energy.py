@@ -61,6 +61,7 @@ def read_samples(content: bytes, interval: float = 1.0) -> list[Sample]:
 def powermetrics(content: bytes) -> Iterator[Sample]:
     """The samples of `powermetrics -f plist`. A last one that was cut off is left out."""
     documents = [part for part in content.split(b"\0") if part.strip()]
+    before = -math.inf
     for number, part in enumerate(documents[:MOST_SAMPLES], 1):
         if b"<!ENTITY" in part:
             raise BadSamples(f"sample {number}: a plist of powermetrics has no entities")
@@ -70,7 +71,11 @@ def powermetrics(content: bytes) -> Iterator[Sample]:
             if number == len(documents) and number > 1:
                 return
             raise BadSamples(f"sample {number} is not a plist: {error}") from None
-        yield plist_sample(values, number)
+        sample = plist_sample(values, number)
+        if sample.end < before:  # of whole seconds, so several samples may share one
+            raise BadSamples(f"sample {number} is older than the one before: give one recording")
+        before = sample.end
+        yield sample
 
 
 def plist_sample(values: Any, number: int) -> Sample:

@@ -28,6 +28,7 @@ def read_interface(description: Any) -> Features:
     return Features(
         {feature.name: _feature(feature.type) for feature in description.input},
         {feature.name: _feature(feature.type) for feature in description.output},
+        {feature.name: _feature(feature.type) for feature in description.state},
     )
 
 
@@ -36,14 +37,15 @@ def _feature(message: Any) -> Feature:
     if kind == "imageType":
         color = _COLORS.get(message.imageType.colorSpace, "RGB")
         return Feature("image", color, message.isOptional)
-    if kind == "multiArrayType":
-        array = message.multiArrayType
+    if kind in ("multiArrayType", "stateType"):
+        array = message.stateType.arrayType if kind == "stateType" else message.multiArrayType
         default = array.WhichOneof("defaultOptionalValue")
         return Feature(
             "array",
             _ARRAYS.get(array.dataType, "fp32"),
             message.isOptional,
             float(getattr(array, default)) if default else 0.0,
+            tuple(array.shape),
         )
     return Feature("other", str(kind), message.isOptional)
 

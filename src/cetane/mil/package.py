@@ -47,7 +47,9 @@ def _root_model(path: Path) -> Path:
         )
     try:
         content = parse_json(
-            read_bytes(manifest, LARGEST_MANIFEST), f"{manifest} is not a package manifest: it"
+            read_bytes(manifest, LARGEST_MANIFEST),
+            f"{manifest} is not a package manifest: it",
+            unique=True,
         )
         entry = content["itemInfoEntries"][content["rootModelIdentifier"]]["path"]
         return _inside(path, path / "Data" / entry, "model specification")

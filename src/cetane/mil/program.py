@@ -136,13 +136,15 @@ class Body:
 
 @dataclass(frozen=True)
 class Feature:
-    """One input or output in the description. `form` is the dtype of an array ("fp32", "fp64",
-    "fp16", "int32") or the colours of an image ("L", "RGB", "BGR", or "F" for float grey)."""
+    """One input, output or state in the description. `form` is the dtype of an array ("fp32",
+    "fp64", "fp16", "int32") or the colours of an image ("L", "RGB", "BGR", or "F" for float grey).
+    `shape` is an array's, by default if it is flexible; outputs need not tell it."""
 
     kind: Literal["array", "image", "other"]
     form: str = "fp32"
     optional: bool = False
     default: float = 0.0  # the value of every element if the caller leaves the input out
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ class Features:
 
     inputs: dict[str, Feature] = field(default_factory=dict)
     outputs: dict[str, Feature] = field(default_factory=dict)
+    states: dict[str, Feature] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,8 @@ def _program(package: Package, spec: Any) -> Program:
     if not functions:
         raise CetaneError(f"{path} holds an ML program without functions")
     default = description.defaultFunctionName or ("main" if "main" in functions else min(functions))
+    if default not in functions:
+        raise CetaneError(f"{path} has no function {default!r}, which is its default")
     program = Program(package.path, functions, default)
     check_program(program)
     return program

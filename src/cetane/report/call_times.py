@@ -18,9 +18,11 @@ from cetane.report.content import Absent, CallTime, CallTimes
 def call_times(bundle: Bundle, chip: Chip, model: str | None) -> CallTimes | Absent:
     """Milliseconds by the cost model, which needs the checkpoint's shapes.
 
-    A hub id is downloaded only if the user gives it.
+    A hub id is downloaded only if the user gives it. CetaneError if the given model is not the
+    bundle's.
     """
     source = model or bundle.manifest.source
+    elsewhere = f"cetane report {shlex.quote(str(bundle.path))} --model CHECKPOINT"
     if not chip.stream:
         return Absent(
             why=f"Nothing is predicted: {chip.no_speed}.",
@@ -29,9 +31,14 @@ def call_times(bundle: Bundle, chip: Chip, model: str | None) -> CallTimes | Abs
     if model is None and not Path(source).exists():
         return Absent(
             why=f"The checkpoint {source} is not on this machine, and predictions need its shapes.",
-            command=f"cetane report {shlex.quote(str(bundle.path))} --model CHECKPOINT",
+            command=elsewhere,
         )
-    checkpoint = same(checkpoint_of(bundle, source), bundle)
+    try:
+        checkpoint = same(checkpoint_of(bundle, source), bundle)
+    except CetaneError as error:
+        if model is not None:
+            raise
+        return Absent(why=f"Nothing is predicted: {error.message}.", command=elsewhere)
     planner, predictor = Planner(checkpoint, bundle.plan.recipe), Predictor(chip)
     flexible = bundle.plan.recipe.tokens.shapes == "range"  # the ANE runs only the default shape
     modes = [

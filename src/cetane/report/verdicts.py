@@ -136,7 +136,7 @@ def verdict(gates: Gates, gate: str, audit: Audit) -> GateVerdict:
 
 
 def said(passed: object) -> Judgement:
-    return "not run" if passed is None else "passed" if passed else "failed"
+    return "not run" if passed is None else "passed" if passed is True else "failed"
 
 
 def written(path: Path) -> str:

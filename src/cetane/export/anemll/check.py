@@ -274,7 +274,7 @@ class PackageCheck:
         if set(function.states) != {STATE}:
             yield f"{where}: states {', '.join(sorted(function.states)) or 'none'}, not {STATE}"
             return
-        length = function.states[STATE].shape[-1]
+        *_, length = (0, *function.states[STATE].shape)
         if length != self.sizes.context:
             yield f"{where}: its state holds {length} tokens, not {self.sizes.context}"
         index = FunctionIndex(function)

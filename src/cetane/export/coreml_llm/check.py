@@ -309,5 +309,6 @@ def caches(function: MilFunction) -> dict[str, int]:
         kind: int(shape[0])
         for kind in (SLIDING, FULL)
         if f"K_{kind}_in" in function.inputs
-        and isinstance((shape := function.inputs[f"K_{kind}_in"].shape)[0], int)
+        and (shape := function.inputs[f"K_{kind}_in"].shape)
+        and isinstance(shape[0], int)
     }
