@@ -118,6 +118,35 @@ def test_llama3_rope_scaling_is_recovered(tmp_path: Path, tiny_model: Any, write
             open_checkpoint(path)
 
 
+@pytest.mark.parametrize(
+    ("extra", "scaling"),
+    [
+        (lambda w: w.add_rope_scaling_factor(4.0), {"rope_type": "linear", "factor": 4.0}),
+        (
+            lambda w: w.add_float32("llama.rope.scale_linear", 8.0),
+            {"rope_type": "linear", "factor": 8.0},
+        ),
+        (lambda w: w.add_rope_scaling_factor(0.0), {"rope_type": "default"}),
+        (
+            lambda w: (
+                w.add_rope_scaling_type(gguf.RopeScalingType.NONE),
+                w.add_rope_scaling_factor(4.0),
+            ),
+            {"rope_type": "default"},
+        ),
+    ],
+)
+def test_a_factor_without_a_type_is_linear_as_in_llama_cpp(
+    extra: Callable[[gguf.GGUFWriter], None],
+    scaling: dict[str, Any],
+    tmp_path: Path,
+    tiny_model: Any,
+    write_gguf: Any,
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", "llama", tiny_model("llama"), extra=extra)
+    assert open_checkpoint(path).config["rope_parameters"] == {"rope_theta": 5e5} | scaling
+
+
 def refused(path: Path, match: str) -> None:
     with pytest.raises(CetaneError, match=match) as caught:
         open_checkpoint(path)
@@ -200,6 +229,7 @@ def test_bad_tensor_fields(good: Path, field: str, value: int, match: str) -> No
         (lambda w: w.add_rope_dimension_count(4), "rotates only part"),
         (lambda w: w.add_value_length(4), "different widths"),
         (lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "'longrope'"),
+        (lambda w: w.add_causal_attention(False), "only causal models"),
         (lambda w: w.add_string("general.alignment", "32"), r"general\.alignment"),
         (
             lambda w: w.add_tensor("blk.0.ffn_up.bias", np.zeros(48, np.float32)),

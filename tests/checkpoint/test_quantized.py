@@ -311,6 +311,11 @@ WRONG = {
     "compressed-tensors, nvfp4": (
         {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, {},
     ),
+    "compressed-tensors, weights for rotated inputs": (
+        compressed("int-quantized", 8)["quantization_config"]
+        | {"transform_config": {"config_groups": {"v": {"type": "hadamard", "apply": []}}}},
+        {f"{NAME}.weight": INT8["weight"], f"{NAME}.weight_scale": INT8["weight_scale"]},
+    ),
     "fp8, scales of another shape": (
         {"quant_method": "fp8"},
         {f"{NAME}.weight": FLOAT.to(torch.float8_e4m3fn), f"{NAME}.weight_scale_inv": FLOAT},

@@ -95,6 +95,18 @@ def test_the_whole_models_config_ties_the_head(tmp_path: Path, outer: bool) -> N
     assert np.abs(logits(tmp_path, 32) - expected).max() <= TOLERANCE
 
 
+@pytest.mark.parametrize("text", [{}, {"model_type": "mistral"}, {"model_type": "ministral3"}])
+def test_the_type_of_mistral_3s_text_part_is_what_its_config_says(
+    tmp_path: Path, text: dict[str, Any]
+) -> None:
+    """Of no type, it is a Mistral, which has no yarn."""
+    save_file({"model.language_model.norm.weight": torch.ones(4)}, tmp_path / "model.safetensors")
+    config = {"model_type": "mistral3", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    expected = transformers.Mistral3Config(text_config=text).text_config.model_type
+    assert open_checkpoint(tmp_path).config["model_type"] == expected
+
+
 def test_two_names_of_one_tensor(tmp_path: Path) -> None:
     names = "model.language_model.norm.weight", "language_model.model.norm.weight"
     save_file({name: torch.ones(4) for name in names}, tmp_path / "model.safetensors")

@@ -254,6 +254,8 @@ UNBOUND = "sliding_window = None, but some layers slide"
         ),
         ({"model_type": "qwen2", "layer_types": CHUNKED}, "chunked_attention"),
         ({"model_type": "olmo3", "layer_types": CHUNKED}, "chunked_attention"),
+        ({"is_causal": False}, "is_causal = False"),
+        ({"is_causal": None}, "is_causal = None"),
     ],
     ids=str,
 )

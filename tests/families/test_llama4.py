@@ -39,6 +39,14 @@ def test_contracts(contract: str) -> None:
     assert_parity(build_llama4(), recipe(contract, "chunks", slices=3), FEEDS, drafts=True)
 
 
+@pytest.mark.parametrize("normed", [True, False])
+def test_a_factor_on_rotary_tables(normed: bool) -> None:
+    """The norm of queries and keys comes after their turn, and takes the factor away."""
+    rope = ROPES["yarn"] | {"attention_factor": 2.0}
+    model = build_llama4(use_qk_norm=normed, rope_parameters=rope)
+    assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
+
+
 @pytest.mark.parametrize(("kind", "together"), [("per-block", 1), ("single", 3)])
 def test_routed_experts_are_the_same_model(kind: str, together: int) -> None:
     family = {"together": together, "residual_scale": 2**-5}
@@ -66,7 +74,7 @@ def test_a_factor_on_all_queries_is_refused() -> None:
 def configs(draw: st.DrawFn) -> dict[str, Any]:
     kv, ratio = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4]))
     layers, experts = draw(st.integers(1, 3)), draw(st.integers(1, 6))
-    rope = draw(st.sampled_from([ROPES["default"], ROPES["linear"], ROPES["llama3"]]))
+    rope = draw(st.sampled_from(list(ROPES.values())))
     return {
         "num_hidden_layers": layers,
         "num_attention_heads": kv * ratio,

@@ -17,6 +17,10 @@ OWN_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
     "full_attention": ROPES["yarn"],
 }
+PARTIAL_ROPES = {
+    name: ROPES["default"] | {"partial_rotary_factor": 0.5}
+    for name in ("sliding_attention", "full_attention")
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "olmo2, bias, one kv head": ("olmo2", {"attention_bias": True, "num_key_value_heads": 1}),
@@ -24,6 +28,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo3, ropes by type": (
         "olmo3",
         {"num_hidden_layers": 4, "sliding_window": 6, "rope_parameters": OWN_ROPES},
+    ),
+    "olmo3, a part of heads that it ignores": (
+        "olmo3",
+        {
+            "layer_types": list(PARTIAL_ROPES),
+            "sliding_window": 6,
+            "rope_parameters": PARTIAL_ROPES,
+        },
     ),
 }
 

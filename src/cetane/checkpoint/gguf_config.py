@@ -23,6 +23,10 @@ def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
     Raises CetaneError for a missing field, and for a field without a Hugging Face equivalent.
     """
     keys, kind = Keys(file), architecture.model_type
+    if keys.get("attention.causal") is False:
+        raise CetaneError(
+            f"{file.path}: attention.causal = False: only causal models generate text"
+        )
     hidden, layers = keys.integer("embedding_length"), layer_count(keys)
     heads = keys.integer("attention.head_count")
     head_dim = keys.integer("attention.key_length", hidden // heads)

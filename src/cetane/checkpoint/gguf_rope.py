@@ -17,20 +17,35 @@ _LLAMA3_SCALING = {
     "original_max_position_embeddings": 8192,
 }
 
+_YARN = {
+    "attention_factor": "yarn_attn_factor",
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+}
+"""What the converter takes from a config of its own, if that has them."""
+
 
 def rope_parameters(file: GGUFFile, keys: Keys, head_dim: int) -> dict[str, Any]:
     """The parameters of all layers, or of those with full attention."""
     # llama.cpp's default; only old Llama files rely on it.
     theta = keys.number("rope.freq_base", 10_000.0 if keys.architecture == "llama" else None)
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
-    kind = keys.text("rope.scaling.type", "none")
+    scaled = "rope.scaling.factor"
+    if keys.get(scaled) is None and keys.get("rope.scale_linear") is not None:
+        scaled = "rope.scale_linear"  # the oldest files' name
+    # To llama.cpp, a factor without a type is linear, and 0 is none.
+    plain = keys.get(scaled) in (None, 0.0, 1.0)
+    kind = keys.text("rope.scaling.type", "none" if plain else "linear")
     if kind in ("linear", "yarn"):
-        rope |= {"rope_type": kind, "factor": keys.number("rope.scaling.factor")}
+        rope |= {"rope_type": kind, "factor": keys.number(scaled)}
     elif kind != "none":
         raise CetaneError(f"{file.path} uses rope scaling {kind!r}, which is not supported")
     if kind == "yarn":
         length = keys.integer("rope.scaling.original_context_length")
         rope["original_max_position_embeddings"] = length
+        for name, key in _YARN.items():
+            if keys.get(f"rope.scaling.{key}") is not None:
+                rope[name] = keys.number(f"rope.scaling.{key}")
     if "rope_freqs.weight" in file.tensors and keys.architecture != "gemma4":
         if rope["rope_type"] != "default":
             raise CetaneError(f"{file.path} has both rope_freqs.weight and {kind} rope scaling")

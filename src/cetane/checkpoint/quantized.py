@@ -288,6 +288,8 @@ def compressed_tensors(layout: QuantizedTensors) -> Tensors:
     sparsity = layout.said.get("sparsity_config") or {}
     if not isinstance(sparsity, dict) or sparsity.get("format", "dense") != "dense":
         raise layout.bad("its weights are sparse")
+    if layout.said.get("transform_config"):
+        raise layout.bad("it transforms what its layers read or write (transform_config)")
     groups = layout.said.get("config_groups")
     groups = list(groups.values()) if isinstance(groups, dict) else []
     layout.check(bool(groups) and all(isinstance(g, dict) for g in groups), "config_groups")

@@ -16,7 +16,7 @@ _TEXT_TYPES = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "llama4": "llama4_text",
-    "mistral3": "ministral3",
+    "mistral3": "mistral",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
@@ -39,8 +39,8 @@ def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     if not isinstance(text, dict):
         raise CetaneError(f"{path}: text_config is not an object")
     kind = _TEXT_TYPES[config["model_type"]]
-    if kind == "ministral3" and text.get("model_type") == "mistral":  # Mistral Small 3.1
-        kind = "mistral"
+    if config["model_type"] == "mistral3":  # its text part is of any type, as Ministral 3's is
+        kind = text.get("model_type", kind)
     text = {**text, "model_type": kind}
     if "tie_word_embeddings" in config:
         text["tie_word_embeddings"] = config["tie_word_embeddings"]

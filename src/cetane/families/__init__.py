@@ -205,6 +205,8 @@ def parse_config(config: dict[str, Any]) -> Any:
             f"how to add a family: {ADDING}",
         )
     check_counts(kind, config)
+    if not config.get("is_causal", True):  # transformers then shows each token the later ones
+        raise CetaneError(f"is_causal = {config['is_causal']!r}: only causal models generate text")
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 

@@ -105,6 +105,8 @@ def author(config: Llama4Config, options: ExpertOptions) -> Model:
     scale, size, bias = options.scale, config.hidden_size, config.attention_bias
     heads, norm, eps = heads_of(config), Norms(config, scale), config.rms_norm_eps
     rotary, act = rotary_table(config, heads.dim), config.hidden_act
+    if config.use_qk_norm:  # transformers norms what was turned, so a factor of the table is lost
+        eps, rotary = eps / rotary.scale**2, replace(rotary, scale=1.0)
     inner, wide = config.intermediate_size, config.intermediate_size_mlp
     kinds = [LayerKind(heads, rotary, turned=bool(one)) for one in config.no_rope_layers]
     count = config.num_local_experts

@@ -73,7 +73,8 @@ def author(config: OlmoConfig, options: ResidualOptions) -> Model:
     kinds = {
         name: LayerKind(
             heads,
-            rotary_table(config, heads.dim, f"{name}_attention" if typed else None),
+            # transformers turns whole heads, whatever the parameters say of a part.
+            rotary_table(config, heads.dim, f"{name}_attention" if typed else None, part=1.0),
             config.sliding_window if name == "sliding" else None,
             name=name,
             table=name,

@@ -85,7 +85,8 @@ def rotary_table(
         if not isinstance(parameters, dict):
             raise CetaneError(f"{invalid}: rope_parameters has no {layer_type!r}")
     kind = parameters.get("rope_type", "default")
-    longrope = kind == "longrope" and part is not None  # Phi-3, whose context ends at `longest`
+    # Phi-3, whose context ends at `longest`
+    longrope = kind == "longrope" and layer_type is None and part is not None
     if kind not in STATIC and not longrope:
         raise CetaneError(f"rope type {kind!r} is not supported; known: {', '.join(STATIC)}")
     theta = parameters.get("rope_theta")
