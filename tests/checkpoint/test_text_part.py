@@ -77,8 +77,9 @@ def test_names_of_released_checkpoints(tmp_path: Path, kind: str, prefix: str) -
     assert np.abs(logits(tmp_path, 48) - truth(model, 48)).max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("outer", [True, False])
-def test_the_whole_models_config_ties_the_head(tmp_path: Path, outer: bool) -> None:
+@pytest.mark.parametrize(("outer", "said"), [(True, True), (True, False), (False, True)])
+def test_the_whole_models_config_ties_the_head(tmp_path: Path, outer: bool, said: bool) -> None:
+    """If it does not say, the head of these kinds is tied."""
     text = dict(build_gemma3(final_logit_softcapping=None).config.to_dict())
     config = transformers.Gemma3Config(
         text_config=text | {"tie_word_embeddings": not outer}, tie_word_embeddings=outer,
@@ -87,6 +88,12 @@ def test_the_whole_models_config_ties_the_head(tmp_path: Path, outer: bool) -> N
     torch.manual_seed(0)
     model = transformers.Gemma3ForConditionalGeneration(config).eval()
     model.save_pretrained(tmp_path)
+    if not said:
+        path = tmp_path / "config.json"
+        written = json.loads(path.read_text())
+        written.pop("tie_word_embeddings", None)
+        path.write_text(json.dumps(written))
+        assert transformers.AutoConfig.from_pretrained(tmp_path).tie_word_embeddings == outer
     checkpoint = open_checkpoint(tmp_path)
     assert ("lm_head.weight" in checkpoint) == (not outer)
     with torch.inference_mode():

@@ -20,6 +20,8 @@ _TEXT_TYPES = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
+_TIED = {"gemma3", "gemma4", "mistral3"}
+"""Kinds whose head is tied if the whole model's config does not say, as in transformers."""
 _PREFIXES = {
     "model.language_model.": "model.",  # transformers 5
     "language_model.model.": "model.",  # before that
@@ -44,6 +46,8 @@ def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     text = {**text, "model_type": kind}
     if "tie_word_embeddings" in config:
         text["tie_word_embeddings"] = config["tie_word_embeddings"]
+    elif config["model_type"] in _TIED:
+        text["tie_word_embeddings"] = True
     return text
 
 
