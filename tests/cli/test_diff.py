@@ -166,12 +166,12 @@ def test_a_package_and_a_bundle(cetane: Cetane, ported: Bundle, packages: dict[s
 @pytest.mark.parametrize("command", ["diff", "validate"])
 @pytest.mark.parametrize(("kind", "what"), [("qwen2", "architecture"), ("llama", "layers")])
 def test_a_model_of_another_shape(
-    cetane: Cetane, ported: Bundle, tiny_checkpoint_folder: Path, tmp_path: Path, command: str,
+    cetane: Cetane, gated: Bundle, tiny_checkpoint_folder: Path, tmp_path: Path, command: str,
     kind: str, what: str,
 ) -> None:  # fmt: skip
     """Nothing can be compared, and the error says so."""
     shutil.copytree(tiny_checkpoint_folder, tmp_path / "other")
     build_model(kind, num_hidden_layers=3).save_pretrained(tmp_path / "other")
-    result = cetane(command, ported.path, "--model", tmp_path / "other")
+    result = cetane(command, gated.path, "--model", tmp_path / "other")
     assert result.code == 2
-    assert f"is another model than {ported.path} was built from: its {what}" in result.error
+    assert f"is another model than {gated.path} was built from: its {what}" in result.error
