@@ -1,5 +1,6 @@
 """Tiny programs that ask for much: refused before anything is allocated."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,16 @@ from cetane.errors import CetaneError
 from cetane.mil.executor import compile
 from cetane.mil.ops import OPS
 from cetane.mil.ops.registry import TensorList
-from cetane.mil.program import NamedValue, Op, SizeRange, StoredConstant, TensorType
+from cetane.mil.program import (
+    Body,
+    MilFunction,
+    NamedValue,
+    Op,
+    SizeRange,
+    StoredConstant,
+    TensorType,
+)
+from cetane.mil.validate import check_function
 
 FAR = 10**5
 WIDE = 2**14
@@ -115,3 +125,39 @@ def test_a_range_that_only_a_run_knows() -> None:
     function = program({"end": ()}, ending, dtype="int32").functions["main"]
     with pytest.raises(CetaneError, match="elements"):
         compile(function, "fp32")({"end": np.array(2**31 - 1, np.int32)})
+
+
+def looped(variable: NamedValue, inside: NamedValue, again: str) -> Op:
+    """A loop that doubles a variable, declared `inside`, as long as it is told `again`."""
+    result = NamedValue("d", inside.type or TensorType((), "fp32"))
+    double = op("add", "d", "fp32", (), x=inside.name, y=inside.name)
+    body = Body((inside,), (replace(double, outputs=(result,)),), ("d",))
+    ask = Body((replace(inside, name="w"),), (), (again,))
+    return Op("while_loop", "y", {"loop_vars": (variable.name,)}, (typed("y", (2,)),), (ask, body))
+
+
+@pytest.mark.parametrize(
+    ("inside", "again", "why"),
+    [
+        (typed("v", (3,)), "go", r"fp32 \(2\) is passed, where fp32 \(3\) is declared"),
+        (typed("v", (2,), "fp16"), "go", r"fp32 \(2\) is passed, where fp16 \(2\) is declared"),
+        (NamedValue("v", None), "go", "a list is declared"),
+        (typed("v", (2,)), "w", r"fp32 \(2\) is passed, where bool \(\) is declared"),
+    ],
+)
+def test_loops_whose_variables_change_their_types(inside: NamedValue, again: str, why: str) -> None:
+    go = op("less", "go", "bool", (), x=constant(0), y=constant(1))
+    with pytest.raises(CetaneError, match=why):
+        program({"x": (2,)}, go, looped(typed("x", (2,)), inside, again))
+
+
+def test_a_loop_that_gets_more_than_it_says() -> None:
+    """The ops inside are checked for the declared sizes alone."""
+    flexible = TensorType((SizeRange(1),), "fp32")
+    go = op("less", "go", "bool", (), x=constant(0), y=constant(1))
+    ops = (go, looped(NamedValue("x", flexible), typed("v", (2,)), "go"))
+    y = TensorType((2,), "fp32")
+    function = MilFunction("main", {"x": flexible}, {"y": y}, {}, Body((), ops, ("y",)))
+    check_function(function)
+    with pytest.raises(CetaneError, match=r"w has the shape \(3,\), but is declared as fp32 \(2\)"):
+        compile(function, "fp32")({"x": np.ones(3, np.float32)})
