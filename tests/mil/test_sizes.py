@@ -111,6 +111,15 @@ def test_an_element_of_a_list_that_is_read_often() -> None:
         OPS["list_gather"].call(ls=often, indices=[0] * WIDE)
 
 
+@pytest.mark.parametrize("entries", [1, 3, 5])
+def test_a_palette_whose_indices_have_no_whole_bits(entries: int) -> None:
+    """Of iOS 16, which packs them. A palette of three was read with indices of one bit."""
+    packed = StoredConstant(TensorType((8,), "uint8"), lambda: np.zeros(8, np.uint8))
+    given = {"indices": (packed,), "lut": (zeros(entries),), "shape": (constant([4, 4]),)}
+    with pytest.raises(CetaneError, match=f"a palette of {entries} entries"):
+        program({}, Op("constexpr_lut_to_dense", "y", given, (typed("y", (4, 4)),)))
+
+
 @pytest.mark.parametrize("kind", ["add", "maximum"])
 @pytest.mark.parametrize("dtype", ["int32", "bool"])
 def test_arithmetic_that_is_declared_of_another_type(kind: str, dtype: str) -> None:

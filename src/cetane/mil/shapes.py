@@ -675,8 +675,10 @@ def _blockwise(given: KnownOp) -> Shapes:
 def _lut_to_dense(given: KnownOp) -> Shapes:
     indices, lut = given.shape("indices"), given.shape("lut")
     if "shape" in given.op.inputs:
-        sizes = tuple(given.values("shape"))
-        _fits_packed(given, "indices", sizes, max(1, math.ceil(math.log2(max(1, math.prod(lut))))))
+        sizes, entries = tuple(given.values("shape")), math.prod(lut)
+        if entries < 2 or entries & (entries - 1):
+            raise ValueError(f"a palette of {entries} entries has no indices of whole bits")
+        _fits_packed(given, "indices", sizes, entries.bit_length() - 1)
         return [sizes]
     return [_looked_up(given, indices, lut)]
 

@@ -13,8 +13,9 @@ from tests.mil.programs import constant, op, program
 
 from cetane.errors import CetaneError
 from cetane.mil import load
+from cetane.mil.executor import compile
 from cetane.mil.fast import FastProgram
-from cetane.mil.program import Op
+from cetane.mil.program import Op, StoredConstant, TensorType
 
 
 def both(path: Any, **inputs: np.ndarray) -> None:
@@ -140,6 +141,25 @@ def test_indices_beyond_the_end(start: int) -> None:
     path = program({"x": (4,)}, gather("x", indices))
     with pytest.raises(CetaneError):
         FastProgram(path, pack=True).function("main")({"x": np.ones(4, np.float32)})
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_indices_beyond_a_palette(dtype: str) -> None:
+    """Palettes of a tape's look-up have 16 or 64 entries, whatever the package's have."""
+    held = np.full((16, 32, 1, 1), 3 if dtype == "uint8" else -1, np.dtype(dtype))
+    indices = StoredConstant(TensorType(held.shape, dtype), lambda: held)
+    table = np.ones((1, 1, 1, 1, 3, 1), np.float16)
+    lut = StoredConstant(TensorType(table.shape, "fp16"), lambda: table)
+    weight = op("constexpr_lut_to_dense", "w", "fp16", held.shape, indices=indices, lut=lut)
+    path = program(
+        {"x": (1, 32, 1, 2)}, weight, op("conv", "y", "fp16", (1, 16, 1, 2), x="x", weight="w")
+    )
+    x = {"x": np.ones((1, 32, 1, 2), np.float32)}
+    for pack in (False, True):
+        with pytest.raises(CetaneError, match=r"palette|out of bounds"):
+            FastProgram(path, pack=pack).function("main")(x)
+    with pytest.raises(CetaneError, match=r"palette|out of bounds"):
+        compile(path.functions["main"], "fp32")(x)
 
 
 @pytest.mark.parametrize(("ops", "given"), [(1, 8_388_607), (2, 8_388_607), (1, 5)])
