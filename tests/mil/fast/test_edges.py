@@ -162,6 +162,31 @@ def test_indices_beyond_a_palette(dtype: str) -> None:
         compile(path.functions["main"], "fp32")(x)
 
 
+SPECIAL = np.array([np.nan, np.inf, -np.inf, 0, -88.5, 90, 2.5, -1], np.float32)
+
+
+@pytest.mark.parametrize("kind", ["relu", "sigmoid", "silu", "tanh", "exp", "softplus", "clip"])
+def test_nan_stays_nan(build: Build, kind: str) -> None:
+    bounds = {"alpha": -1.0, "beta": 2.0} if kind == "clip" else {}
+    path = build({"x": ((8,), "fp32")}, lambda x: getattr(mb, kind)(x=x, **bounds))
+    both(path, x=SPECIAL)
+
+
+@pytest.mark.parametrize("kind", ["maximum", "minimum"])
+def test_nan_among_pairs(build: Build, kind: str) -> None:
+    path = build({"x": ((8,), "fp32"), "y": ((8, 1), "fp32")}, getattr(mb, kind))
+    both(path, x=SPECIAL, y=SPECIAL[:, None])
+
+
+@pytest.mark.parametrize("kind", ["reduce_max", "reduce_min"])
+@pytest.mark.parametrize("at", [0, 5, 99])
+def test_nan_in_a_line(build: Build, kind: str, at: int) -> None:
+    x = normal(3, 100)
+    x[1, at] = np.nan
+    path = build({"x": ((3, 100), "fp32")}, lambda x: getattr(mb, kind)(x=x, axes=[1]))
+    both(path, x=x)
+
+
 @pytest.mark.parametrize(("ops", "given"), [(1, 8_388_607), (2, 8_388_607), (1, 5)])
 def test_integers_that_float32_does_not_hold(ops: int, given: int) -> None:
     made, last = [], "x"
