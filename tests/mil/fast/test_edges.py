@@ -199,6 +199,14 @@ def test_integers_that_float32_does_not_hold(ops: int, given: int) -> None:
     assert found({"x": x})["y"].tolist() == ((ops + 1) * x + 100_000_001).tolist()
 
 
+def test_a_constant_that_float32_does_not_hold() -> None:
+    """Beside it, the largest sum of two inputs is equal to it in float32."""
+    double = op("add", "s", "int32", (3,), x="x", y="x")
+    ops = double, op("equal", "y", "bool", (3,), x="s", y=constant(2**24 + 1))
+    found = FastProgram(program({"x": (3,)}, *ops, dtype="int32"), pack=True).function("main")
+    assert found({"x": np.array([2**23, 1, -1], np.int32)})["y"].tolist() == [False] * 3
+
+
 @pytest.mark.parametrize("dtype", ["uint32", "int64"])
 def test_integers_that_no_tape_holds(dtype: str) -> None:
     path = program({"x": (3,)}, op("identity", "y", dtype, (3,), x="x"), dtype=dtype)
