@@ -183,6 +183,7 @@ def part_json(part: Comparison, tolerance: float, top: int) -> dict[str, Any]:
         "ops": [op_json(op) for op in worst_first(part.ops)[:top]],
         "largest": [op_json(op) for op in sorted(part.ops, key=lambda op: -op.largest)[:top]],
         "outputs": {name: asdict(gap) for name, gap in part.outputs.items()},
+        "own_outputs": {name: asdict(gap) for name, gap in part.own_outputs.items()},
         "only_first": part.only_first,
         "only_second": part.only_second,
     }
