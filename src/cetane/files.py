@@ -465,7 +465,8 @@ def claimed(target: Path, job: str) -> Iterator[None]:
 
     The lock is `.NAME.lock` beside the target; its parent folders are made first. The system
     releases it when a process dies. filelock notices the removal of a lock file in use, so the last
-    writer can remove it. Raises CetaneError if there is another writer, with its process and `job`.
+    writer can remove it. Raises CetaneError if there is another writer, with its process and `job`,
+    and for a target without a name, such as ".".
     """
     from filelock import FileLock, Timeout  # here: it loads asyncio, which readers do not need
 
@@ -473,6 +474,8 @@ def claimed(target: Path, job: str) -> Iterator[None]:
         target.parent.mkdir(parents=True, exist_ok=True)
         path = lock_of(target)
         lock = FileLock(path, timeout=0.2)
+    if target.name in ("", ".."):
+        raise CetaneError(f"{target}: does not end with a name", "name a folder or a file in it")
         try:
             lock.acquire()
         except Timeout as error:
