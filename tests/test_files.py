@@ -84,7 +84,7 @@ def test_the_oldest_are_removed(tmp_path: Path) -> None:
         file = tmp_path / f"{age}.safetensors"
         file.write_bytes(b"x" * 100)
         os.utime(file, (1000 - age, 1000 - age))
-    forget_oldest(tmp_path.iterdir(), largest=250)
+    forget_oldest([tmp_path / "gone", *tmp_path.iterdir()], largest=250)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.safetensors", "1.safetensors"]
 
 
