@@ -199,6 +199,18 @@ def test_integers_that_float32_does_not_hold(ops: int, given: int) -> None:
     assert found({"x": x})["y"].tolist() == ((ops + 1) * x + 100_000_001).tolist()
 
 
+@pytest.mark.parametrize("kind", ["floor_div", "mod"])
+def test_the_lowest_integer_over_minus_one(kind: str) -> None:
+    """It has no quotient. A processor's division of the two would end the process."""
+    path = program(
+        {"a": (4,), "b": (4,)}, op(kind, "y", "int32", (4,), x="a", y="b"), dtype="int32"
+    )
+    x = {"a": np.array([-(2**31), -7, 7, 7], np.int32), "b": np.array([-1, -1, -2, 2], np.int32)}
+    wanted = {"floor_div": [7, -4, 3], "mod": [0, -1, 1]}
+    assert compile(path.functions["main"], "fp32")(x)["y"].tolist()[1:] == wanted[kind]
+    assert FastProgram(path).function("main")(x)["y"].tolist()[1:] == wanted[kind]
+
+
 def test_a_constant_that_float32_does_not_hold() -> None:
     """Beside it, the largest sum of two inputs is equal to it in float32."""
     double = op("add", "s", "int32", (3,), x="x", y="x")
