@@ -16,7 +16,7 @@ from cetane.pipeline.diff import DiffResult, worst_first
 
 def show(result: DiffResult, top: int) -> None:
     """Print the agreement of shards and tables, then ops, then the verdict."""
-    show_warnings(result.warnings)
+    show_warnings(result.doubts)
     if result.model is not None:
         show_model(result.model)
     elif result.tables:
