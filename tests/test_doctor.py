@@ -150,13 +150,14 @@ def test_everything_that_a_killed_process_leaves(
     stopped(tmp_path / "new", days=0)
     machine("download.partial/bundle", days=9)
     machine("cache/prepared/def", days=3)
-    half = tmp_path / "cache" / "tokenizers" / ".tmp1234"
-    half.parent.mkdir()
-    half.write_bytes(b"x")
-    os.utime(half, (0, 0))
+    half, theirs = tmp_path / "cache/tokenizers/.tmp1234", tmp_path / "cache/work/.settings"
+    for path in (half, theirs):
+        path.parent.mkdir()
+        path.write_bytes(b"x")
+        os.utime(path, (0, 0))
     assert {item.path for item in leftovers()} == {*old, half}
     clean(leftovers())
-    assert not leftovers() and (tmp_path / "download.partial").is_dir()
+    assert not leftovers() and (tmp_path / "download.partial").is_dir() and theirs.is_file()
 
 
 def test_a_build_that_goes_on_stays(

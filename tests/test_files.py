@@ -8,7 +8,14 @@ import pytest
 from safetensors import SafetensorError
 
 from cetane.errors import LONGEST, CetaneError
-from cetane.files import cache_dir, check_outside, disk_errors, forget_oldest, write_cache
+from cetane.files import (
+    cache_dir,
+    check_outside,
+    claimed,
+    disk_errors,
+    forget_oldest,
+    write_cache,
+)
 
 
 def test_messages_are_printable_and_short() -> None:
@@ -77,5 +84,12 @@ def test_the_oldest_are_removed(tmp_path: Path) -> None:
         file = tmp_path / f"{age}.safetensors"
         file.write_bytes(b"x" * 100)
         os.utime(file, (1000 - age, 1000 - age))
-    forget_oldest(tmp_path.iterdir(), largest=250)
+    forget_oldest([tmp_path / "gone", *tmp_path.iterdir()], largest=250)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.safetensors", "1.safetensors"]
+
+
+@pytest.mark.parametrize("target", [".", "", "..", "/", "a/.."])
+def test_what_has_no_name_cannot_be_claimed(target: str) -> None:
+    """Its lock would be `..lock`, or none."""
+    with pytest.raises(CetaneError, match="does not end with a name"), claimed(Path(target), "x"):
+        pass

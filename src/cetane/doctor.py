@@ -36,6 +36,11 @@ LEFT_BEHIND = (
     "cetane-diff-*", "cetane-task-*", "cetane-kit-*", "cetane-kept-*", "cetane-tokenizer-*",
 )  # fmt: skip
 """Patterns of the leftovers of killed conversions in the temporary folder."""
+OWN = (
+    "call-times", "compiled", "conversations", "evaluations", "fitted", "hashes", "prepared",
+    "remote", "suffixes", "tokenizers",
+)  # fmt: skip
+"""Folders in the cache folder where only cetane writes: `$CETANE_CACHE` may be a home folder."""
 UNUSED = 30 * DAY
 """Seconds after which unused prepared graphs and fitted constants can go."""
 
@@ -189,7 +194,7 @@ def unused() -> Iterator[Leftover]:
 
 def halves() -> Iterator[Leftover]:
     """Half-written cache files of killed processes."""
-    for path in sorted(cache_dir().rglob(".*")):
+    for path in sorted(path for kind in OWN for path in (cache_dir() / kind).rglob(".*")):
         if path.is_file() and older(path, DAY):
             yield Leftover(path, size_of(path), "a half-written file of the cache")
 

@@ -185,11 +185,15 @@ def cache_dir() -> Path:
 
 def forget_oldest(items: Iterable[Path], largest: int, keep: Path | None = None) -> None:
     """Remove the files or folders that were used longest ago, until the rest has at most `largest`
-    bytes. `keep` stays. It is no error if one cannot be removed."""
+    bytes. `keep` stays. It is no error if one cannot be removed, or is gone."""
+    found = []
+    for item in items:
+        with suppress(FileNotFoundError):  # another process writes and forgets at the same time
+            files = item.iterdir() if item.is_dir() else [item]
+            found.append((item.stat().st_mtime, sum(file.stat().st_size for file in files), item))
     total = 0
-    for item in sorted(items, key=lambda item: item.stat().st_mtime, reverse=True):
-        files = item.iterdir() if item.is_dir() else [item]
-        total += sum(file.stat().st_size for file in files)
+    for _, size, item in sorted(found, reverse=True):
+        total += size
         if total > largest and item != keep:
             with suppress(OSError):
                 remove(item)
@@ -466,10 +470,13 @@ def claimed(target: Path, job: str) -> Iterator[None]:
 
     The lock is `.NAME.lock` beside the target; its parent folders are made first. The system
     releases it when a process dies. filelock notices the removal of a lock file in use, so the last
-    writer can remove it. Raises CetaneError if there is another writer, with its process and `job`.
+    writer can remove it. Raises CetaneError if there is another writer, with its process and `job`,
+    and for a target without a name, such as ".".
     """
     from filelock import FileLock, Timeout  # here: it loads asyncio, which readers do not need
 
+    if target.name in ("", ".."):
+        raise CetaneError(f"{target}: does not end with a name", "name a folder or a file in it")
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         path = lock_of(target)

@@ -7,6 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from cetane.errors import CetaneError
+from cetane.mil.features import as_array
+from cetane.mil.program import Feature, TensorType
+
 from .conftest import convert
 
 Image = pytest.importorskip("PIL.Image")
@@ -78,6 +82,15 @@ def test_wrong_image() -> None:
         compiled.predict({"x": Image.new("L", (6, 4))})
     with pytest.raises(RuntimeError, match="expected a PIL image of mode RGB, got ndarray"):
         compiled.predict({"x": PIXELS})
+
+
+@pytest.mark.parametrize("value", [2**31, -(2**31) - 1, 2**40])
+def test_integers_beyond_the_type(value: int) -> None:
+    """They are not wrapped around to others."""
+    array, feature = np.array([1, value]), Feature("array", "int32")
+    with pytest.raises(CetaneError, match="input x: has values that do not fit int32"):
+        as_array("x", feature, TensorType((2,), "int32"), array)
+    assert as_array("x", feature, TensorType((2,), "int64"), array).tolist() == [1, value]
 
 
 @pytest.mark.parametrize("classes", [["a", "b", "c"], [10, 20, 30]], ids=["names", "numbers"])

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -106,7 +107,16 @@ def small_file(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def ported(tiny_bundle: Callable[..., Bundle]) -> Bundle:
-    """A finished bundle of the tiny folder."""
-    return tiny_bundle(contract="stateful", layout={"kind": "single"}, tensor_layout="ct1",
-                       head={"slices": 2})  # fmt: skip
+def ported(tiny_bundle: Callable[..., Bundle]) -> Iterator[Bundle]:
+    """A finished bundle of the tiny folder. Tests share it, so a test that changes it fails."""
+    bundle = tiny_bundle(contract="stateful", layout={"kind": "single"}, tensor_layout="ct1",
+                         head={"slices": 2})  # fmt: skip
+    before = bundle.gates()
+    yield bundle
+    assert bundle.gates() == before, "take `gated`"
+
+
+@pytest.fixture
+def gated(ported: Bundle, tmp_path: Path) -> Bundle:
+    """A copy whose gates may be written."""
+    return Bundle(shutil.copytree(ported.path, tmp_path / "gated"))

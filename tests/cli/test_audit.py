@@ -209,6 +209,11 @@ def test_a_bundle(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
     assert bundle.gates()["residency"]["basis"] == "measured"
     assert cetane("info", bundle.path).code == 0
 
+    with pytest.MonkeyPatch.context() as read_only:
+        read_only.setattr(Bundle, "write_gate", lambda *_: False)
+        told = "note: the bundle is read-only, so this is not kept"
+        assert told in cetane("audit", bundle.path, "--measured", file).err
+
     bundle.write_gate("residency-measured", {"measured": {"machine": 1}})
     assert "not measurements of a Mac" in cetane("audit", bundle.path).error
 

@@ -26,12 +26,6 @@ from .conftest import Cetane
 QUESTION = "What ignites?"
 
 
-@pytest.fixture
-def gated(ported: Bundle, tmp_path: Path) -> Bundle:
-    """A copy whose gates may be written."""
-    return Bundle(shutil.copytree(ported.path, tmp_path / "gated"))
-
-
 @pytest.fixture(scope="module")
 def continues(tiny_checkpoint_folder: Path) -> Callable[[list[int], int], list[int]]:
     """transformers' greedy continuation, with weights as fp16 holds them."""

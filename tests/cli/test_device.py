@@ -15,20 +15,20 @@ Cetane = Any
 
 
 def test_a_kit_and_files_that_are_not_its_record(
-    cetane: Cetane, ported: Bundle, tmp_path: Path
+    cetane: Cetane, gated: Bundle, tmp_path: Path
 ) -> None:
-    made = cetane("kit", ported.path, "-o", tmp_path / "kit.zip", "--json").json
-    assert made["bundles"] == {"A": ported.path.name} and made["functions"] == 3
+    made = cetane("kit", gated.path, "-o", tmp_path / "kit.zip", "--json").json
+    assert made["bundles"] == {"A": gated.path.name} and made["functions"] == 3
     assert len(zipfile.ZipFile(tmp_path / "kit.zip").namelist()) > 20
-    shown = cetane("kit", ported.path, "-o", tmp_path / "kit.zip").out
+    shown = cetane("kit", gated.path, "-o", tmp_path / "kit.zip").out
     assert "uv run measure.py" in shown
-    assert f"cetane import measurements.json {ported.path}" in shown
+    assert f"cetane import measurements.json {gated.path}" in shown
     for name in ("nothing.json", "nothing.mil"):
-        assert "no such file" in cetane("import", tmp_path / name, ported.path).error
+        assert "no such file" in cetane("import", tmp_path / name, gated.path).error
     (tmp_path / "x.json").write_text("{}")
-    assert "not the measurements" in cetane("import", tmp_path / "x.json", ported.path).error
+    assert "not the measurements" in cetane("import", tmp_path / "x.json", gated.path).error
     (tmp_path / "x.mlperf").mkdir()
-    assert "report.json" in cetane("import", tmp_path / "x.mlperf", ported.path).error
+    assert "report.json" in cetane("import", tmp_path / "x.mlperf", gated.path).error
     assert "about one package" in cetane("import", tmp_path / "x.mlperf").error
 
 
@@ -45,16 +45,15 @@ def power(tmp_path: Path) -> Path:
     return path
 
 
-def test_energy_of_a_load(cetane: Cetane, ported: Bundle, power: Path) -> None:
+def test_energy_of_a_load(cetane: Cetane, gated: Bundle, power: Path) -> None:
     """By hand: 50 J of 100 tokens are 0.5 J each."""
-    made = cetane("import", power, ported.path, "--tokens", 100, "--json").json
+    made = cetane("import", power, gated.path, "--tokens", 100, "--json").json
     assert made["joules_per_token"]["processor"] == pytest.approx(0.5)
     assert made["watts"] == {"ane": 3.0, "cpu": 2.0, "gpu": 0.0} and made["caveats"]
-    assert ported.gates()["energy"]["joules_per_token"]["ane"] == pytest.approx(0.3)
-    (ported.path / "gates" / "energy.json").unlink()
+    assert gated.gates()["energy"]["joules_per_token"]["ane"] == pytest.approx(0.3)
     assert "processor  0.5 J" in cetane("import", power, "--tokens", 100).out
     assert "joules_per_token" in json.dumps(cetane("import", power, "--json").json)
-    assert "--tokens" in cetane("import", power, ported.path).err
+    assert "--tokens" in cetane("import", power, gated.path).err
 
 
 def test_an_import_refuses_what_it_would_ignore(

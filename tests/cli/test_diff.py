@@ -76,6 +76,22 @@ def test_two_packages_that_agree(cetane: Cetane, packages: dict[str, Path]) -> N
     assert ops == {"twice": "doubled", "y": "y"}
 
 
+def test_a_last_op_that_only_one_has(cetane: Cetane, tmp_path: Path) -> None:
+    paths = []
+    for scale in (None, 1.03):
+        (tmp_path / str(scale)).mkdir()
+
+        def body(x: Any, scale: float | None = scale) -> Any:
+            if scale is None:
+                return mb.tanh(x=x, name="y")
+            return mb.mul(x=mb.tanh(x=x, name="inner"), y=np.float16(scale), name="y")
+
+        paths.append(save_program(tmp_path / str(scale), INPUTS, body))
+    shown = cetane("diff", *paths)
+    assert shown.code == 1
+    assert "main y: ops that only the second has change it by 0.03" in shown.out
+
+
 def test_one_package_in_fp16(cetane: Cetane, packages: dict[str, Path]) -> None:
     result = cetane("diff", packages["hot"], "--precision", "fp16")
     assert result.code == 1
@@ -90,6 +106,19 @@ def test_inputs_of_a_file(cetane: Cetane, packages: dict[str, Path], tmp_path: P
     result = cetane("diff", packages["hot"], "--precision", "fp16", "--inputs", file, "--json")
     assert result.json["passed"]
     assert result.json["parts"]["main"]["largest"][0]["largest"] == pytest.approx(30000, rel=1e-3)
+
+
+def test_nan_on_both_sides_tells_nothing(
+    cetane: Cetane, packages: dict[str, Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "inputs.npz"
+    x = np.ones((2, 4), np.float32)
+    x[0] = np.nan
+    np.savez(file, x=x)
+    told = "main y: 50% of the first's values are NaN: they tell nothing"
+    pair = ("diff", packages["right"], packages["renamed"], "--inputs", file)
+    assert cetane(*pair, "--json").json["warnings"] == [told]
+    assert f"warning: {told}" in " ".join(cetane(*pair).err.split())
 
 
 def test_the_tolerance_and_the_length_of_lists(cetane: Cetane, packages: dict[str, Path]) -> None:
@@ -166,12 +195,12 @@ def test_a_package_and_a_bundle(cetane: Cetane, ported: Bundle, packages: dict[s
 @pytest.mark.parametrize("command", ["diff", "validate"])
 @pytest.mark.parametrize(("kind", "what"), [("qwen2", "architecture"), ("llama", "layers")])
 def test_a_model_of_another_shape(
-    cetane: Cetane, ported: Bundle, tiny_checkpoint_folder: Path, tmp_path: Path, command: str,
+    cetane: Cetane, gated: Bundle, tiny_checkpoint_folder: Path, tmp_path: Path, command: str,
     kind: str, what: str,
 ) -> None:  # fmt: skip
     """Nothing can be compared, and the error says so."""
     shutil.copytree(tiny_checkpoint_folder, tmp_path / "other")
     build_model(kind, num_hidden_layers=3).save_pretrained(tmp_path / "other")
-    result = cetane(command, ported.path, "--model", tmp_path / "other")
+    result = cetane(command, gated.path, "--model", tmp_path / "other")
     assert result.code == 2
-    assert f"is another model than {ported.path} was built from: its {what}" in result.error
+    assert f"is another model than {gated.path} was built from: its {what}" in result.error

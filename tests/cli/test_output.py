@@ -32,6 +32,14 @@ def test_every_cell_is_whole(written: io.StringIO) -> None:
     assert max(map(len, text.splitlines())) <= output.console.width
 
 
+def test_a_path_with_spaces_is_whole(written: io.StringIO) -> None:
+    """It can be copied from the terminal."""
+    path = output.Unbroken("/Users/me/My Models/a folder of some name/model")
+    output.facts({"source": path, "recipe": "a long text of many words " * 5}, "checkpoint")
+    output.table("leftovers", ["path", "size", "why"], [[path, "2 MB", "left by a conversion"]])
+    assert written.getvalue().count(path) == 2
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_names_every_option_in_80_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")

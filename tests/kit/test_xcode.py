@@ -80,6 +80,15 @@ def test_a_report_of_other_compute_units_is_not_kept(
     assert bundle.gates() == before
 
 
+def test_a_read_only_bundle_is_told(
+    bundle: Bundle, report: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bundle, "write_gate", lambda *_: False)
+    made = import_xcode(report(bundle.plan.shards[0].name), bundle.path, DAY)
+    assert made.note == "the bundle is read-only, so this is not kept"
+    assert made.audit.basis == "measured"
+
+
 def analytics(listed: list[Op], function: str = "decode") -> str:
     """MIL text with the compiler's remarks, in the form that Core ML's cache has."""
     lines = ["program(1.3)", "{", f"    func {function}<ios18>(tensor<fp16, [1, 64, 1, 1]> x) {{"]

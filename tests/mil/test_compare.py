@@ -427,6 +427,44 @@ def test_states_start_alike_and_stay_as_they_are(build: Build) -> None:
         assert state.tensors["s"].tolist() == [5, 5]
 
 
+def test_ops_after_the_last_compared_one(build: Build) -> None:
+    """A small error that only the second program's last op makes adds up with no other."""
+
+    def body(x: Any, scale: float | None = None) -> Any:
+        if scale is None:
+            return mb.exp(x=x, name="y")
+        return mb.mul(x=mb.exp(x=x, name="inner"), y=np.float32(scale), name="y")
+
+    inputs = {"x": ((3,), "fp32")}
+    first = build(inputs, body)
+    for scale, wrong in ((1.01, True), (1.0, False)):
+        result = compared(first, build(inputs, lambda x, s=scale: body(x, s)))
+        assert result.only_second == ("y (mul)",)
+        assert result.own_outputs["y"].relative == pytest.approx(scale - 1, abs=1e-6)
+        assert result.parted(1e-3) is wrong
+
+
+@pytest.mark.parametrize("kind", ["forgets", "writes another"])
+def test_states_after_the_call(build: Build, kind: str) -> None:
+    """The outputs are right."""
+
+    def body(x: Any, s: Any, wrong: bool = False) -> Any:
+        after = mb.add(x=mb.read_state(input=s), y=x, name="after")
+        other = mb.mul(x=after, y=np.float16(1.01), name="other")
+        if not wrong or kind == "writes another":
+            mb.coreml_update_state(state=s, value=other if wrong else after)
+        return after, other
+
+    given = {"x": ((2,), "fp16")}, {"s": ((2,), "fp16")}
+    right, wrong = (
+        build(given[0], lambda x, s, w=w: body(x, s, w), states=given[1]) for w in (False, True)
+    )
+    assert not compared(right, right).parted(1e-3)
+    result = compared(right, wrong)
+    assert result.own_outputs["s"].relative > 1e-3
+    assert result.parted(1e-3)
+
+
 def test_random_numbers_are_drawn_alike(build: Build) -> None:
     def body(x: Any) -> Any:
         return mb.add(

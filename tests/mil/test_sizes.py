@@ -1,16 +1,30 @@
 """Tiny programs that ask for much: refused before anything is allocated."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.mil.programs import constant, op, program
 
 from cetane.errors import CetaneError
 from cetane.mil.executor import compile
-from cetane.mil.program import Op, StoredConstant, TensorType
+from cetane.mil.ops import OPS
+from cetane.mil.ops.registry import TensorList
+from cetane.mil.program import (
+    Body,
+    MilFunction,
+    NamedValue,
+    Op,
+    SizeRange,
+    StoredConstant,
+    TensorType,
+)
+from cetane.mil.validate import check_function
 
 FAR = 10**5
+WIDE = 2**14
 ASKED: dict[str, tuple[tuple[int, ...], str, dict[str, Any]]] = {
     "a crop that pads": (
         (1, 1, 4, 4), "crop", {"crop_height": [-FAR, 0], "crop_width": [-FAR, 0]},
@@ -41,6 +55,71 @@ def test_more_than_it_says(name: str) -> None:
         program({"x": shape}, declared_as(shape, kind, **inputs))
 
 
+def recurrent(kind: str, gates: int, **shapes: tuple[int, ...]) -> Op:
+    """One step of a batch of `WIDE` rows, whose hidden state is as wide."""
+    hidden = gates * WIDE
+    given = {"weight_ih": (hidden, 1), "weight_hh": (hidden, WIDE)} | shapes
+    states = ("initial_h", "initial_c")[: 1 + (kind == "lstm")]
+    values = {name: zeros(*shape) for name, shape in given.items()}
+    values |= {name: zeros(WIDE, WIDE) for name in states}
+    results = typed("y", (1, 1, 1)), typed("h", (1, 1)), typed("c", (1, 1))
+    inputs = {name: (value,) for name, value in values.items()}
+    return Op(kind, "y", {"x": ("x",), **inputs}, results[: 1 + len(states)])
+
+
+def typed(name: str, shape: tuple[int | SizeRange, ...], dtype: str = "fp32") -> NamedValue:
+    return NamedValue(name, TensorType(shape, dtype))
+
+
+def zeros(*shape: int) -> StoredConstant:
+    return StoredConstant(TensorType(shape, "fp32"), lambda: np.zeros(shape, np.float32))
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("rnn", 1), ("gru", 3), ("lstm", 4)])
+def test_hidden_states_larger_than_they_say(kind: str, gates: int) -> None:
+    with pytest.raises(CetaneError, match=r"elements|computes the shape"):
+        program({"x": (2, WIDE, 1)}, recurrent(kind, gates))
+
+
+@pytest.mark.parametrize("name", ["weight_ih", "weight_hh", "bias", "initial_h"])
+def test_weights_of_another_size(name: str) -> None:
+    """Of which a sum would be broadcast without a word."""
+    shapes = {"weight_ih": (4, 3), "weight_hh": (4, 4), "bias": (4,), "initial_h": (2, 4)}
+    wrong = {"weight_ih": (1, 3), "weight_hh": (1, 4), "bias": (1,), "initial_h": (1, 4)}
+    for given in (shapes, shapes | {name: wrong[name]}):
+        inputs = {key: (zeros(*shape),) for key, shape in given.items()}
+        results = typed("y", (1, 2, 4)), typed("h", (2, 4))
+        op_ = Op("rnn", "y", {"x": ("x",), **inputs}, results)
+        if given is shapes:
+            program({"x": (5, 2, 3)}, op_)
+        else:
+            with pytest.raises(CetaneError, match=f"{name} do not fit"):
+                program({"x": (5, 2, 3)}, op_)
+
+
+@pytest.mark.parametrize("count", [0, 6, -2])
+def test_more_than_there_are(count: int) -> None:
+    best = typed("y", (5,)), typed("i", (5,), "int32")
+    inputs = {"x": ("x",), "k": (constant(count),), "axis": (constant(0),)}
+    with pytest.raises(CetaneError, match=f"5 elements have no {count} largest"):
+        program({"x": (5,)}, Op("topk", "y", inputs, best))
+
+
+def test_an_element_of_a_list_that_is_read_often() -> None:
+    often = TensorList((torch.zeros(()).expand(WIDE, WIDE),), None)
+    with pytest.raises(ValueError, match="elements"):
+        OPS["list_gather"].call(ls=often, indices=[0] * WIDE)
+
+
+@pytest.mark.parametrize("entries", [1, 3, 5])
+def test_a_palette_whose_indices_have_no_whole_bits(entries: int) -> None:
+    """Of iOS 16, which packs them. A palette of three was read with indices of one bit."""
+    packed = StoredConstant(TensorType((8,), "uint8"), lambda: np.zeros(8, np.uint8))
+    given = {"indices": (packed,), "lut": (zeros(entries),), "shape": (constant([4, 4]),)}
+    with pytest.raises(CetaneError, match=f"a palette of {entries} entries"):
+        program({}, Op("constexpr_lut_to_dense", "y", given, (typed("y", (4, 4)),)))
+
+
 @pytest.mark.parametrize("kind", ["add", "maximum"])
 @pytest.mark.parametrize("dtype", ["int32", "bool"])
 def test_arithmetic_that_is_declared_of_another_type(kind: str, dtype: str) -> None:
@@ -55,3 +134,39 @@ def test_a_range_that_only_a_run_knows() -> None:
     function = program({"end": ()}, ending, dtype="int32").functions["main"]
     with pytest.raises(CetaneError, match="elements"):
         compile(function, "fp32")({"end": np.array(2**31 - 1, np.int32)})
+
+
+def looped(variable: NamedValue, inside: NamedValue, again: str) -> Op:
+    """A loop that doubles a variable, declared `inside`, as long as it is told `again`."""
+    result = NamedValue("d", inside.type or TensorType((), "fp32"))
+    double = op("add", "d", "fp32", (), x=inside.name, y=inside.name)
+    body = Body((inside,), (replace(double, outputs=(result,)),), ("d",))
+    ask = Body((replace(inside, name="w"),), (), (again,))
+    return Op("while_loop", "y", {"loop_vars": (variable.name,)}, (typed("y", (2,)),), (ask, body))
+
+
+@pytest.mark.parametrize(
+    ("inside", "again", "why"),
+    [
+        (typed("v", (3,)), "go", r"fp32 \(2\) is passed, where fp32 \(3\) is declared"),
+        (typed("v", (2,), "fp16"), "go", r"fp32 \(2\) is passed, where fp16 \(2\) is declared"),
+        (NamedValue("v", None), "go", "a list is declared"),
+        (typed("v", (2,)), "w", r"fp32 \(2\) is passed, where bool \(\) is declared"),
+    ],
+)
+def test_loops_whose_variables_change_their_types(inside: NamedValue, again: str, why: str) -> None:
+    go = op("less", "go", "bool", (), x=constant(0), y=constant(1))
+    with pytest.raises(CetaneError, match=why):
+        program({"x": (2,)}, go, looped(typed("x", (2,)), inside, again))
+
+
+def test_a_loop_that_gets_more_than_it_says() -> None:
+    """The ops inside are checked for the declared sizes alone."""
+    flexible = TensorType((SizeRange(1),), "fp32")
+    go = op("less", "go", "bool", (), x=constant(0), y=constant(1))
+    ops = (go, looped(NamedValue("x", flexible), typed("v", (2,)), "go"))
+    y = TensorType((2,), "fp32")
+    function = MilFunction("main", {"x": flexible}, {"y": y}, {}, Body((), ops, ("y",)))
+    check_function(function)
+    with pytest.raises(CetaneError, match=r"w has the shape \(3,\), but is declared as fp32 \(2\)"):
+        compile(function, "fp32")({"x": np.ones(3, np.float32)})

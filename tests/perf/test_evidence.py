@@ -7,7 +7,16 @@ import pytest
 
 from cetane.errors import CetaneError
 from cetane.perf.cost import Work
-from cetane.perf.evidence import Measurement, cuts_of, formats, load_evidence, read, shipped, sizes
+from cetane.perf.evidence import (
+    Measurement,
+    Unusable,
+    cuts_of,
+    formats,
+    load_evidence,
+    read,
+    shipped,
+    sizes,
+)
 from cetane.perf.shapes import load_decoders
 
 PHI_LAYER = 3072 * 128 * (2 * 24 + 2 * 8) + 3 * 3072 * 8192  # q, o, k, v; gate, up, down
@@ -19,6 +28,8 @@ CHUNKS = (
     "id,model,layout,dispatches,ctx,quant,device,compute,T,kind,c1_ms,c2_ms,c3_ms,c4_ms,"
     "ms_per_step,tok_s,status,note,source\n"
 )
+DEVICE = "id,model,chip,what,kind,ms,works,source\n"
+DEVICE_ROW = '1,mine,m4-max,decode,step,5,"[{}]",a kit\n'
 PHONE = '"iPhone 17 Pro (A19 Pro), iOS 26"'
 
 
@@ -57,7 +68,7 @@ def test_every_skipped_row_has_a_reason() -> None:
      ("20+4+6+2 RangeDim", [20, 4, 6, 2])],
 )  # fmt: skip
 def test_shards(layout: str, wanted: list[int]) -> None:
-    assert sizes(layout) == wanted
+    assert sizes(layout, 32) == wanted
 
 
 def test_a_step_of_phi() -> None:
@@ -118,6 +129,16 @@ def test_cuts(layout: str, wanted: tuple[int, ...]) -> None:
     assert cuts_of(load_decoders()["gemma4-e2b"], layout) == wanted
 
 
+@pytest.mark.parametrize(
+    "layout",
+    ["L0-7|L8-999999999999", "L0-99999999|L8-34", "L0-14|L8-34", "L0-7|L9-34", "L0-7|L8-24",
+     f"L0-{'9' * 5000}|L1-34", f"{'9' * 5000}-chunk"],
+)  # fmt: skip
+def test_cuts_that_are_none(layout: str) -> None:
+    with pytest.raises(Unusable):
+        cuts_of(load_decoders()["gemma4-e2b"], layout)
+
+
 def test_mixed_formats() -> None:
     assert formats("INT8 MLP + INT4 attn") == {"mlp": 8, "attention": 4, "head": 8}
 
@@ -142,6 +163,17 @@ def test_new_rows_of_both_kinds(tmp_path: Path) -> None:
         ("1,Phi-4-mini,M4 Max 48GB,31x1,1,2048,,all,INT8,,,,,60,b,\n", "32 layers"),
         ("1,Phi-4-mini,M4 Max 48GB,many,1,2048,,all,INT8,,,,,60,b,\n", "not understood"),
         *(
+            (f"1,Phi-4-mini,M4 Max 48GB,{layout},1,2048,,all,INT8,,,60,,60,b,\n", why)
+            for layout, why in (
+                ("999999999999x1", "32 layers"),
+                (f"{'9' * 5000}x1", "too large"),
+                ("0x9+32", "32 layers"),
+                ("32+0", "32 layers"),
+                ("single shard 33L", "32 layers"),
+                ("single shard 999999999999L", "32 layers"),
+            )
+        ),
+        *(
             (f"1,Phi-4-mini,M4 Max 48GB,32x1,1,{slots},,all,INT8,,,,,60,b,\n", "context")
             for slots in ("", "nan", "inf", "1e307", "-2048")
         ),
@@ -163,6 +195,13 @@ def test_times_that_are_none(tmp_path: Path, ms: str) -> None:
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [("a,b\n1,2\n", "neither the columns"), ("", "neither the columns"),
+     (BOOK.replace("model,", ""), "it lacks the columns model"),
+     (CHUNKS.replace("source", "").replace("quant,", ""), "it lacks the columns quant, source"),
+     (DEVICE.replace("kind,", ""), "it lacks the columns kind"),
+     (DEVICE + DEVICE_ROW.replace("m4-max", "m99"), "row 1: no chip 'm99'"),
+     (DEVICE + DEVICE_ROW.replace("{}", '{""calls"": 0}'), "row 1: its work calls no program"),
+     (DEVICE + DEVICE_ROW.replace("{}", ""), "row 1: its work calls no program"),
+     (DEVICE + DEVICE_ROW.replace("{}", '{""memory"": 1e300}'), "row 1: .* not a positive number"),
      (CHUNKS + "1,2\n", "line 2 does not have 19 fields"),
      (CHUNKS + "1," + 131_073 * "x", "not a CSV file: field larger")],
 )  # fmt: skip
@@ -186,4 +225,6 @@ def test_the_base_of_a_speculative_row(tmp_path: Path) -> None:
     assert (one.kind, one.ms, len(one.works)) == ("step", 80.0, 5)
     assert all(work.tokens == 1 for work in one.works)
     used, skipped = written(tmp_path, CHUNKS + row.replace("base 12.5", "accept .3"))
+    assert not used and not skipped
+    used, skipped = written(tmp_path, CHUNKS + row.replace("base 12.5", "base 0"))
     assert not used and not skipped

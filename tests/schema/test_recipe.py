@@ -209,7 +209,9 @@ def test_files_that_are_not_toml(tmp_path: Path, content: bytes) -> None:
         load_recipe(str(path))
 
 
-@pytest.mark.parametrize("key", ["#", "a=1\nb", "a = {} #", "", "a b", "."])
+@pytest.mark.parametrize(
+    "key", ["#", "a=1\nb", "a = {} #", "a = 0 #", "a] #", "[a]\nb", "", "a b", "."]
+)
 def test_what_is_no_key(key: str) -> None:
     with pytest.raises(CetaneError, match="is not a key of a recipe"):
         override(parse(), {key: 3})

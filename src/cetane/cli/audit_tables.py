@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cetane.cli.audit import ORDER
-from cetane.cli.output import console, facts, say, table, verdict
+from cetane.cli.output import console, facts, say, table, verdict, warn
 
 if TYPE_CHECKING:
     from cetane.gates.residency.audit import Audit, Finding, FunctionAudit
@@ -23,6 +23,8 @@ def show(result: ResidencyResult, verbose: bool) -> None:
     show_places(audit, verbose)
     if result.measured is not None:
         show_measured(audit.functions, result.measured)
+    if result.note is not None:
+        warn(f"note: {result.note}")
     show_findings(audit)
     console.print(f"residency, {audit.basis}: {verdict(audit.passed)}")
     for reason in audit.reasons:

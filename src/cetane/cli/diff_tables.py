@@ -16,7 +16,7 @@ from cetane.pipeline.diff import DiffResult, worst_first
 
 def show(result: DiffResult, top: int) -> None:
     """Print the agreement of shards and tables, then ops, then the verdict."""
-    show_warnings(result.warnings)
+    show_warnings(result.doubts)
     if result.model is not None:
         show_model(result.model)
     elif result.tables:
@@ -43,7 +43,11 @@ def show_parts(parts: Mapping[str, Comparison], tolerance: float, top: int) -> N
             shown.append(op)
     show_ops(ops, places, top)
     outputs = {f"{p} {n}": gap for p, part in parts.items() for n, gap in part.outputs.items()}
-    show_gaps("outputs", outputs)
+    show_gaps("outputs and states", outputs)
+    for place, part in parts.items():
+        for name, gap in part.own_outputs.items():
+            if gap.relative > tolerance:
+                say(f"{place} {name}: ops that only the second has change it by {gap.relative:.3g}")
     for side, alone in (
         ("first", [name for part in parts.values() for name in part.only_first]),
         ("second", [name for part in parts.values() for name in part.only_second]),

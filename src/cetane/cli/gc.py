@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from cetane.cli.options import Json
-from cetane.cli.output import megabytes, print_json, say, table
+from cetane.cli.output import Unbroken, megabytes, print_json, say, table
 
 
 def gc(
@@ -25,7 +25,7 @@ def gc(
         print_json({"removed": remove, "leftovers": listed})
         return
     if items:
-        rows = [[str(item.path), megabytes(item.bytes), item.why] for item in items]
+        rows = [[Unbroken(item.path), megabytes(item.bytes), item.why] for item in items]
         table("leftovers", ["path", "size", "why"], rows)
     total = megabytes(sum(item.bytes for item in items))
     done = f"removed {total}" if remove else f"{total} can go: cetane gc --remove"

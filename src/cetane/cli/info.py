@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cetane.cli.options import BundlePath, Json, Verbose
-from cetane.cli.output import facts, megabytes, print_json, table
+from cetane.cli.output import Unbroken, facts, megabytes, print_json, table
 
 if TYPE_CHECKING:
     from cetane.bundle import Bundle
@@ -41,7 +41,7 @@ def show(bundle: Bundle, verbose: bool) -> None:
     made = ", ".join(f"{name} {version}" for name, version in manifest.producer.items())
     facts(
         {
-            "source": manifest.source,
+            "source": Unbroken(manifest.source),
             **origins(manifest),
             "recipe": f"{bundle.plan.recipe.name}: {bundle.plan.recipe.description}",
             "digest": bundle.digest,
@@ -59,8 +59,9 @@ def show(bundle: Bundle, verbose: bool) -> None:
 
 def origins(manifest: Manifest) -> dict[str, str]:
     """The folders of adapters."""
-    merged = {} if manifest.lora is None else {"merged adapter": manifest.lora.source}
-    return merged | {f"adapter {name}": one.source for name, one in manifest.adapters.items()}
+    merged = {} if manifest.lora is None else {"merged adapter": manifest.lora}
+    named = merged | {f"adapter {name}": one for name, one in manifest.adapters.items()}
+    return {name: Unbroken(one.source) for name, one in named.items()}
 
 
 def head_row(head: DraftHead) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cetane.cli.options import Adapters, Json, Lora, Model
-from cetane.cli.output import facts, print_json, say, table, warn
+from cetane.cli.output import Unbroken, facts, print_json, say, table, warn
 
 SHOWN = 6
 """Names of a list that are shown."""
@@ -21,7 +21,7 @@ def inspect(model: Model, lora: Lora = None, adapter: Adapters = None, json: Jso
         return
     names = {"model type": "model_type", "tokens": "tokenizer_vocabulary"}
     shown = {
-        "source": content["source"],
+        "source": Unbroken(content["source"]),
         **{name: content[key] for name, key in names.items()},
         "supported": "yes" if content["supported"] else "no",
         "quantised": content["quantization"] or "no",
@@ -50,7 +50,7 @@ def show_adapter(name: str, about: dict[str, Any]) -> None:
     kind = f"rank {about['rank']}{', DoRA' if about['dora'] else ''}"
     facts(
         {
-            "folder": about["folder"],
+            "folder": Unbroken(about["folder"]),
             "states its base as": about["stated_base"] or "nothing",
             "changes": f"{about['changes']} weights, {kind}",
             "replaces": some(about["replaces"]),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cetane.cli.options import BundlePath, Json
-from cetane.cli.output import facts, megabytes, print_json, progress, say
+from cetane.cli.output import Unbroken, facts, megabytes, print_json, progress, say
 
 if TYPE_CHECKING:
     from cetane.pipeline.kit import Kit
@@ -46,7 +46,7 @@ def show(made: Kit, given: list[Path]) -> None:
     bundles = ", ".join(f"{label} {name}" for label, name in made.bundles.items())
     facts(
         {
-            "kit": str(made.path),
+            "kit": Unbroken(made.path),
             "size": megabytes(made.bytes),
             "bundles": bundles,
             "functions": made.functions,

@@ -26,6 +26,10 @@ EVERY = 5.0
 """Seconds between two lines of progress, without a terminal."""
 
 
+class Unbroken(str):
+    """A value that users copy, such as a path: no line ends inside it, not even at a space."""
+
+
 class HasVerdict(Protocol):
     """A result of the API that has a verdict."""
 
@@ -139,10 +143,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 
     Words are never broken. If the columns do not fit, every row becomes a list of its cells.
     """
-    cells = [[cell(value) for value in row] for row in rows]
-    widest = [max(longest(t) for t in texts) for texts in zip(columns, *cells, strict=True)]
+    widest = [max(map(longest, values)) for values in zip(columns, *rows, strict=True)]
     if sum(widest) + 3 * len(columns) - 1 > console.width:  # edges, dividers and padding
-        listed(title, columns, cells)
+        listed(title, columns, rows)
         return
     console.print(Text(escaped(title), "bold"))
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
@@ -150,37 +153,42 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
         numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
         justify = "right" if numeric else "left"
         result.add_column(name, justify=justify, min_width=widest[index])  # type: ignore[arg-type]
-    for row in cells:
-        result.add_row(*map(escape, row))
+    for row in rows:
+        result.add_row(*(escape(cell(value)) for value in row))
     console.print(result)
 
 
-def longest(text: str) -> int:
-    """The length of the longest word."""
-    return max((len(word) for word in text.split()), default=0)
+def longest(value: Any) -> int:
+    """The length of a value's longest word."""
+    return max(map(len, lines_of(value, 1)), default=0)
 
 
-def listed(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+def lines_of(value: Any, width: int) -> list[str]:
+    """A value's text in lines of at most `width` characters, if its words let it."""
+    text = cell(value)
+    if isinstance(value, Unbroken):
+        return [text]
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def listed(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print rows as lists of cells; the first cell is the heading."""
     console.print(Text(escaped(title), "bold"), soft_wrap=True)
-    for row in cells:
-        say(f"  {row[0]}")
+    for row in rows:
+        say(f"  {cell(row[0])}")
         facts(dict(zip(columns[1:], row[1:], strict=True)), indent=4)
     console.print()
 
 
 def facts(values: Mapping[str, Any], title: str = "", indent: int = 2) -> None:
-    """Print names and values below each other, without empty values.
-
-    Lines end between words, so a path or a digest is never broken.
-    """
-    shown = {name: text for name, value in values.items() if (text := cell(value))}
+    """Print names and values below each other, without empty values. Lines end between words."""
+    shown = {name: value for name, value in values.items() if cell(value)}
     if title:
         console.print(Text(escaped(title), "bold"), soft_wrap=True)
     width = max(map(len, shown), default=0)
     room = max(20, console.width - indent - width - 2)
-    for name, text in shown.items():
-        lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+    for name, value in shown.items():
+        lines = lines_of(value, room)
         for heading, line in zip([name, *[""] * len(lines)], lines, strict=False):
             say(f"{'':{indent}}{heading:{width}}  {line}")
 

@@ -164,14 +164,13 @@ class _Binder:
             fixed, dynamic = self._arguments(op, implementation, known)
             check = self._size_check(op, implementation, known)
         bodies = [self.body(body, known) for body in op.bodies]
-        body_inputs = [[value.name for value in body.inputs] for body in op.bodies]
 
         def compute(environment: Environment, watch: Watch | None) -> tuple[Any, ...]:
             arguments = dict(fixed)
             if bodies:
                 arguments["bodies"] = [
-                    _callable(body, names, environment, watch)
-                    for body, names in zip(bodies, body_inputs, strict=True)
+                    self._callable(body, inner.inputs, where, environment, watch)
+                    for body, inner in zip(bodies, op.bodies, strict=True)
                 ]
             with failures_at(where):
                 if check is not None:
@@ -242,6 +241,26 @@ class _Binder:
 
         return check
 
+    def _callable(
+        self,
+        body: BoundBody,
+        inputs: tuple[NamedValue, ...],
+        where: str,
+        environment: Environment,
+        watch: Watch | None,
+    ) -> Callable[[list[Any]], list[Any]]:
+        """A body as a function. The size checks of its ops rely on its inputs' declared types."""
+
+        def run(values: list[Any]) -> list[Any]:
+            environment[BUDGET].spend()
+            given = {
+                own.name: self._settle(value, own, where, self._rounds)
+                for own, value in zip(inputs, values, strict=True)
+            }
+            return body.run({**environment, **given}, watch)
+
+        return run
+
     def _constant(self, constant: StoredConstant) -> Tensor | str | list[str]:
         if constant.type.dtype == "string":
             strings: str | list[str] = constant.numpy().tolist()
@@ -250,18 +269,18 @@ class _Binder:
 
     @staticmethod
     def _settle(value: Any, output: NamedValue, where: str, rounds: bool) -> Any:
-        """A tensor in its declared dtype, rounded. CetaneError for a shape that does not fit.
+        """A tensor in its declared type, rounded. CetaneError for a shape that does not fit.
 
         Lists, classes and their probabilities stay as they are.
         """
         if not isinstance(value, Tensor):
             return value
         if output.type is None:
-            raise CetaneError(f"{where}: its result {output.name} should not be a tensor")
+            raise CetaneError(f"{where}: {output.name} should not be a tensor")
         if not output.type.accepts(tuple(value.shape)):
             raise CetaneError(
-                f"{where}: computed the shape {tuple(value.shape)}, but the program declares "
-                f"{output.name} as {output.type}"
+                f"{where}: {output.name} has the shape {tuple(value.shape)}, but is declared as "
+                f"{output.type}"
             )
         return to_dtype(value, output.type.dtype, rounds)
 
@@ -287,16 +306,6 @@ def _shaped(form: str, items: list[Any]) -> Any:
         return items
     (item,) = items
     return item.tolist() if form == "plain" and isinstance(item, Tensor) else item
-
-
-def _callable(
-    body: BoundBody, names: list[str], environment: Environment, watch: Watch | None
-) -> Callable[[list[Any]], list[Any]]:
-    def run(values: list[Any]) -> list[Any]:
-        environment[BUDGET].spend()
-        return body.run({**environment, **dict(zip(names, values, strict=True))}, watch)
-
-    return run
 
 
 def _last_uses(body: Body) -> list[tuple[str, ...]]:

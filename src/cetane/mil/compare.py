@@ -105,11 +105,15 @@ class Comparison:
 
     ops: tuple[OpGap, ...]
     outputs: dict[str, Gap]
+    """The total error of each output, and of each state after the call."""
+    own_outputs: dict[str, Gap]
+    """Their own error: of the ops after the last compared one, which only the second program
+    has."""
     only_first: tuple[str, ...]
     """Ops without a counterpart, "name (kind)"."""
     only_second: tuple[str, ...]
     missing: tuple[str, ...]
-    """Outputs of the first program without a counterpart."""
+    """Outputs and states of the first program without a counterpart."""
 
     def first_own(self, tolerance: float) -> OpGap | None:
         """The first op whose own error exceeds the tolerance: the origin of an error."""
@@ -122,8 +126,9 @@ class Comparison:
     def parted(self, tolerance: float) -> bool:
         """Whether an op errs by itself, errors add up to `DRIFT`, or an output was not compared."""
         ops = self.first_own(tolerance) or self.first_total(tolerance)
-        outputs = any(gap.relative > DRIFT * tolerance for gap in self.outputs.values())
-        return ops is not None or outputs or bool(self.missing)
+        own = any(gap.relative > tolerance for gap in self.own_outputs.values())
+        total = any(gap.relative > DRIFT * tolerance for gap in self.outputs.values())
+        return ops is not None or own or total or bool(self.missing)
 
 
 class Comparer:
@@ -134,6 +139,7 @@ class Comparer:
         self.first, self.second = first, second
         self.matching = match(first.function, second.function)
         self._names = {b: a for m in self.matching.matches for a, b in m.values}
+        self._results = (*first.function.outputs, *first.function.states)
         self._lineages = Lineage(first.function), Lineage(second.function)
         self._constants = [tuple(self._differences(m)) for m in self.matching.matches]
         rounds = second.precision != "fp32" and first.precision == "fp32"
@@ -160,14 +166,20 @@ class Comparer:
         def run(executable: Executable, watch: Watch) -> dict[str, Any]:
             own = executable.make_state() if state is None else state.copy()
             with _seeded(), np.errstate(over="ignore"):
-                return executable(inputs, own, watch)
+                results = executable(inputs, own, watch)
+            return results | {name: own.read_state(name) for name in own.tensors}
 
         totals: dict[str, Gap] = {}
         owns: dict[str, Gap] = {}
         expected = run(self.first, keep)
         results = run(self.second, self._against(truth, totals, replacing=False))
-        run(self.second, self._against(truth, owns, replacing=True))
+        own_results = run(self.second, self._against(truth, owns, replacing=True))
         outputs = dict(self._outputs(expected, results, totals))
+        own_outputs = {
+            name: gap(expected[name], found)
+            for name, found in own_results.items()
+            if name in outputs and isinstance(found, np.ndarray)
+        }
         return Comparison(
             tuple(
                 self._op(m, differences, a, b, owns[b], totals[b], truth)
@@ -176,22 +188,23 @@ class Comparer:
                 if b in owns and b in totals  # else its branch was not taken
             ),
             outputs,
+            own_outputs,
             tuple(f"{op.name} ({op.kind})" for op in self.matching.only_first),
             tuple(f"{op.name} ({op.kind})" for op in self.matching.only_second),
-            tuple(name for name in self.first.function.outputs if name not in outputs),
+            tuple(name for name in self._results if name not in outputs),
         )
 
     def _outputs(
         self, expected: Mapping[str, Any], results: Mapping[str, Any], totals: dict[str, Gap]
     ) -> Iterator[tuple[str, Gap]]:
-        """The gaps of the first program's outputs, matched by name, else by op."""
+        """The gaps of the first program's outputs and states, matched by name, else by op."""
         counterparts = {a: b for b, a in self._names.items()}
-        for name in self.first.function.outputs:
-            same = results.get(name)
-            if not isinstance(expected[name], np.ndarray):  # a classifier's class
-                yield name, Gap(float(expected[name] != same), nan, nan, (), (nan, nan))
+        for name in self._results:
+            value, same = expected[name], results.get(name)
+            if not isinstance(value, np.ndarray):  # a classifier's class
+                yield name, Gap(float(value != same), nan, nan, (), (nan, nan))
             elif isinstance(same, np.ndarray):
-                yield name, gap(expected[name], same)
+                yield name, gap(value, same)
             elif counterparts.get(name) in totals:
                 yield name, totals[counterparts[name]]
 
@@ -275,7 +288,7 @@ def worst(comparisons: Iterable[Comparison]) -> Comparison:
     """One comparison from several on different inputs: it has the worst gap of every result."""
     first, *others = comparisons
     ops = {op.name + op.counterpart: op for op in first.ops}
-    outputs = dict(first.outputs)
+    outputs, own_outputs = dict(first.outputs), dict(first.own_outputs)
     for other in others:
         for op in other.ops:
             key = op.name + op.counterpart
@@ -284,9 +297,10 @@ def worst(comparisons: Iterable[Comparison]) -> Comparison:
             total = max(before.total, op.total, key=lambda gap: gap.relative)
             largest = max(before.largest, op.largest)
             ops[key] = replace(larger, total=total, largest=largest)
-        for name, one in other.outputs.items():
-            outputs[name] = max(outputs.get(name, one), one, key=lambda g: g.relative)
-    return replace(first, ops=tuple(ops.values()), outputs=outputs)
+        for worst_yet, more in ((outputs, other.outputs), (own_outputs, other.own_outputs)):
+            for name, one in more.items():
+                worst_yet[name] = max(worst_yet.get(name, one), one, key=lambda g: g.relative)
+    return replace(first, ops=tuple(ops.values()), outputs=outputs, own_outputs=own_outputs)
 
 
 @contextmanager

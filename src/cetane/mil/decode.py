@@ -113,6 +113,8 @@ def _look_up(indices: Array, lut: Array, vector_axis: int | None) -> Array:
     """The entries of `lut (*groups, entries, length)` at the indices; an entry lies along
     `vector_axis`."""
     *groups, entries, length = lut.shape
+    if indices.dtype.kind != "u":
+        raise ValueError("indices of a palette are unsigned")
     if length == 1 and groups[0] == math.prod(groups):
         # The usual form: one table for the rows of a group.
         tables, rows = lut.reshape(groups[0], entries), indices.reshape(groups[0], -1)

@@ -28,6 +28,8 @@ class Gap:
     """Elements that are infinite or NaN although the truth is finite."""
     vanished: float = 0.0
     """Share of the truth's nonzero elements that have become zero."""
+    unknown: float = 0.0
+    """Share of the truth's elements that are NaN, of which nothing can be said."""
 
 
 def gap(truth: Array, result: Array) -> Gap:
@@ -62,4 +64,5 @@ def gap(truth: Array, result: Array) -> Gap:
         values=(float(a[place]), float(b[place])),
         overflowed=int((np.isfinite(a) & ~np.isfinite(b)).sum()),
         vanished=float((b[nonzero] == 0).mean()) if nonzero.any() else 0.0,
+        unknown=float(np.isnan(a).mean()),
     )

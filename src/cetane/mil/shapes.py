@@ -445,6 +445,56 @@ def _argument(given: KnownOp) -> Shapes:
     return [(*x[:gone], *kept, *x[gone + 1 :])]
 
 
+@rule("topk")
+def _topk(given: KnownOp) -> Shapes:
+    x, count = given.shape(), given.value("k", 1)
+    axis = axis_of(given.value("axis", -1), len(x))
+    count = x[axis] if count == -1 else count
+    if not 0 < count <= x[axis]:
+        raise ValueError(f"{x[axis]} elements have no {count} largest")
+    best = (*x[:axis], count, *x[axis + 1 :])
+    return [best, best] if given.value("return_indices", True) else [best]
+
+
+@rule("rnn")
+def _rnn(given: KnownOp) -> Shapes:
+    return _recurrent(given, 1, ("initial_h",))
+
+
+@rule("gru")
+def _gru(given: KnownOp) -> Shapes:
+    return _recurrent(given, 3, ("initial_h",))
+
+
+@rule("lstm")
+def _lstm(given: KnownOp) -> Shapes:
+    return _recurrent(given, 4, ("initial_h", "initial_c"))
+
+
+def _recurrent(given: KnownOp, gates: int, states: tuple[str, ...]) -> Shapes:
+    """Steps of a batch `(length, batch, features)` through so many gates. A state may have more
+    rows than the batch."""
+    x, hidden = given.shape(), given.shape("weight_hh")[-1]
+    if len(x) != 3:
+        raise ValueError(f"{x} is not length, batch and features")
+    both = given.value("direction", "forward") == "bidirectional"
+    wide = hidden * (1 + both)
+    wanted = {"weight_ih": (gates * hidden, x[-1]), "weight_hh": (gates * hidden, hidden),
+              "bias": (gates * hidden,), "peephole": (3 * hidden,)}  # fmt: skip
+    wanted |= {f"{name}_back": shape for name, shape in wanted.items()}
+    wanted["input_bias"] = wanted["bias"]
+    wrong = [n for n, shape in wanted.items() if n in given.op.inputs and given.shape(n) != shape]
+    for name in states:
+        shape = given.shape(name)
+        if len(shape) != 2 or shape[0] < x[1] or shape[1] != wide:
+            wrong.append(name)
+    if wrong:
+        raise ValueError(f"{' and '.join(wrong)} do not fit {x} and {hidden} hidden features")
+    bounded((x[0], x[1], gates * hidden))
+    steps = x[0] if given.value("output_sequence", False) else 1
+    return [(steps, x[1], wide), *[(x[1], wide)] * len(states)]
+
+
 @rule("matmul")
 def _matmul(given: KnownOp) -> Shapes:
     x, y = given.shape("x"), given.shape("y")
@@ -625,8 +675,10 @@ def _blockwise(given: KnownOp) -> Shapes:
 def _lut_to_dense(given: KnownOp) -> Shapes:
     indices, lut = given.shape("indices"), given.shape("lut")
     if "shape" in given.op.inputs:
-        sizes = tuple(given.values("shape"))
-        _fits_packed(given, "indices", sizes, max(1, math.ceil(math.log2(max(1, math.prod(lut))))))
+        sizes, entries = tuple(given.values("shape")), math.prod(lut)
+        if entries < 2 or entries & (entries - 1):
+            raise ValueError(f"a palette of {entries} entries has no indices of whole bits")
+        _fits_packed(given, "indices", sizes, entries.bit_length() - 1)
         return [sizes]
     return [_looked_up(given, indices, lut)]
 

@@ -126,6 +126,7 @@ class _Checker:
             if value.type is not None and not op.kind.startswith("constexpr_"):
                 _check_sizes(value.name, value.type)
         self._state(op)
+        self._passed(op)
         self._agreement(op)
 
     def _reference(self, op: Op, parameter: str, name: str, visible: set[str]) -> None:
@@ -179,6 +180,26 @@ class _Checker:
         if shape is not None and not type_.accepts(shape):
             raise CetaneError(f"its data have the shape {shape}, the state is {type_}")
 
+    def _passed(self, op: Op) -> None:
+        """Raise CetaneError if bodies take or return values of other types than are declared."""
+        if op.kind not in ("cond", "while_loop"):
+            return
+        if len(op.bodies) != 2:
+            raise CetaneError(f"it has {len(op.bodies)} bodies, not 2")
+        first, second = op.bodies
+        results = [[self._types[name] for name in body.outputs] for body in op.bodies]
+        declared = [value.type for value in op.outputs]
+        if op.kind == "cond":
+            for body, given in zip(op.bodies, results, strict=True):
+                _check_passed([], [value.type for value in body.inputs])
+                _check_passed(given, declared)
+            return
+        variables = [self._type(argument) for argument in op.inputs.get("loop_vars", ())]
+        for given in (variables, results[1]):
+            for wanted in (first.inputs, second.inputs, op.outputs):
+                _check_passed(given, [value.type for value in wanted])
+        _check_passed(results[0], [TensorType((), "bool")])
+
     def _agreement(self, op: Op) -> None:
         """Raise CetaneError if a declared type differs from the type that the op computes."""
         first, second = self._dtype(op, "x"), self._dtype(op, "y")
@@ -223,6 +244,21 @@ class _Checker:
 def _small(constant: StoredConstant) -> Any:
     shape = constant.type.static_shape
     return constant.numpy().tolist() if shape is not None and math.prod(shape) <= SMALL else None
+
+
+def _check_passed(given: list[TensorType | None], wanted: list[TensorType | None]) -> None:
+    """Raise CetaneError if values of some types do not fit the types declared where they arrive.
+    A flexible shape is compared in each run."""
+    if len(given) != len(wanted):
+        raise CetaneError(f"{len(given)} values are passed, where {len(wanted)} are declared")
+    for one, other in zip(given, wanted, strict=True):
+        if one is None or other is None:
+            fits = one is other
+        else:
+            shape = None if one.enumerated else one.static_shape
+            fits = one.dtype == other.dtype and (shape is None or other.accepts(shape))
+        if not fits:
+            raise CetaneError(f"{one or 'a list'} is passed, where {other or 'a list'} is declared")
 
 
 def _check_sizes(name: str, type_: TensorType) -> None:

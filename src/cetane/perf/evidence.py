@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from itertools import accumulate
-from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -28,11 +27,17 @@ Row = dict[str, str]
 Kind = Literal["step", "part", "prefill", "verify"]
 DEVICE_COLUMNS = ("id", "model", "chip", "what", "kind", "ms", "works", "source")
 COLUMNS = {
-    "book": ("topology", "ms_per_tok"),
-    "chunks": ("layout", "ms_per_step"),
-    "device": DEVICE_COLUMNS,
-}
-"""The columns that tell the three kinds of files apart."""
+    "book": (
+        "topology", "ms_per_tok", "id", "model", "hw", "T", "mode", "compute_units_runtime",
+        "quant_label", "source",
+    ),
+    "chunks": (
+        "layout", "ms_per_step", "id", "model", "quant", "device", "compute", "kind", "status",
+        "note", "source",
+    ),
+    "device": ("works", "ms", "id", "model", "chip", "what", "kind", "source"),
+}  # fmt: skip
+"""The columns that each kind of file must have. The first two tell the kinds apart."""
 UNUSABLE = {
     "prewarm": "a first step",
     "host loaded": "the machine was busy",
@@ -42,6 +47,7 @@ UNUSABLE = {
     "poorly ANE routed": "not on the ANE",
 }
 """Remarks in rows that make a measurement unusable, with the reasons."""
+HINT = f"cetane import writes {', '.join(DEVICE_COLUMNS)}"
 MOST = 1e12
 """The most of any number in a row, of whatever unit; the least is 1 / `MOST`. So the products and
 quotients of several stay finite."""
@@ -120,10 +126,13 @@ def rows(path: Path) -> Iterator[tuple[Row, Parse]]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise CetaneError(f"{path}: not a CSV file: {error}") from error
     parsers: dict[str, Parse] = {"book": book, "chunks": chunks, "device": device}
-    kinds = [kind for kind, wanted in COLUMNS.items() if set(wanted) <= set(columns)]
+    kinds = [kind for kind, wanted in COLUMNS.items() if set(wanted[:2]) <= set(columns)]
     if not kinds:
-        known = " nor ".join(", ".join(wanted) for wanted in COLUMNS.values())
-        raise CetaneError(f"{path}: it has neither the columns {known}")
+        known = " nor ".join(" and ".join(wanted[:2]) for wanted in COLUMNS.values())
+        raise CetaneError(f"{path}: it has neither the columns {known}", HINT)
+    missing = [column for column in COLUMNS[kinds[0]] if column not in columns]
+    if missing:
+        raise CetaneError(f"{path}: it lacks the columns {', '.join(missing)}", HINT)
     parse = parsers[kinds[0]]
     for line, row in content:
         if None in row or None in row.values():
@@ -133,11 +142,23 @@ def rows(path: Path) -> Iterator[tuple[Row, Parse]]:
 
 def number(row: Row, column: str) -> float | None:
     """A positive number of a row, within `MOST`; None if it holds anything else."""
+    return positive(row.get(column) or "")
+
+
+def positive(text: str) -> float | None:
+    """A positive number within `MOST`; None for any other text."""
     try:
-        value = float(row.get(column) or "")
+        value = float(text)
     except ValueError:
         return None
     return value if 1 / MOST <= value <= MOST else None
+
+
+def whole(digits: str) -> int:
+    """Digits as a whole number, at most `MOST`. Raises Unusable for a larger one."""
+    if float(digits) > MOST:
+        raise Unusable(f"the number {digits[:16]}... is too large")
+    return int(digits)
 
 
 def decoder(row: Row) -> Decoder:
@@ -164,14 +185,20 @@ def check_remarks(row: Row) -> None:
             raise Unusable(f"{reason}: {remarks}")
 
 
-def sizes(layout: str) -> list[int]:
-    """The layers of every shard, from `16+8+6+2` or `10x3+2` (ten of three, one of two)."""
+def sizes(layout: str, layers: int) -> list[int]:
+    """The layers of every shard, from `16+8+6+2` or `10x3+2` (ten of three, one of two). Raises
+    Unusable if they are not `layers` together."""
     counts: list[int] = []
     for part in layout.split(" ")[0].split("+"):
         match = re.fullmatch(r"(?:(\d+)x)?(\d+)", part)
         if match is None:
             raise Unusable(f"the layout {layout!r} is not understood")
-        counts += [int(match[2])] * int(match[1] or 1)
+        shards, each = whole(match[1] or "1"), whole(match[2])
+        if not 0 < shards * each <= layers:
+            raise Unusable(f"the layout {layout!r} has not {layers} layers")
+        counts += [each] * shards
+    if sum(counts) != layers:
+        raise Unusable(f"the layout {layout!r} has not {layers} layers")
     return counts
 
 
@@ -208,8 +235,8 @@ def book(file: str, row: Row) -> Iterator[Measurement]:
         if not slots:
             raise Unusable("its context is not stated")
         single = re.match(r"single shard (\d+)L", layout)
-        counts = [int(single[1])] if single else sizes(layout)
-        if not single and sum(counts) != model.layers:
+        counts = [whole(single[1])] if single else sizes(layout, model.layers)
+        if sum(counts) > model.layers:
             raise Unusable(f"the layout {layout!r} has not {model.layers} layers")
         ends = list(accumulate(counts))
         any_unit = float(row["compute_units_runtime"] == "all")
@@ -318,10 +345,11 @@ class ChunkedPort:
     def plain_decoding(self) -> Iterator[Measurement]:
         """The plain decoding of a speculative row: its remark has the tokens a second (`base`)."""
         base = re.search(r"\bbase (\d+(?:\.\d+)?)", self.row["note"])
-        if base:
+        speed = positive(base[1]) if base else None
+        if speed is not None:
             works = [*self.chunked("4-chunk", self.slots, "io"), Work(calls=0, host=1)]
             what = f"{self.row['layout']}: base"
-            yield self.measured(what, "step", works, 1000 / float(base[1]))
+            yield self.measured(what, "step", works, 1000 / speed)
 
     def first_chunk(self) -> Iterator[Measurement]:
         """A row that timed one chunk. Only the content of the first chunk is known."""
@@ -343,7 +371,7 @@ class ChunkedPort:
         contract = contract_of(layout)
         if model.chunks:
             full = re.search(r"FW=(\d+)", layout)
-            wide = int(full[1]) if full else None
+            wide = whole(full[1]) if full else None
             works = self.chunked(layout, self.slots, contract, self.tokens, wide)
         else:
             calls = number(row, "dispatches") or model.calls
@@ -372,10 +400,16 @@ def device(file: str, row: Row) -> Iterator[Measurement]:
     works = validated(WORKS, parse_json(row["works"], where), where)
     ms = number(row, "ms")
     amounts = [amount for work in works for amount in amounts_of(work)]
-    if ms is None or not all(0 <= amount < inf for amount in amounts):
+    if ms is None or not all(0 <= amount <= MOST**2 for amount in amounts):
         raise CetaneError(f"{where}: its time or its work is not a positive number")
+    if not any(work.calls for work in works):
+        raise CetaneError(f"{where}: its work calls no program")
+    try:
+        on = find_chip(row["chip"])
+    except CetaneError as error:
+        raise CetaneError(f"{where}: {error.message}") from error
     yield Measurement(
-        file, row["id"], row["model"], find_chip(row["chip"]), row["what"],
+        file, row["id"], row["model"], on, row["what"],
         validated(TypeAdapter(Kind), row["kind"], where), tuple(works), ms, row["source"],
     )  # fmt: skip
 
@@ -393,11 +427,16 @@ def cuts_of(model: Decoder, layout: str) -> tuple[int, ...]:
         return (15, 25)
     spans = re.findall(r"L(\d+)-(\d+)", layout)
     if spans:
-        return tuple(int(stop) + 1 for _, stop in spans[:-1])
+        starts = [whole(start) for start, _ in spans]
+        stops = [whole(stop) + 1 for _, stop in spans]
+        edges = [0, *stops]
+        if starts != edges[:-1] or stops[-1] != model.layers or edges != sorted(set(edges)):
+            raise Unusable(f"the layout {layout!r} does not cut {model.layers} layers")
+        return tuple(stops[:-1])
     match = re.search(r"(\d+)-chunk", layout)
-    if match is None or int(match[1]) not in model.chunks:
+    if match is None or whole(match[1]) not in model.chunks:
         raise Unusable(f"the layout {layout!r} is not understood")
-    return model.chunks[int(match[1])]
+    return model.chunks[whole(match[1])]
 
 
 def contract_of(layout: str) -> Contract:

@@ -8,7 +8,7 @@ from cetane.files import Progress, silent
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.audit import audit as examine
 from cetane.gates.residency.measured import Measured, measure, read_measured, with_measured
-from cetane.gates.residency.store import open_artifact
+from cetane.gates.residency.store import UNWRITTEN, open_artifact
 from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.hardware.chips import DEFAULT_CHIP
 from cetane.mil.reader import load
@@ -20,6 +20,8 @@ class ResidencyResult:
 
     audit: Audit
     measured: Measured | None
+    note: str | None = None
+    """Why new measurements are not kept."""
 
     @property
     def passed(self) -> bool:
@@ -37,6 +39,7 @@ class ResidencyResult:
             "target": asdict(audit.target),
             "basis": audit.basis,
             "measured": None if self.measured is None else str(self.measured),
+            "note": self.note,
             "passed": audit.passed,
             "reasons": audit.reasons,
             "functions": [
@@ -78,14 +81,14 @@ def audit(
     for done, (name, package) in enumerate(artifact.packages.items()):
         progress(name, done, len(artifact.packages))
         programs[name] = load(package)
-    outcome = examine(programs, target)
+    outcome, note = examine(programs, target), None
     if measuring:
         kept: Measured | None = measure(artifact.packages)
     else:
         kept = read_measured(measured) if measured else artifact.measured()
     if kept is not None:
         outcome = with_measured(outcome, kept, artifact.packages)
-        if measuring or measured:
-            artifact.keep(kept)
+        if (measuring or measured) and not artifact.keep(kept):
+            note = UNWRITTEN
     artifact.judge(outcome)
-    return ResidencyResult(outcome, kept)
+    return ResidencyResult(outcome, kept, note)

@@ -42,10 +42,21 @@ class DiffResult:
             return False
         return not any(part.parted(self.tolerance) for part in self.parts.values())
 
+    @property
+    def doubts(self) -> list[str]:
+        """Warnings: of the checkpoint, and of outputs that are equal only because both are NaN."""
+        unknown = [
+            f"{place} {name}: {gap.unknown:.0%} of the first's values are NaN: they tell nothing"
+            for place, part in self.parts.items()
+            for name, gap in part.outputs.items()
+            if gap.unknown
+        ]
+        return [*self.warnings, *unknown]
+
     def as_json(self, top: int = 10) -> dict[str, Any]:
         """The comparisons as a JSON object, `top` ops of each."""
         content: dict[str, Any] = {"passed": self.passed, "tolerance": self.tolerance}
-        content |= {"warnings": self.warnings}
+        content |= {"warnings": self.doubts}
         if self.model is not None:
             content |= {
                 "handed": [asdict(handed) for handed in self.model.handed],
@@ -183,6 +194,7 @@ def part_json(part: Comparison, tolerance: float, top: int) -> dict[str, Any]:
         "ops": [op_json(op) for op in worst_first(part.ops)[:top]],
         "largest": [op_json(op) for op in sorted(part.ops, key=lambda op: -op.largest)[:top]],
         "outputs": {name: asdict(gap) for name, gap in part.outputs.items()},
+        "own_outputs": {name: asdict(gap) for name, gap in part.own_outputs.items()},
         "only_first": part.only_first,
         "only_second": part.only_second,
     }

@@ -21,7 +21,7 @@ from cetane.gates.residency.measured import (
     with_measured,
 )
 from cetane.gates.residency.refuted import Refuted, refuted
-from cetane.gates.residency.store import Artifact, InBundle, open_artifact
+from cetane.gates.residency.store import UNWRITTEN, Artifact, InBundle, open_artifact
 from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.hardware.chips import DEFAULT_CHIP, Chip, chip_named
 from cetane.kit.device import DEVICE, ENERGY, DeviceResult, EnergyResult
@@ -48,7 +48,6 @@ from cetane.schema.manifest import GATES
 EVIDENCE = "device.csv"
 UNITS = "CPU_AND_NE"
 """The compute units about which the rules, the cost model and the experiments speak."""
-UNWRITTEN = "the bundle is read-only, so this is not kept"
 
 
 @dataclass(frozen=True)
@@ -291,9 +290,9 @@ def import_xcode(file: str | Path, artifact: str | Path, date: str) -> XcodeImpo
         return XcodeImport(package, told, predicted, (), unkept)
     joined = with_kept(measured, opened)
     placed = with_measured(predicted, joined, opened.packages)
-    opened.keep(joined)
+    note = None if opened.keep(joined) else UNWRITTEN
     opened.judge(placed)
-    return XcodeImport(package, told, placed, tuple(refuted(placed)))
+    return XcodeImport(package, told, placed, tuple(refuted(placed)), note)
 
 
 def with_kept(measured: Measured, artifact: Artifact) -> Measured:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
@@ -19,6 +19,8 @@ from cetane.gates.static import PackageProblem, static_checks
 from cetane.pipeline.port import explanation_json, judge
 from cetane.planner import Planner, turned
 from cetane.schema.draft_head import DraftHeadKind
+
+Judged = TypeVar("Judged", Quality, LayersResult)
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,8 @@ def perplexity(
     opened.verify()
     checkpoint = checkpoint_of(opened, model, lora, adapters)
     ids = read_tokens(opened.tokenizer, text, tokens)
-    told = {"warnings": tuple(other_checkpoint(opened, checkpoint))}
-    quality = measure_perplexity(opened, checkpoint, ids, progress).model_copy(update=told)
+    quality = measure_perplexity(opened, checkpoint, ids, progress)
+    quality = warned(quality, opened, checkpoint)
     opened.write_gate("perplexity", quality.model_dump(mode="json") | {"text": text.name})
     return quality
 
@@ -132,9 +134,8 @@ def validate_layers(
     opened = Bundle(Path(bundle))
     opened.verify()
     checkpoint = checkpoint_of(opened, model, lora, adapters)
-    told = {"warnings": tuple(other_checkpoint(opened, checkpoint))}
     result = judge_layers(opened, checkpoint, block, tuple(prompt_ids), probes, progress)
-    result = result.model_copy(update=told)
+    result = warned(result, opened, checkpoint)
     opened.write_gate("layers", result.model_dump(mode="json"))
     return result
 
@@ -188,6 +189,11 @@ def check_shape(bundle: Bundle, checkpoint: Checkpoint) -> None:
                 f"{what}{told or ' differ'}",
                 "--model names the same model in another place, or one of the same shape",
             )
+
+
+def warned(result: Judged, bundle: Bundle, checkpoint: Checkpoint) -> Judged:
+    """A result with the warning of `other_checkpoint`."""
+    return result.model_copy(update={"warnings": tuple(other_checkpoint(bundle, checkpoint))})
 
 
 def other_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> list[str]:

@@ -361,9 +361,10 @@ def without_none(content: Mapping[str, Any]) -> dict[str, Any]:
 def key_path(key: str) -> list[str]:
     """The names in a dotted TOML key: two in `cache.context`, three in `a.b."c.d"`."""
     try:
-        table: Any = tomllib.loads(f"{key} = 0")
+        tomllib.loads(f"{key} = 0")
+        table: Any = tomllib.loads(f"[{key}]")  # a header holds no value and no comment
         path = []
-        while isinstance(table, dict):
+        while table:
             ((name, table),) = table.items()
             path.append(name)
     except ValueError as error:  # no TOML, or not one key

@@ -13,8 +13,9 @@ from tests.mil.programs import constant, op, program
 
 from cetane.errors import CetaneError
 from cetane.mil import load
+from cetane.mil.executor import compile
 from cetane.mil.fast import FastProgram
-from cetane.mil.program import Op
+from cetane.mil.program import Op, StoredConstant, TensorType
 
 
 def both(path: Any, **inputs: np.ndarray) -> None:
@@ -142,6 +143,50 @@ def test_indices_beyond_the_end(start: int) -> None:
         FastProgram(path, pack=True).function("main")({"x": np.ones(4, np.float32)})
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_indices_beyond_a_palette(dtype: str) -> None:
+    """Palettes of a tape's look-up have 16 or 64 entries, whatever the package's have."""
+    held = np.full((16, 32, 1, 1), 3 if dtype == "uint8" else -1, np.dtype(dtype))
+    indices = StoredConstant(TensorType(held.shape, dtype), lambda: held)
+    table = np.ones((1, 1, 1, 1, 3, 1), np.float16)
+    lut = StoredConstant(TensorType(table.shape, "fp16"), lambda: table)
+    weight = op("constexpr_lut_to_dense", "w", "fp16", held.shape, indices=indices, lut=lut)
+    path = program(
+        {"x": (1, 32, 1, 2)}, weight, op("conv", "y", "fp16", (1, 16, 1, 2), x="x", weight="w")
+    )
+    x = {"x": np.ones((1, 32, 1, 2), np.float32)}
+    for pack in (False, True):
+        with pytest.raises(CetaneError, match=r"palette|out of bounds"):
+            FastProgram(path, pack=pack).function("main")(x)
+    with pytest.raises(CetaneError, match=r"palette|out of bounds"):
+        compile(path.functions["main"], "fp32")(x)
+
+
+SPECIAL = np.array([np.nan, np.inf, -np.inf, 0, -88.5, 90, 2.5, -1], np.float32)
+
+
+@pytest.mark.parametrize("kind", ["relu", "sigmoid", "silu", "tanh", "exp", "softplus", "clip"])
+def test_nan_stays_nan(build: Build, kind: str) -> None:
+    bounds = {"alpha": -1.0, "beta": 2.0} if kind == "clip" else {}
+    path = build({"x": ((8,), "fp32")}, lambda x: getattr(mb, kind)(x=x, **bounds))
+    both(path, x=SPECIAL)
+
+
+@pytest.mark.parametrize("kind", ["maximum", "minimum"])
+def test_nan_among_pairs(build: Build, kind: str) -> None:
+    path = build({"x": ((8,), "fp32"), "y": ((8, 1), "fp32")}, getattr(mb, kind))
+    both(path, x=SPECIAL, y=SPECIAL[:, None])
+
+
+@pytest.mark.parametrize("kind", ["reduce_max", "reduce_min"])
+@pytest.mark.parametrize("at", [0, 5, 99])
+def test_nan_in_a_line(build: Build, kind: str, at: int) -> None:
+    x = normal(3, 100)
+    x[1, at] = np.nan
+    path = build({"x": ((3, 100), "fp32")}, lambda x: getattr(mb, kind)(x=x, axes=[1]))
+    both(path, x=x)
+
+
 @pytest.mark.parametrize(("ops", "given"), [(1, 8_388_607), (2, 8_388_607), (1, 5)])
 def test_integers_that_float32_does_not_hold(ops: int, given: int) -> None:
     made, last = [], "x"
@@ -152,6 +197,26 @@ def test_integers_that_float32_does_not_hold(ops: int, given: int) -> None:
     x = np.array([given, -given, 1], np.int32)
     found = FastProgram(program({"x": (3,)}, *made, dtype="int32"), pack=True).function("main")
     assert found({"x": x})["y"].tolist() == ((ops + 1) * x + 100_000_001).tolist()
+
+
+@pytest.mark.parametrize("kind", ["floor_div", "mod"])
+def test_the_lowest_integer_over_minus_one(kind: str) -> None:
+    """It has no quotient. A processor's division of the two would end the process."""
+    path = program(
+        {"a": (4,), "b": (4,)}, op(kind, "y", "int32", (4,), x="a", y="b"), dtype="int32"
+    )
+    x = {"a": np.array([-(2**31), -7, 7, 7], np.int32), "b": np.array([-1, -1, -2, 2], np.int32)}
+    wanted = {"floor_div": [7, -4, 3], "mod": [0, -1, 1]}
+    assert compile(path.functions["main"], "fp32")(x)["y"].tolist()[1:] == wanted[kind]
+    assert FastProgram(path).function("main")(x)["y"].tolist()[1:] == wanted[kind]
+
+
+def test_a_constant_that_float32_does_not_hold() -> None:
+    """Beside it, the largest sum of two inputs is equal to it in float32."""
+    double = op("add", "s", "int32", (3,), x="x", y="x")
+    ops = double, op("equal", "y", "bool", (3,), x="s", y=constant(2**24 + 1))
+    found = FastProgram(program({"x": (3,)}, *ops, dtype="int32"), pack=True).function("main")
+    assert found({"x": np.array([2**23, 1, -1], np.int32)})["y"].tolist() == [False] * 3
 
 
 @pytest.mark.parametrize("dtype", ["uint32", "int64"])

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cetane.bundle import Bundle
 
 GATE, MEASURED = "residency", "residency-measured"
+UNWRITTEN = "the bundle is read-only, so this is not kept"
 
 
 class Artifact(Protocol):
@@ -31,8 +32,8 @@ class Artifact(Protocol):
     def measured(self) -> Measured | None:
         """The stored measurements; None if there are none."""
 
-    def keep(self, measured: Measured) -> None:
-        """Store measurements in place of older ones."""
+    def keep(self, measured: Measured) -> bool:
+        """Store measurements in place of older ones. Returns False if the place is read-only."""
 
     def judge(self, verdict: Audit) -> None:
         """Store the verdict, where there is a place for it."""
@@ -73,9 +74,10 @@ class Single:
             return None
         return same_build(read_measured(self.beside), self.packages)
 
-    def keep(self, measured: Measured) -> None:
+    def keep(self, measured: Measured) -> bool:
         with disk_errors(self.beside), replacing(self.beside) as temporary:
             temporary.write_text(measured.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        return True
 
     def judge(self, verdict: Audit) -> None:
         """Does nothing: a package has no place for a verdict."""
@@ -113,8 +115,8 @@ class InBundle:
             parse_measured(kept.get("measured"), str(self.bundle.path)), self.packages
         )
 
-    def keep(self, measured: Measured) -> None:
-        self.bundle.write_gate(MEASURED, {"measured": measured.model_dump(mode="json")})
+    def keep(self, measured: Measured) -> bool:
+        return self.bundle.write_gate(MEASURED, {"measured": measured.model_dump(mode="json")})
 
     def judge(self, verdict: Audit) -> None:
         heads = {kind: head.digest for kind, head in self.bundle.draft_heads().items()}

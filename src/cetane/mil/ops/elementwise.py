@@ -35,7 +35,6 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
 _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "add": torch.add,
     "equal": torch.eq,
-    "floor_div": torch.floor_divide,
     "greater": torch.gt,
     "greater_equal": torch.ge,
     "less": torch.lt,
@@ -45,7 +44,6 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "logical_xor": torch.logical_xor,
     "maximum": torch.maximum,
     "minimum": torch.minimum,
-    "mod": torch.remainder,  # the sign is the divisor's
     "mul": torch.mul,
     "not_equal": torch.ne,
     "pow": torch.pow,
@@ -106,6 +104,20 @@ def sign(x: Tensor) -> Tensor:
 @op("log")
 def log(x: Tensor, epsilon: float = 1e-45) -> Tensor:
     return torch.log(x + epsilon)
+
+
+@op("floor_div")
+def floor_div(x: Tensor, y: Tensor) -> Tensor:
+    if x.is_floating_point():
+        return torch.floor_divide(x, y)
+    # A processor that divides the lowest integer by -1 ends the process.
+    return torch.where(y == -1, -x, torch.floor_divide(x, torch.where(y == -1, 1, y)))
+
+
+@op("mod")
+def mod(x: Tensor, y: Tensor) -> Tensor:
+    """The sign is the divisor's."""
+    return torch.remainder(x, y if x.is_floating_point() else torch.where(y == -1, 1, y))
 
 
 @op("clip")

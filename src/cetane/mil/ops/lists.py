@@ -47,7 +47,9 @@ def list_read(ls: TensorList, index: int) -> Tensor:
 
 @op("list_gather")
 def list_gather(ls: TensorList, indices: list[int]) -> Tensor:
-    return torch.stack([ls.read(index) for index in indices])
+    elements = [ls.read(index) for index in indices]  # an element may be read often
+    bounded([len(elements), *(elements[0].shape if elements else ())])
+    return torch.stack(elements)
 
 
 def check_index(index: int) -> None:

@@ -96,8 +96,13 @@ def real_div(g: OnnxGraph, x: Tensor, y: Tensor) -> str:
 
 @translates("floor_div")
 def floor_div(g: OnnxGraph, x: Tensor, y: Tensor) -> str:
-    quotient = g("Div", g("Sub", x, mod(g, x, y)), y)
-    return g("Round", quotient) if x.is_float else quotient
+    multiple = g("Sub", x, mod(g, x, y))
+    if x.is_float:
+        return g("Round", g("Div", multiple, y))
+    # A processor that divides the lowest integer by -1 ends the process.
+    one, negative = g.like(1, x), g("Equal", y, g.like(-1, x))
+    quotient = g("Div", multiple, g("Where", negative, one, y))
+    return g("Mul", quotient, g("Where", negative, y, one))
 
 
 @translates("mod")

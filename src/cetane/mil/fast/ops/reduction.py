@@ -25,7 +25,11 @@ def _reduction(kind: str, onnx_kind: str, integer: bool) -> None:
     ) -> str:
         axes = list(range(x.rank)) if axes is None else axes
         if x.is_float or integer:
-            return g(onnx_kind, x, g.ints(axes), keepdims=int(keep_dims))
+            y = g(onnx_kind, x, g.ints(axes), keepdims=int(keep_dims))
+            if x.is_float and onnx_kind in ("ReduceMax", "ReduceMin"):  # which skip NaN
+                unknown = g("Where", g("IsNaN", x), x, g.floats(0))
+                y = g("Add", y, g("ReduceSum", unknown, g.ints(axes), keepdims=int(keep_dims)))
+            return y
         y = g(onnx_kind, g.cast(x, "fp32"), g.ints(axes), keepdims=int(keep_dims))
         return g.cast(y, x.dtype)
 

@@ -19,12 +19,24 @@ _F = np.float32
 
 
 @njit(inline="always", error_model="numpy")
+def larger(a, b):  # type: ignore[no-untyped-def]
+    """The larger of two numbers; NaN if one is NaN, as numpy's. Python's `max` drops one."""
+    return a if a > b or a != a else b
+
+
+@njit(inline="always", error_model="numpy")
+def smaller(a, b):  # type: ignore[no-untyped-def]
+    """The smaller of two numbers; NaN if one is NaN."""
+    return a if a < b or a != a else b
+
+
+@njit(inline="always", error_model="numpy")
 def exponential(x):  # type: ignore[no-untyped-def]
     """The exponential of a float32, to an error of 2**-23; 0 below -87, infinity above 88.7.
 
     The polynomial is that of Cephes' expf.
     """
-    bounded = min(max(x, _F(-88)), _F(89))
+    bounded = _F(-88) if x < _F(-88) else _F(89) if x > _F(89) else x  # NaN stays NaN
     whole = np.rint(bounded * _F(1.44269504))
     rest = (bounded - whole * _F(0.693359375)) + whole * _F(2.12194440e-4)
     y = _F(1.9875691500e-4)
@@ -54,7 +66,7 @@ def _tanh(x):  # type: ignore[no-untyped-def]
     y = y * z + _F(1.33314422036e-1)
     y = y * z + _F(-3.33332819422e-1)
     near = (y * z) * x + x
-    size = min(abs(x), _F(20))
+    size = _F(20) if abs(x) > _F(20) else abs(x)
     far = _F(1) - _F(2) / (exponential(size + size) + _F(1))
     return near if size < _F(0.625) else (far if x > 0 else -far)
 
@@ -87,10 +99,10 @@ def transform(kind, y, x, first, second):  # type: ignore[no-untyped-def]
             y[i] = exponential(x[i])
     elif kind == _RELU:
         for i in range(n):
-            y[i] = max(x[i], _F(0))
+            y[i] = larger(x[i], _F(0))
     elif kind == _SOFTPLUS:
         for i in range(n):
-            y[i] = _F(max(x[i], _F(0)) + math.log1p(math.exp(-abs(np.float64(x[i])))))
+            y[i] = _F(larger(x[i], _F(0)) + math.log1p(math.exp(-abs(np.float64(x[i])))))
     elif kind == _SQRT:
         for i in range(n):
             y[i] = np.sqrt(x[i])
@@ -108,7 +120,7 @@ def transform(kind, y, x, first, second):  # type: ignore[no-untyped-def]
             y[i] = _F(math.log(np.float64(x[i] + first)))
     elif kind == _CLIP:
         for i in range(n):
-            y[i] = min(max(x[i], first), second)
+            y[i] = smaller(larger(x[i], first), second)
     elif kind == _INVERSE:
         for i in range(n):
             y[i] = _F(1) / (x[i] + first)
@@ -141,10 +153,10 @@ def combine(kind, y, a, b):  # type: ignore[no-untyped-def]
             y[i] = a[i] / b[i]
     elif kind == _MAXIMUM:
         for i in range(n):
-            y[i] = max(a[i], b[i])
+            y[i] = larger(a[i], b[i])
     elif kind == _MINIMUM:
         for i in range(n):
-            y[i] = min(a[i], b[i])
+            y[i] = smaller(a[i], b[i])
     else:
         for i in range(n):
             holds = (

@@ -116,6 +116,8 @@ def _palettes(constants: Constants, op: Op) -> Rows | None:
     each = len(indices) // groups
     if any(size != 1 for size in others) or (groups > 1 and each % GROUP):
         return None
+    if indices.dtype.kind != "u" or indices.max(initial=0) >= entries:  # the decoder refuses these
+        return None
     which = np.arange(0, len(indices), GROUP, dtype=np.int32) // np.int32(each)
     palettes: Array = table.reshape(groups, -1).astype(np.float32)
     scale: Array = np.ones(groups, np.float32)

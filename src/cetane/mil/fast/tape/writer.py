@@ -183,7 +183,10 @@ class Writer:
             return self._values[argument]
         if argument not in self.constants:
             raise Unsupported(f"{argument} has no place")
-        shape = _sizes(self.constants.type(argument).static_shape, str(argument))
+        type_ = self.constants.type(argument)
+        if is_whole(type_) and self._bound(argument) > EXACT:
+            raise Unsupported(f"a constant has integers larger than {EXACT}")
+        shape = _sizes(type_.static_shape, str(argument))
         key = self.constants.key(argument)
         offset = self.store.floats(key, lambda: self.constants.array(argument))
         return Place(WEIGHTS, offset, shape, strides_of(shape))
