@@ -274,7 +274,7 @@ def test_models_and_tokenizer(client: Any, bundle: Any) -> None:
 WRONG = {
     "frequency_penalty": {"frequency_penalty": 3},
     "temperature": {"temperature": "warm"},
-    "messages.0.user.content": {"messages": [{"role": "user", "content": 5}]},
+    "messages.0.content": {"messages": [{"role": "user", "content": 5}]},
     "messages.0": {"messages": [{"role": "king", "content": "x"}]},
     "top_logprobs": {"top_logprobs": 3},
     "n": {"n": 10000},
