@@ -116,10 +116,13 @@ def loose(tool: Tool) -> Tool:
 
 
 def call_schema(tool: Tool, arguments: str) -> Mapping[str, Any]:
-    """The JSON schema of a call of a tool."""
+    """The JSON schema of a call of a tool. The parameters have an `$id` of their own, so that their
+    references are to themselves, such as `#/$defs/place`."""
+    name = tool.function.name
+    parameters = tool.function.parameters | {"$id": f"tool:{name}"}
     return {
         "type": "object",
-        "properties": {"name": {"const": tool.function.name}, arguments: tool.function.parameters},
+        "properties": {"name": {"const": name}, arguments: parameters},
         "required": ["name", arguments],
         "additionalProperties": False,
     }
