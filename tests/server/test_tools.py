@@ -50,6 +50,7 @@ def test_several_calls_and_text_before() -> None:
 @pytest.mark.parametrize(
     "text",
     ["Hello", '{"a": 1}', '{"name": "other", "arguments": {}}', "<tool_call>oops</tool_call>",
+     '{"name": "weather", "arguments": {"x": NaN}}', '{"name": "time", "arguments": {"x": 1e999}}',
      '{"name": "weather", "arguments": [1]}', '{"name": "weather", "arguments": "x"}', "[" * 9000,
      f"{CALL} and more", f"<tool_call>{CALL}</tool_call><tool_call>oops</tool_call> and more",
      f"<tool_call>{CALL}</tool_call>" + '<tool_call>{"name": "other", "arguments": {}}</tool_call>',

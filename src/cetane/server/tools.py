@@ -74,7 +74,11 @@ def one_call(value: Any, names: Sequence[str]) -> MadeCall | None:
             return None
     if not isinstance(arguments, dict):
         return None
-    function = CalledFunction(name=value["name"], arguments=json.dumps(arguments))
+    try:
+        text = json.dumps(arguments, allow_nan=False)
+    except ValueError:  # a number beyond float64, or NaN, which JSON cannot hold
+        return None
+    function = CalledFunction(name=value["name"], arguments=text)
     return MadeCall(id=f"call_{secrets.token_hex(12)}", function=function)
 
 
