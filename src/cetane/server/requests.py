@@ -56,7 +56,7 @@ class JsonSchema(RequestBody):
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
     description: str = ""
-    schema_: dict[str, Any] | bool = Field(alias="schema")
+    schema_: dict[str, Any] = Field(alias="schema")
     strict: bool = True
 
 
