@@ -248,6 +248,16 @@ def test_echo_gives_the_scores_of_the_prompt(client: Any, model: Any, bundle: An
     assert "".join(c.choices[0].text for c in chunks) == answer.choices[0].text
 
 
+def test_the_time_to_the_first_token_counts_a_request_once(client: Any, application: Any) -> None:
+    def count() -> float:
+        registry = application.state.service.metrics.registry
+        return registry.get_sample_value("cetane_first_token_seconds_count", {"model": "tiny"})
+
+    before = count()
+    completion(client, prompt=["the rating", "fuel"], n=2)
+    assert count() == before + 1
+
+
 def test_a_stop_token_is_scored_too(client: Any) -> None:
     """lm_eval drops the last entry: it must be there even if the model ends at once."""
     answer = completion(client, logit_bias={"0": 100}, max_tokens=1, logprobs=1, echo=True)

@@ -107,10 +107,15 @@ class Writer:
     """Writes one answer on the worker's thread."""
 
     def __init__(
-        self, served: Served, ask: Ask, metrics: Metrics, check: Callable[[], None], asked: float
+        self,
+        served: Served,
+        ask: Ask,
+        metrics: Metrics,
+        check: Callable[[], None],
+        asked: float | None,
     ) -> None:
-        """`check` is called before every call of the model. `asked`: the time of
-        the request, in `time.perf_counter` seconds."""
+        """`check` is called before every call of the model. `asked`: the time of the request, in
+        `time.perf_counter` seconds; None for its answers after the first."""
         self.served, self.ask, self.metrics = served, ask, metrics
         self.check, self.asked = check, asked
         self.noted: deque[TokenLikelihood] = deque()
@@ -203,7 +208,8 @@ class Writer:
         now, position = time.perf_counter(), self.session.position
         name = self.served.name
         if self.last is None:
-            self.metrics.first.labels(name).observe(now - self.asked)
+            if self.asked is not None:
+                self.metrics.first.labels(name).observe(now - self.asked)
         elif position != self.last[0]:  # else it came with the one before, by a draft
             self.metrics.step.labels(name).observe(now - self.last[1])
         self.last = position, now
