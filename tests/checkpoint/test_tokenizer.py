@@ -216,6 +216,15 @@ def test_stream_finishes_with_what_it_held_back(tokenizer: Tokenizer) -> None:
     assert whole.finish() == ""
 
 
+def test_stream_gives_out_bytes_that_are_no_text(tokenizer: Tokenizer) -> None:
+    """It would decode all of them again with each further one."""
+    half = tokenizer.backend.get_vocab()["ð"]  # the first byte of an emoji
+    stream = tokenizer.stream()
+    given = "".join(stream.push(half) for _ in range(100))
+    assert len(given) > 80
+    assert given + stream.finish() == tokenizer.decode([half] * 100)
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_bytes_of_tokens_are_the_text(text: str, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode_plain(text)

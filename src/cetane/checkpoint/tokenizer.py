@@ -35,6 +35,9 @@ _BYTE_OF = {chr(byte): bytes([byte]) for byte in _PLAIN} | {
     chr(256 + index): bytes([byte]) for index, byte in enumerate(_OTHER)
 }
 """The byte of every character in tokens of GPT-2's kind, which avoid control characters."""
+HELD = 16
+"""Tokens that wait for a whole character, which has at most four bytes. More are no text; to decode
+all of them again and again would take quadratic time."""
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -249,7 +252,8 @@ class TextStream:
         """The text that `token_id` completes: "" while a character is still in parts."""
         self._ids.append(token_id)
         text = self._waiting()
-        if not text or text.endswith("\N{REPLACEMENT CHARACTER}"):
+        parts = not text or text.endswith("\N{REPLACEMENT CHARACTER}")
+        if parts and len(self._ids) - self._emitted < HELD:
             return ""
         # What was just emitted stays as context: a token's text can depend on the one before it.
         self._ids = self._ids[self._emitted :]
