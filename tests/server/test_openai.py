@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+import tokenizers
 import torch
 import transformers
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from tests.conftest import build_model
 
+from cetane.checkpoint import Tokenizer
 from cetane.server.app import serve
 
 MESSAGES = [{"role": "user", "content": "the cetane number"}]
@@ -246,6 +248,26 @@ def test_echo_gives_the_scores_of_the_prompt(client: Any, model: Any, bundle: An
                 for x in c.choices[0].logprobs.token_logprobs]  # fmt: skip
     assert streamed == logprobs.token_logprobs
     assert "".join(c.choices[0].text for c in chunks) == answer.choices[0].text
+
+
+def test_a_completion_keeps_its_first_blank(bundle: Any, serving: Any) -> None:
+    """The decoder of Llama 2 and Mistral drops the blank before the first word of a text."""
+    app = serve(bundle.path)
+    served = app.state.service.worker(None).served
+    vocabulary = {"<unk>": 0, "\u2581ab": 1, "c": 2}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], unk_token="<unk>"))
+    backend.decoder = tokenizers.decoders.Sequence(
+        [tokenizers.decoders.Replace("\u2581", " "), tokenizers.decoders.Fuse(),
+         tokenizers.decoders.Strip(" ", 1, 0)]
+    )  # fmt: skip
+    served.tokenizer = Tokenizer(backend, {}, (0,), served.tokenizer.chat_template)
+    asked = {"prompt": [1, 2], "logit_bias": {"1": 100}, "max_tokens": 2, "logprobs": 0}
+    with serving(app) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        (alone,) = completion(client, **asked).choices
+        assert alone.text == " ab ab"
+        (echoed,) = completion(client, echo=True, **asked).choices
+        assert echoed.text == "abc ab ab"
 
 
 def test_the_time_to_the_first_token_counts_a_request_once(client: Any, application: Any) -> None:

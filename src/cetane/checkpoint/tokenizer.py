@@ -35,6 +35,9 @@ _BYTE_OF = {chr(byte): bytes([byte]) for byte in _PLAIN} | {
     chr(256 + index): bytes([byte]) for index, byte in enumerate(_OTHER)
 }
 """The byte of every character in tokens of GPT-2's kind, which avoid control characters."""
+CONTEXT = 8
+"""Tokens before a text on which the text of its first token may depend: after none, decoders of
+SentencePiece's kind drop a blank."""
 HELD = 16
 """Tokens that wait for a whole character, which has at most four bytes. More are no text; to decode
 all of them again and again would take quadratic time."""
@@ -223,9 +226,13 @@ class Tokenizer:
             part.get("type") == "ByteLevel" for part in (decoder, *decoder.get("decoders", ()))
         )
 
-    def stream(self) -> TextStream:
-        """A decoder of tokens that arrive one by one."""
-        return TextStream(self)
+    def stream(self, before: Sequence[int] = ()) -> TextStream:
+        """A decoder of tokens that arrive one by one, and continue the text of the tokens
+        `before`."""
+        near = list(before[-CONTEXT:])
+        if self.decode(near).endswith("\N{REPLACEMENT CHARACTER}"):
+            near = []  # the next token may complete a character, which would go missing
+        return TextStream(self, near, len(near))
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:

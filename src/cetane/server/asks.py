@@ -92,6 +92,7 @@ def asks(
             constraint,
             served.adapters[request.model],
             stop_tokens,
+            isinstance(request, CompletionRequest),
         )
         for ids in prompts
         for number in range(request.n)

@@ -42,6 +42,9 @@ class Ask:
     """The adapter of the whole sequence; None for the base alone."""
     stop_tokens: tuple[int, ...] = ()
     """Special tokens among `stops`: they are no part of the text, so they are found as tokens."""
+    continues: bool = False
+    """Whether the answer continues the prompt's text; the answer to a conversation is a text of its
+    own."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,8 @@ class Writer:
         self, tokens: Generator[int, None, str], emit: Callable[[Event], None]
     ) -> tuple[FinishReason, TokenLikelihood | None]:
         """Emit the text of tokens up to the end. Returns its reason, and a stop token's score."""
-        text, held = self.served.tokenizer.stream(), HeldText(self.ask.stops)
+        text = self.served.tokenizer.stream(self.ask.ids if self.ask.continues else ())
+        held = HeldText(self.ask.stops)
         stop_token = False
         while True:
             try:
