@@ -250,6 +250,20 @@ def test_echo_gives_the_scores_of_the_prompt(client: Any, model: Any, bundle: An
     assert "".join(c.choices[0].text for c in chunks) == answer.choices[0].text
 
 
+def test_offsets_tell_where_tokens_begin_in_the_text(client: Any, bundle: Any) -> None:
+    """A token that is a part of a character begins where that does; a special one is no text."""
+    echo = {"echo": True, "logprobs": 0, "max_tokens": 2, "logit_bias": {"70": 100}}
+    ids = bundle.tokenizer.encode("é🙂x")
+    for prompt, wanted in (("é🙂x", [0, 0, 1, 1, 1, 1, 2, 3, 4]),
+                           ([0, *ids], [0, 0, 0, 1, 1, 1, 1, 2, 3, 4])):  # fmt: skip
+        assert completion(client, prompt=prompt, **echo).choices[0].logprobs.text_offset == wanted
+        chunks = client.completions.create(model="tiny", prompt=prompt, stream=True, **echo)
+        scores = [c.choices[0].logprobs for c in chunks if c.choices[0].logprobs]
+        assert [offset for one in scores for offset in one.text_offset] == wanted
+    alone = completion(client, prompt="é🙂x", **echo | {"echo": False})
+    assert alone.choices[0].logprobs.text_offset == [0, 1]
+
+
 def test_a_completion_keeps_its_first_blank(bundle: Any, serving: Any) -> None:
     """The decoder of Llama 2 and Mistral drops the blank before the first word of a text."""
     app = serve(bundle.path)
@@ -265,9 +279,9 @@ def test_a_completion_keeps_its_first_blank(bundle: Any, serving: Any) -> None:
     with serving(app) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         (alone,) = completion(client, **asked).choices
-        assert alone.text == " ab ab"
+        assert alone.text == " ab ab" and alone.logprobs.text_offset == [0, 3]
         (echoed,) = completion(client, echo=True, **asked).choices
-        assert echoed.text == "abc ab ab"
+        assert echoed.text == "abc ab ab" and echoed.logprobs.text_offset == [0, 2, 3, 6]
 
 
 def test_the_time_to_the_first_token_counts_a_request_once(client: Any, application: Any) -> None:
