@@ -1,5 +1,7 @@
 """The socket of a server, and its end by a signal."""
 
+import asyncio
+import logging
 import signal
 from typing import Any
 
@@ -7,7 +9,7 @@ import pytest
 import uvicorn
 
 from cetane.errors import CetaneError
-from cetane.server.run import Server, bind
+from cetane.server.run import Server, bind, is_news
 
 
 def test_a_signal_takes_no_lock() -> None:
@@ -25,3 +27,14 @@ def test_a_signal_takes_no_lock() -> None:
 def test_a_name_that_is_no_host(host: str) -> None:
     with pytest.raises(CetaneError, match=f"cannot listen on {host}:0: "):
         bind(host, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "news"), [(asyncio.CancelledError(), False), (ValueError("x"), True), (None, True)]
+)
+def test_an_answer_that_a_stop_cuts_off_is_no_news(
+    error: BaseException | None, news: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("uvicorn.error").error("Exception in ASGI application", exc_info=error)
+    (record,) = caplog.records
+    assert is_news(record) is news

@@ -1,5 +1,7 @@
 """Running a server: its socket, and its end by a signal."""
 
+import asyncio
+import logging
 import socket
 from types import FrameType
 
@@ -37,12 +39,18 @@ def bind(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address[4])
         bound.listen(2048)
-    except (OSError, UnicodeError) as error:  # a name that no host can have is no Unicode to it
+    except (OSError, UnicodeError) as error:  # Python cannot encode a name that no host can have
         reason = getattr(error, "strerror", None) or str(error)
         raise CetaneError(
             f"cannot listen on {host}:{port}: {reason}", "try another --port"
         ) from error
     return bound
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Whether the log should have a record: uvicorn writes a traceback for each answer that the
+    server's end cuts off."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 def run(app: FastAPI, bound: socket.socket) -> None:
@@ -52,4 +60,5 @@ def run(app: FastAPI, bound: socket.socket) -> None:
         app, log_level="warning", server_header=False, lifespan="on",
         timeout_graceful_shutdown=int(service.settings.grace) + 5,
     )  # fmt: skip
+    logging.getLogger("uvicorn.error").addFilter(is_news)
     Server(config, service).run(sockets=[bound])
