@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from cetane.errors import CetaneError
 
@@ -55,14 +56,17 @@ def validated(
 def reason(error: ValidationError, kind: type[Any] | None = None) -> str:
     """The first error, as "KEY: REASON"."""
     first = error.errors()[0]
-    location = first["loc"]
-    key = ".".join(map(str, location))
-    if first["type"] == "extra_forbidden":
-        options = keys_at(kind, location[:-1])
-        text = f"unknown key; {guess(str(location[-1]), options)}known: {', '.join(options)}"
-    else:
-        text = first["msg"].removeprefix("Value error, ")
+    key, text = ".".join(map(str, first["loc"])), worded(first, kind)
     return f"{key}: {text}" if key else text
+
+
+def worded(error: ErrorDetails, kind: type[Any] | None = None) -> str:
+    """What is wrong, without its place."""
+    if error["type"] != "extra_forbidden":
+        return error["msg"].removeprefix("Value error, ")
+    *outer, name = error["loc"]
+    options = keys_at(kind, tuple(outer))
+    return f"unknown key; {guess(str(name), options)}known: {', '.join(options)}"
 
 
 def keys_at(kind: Any, location: tuple[int | str, ...]) -> list[str]:

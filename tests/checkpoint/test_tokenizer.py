@@ -216,6 +216,40 @@ def test_stream_finishes_with_what_it_held_back(tokenizer: Tokenizer) -> None:
     assert whole.finish() == ""
 
 
+def test_stream_gives_out_bytes_that_are_no_text(tokenizer: Tokenizer) -> None:
+    """It would decode all of them again with each further one."""
+    half = tokenizer.backend.get_vocab()["ð"]  # the first byte of an emoji
+    stream = tokenizer.stream()
+    given = "".join(stream.push(half) for _ in range(100))
+    assert len(given) > 80
+    assert given + stream.finish() == tokenizer.decode([half] * 100)
+
+
+def sentencepiece() -> Tokenizer:
+    """A tokenizer as Llama 2 and Mistral have it: its decoder drops a text's first blank."""
+    vocabulary = {"<unk>": 0, "\u2581ab": 1, "c": 2} | {f"<0x{b:02X}>": 3 + b for b in range(256)}
+    backend = Backend(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
+         decoders.Strip(" ", 1, 0)]
+    )  # fmt: skip
+    return Tokenizer(backend, {}, (0,), None)
+
+
+@pytest.mark.parametrize("split", range(4))
+def test_a_stream_that_continues_a_text(split: int) -> None:
+    tokenizer, ids = sentencepiece(), [1, 1, 2, 1]
+    stream = tokenizer.stream(ids[:split])
+    rest = "".join(stream.push(token) for token in ids[split:])
+    assert tokenizer.decode(ids[:split]) + rest == tokenizer.decode(ids) == "ab abc ab"
+
+
+def test_a_stream_that_continues_half_a_character() -> None:
+    first, *others = (3 + byte for byte in "é".encode())
+    stream = sentencepiece().stream([2, first])
+    assert "".join(map(stream.push, [*others, 2])) == "\N{REPLACEMENT CHARACTER}c"
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_bytes_of_tokens_are_the_text(text: str, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode_plain(text)
@@ -223,14 +257,9 @@ def test_the_bytes_of_tokens_are_the_text(text: str, tokenizer: Tokenizer) -> No
     assert tokenizer.token_bytes(tokenizer.vocab_size) == b""
 
 
-def test_the_bytes_of_a_tokenizer_with_byte_fallback(tokenizer: Tokenizer) -> None:
+def test_the_bytes_of_a_tokenizer_with_byte_fallback() -> None:
     """As of Gemma and Llama 2: a blank is U+2581, and what has no token is single bytes."""
-    vocabulary = {"<unk>": 0, "\u2581ab": 1, "c": 2} | {f"<0x{b:02X}>": 3 + b for b in range(256)}
-    backend = Backend(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    other = Tokenizer(backend, {}, (), None)
+    other = sentencepiece()
     assert [other.token_bytes(token) for token in (1, 2, 3 + 0xE9)] == [b" ab", b"c", b"\xe9"]
 
 

@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -102,6 +104,20 @@ class Chromium:
         self.send("Emulation.setEmulatedMedia", features=[scheme])
         self.send("Page.navigate", url=url)
         self.until("document.readyState === 'complete'")
+
+    @contextmanager
+    def tab(self, url: str) -> Iterator[None]:
+        """Another tab, which gets all calls in the place of the page."""
+        page, self.session = self.session, ""
+        target = self.send("Target.createTarget", url=url)["targetId"]
+        attached = self.send("Target.attachToTarget", targetId=target, flatten=True)
+        try:
+            self.session = attached["sessionId"]
+            yield
+        finally:
+            self.session = ""
+            self.send("Target.closeTarget", targetId=target)
+            self.session = page
 
     def size(self, width: int, height: int) -> None:
         self.send(

@@ -1,12 +1,14 @@
-"""What a model cannot honour is refused by the name of its field."""
+"""From requests to asks: what a model cannot honour, and what the asks of a request share."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
-from cetane.server.asks import check_choices
+from cetane.server.asks import check_choices, completion_asks
 from cetane.server.errors import ApiError
-from cetane.server.requests import ChatRequest
+from cetane.server.requests import ChatRequest, CompletionRequest
+from cetane.server.settings import Settings
 
 CALL = {"tools": [{"type": "function", "function": {"name": "now"}}], "tool_choice": "required"}
 ASKED: dict[str, dict[str, Any]] = {
@@ -25,3 +27,42 @@ def test_a_head_that_chooses_refuses_by_field(field: str) -> None:
     with pytest.raises(ApiError) as error:
         check_choices(request, served, None, "a grammar")
     assert error.value.param == field
+
+
+class Model:
+    """What asks need of a served model; its tokenizer counts the texts that it encodes."""
+
+    chooses, context = False, 8
+    plan = SimpleNamespace(vocab=1000)
+    adapters: ClassVar = {"it": None}
+
+    def __init__(self) -> None:
+        self.tokenizer, self.encoded = self, 0
+
+    def encode(self, _: str) -> list[int]:
+        self.encoded += 1
+        return [1]
+
+    def special_id(self, _: str) -> None:
+        return None
+
+
+def request(**fields: Any) -> CompletionRequest:
+    return CompletionRequest.model_validate({"model": "it"} | fields)
+
+
+def test_answers_share_what_is_large() -> None:
+    """A bias may name every token, and a request have thousands of answers."""
+    served: Any = Model()
+    asked = request(prompt=["a", "b"], n=3, logit_bias={str(token): 1.0 for token in range(1000)})
+    asks = completion_asks(asked, served, Settings())
+    assert len(asks) == 6
+    assert len({id(ask.sampling["logit_bias"]) for ask in asks}) == 1
+    assert len({id(ask.ids) for ask in asks}) == 2
+
+
+def test_too_many_prompts_are_refused_before_they_are_encoded() -> None:
+    served: Any = Model()
+    with pytest.raises(ApiError, match="more than 2 prompts"):
+        completion_asks(request(prompt=["a"] * 3), served, Settings(prompts=2))
+    assert not served.encoded

@@ -7,7 +7,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from cetane.errors import CetaneError
-from cetane.server.grammar import GrammarConstraint, Grammars, grammar_of
+from cetane.server.errors import ApiError
+from cetane.server.grammar import GrammarConstraint, Grammars, grammar_of, json_grammar
 from cetane.server.requests import RegexFormat
 
 
@@ -30,6 +31,21 @@ def test_a_model_with_fewer_or_more_tokens_than_its_tokenizer(vocab: int) -> Non
 def test_a_tokenizer_that_tells_no_bytes() -> None:
     with pytest.raises(CetaneError, match="cannot read this model's tokenizer"):
         grammars(decoders.Metaspace(), 4)
+
+
+WRONG = {
+    "regex parse error: ^(?!x)y: look-around": {"type": "string", "pattern": "^(?!x)y"},
+    "regex parse error: (a: unclosed group": {"properties": {"a": {"pattern": "(a"}}},
+    "Unknown format: nonsense": {"type": "string", "format": "nonsense"},
+}
+
+
+@pytest.mark.parametrize("told", WRONG)
+def test_a_refusal_says_why(told: str) -> None:
+    with pytest.raises(ApiError) as error:
+        grammars(decoders.ByteLevel(), 4).constraint(json_grammar(WRONG[told]), "x")
+    assert error.value.message.startswith(f"x: {told}")
+    assert "\n" not in error.value.message
 
 
 def test_a_grammar_that_fails_in_an_answer_is_no_end() -> None:

@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+import tokenizers
 import torch
 import transformers
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from tests.conftest import build_model
 
+from cetane.checkpoint import Tokenizer
 from cetane.server.app import serve
 
 MESSAGES = [{"role": "user", "content": "the cetane number"}]
@@ -248,6 +250,50 @@ def test_echo_gives_the_scores_of_the_prompt(client: Any, model: Any, bundle: An
     assert "".join(c.choices[0].text for c in chunks) == answer.choices[0].text
 
 
+def test_offsets_tell_where_tokens_begin_in_the_text(client: Any, bundle: Any) -> None:
+    """A token that is a part of a character begins where that does; a special one is no text."""
+    echo = {"echo": True, "logprobs": 0, "max_tokens": 2, "logit_bias": {"70": 100}}
+    ids = bundle.tokenizer.encode("é🙂x")
+    for prompt, wanted in (("é🙂x", [0, 0, 1, 1, 1, 1, 2, 3, 4]),
+                           ([0, *ids], [0, 0, 0, 1, 1, 1, 1, 2, 3, 4])):  # fmt: skip
+        assert completion(client, prompt=prompt, **echo).choices[0].logprobs.text_offset == wanted
+        chunks = client.completions.create(model="tiny", prompt=prompt, stream=True, **echo)
+        scores = [c.choices[0].logprobs for c in chunks if c.choices[0].logprobs]
+        assert [offset for one in scores for offset in one.text_offset] == wanted
+    alone = completion(client, prompt="é🙂x", **echo | {"echo": False})
+    assert alone.choices[0].logprobs.text_offset == [0, 1]
+
+
+def test_a_completion_keeps_its_first_blank(bundle: Any, serving: Any) -> None:
+    """The decoder of Llama 2 and Mistral drops the blank before the first word of a text."""
+    app = serve(bundle.path)
+    served = app.state.service.worker(None).served
+    vocabulary = {"<unk>": 0, "\u2581ab": 1, "c": 2}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], unk_token="<unk>"))
+    backend.decoder = tokenizers.decoders.Sequence(
+        [tokenizers.decoders.Replace("\u2581", " "), tokenizers.decoders.Fuse(),
+         tokenizers.decoders.Strip(" ", 1, 0)]
+    )  # fmt: skip
+    served.tokenizer = Tokenizer(backend, {}, (0,), served.tokenizer.chat_template)
+    asked = {"prompt": [1, 2], "logit_bias": {"1": 100}, "max_tokens": 2, "logprobs": 0}
+    with serving(app) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        (alone,) = completion(client, **asked).choices
+        assert alone.text == " ab ab" and alone.logprobs.text_offset == [0, 3]
+        (echoed,) = completion(client, echo=True, **asked).choices
+        assert echoed.text == "abc ab ab" and echoed.logprobs.text_offset == [0, 2, 3, 6]
+
+
+def test_the_time_to_the_first_token_counts_a_request_once(client: Any, application: Any) -> None:
+    def count() -> float:
+        registry = application.state.service.metrics.registry
+        return registry.get_sample_value("cetane_first_token_seconds_count", {"model": "tiny"})
+
+    before = count()
+    completion(client, prompt=["the rating", "fuel"], n=2)
+    assert count() == before + 1
+
+
 def test_a_stop_token_is_scored_too(client: Any) -> None:
     """lm_eval drops the last entry: it must be there even if the model ends at once."""
     answer = completion(client, logit_bias={"0": 100}, max_tokens=1, logprobs=1, echo=True)
@@ -274,7 +320,7 @@ def test_models_and_tokenizer(client: Any, bundle: Any) -> None:
 WRONG = {
     "frequency_penalty": {"frequency_penalty": 3},
     "temperature": {"temperature": "warm"},
-    "messages.0.user.content": {"messages": [{"role": "user", "content": 5}]},
+    "messages.0.content": {"messages": [{"role": "user", "content": 5}]},
     "messages.0": {"messages": [{"role": "king", "content": "x"}]},
     "top_logprobs": {"top_logprobs": 3},
     "n": {"n": 10000},

@@ -67,6 +67,21 @@ def test_a_conversation(browser: Chromium, url: str) -> None:
     nothing_to_say(browser, url)
 
 
+def test_two_tabs_keep_the_conversations_of_both(browser: Chromium, url: str) -> None:
+    browser.open(url)
+    browser.until("document.querySelector('#model option')")
+    with browser.tab(url):
+        browser.until("document.querySelector('#model option')")
+        ask(browser, "in another tab")
+        browser.until(f"{TURNS}.length === 2 && {IDLE}")
+    ask(browser, "in this tab")
+    browser.until(f"{TURNS}.length === 2 && {IDLE}")
+    titles = "JSON.parse(localStorage.getItem('cetane.talks')).map(one => one.title)"
+    assert browser.run(titles)[:2] == ["in this tab", "in another tab"]
+    names = "[...document.querySelectorAll('#list li')].map(one => one.textContent)"
+    assert browser.run(names)[:2] == ["in this tab", "in another tab"]
+
+
 def test_stop(browser: Chromium, url: str) -> None:
     browser.open(url)
     browser.until("document.querySelector('#model option')")

@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from cetane.checkpoint import Tokenizer, open_checkpoint
 from cetane.server.grammar import Grammars
 from cetane.server.requests import ChatRequest
-from cetane.server.tools import may_be_call, parse_calls, strict_grammar
+from cetane.server.tools import forced_grammar, may_be_call, parse_calls, strict_grammar
 
 NAMES = ["weather", "time"]
 CALL = '{"name": "weather", "arguments": {"place": "Oslo"}}'
@@ -49,6 +50,7 @@ def test_several_calls_and_text_before() -> None:
 @pytest.mark.parametrize(
     "text",
     ["Hello", '{"a": 1}', '{"name": "other", "arguments": {}}', "<tool_call>oops</tool_call>",
+     '{"name": "weather", "arguments": {"x": NaN}}', '{"name": "time", "arguments": {"x": 1e999}}',
      '{"name": "weather", "arguments": [1]}', '{"name": "weather", "arguments": "x"}', "[" * 9000,
      f"{CALL} and more", f"<tool_call>{CALL}</tool_call><tool_call>oops</tool_call> and more",
      f"<tool_call>{CALL}</tool_call>" + '<tool_call>{"name": "other", "arguments": {}}</tool_call>',
@@ -112,6 +114,40 @@ def test_a_strict_tool_is_called_by_its_schema(
     grammar = strict_grammar(asked, "... <tool_call> ...")
     assert grammar is not None
     assert allows(grammar, tokenizer, text) is allowed
+
+
+DAY = {"$defs": {"day": {"enum": [1, 2]}}, "type": "object", "additionalProperties": False,
+       "properties": {"day": {"$ref": "#/$defs/day"}, "next": {"$ref": "#"}},
+       "required": ["day"]}  # fmt: skip
+CITY = DAY | {"$defs": {"day": {"enum": ["Monday"]}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("weather", {"day": 1}),
+        ("weather", {"day": 1, "next": {"day": 2}}),
+        ("time", {"day": "Monday", "next": {"day": "Monday"}}),
+        ("weather", {"day": "Monday"}),
+        ("time", {"day": 1}),
+        ("weather", {"day": 1, "next": {"name": "weather", "arguments": {"day": 1}}}),
+    ],
+)
+@pytest.mark.parametrize("marked", [True, False])
+def test_references_of_a_tool_are_to_its_own_schema(
+    name: str, arguments: dict[str, Any], marked: bool, tokenizer: Tokenizer
+) -> None:
+    """Pydantic writes `$defs` and `$ref`. A call is a larger schema around that of its tool."""
+    tools = {"weather": DAY, "time": CITY}
+    asked = [{"name": tool, "parameters": tools[tool], "strict": True} for tool in tools]
+    call = json.dumps({"name": name, "arguments": arguments})
+    if marked:
+        grammar = strict_grammar(request(*asked), "<tool_call>")
+        call = f"<tool_call>\n{call}\n</tool_call>"
+    else:
+        grammar = forced_grammar(request(*asked, tool_choice="required"), "a template")
+    valid = jsonschema.Draft202012Validator(tools[name]).is_valid(arguments)
+    assert allows(grammar or "", tokenizer, call) is valid
 
 
 def test_where_strict_has_no_effect() -> None:

@@ -1,11 +1,14 @@
-"""The account of requests when a server stops."""
+"""The end of requests: when a server stops, and when their client leaves."""
 
 import asyncio
+import json
 import threading
 from typing import Any
 
 import pytest
 
+from cetane.bundle import Bundle
+from cetane.server.app import serve
 from cetane.server.errors import ApiError
 from cetane.server.metrics import Metrics
 from cetane.server.settings import Settings
@@ -42,3 +45,32 @@ def test_what_a_stop_refuses_is_counted(monkeypatch: pytest.MonkeyPatch) -> None
         worker.join()
     labels = {"model": "it", "end": "refused"}
     assert metrics.registry.get_sample_value("cetane_requests_total", labels) == 2
+
+
+def test_a_client_that_leaves_before_the_first_line_is_sent(bundle: Bundle) -> None:
+    """Its stream is cancelled before it has begun."""
+    app = serve(bundle.path)
+    worker = app.state.service.worker(None)
+    asked = {"model": "tiny", "prompt": "x", "max_tokens": 900, "n": 8, "stream": True,
+             "logit_bias": {"0": -100}}  # fmt: skip
+    scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "method": "POST",
+             "path": "/v1/completions", "query_string": b"",
+             "headers": [(b"content-type", b"application/json")]}  # fmt: skip
+    calls = iter(range(100))
+
+    async def receive() -> dict[str, Any]:
+        match next(calls):
+            case 0:
+                return {"type": "http.request", "body": json.dumps(asked).encode()}
+            case 1:
+                await asyncio.Event().wait()  # until the first line is there
+        return {"type": "http.disconnect"}
+
+    async def send(_: Any) -> None:
+        pass
+
+    asyncio.run(app(scope, receive, send))
+    app.state.service.close()
+    worker.join()
+    labels = {"model": "tiny", "end": "left"}
+    assert worker.metrics.registry.get_sample_value("cetane_requests_total", labels) == 1

@@ -35,6 +35,12 @@ _BYTE_OF = {chr(byte): bytes([byte]) for byte in _PLAIN} | {
     chr(256 + index): bytes([byte]) for index, byte in enumerate(_OTHER)
 }
 """The byte of every character in tokens of GPT-2's kind, which avoid control characters."""
+CONTEXT = 8
+"""Tokens before a text on which the text of its first token may depend: after none, decoders of
+SentencePiece's kind drop a blank."""
+HELD = 16
+"""Tokens that wait for a whole character, which has at most four bytes. More are no text; to decode
+all of them again and again would take quadratic time."""
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -220,9 +226,13 @@ class Tokenizer:
             part.get("type") == "ByteLevel" for part in (decoder, *decoder.get("decoders", ()))
         )
 
-    def stream(self) -> TextStream:
-        """A decoder of tokens that arrive one by one."""
-        return TextStream(self)
+    def stream(self, before: Sequence[int] = ()) -> TextStream:
+        """A decoder of tokens that arrive one by one, and continue the text of the tokens
+        `before`."""
+        near = list(before[-CONTEXT:])
+        if self.decode(near).endswith("\N{REPLACEMENT CHARACTER}"):
+            near = []  # the next token may complete a character, which would go missing
+        return TextStream(self, near, len(near))
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
@@ -249,7 +259,8 @@ class TextStream:
         """The text that `token_id` completes: "" while a character is still in parts."""
         self._ids.append(token_id)
         text = self._waiting()
-        if not text or text.endswith("\N{REPLACEMENT CHARACTER}"):
+        parts = not text or text.endswith("\N{REPLACEMENT CHARACTER}")
+        if parts and len(self._ids) - self._emitted < HELD:
             return ""
         # What was just emitted stays as context: a token's text can depend on the one before it.
         self._ids = self._ids[self._emitted :]

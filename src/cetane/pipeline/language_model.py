@@ -92,9 +92,17 @@ class CompletionStream(Iterator[str]):
     """
 
     def __init__(
-        self, model: "LanguageModel", ids: Sequence[int], most: int, settings: Sampler
+        self,
+        model: "LanguageModel",
+        ids: Sequence[int],
+        most: int,
+        settings: Sampler,
+        continues: bool,
     ) -> None:
+        """`continues`: whether the answer continues the prompt's text; the answer to a conversation
+        is a text of its own."""
         self.ids, self.most, self.settings, self.adapter = ids, most, settings, model.adapter
+        self._decoder = model.bundle.tokenizer.stream(ids if continues else ())
         self._tokens: list[int] = []
         self._seconds = (0.0, 0.0)
         """To the first token, and from there on."""
@@ -129,7 +137,7 @@ class CompletionStream(Iterator[str]):
         self.close()
 
     def _write(self, model: "LanguageModel") -> Generator[str, None, None]:
-        text = model.bundle.tokenizer.stream()
+        text = self._decoder
         started = time.perf_counter()
         generation = model._begin(self)
         while True:
@@ -246,7 +254,8 @@ class LanguageModel:
                 f"the prompt has {len(ids)} tokens, the context holds {self.context}",
                 "port with a larger --context, or ask something shorter",
             )
-        return CompletionStream(self, ids, max_new_tokens, settings)
+        continues = not any(isinstance(item, Mapping) for item in prompt)
+        return CompletionStream(self, ids, max_new_tokens, settings, continues)
 
     def generate(
         self, prompt: Prompt, *, max_new_tokens: int = ANSWER_TOKENS, **sampling: Unpack[Sampling]

@@ -7,6 +7,7 @@ import hmac
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from cetane.errors import CetaneError
 from cetane.server.asks import chat_asks, check_known, completion_asks
@@ -34,7 +36,7 @@ from cetane.server.requests import (
 )
 from cetane.server.served import Served
 from cetane.server.settings import Settings
-from cetane.server.worker import Job, Worker
+from cetane.server.worker import Worker
 from cetane.validation import validated
 
 Kind = TypeVar("Kind", bound=RequestBody)
@@ -138,15 +140,26 @@ async def respond(http: Request, worker: Worker, form: Form) -> Response:
     if first is None:
         worker.cancel(job)
         return GONE
-    return StreamingResponse(
-        streamed(first, lines, worker, job), media_type="text/event-stream",
-        headers={"Cache-Control": "no-cache"},
-    )  # fmt: skip
+    return Stream(streamed(first, lines), partial(worker.cancel, job))
 
 
-async def streamed(
-    first: str, lines: AsyncIterator[str], worker: Worker, job: Job
-) -> AsyncIterator[str]:
+class Stream(StreamingResponse):
+    """A stream of events. `end` is called when it ends, also if its client left before a line was
+    sent, so that the lines were never asked for."""
+
+    def __init__(self, lines: AsyncIterator[str], end: Callable[[], None]) -> None:
+        self.end = end
+        headers = {"Cache-Control": "no-cache"}
+        super().__init__(lines, media_type="text/event-stream", headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.end()
+
+
+async def streamed(first: str, lines: AsyncIterator[str]) -> AsyncIterator[str]:
     """The lines of a stream. An error in mid-answer is a line of its own."""
     try:
         yield first
@@ -154,8 +167,6 @@ async def streamed(
             yield one
     except ApiError as error:
         yield f"data: {JSONResponse(error.as_json()).body.decode()}\n\n"  # type: ignore[union-attr]
-    finally:
-        worker.cancel(job)
 
 
 def add_tokenizer(router: APIRouter, service: Service) -> None:

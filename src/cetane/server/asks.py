@@ -38,9 +38,7 @@ def chat_asks(request: ChatRequest, served: Served, settings: Settings) -> list[
 def completion_asks(request: CompletionRequest, served: Served, settings: Settings) -> list[Ask]:
     """The asks of a request for completions: for every prompt, one for each choice. Raises
     ApiError."""
-    prompts = completion_prompts(request, served)
-    if len(prompts) > settings.prompts:
-        raise ApiError(400, f"prompt: more than {settings.prompts} prompts", "prompt")
+    prompts = completion_prompts(request, served, settings)
     check_count(request.n, settings)
     grammar = grammar_of(request.response_format)
     return asks(
@@ -79,21 +77,23 @@ def asks(
     check_choices(request, served, top, grammar)
     for ids in prompts:
         check_prompt(ids, served, param)
+    bias = token_biases(request, served)
     special = map(served.tokenizer.special_id, request.stops)
     stop_tokens = tuple(token for token in special if token is not None)
     return [
         Ask(
-            tuple(ids),
+            ids,
             most,
-            sampling(request, served, number),
+            sampling(request, bias, number),
             request.stops,
             top,
             echo,
             constraint,
             served.adapters[request.model],
             stop_tokens,
+            isinstance(request, CompletionRequest),
         )
-        for ids in prompts
+        for ids in map(tuple, prompts)
         for number in range(request.n)
     ]
 
@@ -137,14 +137,20 @@ def check_choices(
         raise unsupported(asked, reason)
 
 
-def sampling(request: GenerationRequest, served: Served, number: int) -> Sampling:
-    """The sampling of one choice; choices after the first have seeds of their own."""
+def token_biases(request: GenerationRequest, served: Served) -> dict[int, float]:
+    """The bias of every token that has one. All answers of a request share it, since it may name
+    the whole vocabulary."""
     bias: dict[int, float] = {}
     for text, value in request.logit_bias.items():
         digits = text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
         if not (digits and int(text) < served.plan.vocab):
             raise ApiError(400, f"logit_bias: no token {text!r}", "logit_bias", "invalid_value")
         bias[int(text)] = value
+    return bias
+
+
+def sampling(request: GenerationRequest, bias: Mapping[int, float], number: int) -> Sampling:
+    """The sampling of one choice; choices after the first have seeds of their own."""
     return Sampling(
         temperature=request.temperature, top_k=request.top_k, top_p=request.top_p,
         min_p=request.min_p, seed=None if request.seed is None else request.seed + number,
@@ -227,13 +233,17 @@ def text_of(content: Content | None) -> str:
     return "".join(part.text for part in content)
 
 
-def completion_prompts(request: CompletionRequest, served: Served) -> list[list[int]]:
+def completion_prompts(
+    request: CompletionRequest, served: Served, settings: Settings
+) -> list[list[int]]:
     """The prompts of a request for completions, as tokens."""
     prompt = request.prompt
     if isinstance(prompt, str):
         return [encoded(prompt, served)]
     if all(isinstance(part, int) for part in prompt):
         return [[part for part in prompt if isinstance(part, int)]]
+    if len(prompt) > settings.prompts:
+        raise ApiError(400, f"prompt: more than {settings.prompts} prompts", "prompt")
     return [
         encoded(part, served) if isinstance(part, str) else list(part)
         for part in prompt

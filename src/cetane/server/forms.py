@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from cetane.checkpoint.tokenizer import TextStream
 from cetane.engine.likelihood import TokenLikelihood
 from cetane.server.answers import (
     ChatChoice,
@@ -38,6 +39,8 @@ Events = AsyncIterator[tuple[int, Event]]
 class Choice:
     """One answer so far."""
 
+    listed: TextStream
+    """Decodes the tokens that have been listed, to tell where in the text each begins."""
     text: str = ""
     scores: list[TokenLikelihood] = field(default_factory=list)
     echoed: list[TokenLikelihood] = field(default_factory=list)
@@ -47,7 +50,7 @@ class Choice:
     begun: bool = False
     """Whether a stream has sent a chunk of it."""
     offset: int = 0
-    """Characters of the token texts that have been listed."""
+    """Characters of the text that these tokens have written, the echo's too."""
 
     def add(self, event: Event) -> None:
         match event:
@@ -73,7 +76,8 @@ class Form(ABC):
         self.request, self.served, self.asks = request, served, tuple(asks)
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
-        self.choices = [Choice() for _ in asks]
+        stream = served.tokenizer.stream
+        self.choices = [Choice(stream(() if ask.echo else ask.ids)) for ask in asks]
 
     async def whole(self, events: Events) -> WholeAnswer:
         """The whole answer."""
@@ -273,17 +277,17 @@ class CompletionForm(Form):
         """Scores as four lists. The `first` chunk of an echo has the prompt's first token too."""
         if self.request.logprobs is None:
             return None
-        texts = [self.served.token_text(score.token) for score in scores]
+        tokens = [score.token for score in scores]
         logprobs: list[float | None] = [score.logprob for score in scores]
         tops: list[dict[str, float] | None] = [self.tops(score) for score in scores]
         if first and self.request.echo:
-            texts = [self.served.token_text(self.asks[number].ids[0]), *texts]
+            tokens = [self.asks[number].ids[0], *tokens]
             logprobs, tops = [None, *logprobs], [None, *tops]
-        offsets, offset = [], self.choices[number].offset
-        for text in texts:
-            offsets.append(offset)
-            offset += len(text)
-        self.choices[number].offset = offset
+        offsets, choice = [], self.choices[number]
+        for token in tokens:
+            offsets.append(choice.offset)
+            choice.offset += len(choice.listed.push(token))
+        texts = [self.served.token_text(token) for token in tokens]
         return CompletionLogprobs(
             tokens=texts, token_logprobs=logprobs, top_logprobs=tops, text_offset=offsets
         )

@@ -71,21 +71,26 @@ class GrammarConstraint:
         whose mask then allows the end alone."""
         packed = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
         if self.matcher.is_error():
-            raise CetaneError(f"the grammar failed: {first_line(self.matcher)}")
+            raise CetaneError(f"the grammar failed: {reason(self.matcher)}")
         return np.unpackbits(packed, count=self.vocab, bitorder="little").astype(bool)
 
     def keep(self, token: int) -> None:
         """Go on after a token. Raises CetaneError at a limit of llguidance."""
         if not self.matcher.consume_token(token):
-            raise CetaneError(f"the grammar failed: {first_line(self.matcher)}")
+            raise CetaneError(f"the grammar failed: {reason(self.matcher)}")
 
 
 def refused(matcher: LLMatcher, param: str) -> ApiError:
-    return ApiError(400, f"{param}: {first_line(matcher)}", param, "invalid_value")
+    return ApiError(400, f"{param}: {reason(matcher)}", param, "invalid_value")
 
 
-def first_line(matcher: LLMatcher) -> str:
-    return (matcher.get_error() or "no reason given").split("\n")[0]
+def reason(matcher: LLMatcher) -> str:
+    """What is wrong, in one line. llguidance also shows the state of its parser."""
+    first, *others = (matcher.get_error() or "no reason given").split("\n")
+    of_regex = next((line for line in others if line.startswith("error: ")), None)
+    if of_regex is None:
+        return first
+    return f"{first} {others[0].strip()}: {of_regex.removeprefix('error: ')}"
 
 
 def grammar_of(response_format: ResponseFormat | None) -> str | None:
@@ -108,7 +113,7 @@ def grammar_of(response_format: ResponseFormat | None) -> str | None:
         raise ApiError(400, f"response_format: {text}", "response_format") from error
 
 
-def json_grammar(schema: Mapping[str, Any] | bool) -> str:
+def json_grammar(schema: Mapping[str, Any]) -> str:
     """The grammar of JSON that a schema allows. Raises ValueError."""
     return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=COMPACT))
 

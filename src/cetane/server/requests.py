@@ -6,10 +6,11 @@ Unknown fields are refused, and so are values that the server would not honour.
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from cetane.errors import CetaneError
 from cetane.server.errors import ApiError
-from cetane.validation import parse_json, reason
+from cetane.validation import parse_json, worded
 
 Kind = TypeVar("Kind", bound="RequestBody")
 
@@ -55,7 +56,7 @@ class JsonSchema(RequestBody):
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
     description: str = ""
-    schema_: dict[str, Any] | bool = Field(alias="schema")
+    schema_: dict[str, Any] = Field(alias="schema")
     strict: bool = True
 
 
@@ -272,16 +273,36 @@ def parse(kind: type[Kind], body: bytes) -> Kind:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        raise wrong_field(error, kind) from error
+        raise wrong_field(error, kind, content) from error
     except (RecursionError, UnicodeError, OverflowError) as error:
         raise ApiError(400, f"the request's body: {error}", code="invalid_json") from error
 
 
-def wrong_field(error: ValidationError, kind: type[RequestBody]) -> ApiError:
-    """The error for the first wrong field."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    text = reason(error, kind)
-    path = [str(part) for part in first["loc"]]
-    param = ".".join(path) if path else text.split(":")[0]
+def wrong_field(
+    error: ValidationError, kind: type[RequestBody], content: dict[str, Any]
+) -> ApiError:
+    """The error for the first wrong field of a request's content."""
+    every = error.errors(include_url=False, include_context=False)
+    of_first = [one for one in every if one["loc"][:1] == every[0]["loc"][:1]]
+    first = max(of_first, key=lambda one: len(one["loc"]))  # of a union, the kind that fits best
+    text, path = worded(first, kind), place(first, content)
+    param, colon, _ = text.partition(":")  # the text of a rule about several fields names one
+    if path:
+        param = ".".join(path)
+        text = f"{param}: {text}"
     known = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
-    return ApiError(400, text, param, known.get(first["type"], "invalid_value"))
+    code = known.get(first["type"], "invalid_value")
+    return ApiError(400, text, param if path or colon else None, code)
+
+
+def place(error: ErrorDetails, content: Any) -> list[str]:
+    """The keys of the request's content that lead to an error. Pydantic's location also names the
+    kinds of unions, which no client knows."""
+    path, location = [], error["loc"]
+    for number, part in enumerate(location, 1):
+        absent = error["type"] == "missing" and number == len(location)
+        inside = part in (content if isinstance(content, dict) else ())
+        if inside or absent or (isinstance(content, list) and isinstance(part, int)):
+            path.append(str(part))
+            content = None if absent else content[part]
+    return path

@@ -1,5 +1,7 @@
 """Running a server: its socket, and its end by a signal."""
 
+import asyncio
+import logging
 import socket
 from types import FrameType
 
@@ -11,7 +13,7 @@ from cetane.server.app import Service
 
 
 class Server(uvicorn.Server):
-    """A server that tells its workers at once when it is asked to stop, and then ends normally."""
+    """A server that tells its workers when it is asked to stop, and then ends normally."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -20,7 +22,12 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit  # a second signal does not wait
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called by the event loop soon after the signal. `handle_exit` must not close: it may
+        interrupt this thread where it holds a lock of the metrics."""
         self.service.close()
+        await super().shutdown(sockets)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -32,12 +39,18 @@ def bind(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address[4])
         bound.listen(2048)
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, UnicodeError) as error:  # Python cannot encode a name that no host can have
+        reason = getattr(error, "strerror", None) or str(error)
         raise CetaneError(
             f"cannot listen on {host}:{port}: {reason}", "try another --port"
         ) from error
     return bound
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Whether the log should have a record: uvicorn writes a traceback for each answer that the
+    server's end cuts off."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 def run(app: FastAPI, bound: socket.socket) -> None:
@@ -47,4 +60,5 @@ def run(app: FastAPI, bound: socket.socket) -> None:
         app, log_level="warning", server_header=False, lifespan="on",
         timeout_graceful_shutdown=int(service.settings.grace) + 5,
     )  # fmt: skip
+    logging.getLogger("uvicorn.error").addFilter(is_news)
     Server(config, service).run(sockets=[bound])

@@ -1,8 +1,22 @@
 """The settings of a server, with its limits."""
 
-from pydantic import Field
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from cetane.validation import Data
+
+ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
+"""Origins as browsers send them, without a path; `null` is that of a page from a file, and `*`
+stands for all."""
+
+
+def is_origin(text: str) -> str:
+    """The text itself. Raises ValueError for one that equals no browser's origin."""
+    if not ORIGIN.fullmatch(text):
+        raise ValueError(f"{text!r} is no origin, such as http://localhost:3000")
+    return text
 
 
 class Settings(Data):
@@ -22,7 +36,7 @@ class Settings(Data):
     """The largest body of a request, in bytes."""
     body_seconds: float = Field(default=30, gt=0)
     """The longest time in which a client sends a body, in seconds."""
-    grace: float = Field(default=10, ge=0)
+    grace: float = Field(default=10, ge=0, allow_inf_nan=False)
     """Seconds that answers have to end when the server is stopped."""
     prefixes: int = Field(default=4, ge=0)
     """Sessions that are kept for prompts with a known start, each with its caches."""
@@ -31,7 +45,7 @@ class Settings(Data):
     answers where that pays."""
     api_key: str | None = Field(default=None, min_length=1, repr=False)
     """The key that clients must send; None for no key."""
-    origins: tuple[str, ...] = ()
+    origins: tuple[Annotated[str, AfterValidator(is_origin)], ...] = ()
     """Origins of web pages that may call the server from a browser (CORS)."""
     hosts: tuple[str, ...] = ()
     """Names under which clients may address the server; any if empty. This stops web pages that

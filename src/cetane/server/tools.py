@@ -74,7 +74,11 @@ def one_call(value: Any, names: Sequence[str]) -> MadeCall | None:
             return None
     if not isinstance(arguments, dict):
         return None
-    function = CalledFunction(name=value["name"], arguments=json.dumps(arguments))
+    try:
+        text = json.dumps(arguments, allow_nan=False)
+    except ValueError:  # a number beyond float64, or NaN, which JSON cannot hold
+        return None
+    function = CalledFunction(name=value["name"], arguments=text)
     return MadeCall(id=f"call_{secrets.token_hex(12)}", function=function)
 
 
@@ -116,10 +120,13 @@ def loose(tool: Tool) -> Tool:
 
 
 def call_schema(tool: Tool, arguments: str) -> Mapping[str, Any]:
-    """The JSON schema of a call of a tool."""
+    """The JSON schema of a call of a tool. The parameters have an `$id` of their own, so that their
+    references are to themselves, such as `#/$defs/place`."""
+    name = tool.function.name
+    parameters = tool.function.parameters | {"$id": f"tool:{name}"}
     return {
         "type": "object",
-        "properties": {"name": {"const": tool.function.name}, arguments: tool.function.parameters},
+        "properties": {"name": {"const": name}, arguments: parameters},
         "required": ["name", arguments],
         "additionalProperties": False,
     }

@@ -142,7 +142,8 @@ class Worker:
         try:
             for number, ask in enumerate(job.asks):
                 job.check()
-                writer = Writer(self.served, ask, self.metrics, job.check, job.asked)
+                asked = None if number else job.asked
+                writer = Writer(self.served, ask, self.metrics, job.check, asked)
                 ending = writer.write(lambda event, number=number: job.put((number, event)))  # type: ignore[misc]
                 self._count(ending)
                 job.put((number, ending))

@@ -42,6 +42,9 @@ class Ask:
     """The adapter of the whole sequence; None for the base alone."""
     stop_tokens: tuple[int, ...] = ()
     """Special tokens among `stops`: they are no part of the text, so they are found as tokens."""
+    continues: bool = False
+    """Whether the answer continues the prompt's text; the answer to a conversation is a text of its
+    own."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +110,15 @@ class Writer:
     """Writes one answer on the worker's thread."""
 
     def __init__(
-        self, served: Served, ask: Ask, metrics: Metrics, check: Callable[[], None], asked: float
+        self,
+        served: Served,
+        ask: Ask,
+        metrics: Metrics,
+        check: Callable[[], None],
+        asked: float | None,
     ) -> None:
-        """`check` is called before every call of the model. `asked`: the time of
-        the request, in `time.perf_counter` seconds."""
+        """`check` is called before every call of the model. `asked`: the time of the request, in
+        `time.perf_counter` seconds; None for its answers after the first."""
         self.served, self.ask, self.metrics = served, ask, metrics
         self.check, self.asked = check, asked
         self.noted: deque[TokenLikelihood] = deque()
@@ -165,7 +173,8 @@ class Writer:
         self, tokens: Generator[int, None, str], emit: Callable[[Event], None]
     ) -> tuple[FinishReason, TokenLikelihood | None]:
         """Emit the text of tokens up to the end. Returns its reason, and a stop token's score."""
-        text, held = self.served.tokenizer.stream(), HeldText(self.ask.stops)
+        text = self.served.tokenizer.stream(self.ask.ids if self.ask.continues else ())
+        held = HeldText(self.ask.stops)
         stop_token = False
         while True:
             try:
@@ -203,7 +212,8 @@ class Writer:
         now, position = time.perf_counter(), self.session.position
         name = self.served.name
         if self.last is None:
-            self.metrics.first.labels(name).observe(now - self.asked)
+            if self.asked is not None:
+                self.metrics.first.labels(name).observe(now - self.asked)
         elif position != self.last[0]:  # else it came with the one before, by a draft
             self.metrics.step.labels(name).observe(now - self.last[1])
         self.last = position, now

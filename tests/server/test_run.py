@@ -1,0 +1,40 @@
+"""The socket of a server, and its end by a signal."""
+
+import asyncio
+import logging
+import signal
+from typing import Any
+
+import pytest
+import uvicorn
+
+from cetane.errors import CetaneError
+from cetane.server.run import Server, bind, is_news
+
+
+def test_a_signal_takes_no_lock() -> None:
+    """It interrupts the thread of the event loop, which would wait for its own locks forever."""
+    closed = []
+    service: Any = type("Service", (), {"close": lambda _: closed.append(True)})()
+    server = Server(uvicorn.Config("none"), service)
+    server.handle_exit(signal.SIGTERM, None)
+    assert server.should_exit and not server.force_exit and not closed
+    server.handle_exit(signal.SIGTERM, None)
+    assert server.force_exit and not closed
+
+
+@pytest.mark.parametrize("host", ["a" * 70 + ".example", "..", "no-such-host.invalid"])
+def test_a_name_that_is_no_host(host: str) -> None:
+    with pytest.raises(CetaneError, match=f"cannot listen on {host}:0: "):
+        bind(host, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "news"), [(asyncio.CancelledError(), False), (ValueError("x"), True), (None, True)]
+)
+def test_an_answer_that_a_stop_cuts_off_is_no_news(
+    error: BaseException | None, news: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("uvicorn.error").error("Exception in ASGI application", exc_info=error)
+    (record,) = caplog.records
+    assert is_news(record) is news
