@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from cetane.activations import Options, quantize, quantize_activations
-from cetane.activations.quantize import Quantized, check
+from cetane.activations.quantize import Quantized, check, copy_all_but_shards
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
 from cetane.errors import CetaneError
-from cetane.files import write_json
+from cetane.files import regular_files, write_json
 from cetane.mil import load
 from cetane.pipeline.export import export_coreai, export_runtime, own_checkpoint
 from cetane.planner import Planner
@@ -111,6 +111,17 @@ def test_no_export_from_the_checkpoint(
         into(made[0].path, tmp_path / "out")
     assert "quantize-activations was given" in (refused.value.hint or "")
     assert not (tmp_path / "out").exists()
+
+
+def test_draft_heads_stay_with_the_bundle_that_they_read(bundle: Bundle, tmp_path: Path) -> None:
+    """Nor does a bundle get what the hub keeps beside another one."""
+    with_others = named(bundle, "tiny", tmp_path / "others")
+    for name in ("heads/medusa/head.json", "gates/golden.json", "README.md"):
+        (with_others.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (with_others.path / name).write_text("{}")
+    copy_all_but_shards(with_others, tmp_path / "made")
+    kept = {name for name in bundle.manifest.files if ".mlpackage/" not in name}
+    assert set(regular_files(tmp_path / "made")) == kept
 
 
 def test_quantizing_twice(made: tuple[Bundle, Quantized], tmp_path: Path) -> None:

@@ -63,8 +63,9 @@ def test_a_mark_copies_only_windows(contract: str) -> None:
     for source in sources:
         copied = not np.shares_memory(mark.caches[source.name], session.memory.caches[source.name])
         assert copied == groups[source.group].limited
-    session.feed(OTHER[:8])
-    session.rewind(mark)
+    for _ in range(2):  # the second return finds what the first one did
+        session.feed(OTHER)  # takes the slots of a window again
+        session.rewind(mark)
     assert np.array_equal(session.feed(IDS[20:]), alone.feed(IDS[20:]))
 
 

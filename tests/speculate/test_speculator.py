@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.families.parity import tokens
+from tests.conftest import build_model
+from tests.engine.test_subset import subset_recipe
+from tests.families.parity import engine_of, tokens
 
 from cetane.engine.engine import Engine
 from cetane.engine.generate import generate
@@ -197,6 +199,19 @@ def test_a_draft_model_that_samples(engines) -> None:
     sampler = Sampler(1.0, top_k=20, seed=2)
     assert len(list(generate(engine.session(), prompt, sampler, 20, (), speculator))) == 20
     assert speculator.summary()["acceptance"] == 1
+
+
+def test_a_draft_model_draws_only_what_the_target_can_choose(engines) -> None:
+    """As the target itself would, if it is the same model with a whole head: nothing is refused,
+    and no draft ends early."""
+    whole = engines("llama", "readonly", 4)
+    some = engine_of(build_model("llama"), subset_recipe(range(0, 288, 3), 288))
+    model = DraftModel(whole, Sampler(1.0, seed=1))
+    speculator = Speculator([model], 3)
+    prompt = tokens(288)[:PROMPT]
+    sampler = Sampler(1.0, seed=2)
+    assert len(list(generate(some.session(), prompt, sampler, 21, (), speculator))) == 21
+    assert (speculator.counters.verifier_calls, speculator.counters.accepted) == (5, 15)
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)

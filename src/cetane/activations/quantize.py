@@ -22,7 +22,7 @@ from cetane.files import (
     write_json,
 )
 from cetane.pipeline.build import build
-from cetane.schema.manifest import GATES, MANIFEST, Manifest, producers, shard_path
+from cetane.schema.manifest import MANIFEST, Manifest, producers, shard_path
 from cetane.schema.plan import Plan
 from cetane.validation import Data
 
@@ -96,8 +96,7 @@ def quantize_activations(
             progress("smoothing", 0, len(shards))
             smoothed = smooth(checkpoint, planner, texts)
             bundle = build(smoothed, bundle.plan.recipe, folder / "smooth", progress)
-        others = shutil.ignore_patterns(GATES, MANIFEST, "*.mlpackage")
-        shutil.copytree(bundle.path, partial, ignore=others)
+        copy_all_but_shards(bundle, partial)
         traces = Traces(bundle, texts) if options.samples == "real" else None
         samples = quantized = 0
         for index, shard in enumerate(shards):
@@ -129,6 +128,16 @@ def check(plan: Plan, path: Path) -> None:
                 f"{path} has {what}, which coremltools does not calibrate",
                 f"port it with {hint}",
             )
+
+
+def copy_all_but_shards(bundle: Bundle, folder: Path) -> None:
+    """Copy the other files that the bundle's manifest lists: no gates' results, no draft heads,
+    which read another bundle's hidden states, and nothing of the hub."""
+    shards = tuple(f"{shard_path(name)}/" for name in bundle.plan.by_name)
+    for name in bundle.manifest.files:
+        if not name.startswith(shards):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(bundle.file(name), folder / name)
 
 
 def manifest(source: Manifest, folder: Path) -> Manifest:

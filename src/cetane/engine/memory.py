@@ -176,34 +176,37 @@ class Memory:
         self.matrices = {name: a.copy() for name, a in other.matrices.items()}
 
     def mark(self) -> Mark:
-        """A mark of the current memory, to which `rewind` returns.
-
-        A cache of the whole context needs no copy. Either a call replaces it, so the mark keeps the
-        old array. Or a call writes columns after the mark, which no mask shows before they are
-        written again. The slots of a window are used again, so the mark copies that cache.
-        """
+        """A mark of the current memory, to which `rewind` returns, as often as wanted."""
         if any(group.forgets for group in self.groups.values()):
             raise CetaneError("a state of a window keeps no earlier tokens, so it takes no marks")
-        caches = {
-            name: cache.copy() if self.groups[self.group_of[name]].limited else cache
-            for name, cache in self.caches.items()
-        }
         return Mark(
             self.position,
             self.capacity,
             self.groups,
             self.slots,
-            caches,
+            self._apart(self.caches),
             dict(self.histories),
             dict(self.matrices),
         )
 
     def rewind(self, mark: Mark) -> None:
-        """Return to a mark. Later marks become void."""
+        """Return to a mark, which stays as it is. Later marks become void."""
         self.position, self.slots = mark.position, mark.slots
         self.capacity, self.groups = mark.capacity, mark.groups
-        self.caches, self.histories = dict(mark.caches), dict(mark.histories)
+        self.caches, self.histories = self._apart(mark.caches), dict(mark.histories)
         self.matrices = dict(mark.matrices)
+
+    def _apart(self, caches: Arrays) -> Arrays:
+        """Caches of which a mark and later calls cannot change each other's.
+
+        A cache of the whole context needs no copy. Either a call replaces it, so the mark keeps the
+        old array. Or a call writes columns after the mark, which no mask shows before they are
+        written again. The slots of a window are used again, so that cache is copied.
+        """
+        return {
+            name: cache.copy() if self.groups[self.group_of[name]].limited else cache
+            for name, cache in caches.items()
+        }
 
 
 def zeros(inputs: Sequence[Input], source: type[Any], dtype: type[np.floating]) -> Arrays:

@@ -1,10 +1,14 @@
 """A drafter that runs a smaller model with the same tokens."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.engine.memory import Mark
 from cetane.engine.sampling import Sampler
+from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.speculate.drafter import Drafter
 
@@ -12,7 +16,9 @@ from cetane.speculate.drafter import Drafter
 class DraftModel(Drafter):
     """Runs a second bundle beside the target's, and rewinds when its draft is refused.
 
-    It shares the target's `sampler`: if the target samples, so does the draft.
+    It shares the target's `sampler`: if the target samples, so does the draft. It draws only what
+    the target can choose. A draft that ended before any other token would end by chance, and the
+    target's answers would no longer have the target's distribution.
     """
 
     name = "model"
@@ -21,6 +27,10 @@ class DraftModel(Drafter):
     def __init__(self, engine: Engine, sampler: Sampler) -> None:
         super().__init__()
         self.engine, self.sampler = engine, sampler
+
+    def begin(self, session: Session, tokens: Sequence[int]) -> None:
+        self.impossible = np.setdiff1d(np.arange(session.plan.vocab), session.plan.choosable)
+        super().begin(session, tokens)
 
     def forget(self) -> None:
         self.own = self.engine.session()
@@ -36,8 +46,7 @@ class DraftModel(Drafter):
         if most < 1:
             return NO_DRAFT
         self.go_back()
-        logits = self.own.feed(self.tokens[len(self.fed) :])
-        assert logits is not None
+        logits = self.feed(self.tokens[len(self.fed) :])
         self.fed = list(self.tokens)
         drafted: list[int] = []
         distributions = []
@@ -48,11 +57,17 @@ class DraftModel(Drafter):
             if len(drafted) == most:
                 break
             self.marks[len(self.fed)] = self.own.mark()
-            logits = self.own.feed(drafted[-1:])
-            assert logits is not None
+            logits = self.feed(drafted[-1:])
             self.fed.append(drafted[-1])
         drawn_from = np.stack(distributions) if distributions else None
         return Draft(tuple(drafted), self.name, drawn_from)
+
+    def feed(self, tokens: Sequence[int]) -> Array:
+        """Its own logits `(V,)` after more tokens, for what the target can choose."""
+        logits = self.own.feed(tokens)
+        assert logits is not None
+        logits[self.impossible] = -np.inf
+        return logits
 
     def go_back(self) -> None:
         """Rewind to the last common token of its own text and the target's.
