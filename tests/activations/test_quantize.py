@@ -177,6 +177,13 @@ def test_experts_as_functions(checkpoint: Checkpoint, recipe: Callable[..., Reci
         check(plan.model_copy(update={"recipe": routed}), Path("here"))
 
 
+def test_adapters_beside_a_base(checkpoint: Checkpoint, recipe: Callable[..., Recipe]) -> None:
+    """Only the base's calls are calibrated, so an adapter's tensors would have no range."""
+    plan = Planner(checkpoint, recipe()).plan().model_copy(update={"adapters": {"law": None}})
+    with pytest.raises(CetaneError, match="adapters beside a base"):
+        check(plan, Path("here"))
+
+
 def test_a_target_that_exists(bundle: Bundle, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("not a bundle")
     for force in (False, True):

@@ -151,7 +151,7 @@ def looped(variable: NamedValue, inside: NamedValue, again: str) -> Op:
         (typed("v", (3,)), "go", r"fp32 \(2\) is passed, where fp32 \(3\) is declared"),
         (typed("v", (2,), "fp16"), "go", r"fp32 \(2\) is passed, where fp16 \(2\) is declared"),
         (NamedValue("v", None), "go", "a list is declared"),
-        (typed("v", (2,)), "w", r"fp32 \(2\) is passed, where bool \(\) is declared"),
+        (typed("v", (2,)), "w", "its condition is not one bool"),
     ],
 )
 def test_loops_whose_variables_change_their_types(inside: NamedValue, again: str, why: str) -> None:

@@ -122,6 +122,7 @@ def check(plan: Plan, path: Path) -> None:
          'cache.contract = "readonly"'),
         (recipe.tokens.shapes == "range", "flexible shapes", 'tokens.shapes = "static"'),
         (bool(recipe.layout.routed), "experts as functions", "layout.routed = []"),
+        (bool(plan.adapters), "adapters beside a base", "--lora in place of --adapter"),
     ):  # fmt: skip
         if wrong:
             raise CetaneError(

@@ -198,7 +198,10 @@ class _Checker:
         for given in (variables, results[1]):
             for wanted in (first.inputs, second.inputs, op.outputs):
                 _check_passed(given, [value.type for value in wanted])
-        _check_passed(results[0], [TensorType((), "bool")])
+        for condition in results[0]:  # coremltools gives it any shape of one element
+            shape = None if condition is None else condition.static_shape
+            if condition is None or condition.dtype != "bool" or math.prod(shape or ()) != 1:
+                raise CetaneError("its condition is not one bool")
 
     def _agreement(self, op: Op) -> None:
         """Raise CetaneError if a declared type differs from the type that the op computes."""
