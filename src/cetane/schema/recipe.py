@@ -1,7 +1,7 @@
 """Recipes: what to build, as data. TOML in, a validated frozen object out."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,16 +10,18 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from cetane.compress import Selection
 from cetane.errors import CetaneError
-from cetane.files import read_toml
+from cetane.files import read_toml, write_toml
 from cetane.schema.interface import Order
 from cetane.schema.slots import CacheFormat, ContractName
 from cetane.schema.streaming import Streaming, load_scores
-from cetane.schema.subset import Subset, load_subset
+from cetane.schema.subset import SUBSET, Subset, load_subset
 from cetane.validation import Data, validated
 
 Mode = Literal["decode", "verify", "prefill"]
 Quality = Literal["near-lossless", "good", "usable"]
 DEFAULT_QUALITY: Quality = "good"
+RECIPE = "recipe.toml"
+"""The file of a recipe that cetane writes, with the reasons for what it chose."""
 
 
 class Layout(Data):
@@ -344,10 +346,15 @@ def value_of(recipe: Recipe, key: str) -> Any:
     return value
 
 
-def recipe_content(recipe: Recipe) -> dict[str, Any]:
-    """A recipe as content for TOML, without defaults. `load_recipe` reads a file of this content as
-    the same recipe."""
-    return without_none(recipe.model_dump(mode="json", exclude_defaults=True))
+def recipe_files(recipe: Recipe) -> dict[str, Callable[[Path], None]]:
+    """How to write a recipe: by name, a function that writes a file. In one folder, `load_recipe`
+    reads `RECIPE` as the same recipe."""
+    content = without_none(recipe.model_dump(mode="json", exclude_defaults=True))
+    files: dict[str, Callable[[Path], None]] = {RECIPE: lambda path: write_toml(path, content)}
+    if recipe.head.subset is not None:
+        content["head"]["subset"] = SUBSET
+        files[SUBSET] = recipe.head.subset.save
+    return files
 
 
 def without_none(content: Mapping[str, Any]) -> dict[str, Any]:
