@@ -1,5 +1,6 @@
 """Points of a tiny model, beside a computation with transformers alone."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import transformers
 from tests.engine.test_subset import subset_recipe
 from tests.tasks.work import Inline
 
+from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress import Selection, SensitivityFile, parse_format, pattern
 from cetane.compress.beside import TextFile
+from cetane.compress.sensitivity import SENSITIVITY
 from cetane.errors import CetaneError
 from cetane.families import Head
 from cetane.fitting.fit import Fitter
@@ -26,23 +29,14 @@ from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
 from cetane.pipeline.build import build
 from cetane.pipeline.calibration import resolve_fitted
-from cetane.planner import Planner, turned
+from cetane.planner import Encoder, Planner, turned
 from cetane.schema.recipe import Recipe, load_recipe
 from cetane.sweeps import moments
 from cetane.sweeps.choose import judged
 from cetane.sweeps.grid import Candidate, candidate, chosen, load_grid, parse_way, weights
 from cetane.sweeps.on_chip import predict
 from cetane.sweeps.points import JudgedText, Point
-from cetane.sweeps.sweep import (
-    LAYERS,
-    POINTS,
-    SENSITIVITY,
-    Passage,
-    Sweep,
-    best,
-    pareto,
-    write_recipe,
-)
+from cetane.sweeps.sweep import LAYERS, POINTS, Passage, Sweep, best, pareto, write_recipe
 from cetane.sweeps.tasks import SweepTasks
 
 TEXT = "The rating of how readily a fuel ignites is its cetane number. " * 60
@@ -148,6 +142,10 @@ def test_a_bundle_is_as_good_as_its_point(
     assert found.tokens == point.text.tokens
     assert found.perplexity == pytest.approx(point.perplexity, rel=1e-3)
     assert found.kl == pytest.approx(point.kl, rel=0.02)
+    shutil.rmtree(work.folder)  # the bundle holds what an export needs to encode once more
+    for one in (Bundle(bundle.path).plan.recipe, load_recipe(str(bundle.path / "recipe.toml"))):
+        assert one == bundle.plan.recipe
+        Encoder(checkpoint, one.compression)
 
 
 def test_a_fitted_point_is_what_its_recipe_ports(

@@ -122,10 +122,10 @@ class Selection(Data):
         return tuple(file for file in named if file is not None)
 
     def find_as(self, *known: FileBeside) -> None:
-        """Look for each file in the folder of the known one that has the same content."""
+        """Look for each file at the place of the known one that has the same content."""
         places = {file: file for file in known}
         for file in self.files:
-            file.lie_with(places.get(file, file))
+            file.lie_at(places.get(file, file).path)
 
     @property
     def auto(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from cetane.compress import Selection
+from cetane.compress.sensitivity import SENSITIVITY
 from cetane.errors import CetaneError
 from cetane.files import read_toml, write_toml
 from cetane.schema.interface import Order
@@ -354,6 +355,9 @@ def recipe_files(recipe: Recipe) -> dict[str, Callable[[Path], None]]:
     if recipe.head.subset is not None:
         content["head"]["subset"] = SUBSET
         files[SUBSET] = recipe.head.subset.save
+    if recipe.compression.sensitivity is not None:
+        content["compression"]["sensitivity"]["file"] = SENSITIVITY
+        files[SENSITIVITY] = recipe.compression.sensitivity.copy_to
     return files
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from cetane.checkpoint import Checkpoint
 from cetane.compress import Format, Fp16, Selection, SensitivityFile
-from cetane.compress.sensitivity import stored_key
+from cetane.compress.sensitivity import SENSITIVITY, stored_key
 from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import Progress, disk_errors, replacing
@@ -40,7 +40,7 @@ from cetane.sweeps.points import (
 CALIBRATION, LAYERS, JUDGED = 512, 128, 1024
 """Tokens of the text. The first `CALIBRATION` measure sensitivities; `LAYERS` of these also measure
 the harm to layers. The next `JUDGED` judge the points."""
-POINTS, SCORES, SENSITIVITY = "sweep.jsonl", "layers.jsonl", "sensitivity.safetensors"
+POINTS, SCORES = "sweep.jsonl", "layers.jsonl"
 
 
 @dataclass(frozen=True)
