@@ -6,6 +6,7 @@ import pytest
 
 from cetane.checkpoint import open_checkpoint
 from cetane.gates.residency import audit
+from cetane.gates.residency.target import Target
 from cetane.perf.combinations import FORMATS
 from cetane.pipeline.choose import known_to_hold, resolve_recipe
 from cetane.pipeline.plan import rank
@@ -26,10 +27,10 @@ def request_of_tiny(
 
 
 def test_what_was_not_judged_is_not_recommended(request_of_tiny: Request) -> None:
-    fastest = rank(request_of_tiny, "a19-pro").fastest
+    fastest = rank(request_of_tiny, Target("a19-pro")).fastest
     assert fastest is not None and fastest.format == "fp16"
     resolve_recipe(request_of_tiny.checkpoint, request_of_tiny.recipe)
-    judged = rank(request_of_tiny, "a19-pro").fastest
+    judged = rank(request_of_tiny, Target("a19-pro")).fastest
     assert judged is not None and judged.format == "palette6-kmeans-group32"
     assert judged.decode.ms <= fastest.decode.ms
 
@@ -47,8 +48,15 @@ def test_few_bits_are_ranked_among_formats_that_need_no_fitting(
 
 def test_what_a_rule_refuses_is_not_recommended(request_of_tiny: Request) -> None:
     """Prefill of 8 tokens in a cache that the graph blends fails on a phone, not on a Mac."""
-    ranking = rank(request_of_tiny, "a19-pro")
+    ranking = rank(request_of_tiny, Target("a19-pro"))
     refused = [c for c in ranking.combinations if c.refused and "matmul-scatter" in c.refused]
     assert all(c.contract == "blend" for c in refused)
     assert ranking.fastest is not None and ranking.fastest.contract != "blend"
     assert all(one.refused is None for one in ranking.held)
+
+
+def test_an_older_system_holds_nothing(request_of_tiny: Request) -> None:
+    """It loads no program of this recipe, which is for iOS 18."""
+    ranking = rank(request_of_tiny, Target("a19-pro", 17.0))
+    assert ranking.fastest is None
+    assert any("newer-system" in c.refused for c in ranking.combinations if c.refused)
