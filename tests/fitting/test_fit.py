@@ -25,6 +25,7 @@ from cetane.gates.reference import Reference
 from cetane.gates.weights import wrong_constants
 from cetane.pipeline.build import build
 from cetane.pipeline.choose import resolve_recipe
+from cetane.pipeline.request import Request
 from cetane.planner import Encoder, Planner, turned
 from cetane.schema.recipe import Recipe, parse_recipe
 
@@ -112,10 +113,19 @@ def test_another_text_makes_other_constants(fitted: Fixed, tmp_path: Path) -> No
     text = tmp_path / "ours.txt"
     text.write_text("a fuel ignites. " * 400, encoding="utf-8")
     assert differs(resolve_recipe(fitted.checkpoint, reading(text)), fitted)
+
+
+def test_too_short_a_text_is_refused_before_the_model_is_loaded(
+    fitted: Fixed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Fitter", lambda *_: pytest.fail("the model was loaded"))
+    text = tmp_path / "ours.txt"
     text.write_text("a fuel ignites.", encoding="utf-8")
-    short = reading(text)
-    with pytest.raises(CetaneError, match=r"windows of 32 tokens \(give a text of 8 windows"):
-        resolve_recipe(fitted.checkpoint, short)
+    too_short = r"windows of 32 tokens \(give a text of 8 windows"
+    with pytest.raises(CetaneError, match=too_short):
+        resolve_recipe(fitted.checkpoint, reading(text))
+    with pytest.raises(CetaneError, match=too_short):
+        assert Request(fitted.checkpoint, reading(text)).planner
 
 
 def reading(text: Path) -> Recipe:

@@ -55,8 +55,8 @@ class Request:
     def planner(self) -> "Planner":
         """The planner of the request. CetaneError if the model cannot be built by this recipe.
 
-        It reads all that a build needs (family, tensors, dtypes, tokenizer), so that a refusal
-        comes before any work.
+        It reads all that a build needs (family, tensors, dtypes, tokenizer, text), so that a
+        refusal comes before any work.
         """
         from cetane.planner import Planner
 
@@ -64,6 +64,11 @@ class Request:
         tokenizer = self.checkpoint.tokenizer
         if self.recipe.head.subset is not None:
             self.recipe.head.subset.check(tokenizer)
+        compression = self.recipe.compression
+        if compression.text is not None and compression.fitted is None:
+            from cetane.fitting.fit import check_text
+
+            check_text(self.checkpoint, planner)
         return planner
 
     @property
