@@ -115,6 +115,19 @@ def test_another_text_makes_other_constants(fitted: Fixed, tmp_path: Path) -> No
     assert differs(resolve_recipe(fitted.checkpoint, reading(text)), fitted)
 
 
+def test_another_python_has_another_documentation(
+    fitted: Fixed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So its constants are others, but a text of the user's is the same everywhere."""
+    planner = Planner(fitted.checkpoint, recipe(method="gptq"))
+    formats, compression = module.fitted_formats(planner), planner.recipe.compression
+    own = compression.model_copy(update={"text": TextFile(file="ours.txt", sha256="0" * 64)})
+    keys = [module.key_of(fitted.checkpoint, formats, one) for one in (compression, own)]
+    monkeypatch.setattr(module, "EDITION", "3.99.0")
+    others = [module.key_of(fitted.checkpoint, formats, one) for one in (compression, own)]
+    assert others[0] != keys[0] and others[1] == keys[1]
+
+
 def test_too_short_a_text_is_refused_before_the_model_is_loaded(
     fitted: Fixed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
 from cetane.errors import CetaneError
 from cetane.files import Progress, claimed, disk_errors, json_sha256, remove
 from cetane.fitting.attention import fuse_attention
-from cetane.fitting.documentation import documentation, spread, windows_of
+from cetane.fitting.documentation import EDITION, documentation, spread, windows_of
 from cetane.fitting.importance import Importance, importance, keep, load
 from cetane.fitting.lessons import lessons
 from cetane.fitting.openings import openings
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 VERSION, READING = 9, 8
 """The versions of fitted constants, and of what they are fitted on: texts, importance and lessons.
 Those of another version are made anew. A change of rounding alone keeps texts, which take most of
-the time."""
+the time. Another Python keeps them too: what its documentation says differs, and is as good."""
 SEQUENCES, LENGTH, SEED = 192, 256, 1
 """The sequences, their tokens and the seed of the model's own text that layers are rounded by.
 
@@ -134,7 +134,7 @@ def key_of(checkpoint: Checkpoint, formats: Mapping[str, Format], compression: S
         VERSION, checkpoint.content, compression.method,
         compression.minutes if tuned else None, compression.second_order.model_dump(),
         {name: form.name for name, form in formats.items()},
-        None if compression.text is None else compression.text.sha256,
+        EDITION if compression.text is None else compression.text.sha256,
     ]  # fmt: skip
     return json_sha256(content)
 
