@@ -116,6 +116,7 @@ def test_a_recipe_file_says_them(tmp_path: Path) -> None:
     for name, write in recipe_files(recipe()).items():
         write(tmp_path / name)
     assert load_recipe(str(tmp_path / "recipe.toml")) == recipe()
+    assert "compression" not in (tmp_path / "recipe.toml").read_text(), "defaults are left out"
 
 
 def tampered(plan: Plan, change: Callable[[dict[str, Any]], None]) -> None:

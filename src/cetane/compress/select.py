@@ -1,10 +1,18 @@
 """The selection: rules of a recipe that give each weight its compression format."""
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from cetane.compress.beside import FileBeside, TextFile
 from cetane.compress.fitted import FittedFile
@@ -69,7 +77,7 @@ class Selection(Data):
 
     default: Annotated[str, AfterValidator(_known_default)] = "fp16"
     types: dict[str, FormatName] = Field(default_factory=dict)
-    names: dict[str, FormatName] = Field(default_factory=dict)
+    names: dict[str, FormatName] = Field(default_factory=OrderedDict)
     sensitivity: SensitivityFile | None = None
     method: Method = Field(default="plain", exclude_if=lambda method: method == "plain")
     minutes: float = Field(default=30.0, gt=0, exclude_if=lambda minutes: minutes == 30.0)
@@ -84,6 +92,31 @@ class Selection(Data):
     """The most bits a weight, palettes counted, of the weights that `default` applies to. The port
     writes into `names` which of them get other palettes."""
     fitted: FittedFile | None = Field(default=None, exclude_if=lambda file: file is None)
+
+    @field_validator("names", mode="before")
+    @classmethod
+    def from_pairs(cls, names: Any) -> Any:
+        """What `in_order` wrote."""
+        if isinstance(names, list) and all(
+            isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in names
+        ):
+            return dict(names)
+        return names
+
+    @field_validator("names")
+    @classmethod
+    def ordered(cls, names: dict[str, str]) -> dict[str, str]:
+        """Names of which another order is not equal."""
+        return OrderedDict(names)
+
+    @model_serializer(mode="wrap", when_used="json")
+    def in_order(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Names as pairs, if their order is not that of JSON with sorted keys: manifests and keys
+        sort them, but the last match wins."""
+        content: dict[str, Any] = handler(self)
+        if list(self.names) != sorted(self.names):
+            content["names"] = [list(pair) for pair in self.names.items()]
+        return content
 
     @model_validator(mode="after")
     def consistent(self) -> "Selection":

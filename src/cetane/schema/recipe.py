@@ -341,7 +341,7 @@ def decided(recipe: Recipe, values: Mapping[str, Any], reasons: Mapping[str, str
 
 def value_of(recipe: Recipe, key: str) -> Any:
     """A value of a recipe by its dotted key; None where it has none."""
-    value: Any = recipe.model_dump(mode="json")
+    value: Any = recipe.model_dump()
     for name in key_path(key):
         value = value.get(name) if isinstance(value, dict) else None
     return value
@@ -352,6 +352,8 @@ def recipe_files(recipe: Recipe) -> dict[str, Callable[[Path], None]]:
     reads `RECIPE` as the same recipe."""
     content = without_none(recipe.model_dump(mode="json", exclude_defaults=True))
     files: dict[str, Callable[[Path], None]] = {RECIPE: lambda path: write_toml(path, content)}
+    if recipe.compression.names:
+        content["compression"]["names"] = dict(recipe.compression.names)
     if recipe.head.subset is not None:
         content["head"]["subset"] = SUBSET
         files[SUBSET] = recipe.head.subset.save
