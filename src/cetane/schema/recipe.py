@@ -386,6 +386,21 @@ def key_path(key: str) -> list[str]:
     return path
 
 
+def keys_in(changes: Mapping[str, Any]) -> frozenset[str]:
+    """The dotted keys of all values that changes name, those inside tables too."""
+    keys: set[str] = set()
+
+    def add(path: list[str], value: Any) -> None:
+        keys.add(".".join(path))
+        if isinstance(value, Mapping):
+            for name, inner in value.items():
+                add([*path, name], inner)
+
+    for key, value in changes.items():
+        add(key_path(key), value)
+    return frozenset(keys)
+
+
 def parse_recipe(content: dict[str, Any], where: str) -> Recipe:
     """Validate a recipe. A CetaneError names the key and, if it is unknown, the alternatives."""
     return validated(Recipe, content, where)
