@@ -128,6 +128,16 @@ def test_another_python_has_another_documentation(
     assert others[0] != keys[0] and others[1] == keys[1]
 
 
+def test_a_cache_that_cannot_be_written_is_refused_before_the_model_is_loaded(
+    fitted: Fixed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Fitter", lambda *_: pytest.fail("the model was loaded"))
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(CetaneError, match=r"cannot write .*file/fitted"):
+        resolve_recipe(fitted.checkpoint, recipe(method="gptq"))
+
+
 def test_too_short_a_text_is_refused_before_the_model_is_loaded(
     fitted: Fixed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,6 +73,7 @@ def fit(checkpoint: Checkpoint, planner: Planner, progress: Progress) -> FittedF
             'name one in compression.default, or take method = "plain"',
         )
     check_text(checkpoint, planner)
+    check_folder()
     if compression.method != "tuned":
         rounder = Fitter(checkpoint, planner, progress).rounded(formats, compression)
         return save(rounder.constants, key, rounder.harms)
@@ -97,6 +99,14 @@ def check_text(checkpoint: Checkpoint, planner: Planner) -> None:
             f"compression.text: too short, with {len(windows)} windows of {length} tokens",
             f"give a text of {LEAST} windows or more",
         )
+
+
+def check_folder() -> None:
+    """Raise CetaneError for a cache folder that cannot keep the constants: now, not after the
+    fitting."""
+    with disk_errors(folder()):
+        folder().mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder()).close()
 
 
 def human_text(checkpoint: Checkpoint, planner: Planner) -> Tensor:
