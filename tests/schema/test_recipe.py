@@ -149,6 +149,10 @@ def test_modes_can_be_left_out() -> None:
             {"compression": {"names": {"*": "fp32"}}},
             "compression.names.*: unknown compression format 'fp32'",
         ),
+        (
+            {"compression": {"method": "tuned", "minutes": float("inf")}},
+            "compression.minutes: Input should be a finite number",
+        ),
         ({"name": None}, "name: "),
         ({"name": 7}, "name: "),
     ],

@@ -80,7 +80,9 @@ class Selection(Data):
     names: dict[str, FormatName] = Field(default_factory=OrderedDict)
     sensitivity: SensitivityFile | None = None
     method: Method = Field(default="plain", exclude_if=lambda method: method == "plain")
-    minutes: float = Field(default=30.0, gt=0, exclude_if=lambda minutes: minutes == 30.0)
+    minutes: float = Field(
+        default=30.0, gt=0, allow_inf_nan=False, exclude_if=lambda minutes: minutes == 30.0
+    )
     """The minutes that `tuned` may take, without the rounding before it. A third of them at most
     write the text that it learns from, but at least two batches are written."""
     text: TextFile | None = Field(default=None, exclude_if=lambda file: file is None)
