@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # a recipe is read without numpy
 
 KEY = "key"
 """The metadata's entry that says what a file depends on."""
+MODEL = "model"
+"""The metadata's entry for the hash of the checkpoint that the constants were fitted to."""
 HARMS = "harms"
 """The metadata's entry for harms: a JSON object of nats by the name of a tensor."""
 ANEW = "remove compression.fitted from the recipe: cetane port makes the file anew"
@@ -58,6 +60,20 @@ class Fitted:
             said = json.loads((self.file.metadata() or {})[HARMS])
             return {str(name): float(harm) for name, harm in said.items()}
         return {}
+
+    def check_model(self, checkpoint: Any) -> None:
+        """Raise CetaneError if the constants were fitted to another checkpoint, by its `content`.
+
+        A model that was trained on from it has weights so near that a gate may take these constants
+        for its own. Older files do not say their model.
+        """
+        model = (self.file.metadata() or {}).get(MODEL)
+        if model is not None and model != checkpoint.content:
+            raise CetaneError(
+                f"compression.fitted: the constants were fitted to another model than "
+                f"{checkpoint.source}",
+                ANEW,
+            )
 
     def of(
         self, name: str, shape: Shape, form: Format, rows: Span | None, columns: Span | None
@@ -138,12 +154,12 @@ def folder() -> Path:
 
 
 def save(
-    constants: Mapping[str, Encoded], key: str, harms: Mapping[str, float] | None = None
+    constants: Mapping[str, Encoded], key: str, model: str, harms: Mapping[str, float] | None = None
 ) -> FittedFile:
     """Keep constants, by the names of a checkpoint's tensors, in the cache folder.
 
-    `key` is a hash of all that they depend on. `harms` is the KL that each is predicted to cost.
-    Raises CetaneError if nothing can be written.
+    `key` is a hash of all that they depend on, `model` that of the checkpoint alone. `harms` is the
+    KL that each is predicted to cost. Raises CetaneError if nothing can be written.
     """
     from safetensors.numpy import save as serialized
 
@@ -157,7 +173,7 @@ def save(
         elif isinstance(made, Affine):
             tensors[name + DATA] = made.data.reshape(len(made.data), -1)
             tensors[name + SCALE] = made.scale.reshape(-1)
-    content = serialized(tensors, {KEY: key, HARMS: json.dumps(dict(harms or {}))})
+    content = serialized(tensors, {KEY: key, MODEL: model, HARMS: json.dumps(dict(harms or {}))})
     digest = hashlib.sha256(content).hexdigest()
     with disk_errors(folder()):
         folder().mkdir(parents=True, exist_ok=True)

@@ -76,14 +76,15 @@ def fit(checkpoint: Checkpoint, planner: Planner, progress: Progress) -> FittedF
     check_folder()
     if compression.method != "tuned":
         rounder = Fitter(checkpoint, planner, progress).rounded(formats, compression)
-        return save(rounder.constants, key, rounder.harms)
+        return save(rounder.constants, key, checkpoint.content, rounder.harms)
     check_size(checkpoint)
     before = override(planner.recipe, {"compression.method": "gptq"})
     first = fit(checkpoint, Planner(checkpoint, before, planner), progress).read()
     partial = folder() / f"{key}.tuning"
     work = Fitter(checkpoint, planner, progress)
     with claimed(partial, "tuning"):
-        made = save(work.tuned(first, formats, compression.minutes, partial), key, first.harms)
+        tuned = work.tuned(first, formats, compression.minutes, partial)
+        made = save(tuned, key, checkpoint.content, first.harms)
         remove(partial)
     return made
 

@@ -141,6 +141,8 @@ def make_request(
     if wanted.get("compression.method") == "plain":
         wanted.pop("compression.mix_to", None)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
+    if any(key.startswith("compression") for key in keys_in(wanted)):
+        wanted = {"compression.fitted": None} | wanted  # those are of another compression
     checkpoint = open_checkpoint(model, lora, adapters)
     if isinstance(recipe, str) and recipe in shipped() and "cache.context" not in keys_in(wanted):
         wanted |= fitting_context(checkpoint, chosen.cache.context)
