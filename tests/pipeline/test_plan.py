@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from cetane.checkpoint import open_checkpoint
+from cetane.errors import CetaneError
 from cetane.gates.residency import audit
 from cetane.gates.residency.target import Target
 from cetane.perf.combinations import FORMATS
 from cetane.pipeline.choose import known_to_hold, resolve_recipe
-from cetane.pipeline.plan import rank
+from cetane.pipeline.plan import plan, rank
 from cetane.pipeline.request import Request, make_request
 from cetane.schema.recipe import load_recipe, override
 
@@ -53,6 +54,19 @@ def test_what_a_rule_refuses_is_not_recommended(request_of_tiny: Request) -> Non
     assert all(c.contract == "blend" for c in refused)
     assert ranking.fastest is not None and ranking.fastest.contract != "blend"
     assert all(one.refused is None for one in ranking.held)
+
+
+def test_a_plan_refuses_a_recipe_whose_files_are_gone(
+    tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    gone = {"file": str(tmp_path / "gone.safetensors"), "sha256": "0" * 64}
+    for changes in (
+        {"compression.default": "palette4-weighted-group8", "compression.sensitivity": gone},
+        {"compression.default": "palette4-kmeans-group8", "compression.method": "gptq",
+         "compression.fitted": gone},
+    ):  # fmt: skip
+        with pytest.raises(CetaneError, match=r"compression\.\w+: cannot read .*gone"):
+            plan(tiny_checkpoint_folder, changes=changes)
 
 
 def test_an_older_system_holds_nothing(request_of_tiny: Request) -> None:

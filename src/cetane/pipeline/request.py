@@ -55,8 +55,8 @@ class Request:
     def planner(self) -> "Planner":
         """The planner of the request. CetaneError if the model cannot be built by this recipe.
 
-        It reads all that a build needs (family, tensors, dtypes, tokenizer, text), so that a
-        refusal comes before any work.
+        It reads all that a build needs (family, tensors, dtypes, tokenizer, files of the
+        recipe), so that a refusal comes before any work.
         """
         from cetane.planner import Planner
 
@@ -65,6 +65,9 @@ class Request:
         if self.recipe.head.subset is not None:
             self.recipe.head.subset.check(tokenizer)
         compression = self.recipe.compression
+        for file in (compression.sensitivity, compression.fitted):
+            if file is not None:
+                file.read()  # refuses one that is missing or changed
         if compression.text is not None and compression.fitted is None:
             from cetane.fitting.fit import check_text
 
