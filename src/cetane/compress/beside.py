@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, model_validator
 
 from cetane.errors import CetaneError
 from cetane.files import LARGEST_TEXT, disk_errors, read_text, replacing, sha256
@@ -21,6 +21,13 @@ class FileBeside(Data):
     file: str = Field(min_length=1)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     _path: Path | None = PrivateAttr(default=None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def is_table(cls, content: Any) -> Any:
+        if isinstance(content, str):
+            raise ValueError(f"name a file with its hash: {{file = '{content}', sha256 = '...'}}")
+        return content
 
     def __eq__(self, other: object) -> bool:
         """Equal content, in any folder: a bundle's recipe does not know the folder."""

@@ -175,6 +175,13 @@ class HeadTable(Data):
     """The tokens that have rows; by default all. In a recipe file: the path, relative to the
     recipe's folder, of a subset that `cetane vocabulary` wrote."""
 
+    @field_validator("subset", mode="before")
+    @classmethod
+    def read_already(cls, subset: object) -> object:
+        if isinstance(subset, str):
+            raise ValueError("only a recipe file (.toml) can name a file of tokens")
+        return subset
+
 
 class LoweringTable(Data):
     """How blocks become graphs, where there is a choice."""
@@ -217,15 +224,16 @@ class Recipe(Data):
 
     @model_validator(mode="after")
     def consistent(self) -> "Recipe":
-        widest = max(self.tokens.by_mode().values())
-        if widest > self.cache.context:
-            raise ValueError(
-                f"a call of {widest} tokens does not fit a context of {self.cache.context}"
-            )
-        if self.cache.capacities and widest > self.cache.capacities[0]:
-            raise ValueError(
-                f"a call of {widest} tokens does not fit a capacity of {self.cache.capacities[0]}"
-            )
+        widest, mode = max((tokens, mode) for mode, tokens in self.tokens.by_mode().items())
+        rooms = {"context": self.cache.context}
+        if self.cache.capacities:
+            rooms["capacity"] = self.cache.capacities[0]
+        for what, room in rooms.items():
+            if widest > room:
+                raise ValueError(
+                    f"a call of {widest} tokens does not fit a {what} of {room}: "
+                    f"lower tokens.{mode}"
+                )
         if self.cache.capacities and self.tokens.shapes == "range":
             raise ValueError("cache.capacities needs static shapes: tokens.shapes = 'static'")
         if self.cache.format == "int8" and self.target.deployment != "iOS26":
