@@ -1,6 +1,7 @@
 """Points of a tiny model, beside a computation with transformers alone."""
 
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ from cetane.sweeps import moments
 from cetane.sweeps.choose import judged
 from cetane.sweeps.grid import Candidate, candidate, chosen, load_grid, parse_way, weights
 from cetane.sweeps.on_chip import predict
-from cetane.sweeps.points import JudgedText, Point
+from cetane.sweeps.plot import plot
+from cetane.sweeps.points import JudgedText, Point, SweptModel
 from cetane.sweeps.sweep import LAYERS, POINTS, Passage, Sweep, best, pareto, write_recipe
 from cetane.sweeps.tasks import SweepTasks
 
@@ -422,6 +424,19 @@ def test_a_recipe_of_a_sweep_has_its_text_beside_it(
     read = load_recipe(str(moved)).compression.text
     assert read is not None
     assert read.read() == "What our users ask.\r\n"
+
+
+def test_a_plot_takes_any_name(tmp_path: Path) -> None:
+    """A name is no formula, and its letters may be missing in the font."""
+    point = Point.model_construct(
+        name=NAME, method="kmeans", group="32", bits_per_weight=3.0, weight_bytes=1000, kl=0.1,
+        perplexity=9.0, model=SweptModel(source="漢 $\\frac$", fingerprint=""),
+        text=JudgedText(name="5 $\\x$ é.txt", sha256="0" * 64, tokens=9),
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        plot([point], point, tmp_path)
+    assert "漢 $\\frac$: 9 tokens of 5 $\\x$ é.txt" in (tmp_path / "sweep.svg").read_text("utf-8")
 
 
 def test_a_method_leaves_out_what_it_cannot_find(
