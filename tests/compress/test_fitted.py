@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from cetane.compress import Selection, parse_format
@@ -106,6 +107,12 @@ def test_what_was_fitted_otherwise_is_refused(
 ) -> None:
     with pytest.raises(CetaneError, match=f"{name} is not fitted to a {form}"):
         file.read().of(name, shape, parse_format(form), rows, None)
+
+
+def test_equal_constants_are_equal_files(file: FittedFile) -> None:
+    """Its header has no order that another process would not choose."""
+    with safe_open(file.path, "np") as opened:
+        assert list(opened.metadata()) == ["cetane"]
 
 
 def test_what_was_made_is_found_by_what_it_depends_on(file: FittedFile) -> None:
