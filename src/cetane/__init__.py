@@ -100,9 +100,9 @@ def __getattr__(name: str) -> Any:
             except ModuleNotFoundError as error:
                 if module not in EXTRAS:
                     raise
-                from cetane.errors import CetaneError
+                from cetane.errors import CetaneError, installing
 
-                hint = f"pip install 'cetane[{EXTRAS[module]}]'"
+                hint = installing(EXTRAS[module])
                 raise CetaneError(f"cetane.{name} needs the package {error.name}", hint) from error
             globals()[name] = value
             return value

@@ -1,6 +1,7 @@
 """The one exception for all errors that a user can mend."""
 
 import re
+import shlex
 
 LONGEST = 300
 """The most characters of a message, and of a hint: a file's own words must not fill the screen."""
@@ -20,6 +21,21 @@ class CetaneError(Exception):
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message} ({self.hint})"
+
+
+def installing(extra: str) -> str:
+    """The command that installs the packages of an extra, by their names: they come from an index,
+    but cetane from a wheel or a checkout."""
+    from importlib.metadata import requires  # here: they take long to import, for a rare error
+
+    from packaging.requirements import Requirement
+
+    names = []
+    for needed in map(Requirement, requires("cetane") or []):
+        marker = needed.marker
+        if marker and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""}):
+            names.append(str(needed).partition(";")[0].strip())
+    return shlex.join(["pip", "install", *names])
 
 
 def printable(text: str, longest: int | None = LONGEST) -> str:

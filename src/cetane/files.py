@@ -291,7 +291,8 @@ def read_named(kind: type[Content], path: Path, most: int, key: str, hint: str) 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The TOML table in `path`. Raises CetaneError if it cannot be read or is not TOML."""
-    return parse_toml(read_text(path, LARGEST_TOML), str(path))
+    text = read_text(path, LARGEST_TOML).removeprefix("\ufeff")  # some editors begin a file so
+    return parse_toml(text, str(path))
 
 
 def write_toml(path: Path, content: Mapping[str, Any]) -> None:

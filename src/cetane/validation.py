@@ -55,8 +55,14 @@ def validated(
 
 def reason(error: ValidationError, kind: type[Any] | None = None) -> str:
     """The first error, as "KEY: REASON"."""
-    first = error.errors()[0]
-    key, text = ".".join(map(str, first["loc"])), worded(first, kind)
+    first, *others = error.errors()
+    location = first["loc"]
+    if location and str(location[-1]).startswith("literal["):  # a choice, or else some other value
+        location = location[:-1]
+        same = (one["msg"] for one in others if one["loc"][:-1] == location)
+        choices = [message.removeprefix("Input should ") for message in same]
+        first["msg"] = " or ".join([first["msg"], *choices])
+    key, text = ".".join(map(str, location)), worded(first, kind)
     return f"{key}: {text}" if key else text
 
 

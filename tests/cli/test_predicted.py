@@ -46,7 +46,7 @@ def test_explain(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path
     shown = cetane(*arguments, "--chip", "m1").out
     assert "borrowed from" in shown and "anemll" in shown.lower()
     assert "unknown" in shown  # no interval: nothing of an M1 was fitted
-    assert cetane(*arguments).error.startswith("--sweep and --explain need a chip")
+    assert cetane(*arguments).error.startswith("--sweep, --explain and --os need a chip")
 
 
 def test_sweep(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path) -> None:
@@ -59,6 +59,15 @@ def test_sweep(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path) 
     shown = cetane(*arguments).out
     assert "predicted on A19 Pro" in shown
     assert "nothing that is known to pass every gate fits at a context of 64" in shown
+
+
+def test_an_older_system(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path) -> None:
+    """It loads no program of this recipe, which is for iOS 18."""
+    plan = ("plan", tiny_checkpoint_folder, "-r", recipe_file)
+    arguments = (*plan, "--chip", "a19-pro", "--sweep", "--os", "17", "--json")
+    refused = [c["refused"] or "" for c in cetane(*arguments).json["predicted"]["combinations"]]
+    assert any("newer-system" in reason for reason in refused)
+    assert "need a chip" in cetane(*plan, "--os", "18").error
 
 
 def test_an_unknown_chip(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path) -> None:

@@ -1,5 +1,6 @@
 """cetane sweep, as a user sees it, and what its recipe builds."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,12 @@ def text(tmp_path: Path) -> Path:
 def test_a_sweep_chooses_a_recipe_that_ports(
     cetane: Cetane, tiny_checkpoint_folder: Path, small_file: Path, text: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "out"
-    found = cetane(
+    folder = tmp_path / "my sweep"
+    sweep = (
         "sweep", tiny_checkpoint_folder, "-r", small_file, "--text", text, "-o", folder,
-        "--formats", "palette8-weighted-group32", "--budget", "12", "--json",
-    ).json  # fmt: skip
+        "--formats", "palette8-weighted-group32", "--budget", "12",
+    )  # fmt: skip
+    found = cetane(*sweep, "--json").json
     assert {"fp16", "palette8-weighted-group32"} < {p["name"] for p in found["points"]}
     fitting = [p for p in found["points"] if p["weight_bytes"] <= found["budget_bytes"]]
     point = min(fitting, key=lambda p: p["kl"])
@@ -36,6 +38,10 @@ def test_a_sweep_chooses_a_recipe_that_ports(
     }  # fmt: skip
     assert Image.open(folder / "sweep.png").size[0] > 800
     assert (folder / "sweep.svg").read_text().startswith("<?xml")
+
+    *_, last = cetane(*sweep).out.splitlines()
+    port = ["cetane", "port", str(tiny_checkpoint_folder), "-r", str(folder / "recipe.toml")]
+    assert shlex.split(last.removeprefix("next: ")) == port, "a shell takes it as it is"
 
     bundle = tmp_path / "bundle"
     arguments = ("port", tiny_checkpoint_folder, "-r", folder / "recipe.toml", "-o", bundle)

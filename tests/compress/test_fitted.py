@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from cetane.compress import Selection, parse_format
@@ -25,7 +26,7 @@ FOUR, INT4 = parse_format("palette4-kmeans-group8"), parse_format("int4-per-chan
 
 @pytest.fixture(scope="module")
 def file() -> FittedFile:
-    return save({"a.weight": PALETTE, "b.weight": LINEAR}, "some-key")
+    return save({"a.weight": PALETTE, "b.weight": LINEAR}, "some-key", "a-model")
 
 
 def test_constants_are_read_as_they_were_made(file: FittedFile) -> None:
@@ -56,7 +57,7 @@ def test_rows_and_columns_are_parts_of_a_tensor(file: FittedFile) -> None:
 def test_all_rows_of_one_palette_are_parts_too() -> None:
     """Slices of a head, or queries and keys of one tensor."""
     whole = Palettized(PALETTE.indices, PALETTE.lut[:1], 4)
-    fitted = save({"a.weight": whole}, "one-palette").read()
+    fitted = save({"a.weight": whole}, "one-palette", "a-model").read()
     form = parse_format("palette4-kmeans-per-tensor")
     rows = fitted.of("a.weight", (5, 6), form, (3, 8), None)
     assert rows is not None
@@ -108,6 +109,12 @@ def test_what_was_fitted_otherwise_is_refused(
         file.read().of(name, shape, parse_format(form), rows, None)
 
 
+def test_equal_constants_are_equal_files(file: FittedFile) -> None:
+    """Its header has no order that another process would not choose."""
+    with safe_open(file.path, "np") as opened:
+        assert list(opened.metadata()) == ["cetane"]
+
+
 def test_what_was_made_is_found_by_what_it_depends_on(file: FittedFile) -> None:
     assert kept("some-key") == file
     assert kept("another-key") is None
@@ -115,7 +122,7 @@ def test_what_was_made_is_found_by_what_it_depends_on(file: FittedFile) -> None:
     assert kept("damaged") is None
     (folder() / "gone.json").write_text(json.dumps("0" * 64))
     assert kept("gone") is None
-    half = save({"h.weight": LINEAR}, "half")
+    half = save({"h.weight": LINEAR}, "half", "a-model")
     half.path.write_bytes(half.path.read_bytes()[:-4])
     assert kept("half") is None
 
@@ -156,4 +163,4 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "file"))
     with pytest.raises(CetaneError, match=r"cannot write .*fitted"):
-        save({"a.weight": PALETTE}, "some-key")
+        save({"a.weight": PALETTE}, "some-key", "a-model")

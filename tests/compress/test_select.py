@@ -1,3 +1,4 @@
+import json
 import tomllib
 
 import pytest
@@ -5,6 +6,7 @@ from pydantic import ValidationError
 
 from cetane.compress import Selection
 from cetane.errors import CetaneError
+from cetane.files import json_sha256
 
 KINDS = {
     "model.layers.0.self_attn.q_proj.weight": "attention",
@@ -37,6 +39,25 @@ def test_the_last_match_wins() -> None:
 def test_the_order_of_names_is_the_order_of_the_file() -> None:
     selection = Selection(names={"lm_head.*": "fp16", "*": "int8-per-tensor"})
     assert selection.format_for("lm_head.weight", "head").name == "int8-per-tensor"
+
+
+def test_the_order_of_names_survives_a_manifest() -> None:
+    """Manifests, and the keys of all that depends on a recipe, are JSON with sorted keys."""
+    one = Selection(names={"model.layers.0.*": "int8-per-tensor", "*.up_proj.*": "fp16"})
+    other = Selection(names={"*.up_proj.*": "fp16", "model.layers.0.*": "int8-per-tensor"})
+    assert one != other
+    for selection in (one, other):
+        content = json.dumps(selection.model_dump(mode="json"), sort_keys=True)
+        again = Selection.model_validate(json.loads(content))
+        assert again == selection and list(again.names) == list(selection.names)
+    keys = [json_sha256(selection.model_dump(mode="json")) for selection in (one, other)]
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize("names", [[1], [["a"]], [[["a"], "fp16"]], [["a", 5]], "fp16"])
+def test_what_is_no_table_of_names(names: object) -> None:
+    with pytest.raises(ValidationError):
+        Selection.model_validate({"names": names})
 
 
 def test_nothing_is_compressed_unless_asked() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
@@ -24,7 +25,9 @@ from cetane.gates.port import packaged
 from cetane.gates.reference import Reference
 from cetane.gates.weights import wrong_constants
 from cetane.pipeline.build import build
+from cetane.pipeline.calibration import resolve_fitted
 from cetane.pipeline.choose import resolve_recipe
+from cetane.pipeline.request import Request, make_request
 from cetane.planner import Encoder, Planner, turned
 from cetane.schema.recipe import Recipe, parse_recipe
 
@@ -112,10 +115,71 @@ def test_another_text_makes_other_constants(fitted: Fixed, tmp_path: Path) -> No
     text = tmp_path / "ours.txt"
     text.write_text("a fuel ignites. " * 400, encoding="utf-8")
     assert differs(resolve_recipe(fitted.checkpoint, reading(text)), fitted)
+
+
+def test_constants_of_another_model_are_refused(
+    fitted: Fixed, tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    """Weights that were trained a little further are near enough to pass for the same ones."""
+    folder = tmp_path / "trained on"
+    shutil.copytree(tiny_checkpoint_folder, folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"] *= 1.01
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    same, other = fitted.bundle.plan.recipe, open_checkpoint(folder)
+    assert resolve_fitted(fitted.checkpoint, same) == same
+    with pytest.raises(
+        CetaneError, match=r"compression\.fitted: .* another model than .*trained on"
+    ):
+        resolve_fitted(other, same)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [({"compression.method": "tuned"}, False), ({"compression": {}}, False),
+     ({"cache.context": 32}, True)],
+)  # fmt: skip
+def test_constants_of_another_compression_are_not_taken(
+    changes: dict[str, Any], kept: bool, fitted: Fixed, tiny_checkpoint_folder: Path
+) -> None:
+    asked = make_request(tiny_checkpoint_folder, fitted.bundle.plan.recipe, changes=changes)
+    assert (asked.recipe.compression.fitted is not None) == kept
+
+
+def test_another_python_has_another_documentation(
+    fitted: Fixed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So its constants are others, but a text of the user's is the same everywhere."""
+    planner = Planner(fitted.checkpoint, recipe(method="gptq"))
+    formats, compression = module.fitted_formats(planner), planner.recipe.compression
+    own = compression.model_copy(update={"text": TextFile(file="ours.txt", sha256="0" * 64)})
+    keys = [module.key_of(fitted.checkpoint, formats, one) for one in (compression, own)]
+    monkeypatch.setattr(module, "EDITION", "3.99.0")
+    others = [module.key_of(fitted.checkpoint, formats, one) for one in (compression, own)]
+    assert others[0] != keys[0] and others[1] == keys[1]
+
+
+def test_a_cache_that_cannot_be_written_is_refused_before_the_model_is_loaded(
+    fitted: Fixed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Fitter", lambda *_: pytest.fail("the model was loaded"))
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(CetaneError, match=r"cannot write .*file/fitted"):
+        resolve_recipe(fitted.checkpoint, recipe(method="gptq"))
+
+
+def test_too_short_a_text_is_refused_before_the_model_is_loaded(
+    fitted: Fixed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Fitter", lambda *_: pytest.fail("the model was loaded"))
+    text = tmp_path / "ours.txt"
     text.write_text("a fuel ignites.", encoding="utf-8")
-    short = reading(text)
-    with pytest.raises(CetaneError, match=r"windows of 32 tokens \(give a text of 8 windows"):
-        resolve_recipe(fitted.checkpoint, short)
+    too_short = r"windows of 32 tokens \(give a text of 8 windows"
+    with pytest.raises(CetaneError, match=too_short):
+        resolve_recipe(fitted.checkpoint, reading(text))
+    with pytest.raises(CetaneError, match=too_short):
+        assert Request(fitted.checkpoint, reading(text)).planner
 
 
 def reading(text: Path) -> Recipe:

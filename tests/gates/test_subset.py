@@ -22,7 +22,7 @@ from cetane.gates.ladder import ladder
 from cetane.gates.quality import perplexity
 from cetane.pipeline.build import build
 from cetane.planner import Planner
-from cetane.schema.recipe import Recipe
+from cetane.schema.recipe import Recipe, load_recipe
 from cetane.schema.subset import as_ranges
 
 TOKENS = [int(t) for t in np.random.default_rng(9).integers(1, 288, 97)]
@@ -64,6 +64,13 @@ def test_the_bundle_holds_those_rows_alone(bundle: Bundle, truth: torch.nn.Modul
     assert (
         '"tokens": "0-256 258-259 262-269 271-286"' in (bundle.path / "manifest.json").read_text()
     )
+
+
+def test_the_bundles_own_recipe_is_the_plans(bundle: Bundle) -> None:
+    """The tokens lie beside it, in a file of the manifest."""
+    bundle.verify()
+    assert load_recipe(str(bundle.path / "recipe.toml")) == bundle.plan.recipe
+    assert "subset.json" in bundle.manifest.files
 
 
 def test_perplexity_by_hand(

@@ -15,7 +15,7 @@ from cetane.bundle.rows import ROW_FORMATS
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress import parse_format
 from cetane.errors import CetaneError
-from cetane.files import silent, write_toml
+from cetane.files import silent
 from cetane.fitting import fit
 from cetane.gates.limits import Limits, read
 from cetane.pipeline import choose
@@ -23,7 +23,7 @@ from cetane.pipeline.calibration import resolve_fitted
 from cetane.pipeline.choose import Bench, resolutions, resolve_recipe
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
-from cetane.schema.recipe import Recipe, load_recipe, override, recipe_content
+from cetane.schema.recipe import Recipe, load_recipe, override, recipe_files
 
 SMALL, LARGE = "palette6-kmeans-group32", "int8-per-channel"
 
@@ -357,7 +357,8 @@ def test_a_written_recipe_is_the_same_recipe(
     checkpoint: Checkpoint, recipe: Recipe, tmp_path: Path
 ) -> None:
     chosen = resolve_recipe(checkpoint, recipe)
-    write_toml(tmp_path / "recipe.toml", recipe_content(chosen))
+    for name, write in recipe_files(chosen).items():
+        write(tmp_path / name)
     assert load_recipe(str(tmp_path / "recipe.toml")) == chosen
 
 

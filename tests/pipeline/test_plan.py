@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 from cetane.checkpoint import open_checkpoint
+from cetane.errors import CetaneError
 from cetane.gates.residency import audit
+from cetane.gates.residency.target import Target
 from cetane.perf.combinations import FORMATS
 from cetane.pipeline.choose import known_to_hold, resolve_recipe
-from cetane.pipeline.plan import rank
+from cetane.pipeline.plan import plan, rank
 from cetane.pipeline.request import Request, make_request
 from cetane.schema.recipe import load_recipe, override
 
@@ -26,10 +28,10 @@ def request_of_tiny(
 
 
 def test_what_was_not_judged_is_not_recommended(request_of_tiny: Request) -> None:
-    fastest = rank(request_of_tiny, "a19-pro").fastest
+    fastest = rank(request_of_tiny, Target("a19-pro")).fastest
     assert fastest is not None and fastest.format == "fp16"
     resolve_recipe(request_of_tiny.checkpoint, request_of_tiny.recipe)
-    judged = rank(request_of_tiny, "a19-pro").fastest
+    judged = rank(request_of_tiny, Target("a19-pro")).fastest
     assert judged is not None and judged.format == "palette6-kmeans-group32"
     assert judged.decode.ms <= fastest.decode.ms
 
@@ -47,8 +49,28 @@ def test_few_bits_are_ranked_among_formats_that_need_no_fitting(
 
 def test_what_a_rule_refuses_is_not_recommended(request_of_tiny: Request) -> None:
     """Prefill of 8 tokens in a cache that the graph blends fails on a phone, not on a Mac."""
-    ranking = rank(request_of_tiny, "a19-pro")
+    ranking = rank(request_of_tiny, Target("a19-pro"))
     refused = [c for c in ranking.combinations if c.refused and "matmul-scatter" in c.refused]
     assert all(c.contract == "blend" for c in refused)
     assert ranking.fastest is not None and ranking.fastest.contract != "blend"
     assert all(one.refused is None for one in ranking.held)
+
+
+def test_a_plan_refuses_a_recipe_whose_files_are_gone(
+    tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    gone = {"file": str(tmp_path / "gone.safetensors"), "sha256": "0" * 64}
+    for changes in (
+        {"compression.default": "palette4-weighted-group8", "compression.sensitivity": gone},
+        {"compression.default": "palette4-kmeans-group8", "compression.method": "gptq",
+         "compression.fitted": gone},
+    ):  # fmt: skip
+        with pytest.raises(CetaneError, match=r"compression\.\w+: cannot read .*gone"):
+            plan(tiny_checkpoint_folder, changes=changes)
+
+
+def test_an_older_system_holds_nothing(request_of_tiny: Request) -> None:
+    """It loads no program of this recipe, which is for iOS 18."""
+    ranking = rank(request_of_tiny, Target("a19-pro", 17.0))
+    assert ranking.fastest is None
+    assert any("newer-system" in c.refused for c in ranking.combinations if c.refused)

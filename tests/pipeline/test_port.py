@@ -11,7 +11,7 @@ from cetane.errors import CetaneError
 from cetane.gates.explain import Explanation
 from cetane.gates.limits import Limits, read
 from cetane.pipeline.port import is_open, mended, port
-from cetane.pipeline.request import make_request, read_size
+from cetane.pipeline.request import make_request, read_changes, read_size
 from cetane.schema.recipe import Recipe, load_recipe, override, parse_recipe
 
 
@@ -101,6 +101,18 @@ def test_a_recipe_by_name_fits_a_small_model(
     """The default has room for 2,048 tokens, this model for 256."""
     request = make_request(tiny_checkpoint_folder, context=given)
     assert request.planner.plan().recipe.cache.context == context
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["cache.context=64", "cache.context = 64", 'cache."context"=64', "cache={context=64}"],
+)
+def test_a_context_in_a_setting_is_taken_as_it_is(
+    setting: str, tiny_checkpoint_folder: Path
+) -> None:
+    request = make_request(tiny_checkpoint_folder, changes=read_changes([setting]))
+    assert request.recipe.cache.context == 64
+    assert "cache.context" in request.named, "no choice for a chip changes it"
 
 
 def test_a_context_that_was_asked_for_is_not_changed(tiny_checkpoint_folder: Path) -> None:

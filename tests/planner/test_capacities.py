@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from cetane.perf.capacities import capacity_costs
 from cetane.perf.predict import Predictor
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
-from cetane.schema.recipe import override, parse_recipe, recipe_content
+from cetane.schema.recipe import load_recipe, override, parse_recipe, recipe_files
 from cetane.schema.slots import CONTRACTS
 
 WIDE = 256
@@ -111,10 +112,11 @@ def test_recipes_that_cannot_be(changes: dict[str, Any], message: str) -> None:
         override(recipe(), changes)
 
 
-def test_a_recipe_file_says_them() -> None:
-    content = recipe_content(recipe())
-    assert content["cache"]["capacities"] == [32, 64]
-    assert parse_recipe(content, "file") == recipe()
+def test_a_recipe_file_says_them(tmp_path: Path) -> None:
+    for name, write in recipe_files(recipe()).items():
+        write(tmp_path / name)
+    assert load_recipe(str(tmp_path / "recipe.toml")) == recipe()
+    assert "compression" not in (tmp_path / "recipe.toml").read_text(), "defaults are left out"
 
 
 def tampered(plan: Plan, change: Callable[[dict[str, Any]], None]) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from cetane.errors import CetaneError
+from cetane.families.options import ResidualOptions
 from cetane.schema.recipe import Recipe, load_recipe, override, parse_recipe, shipped
-from cetane.validation import check_keys, parse_json, parse_toml
+from cetane.validation import check_keys, parse_json, parse_toml, validated
 
 
 def parse(**content: Any) -> Recipe:
@@ -149,6 +150,10 @@ def test_modes_can_be_left_out() -> None:
             {"compression": {"names": {"*": "fp32"}}},
             "compression.names.*: unknown compression format 'fp32'",
         ),
+        (
+            {"compression": {"method": "tuned", "minutes": float("inf")}},
+            "compression.minutes: Input should be a finite number",
+        ),
         ({"name": None}, "name: "),
         ({"name": 7}, "name: "),
     ],
@@ -215,6 +220,30 @@ def test_files_that_are_not_toml(tmp_path: Path, content: bytes) -> None:
 def test_what_is_no_key(key: str) -> None:
     with pytest.raises(CetaneError, match="is not a key of a recipe"):
         override(parse(), {key: 3})
+
+
+def test_a_file_of_an_editor_that_marks_its_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('description = "ours"', encoding="utf-8-sig")
+    assert load_recipe(str(path)).description == "ours"
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("head.subset", r"only a recipe file \(.toml\) can name a file of tokens"),
+        ("compression.text", "name a file with its hash: {file = 'a.txt', sha256"),
+        ("compression.sensitivity", "name a file with its hash: {file = 'a.txt', sha256"),
+    ],
+)
+def test_a_file_where_a_table_belongs(key: str, message: str) -> None:
+    with pytest.raises(CetaneError, match=f"{key}: {message}"):
+        override(parse(), {key: "a.txt"})
+
+
+def test_a_value_that_is_neither_a_choice_nor_a_number() -> None:
+    with pytest.raises(CetaneError, match="residual_scale: Input should be 'auto' or be less than"):
+        validated(ResidualOptions, {"residual_scale": 3}, "[family]")
 
 
 def test_mistakes_in_a_file_name_the_file(tmp_path: Path) -> None:

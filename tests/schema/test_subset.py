@@ -14,7 +14,7 @@ from tokenizers import decoders, models
 
 from cetane.checkpoint import Tokenizer
 from cetane.errors import CetaneError
-from cetane.schema.recipe import load_recipe, parse_recipe
+from cetane.schema.recipe import load_recipe, parse_recipe, recipe_files
 from cetane.schema.subset import Subset, as_ranges, load_subset
 
 TEXT = {"name": "a.txt", "sha256": "0" * 64, "tokens": 98, "covered": 97}
@@ -102,6 +102,17 @@ def test_a_recipe_names_a_file_beside_it(tmp_path: Path) -> None:
     assert found.head.subset == load_subset(tmp_path / "some.json")
     again = parse_recipe(json.loads(found.model_dump_json()), "a manifest")
     assert again == found
+
+
+def test_a_recipe_with_any_number_of_tokens_can_be_read_again(tmp_path: Path) -> None:
+    """A TOML file of these ids is larger than any that is read."""
+    tokens = as_ranges(np.arange(0, 250_000, 2))
+    made = parse_recipe({
+        "name": "mine", "head": {"subset": content(tokens, vocabulary=250_000)},
+    }, "test")  # fmt: skip
+    for name, write in recipe_files(made).items():
+        write(tmp_path / name)
+    assert load_recipe(str(tmp_path / "recipe.toml")) == made
 
 
 def test_an_unknown_key_of_a_subset_in_a_recipe() -> None:

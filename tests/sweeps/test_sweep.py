@@ -1,5 +1,7 @@
 """Points of a tiny model, beside a computation with transformers alone."""
 
+import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ import transformers
 from tests.engine.test_subset import subset_recipe
 from tests.tasks.work import Inline
 
+from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress import Selection, SensitivityFile, parse_format, pattern
 from cetane.compress.beside import TextFile
+from cetane.compress.sensitivity import SENSITIVITY
 from cetane.errors import CetaneError
 from cetane.families import Head
 from cetane.fitting.fit import Fitter
@@ -26,23 +30,15 @@ from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
 from cetane.pipeline.build import build
 from cetane.pipeline.calibration import resolve_fitted
-from cetane.planner import Planner, turned
+from cetane.planner import Encoder, Planner, turned
 from cetane.schema.recipe import Recipe, load_recipe
 from cetane.sweeps import moments
 from cetane.sweeps.choose import judged
 from cetane.sweeps.grid import Candidate, candidate, chosen, load_grid, parse_way, weights
 from cetane.sweeps.on_chip import predict
-from cetane.sweeps.points import JudgedText, Point
-from cetane.sweeps.sweep import (
-    LAYERS,
-    POINTS,
-    SENSITIVITY,
-    Passage,
-    Sweep,
-    best,
-    pareto,
-    write_recipe,
-)
+from cetane.sweeps.plot import plot
+from cetane.sweeps.points import JudgedText, Point, SweptModel
+from cetane.sweeps.sweep import LAYERS, POINTS, Passage, Sweep, best, pareto, write_recipe
 from cetane.sweeps.tasks import SweepTasks
 
 TEXT = "The rating of how readily a fuel ignites is its cetane number. " * 60
@@ -148,6 +144,10 @@ def test_a_bundle_is_as_good_as_its_point(
     assert found.tokens == point.text.tokens
     assert found.perplexity == pytest.approx(point.perplexity, rel=1e-3)
     assert found.kl == pytest.approx(point.kl, rel=0.02)
+    shutil.rmtree(work.folder)  # the bundle holds what an export needs to encode once more
+    for one in (Bundle(bundle.path).plan.recipe, load_recipe(str(bundle.path / "recipe.toml"))):
+        assert one == bundle.plan.recipe
+        Encoder(checkpoint, one.compression)
 
 
 def test_a_fitted_point_is_what_its_recipe_ports(
@@ -424,6 +424,19 @@ def test_a_recipe_of_a_sweep_has_its_text_beside_it(
     read = load_recipe(str(moved)).compression.text
     assert read is not None
     assert read.read() == "What our users ask.\r\n"
+
+
+def test_a_plot_takes_any_name(tmp_path: Path) -> None:
+    """A name is no formula, and its letters may be missing in the font."""
+    point = Point.model_construct(
+        name=NAME, method="kmeans", group="32", bits_per_weight=3.0, weight_bytes=1000, kl=0.1,
+        perplexity=9.0, model=SweptModel(source="漢 $\\frac$", fingerprint=""),
+        text=JudgedText(name="5 $\\x$ é.txt", sha256="0" * 64, tokens=9),
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        plot([point], point, tmp_path)
+    assert "漢 $\\frac$: 9 tokens of 5 $\\x$ é.txt" in (tmp_path / "sweep.svg").read_text("utf-8")
 
 
 def test_a_method_leaves_out_what_it_cannot_find(

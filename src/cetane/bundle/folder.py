@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cetane.bundle.draft_heads import DraftHead, listed_files, open_draft_heads
 from cetane.bundle.listed import ListedFolder
 from cetane.bundle.tables import Tables, TokenRows
+from cetane.compress.sensitivity import SENSITIVITY
 from cetane.errors import CetaneError
 from cetane.files import disk_errors, read_json, regular_files, write_json
 from cetane.schema.draft_head import DraftHeadKind
@@ -60,6 +61,9 @@ class Bundle(ListedFolder[Manifest]):
             raise CetaneError(f"{path}: no {MANIFEST}, so not a complete bundle", hint)
         regular_files(path)
         super().__init__(path, Manifest)
+        counted = self.plan.recipe.compression.sensitivity
+        if counted is not None and SENSITIVITY in self.manifest.files:
+            counted.lie_at(self.file(SENSITIVITY))
 
     @property
     def plan(self) -> Plan:

@@ -12,6 +12,7 @@ from cetane.cli.options import (
     Json,
     Lora,
     Model,
+    OsNumber,
     RecipeName,
     Settings,
     Verbose,
@@ -20,6 +21,7 @@ from cetane.cli.output import print_json, progress, say, show_warnings
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
+    from cetane.gates.residency.target import Target
     from cetane.pipeline.request import Request
 
 
@@ -40,6 +42,7 @@ def plan(
     lora: Lora = None,
     adapter: Adapters = None,
     chip: ChipName = None,
+    os: OsNumber = None,
     sweep: SweepOption = False,
     explain: ExplainOption = False,
     verbose: Verbose = False,
@@ -52,23 +55,24 @@ def plan(
     """
     from cetane.cli import forecast as shown
     from cetane.cli import plan_tables
-    from cetane.gates.residency.target import Target
+    from cetane.gates.residency.target import DEFAULT_OS, Target
     from cetane.pipeline.plan import forecast, planner_for
     from cetane.pipeline.request import make_request, read_adapters, read_changes
 
     if sweep and explain:
         raise CetaneError("--sweep and --explain exclude each other")
-    if chip is None and (sweep or explain):
-        raise CetaneError("--sweep and --explain need a chip", shown.known_chips())
+    if chip is None and (sweep or explain or os):
+        raise CetaneError("--sweep, --explain and --os need a chip", shown.known_chips())
+    target = Target(chip, os or DEFAULT_OS) if chip else None
     request = make_request(
         model, recipe, context, bits, read_changes(settings or []), lora=lora,
         adapters=read_adapters(adapter or []),
     )  # fmt: skip
-    if chip and sweep:
-        rank_all(request, chip, json)
+    if target and sweep:
+        rank_all(request, target, json)
         return
     with progress("plan"):
-        planner = planner_for(request, Target(chip) if chip else None)
+        planner = planner_for(request, target)
         resolved = planner.plan()
     predicted = forecast(planner, chip) if chip else None
     warnings = [request.warning] if request.warning else []
@@ -84,13 +88,13 @@ def plan(
             say("to predict the speed on a chip, add --chip m4-max")
 
 
-def rank_all(request: "Request", chip: str, json: bool) -> None:
+def rank_all(request: "Request", target: "Target", json: bool) -> None:
     """Print all combinations by predicted speed."""
     from cetane.cli.forecast import show_ranking
     from cetane.pipeline.plan import rank
 
     with progress("combinations") as update:
-        ranking = rank(request, chip, update)
+        ranking = rank(request, target, update)
     if json:
         print_json({"predicted": ranking.as_json()})
     else:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, model_validator
 
 from cetane.errors import CetaneError
 from cetane.files import LARGEST_TEXT, disk_errors, read_text, replacing, sha256
@@ -20,7 +20,14 @@ class FileBeside(Data):
 
     file: str = Field(min_length=1)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    _folder: Path = PrivateAttr(default_factory=Path)
+    _path: Path | None = PrivateAttr(default=None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def is_table(cls, content: Any) -> Any:
+        if isinstance(content, str):
+            raise ValueError(f"name a file with its hash: {{file = '{content}', sha256 = '...'}}")
+        return content
 
     def __eq__(self, other: object) -> bool:
         """Equal content, in any folder: a bundle's recipe does not know the folder."""
@@ -31,15 +38,15 @@ class FileBeside(Data):
 
     def beside(self, recipe: Path) -> None:
         """Look for the file in the folder of the recipe at this path."""
-        self._folder = recipe.parent
+        self.lie_at(recipe.parent / self.file)
 
-    def lie_with(self, other: FileBeside) -> None:
-        """Look for the file in the folder of another one."""
-        self._folder = other._folder
+    def lie_at(self, path: Path) -> None:
+        """Look for the file at a path, whatever its name there."""
+        self._path = path
 
     @property
     def path(self) -> Path:
-        return self._folder / self.file
+        return self._path or Path(self.file)
 
     def verify(self, key: str, hint: str) -> Path:
         """The file's path. Raises CetaneError, which begins with the recipe's `key` and has this

@@ -24,10 +24,12 @@ if TYPE_CHECKING:  # a recipe is read without numpy
 
     from cetane.compress.encoded import Affine, Encoded, Palettized
 
-KEY = "key"
-"""The metadata's entry that says what a file depends on."""
-HARMS = "harms"
-"""The metadata's entry for harms: a JSON object of nats by the name of a tensor."""
+SAID = "cetane"
+"""The metadata's only entry, a JSON object. The order of several differs from run to run, and the
+file's hash with it."""
+KEY, MODEL, HARMS = "key", "model", "harms"
+"""Its keys: hashes of all that the constants depend on, and of the checkpoint alone; nats by the
+name of a tensor."""
 ANEW = "remove compression.fitted from the recipe: cetane port makes the file anew"
 """What to do if the file is not the right one."""
 INDICES, LUT, DATA, SCALE = "/indices", "/lut", "/data", "/scale"
@@ -51,13 +53,34 @@ class Fitted:
         self.path = path
 
     @property
+    def said(self) -> dict[str, Any]:
+        """What the file's metadata says; empty for an older file."""
+        with suppress(KeyError, ValueError):
+            said = json.loads((self.file.metadata() or {})[SAID])
+            return said if isinstance(said, dict) else {}
+        return {}
+
+    @property
     def harms(self) -> dict[str, float]:
         """The KL, in nats a token, that the rounding of each tensor was predicted to cost, by its
         name; empty if nothing predicted it."""
         with suppress(KeyError, ValueError, TypeError, AttributeError):
-            said = json.loads((self.file.metadata() or {})[HARMS])
-            return {str(name): float(harm) for name, harm in said.items()}
+            return {str(name): float(harm) for name, harm in self.said[HARMS].items()}
         return {}
+
+    def check_model(self, checkpoint: Any) -> None:
+        """Raise CetaneError if the constants were fitted to another checkpoint, by its `content`.
+
+        A model that was trained on from it has weights so near that a gate may take these constants
+        for its own. Older files do not say their model.
+        """
+        model = self.said.get(MODEL)
+        if model is not None and model != checkpoint.content:
+            raise CetaneError(
+                f"compression.fitted: the constants were fitted to another model than "
+                f"{checkpoint.source}",
+                ANEW,
+            )
 
     def of(
         self, name: str, shape: Shape, form: Format, rows: Span | None, columns: Span | None
@@ -138,12 +161,12 @@ def folder() -> Path:
 
 
 def save(
-    constants: Mapping[str, Encoded], key: str, harms: Mapping[str, float] | None = None
+    constants: Mapping[str, Encoded], key: str, model: str, harms: Mapping[str, float] | None = None
 ) -> FittedFile:
     """Keep constants, by the names of a checkpoint's tensors, in the cache folder.
 
-    `key` is a hash of all that they depend on. `harms` is the KL that each is predicted to cost.
-    Raises CetaneError if nothing can be written.
+    `key` is a hash of all that they depend on, `model` that of the checkpoint alone. `harms` is the
+    KL that each is predicted to cost. Raises CetaneError if nothing can be written.
     """
     from safetensors.numpy import save as serialized
 
@@ -157,7 +180,8 @@ def save(
         elif isinstance(made, Affine):
             tensors[name + DATA] = made.data.reshape(len(made.data), -1)
             tensors[name + SCALE] = made.scale.reshape(-1)
-    content = serialized(tensors, {KEY: key, HARMS: json.dumps(dict(harms or {}))})
+    said = {KEY: key, MODEL: model, HARMS: dict(harms or {})}
+    content = serialized(tensors, {SAID: json.dumps(said)})
     digest = hashlib.sha256(content).hexdigest()
     with disk_errors(folder()):
         folder().mkdir(parents=True, exist_ok=True)

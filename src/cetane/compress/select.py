@@ -1,10 +1,18 @@
 """The selection: rules of a recipe that give each weight its compression format."""
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from cetane.compress.beside import FileBeside, TextFile
 from cetane.compress.fitted import FittedFile
@@ -69,10 +77,12 @@ class Selection(Data):
 
     default: Annotated[str, AfterValidator(_known_default)] = "fp16"
     types: dict[str, FormatName] = Field(default_factory=dict)
-    names: dict[str, FormatName] = Field(default_factory=dict)
+    names: dict[str, FormatName] = Field(default_factory=OrderedDict)
     sensitivity: SensitivityFile | None = None
     method: Method = Field(default="plain", exclude_if=lambda method: method == "plain")
-    minutes: float = Field(default=30.0, gt=0, exclude_if=lambda minutes: minutes == 30.0)
+    minutes: float = Field(
+        default=30.0, gt=0, allow_inf_nan=False, exclude_if=lambda minutes: minutes == 30.0
+    )
     """The minutes that `tuned` may take, without the rounding before it. A third of them at most
     write the text that it learns from, but at least two batches are written."""
     text: TextFile | None = Field(default=None, exclude_if=lambda file: file is None)
@@ -84,6 +94,31 @@ class Selection(Data):
     """The most bits a weight, palettes counted, of the weights that `default` applies to. The port
     writes into `names` which of them get other palettes."""
     fitted: FittedFile | None = Field(default=None, exclude_if=lambda file: file is None)
+
+    @field_validator("names", mode="before")
+    @classmethod
+    def from_pairs(cls, names: Any) -> Any:
+        """What `in_order` wrote."""
+        if isinstance(names, list) and all(
+            isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in names
+        ):
+            return dict(names)
+        return names
+
+    @field_validator("names")
+    @classmethod
+    def ordered(cls, names: dict[str, str]) -> dict[str, str]:
+        """Names of which another order is not equal."""
+        return OrderedDict(names)
+
+    @model_serializer(mode="wrap", when_used="json")
+    def in_order(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Names as pairs, if their order is not that of JSON with sorted keys: manifests and keys
+        sort them, but the last match wins."""
+        content: dict[str, Any] = handler(self)
+        if list(self.names) != sorted(self.names):
+            content["names"] = [list(pair) for pair in self.names.items()]
+        return content
 
     @model_validator(mode="after")
     def consistent(self) -> "Selection":
@@ -122,10 +157,10 @@ class Selection(Data):
         return tuple(file for file in named if file is not None)
 
     def find_as(self, *known: FileBeside) -> None:
-        """Look for each file in the folder of the known one that has the same content."""
+        """Look for each file at the place of the known one that has the same content."""
         places = {file: file for file in known}
         for file in self.files:
-            file.lie_with(places.get(file, file))
+            file.lie_at(places.get(file, file).path)
 
     @property
     def auto(self) -> bool:

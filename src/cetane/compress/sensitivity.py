@@ -10,6 +10,7 @@ backward pass is needed, and the file has some hundred kilobytes.
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ if TYPE_CHECKING:  # a recipe is read without numpy
 
     Vector = npt.NDArray[np.float32]
 
+SENSITIVITY = "sensitivity.safetensors"
+"""The file of sensitivities beside a recipe that cetane writes."""
 KEY = "key"
 """The metadata entry that names the model and the text of a file."""
 LARGEST = 1 << 28
@@ -85,7 +88,7 @@ class SensitivityFile(FileBeside):
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
-        path = self.verify("compression.sensitivity", "cetane sweep MODEL writes it")
+        path = self._whole()
         try:
             inputs = load(read_bytes(path, LARGEST))
         except (SafetensorError, ValueError, KeyError) as error:
@@ -93,3 +96,10 @@ class SensitivityFile(FileBeside):
         if any(v.dtype != "float32" or v.ndim != 1 for v in inputs.values()):
             raise CetaneError(f"{path}: sensitivities must be vectors of fp32")
         return Sensitivities(inputs)
+
+    def copy_to(self, path: Path) -> None:
+        """Copy the file. Raises CetaneError if it is missing or has another hash."""
+        shutil.copyfile(self._whole(), path)
+
+    def _whole(self) -> Path:
+        return self.verify("compression.sensitivity", "cetane sweep MODEL writes it")

@@ -7,7 +7,9 @@ KL of 0.109 in place of 0.054 on the documentation of modules that are not read 
 
 from __future__ import annotations
 
+import platform
 import pydoc
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -24,6 +26,10 @@ MODULES = (
 )  # fmt: skip
 """The modules that are read. Experiments and benchmarks judge on none of them
 (`cetane.lab.workload`)."""
+EDITION = platform.python_version()
+"""What the documentation depends on. Its hash would say the same, but takes seconds to make."""
+OWN = re.compile(r" at 0x[0-9a-f]+|\nFILE\n.*|\n    tempdir = .*")
+"""What differs between two processes or machines: addresses of objects, and paths."""
 SLICES, SLICE = 64, 1 << 16
 """The most slices of a user's text, and the characters of a slice: together about a million tokens.
 Fitting reads 90,000 at most, and a text of 256 MB would take minutes to encode."""
@@ -31,11 +37,11 @@ Fitting reads 90,000 at most, and a text of 256 MB would take minutes to encode.
 
 def documentation() -> list[str]:
     """The documentation of `MODULES`, and the topics of the language's reference, as far as this
-    Python has them."""
+    Python has them. It is the same in every process."""
     found = []
     for name in MODULES:
         with suppress(ImportError, pydoc.ErrorDuringImport):  # this Python lacks a C library
-            found.append(pydoc.plain(pydoc.render_doc(name)))
+            found.append(OWN.sub("", pydoc.plain(pydoc.render_doc(name))))
     with suppress(ImportError):
         from pydoc_data.topics import topics
 

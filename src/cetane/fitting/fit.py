@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
 from cetane.errors import CetaneError
 from cetane.files import Progress, claimed, disk_errors, json_sha256, remove
 from cetane.fitting.attention import fuse_attention
-from cetane.fitting.documentation import documentation, spread, windows_of
+from cetane.fitting.documentation import EDITION, documentation, spread, windows_of
 from cetane.fitting.importance import Importance, importance, keep, load
 from cetane.fitting.lessons import lessons
 from cetane.fitting.openings import openings
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 VERSION, READING = 9, 8
 """The versions of fitted constants, and of what they are fitted on: texts, importance and lessons.
 Those of another version are made anew. A change of rounding alone keeps texts, which take most of
-the time."""
+the time. Another Python keeps them too: what its documentation says differs, and is as good."""
 SEQUENCES, LENGTH, SEED = 192, 256, 1
 """The sequences, their tokens and the seed of the model's own text that layers are rounded by.
 
@@ -71,18 +72,60 @@ def fit(checkpoint: Checkpoint, planner: Planner, progress: Progress) -> FittedF
             "bits at most, and no weight has such a format",
             'name one in compression.default, or take method = "plain"',
         )
+    check_text(checkpoint, planner)
+    check_folder()
     if compression.method != "tuned":
         rounder = Fitter(checkpoint, planner, progress).rounded(formats, compression)
-        return save(rounder.constants, key, rounder.harms)
+        return save(rounder.constants, key, checkpoint.content, rounder.harms)
     check_size(checkpoint)
     before = override(planner.recipe, {"compression.method": "gptq"})
     first = fit(checkpoint, Planner(checkpoint, before, planner), progress).read()
     partial = folder() / f"{key}.tuning"
     work = Fitter(checkpoint, planner, progress)
     with claimed(partial, "tuning"):
-        made = save(work.tuned(first, formats, compression.minutes, partial), key, first.harms)
+        tuned = work.tuned(first, formats, compression.minutes, partial)
+        made = save(tuned, key, checkpoint.content, first.harms)
         remove(partial)
     return made
+
+
+def check_text(checkpoint: Checkpoint, planner: Planner) -> None:
+    """Raise CetaneError for a text that cannot be read or is too short: now, not after the model
+    was loaded."""
+    if planner.recipe.compression.text is None:
+        return
+    windows, length = human_text(checkpoint, planner), length_of(planner)
+    if len(windows) < LEAST:
+        raise CetaneError(
+            f"compression.text: too short, with {len(windows)} windows of {length} tokens",
+            f"give a text of {LEAST} windows or more",
+        )
+
+
+def check_folder() -> None:
+    """Raise CetaneError for a cache folder that cannot keep the constants: now, not after the
+    fitting."""
+    with disk_errors(folder()):
+        folder().mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder()).close()
+
+
+def human_text(checkpoint: Checkpoint, planner: Planner) -> Tensor:
+    """Windows of the recipe's text, else of documentation, int64 `(N, length)`."""
+    given = planner.recipe.compression.text
+    texts = documentation() if given is None else spread(given.read())
+    return windows_of(texts, checkpoint.tokenizer, start_of(checkpoint), length_of(planner))
+
+
+def start_of(checkpoint: Checkpoint) -> int:
+    """The token that texts begin with."""
+    start, ends = checkpoint.tokenizer.bos_id, checkpoint.tokenizer.eos_ids
+    return next(iter(ends), 0) if start is None else start
+
+
+def length_of(planner: Planner) -> int:
+    """The tokens of a window."""
+    return min(LENGTH, planner.model.max_context)
 
 
 def check_size(checkpoint: Checkpoint) -> None:
@@ -102,7 +145,7 @@ def key_of(checkpoint: Checkpoint, formats: Mapping[str, Format], compression: S
         VERSION, checkpoint.content, compression.method,
         compression.minutes if tuned else None, compression.second_order.model_dump(),
         {name: form.name for name, form in formats.items()},
-        None if compression.text is None else compression.text.sha256,
+        EDITION if compression.text is None else compression.text.sha256,
     ]  # fmt: skip
     return json_sha256(content)
 
@@ -134,25 +177,17 @@ class Fitter:
         self.names = {
             path: own["weight"] for path, own in reference.names.items() if "weight" in own
         }
-        start, ends = checkpoint.tokenizer.bos_id, checkpoint.tokenizer.eos_ids
-        self.start = next(iter(ends), 0) if start is None else start
-        self.length = min(LENGTH, planner.model.max_context)
-        self.tokenizer, self.given = checkpoint.tokenizer, planner.recipe.compression.text
-        self.given_hash = "" if self.given is None else self.given.sha256
+        self.start, self.length = start_of(checkpoint), length_of(planner)
+        self.planner, self.tokenizer = planner, checkpoint.tokenizer
+        given = planner.recipe.compression.text
+        self.given_hash = "" if given is None else given.sha256
         if self.resident:  # this reads all weights, so that they can be narrowed
             self.model(torch.tensor([[self.start]]), use_cache=False)
 
     @cached_property
     def others(self) -> Tensor:
-        """Windows of human text, int64 `(N, length)`. Raises CetaneError for too short a text."""
-        texts = documentation() if self.given is None else spread(self.given.read())
-        windows = windows_of(texts, self.tokenizer, self.start, self.length)
-        if len(windows) < LEAST:
-            raise CetaneError(
-                f"compression.text: too short, with {len(windows)} windows of {self.length} tokens",
-                f"give a text of {LEAST} windows or more",
-            )
-        return windows
+        """`human_text` of the model."""
+        return human_text(self.checkpoint, self.planner)
 
     def rounded(self, formats: Mapping[str, Format], compression: Selection) -> Rounder:
         """The rounder after all layers, with their constants and predicted harms."""
@@ -232,14 +267,13 @@ class Fitter:
 
     def text(self) -> Tensor:
         """The model's own text, then human text, int64 `(sequences, length)`."""
-        others = self.others[:READ]  # first: a text that is too short is refused before any work
         # a model that is not resident keeps no weights that could be narrowed
         with narrowed(self.model) if self.resident else nullcontext():
             own = write_text(
                 self.model, self.start, SEQUENCES, self.length, SEED, self.progress,
                 openings(self.tokenizer),
             )  # fmt: skip
-        return torch.cat([own, others])
+        return torch.cat([own, self.others[:READ]])
 
 
 def untie(model: Any) -> None:

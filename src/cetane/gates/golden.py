@@ -22,7 +22,7 @@ from cetane.engine.authored import embedding_rows
 from cetane.engine.backend import Array
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
-from cetane.errors import CetaneError
+from cetane.errors import CetaneError, installing
 from cetane.files import Progress
 from cetane.gates import metrics
 from cetane.gates.bases import base_checks, unknown_bases
@@ -75,7 +75,7 @@ from cetane.validation import Data
 
 STEPS = 6
 """The steps that the progress counts: the five questions, and greedy decoding."""
-OWN_MERGE = "cetane itself merged the model's adapters: pip install 'cetane[lora]' lets peft do it"
+OWN_MERGE = "cetane itself merged the model's adapters: {} lets peft do it"
 TOO_LARGE = "greedy decoding was left out: the whole model would not fit in memory"
 TOO_LONG = (
     "positions beyond {} were judged with few keys, and an ANE's arithmetic with {} keys, of a "
@@ -178,7 +178,7 @@ def golden(
         ]
     merged = checkpoint.merged or checkpoint.adapters
     loaders = {result.loader, *(own.loader for own in adapters.values())}
-    told = [OWN_MERGE] if merged and "cetane" in loaders else []
+    told = [OWN_MERGE.format(installing("lora"))] if merged and "cetane" in loaders else []
     return result.model_copy(
         update={
             "adapters": adapters,

@@ -80,9 +80,13 @@ def resolve_scale(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = s
 
 
 def resolve_fitted(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silent) -> Recipe:
-    """The recipe with constants fitted to the model, where its method asks for them."""
+    """The recipe with constants fitted to the model, where its method asks for them. CetaneError
+    for a recipe that names constants of another model."""
     compression = recipe.compression
-    if compression.method == "plain" or compression.fitted is not None:
+    if compression.fitted is not None:
+        compression.fitted.read().check_model(checkpoint)
+        return recipe
+    if compression.method == "plain":
         return recipe
     fitted = fit(checkpoint, Planner(checkpoint, recipe), progress)
     return recipe.model_copy(

@@ -10,19 +10,12 @@ import numpy as np
 from cetane.bundle.rows import ROW_FORMATS
 from cetane.checkpoint import Checkpoint
 from cetane.checkpoint.names import model_name
-from cetane.files import write_toml
 from cetane.lower.lower import Lowering
 from cetane.lower.package import EXPORTER
 from cetane.pipeline.whole import bundle_key
 from cetane.planner import Planner
-from cetane.schema.manifest import (
-    RECIPE,
-    TOKENIZER,
-    rotary_path,
-    shard_path,
-    table_path,
-)
-from cetane.schema.recipe import Recipe, recipe_content
+from cetane.schema.manifest import TOKENIZER, rotary_path, shard_path, table_path
+from cetane.schema.recipe import Recipe, recipe_files
 from cetane.tasks.task import Task, task_key
 
 TABLE_ELEMENTS = 1 << 24
@@ -115,16 +108,13 @@ def parts(
         path.mkdir()
         checkpoint.tokenizer.save(path)
 
-    def write_recipe(path: Path) -> None:
-        write_toml(path, recipe_content(planner.recipe))
-
     def shard(name: str) -> Callable[[Path], None]:
         return lambda path: lowering.lower(name, path)
 
     return (
         {table_path(name, part): rows(name, part)
          for name in embeddings for part in form.stored(plan.tables[name])}
-        | {TOKENIZER: tokenizer, RECIPE: write_recipe}
+        | {TOKENIZER: tokenizer} | recipe_files(planner.recipe)
         | {rotary_path(table): rotary(table) for table in planner.model.rotary}
         | {shard_path(name): shard(name) for name in planner.members}
     )  # fmt: skip

@@ -213,12 +213,12 @@ def combination_json(combination: Combination) -> dict[str, Any]:
     }
 
 
-def rank(request: Request, chip: str, progress: Progress = silent) -> Ranking:
+def rank(request: Request, target: Target, progress: Progress = silent) -> Ranking:
     """Predict every combination of layout, cache contract, format, width and context.
 
     CetaneError for a chip of which nothing was measured.
     """
-    profile, context = find_chip(chip), request.recipe.cache.context
+    profile, context = find_chip(target.chip), request.recipe.cache.context
     space = Combinations(request.checkpoint, request.recipe, profile)
     combinations = []
     for index, combination in enumerate(space):
@@ -232,7 +232,7 @@ def rank(request: Request, chip: str, progress: Progress = silent) -> Ranking:
         if one.refused or one.context != context or one.format not in promised:
             continue
         planner = Planner(request.checkpoint, one.recipe, request.planner)
-        audited = audit(sketch(planner), Target(chip))
+        audited = audit(sketch(planner), target)
         if audited.passed:
             fastest = one
             break

@@ -12,7 +12,7 @@ from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress.beside import TextFile
 from cetane.errors import CetaneError
 from cetane.files import nameable
-from cetane.schema.recipe import Recipe, load_recipe, override, shipped
+from cetane.schema.recipe import Recipe, keys_in, load_recipe, override, shipped
 
 if TYPE_CHECKING:  # plans need torch; a bundle that comes from a store needs no plan
     from cetane.planner import Planner
@@ -55,8 +55,8 @@ class Request:
     def planner(self) -> "Planner":
         """The planner of the request. CetaneError if the model cannot be built by this recipe.
 
-        It reads all that a build needs (family, tensors, dtypes, tokenizer), so that a refusal
-        comes before any work.
+        It reads all that a build needs (family, tensors, dtypes, tokenizer, files of the
+        recipe), so that a refusal comes before any work.
         """
         from cetane.planner import Planner
 
@@ -64,6 +64,14 @@ class Request:
         tokenizer = self.checkpoint.tokenizer
         if self.recipe.head.subset is not None:
             self.recipe.head.subset.check(tokenizer)
+        compression = self.recipe.compression
+        for file in (compression.sensitivity, compression.fitted):
+            if file is not None:
+                file.read()  # refuses one that is missing or changed
+        if compression.text is not None and compression.fitted is None:
+            from cetane.fitting.fit import check_text
+
+            check_text(self.checkpoint, planner)
         return planner
 
     @property
@@ -136,8 +144,10 @@ def make_request(
     if wanted.get("compression.method") == "plain":
         wanted.pop("compression.mix_to", None)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
+    if any(key.startswith("compression") for key in keys_in(wanted)):
+        wanted = {"compression.fitted": None} | wanted  # those are of another compression
     checkpoint = open_checkpoint(model, lora, adapters)
-    if isinstance(recipe, str) and recipe in shipped() and "cache.context" not in wanted:
+    if isinstance(recipe, str) and recipe in shipped() and "cache.context" not in keys_in(wanted):
         wanted |= fitting_context(checkpoint, chosen.cache.context)
     if bits is not None and bits <= FITTED_BITS:
         from cetane.planner import can_turn
@@ -152,7 +162,7 @@ def make_request(
         from cetane.planner import turned
 
         checkpoint = turned(checkpoint, final)
-    return Request(checkpoint, final, frozenset(wanted), size)
+    return Request(checkpoint, final, keys_in(wanted), size)
 
 
 def read_size(text: str) -> int:
@@ -192,7 +202,7 @@ def read_changes(settings: list[str]) -> dict[str, Any]:
 
 def read_change(setting: str) -> tuple[str, Any]:
     """`tokens.verify=8` as a key and a value. CetaneError for a text without a key or `=`."""
-    key, equals, text = setting.partition("=")
+    key, equals, text = (part.strip() for part in setting.partition("="))
     if not key or not equals:
         raise CetaneError(f"{setting!r}: not KEY=VALUE", "as in cache.context=4096")
     try:

@@ -15,7 +15,7 @@ import numpy as np
 
 from cetane.checkpoint import Tokenizer
 from cetane.errors import CetaneError
-from cetane.files import Progress, disk_errors, sha256, silent, write_json
+from cetane.files import Progress, disk_errors, sha256, silent
 from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Reference, reference_of
 from cetane.pipeline.request import Request
@@ -215,7 +215,7 @@ def choose_vocabulary(
     count = fewest(chosen, sizes.order, len(sizes.necessary), coverage)
     subset = sizes.subset(count)
     with disk_errors(output):
-        write_json(output, subset.model_dump(mode="json"))
+        subset.save(output)
     vocab, least = planner.model.vocab, len(sizes.necessary)
     shown = sorted({least, count, vocab // 8, vocab // 4, vocab // 2, vocab})
     rows = [sizes.size(n, chosen=n == count) for n in shown if n >= min(least, vocab)]

@@ -16,8 +16,6 @@ SCHEMA = 3
 """The version of manifests that this cetane writes and reads."""
 MANIFEST = "manifest.json"
 GATES = "gates"
-RECIPE = "recipe.toml"
-"""The recipe of the plan as a file, with the reasons for what cetane chose."""
 TOKENIZER = "tokenizer"
 PRODUCERS = ("cetane", "coremltools", "torch", "transformers")
 

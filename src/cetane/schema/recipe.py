@@ -1,7 +1,7 @@
 """Recipes: what to build, as data. TOML in, a validated frozen object out."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,17 +9,20 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from cetane.compress import Selection
+from cetane.compress.sensitivity import SENSITIVITY
 from cetane.errors import CetaneError
-from cetane.files import read_toml
+from cetane.files import read_toml, write_toml
 from cetane.schema.interface import Order
 from cetane.schema.slots import CacheFormat, ContractName
 from cetane.schema.streaming import Streaming, load_scores
-from cetane.schema.subset import Subset, load_subset
+from cetane.schema.subset import SUBSET, Subset, load_subset
 from cetane.validation import Data, validated
 
 Mode = Literal["decode", "verify", "prefill"]
 Quality = Literal["near-lossless", "good", "usable"]
 DEFAULT_QUALITY: Quality = "good"
+RECIPE = "recipe.toml"
+"""The file of a recipe that cetane writes, with the reasons for what it chose."""
 
 
 class Layout(Data):
@@ -172,6 +175,13 @@ class HeadTable(Data):
     """The tokens that have rows; by default all. In a recipe file: the path, relative to the
     recipe's folder, of a subset that `cetane vocabulary` wrote."""
 
+    @field_validator("subset", mode="before")
+    @classmethod
+    def read_already(cls, subset: object) -> object:
+        if isinstance(subset, str):
+            raise ValueError("only a recipe file (.toml) can name a file of tokens")
+        return subset
+
 
 class LoweringTable(Data):
     """How blocks become graphs, where there is a choice."""
@@ -214,15 +224,16 @@ class Recipe(Data):
 
     @model_validator(mode="after")
     def consistent(self) -> "Recipe":
-        widest = max(self.tokens.by_mode().values())
-        if widest > self.cache.context:
-            raise ValueError(
-                f"a call of {widest} tokens does not fit a context of {self.cache.context}"
-            )
-        if self.cache.capacities and widest > self.cache.capacities[0]:
-            raise ValueError(
-                f"a call of {widest} tokens does not fit a capacity of {self.cache.capacities[0]}"
-            )
+        widest, mode = max((tokens, mode) for mode, tokens in self.tokens.by_mode().items())
+        rooms = {"context": self.cache.context}
+        if self.cache.capacities:
+            rooms["capacity"] = self.cache.capacities[0]
+        for what, room in rooms.items():
+            if widest > room:
+                raise ValueError(
+                    f"a call of {widest} tokens does not fit a {what} of {room}: "
+                    f"lower tokens.{mode}"
+                )
         if self.cache.capacities and self.tokens.shapes == "range":
             raise ValueError("cache.capacities needs static shapes: tokens.shapes = 'static'")
         if self.cache.format == "int8" and self.target.deployment != "iOS26":
@@ -338,16 +349,26 @@ def decided(recipe: Recipe, values: Mapping[str, Any], reasons: Mapping[str, str
 
 def value_of(recipe: Recipe, key: str) -> Any:
     """A value of a recipe by its dotted key; None where it has none."""
-    value: Any = recipe.model_dump(mode="json")
+    value: Any = recipe.model_dump()
     for name in key_path(key):
         value = value.get(name) if isinstance(value, dict) else None
     return value
 
 
-def recipe_content(recipe: Recipe) -> dict[str, Any]:
-    """A recipe as content for TOML, without defaults. `load_recipe` reads a file of this content as
-    the same recipe."""
-    return without_none(recipe.model_dump(mode="json", exclude_defaults=True))
+def recipe_files(recipe: Recipe) -> dict[str, Callable[[Path], None]]:
+    """How to write a recipe: by name, a function that writes a file. In one folder, `load_recipe`
+    reads `RECIPE` as the same recipe."""
+    content = without_none(recipe.model_dump(mode="json", exclude_defaults=True))
+    files: dict[str, Callable[[Path], None]] = {RECIPE: lambda path: write_toml(path, content)}
+    if recipe.compression.names:
+        content["compression"]["names"] = dict(recipe.compression.names)
+    if recipe.head.subset is not None:
+        content["head"]["subset"] = SUBSET
+        files[SUBSET] = recipe.head.subset.save
+    if recipe.compression.sensitivity is not None:
+        content["compression"]["sensitivity"]["file"] = SENSITIVITY
+        files[SENSITIVITY] = recipe.compression.sensitivity.copy_to
+    return files
 
 
 def without_none(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -372,6 +393,21 @@ def key_path(key: str) -> list[str]:
             f"{key!r} is not a key of a recipe", "write a dotted key, such as cache.context"
         ) from error
     return path
+
+
+def keys_in(changes: Mapping[str, Any]) -> frozenset[str]:
+    """The dotted keys of all values that changes name, those inside tables too."""
+    keys: set[str] = set()
+
+    def add(path: list[str], value: Any) -> None:
+        keys.add(".".join(path))
+        if isinstance(value, Mapping):
+            for name, inner in value.items():
+                add([*path, name], inner)
+
+    for key, value in changes.items():
+        add(key_path(key), value)
+    return frozenset(keys)
 
 
 def parse_recipe(content: dict[str, Any], where: str) -> Recipe:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, model_validator
 
 from cetane.errors import CetaneError
-from cetane.files import read_named
+from cetane.files import read_named, write_json
 from cetane.validation import Data
 
 if TYPE_CHECKING:  # a plan is read without numpy
@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # a plan is read without numpy
     Ids = npt.NDArray[np.int64]
     """Tokens, ascending."""
 
+SUBSET = "subset.json"
+"""The file of a subset beside a recipe that cetane writes: TOML is slow to read at its size."""
 LARGEST_FILE = 1 << 24
 """Bytes."""
 LARGEST_VOCABULARY = 1 << 22
@@ -97,6 +99,10 @@ class Subset(Data):
         """
         tokens = sum(text.tokens for text in self.held_out)
         return (tokens - sum(text.covered for text in self.held_out) + 1) / (tokens + 2)
+
+    def save(self, path: Path) -> None:
+        """Write the file that `load_subset` reads."""
+        write_json(path, self.model_dump(mode="json"))
 
     def check(self, tokenizer: Tokenizer) -> None:
         """Raise CetaneError if the ids are another tokenizer's, or if some text cannot be

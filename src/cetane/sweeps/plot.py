@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,8 @@ def plot(points: Sequence[Point], pick: Point | None, folder: Path) -> list[Path
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(SETTINGS):
+    with mpl.rc_context(SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph ")  # the font lacks a letter of a name
         figure = Figure(figsize=(8.4, 5.2), layout="constrained")
         FigureCanvasAgg(figure)
         draw(figure.add_subplot(), points, pick)
@@ -111,7 +113,7 @@ def decorate(axes: Axes, points: Sequence[Point]) -> None:
     axes.set_ylabel("perplexity (log scale), lower is better")
     axes.set_title(
         f"{Path(first.model.source).name}: {first.text.tokens} tokens of {first.text.name}",
-        loc="left", fontsize=11, fontweight="bold",
+        loc="left", fontsize=11, fontweight="bold", parse_math=False,
     )  # fmt: skip
     axes.legend(frameon=False, loc="upper right")
 

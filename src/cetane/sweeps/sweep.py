@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from cetane.checkpoint import Checkpoint
 from cetane.compress import Format, Fp16, Selection, SensitivityFile
-from cetane.compress.sensitivity import stored_key
+from cetane.compress.sensitivity import SENSITIVITY, stored_key
 from cetane.errors import CetaneError
 from cetane.families import Weight
-from cetane.files import Progress, disk_errors, replacing, write_toml
+from cetane.files import Progress, disk_errors, replacing
 from cetane.fitting.fit import VERSION, fit
 from cetane.gates.residency.target import Target
 from cetane.hardware.chips import Chip
@@ -21,7 +22,7 @@ from cetane.perf.predict import Predictor
 from cetane.pipeline.whole import location
 from cetane.planner import Planner
 from cetane.schema.manifest import producers
-from cetane.schema.recipe import Recipe, override, parse_recipe, recipe_content
+from cetane.schema.recipe import RECIPE, Recipe, override, parse_recipe, recipe_files
 from cetane.sweeps import mixed, moments, smoke
 from cetane.sweeps.basis import Basis
 from cetane.sweeps.grid import Candidate, candidate, parse_way, weights
@@ -39,7 +40,7 @@ from cetane.sweeps.points import (
 CALIBRATION, LAYERS, JUDGED = 512, 128, 1024
 """Tokens of the text. The first `CALIBRATION` measure sensitivities; `LAYERS` of these also measure
 the harm to layers. The next `JUDGED` judge the points."""
-POINTS, SCORES, SENSITIVITY = "sweep.jsonl", "layers.jsonl", "sensitivity.safetensors"
+POINTS, SCORES = "sweep.jsonl", "layers.jsonl"
 
 
 @dataclass(frozen=True)
@@ -344,16 +345,15 @@ def write_recipe(sweep: Sweep, point: Point) -> Path:
     """The sweep's recipe with a point's compression, as TOML that `cetane port -r` takes. Its files
     lie beside it."""
     made = sweep.recipe_of(point.compression)
-    content = recipe_content(made)
-    if made.compression.text is not None:
-        copy = made.compression.text.copy_to(sweep.folder)
-        content["compression"]["text"] = copy.model_dump()
-    content["name"] = point.name
-    content["description"] = (
+    description = (
         f"{point.bits_per_weight:.2f} bits a weight; perplexity {point.perplexity:.2f}, "
         f"{point.perplexity_ratio:.3f} times that of fp16, on {point.text.tokens} tokens of "
         f"{point.text.name}"
     )
-    path = sweep.folder / "recipe.toml"
-    write_toml(path, content)
-    return path
+    changes: dict[str, Any] = {"name": point.name, "description": description}
+    if made.compression.text is not None:
+        changes["compression.text"] = made.compression.text.copy_to(sweep.folder).model_dump()
+    for name, write in recipe_files(override(made, changes)).items():
+        with disk_errors(sweep.folder), replacing(sweep.folder / name) as temporary:
+            write(temporary)
+    return sweep.folder / RECIPE

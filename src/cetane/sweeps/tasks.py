@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cetane.checkpoint import Checkpoint
 from cetane.compress import Selection, SensitivityFile, parse_format
+from cetane.compress.sensitivity import SENSITIVITY
 from cetane.errors import CetaneError
 from cetane.files import read_json, remove, replacing, silent, write_json
 from cetane.hardware.chips import find_chip
@@ -18,7 +19,7 @@ from cetane.store.store import Store
 from cetane.sweeps import mixed
 from cetane.sweeps.grid import Candidate, Way, candidate, parse_way
 from cetane.sweeps.points import LayerScore, Point
-from cetane.sweeps.sweep import SENSITIVITY, Passage, Sweep
+from cetane.sweeps.sweep import Passage, Sweep
 from cetane.tasks.task import Task, task_key
 from cetane.tasks.workers import Workers, performed, waiting
 from cetane.validation import validated

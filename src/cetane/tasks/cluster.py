@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
-from cetane.errors import CetaneError
+from cetane.errors import CetaneError, installing
 from cetane.store.settings import shared_url
 from cetane.tasks.task import Order, Task
 from cetane.tasks.workers import MOST_LOST, Ended
@@ -36,7 +36,7 @@ class Cluster:
             import dask
             from distributed import Client, LocalCluster
         except ImportError as error:
-            raise CetaneError("--scheduler needs Dask", "pip install 'cetane[cluster]'") from error
+            raise CetaneError("--scheduler needs Dask", installing("cluster")) from error
         self.cluster: Any = None
         address: Any = scheduler
         try:

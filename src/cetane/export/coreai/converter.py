@@ -18,26 +18,26 @@ import torch
 from torch import Tensor, nn
 
 from cetane.compress.encoded import Affine, Dense, Encoded, Palettized
-from cetane.errors import CetaneError
+from cetane.errors import CetaneError, installing
 from cetane.export.coreai.adapter import write_columns  # noqa: F401, defines an op
 from cetane.lower.tracing import Constant, replaced
 
 if TYPE_CHECKING:
     from coreai.authoring import AIProgram
 
-INSTALL = 'pip install "cetane[coreai]"'
-"""Installs Core AI's packages. They have wheels for Linux on x86-64, and for macOS 26 on Apple
-silicon."""
-
 
 def import_coreai() -> ModuleType:
-    """The package coreai_torch, without its remarks. Raises CetaneError if the extra is absent."""
+    """The package coreai_torch, without its remarks. Raises CetaneError if the extra is absent.
+
+    Its packages have wheels for Linux on x86-64, and for macOS 26 on Apple silicon.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import coreai_torch
     except ImportError as error:
-        raise CetaneError(f"Core AI's packages are not installed: {error}", INSTALL) from error
+        message = f"Core AI's packages are not installed: {error}"
+        raise CetaneError(message, installing("coreai")) from error
     return coreai_torch
 
 
