@@ -177,6 +177,16 @@ def test_a_reader_that_leaves(command: str) -> None:
     assert "BrokenPipe" not in run.stderr
 
 
+def test_a_terminal_without_some_characters() -> None:
+    """It shows the others."""
+    run = subprocess.run(
+        [sys.executable, "-m", "cetane", "audit", "--explain", "tiny-program"],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "on the ANE ? ane-book" in " ".join(run.stdout.split())
+
+
 def test_a_home_of_nobody(cetane: Cetane) -> None:
     assert refused(cetane, "plan", "~nobody-at-all/x") == (
         "no such file or folder: ~nobody-at-all/x"

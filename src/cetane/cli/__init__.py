@@ -3,6 +3,7 @@
 import os
 import sys
 import traceback
+from io import TextIOWrapper
 
 import typer
 from rich.markup import escape
@@ -19,6 +20,8 @@ UNREAD = 141
 def main() -> None:
     """Run a command. Exit codes: 0 pass, 1 a gate failed, 2 wrong use or bad input, 3 a fault of
     cetane's own, 130 stopped, 141 nobody reads the output."""
+    if isinstance(sys.stdout, TextIOWrapper):  # a model writes what not every terminal can show
+        sys.stdout.reconfigure(errors="replace")
     try:
         code = command()
         sys.stdout.flush()
