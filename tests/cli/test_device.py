@@ -21,7 +21,8 @@ def test_a_kit_and_files_that_are_not_its_record(
     assert made["bundles"] == {"A": ported.path.name} and made["functions"] == 3
     assert len(zipfile.ZipFile(tmp_path / "kit.zip").namelist()) > 20
     shown = cetane("kit", ported.path, "-o", tmp_path / "kit.zip").out
-    assert "uv run measure.py" in shown and "cetane import measurements.json" in shown
+    assert "uv run measure.py" in shown
+    assert f"then here: cetane import measurements.json {ported.path}\n" in shown
     assert "no such file" in cetane("import", tmp_path / "nothing.json", ported.path).error
     (tmp_path / "x.json").write_text("{}")
     assert "not the measurements" in cetane("import", tmp_path / "x.json", ported.path).error

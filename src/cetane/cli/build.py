@@ -1,5 +1,6 @@
 """cetane build: checkpoint to bundle, without gates."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,6 +73,7 @@ def build(
         print_json({"bundle": str(bundle.path), "digest": bundle.digest})
     else:
         say(f"built {bundle.path}")
+        say(f"next: {shlex.join(['cetane', 'validate', str(bundle.path)])}")
 
 
 def build_some(

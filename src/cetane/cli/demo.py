@@ -1,5 +1,6 @@
 """cetane demo: from checkpoint to text, with a model that needs no hub."""
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,9 +64,9 @@ def demo(
     name, path = choose(model)
     shown = DEMOS[name]
     chosen = recipe or shown.recipe
-    fewer = "" if bits is None else f" --bits {bits}"
-    bundle = output or Path(f"{name}-{Path(chosen).stem}{fewer.replace(' --bits ', '-')}")
-    say(f"cetane port {path} -r {chosen}{fewer} -o {bundle}")
+    fewer = [] if bits is None else ["--bits", str(bits)]
+    bundle = output or Path("-".join([name, Path(chosen).stem, *fewer[1:]]))
+    say(shlex.join(["cetane", "port", str(path), "-r", chosen, *fewer, "-o", str(bundle)]))
     with kernels_beside():
         try:
             port(str(path), bundle, chosen, bits=bits, verbose=verbose)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,15 +32,16 @@ def kit(
     """
     from cetane.pipeline.kit import make_kit
 
+    bundles = [bundle, *([other] if other else [])]
     with progress("kit") as update:
-        made = make_kit([bundle, *([other] if other else [])], output, progress=update)
+        made = make_kit(bundles, output, progress=update)
     if json:
         print_json(made.as_json())
     else:
-        show(made)
+        show(made, bundles)
 
 
-def show(made: Kit) -> None:
+def show(made: Kit, measured: list[Path]) -> None:
     """Print what the archive holds, and what to do with it."""
     bundles = ", ".join(f"{label} {name}" for label, name in made.bundles.items())
     facts(
@@ -50,5 +52,6 @@ def show(made: Kit) -> None:
             "functions": made.functions,
         }
     )
-    say(f"on a Mac: unzip {made.path.name}; cd kit; uv run measure.py")
-    say("then here: cetane import measurements.json " + " ".join(made.bundles.values()))
+    say(f"on a Mac: unzip {shlex.quote(made.path.name)}; cd kit; uv run measure.py")
+    following = ["cetane", "import", "measurements.json", *map(str, measured)]
+    say(f"then here: {shlex.join(following)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,7 +40,9 @@ BudgetOption = Annotated[
 ]
 FormatsOption = Annotated[
     list[str] | None,
-    typer.Option(help="Only formats of this name or pattern; '*' for all formats."),
+    typer.Option(
+        help="Only formats of this name or pattern; '*' for all formats. May be repeated."
+    ),
 ]
 OutputOption = Annotated[
     Path | None, typer.Option("--output", "-o", help="The folder.", show_default="NAME-sweep")
@@ -74,8 +77,8 @@ def sweep(
             model, text=text, budget=budget, formats=formats or [], chip=chip or DEFAULT_CHIP,
             recipe=recipe, lora=lora, output=output, workers=opened, progress=update,
         )  # fmt: skip
-    merged = "" if lora is None else f" --lora {lora}"
-    following = f"cetane port {model}{merged} -r {result.recipe}"
+    merged = [] if lora is None else ["--lora", str(lora)]
+    following = shlex.join(["cetane", "port", model, *merged, "-r", str(result.recipe)])
     conclude(result, json, lambda made: show(made, verbose, following))
 
 
