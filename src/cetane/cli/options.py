@@ -40,7 +40,9 @@ Bits = Annotated[
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Any value of the recipe, such as tokens.verify=8."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any value of the recipe, such as tokens.verify=8. May be repeated.",
     ),
 ]
 Lora = Annotated[
@@ -100,6 +102,10 @@ StoreUrl = Annotated[
 ChipName = Annotated[
     str | None,
     typer.Option("--chip", help="A chip, such as m4-max or a19-pro.", show_default="m4-max"),
+]
+ForChip = Annotated[
+    str | None,
+    typer.Option("--chip", help="Choose the layout for this chip, such as m4-max or a19-pro."),
 ]
 OsNumber = Annotated[float | None, typer.Option(min=1, help="The system's number, as iOS counts.")]
 Quality = Annotated[

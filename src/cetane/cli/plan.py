@@ -7,8 +7,8 @@ import typer
 from cetane.cli.options import (
     Adapters,
     Bits,
-    ChipName,
     Context,
+    ForChip,
     Json,
     Lora,
     Model,
@@ -39,7 +39,7 @@ def plan(
     settings: Settings = None,
     lora: Lora = None,
     adapter: Adapters = None,
-    chip: ChipName = None,
+    chip: ForChip = None,
     sweep: SweepOption = False,
     explain: ExplainOption = False,
     verbose: Verbose = False,
@@ -52,25 +52,27 @@ def plan(
     """
     from cetane.cli import forecast as shown
     from cetane.cli import plan_tables
-    from cetane.gates.residency.target import Target
-    from cetane.pipeline.plan import forecast, planner_for
-    from cetane.pipeline.request import make_request, read_adapters, read_changes
 
     if sweep and explain:
         raise CetaneError("--sweep and --explain exclude each other")
     if chip is None and (sweep or explain):
         raise CetaneError("--sweep and --explain need a chip", shown.known_chips())
-    request = make_request(
-        model, recipe, context, bits, read_changes(settings or []), lora=lora,
-        adapters=read_adapters(adapter or []),
-    )  # fmt: skip
+    with progress("plan"):  # which imports for seconds
+        from cetane.gates.residency.target import Target
+        from cetane.pipeline.plan import forecast, planner_for
+        from cetane.pipeline.request import make_request, read_adapters, read_changes
+
+        request = make_request(
+            model, recipe, context, bits, read_changes(settings or []), lora=lora,
+            adapters=read_adapters(adapter or []),
+        )  # fmt: skip
     if chip and sweep:
         rank_all(request, chip, json)
         return
     with progress("plan"):
         planner = planner_for(request, Target(chip) if chip else None)
         resolved = planner.plan()
-    predicted = forecast(planner, chip) if chip else None
+        predicted = forecast(planner, chip) if chip else None
     warnings = [request.warning] if request.warning else []
     if json:
         content = resolved.model_dump(mode="json") | {"warnings": warnings}
