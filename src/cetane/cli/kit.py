@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def kit(
     bundle: BundlePath,
     other: Annotated[
-        Path | None, typer.Argument(metavar="[OTHER]", help="A bundle to compare it with.")
+        Path | None, typer.Argument(metavar="OTHER", help="A bundle to compare it with.")
     ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="PATH", help="The archive.")

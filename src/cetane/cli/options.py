@@ -10,7 +10,10 @@ from cetane.errors import CetaneError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print every table.")]
-Model = Annotated[str, typer.Argument(help="A Hugging Face folder, a GGUF file, or a hub id.")]
+Model = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="A Hugging Face folder, a GGUF file, or a hub id."),
+]
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle.")]
 Checkpoint = Annotated[
     str | None,
