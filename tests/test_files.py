@@ -4,16 +4,19 @@ import errno
 import os
 from pathlib import Path
 
+import numba
 import pytest
 from safetensors import SafetensorError
 
 from cetane.errors import LONGEST, CetaneError
 from cetane.files import (
+    KERNELS,
     cache_dir,
     check_outside,
     claimed,
     disk_errors,
     forget_oldest,
+    place_kernels,
     write_cache,
 )
 
@@ -42,6 +45,26 @@ def test_cache_dir(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_dir() == Path("/b/cetane")
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     assert cache_dir() == Path("/c/.cache/cetane")
+
+
+@pytest.mark.parametrize("home", [True, False])
+def test_kernels_of_a_package_that_is_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: bool
+) -> None:
+    """They are kept in the cache folder, or for this process: numba compiles nothing otherwise."""
+    (tmp_path / "code.py").write_text("")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / ("cache" if home else "file")))
+    monkeypatch.setenv(KERNELS, "")  # so that it is put back
+    monkeypatch.delenv(KERNELS)
+    monkeypatch.setattr("numba.config.CACHE_DIR", "")
+    place_kernels(tmp_path)
+    assert KERNELS not in os.environ
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    place_kernels(tmp_path)
+    folder = Path(os.environ[KERNELS])
+    assert folder.is_dir() and folder.is_relative_to(tmp_path / "cache/kernels") is home
+    assert str(folder) == numba.config.CACHE_DIR
 
 
 def test_write_replaces_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """What is quick to look at imports nothing slow: each case is a process of its own."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,15 @@ def imported(code: str, folder: Path) -> set[str]:
 @pytest.mark.parametrize("module", LIGHT)
 def test_a_light_module(module: str, tmp_path: Path) -> None:
     assert not imported(f"import {module}", tmp_path) & SLOW
+
+
+def test_nothing_is_told_to_anybody(tmp_path: Path) -> None:
+    """onnxruntime's telemetry keeps a device's id in the home folder when it starts."""
+    environment = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"}
+    environment |= dict.fromkeys(("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"), str(tmp_path))
+    code = "import cetane, onnxruntime"
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    assert not list(tmp_path.rglob("*"))
 
 
 @pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)

@@ -5,6 +5,7 @@ Names are imported on first use, since some need torch.
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ __all__ = [
     "versus",
 ]
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+"""onnxruntime sends events to Microsoft unless this is set before its import. cetane sends none."""
 HOMES = {
     "cetane.bundle": ("Bundle",),
     "cetane.errors": ("CetaneError",),

@@ -181,10 +181,11 @@ def unfinished() -> Iterator[Leftover]:
 
 
 def unused() -> Iterator[Leftover]:
-    """Prepared graphs and fitted constants that were not used for a month."""
+    """Prepared graphs, fitted constants and compiled kernels of more than a month ago."""
     kinds = {
         "prepared": "prepared for a program that was not run lately",
         "fitted": "fitted to a model that was not ported lately",
+        "kernels": "compiled for a version of cetane, a month ago",
     }
     for kind, why in kinds.items():
         for path in sorted((cache_dir() / kind).glob("*")):

@@ -3,6 +3,7 @@
 A file is written whole or not at all, and nothing in a file is trusted before it is checked.
 """
 
+import atexit
 import errno
 import fcntl
 import hashlib
@@ -12,6 +13,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -181,6 +183,33 @@ def cache_dir() -> Path:
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared) / "cetane"
     return Path.home() / ".cache" / "cetane"
+
+
+KERNELS = "NUMBA_CACHE_DIR"
+"""The variable that names numba's folder of compiled functions; child processes inherit it."""
+
+
+def place_kernels(package: Path) -> None:
+    """Let numba keep compiled functions in the cache folder, unless it can do so in a package.
+
+    If that folder is read-only too, a folder of this process takes them: numba refuses to compile
+    what it cannot keep anywhere. A user's own choice stays.
+    """
+    if KERNELS in os.environ or os.access(package, os.W_OK):
+        return
+    folder = cache_dir() / "kernels" / code_sha256(package)[:16]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="cetane-kernels-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ[KERNELS] = str(folder)
+    if "numba" in sys.modules:  # it has read the variable before
+        sys.modules["numba"].config.CACHE_DIR = str(folder)
+
+
+place_kernels(Path(__file__).parent)  # here: all modules with compiled functions need this one
 
 
 def forget_oldest(items: Iterable[Path], largest: int, keep: Path | None = None) -> None:

@@ -199,7 +199,9 @@ def test_a_bundle(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
     assert gate["passed"] is content["passed"]
     assert gate["findings"]["tiny-program"] == "risk"
     bundle.verify()
-    assert "gate residency" in cetane("info", bundle.path).out
+    told = " ".join(cetane("info", bundle.path).out.split())
+    verdict = "pass" if gate["passed"] else "FAIL"
+    assert f"gate residency {verdict}, predicted for {gate['target']}" in told
 
     shard = bundle.plan.shards[0].name
     file = tmp_path / "from-a-mac.json"

@@ -313,7 +313,8 @@ def test_build(
     )
     build = ("build", tiny_checkpoint_folder, "-r", file, "-o", ported.path)
     assert cetane(*build, "--json").json == {"bundle": str(ported.path), "digest": ported.digest}
-    assert cetane(*build).out == f"built {ported.path}\n"
+    shown = cetane(*build).out
+    assert shown == f"built {ported.path}\nnext: cetane validate {ported.path}\n"
 
 
 def test_validate(cetane: Cetane, gated: Bundle, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def test_a_kit_and_files_that_are_not_its_record(
     assert len(zipfile.ZipFile(tmp_path / "kit.zip").namelist()) > 20
     shown = cetane("kit", gated.path, "-o", tmp_path / "kit.zip").out
     assert "uv run measure.py" in shown
-    assert f"cetane import measurements.json {gated.path}" in shown
+    assert f"then here: cetane import measurements.json {gated.path}\n" in shown
     for name in ("nothing.json", "nothing.mil"):
         assert "no such file" in cetane("import", tmp_path / name, gated.path).error
     (tmp_path / "x.json").write_text("{}")

@@ -2,8 +2,10 @@
 
 import errno
 import json
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,6 +159,32 @@ def test_a_bad_checkpoint(
     assert message in found.error
     assert found.out == ""
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "command", ["recipes", "recipes --json", "--version", "info nothing --json", "info nothing"]
+)
+def test_a_reader_that_leaves(command: str) -> None:
+    """The code is that of SIGPIPE, not that of a red gate, and no traceback shows."""
+    code = f"import sys; sys.argv = {['cetane', *command.split()]}; from cetane.cli import main"
+    ours, theirs = os.pipe()
+    os.close(ours)
+    run = subprocess.run(
+        [sys.executable, "-c", f"{code}; main()"], stdout=theirs, stderr=subprocess.PIPE, text=True
+    )
+    os.close(theirs)
+    assert run.returncode == (2 if command == "info nothing" else 141)  # errors are on stderr
+    assert "BrokenPipe" not in run.stderr
+
+
+def test_a_terminal_without_some_characters() -> None:
+    """It shows the others."""
+    run = subprocess.run(
+        [sys.executable, "-m", "cetane", "audit", "--explain", "tiny-program"],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "on the ANE ? ane-book" in " ".join(run.stdout.split())
 
 
 def test_a_home_of_nobody(cetane: Cetane) -> None:

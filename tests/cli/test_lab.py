@@ -88,13 +88,21 @@ def test_a_red_gate_ends_with_1(
     assert ended.code == 1 and "FAIL" in ended.out
 
 
+def test_no_command_is_the_help(cetane: Cetane) -> None:
+    shown = cetane("lab")
+    assert shown.code == 0 and shown.err == ""
+    assert "run      Run experiments" in shown.out
+
+
 def test_new(cetane: Cetane, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     assert cetane("lab", "new", "idea", "--lab", folder).code == 0
     assert cetane("lab", "show", "idea", "--lab", folder).code == 0
     assert "exists already" in cetane("lab", "new", "idea", "--lab", folder).error
     for name in ("../up", "Capital", ""):
-        assert cetane("lab", "new", name, "--lab", folder).code == 2
+        refused = cetane("lab", "new", name, "--lab", folder)
+        assert refused.error == f"{name!r}: no id for an experiment"
+        assert "small letters" in refused.err
     assert sorted(path.name for path in tmp_path.rglob("*.toml")) == ["idea.toml"]
 
 

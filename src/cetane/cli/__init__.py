@@ -1,8 +1,9 @@
 """The command line: a command parses its options, calls the API and prints."""
 
+import os
 import sys
 import traceback
-from typing import NoReturn
+from io import TextIOWrapper
 
 import typer
 from rich.markup import escape
@@ -12,31 +13,54 @@ from cetane.cli.output import errors, print_json, warn
 from cetane.errors import CetaneError, printable
 
 FAULT, STOPPED = 3, 130
+UNREAD = 141
+"""As if SIGPIPE had ended it: the reader of the output, such as `head`, has left."""
 
 
 def main() -> None:
     """Run a command. Exit codes: 0 pass, 1 a gate failed, 2 wrong use or bad input, 3 a fault of
-    cetane's own, 130 stopped."""
+    cetane's own, 130 stopped, 141 nobody reads the output."""
+    if isinstance(sys.stdout, TextIOWrapper):  # a model writes what not every terminal can show
+        sys.stdout.reconfigure(errors="replace")
     try:
-        code = app(prog_name="cetane", standalone_mode=False)
+        code = command()
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit) as ended:
+        # On a closed pipe, rich and typer end with 1, the code of a red gate.
+        if not any(isinstance(one, BrokenPipeError) for one in (ended, ended.__context__)):
+            raise
+        for stream in (sys.stdout, sys.stderr):  # Python flushes both at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        code = UNREAD
+    sys.exit(code)
+
+
+def command() -> int:
+    """Run a command, and return its exit code."""
+    try:
+        code: int = app(prog_name="cetane", standalone_mode=False) or 0
     except CetaneError as error:
-        fail(error.message, error.hint)
+        return fail(error.message, error.hint)
     except typer.TyperException as error:  # an unknown option, or a value out of range
-        fail(getattr(error, "format_message", error.__str__)(), usage(error))
+        return fail(getattr(error, "format_message", error.__str__)(), usage(error))
     except OSError as error:  # an impossible path, or a disk that fails
-        fail(str(error))
+        return fail(str(error))
     except MemoryError:
-        fail("there is not enough memory for this", "close other programs, or use a smaller model")
+        return fail(
+            "there is not enough memory for this", "close other programs, or use a smaller model"
+        )
     except RecursionError:
-        fail("the input is too deeply nested")
+        return fail("the input is too deeply nested")
     except (KeyboardInterrupt, typer.Abort):
         code = STOPPED
     except Exception as error:
         warn(traceback.format_exc())
-        fail(f"{type(error).__name__}: {error}", "this is a fault of cetane: report it", FAULT)
+        return fail(
+            f"{type(error).__name__}: {error}", "this is a fault of cetane: report it", FAULT
+        )
     if code == STOPPED:  # so typer ends a command on Ctrl-C
         warn("stopped")
-    sys.exit(code)
+    return code
 
 
 def usage(error: typer.TyperException) -> str | None:
@@ -45,8 +69,8 @@ def usage(error: typer.TyperException) -> str | None:
     return f"see {context.command_path} --help" if context else None
 
 
-def fail(message: str, hint: str | None = None, code: int = 2) -> NoReturn:
-    """Print an error, as JSON with --json, and end with an exit code."""
+def fail(message: str, hint: str | None = None, code: int = 2) -> int:
+    """Print an error, as JSON with --json. Returns the exit code."""
     if "--json" in sys.argv:
         print_json({"error": printable(message), "hint": None if hint is None else printable(hint)})
     lines = [f"[bold red]error[/]: {escape(printable(message))}"]
@@ -54,4 +78,4 @@ def fail(message: str, hint: str | None = None, code: int = 2) -> NoReturn:
         lines.append(f"[dim]{escape(printable(hint))}[/]")
     for line in lines:
         errors.print(line, soft_wrap=True, highlight=False)
-    sys.exit(code)
+    return code

@@ -32,7 +32,7 @@ def bench(
     bundle: BundlePath,
     other: Annotated[
         Path | None,
-        typer.Argument(metavar="[OTHER]", help="Compare with this bundle, without drafts."),
+        typer.Argument(metavar="OTHER", help="Compare with this bundle, without drafts."),
     ] = None,
     drafters: Drafters = "auto",
     categories: Annotated[

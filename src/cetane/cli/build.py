@@ -1,5 +1,6 @@
 """cetane build: checkpoint to bundle, without gates."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,7 +41,9 @@ def build(
     adapter: Adapters = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Make only shards of this name or pattern, and no bundle yet."),
+        typer.Option(
+            help="Make only shards of this name or pattern, and no bundle yet. May be repeated."
+        ),
     ] = None,
     rebuild: Rebuild = False,
     force: Force = False,
@@ -50,14 +53,15 @@ def build(
     json: Json = False,
 ) -> None:
     """Build a bundle, without gates. After an interruption, run it again: it resumes."""
-    from cetane.pipeline.build import build as build_bundle
-    from cetane.pipeline.request import make_request, read_adapters, read_changes
+    with progress("build"):  # which imports for seconds
+        from cetane.pipeline.build import build as build_bundle
+        from cetane.pipeline.request import make_request, read_adapters, read_changes
 
-    request = make_request(
-        model, recipe, context, bits, read_changes(settings or []), lora=lora,
-        adapters=read_adapters(adapter or []),
-    )  # fmt: skip
-    target = request.target(output)
+        request = make_request(
+            model, recipe, context, bits, read_changes(settings or []), lora=lora,
+            adapters=read_adapters(adapter or []),
+        )  # fmt: skip
+        target = request.target(output)
     if only:
         given = {"--workers": workers, "--scheduler": scheduler, "--store": store, "--force": force}
         refuse("is for whole bundles, not for --only", given)
@@ -72,6 +76,7 @@ def build(
         print_json({"bundle": str(bundle.path), "digest": bundle.digest})
     else:
         say(f"built {bundle.path}")
+        say(f"next: {shlex.join(['cetane', 'validate', str(bundle.path)])}")
 
 
 def build_some(

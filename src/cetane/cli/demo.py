@@ -66,8 +66,7 @@ def demo(
     chosen = recipe or shown.recipe
     fewer = [] if bits is None else ["--bits", str(bits)]
     bundle = output or Path("-".join([name, Path(chosen).stem, *fewer[1:]]))
-    arguments = [str(path), "-r", chosen, *fewer, "-o", str(bundle)]
-    say(shlex.join(["cetane", "port", *arguments]))
+    say(shlex.join(["cetane", "port", str(path), "-r", chosen, *fewer, "-o", str(bundle)]))
     with kernels_beside():
         try:
             port(str(path), bundle, chosen, bits=bits, verbose=verbose)

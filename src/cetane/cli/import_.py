@@ -29,7 +29,7 @@ def import_(
         ),
     ],
     bundles: Annotated[
-        list[Path] | None, typer.Argument(metavar="[BUNDLE]...", help="The bundles it measured.")
+        list[Path] | None, typer.Argument(metavar="BUNDLE", help="The bundles it measured.")
     ] = None,
     tokens: Annotated[
         int | None, typer.Option(min=1, help="With a power meter's file: tokens of that load.")

@@ -77,8 +77,10 @@ def head_row(head: DraftHead) -> list[str]:
 
 
 def outcome(result: dict[str, object]) -> str:
-    """A gate's verdict, or its figures if it has none."""
+    """A gate's verdict, with the chip of a prediction; or its figures if it has none."""
     if "passed" in result:
-        return "pass" if result["passed"] is True else "FAIL"
+        told = "pass" if result["passed"] is True else "FAIL"
+        about = "basis" in result and "target" in result
+        return f"{told}, {result['basis']} for {result['target']}" if about else told
     shown = {key: value for key, value in result.items() if isinstance(value, int | float)}
     return ", ".join(f"{key} {value:.4g}" for key, value in shown.items())

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cetane.cli.options import Adapters, Json, Lora, Model
-from cetane.cli.output import Unbroken, facts, print_json, say, table, warn
+from cetane.cli.output import Unbroken, facts, print_json, progress, say, table, warn
 
 SHOWN = 6
 """Names of a list that are shown."""
@@ -12,10 +12,11 @@ SHOWN = 6
 
 def inspect(model: Model, lora: Lora = None, adapter: Adapters = None, json: Json = False) -> None:
     """Show the content of a checkpoint and of its adapters, without reading weights."""
-    from cetane.pipeline.inspect import inspect as look
-    from cetane.pipeline.request import read_adapters
+    with progress("inspect"):  # which imports for seconds
+        from cetane.pipeline.inspect import inspect as look
+        from cetane.pipeline.request import read_adapters
 
-    content = look(model, lora, read_adapters(adapter or []))
+        content = look(model, lora, read_adapters(adapter or []))
     if json:
         print_json(content)
         return

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def kit(
     bundle: BundlePath,
     other: Annotated[
-        Path | None, typer.Argument(metavar="[OTHER]", help="A bundle to compare it with.")
+        Path | None, typer.Argument(metavar="OTHER", help="A bundle to compare it with.")
     ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="PATH", help="The archive.")
@@ -32,16 +32,16 @@ def kit(
     """
     from cetane.pipeline.kit import make_kit
 
-    given = [bundle, *([other] if other else [])]
+    bundles = [bundle, *([other] if other else [])]
     with progress("kit") as update:
-        made = make_kit(given, output, progress=update)
+        made = make_kit(bundles, output, progress=update)
     if json:
         print_json(made.as_json())
     else:
-        show(made, given)
+        show(made, bundles)
 
 
-def show(made: Kit, given: list[Path]) -> None:
+def show(made: Kit, measured: list[Path]) -> None:
     """Print what the archive holds, and what to do with it."""
     bundles = ", ".join(f"{label} {name}" for label, name in made.bundles.items())
     facts(
@@ -52,5 +52,6 @@ def show(made: Kit, given: list[Path]) -> None:
             "functions": made.functions,
         }
     )
-    say(f"on a Mac: unzip {quote(made.path.name)}; cd kit; uv run measure.py")
-    say("then here: cetane import measurements.json " + " ".join(quote(str(b)) for b in given))
+    say(f"on a Mac: unzip {shlex.quote(made.path.name)}; cd kit; uv run measure.py")
+    following = ["cetane", "import", "measurements.json", *map(str, measured)]
+    say(f"then here: {shlex.join(following)}")

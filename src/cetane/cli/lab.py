@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 STATUSES = "Planned, Prototype, Measured, Shipping, Shelved, Rejected"
 HERE = Path("experiments")
 commands = typer.Typer(
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     help="Experiments as data: run them, judge them, keep a log.",
@@ -32,6 +31,13 @@ FolderOption = Annotated[
     Path, typer.Option("--lab", help="The folder of your experiments and your journal.")
 ]
 Name = Annotated[str, typer.Argument(help="An experiment's id.")]
+
+
+@commands.callback(invoke_without_command=True)
+def lab(context: typer.Context) -> None:
+    """The help, without a command."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def command(example: str, name: str | None = None) -> Any:
@@ -65,7 +71,7 @@ def list_experiments(
     status: Annotated[str | None, typer.Option(help="Only experiments of this status.")] = None,
     json: Json = False,
 ) -> None:
-    """List all experiments, with their status and the end of their last run."""
+    """List all experiments, with their status and their last run."""
     wanted = None if status is None else as_status(status)
     chosen = {
         name: entry
@@ -174,7 +180,7 @@ def run(
     store: StoreUrl = None,
     json: Json = False,
 ) -> None:
-    """Run experiments: build both arms, gate and measure them, and log everything.
+    """Run experiments: build, judge and measure both arms, and log it.
 
     A stopped run continues. Exit code 1 when a gate fails or a run fails.
     """

@@ -10,7 +10,10 @@ from cetane.errors import CetaneError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print every table.")]
-Model = Annotated[str, typer.Argument(help="A Hugging Face folder, a GGUF file, or a hub id.")]
+Model = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="A Hugging Face folder, a GGUF file, or a hub id."),
+]
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle.")]
 Checkpoint = Annotated[
     str | None,
@@ -40,7 +43,9 @@ Bits = Annotated[
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Any value of the recipe, such as tokens.verify=8."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any value of the recipe, such as tokens.verify=8. May be repeated.",
     ),
 ]
 Lora = Annotated[
@@ -100,6 +105,10 @@ StoreUrl = Annotated[
 ChipName = Annotated[
     str | None,
     typer.Option("--chip", help="A chip, such as m4-max or a19-pro.", show_default="m4-max"),
+]
+ForChip = Annotated[
+    str | None,
+    typer.Option("--chip", help="Choose the layout for this chip, such as m4-max or a19-pro."),
 ]
 OsNumber = Annotated[float | None, typer.Option(min=1, help="The system's number, as iOS counts.")]
 Quality = Annotated[

@@ -7,8 +7,8 @@ import typer
 from cetane.cli.options import (
     Adapters,
     Bits,
-    ChipName,
     Context,
+    ForChip,
     Json,
     Lora,
     Model,
@@ -41,7 +41,7 @@ def plan(
     settings: Settings = None,
     lora: Lora = None,
     adapter: Adapters = None,
-    chip: ChipName = None,
+    chip: ForChip = None,
     os: OsNumber = None,
     sweep: SweepOption = False,
     explain: ExplainOption = False,
@@ -55,26 +55,28 @@ def plan(
     """
     from cetane.cli import forecast as shown
     from cetane.cli import plan_tables
-    from cetane.gates.residency.target import DEFAULT_OS, Target
-    from cetane.pipeline.plan import forecast, planner_for
-    from cetane.pipeline.request import make_request, read_adapters, read_changes
 
     if sweep and explain:
         raise CetaneError("--sweep and --explain exclude each other")
     if chip is None and (sweep or explain or os):
         raise CetaneError("--sweep, --explain and --os need a chip", shown.known_chips())
-    target = Target(chip, os or DEFAULT_OS) if chip else None
-    request = make_request(
-        model, recipe, context, bits, read_changes(settings or []), lora=lora,
-        adapters=read_adapters(adapter or []),
-    )  # fmt: skip
+    with progress("plan"):  # which imports for seconds
+        from cetane.gates.residency.target import DEFAULT_OS, Target
+        from cetane.pipeline.plan import forecast, planner_for
+        from cetane.pipeline.request import make_request, read_adapters, read_changes
+
+        target = Target(chip, os or DEFAULT_OS) if chip else None
+        request = make_request(
+            model, recipe, context, bits, read_changes(settings or []), lora=lora,
+            adapters=read_adapters(adapter or []),
+        )  # fmt: skip
     if target and sweep:
         rank_all(request, target, json)
         return
     with progress("plan"):
         planner = planner_for(request, target)
         resolved = planner.plan()
-    predicted = forecast(planner, chip) if chip else None
+        predicted = forecast(planner, chip) if chip else None
     warnings = [request.warning] if request.warning else []
     if json:
         content = resolved.model_dump(mode="json") | {"warnings": warnings}

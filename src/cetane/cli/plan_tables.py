@@ -83,8 +83,9 @@ def stored(nbytes: int, form: str) -> str:
 
 
 def widths(plan: Plan) -> str:
-    """The tokens of every mode's call, in words."""
-    return ", ".join(f"{mode.tokens} ({name})" for name, mode in plan.modes.items())
+    """The tokens of every mode's call, in words, by their number: a manifest has them by name."""
+    modes = sorted(plan.modes.items(), key=lambda item: item[1].tokens)
+    return ", ".join(f"{mode.tokens} ({name})" for name, mode in modes)
 
 
 def show_tables(plan: Plan) -> None:

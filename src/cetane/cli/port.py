@@ -12,9 +12,9 @@ from cetane.cli.crew import crew
 from cetane.cli.options import (
     Adapters,
     Bits,
-    ChipName,
     Context,
     Force,
+    ForChip,
     Json,
     Lora,
     Model,
@@ -64,7 +64,7 @@ def port(
     settings: Settings = None,
     lora: Lora = None,
     adapter: Adapters = None,
-    chip: ChipName = None,
+    chip: ForChip = None,
     os: OsNumber = None,
     require_residency: RequireResidency = None,
     quality: Quality = None,
@@ -85,15 +85,15 @@ def port(
     judged before the others are made. After an interruption, run it again: it resumes. Exit code 1
     when a gate fails.
     """
-    from cetane.cli.plan_tables import show as show_plan
-    from cetane.gates.residency.target import DEFAULT_OS
-    from cetane.pipeline.plan import planner_for
-    from cetane.pipeline.port import port_request, residency_for
-    from cetane.pipeline.request import make_request, read_adapters, read_changes
+    with progress("plan"):  # which imports for seconds
+        from cetane.cli.plan_tables import show as show_plan
+        from cetane.gates.residency.target import DEFAULT_OS
+        from cetane.pipeline.plan import planner_for
+        from cetane.pipeline.port import port_request, residency_for
+        from cetane.pipeline.request import make_request, read_adapters, read_changes
 
-    asked = residency_for(chip, os or DEFAULT_OS, require_residency)
-    changes = ({} if quality is None else {"quality": quality}) | read_changes(settings or [])
-    with progress("plan"):
+        asked = residency_for(chip, os or DEFAULT_OS, require_residency)
+        changes = ({} if quality is None else {"quality": quality}) | read_changes(settings or [])
         request = make_request(
             model, recipe, context, bits, changes, budget, lora, read_adapters(adapter or []), text
         )

@@ -43,7 +43,7 @@ SpeculativeOption = Annotated[
 
 def run(
     bundle: BundlePath,
-    prompt: Annotated[str | None, typer.Argument(help="The prompt.")] = None,
+    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The prompt.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Hold a conversation.")] = False,
     prompt_ids: PromptIdsOption = None,
     adapter: AdapterName = None,

@@ -14,7 +14,7 @@ LOCAL = ("127.0.0.1", "localhost", "::1", "[::1]")
 
 
 def serve(
-    bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLE...", help="Bundles.")],
+    bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLE", help="Bundles.")],
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     api_key: Annotated[

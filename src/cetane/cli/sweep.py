@@ -40,7 +40,9 @@ BudgetOption = Annotated[
 ]
 FormatsOption = Annotated[
     list[str] | None,
-    typer.Option(help="Only formats of this name or pattern; '*' for all formats."),
+    typer.Option(
+        help="Only formats of this name or pattern; '*' for all formats. May be repeated."
+    ),
 ]
 OutputOption = Annotated[
     Path | None, typer.Option("--output", "-o", help="The folder.", show_default="NAME-sweep")

@@ -24,6 +24,8 @@ ArmName = Literal["baseline", "candidate"]
 ARMS: tuple[ArmName, ...] = ("baseline", "candidate")
 BURIED: tuple[Status, ...] = ("Shelved", "Rejected")
 """The statuses that need an obituary, so that the idea is not built again."""
+ID = r"^[a-z0-9][a-z0-9-]*$"
+"""The pattern of an experiment's id."""
 WHOSE = {"ratio": " to the baseline's", "baseline": " of the baseline"}
 """The words after a limited metric, by arm; the candidate's has none."""
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -177,7 +179,7 @@ class Report(Data):
 class Experiment(Data):
     """The content of a file in `experiments/`."""
 
-    id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
+    id: str = Field(pattern=ID)
     title: str = Field(min_length=1)
     group: str = "Experiments"
     status: Status

@@ -1,8 +1,10 @@
 """The template of a new experiment: a valid file whose parts are to be replaced."""
 
 import datetime
+import re
 
-from cetane.lab.experiment import parse_experiment
+from cetane.errors import CetaneError
+from cetane.lab.experiment import ID, parse_experiment
 from cetane.validation import parse_toml
 
 TEMPLATE = """\
@@ -37,6 +39,11 @@ most = 1.05
 
 def template(name: str, where: str) -> str:
     """The file of a new experiment. Raises CetaneError for an invalid name."""
+    if not re.match(ID, name):
+        raise CetaneError(
+            f"{name!r}: no id for an experiment",
+            "an id has small letters, digits and dashes, as wider-heads",
+        )
     text = TEMPLATE.format(name=name, date=datetime.date.today().isoformat())
     parse_experiment({"id": name} | parse_toml(text, where), where)
     return text

@@ -7,7 +7,7 @@ function that it calls changes. So callers would go on with an old kernel.
 import os
 from pathlib import Path
 
-from cetane.files import code_sha256, remove
+from cetane.files import KERNELS, code_sha256, remove
 
 CODE = Path(__file__).parent
 
@@ -15,11 +15,11 @@ CODE = Path(__file__).parent
 def keep_by_code() -> None:
     """Let numba keep functions in the folder of this version of the code, and remove other folders.
 
-    If the folder cannot be written, or if `NUMBA_CACHE_DIR` is set, numba chooses the place.
+    If `NUMBA_CACHE_DIR` is set, that folder is taken, as by `place_kernels`.
     """
     from numba import config  # takes a while to load
 
-    if "NUMBA_CACHE_DIR" in os.environ:
+    if KERNELS in os.environ:
         return
     folder = _folder()
     try:
@@ -33,9 +33,9 @@ def keep_by_code() -> None:
 
 
 def is_kept() -> bool:
-    """Whether this version of the code has compiled the loop of tapes before. False if
-    `NUMBA_CACHE_DIR` is set: that folder is not searched."""
-    return "NUMBA_CACHE_DIR" not in os.environ and any(_folder().rglob("loop.perform*.nbc"))
+    """Whether the loop of tapes was compiled before."""
+    folder = Path(os.environ.get(KERNELS) or _folder())
+    return any(folder.rglob("loop.perform*.nbc"))
 
 
 def compile_loop() -> None:
