@@ -229,6 +229,10 @@ def test_bad_tensor_fields(good: Path, field: str, value: int, match: str) -> No
         (lambda w: w.add_rope_dimension_count(4), "rotates only part"),
         (lambda w: w.add_value_length(4), "different widths"),
         (lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "'longrope'"),
+        (
+            lambda w: w.add_array("llama.rope.scaling.factor", [4.0, 4.0]),
+            "rope.scaling.factor is .*not a positive number",
+        ),
         (lambda w: w.add_causal_attention(False), "only causal models"),
         (lambda w: w.add_string("general.alignment", "32"), r"general\.alignment"),
         (

@@ -34,7 +34,8 @@ def rope_parameters(file: GGUFFile, keys: Keys, head_dim: int) -> dict[str, Any]
     if keys.get(scaled) is None and keys.get("rope.scale_linear") is not None:
         scaled = "rope.scale_linear"  # the oldest files' name
     # To llama.cpp, a factor without a type is linear, and 0 is none.
-    plain = keys.get(scaled) in (None, 0.0, 1.0)
+    factor = keys.get(scaled)
+    plain = factor is None or (isinstance(factor, float) and factor in (0.0, 1.0))
     kind = keys.text("rope.scaling.type", "none" if plain else "linear")
     if kind in ("linear", "yarn"):
         rope |= {"rope_type": kind, "factor": keys.number(scaled)}

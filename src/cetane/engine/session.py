@@ -215,11 +215,15 @@ class Session:
             raise CetaneError("a call of this session failed", "start a new session")
         if not len(tokens):
             raise CetaneError("no tokens to run")
-        vocab = self.plan.vocab
-        unknown = [token for token in tokens if not 0 <= token < vocab]
-        if unknown:
-            raise CetaneError(f"token {unknown[0]} is not in the vocabulary of {vocab}")
+        check_known(tokens, self.plan.vocab)
         return np.asarray(tokens, dtype=np.int64)
+
+
+def check_known(tokens: Sequence[int], vocab: int) -> None:
+    """Raise CetaneError for a token that a vocabulary of this size lacks."""
+    unknown = [token for token in tokens if not 0 <= token < vocab]
+    if unknown:
+        raise CetaneError(f"token {unknown[0]} is not in the vocabulary of {vocab}")
 
 
 def gather(calls: Sequence[Running], wanted: Wanted) -> Array | None:

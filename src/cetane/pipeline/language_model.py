@@ -15,7 +15,7 @@ from cetane.bundle import Bundle
 from cetane.engine.generate import Ending, generate, open_engine
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
-from cetane.engine.session import Session
+from cetane.engine.session import Session, check_known
 from cetane.errors import CetaneError
 from cetane.mil.fast import share_threads
 from cetane.mil.fast.compiled import compile_loop
@@ -237,8 +237,8 @@ class LanguageModel:
     ) -> CompletionStream:
         """Write an answer piece by piece; `Sampling` lists the options.
 
-        CetaneError for a prompt that is longer than the context, and for options out of range. A
-        head that gives only its choice takes no sampling.
+        CetaneError for a prompt that is longer than the context or has an unknown token, and for
+        options out of range. A head that gives only its choice takes no sampling.
         """
         if max_new_tokens < 1:
             raise CetaneError(f"max_new_tokens = {max_new_tokens}: must be at least 1")
@@ -254,6 +254,7 @@ class LanguageModel:
                 f"the prompt has {len(ids)} tokens, the context holds {self.context}",
                 "port with a larger --context, or ask something shorter",
             )
+        check_known(ids, self.bundle.plan.vocab)
         continues = not any(isinstance(item, Mapping) for item in prompt)
         return CompletionStream(self, ids, max_new_tokens, settings, continues)
 
