@@ -229,6 +229,9 @@ def test_bad_tensor_fields(good: Path, field: str, value: int, match: str) -> No
         (lambda w: w.add_rope_dimension_count(4), "rotates only part"),
         (lambda w: w.add_value_length(4), "different widths"),
         (lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "'longrope'"),
+        (lambda w: w.add_rope_scaling_attn_factors(2.0), "attn_factor is not 1"),
+        (lambda w: w.add_rope_scaling_yarn_ext_factor(0.5), "yarn_ext_factor is not 0"),
+        (lambda w: w.add_array("llama.rope.scaling.attn_factor", [1.0]), "attn_factor is not 1"),
         (
             lambda w: w.add_array("llama.rope.scaling.factor", [4.0, 4.0]),
             "rope.scaling.factor is .*not a positive number",

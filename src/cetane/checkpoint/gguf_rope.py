@@ -41,6 +41,11 @@ def rope_parameters(file: GGUFFile, keys: Keys, head_dim: int) -> dict[str, Any]
         rope |= {"rope_type": kind, "factor": keys.number(scaled)}
     elif kind != "none":
         raise CetaneError(f"{file.path} uses rope scaling {kind!r}, which is not supported")
+    # llama.cpp applies these to any model. transformers has no such values.
+    for key, neutral in (("attn_factor", 1.0), ("yarn_ext_factor", float(kind == "yarn"))):
+        value = keys.get(f"rope.scaling.{key}")
+        if value is not None and not (isinstance(value, float) and value == neutral):
+            raise CetaneError(f"{file.path}: rope.scaling.{key} is not {neutral:g}")
     if kind == "yarn":
         length = keys.integer("rope.scaling.original_context_length")
         rope["original_max_position_embeddings"] = length
