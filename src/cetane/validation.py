@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterable
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from cetane.errors import CetaneError
@@ -32,6 +32,17 @@ class Data(BaseModel):
     """The base of all data in TOML or JSON: immutable, and unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def read_already(what: str) -> BeforeValidator:
+    """A validator for data whose file a recipe file may name: only its reader follows that path."""
+
+    def check(value: object) -> object:
+        if isinstance(value, str):
+            raise ValueError(f"only a recipe file (.toml) can name a file of {what}")
+        return value
+
+    return BeforeValidator(check)
 
 
 def validated(

@@ -16,7 +16,7 @@ from cetane.schema.interface import Order
 from cetane.schema.slots import CacheFormat, ContractName
 from cetane.schema.streaming import Streaming, load_scores
 from cetane.schema.subset import SUBSET, Subset, load_subset
-from cetane.validation import Data, validated
+from cetane.validation import Data, read_already, validated
 
 Mode = Literal["decode", "verify", "prefill"]
 Quality = Literal["near-lossless", "good", "usable"]
@@ -171,16 +171,9 @@ class HeadTable(Data):
     choose: bool = False
     """Whether a slice gives only its largest logit and that logit's row. This is enough for greedy
     decoding only."""
-    subset: Subset | None = None
+    subset: Annotated[Subset | None, read_already("tokens")] = None
     """The tokens that have rows; by default all. In a recipe file: the path, relative to the
     recipe's folder, of a subset that `cetane vocabulary` wrote."""
-
-    @field_validator("subset", mode="before")
-    @classmethod
-    def read_already(cls, subset: object) -> object:
-        if isinstance(subset, str):
-            raise ValueError("only a recipe file (.toml) can name a file of tokens")
-        return subset
 
 
 class LoweringTable(Data):

@@ -6,10 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from cetane.files import read_named
-from cetane.validation import Data
+from cetane.validation import Data, read_already
 
 LARGEST_FILE = 1 << 22
 """Bytes."""
@@ -39,7 +39,7 @@ class HeadScores(Data):
 class Streaming(Data):
     """Key/value heads whose caches keep only the first tokens of a sequence and the newest."""
 
-    scores: HeadScores
+    scores: Annotated[HeadScores, read_already("scores")]
     """In a recipe file: the path, relative to the recipe's folder, of scores that `cetane heads`
     wrote."""
     full: float = Field(default=0.5, ge=0, le=1)
@@ -48,13 +48,6 @@ class Streaming(Data):
     """The number of first tokens that the other heads see."""
     window: int = Field(default=256, ge=1)
     """The number of last tokens that the other heads see."""
-
-    @field_validator("scores", mode="before")
-    @classmethod
-    def read_already(cls, scores: object) -> object:
-        if isinstance(scores, str):
-            raise ValueError("only a recipe file (.toml) can name a file of scores")
-        return scores
 
     def kept(self) -> dict[int, tuple[int, ...]]:
         """The heads that keep all tokens, ascending, of every layer that has scores."""
