@@ -21,6 +21,7 @@ from cetane.gates.weights import (
     arrays,
     times_best,
     too_far,
+    unlike,
     wrong_palette,
     wrong_tables,
     wrong_tokenizer,
@@ -116,6 +117,16 @@ def test_palettes_without_their_sensitivities(
     assert found is None if problem is None else problem in str(found)
 
 
+def test_a_palette_of_zeros_among_others() -> None:
+    """Its zeros are the nearest that it has, and hide among the errors of three right palettes."""
+    made = parse_format("palette2-kmeans-group8").encode(WEIGHT)
+    lut = made.lut.copy()
+    lut[2] = 0
+    found = wrong_palette({"indices": made.indices, "lut": lut}, WEIGHT,
+                          parse_format("palette2-weighted-group8"))  # fmt: skip
+    assert "channel 16 " in str(found)
+
+
 MATRIX = np.random.default_rng(5).normal(size=(64, 96)).astype(np.float32)
 SWAPPED = [*range(8), 16, *range(9, 16), 8, *range(17, 64)]
 WRONG: dict[str, Callable[[Half], Half]] = {
@@ -139,3 +150,24 @@ def test_fitted_constants_without_their_file(name: str, wrong: str) -> None:
     assert times.min() > 1
     changed = times_best(WRONG[wrong](fitted.decode()), form.encode(MATRIX).decode(), MATRIX, BLOCK)
     assert not (changed <= WORSE_BLOCK).all()
+
+
+@pytest.mark.parametrize("wrong", ["one channel of zeros", "two channels changed places"])
+def test_a_wrong_channel_of_two_bits(wrong: str) -> None:
+    """Its error hides among those of the channels beside it. Its direction does not."""
+    form = parse_format("palette2-kmeans-group8")
+    fitted = form.encode(MATRIX + np.random.default_rng(6).normal(size=MATRIX.shape) * 0.6)
+    assert too_far(arrays(fitted), MATRIX, form) is None
+    changed = WRONG[wrong](fitted.decode())
+    plain = form.encode(MATRIX).decode()
+    assert (times_best(changed, plain, MATRIX, BLOCK) <= WORSE_BLOCK).all()
+    assert "channel 8 " in str(unlike(changed, plain, MATRIX))
+
+
+def test_a_channel_that_no_palette_serves() -> None:
+    """It is small beside the others of its group, so even plain palettes turn it."""
+    small = np.concatenate([MATRIX[:8], MATRIX[8:9] * 0.01, MATRIX[9:]])
+    form = parse_format("palette2-kmeans-group8")
+    assert too_far(arrays(form.encode(small)), small, form) is None
+    small[8] = 0
+    assert too_far(arrays(form.encode(small)), small, form) is None
