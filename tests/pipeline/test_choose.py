@@ -222,7 +222,8 @@ def test_a_promise_that_no_mix_holds_leaves_the_most_bits_that_a_mix_may_have(
     (last,) = resolutions(four_bits.checkpoint, four_bits.recipe)
     assert all(name.startswith("palette6") for name in last.compression.names.values())
     reason = last.reasons["compression.default"]
-    assert reason.index("bits a weight (6 for") < reason.index("; palette4")
+    assert reason.index("bits a weight (6 for") < reason.index("), not good: ")
+    assert reason.index("), not good: ") < reason.index("; palette4")
 
 
 def test_a_model_too_large_to_mix_says_so(
