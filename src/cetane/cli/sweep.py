@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +19,7 @@ from cetane.cli.options import (
     Verbose,
     Workers,
 )
-from cetane.cli.output import conclude, megabytes, progress, say, table, warn
+from cetane.cli.output import conclude, follow, megabytes, progress, say, table, tell, warn
 
 if TYPE_CHECKING:
     from cetane.sweeps.choose import SweepResult
@@ -77,12 +76,10 @@ def sweep(
             model, text=text, budget=budget, formats=formats or [], chip=chip or DEFAULT_CHIP,
             recipe=recipe, lora=lora, output=output, workers=opened, progress=update,
         )  # fmt: skip
-    merged = [] if lora is None else ["--lora", str(lora)]
-    following = shlex.join(["cetane", "port", model, *merged, "-r", str(result.recipe)])
-    conclude(result, json, lambda made: show(made, verbose, following))
+    conclude(result, json, lambda made: show(made, verbose, model, lora))
 
 
-def show(result: SweepResult, verbose: bool, following: str) -> None:
+def show(result: SweepResult, verbose: bool, model: str, lora: Path | None) -> None:
     """Print the points of the front, or all, the chosen point, the files, and what follows."""
     front = {point.key for point in result.front}
     chosen = None if result.chosen is None else result.chosen.key
@@ -113,13 +110,13 @@ def show(result: SweepResult, verbose: bool, following: str) -> None:
         say(f"wrote {path}")
     if result.chosen is None:
         smallest = min(point.weight_bytes for point in known)
-        say(
+        tell(
             f"no point has at most {megabytes(result.budget_bytes)}; the smallest has "
             f"{megabytes(smallest)}"
         )
     else:
         say(f"chosen: {result.chosen.name}")
-        say(f"next: {following}")
+        follow("port", model, options={"--lora": lora, "-r": result.recipe})
 
 
 def row(point: Point, chosen: str | None) -> list[str]:
