@@ -13,6 +13,7 @@ from cetane.cli.options import (
     Json,
     Lora,
     Model,
+    OsNumber,
     RecipeName,
     Scheduler,
     StoreUrl,
@@ -54,6 +55,7 @@ def sweep(
     budget: BudgetOption = None,
     formats: FormatsOption = None,
     chip: ChipName = None,
+    os: OsNumber = None,
     recipe: RecipeName = "default",
     lora: Lora = None,
     output: OutputOption = None,
@@ -68,13 +70,15 @@ def sweep(
     Writes the points, a plot, and the chosen point as a recipe. After an interruption, run it
     again: it keeps its results. Exit code 1 where every point is larger than the budget.
     """
+    from cetane.gates.residency.target import DEFAULT_OS
     from cetane.hardware.chips import DEFAULT_CHIP
     from cetane.sweeps.choose import sweep as choose
 
     with crew(workers, scheduler, store) as opened, progress("sweep") as update:
         result = choose(
             model, text=text, budget=budget, formats=formats or [], chip=chip or DEFAULT_CHIP,
-            recipe=recipe, lora=lora, output=output, workers=opened, progress=update,
+            os=os or DEFAULT_OS, recipe=recipe, lora=lora, output=output, workers=opened,
+            progress=update,
         )  # fmt: skip
     conclude(result, json, lambda made: show(made, verbose, model, lora))
 
@@ -88,7 +92,7 @@ def show(result: SweepResult, verbose: bool, model: str, lora: Path | None) -> N
     first = known[0]
     table(
         f"{first.text.tokens} tokens of {first.text.name}, largest first; tok/s predicted for "
-        f"{first.predicted.chip}",
+        f"{first.predicted.target}",
         ["point", "MB", "bits", "ppl", "KL", "top-1", "smoke", "tok/s"],
         [row(point, chosen) for point in shown],
     )
