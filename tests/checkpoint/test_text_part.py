@@ -35,7 +35,7 @@ def logits(path: Path, length: int) -> np.ndarray:
 
 def seeing(folder: Path) -> np.ndarray:
     """A Gemma 3 that sees, as transformers writes it; returns its logits for a text."""
-    text = build_gemma3(final_logit_softcapping=None)  # which this class ignores
+    text = build_gemma3(final_logit_softcapping=None)
     config = transformers.Gemma3Config(
         text_config=text.config, vision_config=VISION, mm_tokens_per_image=4, image_token_index=287
     )
@@ -63,10 +63,24 @@ def test_a_model_that_sees(tmp_path: Path) -> None:
     assert np.abs(found - expected).max() <= TOLERANCE
 
 
+def test_a_softcap_that_the_whole_model_ignores_is_refused(tmp_path: Path) -> None:
+    seen = seeing(tmp_path)
+    path = tmp_path / "config.json"
+    content = json.loads(path.read_text())
+    content["text_config"]["final_logit_softcapping"] = 0.05
+    path.write_text(json.dumps(content))
+    model = transformers.Gemma3ForConditionalGeneration.from_pretrained(tmp_path).eval()
+    with torch.inference_mode():
+        found = model(input_ids=torch.tensor([tokens(287, 48)])).logits[0].numpy()
+    assert np.array_equal(found, seen), "transformers applies it now: so can cetane"
+    with pytest.raises(CetaneError, match=r"final_logit_softcapping is 0\.05: .* ignores it"):
+        open_checkpoint(tmp_path)
+
+
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 @pytest.mark.parametrize("kind", ["gemma3", "gemma4"])
 def test_names_of_released_checkpoints(tmp_path: Path, kind: str, prefix: str) -> None:
-    model = build_gemma3() if kind == "gemma3" else build_gemma4()
+    model = build_gemma3(final_logit_softcapping=None) if kind == "gemma3" else build_gemma4()
     model.save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     renamed = {prefix + name.removeprefix("model."): t for name, t in stored.items()}

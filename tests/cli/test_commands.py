@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -86,9 +87,12 @@ def test_plan(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path) -
         "decode": 1, "verify": 3, "prefill": 8,
     }  # fmt: skip
     assert found["recipe"]["name"] == "tiny"
-    shown = cetane("plan", tiny_checkpoint_folder, "-r", recipe_file)
+    asked = ("-r", recipe_file, "--set", "quality = 'usable'", "--set", "tokens.verify=2")
+    shown = cetane("plan", tiny_checkpoint_folder, *asked)
     assert shown.code == 0
     assert "logits_0" in shown.out
+    port = ["cetane", "port", *map(str, (tiny_checkpoint_folder, *asked))]
+    assert shlex.split(shown.out.splitlines()[-1].removeprefix("next: ")) == port
 
 
 @pytest.mark.parametrize(("limit", "warned"), [(3, False), (2, True)])

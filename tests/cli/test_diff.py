@@ -54,7 +54,7 @@ def test_two_packages_that_part(cetane: Cetane, packages: dict[str, Path]) -> No
     assert "first op that errs by itself (main)" in result.out
     assert "doubled (mul)" in result.out
     assert "parameter: y 2.5, was 2.0" in result.out
-    assert "they differ (tolerance 0.001)" in result.out
+    assert "they differ (tolerance 0.001 for one op, 0.05 for all together)" in result.out
     found = cetane("diff", packages["right"], packages["wrong"], "--json").json
     assert not found["passed"]
     part = found["parts"]["main"]

@@ -50,6 +50,9 @@ def test_a_folder_for_your_own_app(cetane: Cetane, ported: Bundle, tmp_path: Pat
     }  # fmt: skip
     result = cetane("push", out, "me/tiny", "--bundle", ported.path, "--dry-run")
     assert result.code == 0 and "nothing uploaded, dry run" in result.out
+    *_, last = result.out.splitlines()
+    push = ["cetane", "push", str(out), "me/tiny", "--bundle", str(ported.path)]
+    assert shlex.split(last.removeprefix("next: ")) == push
 
 
 def test_a_checkpoint_that_has_moved(

@@ -32,6 +32,23 @@ def test_every_cell_is_whole(written: io.StringIO) -> None:
     assert max(map(len, text.splitlines())) <= output.console.width
 
 
+def test_a_long_word_beside_a_long_text_is_whole(written: io.StringIO) -> None:
+    """The text gives way."""
+    path, text = "/work/scratch/cache", "some words that may be in lines of their own"
+    output.table("what", ["state", "what", "has"], [["ok", text, f"63.5 GB free, {path}"]])
+    assert path in written.getvalue()
+    assert max(map(len, written.getvalue().splitlines())) <= output.console.width
+
+
+def test_a_sentence_ends_its_lines_between_words(written: io.StringIO) -> None:
+    sentence = "  a verifying call takes 1.02 decode steps, so it pays if 2% of drafts are accepted"
+    output.tell(sentence)
+    lines = written.getvalue().splitlines()
+    assert max(map(len, lines)) <= output.console.width
+    assert " ".join(line.strip() for line in lines) == sentence.strip()
+    assert all(line.startswith("    ") for line in lines[1:])
+
+
 def test_a_path_with_spaces_is_whole(written: io.StringIO) -> None:
     """It can be copied from the terminal."""
     path = output.Unbroken("/Users/me/My Models/a folder of some name/model")

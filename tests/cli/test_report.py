@@ -17,8 +17,10 @@ def test_a_bundles_page_and_its_figures(cetane: Cetane, ported: Bundle, tmp_path
     assert page.read_text().startswith("<!doctype html>")
     assert sorted(p.name for p in page.parent.iterdir()) == ["page.html", "page.json"]
     first = page.read_bytes()
-    assert cetane("report", ported.path, "-o", page).code == 0
-    assert page.read_bytes() == first
+    shown = cetane("report", ported.path, "-o", page)
+    assert shown.code == 0 and page.read_bytes() == first
+    *_, last = shown.out.splitlines()
+    assert last == f"next: cetane export {ported.path} --layout contract -o page-app"
 
 
 def test_an_experiments_page(cetane: Cetane, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from cetane.errors import CetaneError
 from cetane.files import silent
 from cetane.fitting import fit as module
 from cetane.fitting import lessons as lessons_module
+from cetane.fitting.documentation import windows_of
 from cetane.fitting.tune import Tuner
 from cetane.gates.port import packaged
 from cetane.gates.reference import Reference
@@ -167,6 +168,24 @@ def test_a_cache_that_cannot_be_written_is_refused_before_the_model_is_loaded(
     monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "file"))
     with pytest.raises(CetaneError, match=r"cannot write .*file/fitted"):
         resolve_recipe(fitted.checkpoint, recipe(method="gptq"))
+
+
+def test_a_text_is_encoded_once(
+    fitted: Fixed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan reads it, then what comes before the fitting, then the fitting."""
+    text, encoded = tmp_path / "ours.txt", []
+    text.write_text("a fuel ignites. " * 401, encoding="utf-8")
+
+    def count(texts: list[str], *others: Any) -> torch.Tensor:
+        encoded.append(texts)
+        return windows_of(texts, *others)
+
+    monkeypatch.setattr(module, "windows_of", count)
+    planner = Request(fitted.checkpoint, reading(text)).planner
+    module.check_text(fitted.checkpoint, planner)
+    fitter = module.Fitter(fitted.checkpoint, planner, silent)
+    assert len(fitter.others) >= module.LEAST and len(encoded) == 1
 
 
 def test_too_short_a_text_is_refused_before_the_model_is_loaded(

@@ -204,6 +204,17 @@ def test_few_bits_that_fall_short_get_more_where_errors_cost_most(
     assert "smaller is not proven good: palette4" in mixed.reasons["compression.default"]
 
 
+def test_too_few_bits_for_a_mix_are_not_passed_over_in_silence(
+    four_bits: Request, promise: Callable[[float], None]
+) -> None:
+    promise(1e-9)
+    small = override(four_bits.recipe, {"compression.mix_to": 4.01})
+    (last,) = resolutions(four_bits.checkpoint, small)
+    assert "; no mix: none of at most 4.01 bits" in last.reasons["compression.default"]
+    with pytest.raises(CetaneError, match=r"mix_to: 4 bits a weight hold no mix, .*than 4"):
+        override(four_bits.recipe, {"compression.mix_to": 4.0})
+
+
 def test_a_promise_that_no_mix_holds_leaves_the_most_bits_that_a_mix_may_have(
     four_bits: Request, promise: Callable[[float], None]
 ) -> None:
@@ -211,7 +222,8 @@ def test_a_promise_that_no_mix_holds_leaves_the_most_bits_that_a_mix_may_have(
     (last,) = resolutions(four_bits.checkpoint, four_bits.recipe)
     assert all(name.startswith("palette6") for name in last.compression.names.values())
     reason = last.reasons["compression.default"]
-    assert reason.index("bits a weight (6 for") < reason.index("; palette4")
+    assert reason.index("bits a weight (6 for") < reason.index("), not good: ")
+    assert reason.index("), not good: ") < reason.index("; palette4")
 
 
 def test_a_model_too_large_to_mix_says_so(

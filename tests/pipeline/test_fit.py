@@ -53,6 +53,15 @@ def test_what_the_user_names_stays(e2b: Planner) -> None:
     assert fit(Planner(e2b.checkpoint, chunks, e2b), Target("a19-pro")) == chunks
 
 
+def test_a_padded_cache_needs_its_contract_to_be_named(e2b: Planner) -> None:
+    """The rules ask for another one than padding does."""
+    cache = {"cache.contract": "stateful", "cache.padded": True}
+    padded = Planner(e2b.checkpoint, override(e2b.recipe, cache))
+    with pytest.raises(CetaneError, match=r"readonly for m4-max, .*padded.*contract=stateful"):
+        fit(padded, Target("m4-max"))
+    assert fit(padded, Target("m4-max"), ["cache.contract"]).cache.contract == "stateful"
+
+
 def test_a_chip_without_figures_gets_no_number(e2b: Planner) -> None:
     """An A13 is not an A19 Pro, whose speed it had."""
     for chip in ("a13", "a17-pro", "m5-max"):

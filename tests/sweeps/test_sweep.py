@@ -3,6 +3,7 @@
 import shutil
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,8 @@ def sweep(
     checkpoint: Checkpoint, small: Recipe, passage: Passage, tmp_path: Path
 ) -> Callable[[], Sweep]:
     """A sweep of the tiny model; all that a test makes share a folder."""
-    chip = find_chip("m4-max")
-    return lambda: Sweep(checkpoint, small, passage, chip, tmp_path / "out", lambda *_: None)
+    target = Target("m4-max")
+    return lambda: Sweep(checkpoint, small, passage, target, tmp_path / "out", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -235,18 +236,17 @@ def test_what_is_known_is_not_judged_again(
     assert "judge" not in vars(third.own)
 
 
-def test_another_chip_is_predicted_and_not_judged(
-    sweep: Callable[[], Sweep], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("target", [Target("m1"), Target("m4-max", 18)])
+def test_another_target_is_predicted_and_not_judged(
+    sweep: Callable[[], Sweep], monkeypatch: pytest.MonkeyPatch, target: Target
 ) -> None:
     before = sweep().format(NAME)
-    other = sweep()
-    other.chip = find_chip("m1")
-    other.predictor = Predictor(other.chip)
+    other = replace(sweep(), target=target)
     monkeypatch.setattr(Judge, "__init__", lambda *_: pytest.fail("judged"))
     after = other.format(NAME)
     assert before is not None
     assert after is not None
-    assert after.predicted.chip == "m1"
+    assert after.predicted.target == target != before.predicted.target
     assert after.model_dump(exclude={"predicted"}) == before.model_dump(exclude={"predicted"})
 
 
@@ -308,8 +308,8 @@ def test_sensitivities_of_another_window_or_basis_are_measured_anew(
     passage: Passage, tmp_path: Path,
 ) -> None:  # fmt: skip
     def work(wanted: Recipe) -> Sweep:
-        chip = find_chip("m4-max")
-        return Sweep(turned(checkpoint, wanted), wanted, passage, chip, tmp_path, lambda *_: None)
+        here = turned(checkpoint, wanted)
+        return Sweep(here, wanted, passage, Target("m4-max"), tmp_path, lambda *_: None)
 
     assert work(recipe()).sensitivities.file == SENSITIVITY
     assert work(recipe()).has_sensitivities
@@ -409,10 +409,10 @@ def test_a_recipe_of_a_sweep_has_its_text_beside_it(
     text = tmp_path / "ours" / "words.txt"
     text.parent.mkdir()
     text.write_text("What our users ask.\r\n", encoding="utf-8", newline="")
-    named, chip = TextFile.of(text), find_chip("m4-max")
+    named, target = TextFile.of(text), Target("m4-max")
     wanted = recipe(compression={"default": NAME, "method": "gptq", "text": named.model_dump()})
     wanted.compression.find_as(named)
-    work = Sweep(checkpoint, wanted, passage, chip, tmp_path / "out", lambda *_: None)
+    work = Sweep(checkpoint, wanted, passage, target, tmp_path / "out", lambda *_: None)
     known = Point.model_construct(
         name=FITTED, bits_per_weight=3.0, perplexity=1.0, perplexity_ratio=1.0,
         compression=Selection.model_validate_json(wanted.compression.model_dump_json()),
@@ -460,6 +460,16 @@ def test_predictions(checkpoint: Checkpoint, recipe: Callable[..., Recipe]) -> N
         assert found.decode_ms == predictor.predict(planner, "decode").ms
         assert (rule in found.rules) == (rule is not None)
         assert "int4-per-block" not in found.rules or rule
+
+
+def test_the_system_decides_where_weights_are_read(
+    checkpoint: Checkpoint, recipe: Callable[..., Recipe]
+) -> None:
+    """Programs for a newer one run nowhere."""
+    predictor = Predictor(find_chip("m4-max"))
+    planner = Planner(checkpoint, recipe(target={"deployment": "iOS26"}))
+    older, newer = (predict(planner, predictor, Target("m4-max", os)) for os in (18, 26))
+    assert "newer-system" in {*older.rules} - {*newer.rules}
 
 
 def test_a_text_must_keep_what_is_judged_apart(checkpoint: Checkpoint) -> None:
@@ -547,8 +557,7 @@ def test_workers_judge_what_one_process_judges(
 ) -> None:  # fmt: skip
     names = ["fp16", "int8-per-channel", FITTED, "palette4-weighted-group8"]
     alone, folder = sweep(), tmp_path / "by-workers"
-    chip = find_chip("m4-max")
-    shared = Sweep(checkpoint, small, passage, chip, folder, lambda *_: None)
+    shared = Sweep(checkpoint, small, passage, Target("m4-max"), folder, lambda *_: None)
     workers = Inline()
     SweepTasks(shared, workers).formats(names, mixing=False)
     assert workers.performed == ["sensitivities", *names]

@@ -22,6 +22,8 @@ _TEXT_TYPES = {
 }
 _TIED = {"gemma3", "gemma4", "mistral3"}
 """Kinds whose head is tied if the whole model's config does not say, as in transformers."""
+_SOFTCAP = "final_logit_softcapping"
+"""A softcap that Gemma 4's whole model applies as its text part does, but Gemma 3's does not."""
 _PREFIXES = {
     "model.language_model.": "model.",  # transformers 5
     "language_model.model.": "model.",  # before that
@@ -36,10 +38,19 @@ def has_text_part(config: dict[str, Any]) -> bool:
 
 
 def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The config of the text part. The whole model's config says whether its head is tied."""
+    """The config of the text part. The whole model's config says whether its head is tied.
+
+    Raises CetaneError for a text part that has other logits alone than in the whole model.
+    """
     text = config["text_config"]
     if not isinstance(text, dict):
         raise CetaneError(f"{path}: text_config is not an object")
+    if config["model_type"] == "gemma3" and text.get(_SOFTCAP) is not None:
+        raise CetaneError(
+            f"{path}: text_config.{_SOFTCAP} is {text[_SOFTCAP]}: in transformers, the whole model "
+            "ignores it, but the text part alone applies it",
+            f"write null for {_SOFTCAP}, as in released models, or save the text part alone",
+        )
     kind = _TEXT_TYPES[config["model_type"]]
     if config["model_type"] == "mistral3":  # its text part is of any type, as Ministral 3's is
         kind = text.get("model_type", kind)

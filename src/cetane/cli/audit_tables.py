@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cetane.cli.audit import ORDER
-from cetane.cli.output import console, facts, say, table, verdict, warn
+from cetane.cli.output import console, facts, say, table, tell, verdict, warn
 
 if TYPE_CHECKING:
     from cetane.gates.residency.audit import Audit, Finding, FunctionAudit
@@ -28,7 +28,7 @@ def show(result: ResidencyResult, verbose: bool) -> None:
     show_findings(audit)
     console.print(f"residency, {audit.basis}: {verdict(audit.passed)}")
     for reason in audit.reasons:
-        say(f"  {reason}")
+        tell(f"  {reason}")
     say("sources: cetane audit --explain RULE")
 
 

@@ -1,6 +1,5 @@
 """cetane build: checkpoint to bundle, without gates."""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +23,7 @@ from cetane.cli.options import (
     Workers,
     refuse,
 )
-from cetane.cli.output import megabytes, print_json, progress, say, table
+from cetane.cli.output import follow, megabytes, print_json, progress, say, table
 
 if TYPE_CHECKING:
     from cetane.pipeline.request import Request
@@ -76,7 +75,7 @@ def build(
         print_json({"bundle": str(bundle.path), "digest": bundle.digest})
     else:
         say(f"built {bundle.path}")
-        say(f"next: {shlex.join(['cetane', 'validate', str(bundle.path)])}")
+        follow("validate", bundle.path)
 
 
 def build_some(

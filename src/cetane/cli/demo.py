@@ -30,13 +30,10 @@ DEMOS = {
 
 
 KERNELS = """
-from cetane.mil.fast.compiled import compile_loop, keep_by_code
-keep_by_code()
+from cetane.mil.fast.compiled import compile_loop
 import cetane.compress.clusters
 compile_loop()
 """
-"""`keep_by_code` comes before `clusters`, as in a port. A module's import decides the folder in
-which numba keeps its functions: in another order, the port would not find those of `clusters`."""
 
 
 def demo(

@@ -8,7 +8,7 @@ from typing import Any
 
 from cetane.cli.output import console, facts, say, show_warnings, table
 from cetane.gates.diff import STAGES, ModelDiff
-from cetane.mil.compare import Comparison, OpGap
+from cetane.mil.compare import DRIFT, Comparison, OpGap
 from cetane.mil.gap import Gap
 from cetane.mil.program import LARGEST_FP16
 from cetane.pipeline.diff import DiffResult, worst_first
@@ -24,7 +24,8 @@ def show(result: DiffResult, top: int) -> None:
     if result.parts:
         show_parts(result.parts, result.tolerance, top)
     word = "[bold green]they agree[/]" if result.passed else "[bold red]they differ[/]"
-    console.print(f"diff: {word} (tolerance {result.tolerance:g})")
+    tolerance, most = result.tolerance, DRIFT * result.tolerance
+    console.print(f"diff: {word} (tolerance {tolerance:g} for one op, {most:g} for all together)")
 
 
 def show_parts(parts: Mapping[str, Comparison], tolerance: float, top: int) -> None:

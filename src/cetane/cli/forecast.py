@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
-from cetane.cli.output import say, table
+from cetane.cli.output import table, tell
 from cetane.hardware.chips import load_chips
 from cetane.perf.cost import TERM_OF
 
@@ -49,7 +49,7 @@ def show(forecast: Forecast, explain: bool) -> None:
     """
     predictions, chip = forecast.predictions, forecast.chip
     if forecast.predictor is None:
-        say(f"speed on {chip.name}, {nothing_known(chip)}")
+        tell(f"speed on {chip.name}, {nothing_known(chip)}")
         return
     rows = [
         [p.mode, p.tokens, p.context, f"{p.ms:.1f}", interval(p), f"{p.tok_s:.1f}", p.binds]
@@ -61,13 +61,13 @@ def show(forecast: Forecast, explain: bool) -> None:
     for p in predictions:
         if p.context == forecast.context:
             parts = " + ".join(f"{term} {p.terms[term]:.1f}" for term in TERMS)
-            say(f"predicted {p.mode} at {p.context}: {parts} ms")
-    say(footing(forecast.predictor))
+            tell(f"predicted {p.mode} at {p.context}: {parts} ms")
+    tell(footing(forecast.predictor))
     if len({p.mode for p in predictions}) > 1:
-        say("tok/s of a verifying call assumes that every draft is accepted")
+        tell("tok/s of a verifying call assumes that every draft is accepted")
     spec = forecast.speculation
     if spec is not None:
-        say(
+        tell(
             f"predicted: a verifying call of {spec.width} takes {spec.slowdown:.2f} decode steps, "
             + break_even(spec)
         )
@@ -158,17 +158,17 @@ def show_ranking(ranking: Ranking) -> None:
     table(f"predicted on {ranking.chip.name}: {fitting}", columns, rows)
     best = ranking.fastest
     if best is None:
-        say(f"nothing that is known to pass every gate fits at a context of {ranking.context}")
+        tell(f"nothing that is known to pass every gate fits at a context of {ranking.context}")
     else:
-        say(
+        tell(
             f"the fastest at a context of {ranking.context}: {describe(best)}: "
             f"{best.decode.tok_s:.1f} tok/s, {best.decode.binds} binds"
         )
-    say(
+    tell(
         "recommended is only what no rule refuses, in fp16 or in a format that a port of this "
         "model has judged"
     )
     over = [c for c in ranking.refused if c.context == ranking.context]
     if over and (best is None or over[0].decode.ms < best.decode.ms):
         said = f"{describe(over[0])}: {over[0].decode.tok_s:.1f} tok/s; {over[0].refused}"
-        say(f"predicted to be faster, but refused: {said}")
+        tell(f"predicted to be faster, but refused: {said}")

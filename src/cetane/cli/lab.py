@@ -9,7 +9,7 @@ import typer
 from cetane.cli.app import Command, paragraphs
 from cetane.cli.crew import crew
 from cetane.cli.options import Json, Scheduler, StoreUrl, Workers
-from cetane.cli.output import print_json, progress, say, table, warn
+from cetane.cli.output import follow, print_json, progress, say, table, warn
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
@@ -149,7 +149,8 @@ def new(name: Name, lab: FolderOption = HERE, json: Json = False) -> None:
     if json:
         print_json({"experiment": str(path)})
     else:
-        say(f"wrote {path}; next: cetane lab run {name}")
+        say(f"wrote {path}")
+        follow("lab", "run", name, options={"--lab": elsewhere(lab)})
 
 
 EveryOption = Annotated[
@@ -208,11 +209,20 @@ def run(
             if not json:
                 show_outcome(experiment, outcome)
     outcomes = [(held | made)[one.id] for one in chosen]
+    passed = all(outcome.status == "passed" for outcome in outcomes)
     if json:
         print_json({"outcomes": [as_dict(outcome) for outcome in outcomes]})
     elif len(outcomes) > 1:
         show_runs(outcomes)
-    raise typer.Exit(0 if all(outcome.status == "passed" for outcome in outcomes) else 1)
+    elif passed and chosen:
+        name = chosen[0].id
+        follow("report", name, "-o", f"{name}.html", options={"--lab": elsewhere(lab)})
+    raise typer.Exit(0 if passed else 1)
+
+
+def elsewhere(lab: Path) -> Path | None:
+    """The folder of a lab, if a command must name it."""
+    return None if lab == HERE else lab
 
 
 def run_all(

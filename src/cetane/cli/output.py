@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -67,6 +68,25 @@ def finite(content: Any) -> Any:
 def say(text: str) -> None:
     """Print a line on standard output, without added line breaks, so that paths can be copied."""
     console.print(escaped(text), markup=False, soft_wrap=True)
+
+
+def follow(*words: object, options: Mapping[str, object] | None = None) -> None:
+    """Print the command that comes next, as a shell takes it. `options` are by name: None and False
+    leave one out, True is a switch, and a list repeats it."""
+    given: list[object] = []
+    for name, value in (options or {}).items():
+        for one in value if isinstance(value, list) else [value]:
+            if one is not None and one is not False:
+                given += [name] if one is True else [name, one]
+    say(f"next: {shlex.join(['cetane', *map(str, (*words, *given))])}")
+
+
+def tell(text: str) -> None:
+    """Print a sentence, in lines that end between words: nobody copies it."""
+    indent = " " * (len(text) - len(text.lstrip()) + 2)
+    for line in textwrap.wrap(escaped(text), max(20, console.width), subsequent_indent=indent,
+                              break_long_words=False, break_on_hyphens=False):  # fmt: skip
+        say(line)
 
 
 def warn(text: str) -> None:
@@ -143,16 +163,23 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 
     Words are never broken. If the columns do not fit, every row becomes a list of its cells.
     """
-    widest = [max(map(longest, values)) for values in zip(columns, *rows, strict=True)]
-    if sum(widest) + 3 * len(columns) - 1 > console.width:  # edges, dividers and padding
+    values = list(zip(columns, *rows, strict=True))
+    widths = [max(map(longest, column)) for column in values]
+    room = console.width - sum(widths) - 3 * len(columns) + 1  # edges, dividers and padding
+    if room < 0:
         listed(title, columns, rows)
         return
+    whole = [max(len(cell(value)) for value in column) - least
+             for column, least in zip(values, widths, strict=True)]  # fmt: skip
+    for left, index in enumerate(sorted(range(len(columns)), key=whole.__getitem__)):
+        more = min(whole[index], room // (len(columns) - left))
+        widths[index], room = widths[index] + more, room - more
     console.print(Text(escaped(title), "bold"))
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for index, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
         justify = "right" if numeric else "left"
-        result.add_column(name, justify=justify, min_width=widest[index])  # type: ignore[arg-type]
+        result.add_column(name, justify=justify, width=widths[index])  # type: ignore[arg-type]
     for row in rows:
         result.add_row(*(escape(cell(value)) for value in row))
     console.print(result)

@@ -17,7 +17,7 @@ from cetane.cli.options import (
     Settings,
     Verbose,
 )
-from cetane.cli.output import print_json, progress, say, show_warnings
+from cetane.cli.output import follow, print_json, progress, say, show_warnings
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
@@ -88,6 +88,11 @@ def plan(
             shown.show(predicted, explain)
         else:
             say("to predict the speed on a chip, add --chip m4-max")
+        options = {
+            "-r": None if recipe == "default" else recipe, "--context": context, "--bits": bits,
+            "--set": settings, "--lora": lora, "--adapter": adapter, "--chip": chip, "--os": os,
+        }  # fmt: skip
+        follow("port", model, options=options)
 
 
 def rank_all(request: "Request", target: "Target", json: bool) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from cetane.cli.output import megabytes, say, table, warn
+from cetane.cli.output import megabytes, say, table, tell, warn
 from cetane.compress import AUTO
 from cetane.hardware.chips import DEFAULT_CHIP, find_chip
 
@@ -40,25 +39,24 @@ def show_summary(plan: Plan) -> None:
         f"{plan.architecture}, {plan.layers} layers; recipe {recipe.name}: context "
         f"{recipe.cache.context}, {caches(plan)}"
     )
-    for line in wrap(first, 80, subsequent_indent="  ", break_on_hyphens=False):
-        say(line)
-    say(
+    tell(first)
+    tell(
         f"  {len(plan.shards)} packages, {len(plan.functions)} functions; calls of {widths(plan)} "
         "tokens"
     )
-    say(f"  weights {weights}, embedding {embedding}, cache {cache}")
+    tell(f"  weights {weights}, embedding {embedding}, cache {cache}")
     streaming = recipe.cache.streaming
     if streaming is not None:
         kept = streaming.kept()
         heads = sum(len(streaming.scores.layers[layer]) for layer in kept)
-        say(
+        tell(
             f"  {sum(map(len, kept.values()))} of {heads} key/value heads keep all tokens, the "
             f"others {streaming.sinks} sinks and a window of {streaming.window}"
         )
     if plan.smaller:
         sizes = [str(one.tokens) for one in plan.capacities]
         own = sum(function.capacity is not None for function in plan.functions.values())
-        say(f"  capacities of {', '.join(sizes)} tokens; {own} functions for the smaller ones")
+        tell(f"  capacities of {', '.join(sizes)} tokens; {own} functions for the smaller ones")
     for name, adapter in plan.adapters.items():
         own = sum(function.adapter == name for function in plan.functions.values())
         kind = f"rank {adapter.rank}{', DoRA' if adapter.dora else ''}"
@@ -106,7 +104,7 @@ def show_tables(plan: Plan) -> None:
     table("key/value cache", ["context", "bytes"], contexts)
     if plan.kv_padding:
         context = plan.recipe.cache.context
-        say(
+        tell(
             f"{megabytes(plan.kv_padding)} of the {megabytes(plan.kv_bytes[context])} at {context} "
             "are padding of states"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +28,17 @@ from cetane.cli.options import (
     Verbose,
     Workers,
 )
-from cetane.cli.output import conclude, console, megabytes, progress, say, verdict, warn
+from cetane.cli.output import (
+    conclude,
+    console,
+    follow,
+    megabytes,
+    progress,
+    say,
+    tell,
+    verdict,
+    warn,
+)
 
 if TYPE_CHECKING:
     from cetane.pipeline.port import PortResult
@@ -120,11 +129,11 @@ def show(result: PortResult, verbose: bool) -> None:
     for reason in dict.fromkeys(reasons.values()):
         keys = [key for key in reasons if reasons[key] == reason]
         values = [f"{key} = {value_of(result.plan.recipe, key)}" for key in keys]
-        say(f"chosen: {', '.join(values)}")
+        tell(f"chosen: {', '.join(values)}")
         for line in reason.split("; "):
-            say(f"  {line}")
+            tell(f"  {line}")
     for change in result.changes:
-        say(f"changed: {change}")
+        tell(f"changed: {change}")
     if result.refused is not None:
         warn(f"nothing else was tried: {result.refused}")
     show_residency(result)
@@ -145,15 +154,14 @@ def show(result: PortResult, verbose: bool) -> None:
     assert result.golden is not None
     show_golden(result.golden, verbose)
     show_why(result.explanation)
-    say(f"speed, predicted: {headline(result.forecast)}")
-    path = str(result.bundle.path)
+    tell(f"speed, predicted: {headline(result.forecast)}")
+    path = result.bundle.path
     size = sum(record.bytes for record in result.bundle.manifest.files.values())
-    say(f"wrote {result.bundle.path}: {megabytes(size)} in {sum(result.seconds.values()):.0f} s")
+    say(f"wrote {path}: {megabytes(size)} in {sum(result.seconds.values()):.0f} s")
     if result.passed:
-        say(f"next: {shlex.join(['cetane', 'run', path, '--chat'])}")
+        follow("run", path, "--chat")
     else:
-        source = result.bundle.manifest.source
-        say(f"next: {shlex.join(['cetane', 'diff', path, '--model', source])}")
+        follow("diff", path, "--model", result.bundle.manifest.source)
 
 
 def show_residency(result: PortResult) -> None:
@@ -167,10 +175,10 @@ def show_residency(result: PortResult) -> None:
     if audit.passed:
         return
     if all("tiny-program" in {hit.rule for hit in one.findings} for one in audit.functions):
-        say(f"{named}: so small a model stays on the CPU, by the rule tiny-program")
+        tell(f"{named}: so small a model stays on the CPU, by the rule tiny-program")
     for reason in audit.reasons:
         warn(f"{named}: {reason}")
     if not result.residency_required:
-        say("no chip is named, so residency decides nothing: --chip a19-pro makes it a gate")
+        tell("no chip is named, so residency decides nothing: --chip a19-pro makes it a gate")
     if result.bundle is not None:
         warn(f"  for details: cetane audit {result.bundle.path}")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cetane.cli.options import ChipName, Json
-from cetane.cli.output import print_json, progress, say
+from cetane.cli.output import follow, print_json, progress, say
 
 
 def push(
@@ -52,3 +52,6 @@ def push(
             say(f"{size:>14,} {name}")
     megabytes = sum(done.files.values()) / 1e6
     say(f"{len(done.files)} files, {megabytes:.1f} MB: {done.url or 'nothing uploaded, dry run'}")
+    if dry_run:
+        options = {"--bundle": bundle, "--license": license, "--chip": chip, "--public": public}
+        follow("push", folder, repo, options=options)

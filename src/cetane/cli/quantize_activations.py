@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cetane.cli.options import BundlePath, Checkpoint, Force, Json
-from cetane.cli.output import console, facts, megabytes, print_json, progress, say, table, verdict
+from cetane.cli.output import (
+    console,
+    facts,
+    follow,
+    megabytes,
+    print_json,
+    progress,
+    say,
+    table,
+    verdict,
+)
 
 if TYPE_CHECKING:
     from cetane.activations import ActivationOutcome
@@ -103,7 +113,7 @@ def advise(outcome: ActivationOutcome, output: Path) -> None:
     from cetane.bundle import Bundle
 
     if outcome.passed:
-        say(f"next: cetane run {output} --chat")
+        follow("run", output, "--chat")
     elif outcome.made.options.tensors == "all":
         say("next: --tensors inputs leaves gated products and outputs in fp16")
     elif not Bundle(output).plan.recipe.compression.rotate:

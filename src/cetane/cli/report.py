@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cetane.cli.options import Checkpoint, ChipName, Json
-from cetane.cli.output import finite, print_json, progress, say
+from cetane.cli.output import finite, follow, print_json, progress, say
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def report(
     Its figures lie beside it as JSON.
     """
     from cetane.files import check_outside, disk_errors, replacing, write_json
+    from cetane.report.content import BundleReport
     from cetane.report.page import page
 
     if output.suffix != ".html":
@@ -61,7 +62,9 @@ def report(
     if json:
         print_json({"page": str(output), "json": str(beside)} | written)
     else:
-        say(f"{output}, and its figures in {beside}")
+        say(f"wrote {output}, and its figures in {beside}")
+        if isinstance(content, BundleReport):
+            follow("export", subject, "--layout", "contract", "-o", f"{output.stem}-app")
 
 
 def collect(

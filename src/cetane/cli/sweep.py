@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,13 +13,14 @@ from cetane.cli.options import (
     Json,
     Lora,
     Model,
+    OsNumber,
     RecipeName,
     Scheduler,
     StoreUrl,
     Verbose,
     Workers,
 )
-from cetane.cli.output import conclude, megabytes, progress, say, table, warn
+from cetane.cli.output import conclude, follow, megabytes, progress, say, table, tell, warn
 
 if TYPE_CHECKING:
     from cetane.sweeps.choose import SweepResult
@@ -55,6 +55,7 @@ def sweep(
     budget: BudgetOption = None,
     formats: FormatsOption = None,
     chip: ChipName = None,
+    os: OsNumber = None,
     recipe: RecipeName = "default",
     lora: Lora = None,
     output: OutputOption = None,
@@ -69,20 +70,20 @@ def sweep(
     Writes the points, a plot, and the chosen point as a recipe. After an interruption, run it
     again: it keeps its results. Exit code 1 where every point is larger than the budget.
     """
+    from cetane.gates.residency.target import DEFAULT_OS
     from cetane.hardware.chips import DEFAULT_CHIP
     from cetane.sweeps.choose import sweep as choose
 
     with crew(workers, scheduler, store) as opened, progress("sweep") as update:
         result = choose(
             model, text=text, budget=budget, formats=formats or [], chip=chip or DEFAULT_CHIP,
-            recipe=recipe, lora=lora, output=output, workers=opened, progress=update,
+            os=os or DEFAULT_OS, recipe=recipe, lora=lora, output=output, workers=opened,
+            progress=update,
         )  # fmt: skip
-    merged = [] if lora is None else ["--lora", str(lora)]
-    following = shlex.join(["cetane", "port", model, *merged, "-r", str(result.recipe)])
-    conclude(result, json, lambda made: show(made, verbose, following))
+    conclude(result, json, lambda made: show(made, verbose, model, lora))
 
 
-def show(result: SweepResult, verbose: bool, following: str) -> None:
+def show(result: SweepResult, verbose: bool, model: str, lora: Path | None) -> None:
     """Print the points of the front, or all, the chosen point, the files, and what follows."""
     front = {point.key for point in result.front}
     chosen = None if result.chosen is None else result.chosen.key
@@ -91,7 +92,7 @@ def show(result: SweepResult, verbose: bool, following: str) -> None:
     first = known[0]
     table(
         f"{first.text.tokens} tokens of {first.text.name}, largest first; tok/s predicted for "
-        f"{first.predicted.chip}",
+        f"{first.predicted.target}",
         ["point", "MB", "bits", "ppl", "KL", "top-1", "smoke", "tok/s"],
         [row(point, chosen) for point in shown],
     )
@@ -113,13 +114,13 @@ def show(result: SweepResult, verbose: bool, following: str) -> None:
         say(f"wrote {path}")
     if result.chosen is None:
         smallest = min(point.weight_bytes for point in known)
-        say(
+        tell(
             f"no point has at most {megabytes(result.budget_bytes)}; the smallest has "
             f"{megabytes(smallest)}"
         )
     else:
         say(f"chosen: {result.chosen.name}")
-        say(f"next: {following}")
+        follow("port", model, options={"--lora": lora, "-r": result.recipe})
 
 
 def row(point: Point, chosen: str | None) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cetane.cli.options import BundlePath, Checkpoint, Json
-from cetane.cli.output import conclude, progress, say, table, warn
+from cetane.cli.output import conclude, follow, progress, say, table, warn
 
 if TYPE_CHECKING:
     from cetane.pipeline.draft_head import TrainedDraftHead
@@ -59,11 +59,11 @@ def train_head(
         )  # fmt: skip
     if result is None:  # one of several processes, and not the main one
         raise typer.Exit
-    conclude(result, json, show)
+    conclude(result, json, lambda trained: show(trained, bundle))
 
 
-def show(result: TrainedDraftHead) -> None:
-    """Print the shares of right drafted tokens, the gate and the files."""
+def show(result: TrainedDraftHead, bundle: Path) -> None:
+    """Print the shares of right drafted tokens, the gate, the files, and what follows."""
     from cetane.cli.gate_tables import show_head
 
     before, after = result.untrained, result.trained
@@ -80,3 +80,5 @@ def show(result: TrainedDraftHead) -> None:
     for reason in result.residency.reasons:
         warn(f"warning: residency on {result.residency.target}, predicted: {reason}")
     say(f"wrote {result.head.path}")
+    if result.passed:
+        follow("bench", bundle)

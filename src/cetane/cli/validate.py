@@ -10,6 +10,7 @@ from cetane.cli.output import (
     conclude,
     console,
     facts,
+    follow,
     print_json,
     progress,
     say,
@@ -105,7 +106,7 @@ def validate(
         show_perplexity(quality, json)
     with progress("validate") as update:
         result = gates.validate(bundle, model=model, lora=lora, adapters=adapters, progress=update)
-    conclude(result, json, lambda outcome: show(outcome, verbose))
+    conclude(result, json, lambda outcome: show(outcome, verbose, bundle))
 
 
 def parse_ids(text: str | None) -> tuple[int, ...]:
@@ -148,8 +149,8 @@ def show_perplexity(quality: "Quality", json: bool) -> NoReturn:
     raise typer.Exit(0 if quality.passed else 1)
 
 
-def show(result: "Validation", verbose: bool) -> None:
-    """Print every gate."""
+def show(result: "Validation", verbose: bool, bundle: Path) -> None:
+    """Print every gate, and what follows."""
     from cetane.cli.gate_tables import show_golden, show_head, show_why
 
     show_warnings(result.warnings)
@@ -162,3 +163,5 @@ def show(result: "Validation", verbose: bool) -> None:
     show_why(result.explanation)
     for kind, head in result.heads.items():
         show_head(kind, head)
+    if result.passed:
+        follow("run", bundle, "--chat")

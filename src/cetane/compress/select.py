@@ -136,6 +136,11 @@ class Selection(Data):
             )
         if self.mix_to is not None and not isinstance(parse_format(self.default), Palette):
             raise ValueError(f"mix_to: a mix is of palettes, and default is {self.default}")
+        if self.mix_to is not None and self.mix_to <= (least := parse_format(self.default).bits):
+            raise ValueError(
+                f"mix_to: {self.mix_to:g} bits a weight hold no mix, since {self.default} alone "
+                f"has {least} and more; write more than {least}"
+            )
         formats = (*self.types.values(), *self.names.values())
         for name in formats if self.auto else (self.default, *formats):
             if parse_format(name).weighted and self.sensitivity is None:

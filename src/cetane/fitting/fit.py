@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cetane.checkpoint import Checkpoint
 from cetane.compress import Format, Selection
+from cetane.compress.beside import TextFile
 from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
 from cetane.errors import CetaneError
 from cetane.files import Progress, claimed, disk_errors, json_sha256, remove
@@ -94,10 +95,10 @@ def check_text(checkpoint: Checkpoint, planner: Planner) -> None:
     was loaded."""
     if planner.recipe.compression.text is None:
         return
-    windows, length = human_text(checkpoint, planner), length_of(planner)
-    if len(windows) < LEAST:
+    count, length = human_text(checkpoint, planner).shape
+    if count < LEAST:
         raise CetaneError(
-            f"compression.text: too short, with {len(windows)} windows of {length} tokens",
+            f"compression.text: too short, with {count} windows of {length} tokens",
             f"give a text of {LEAST} windows or more",
         )
 
@@ -112,9 +113,15 @@ def check_folder() -> None:
 
 def human_text(checkpoint: Checkpoint, planner: Planner) -> Tensor:
     """Windows of the recipe's text, else of documentation, int64 `(N, length)`."""
-    given = planner.recipe.compression.text
+    return windows(checkpoint, planner.recipe.compression.text, length_of(planner))
+
+
+@lru_cache(maxsize=1)
+def windows(checkpoint: Checkpoint, given: TextFile | None, length: int) -> Tensor:
+    """`human_text`, kept for the next step that reads it: the plan reads it first, and to encode
+    4 MB takes seconds."""
     texts = documentation() if given is None else spread(given.read())
-    return windows_of(texts, checkpoint.tokenizer, start_of(checkpoint), length_of(planner))
+    return windows_of(texts, checkpoint.tokenizer, start_of(checkpoint), length)
 
 
 def start_of(checkpoint: Checkpoint) -> int:
@@ -184,7 +191,7 @@ class Fitter:
         if self.resident:  # this reads all weights, so that they can be narrowed
             self.model(torch.tensor([[self.start]]), use_cache=False)
 
-    @cached_property
+    @property
     def others(self) -> Tensor:
         """`human_text` of the model."""
         return human_text(self.checkpoint, self.planner)

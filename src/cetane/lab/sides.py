@@ -19,7 +19,7 @@ from cetane.lab.workload import OpenWorkload, Setting
 from cetane.pipeline.assembly import build_key
 from cetane.pipeline.build import build
 from cetane.planner import Planner, turned
-from cetane.schema.recipe import Recipe, parse_recipe
+from cetane.schema.recipe import Recipe, override
 
 
 @dataclass
@@ -113,18 +113,13 @@ class Side:
         vocab = checkpoint.config["vocab_size"]
         texts = [read_text(tokenizer, self.workload.setting.text(self.workload.spec))]
         order = ranked(texts, vocab, tokenizer.necessary())
-        content = recipe.model_dump()
-        content["head"]["subset"] = make_subset(order, self.arm.subset, tokenizer, texts, [])
-        return parse_recipe(content, f"{recipe.name} with {self.arm.subset} tokens")
+        subset = make_subset(order, self.arm.subset, tokenizer, texts, [])
+        return override(recipe, {"head.subset": subset})
 
 
 def scaled(recipe: Recipe, context: int | None) -> Recipe:
     """The recipe with another context."""
-    if context is None:
-        return recipe
-    content = recipe.model_dump()
-    content["cache"]["context"] = context
-    return parse_recipe(content, f"{recipe.name} at a context of {context}")
+    return recipe if context is None else override(recipe, {"cache.context": context})
 
 
 class Sides:

@@ -295,8 +295,8 @@ class Bench:
         said = f"{name}, {'' if judgement.passed else 'not '}{quality}: {judgement}"
         if name == SMALL and self.uneven:
             said += f"; {LARGE} for weights that it does not divide"
-        if self.cannot_mix and not judgement.passed:
-            said += f"; {UNPREDICTED}"
+        if self.unmixed is not None and not judgement.passed:
+            said += f"; {self.unmixed}"
         if smaller := [why for other, why in self.refused.items() if other != name]:
             said += f"; smaller is not proven {quality}: {'; '.join(smaller)}"
         self.__dict__.pop("model", None)
@@ -365,12 +365,7 @@ class Bench:
         One has hardly more bits. The next has as many as the judgement of the uniform palettes asks
         for, and the last as many as the recipe allows.
         """
-        most = self.recipe.compression.mix_to
-        if most is None or self.recipe.compression.fitted is None:
-            return
-        least = parse_format(self.recipe.compression.default).bits + NEAR
-        sizes = [*np.arange(least, most, FINER).tolist(), most]
-        found = [mix for size in sizes if (mix := self.best_mix(size)) is not None]
+        found = self.better
         if not found:
             return
         uniform = self.candidate(rows, None)
@@ -380,11 +375,28 @@ class Bench:
             name = mix.described(self.recipe.compression.default)
             yield name, resolve_fitted(self.checkpoint, mix.given(uniform), self.progress)
 
+    @cached_property
+    def better(self) -> list[Mix]:
+        """The best mixes of some sizes, up to as many bits as the recipe allows."""
+        most = self.recipe.compression.mix_to
+        if most is None or self.recipe.compression.fitted is None:
+            return []
+        least = parse_format(self.recipe.compression.default).bits + NEAR
+        sizes = [*np.arange(least, most, FINER).tolist(), most]
+        return [mix for size in sizes if (mix := self.best_mix(size)) is not None]
+
     @property
-    def cannot_mix(self) -> bool:
-        """Whether the recipe allows a mix, but nothing says which weights cost most."""
+    def unmixed(self) -> str | None:
+        """Why there is no mix, though the recipe allows one; None if there are some."""
         compression = self.recipe.compression
-        return compression.mix_to is not None and not self.harmed[1]
+        if compression.mix_to is None or self.better:
+            return None
+        if not self.harmed[1]:
+            return UNPREDICTED
+        return (
+            f"no mix: none of at most {compression.mix_to:g} bits a weight is predicted to be "
+            f"better than {compression.default} alone (compression.mix_to)"
+        )
 
     def best_mix(self, most: float) -> Mix | None:
         """The mix of least predicted KL with at most `most` bits a weight; None if none is better

@@ -34,11 +34,17 @@ def fit(planner: Planner, target: Target, named: Collection[str] = ()) -> Recipe
     chip, each with its reason.
 
     Values whose dotted keys are `named` stay. A recipe that says its layout comes back as it is.
-    CetaneError if the chip holds no layout.
+    CetaneError if the chip holds no layout, and for a padded cache whose contract is not named.
     """
-    if planner.recipe.layout.kind != "auto":
-        return planner.recipe
     recipe = planner.recipe
+    if recipe.layout.kind != "auto":
+        return recipe
+    if recipe.cache.padded and CONTRACT not in named:
+        raise CetaneError(
+            f'recipe {recipe.name}: layout.kind = "auto" takes the contract readonly for '
+            f"{target.chip}, but cache.padded = true needs stateful",
+            f"name the contract too (--set {CONTRACT}=stateful), or take cache.padded=false",
+        )
     steps = (by_rules, by_longest_axis, by_known_programs, by_free_drafts)
     for step in steps:
         values, reason = step(Planner(planner.checkpoint, recipe, planner), target)

@@ -33,7 +33,7 @@ FITTED_BITS = 4
 lose too much there (docs/explanation/compression.md)."""
 MIXED = {4: 4.6, 3: 3.1, 2: 2.1}
 """By `--bits`: the most bits a weight of a mix, where uniform palettes do not hold the promise.
-SmolLM2 needs 4.57 to be good at four bits; more than 4.6 would be five. Whoever asks for 3 or 2
+SmolLM2 passed its gates as good with 4.57; more than 4.6 would be five. Whoever asks for 3 or 2
 bits counts bytes, so a mix there takes hardly more."""
 NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 """The pattern of a budget's number. More digits overflow a float."""

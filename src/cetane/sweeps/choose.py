@@ -9,7 +9,8 @@ from typing import Any
 
 from cetane.errors import CetaneError
 from cetane.files import LARGEST_TEXT, Progress, claimed, read_text, silent
-from cetane.hardware.chips import DEFAULT_CHIP, find_chip
+from cetane.gates.residency.target import DEFAULT_OS, Target
+from cetane.hardware.chips import DEFAULT_CHIP
 from cetane.pipeline.request import NUMBER, make_request, read_size
 from cetane.schema.recipe import Recipe
 from cetane.sweeps.grid import chosen, load_grid, weights
@@ -71,6 +72,7 @@ def sweep(
     budget: str | None = None,
     formats: Sequence[str] = (),
     chip: str = DEFAULT_CHIP,
+    os: float = DEFAULT_OS,
     recipe: str | Path | Recipe = "default",
     lora: str | Path | None = None,
     output: str | Path | None = None,
@@ -83,16 +85,17 @@ def sweep(
 
     `text` is a file of plain text; by default a text that ships. `lora` is merged into the model.
     `budget` is the size of the chosen point: bits a weight ("4.25") or megabytes ("60MB").
-    `formats` are names or patterns. The folder `output` keeps all results, so that another sweep
+    `formats` are names or patterns. Speed and residency are predicted for `chip`, with the system
+    `os` (its iOS number). The folder `output` keeps all results, so that another sweep
     continues from there. `workers`, `scheduler` and `store` are as in `port`. CetaneError for a
     text that is unreadable or too short, for an unknown format, and for a `budget` that is no size.
     """
-    names, profile = chosen(formats), find_chip(chip)
+    names, target = chosen(formats), Target(chip, os)
     request = make_request(model, recipe, lora=lora)
     passage = Passage.cut(*text_of(text), request.checkpoint)
     folder = Path(output) if output else Path(f"{request.name}-sweep")
     with open_workers(workers, scheduler, store) as crew, claimed(folder, "sweeping"):
-        work = Sweep(request.checkpoint, request.recipe, passage, profile, folder, progress)
+        work = Sweep(request.checkpoint, request.recipe, passage, target, folder, progress)
         return judged(work, names, budget, not formats or budget is not None, crew)
 
 

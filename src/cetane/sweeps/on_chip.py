@@ -14,7 +14,8 @@ def predict(planner: Planner, predictor: Predictor, target: Target) -> Predicted
     audited = audit(sketch(planner), target)
     findings = [f for function in audited.functions for f in function.findings]
     return Predicted(
-        chip=predictor.chip.id,
+        chip=target.chip,
+        os=target.os,
         decode_ms=step.ms,
         tok_s=step.tok_s,
         binds=step.binds,

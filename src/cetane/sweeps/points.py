@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from cetane.compress import Selection
 from cetane.errors import CetaneError
 from cetane.files import Ledger, json_sha256
+from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.validation import Data
 
 Method = Literal[
@@ -55,6 +56,8 @@ class Predicted(Data):
     """Predictions: a step's time by the cost model, and the weights' residency by the rules."""
 
     chip: str
+    os: float = DEFAULT_OS
+    """The number of the system, as in `Target.os`. Earlier sweeps had only this one."""
     decode_ms: float
     tok_s: float
     binds: str
@@ -62,6 +65,11 @@ class Predicted(Data):
     """The share of weights whose convolution is predicted to run outside the ANE."""
     rules: tuple[str, ...]
     """The residency rules that apply to the weights."""
+
+    @property
+    def target(self) -> Target:
+        """The chip and the system that the predictions are for."""
+        return Target(self.chip, self.os)
 
 
 class Point(Data):

@@ -17,7 +17,7 @@ from cetane.families import Weight
 from cetane.files import Progress, disk_errors, replacing
 from cetane.fitting.fit import VERSION, fit
 from cetane.gates.residency.target import Target
-from cetane.hardware.chips import Chip
+from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
 from cetane.pipeline.whole import location
 from cetane.planner import Planner
@@ -69,12 +69,12 @@ class Passage:
 
 @dataclass
 class Sweep:
-    """The points of one model, recipe, text and chip; `folder` keeps them between runs."""
+    """The points of one model, recipe, text and target; `folder` keeps them between runs."""
 
     checkpoint: Checkpoint
     recipe: Recipe
     passage: Passage
-    chip: Chip
+    target: Target
     folder: Path
     progress: Progress
     own: Basis = field(init=False)
@@ -88,7 +88,7 @@ class Sweep:
             self.folder.mkdir(parents=True, exist_ok=True)
         self.points = PointLedger(self.folder / POINTS, Point)
         self.scores = PointLedger(self.folder / SCORES, LayerScore)
-        self.predictor = Predictor(self.chip)
+        self.predictor = Predictor(find_chip(self.target.chip))
 
     @property
     def planner(self) -> Planner:
@@ -227,9 +227,9 @@ class Sweep:
         return score.kl
 
     def knows(self, wanted: Candidate) -> bool:
-        """Whether a candidate was judged, with predictions for this sweep's chip."""
+        """Whether a candidate was judged, with predictions for this sweep's target."""
         known = self.points.get(self.key(wanted.selection, self.passage.judged))
-        return known is not None and known.predicted.chip == self.chip.id
+        return known is not None and known.predicted.target == self.target
 
     def knows_harm(self, selection: Selection) -> bool:
         """Whether the harm of a selection was measured."""
@@ -249,10 +249,10 @@ class Sweep:
         )
 
     def point(self, wanted: Candidate) -> Point:
-        """A candidate judged now or in an earlier sweep, with predictions for this sweep's chip."""
+        """A candidate judged now or in an earlier sweep, with predictions for the target."""
         key = self.key(wanted.selection, self.passage.judged)
         known = self.points.get(key)
-        if known is not None and known.predicted.chip == self.chip.id:
+        if known is not None and known.predicted.target == self.target:
             return known
         started = time.perf_counter()
         basis, recipe = self.basis(wanted.selection), self.recipe_of(wanted.selection)
@@ -309,11 +309,6 @@ class Sweep:
         self.release()  # fitting loads the model once more, with room for gradients
         fitted = fit(self.basis(selection).checkpoint, planner, self.progress)
         return selection.model_copy(update={"fitted": fitted})
-
-    @property
-    def target(self) -> Target:
-        """The chip, as a target of residency rules."""
-        return Target(self.chip.id)
 
     def recipe_of(self, selection: Selection) -> Recipe:
         """The sweep's recipe with another compression."""

@@ -11,7 +11,7 @@ from cetane.compress import Selection, SensitivityFile, parse_format
 from cetane.compress.sensitivity import SENSITIVITY
 from cetane.errors import CetaneError
 from cetane.files import read_json, remove, replacing, silent, write_json
-from cetane.hardware.chips import find_chip
+from cetane.gates.residency.target import Target
 from cetane.schema.manifest import producers
 from cetane.schema.recipe import Recipe
 from cetane.store.settings import shared_store
@@ -42,7 +42,7 @@ class SweepJob:
     checkpoint: Checkpoint = field(compare=False)
     recipe: Recipe = field(compare=False)
     passage: Passage = field(compare=False)
-    chip: str = field(compare=False)
+    target: Target = field(compare=False)
 
 
 class OpenedSweep:
@@ -52,8 +52,7 @@ class OpenedSweep:
         job.checkpoint.check_unchanged()
         self.scratch = tempfile.TemporaryDirectory(prefix="cetane-task-")
         folder = Path(self.scratch.name)
-        chip = find_chip(job.chip)
-        self.sweep = Sweep(job.checkpoint, job.recipe, job.passage, chip, folder, silent)
+        self.sweep = Sweep(job.checkpoint, job.recipe, job.passage, job.target, folder, silent)
 
     def beside(self, selection: Selection, sensitivities: bytes | None) -> Selection:
         """A selection whose file of sensitivities is in this worker's folder."""
@@ -112,11 +111,11 @@ class SweepTasks:
         """The keys of tasks that judge a candidate."""
         key = task_key(
             sweep.checkpoint.content, sweep.recipe.model_dump(mode="json"),
-            [sweep.passage.calibration, sweep.passage.judged, sweep.passage.name], sweep.chip.id,
-            producers(),
+            [sweep.passage.calibration, sweep.passage.judged, sweep.passage.name],
+            str(sweep.target), producers(),
         )  # fmt: skip
         assert sweep.checkpoint.fingerprint  # computed here and sent along, for workers to compare
-        self.job = SweepJob(key, sweep.checkpoint, sweep.recipe, sweep.passage, sweep.chip.id)
+        self.job = SweepJob(key, sweep.checkpoint, sweep.recipe, sweep.passage, sweep.target)
         elements = sum(w.elements for w in sweep.all_weights())
         self.memory = BASE_MEMORY + ELEMENT * elements
 

@@ -18,7 +18,6 @@ from numba import types
 from numba.extending import intrinsic
 
 from cetane.mil.fast import emit
-from cetane.mil.fast.compiled import keep_by_code
 from cetane.mil.fast.emit import (
     BLOCK,
     BYTES,
@@ -34,7 +33,6 @@ from cetane.mil.fast.emit import (
     WIDE,
 )  # fmt: skip
 
-keep_by_code()  # before any function is compiled: all compiled modules import this one
 AHEAD = 2048
 """Bytes by which a product's prefetch is ahead of its reads."""
 ROWS = 4
