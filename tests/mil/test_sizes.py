@@ -125,7 +125,7 @@ def test_a_palette_whose_indices_have_no_whole_bits(entries: int) -> None:
 def test_arithmetic_that_is_declared_of_another_type(kind: str, dtype: str) -> None:
     array = np.ones(3, np.float32)
     one = StoredConstant(TensorType((3,), "fp32"), lambda: array)
-    with pytest.raises(CetaneError, match="x is fp32, but y is declared"):
+    with pytest.raises(CetaneError, match="it computes fp32, but y is declared"):
         program({"x": (3,)}, op(kind, "y", dtype, (3,), x="x", y=one))
 
 
