@@ -200,6 +200,23 @@ def test_a_description_of_something_else(folder: Path, change: Change, problem: 
     assert all(p.startswith(LAST) for p in problems)
 
 
+@pytest.mark.parametrize("newer", ["version", "opset"])
+def test_a_package_for_another_system(folder: Path, newer: str) -> None:
+    file = next(folder.glob(f"shards/{LAST}.mlpackage/Data/*/model.mlmodel"))
+    spec = model_message()()
+    spec.ParseFromString(file.read_bytes())
+    spec.specificationVersion = 10
+    for function in spec.mlProgram.functions.values() if newer == "opset" else ():
+        body = function.block_specializations.pop("CoreML8")
+        function.block_specializations["CoreML9"].CopyFrom(body)
+        function.opset = "CoreML9"
+    file.write_bytes(spec.SerializeToString())
+    opset = "CoreML9" if newer == "opset" else "CoreML8"
+    assert found(opened(folder)) == [
+        f"{LAST}: made for version 10 and {opset}, not version 9 and CoreML8, as for iOS18"
+    ]
+
+
 def test_a_default_function_that_is_missing(folder: Path) -> None:
     file = next(folder.glob(f"shards/{LAST}.mlpackage/Data/*/model.mlmodel"))
     spec = model_message()()

@@ -113,6 +113,27 @@ def test_other_model_type(package: Path) -> None:
     refuses(package, "holds no ML program .its type is neuralNetwork")
 
 
+@pytest.mark.parametrize(
+    ("version", "opset", "message"),
+    [
+        (99, "CoreML8", "is of version 99 of Core ML's specification; ML programs are of 6 to 10"),
+        (5, "CoreML8", "is of version 5 of"),
+        (6, "CoreML8", "ops are of CoreML8, which came with version 9 .*, and the package is of 6"),
+        (10, "CoreML10", "main has ops of the unknown opset 'CoreML10'"),
+    ],
+)
+def test_versions_that_do_not_fit(package: Path, version: int, opset: str, message: str) -> None:
+    def edit(spec: Any) -> None:
+        spec.specificationVersion = version
+        (function,) = spec.mlProgram.functions.values()
+        body = function.block_specializations.pop(function.opset)
+        function.block_specializations[opset].CopyFrom(body)
+        function.opset = opset
+
+    edit_spec(package, edit)
+    refuses(package, message)
+
+
 def test_no_functions(package: Path) -> None:
     edit_spec(package, lambda spec: spec.mlProgram.functions.clear())
     refuses(package, "without functions")

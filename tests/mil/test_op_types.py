@@ -1,15 +1,18 @@
-"""Rules of types against coremltools' own definitions of the ops."""
+"""Rules of types and opsets against coremltools' own definitions of the ops."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
-from tests.mil.programs import op, program
+from tests.mil.programs import constant, op, program
 
 from cetane.errors import CetaneError
 from cetane.mil.op_types import ALIKE, ON_FLOATS, RESULTS
 from cetane.mil.ops import OPS
+from cetane.mil.opsets import NEW, VERSIONS
+from cetane.mil.validate import check_function
 
 UNTYPED = {"classify", "cond", "list_gather", "list_read", "list_scatter", "list_write",
            "make_list", "matmul", "read_state", "while_loop", "write_state"}  # fmt: skip
@@ -51,6 +54,41 @@ def test_operands_of_one_type(kind: str) -> None:
     for made in definitions(kind):
         given = made.input_spec.input_types
         assert len({given[name].type_domain_id for name in ALIKE[kind] if name in given}) == 1
+
+
+def test_what_came_with_an_opset() -> None:
+    found: dict[str, set[str]] = {opset: set() for opset in VERSIONS}
+    of = {version: opset for opset, version in VERSIONS.items()}
+    for kind in OPS:
+        seen: set[str] = set()
+        for version, made in sorted(SSAOpRegistry.core_ops.get(kind, {}).items()):
+            opset, names = of[max(int(version), 6)], set(made.input_spec.input_types)
+            if not seen and opset != "CoreML5":
+                found[opset].add(kind)
+            elif opset != "CoreML5":
+                found[opset] |= {f"{kind}.{name}" for name in names - seen}
+            seen |= names
+    assert found.pop("CoreML5") == found.pop("CoreML9") == set()
+    found["CoreML8"].add("write_state")  # which coremltools writes for an op of its own
+    assert found == {opset: set(names.split()) for opset, names in NEW.items()}
+
+
+@pytest.mark.parametrize(
+    ("opset", "kind", "inputs", "what"),
+    [
+        ("CoreML7", "slice_update", {"update": "x", "begin": constant([0]), "end": constant([2])},
+         "slice_update came with CoreML8"),
+        ("CoreML6", "gather_along_axis", {"indices": "i", "validate_indices": constant(0)},
+         "gather_along_axis.validate_indices came with CoreML7"),
+    ],
+)  # fmt: skip
+def test_an_op_of_a_newer_opset(opset: str, kind: str, inputs: dict[str, Any], what: str) -> None:
+    i = op("shape", "i", "int32", (1,), x="x")
+    size = (1,) if kind != "slice_update" else (2,)
+    made = program({"x": (2,)}, i, op(kind, "y", "fp32", size, x="x", **inputs)).functions["main"]
+    check_function(replace(made, opset="CoreML8"))
+    with pytest.raises(CetaneError, match=f"{what}, and the function is of {opset}"):
+        check_function(replace(made, opset=opset))
 
 
 @pytest.mark.parametrize(

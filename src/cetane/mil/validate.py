@@ -15,6 +15,7 @@ from cetane.errors import CetaneError
 from cetane.mil.dtypes import NUMPY
 from cetane.mil.guard import failures_at
 from cetane.mil.op_types import check_operands, result_types
+from cetane.mil.opsets import VERSIONS, needs
 from cetane.mil.program import (
     Argument,
     Body,
@@ -47,6 +48,12 @@ def check_program(program: Program) -> None:
     for name, function in program.functions.items():
         with failures_at(f"{program.path}: function {plain_name(name, 'function')}"):
             check_function(function)
+            if VERSIONS.get(function.opset, 0) > program.version > 0:
+                raise CetaneError(
+                    f"its ops are of {function.opset}, which came with version "
+                    f"{VERSIONS[function.opset]} of the specification, and the package is of "
+                    f"{program.version}"
+                )
 
 
 def check_function(function: MilFunction) -> None:
@@ -98,6 +105,11 @@ class _Checker:
             raise CetaneError(f"it has more than {MOST_OPS} ops")
         if not _KIND.fullmatch(op.kind):
             raise CetaneError("its kind is not a name")
+        opset, what = needs(op)
+        if self._function.opset and opset > self._function.opset:
+            raise CetaneError(
+                f"{what} came with {opset}, and the function is of {self._function.opset}"
+            )
         for parameter, arguments in op.inputs.items():
             for argument in arguments:
                 if isinstance(argument, str):
