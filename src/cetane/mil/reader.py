@@ -95,6 +95,7 @@ def _program(package: Package, spec: Any) -> Program:
         )
     reader = _Reader(package)
     description = spec.description
+    _check_description(path, description, spec.mlProgram)
     described = {function.name: function for function in description.functions}
     with failures_at(str(path)):
         functions = {
@@ -113,6 +114,20 @@ def _program(package: Package, spec: Any) -> Program:
     return program
 
 
+def _check_description(path: Path, description: Any, program: Any) -> None:
+    """Raise CetaneError for what Core ML may read in another way than the check of a program."""
+    told = [function.name for function in description.functions]
+    if program.version != 1:
+        raise CetaneError(f"{path} holds an ML program of version {program.version}, not 1")
+    if told and sorted(told) != sorted(program.functions):
+        raise CetaneError(
+            f"{path} describes the functions {', '.join(sorted(told))}, and has "
+            f"{', '.join(sorted(program.functions))}"
+        )
+    if told and (description.input or description.output or description.state):
+        raise CetaneError(f"{path} describes its functions, and the whole besides")
+
+
 class _Reader:
     """Translates messages, and opens each weight file of the package once."""
 
@@ -127,6 +142,12 @@ class _Reader:
             raise self._error(f"function {name} has no body for its opset {message.opset!r}")
         if message.opset not in VERSIONS:
             raise self._error(f"function {name} has ops of the unknown opset {message.opset!r}")
+        if len(message.block_specializations) > 1:
+            raise self._error(
+                f"function {name} has bodies for several opsets, of which one is read"
+            )
+        if len({named.name for named in message.inputs}) < len(message.inputs):
+            raise self._error(f"function {name} has two inputs of one name")
         body = self.body(message.block_specializations[message.opset])
         features = {f.name: f for f in (*description.input, *description.output)}
         inputs, states = {}, {}
