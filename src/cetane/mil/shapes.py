@@ -410,6 +410,14 @@ def _drawn(given: KnownOp) -> Shapes:
     return None
 
 
+@rule("non_zero")
+def _non_zero(given: KnownOp) -> Shapes:
+    """How many there are, no shape says; at most all."""
+    x = given.shape()
+    bounded((math.prod(x), len(x)))
+    raise Unknown
+
+
 @rule("gather")
 def _gather(given: KnownOp) -> Shapes:
     x, indices = given.shape(), given.shape("indices")
