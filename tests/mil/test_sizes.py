@@ -172,6 +172,15 @@ def test_sizes_that_a_call_computes(kind: str) -> None:
         FastProgram(made).function("main")
 
 
+@pytest.mark.parametrize("end", [1, 3])
+def test_an_update_that_is_no_slice(end: int) -> None:
+    """A graph takes the update's own shape, and the reference would turn it."""
+    update = op("slice_update", "y", "fp32", (4,), x="x", update="u", begin=constant([0]),
+                end=constant([end]))  # fmt: skip
+    with pytest.raises(CetaneError, match=r"an update of \(2,\) does not fit a slice of"):
+        program({"x": (4,), "u": (2,)}, update)
+
+
 def looped(variable: NamedValue, inside: NamedValue, again: str) -> Op:
     """A loop that doubles a variable, declared `inside`, as long as it is told `again`."""
     result = NamedValue("d", inside.type or TensorType((), "fp32"))
