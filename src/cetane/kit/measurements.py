@@ -23,6 +23,10 @@ DAY_MS = 8.64e7
 """Milliseconds of a day: no measured time is longer."""
 
 
+OUTLIERS = 100
+"""The largest mean of times, as a multiple of their 95th percentile."""
+
+
 def one_line(text: str) -> str:
     """`text` as one line that is safe for any terminal."""
     return printable(text, None)
@@ -173,6 +177,11 @@ class MeasuredTurn(Data):
     def consistent(self) -> "MeasuredTurn":
         if self.decode_tok_s * self.decode.min_ms > 1001:
             raise ValueError("more tokens a second than the fastest step allows")
+        step = 1e3 / self.decode_tok_s
+        if not self.decode.median_ms / 2.1 <= step <= OUTLIERS * self.decode.p95_ms:
+            raise ValueError("the tokens a second are not those of the steps' times")
+        if sum(self.shard_ms.values()) > 1.01 * step + 0.1:
+            raise ValueError("the shards take longer than the steps that call them")
         rate = 1e3 * self.prompt_tokens / self.first_token_ms
         if abs(rate / self.prefill_tok_s - 1) > 0.01:
             raise ValueError("the rate of prefill is not its tokens over its time")
