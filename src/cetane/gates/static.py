@@ -127,7 +127,8 @@ def described(where: str, wanted: Function, actual: MilFunction) -> Iterator[Pac
         yield from listed(where, f"described {kind}", {port.name for port in ports}, set(there))
         for port in ports:
             own = there.get(port.name)
-            if own and (own.form, own.shape or port.shape) != (port.dtype, port.shape):
+            untold = port.shape if kind == "output" else ()  # only outputs need not tell it
+            if own and (own.form, own.shape or untold) != (port.dtype, port.shape):
                 problem = f"{port.name} is described as {own.form} {own.shape}"
                 yield PackageProblem(
                     where=where, problem=f"{problem}, not {port.dtype} {port.shape}"
