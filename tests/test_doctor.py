@@ -99,11 +99,13 @@ def test_little_space(machine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_temporary_files(machine: Make, tmp_path: Path) -> None:
     """Old packages go; fresh ones, other files and what links point at stay."""
-    old = machine("tmp/tmpab12.mlpackage", 1000, days=2)
-    machine("tmp/tmpcd34.mlpackage")
-    machine("tmp/somebody-else", days=9)
+    old = machine("tmp/tmpab12cd3_.mlpackage", 1000, days=2)
+    machine("tmp/tmpcd34ef56.mlpackage")
+    for name in ("else", "else.mlmodelc", "0-1.mlmodelc"):
+        machine(f"tmp/somebody-{name}", days=9)
+    machine("tmp/tmp-model.mlpackage", days=9)
     machine("elsewhere.mlpackage", days=9)
-    (tmp_path / "tmp/tmplink.mlpackage").symlink_to(tmp_path / "elsewhere.mlpackage")
+    (tmp_path / "tmp/tmplinklink.mlpackage").symlink_to(tmp_path / "elsewhere.mlpackage")
     (found,) = leftovers()
     assert (found.path, found.bytes) == (old, 1000)
     assert named(diagnose(), "leftovers").state == "warning"
@@ -176,7 +178,7 @@ def test_a_build_that_goes_on_stays(
 
 
 def test_what_others_own_stays(machine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("tmpab12.mlpackage", "cetane-kit-abc", "cetane-kept-abc"):
+    for name in ("tmpab12cd3_.mlpackage", "cetane-kit-abc", "cetane-kept-abc"):
         machine(f"tmp/{name}", days=2)
     machine("tmp/cetane-notes", days=9)
     assert len(leftovers()) == 3
@@ -185,7 +187,7 @@ def test_what_others_own_stays(machine: Make, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_one_that_stays_keeps_no_other(machine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    items = [machine(f"tmp/tmp{number}.mlpackage", days=2) for number in range(4)]
+    items = [machine(f"tmp/tmp0000000{number}.mlpackage", days=2) for number in range(4)]
 
     def refusing(path: Path) -> None:
         if path in items[:2]:
@@ -193,6 +195,6 @@ def test_one_that_stays_keeps_no_other(machine: Make, monkeypatch: pytest.Monkey
         remove(path)
 
     monkeypatch.setattr("cetane.doctor.remove", refusing)
-    with pytest.raises(CetaneError, match=r"cannot remove .*tmp0.* denied, nor 1 others"):
+    with pytest.raises(CetaneError, match=r"cannot remove .*tmp00000000.* denied, nor 1 others"):
         clean(leftovers())
     assert [path.exists() for path in items] == [True, True, False, False]

@@ -32,10 +32,12 @@ build. After an upgrade, ane-book's experiment 35 found 86 GB there."""
 DAY = 86_400
 """Seconds."""
 LEFT_BEHIND = (
-    "tmp*.mlpackage", "tmp*.mlmodelc", "*-*.mlmodelc", "cetane-plan-*", "cetane-activations-*",
-    "cetane-diff-*", "cetane-task-*", "cetane-kit-*", "cetane-kept-*", "cetane-tokenizer-*",
+    f"tmp{'[a-z0-9_]' * 8}.mlpackage", f"tmp{'[a-z0-9_]' * 8}.mlmodelc", "cetane-*.mlmodelc",
+    "cetane-plan-*", "cetane-activations-*", "cetane-diff-*", "cetane-task-*", "cetane-kit-*",
+    "cetane-kept-*", "cetane-tokenizer-*",
 )  # fmt: skip
-"""Patterns of the leftovers of killed conversions in the temporary folder."""
+"""Patterns of the leftovers of killed conversions in the temporary folder. coremltools' own have
+the names that Python makes up."""
 OWN = (
     "call-times", "compiled", "conversations", "evaluations", "fitted", "hashes", "prepared",
     "remote", "suffixes", "tokenizers",

@@ -183,6 +183,10 @@ def test_a_manifest_of_something_else(folder: Path, change: Change, problem: str
             r"is described as fp32 \(.*, not fp16 \(",
         ),
         (
+            lambda told: told.input[0].type.multiArrayType.ClearField("shape"),
+            r"is described as fp16 \(\), not fp16 \(1, ",
+        ),
+        (
             lambda told: told.input[0].type.multiArrayType.shape.append(2),
             r"is described as fp16 \(1, .*, 2\), not fp16 \(1, ",
         ),
@@ -198,6 +202,23 @@ def test_a_description_of_something_else(folder: Path, change: Change, problem: 
     problems = found(opened(folder))
     assert any(re.search(problem, p) for p in problems), problems
     assert all(p.startswith(LAST) for p in problems)
+
+
+@pytest.mark.parametrize("newer", ["version", "opset"])
+def test_a_package_for_another_system(folder: Path, newer: str) -> None:
+    file = next(folder.glob(f"shards/{LAST}.mlpackage/Data/*/model.mlmodel"))
+    spec = model_message()()
+    spec.ParseFromString(file.read_bytes())
+    spec.specificationVersion = 10
+    for function in spec.mlProgram.functions.values() if newer == "opset" else ():
+        body = function.block_specializations.pop("CoreML8")
+        function.block_specializations["CoreML9"].CopyFrom(body)
+        function.opset = "CoreML9"
+    file.write_bytes(spec.SerializeToString())
+    opset = "CoreML9" if newer == "opset" else "CoreML8"
+    assert found(opened(folder)) == [
+        f"{LAST}: made for version 10 and {opset}, not version 9 and CoreML8, as for iOS18"
+    ]
 
 
 def test_a_default_function_that_is_missing(folder: Path) -> None:

@@ -124,6 +124,7 @@ def test_a_record_of_other_compute_units_leaves_the_neural_engines_alone(
             op["device"] = op["device"] and "CPU"
         for one in content["turns"]:
             one["decode"] = {"median_ms": 9.0, "p95_ms": 9.0, "min_ms": 1.0, "count": 8}
+            one["decode_tok_s"] = 125.0
 
     imported(write(), bundle)
     before = {name: bundle.gates()[name] for name in (DEVICE, MEASURED, "residency")}
@@ -153,6 +154,12 @@ def test_a_device_that_computes_something_else_fails(write: Write, bundle: Bundl
     assert not outcome.passed
     assert [c.name for c in outcome.checks if not c.passed] == ["same token where decided, share"]
     assert bundle.gates()[DEVICE]["passed"] is False
+
+
+def test_times_of_a_red_gate_are_no_evidence(write: Write, bundle: Bundle) -> None:
+    outcome = imported(write(erring(0.02)), bundle)
+    assert not outcome.passed and not outcome.rows and not evidence_file(bundle).exists()
+    assert outcome.notes == ("the gate failed, so the times are no evidence for the cost model",)
 
 
 def test_a_device_with_nan_fails(write: Write, bundle: Bundle) -> None:
@@ -266,6 +273,12 @@ BEYOND = {
         (put(function, plan=[{"output": "x", "kind": "conv", "device": "TPU"}]), "device"),
         (put(turn, decode_tok_s=1e6), "than the fastest step allows"),
         (put(turn, prefill_tok_s=9.0), "rate of prefill"),
+        (put(turn, decode_tok_s=0.25), "tokens a second are not those of the steps' times"),
+        (put(turn, decode={"median_ms": 4e-3, "p95_ms": 4e-3, "min_ms": 4e-3, "count": 8}),
+         "tokens a second are not those of the steps' times"),
+        (put(turn, shard_ms={"model": 3.5, "head": 3.5}), "shards take longer than the steps"),
+        (predicted(median_ms=2e3, p95_ms=2e3, min_ms=2e3),
+         "a decode step takes 4.8 ms, and its functions alone 2000 ms"),
         (put(turn, tokens=[10**6]), "beyond the vocabulary"),
         (put(turn, decode={"median_ms": 3, "p95_ms": 2, "min_ms": 1, "count": 2}), "not in order"),
         (put(lambda c: c["energy"][0], watts={"cpu": 1e5}), "watts"),
@@ -274,6 +287,10 @@ BEYOND = {
         (put(lambda c: c["bundles"]["A"]["probes"]["text"][0], cosine=1.5), "cosine"),
         (put(lambda c: c, schema_version=9), "schema 9, not 1"),
         (put(lambda c: c, turns="none"), "turns"),
+        (put(turn, prompt_tokens=True), "prompt_tokens: Input should be a valid integer"),
+        (put(turn, verify_tokens=-1), "verify_tokens"),
+        (put(function, load_ms="40"), "load_ms: Input should be a valid number"),
+        (put(lambda c: c["machine"], mac=1), "mac: Input should be a valid boolean"),
         (put(turn, bundle="C"), "turns.0.bundle"),
         (put(lambda c: c["energy"][0], bundle="a"), "energy.0.bundle"),
         (lambda c: c["bundles"].pop("B"), "figures of B, and no such bundle"),

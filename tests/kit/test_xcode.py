@@ -128,6 +128,14 @@ def test_the_compilers_estimate_is_of_the_chosen_backends(bundle: Bundle, tmp_pa
     assert told.estimated_ms == {"decode": pytest.approx(2e-3 * len(listed))}
 
 
+@pytest.mark.parametrize("figure", ["nan", "inf", "-1", "0x1p99999", "fast"])
+def test_estimates_that_are_no_times(bundle: Bundle, tmp_path: Path, figure: str) -> None:
+    path = tmp_path / "analytics.mil"
+    path.write_text(analytics(ops(bundle, bundle.plan.shards[0].name)).replace("2e-06", figure)
+                    .replace("1.5e-06", figure))  # fmt: skip
+    assert import_xcode(path, bundle.path, DAY).told.estimated_ms == {}
+
+
 @pytest.mark.parametrize("text", ["", "program(1.3)\n{\n}", "x" * 5000, "\0", "func a<b>(" * 999])
 def test_other_texts_are_refused(bundle: Bundle, tmp_path: Path, text: str) -> None:
     path = tmp_path / "analytics.mil"
@@ -158,6 +166,14 @@ def test_other_reports_are_refused(
 ) -> None:
     with pytest.raises(CetaneError, match=reason):
         import_xcode(report(bundle.plan.shards[0].name, **others), bundle.path, DAY)
+
+
+def test_a_report_with_a_key_twice_is_refused(bundle: Bundle, report: Callable[..., Path]) -> None:
+    folder = report(bundle.plan.shards[0].name)
+    text = (folder / "report.json").read_text()
+    (folder / "report.json").write_text('{"computeUnit": 0, ' + text.lstrip()[1:])
+    with pytest.raises(CetaneError, match="a name appears twice"):
+        import_xcode(folder, bundle.path, DAY)
 
 
 def test_a_report_that_is_a_link_is_refused(bundle: Bundle, tmp_path: Path) -> None:

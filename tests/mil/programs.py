@@ -1,5 +1,7 @@
 """Programs made op by op, as a hostile package may hold them: coremltools would not write these."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,3 +31,18 @@ def program(inputs: dict[str, tuple[int, ...]], *ops: Op, dtype: str = "fp32") -
     made = Program(Path("made"), {"main": function})
     check_program(made)
     return made
+
+
+def retyped(function: MilFunction) -> Iterator[tuple[str, MilFunction]]:
+    """A function again and again: in each, one result of one op is declared of another type."""
+    for at, op_ in enumerate(function.ops):
+        for number, value in enumerate(op_.outputs if op_.kind != "const" else ()):
+            if value.type is None:
+                continue
+            other = "fp16" if value.type.dtype == "fp32" else "fp32"
+            outputs = list(op_.outputs)
+            outputs[number] = NamedValue(value.name, replace(value.type, dtype=other))
+            ops = list(function.ops)
+            ops[at] = replace(op_, outputs=tuple(outputs))
+            body = replace(function.body, ops=tuple(ops))
+            yield f"{op_.kind} {value.name}", replace(function, body=body)

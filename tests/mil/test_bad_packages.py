@@ -113,6 +113,61 @@ def test_other_model_type(package: Path) -> None:
     refuses(package, "holds no ML program .its type is neuralNetwork")
 
 
+@pytest.mark.parametrize(
+    ("version", "opset", "message"),
+    [
+        (99, "CoreML8", "is of version 99 of Core ML's specification; ML programs are of 6 to 10"),
+        (5, "CoreML8", "is of version 5 of"),
+        (6, "CoreML8", "ops are of CoreML8, which came with version 9 .*, and the package is of 6"),
+        (10, "CoreML10", "main has ops of the unknown opset 'CoreML10'"),
+    ],
+)
+def test_versions_that_do_not_fit(package: Path, version: int, opset: str, message: str) -> None:
+    def edit(spec: Any) -> None:
+        spec.specificationVersion = version
+        (function,) = spec.mlProgram.functions.values()
+        body = function.block_specializations.pop(function.opset)
+        function.block_specializations[opset].CopyFrom(body)
+        function.opset = opset
+
+    edit_spec(package, edit)
+    refuses(package, message)
+
+
+def two_bodies(spec: Any) -> None:
+    """A newer system might take the newer one."""
+    (function,) = spec.mlProgram.functions.values()
+    (body,) = function.block_specializations.values()
+    function.block_specializations["CoreML9"].CopyFrom(body)
+
+
+def describe(spec: Any, *names: str) -> None:
+    for name in names:
+        spec.description.functions.add(name=name, input=spec.description.input)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (two_bodies, "main has bodies for several opsets"),
+        (lambda spec: setattr(spec.mlProgram, "version", 2), "an ML program of version 2, not 1"),
+        (lambda spec: describe(spec, "main"), "describes its functions, and the whole besides"),
+        (lambda spec: describe(spec, "main", "main"), "the functions main, main, and has main"),
+        (lambda spec: describe(spec, "other"), "the functions other, and has main"),
+        (lambda spec: spec.description.input.append(spec.description.input[0]), "have one name"),
+        (
+            lambda spec: [f.inputs.append(f.inputs[0]) for f in spec.mlProgram.functions.values()],
+            "main has two inputs of one name",
+        ),
+    ],
+)
+def test_what_can_be_read_in_two_ways(
+    package: Path, edit: Callable[[Any], Any], message: str
+) -> None:
+    edit_spec(package, edit)
+    refuses(package, message)
+
+
 def test_no_functions(package: Path) -> None:
     edit_spec(package, lambda spec: spec.mlProgram.functions.clear())
     refuses(package, "without functions")

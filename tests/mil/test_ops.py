@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 from coremltools.converters.mil import Builder as mb
+from tests.mil.programs import retyped
 
+from cetane.errors import CetaneError
 from cetane.mil import load
 from cetane.mil.executor import compile
 from cetane.mil.ops import OPS
+from cetane.mil.validate import check_function
 
 rng = np.random.default_rng(0)
 
@@ -639,8 +642,12 @@ def test_op(case: Case, build: Callable[..., Any]) -> None:
     }
     fed = {name: array.astype(NUMPY[shapes[name][1]]) for name, array in arrays.items()}
     fed = fed or {"unused": np.zeros(1, np.float32)}
-    run = compile(load(build(shapes, body)).functions["main"], "fp32")
-    outputs = list(run(fed).values())
+    function = load(build(shapes, body)).functions["main"]
+    for place, other in retyped(function):
+        with pytest.raises(CetaneError, match=r"it computes|is passed"):
+            check_function(other)
+            raise AssertionError(f"{place} was not compared")
+    outputs = list(compile(function, "fp32")(fed).values())
 
     expected = case.expected(**case.inputs) if callable(case.expected) else case.expected
     expected = list(expected) if isinstance(expected, tuple) or len(outputs) > 1 else [expected]

@@ -10,6 +10,7 @@ from tests.mil.programs import constant, op, program
 
 from cetane.errors import CetaneError
 from cetane.mil.executor import compile
+from cetane.mil.fast import FastProgram
 from cetane.mil.ops import OPS
 from cetane.mil.ops.registry import TensorList
 from cetane.mil.program import (
@@ -125,7 +126,7 @@ def test_a_palette_whose_indices_have_no_whole_bits(entries: int) -> None:
 def test_arithmetic_that_is_declared_of_another_type(kind: str, dtype: str) -> None:
     array = np.ones(3, np.float32)
     one = StoredConstant(TensorType((3,), "fp32"), lambda: array)
-    with pytest.raises(CetaneError, match="x is fp32, but y is declared"):
+    with pytest.raises(CetaneError, match="it computes fp32, but y is declared"):
         program({"x": (3,)}, op(kind, "y", dtype, (3,), x="x", y=one))
 
 
@@ -134,6 +135,50 @@ def test_a_range_that_only_a_run_knows() -> None:
     function = program({"end": ()}, ending, dtype="int32").functions["main"]
     with pytest.raises(CetaneError, match="elements"):
         compile(function, "fp32")({"end": np.array(2**31 - 1, np.int32)})
+
+
+def test_sizes_that_an_op_makes_of_literals() -> None:
+    """The check of a program reads literals alone."""
+    ops = (
+        op("mul", "n", "int32", (2,), x=constant([FAR, FAR]), y=constant([FAR, FAR])),
+        op("tile", "f", "fp32", (1, 1), x="x", reps="n"),
+    )
+    made = program({"x": (1, 1)}, *ops, op("relu", "y", "fp32", (1, 1), x="f"))
+    with pytest.raises(CetaneError, match=r"tile f: the shape .* elements"):
+        compile(made.functions["main"], "fp32")({"x": np.ones((1, 1), np.float32)})
+    with pytest.raises(CetaneError, match=r"tile f: the shape .* elements"):
+        FastProgram(made).function("main")
+
+
+@pytest.mark.parametrize("kind", ["fill", "range_1d", "tile"])
+def test_sizes_that_a_call_computes(kind: str) -> None:
+    """Only the reference bounds them, so no graph takes them."""
+    shape = (SizeRange(),) if kind == "range_1d" else (SizeRange(), SizeRange())
+    inputs: dict[str, dict[str, Any]] = {
+        "fill": {"shape": "n", "value": constant(1)},
+        "range_1d": {"start": constant(0), "end": "n", "step": constant(1)},
+        "tile": {"x": constant([[1]]), "reps": "n"},
+    }
+    size = (2,) if kind != "range_1d" else ()
+    given = {name: (value,) for name, value in inputs[kind].items()}
+    many = Op(kind, "f", given, (typed("f", shape, "int32"),))
+    total = op("reduce_sum", "y", "int32", (), x="f")
+    twice = op("mul", "n", "int32", size, x="by", y="by")
+    made = program({"by": size}, twice, many, total, dtype="int32")
+    feeds = {"by": np.full(size, 2**15, np.int32)}
+    with pytest.raises(CetaneError, match=f"{kind} f: the shape .* elements"):
+        compile(made.functions["main"], "fp32")(feeds)
+    with pytest.raises(CetaneError, match=kind):
+        FastProgram(made).function("main")
+
+
+@pytest.mark.parametrize("end", [1, 3])
+def test_an_update_that_is_no_slice(end: int) -> None:
+    """A graph takes the update's own shape, and the reference would turn it."""
+    update = op("slice_update", "y", "fp32", (4,), x="x", update="u", begin=constant([0]),
+                end=constant([end]))  # fmt: skip
+    with pytest.raises(CetaneError, match=r"an update of \(2,\) does not fit a slice of"):
+        program({"x": (4,), "u": (2,)}, update)
 
 
 def looped(variable: NamedValue, inside: NamedValue, again: str) -> Op:

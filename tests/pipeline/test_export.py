@@ -1,5 +1,6 @@
 """One package of an exported folder anew: whatever happens, the folder keeps a good one."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -50,7 +51,7 @@ def texts(folder: Path, name: str) -> tuple[str, ...]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with two old packages, of a runtime and a bundle that are only played."""
-    bundle = SimpleNamespace(plan=SimpleNamespace(recipe=None))
+    bundle = SimpleNamespace(plan=SimpleNamespace(recipe=None), digest="b1")
     monkeypatch.setattr(export, "Bundle", lambda _: bundle)
     monkeypatch.setattr(export, "own_checkpoint", lambda *_: None)
     monkeypatch.setitem(export.RUNTIMES, "anemll", Pairs())
@@ -120,6 +121,18 @@ def test_a_folder_that_appears_while_the_bundle_is_checked(
 def test_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     assert anew(".", "one").passed and texts(folder, "one") == ("new", "new")
+
+
+def test_a_folder_says_from_which_bundle_it_is(folder: Path, tmp_path: Path) -> None:
+    """And no longer, once one of its packages is another bundle's."""
+    export.Bundle("").path = tmp_path / "bundle"
+    made = export_runtime("bundle", tmp_path / "new", "anemll").path
+    assert json.loads((made / "cetane.json").read_text()) == {"bundle": "b1"}
+    for digest in ("b1", "b2"):
+        shutil.copy(made / "cetane.json", folder)
+        export.Bundle("").digest = digest
+        assert anew(folder, "one").passed
+        assert (folder / "cetane.json").exists() == (digest == "b1")
 
 
 def test_a_package_with_a_problem(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

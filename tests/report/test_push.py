@@ -100,13 +100,23 @@ def test_what_is_refused(bundle: Bundle, tmp_path: Path) -> None:
 def test_an_exported_folder(bundle: Bundle, tmp_path: Path) -> None:
     """Its card has the gates of its bundle, and says how its app runs it."""
     (tmp_path / "meta.yaml").write_text("{}")
+    (tmp_path / "cetane.json").write_text(json.dumps({"bundle": bundle.digest}))
     done = push(tmp_path, "me/tiny-anemll", bundle=bundle.path, dry_run=True)
-    assert done.kind == "anemll" and "compile.sh" in done.card and list(done.files) == ["meta.yaml"]
+    assert done.kind == "anemll" and "compile.sh" in done.card
+    assert set(done.files) == {"cetane.json", "meta.yaml"}
     json.dumps(done.as_json())
 
 
-def test_a_folder_of_another_bundle(bundle: Bundle, tmp_path: Path) -> None:
-    (tmp_path / "contract.json").write_text('{"bundle": "0000"}')
+@pytest.mark.parametrize(
+    ("kind", "origin"),
+    [("contract.json", "contract.json"), ("meta.yaml", "cetane.json"),
+     ("model_config.json", "cetane.json")],
+)  # fmt: skip
+def test_a_folder_of_another_bundle(kind: str, origin: str, bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / kind).write_text("{}")
+    with pytest.raises(CetaneError, match=rf"does not tell from which bundle it is \({origin}\)"):
+        push(tmp_path, "me/tiny", bundle=bundle.path, dry_run=True)
+    (tmp_path / origin).write_text('{"bundle": "0000"}')
     with pytest.raises(CetaneError, match="exported from another bundle"):
         push(tmp_path, "me/tiny", bundle=bundle.path, dry_run=True)
 

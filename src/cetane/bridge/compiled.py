@@ -19,7 +19,7 @@ def compiled_copy(path: Path) -> Path:
     if path.is_file():
         raise CetaneError(f"{path} is not a package: only ML programs run here")
     load_pipeline(path)  # raises if it is not an ML program
-    folder = Path(tempfile.mkdtemp(prefix=f"{path.stem}-", suffix=".mlmodelc"))
+    folder = Path(tempfile.mkdtemp(prefix=f"cetane-{path.stem}-", suffix=".mlmodelc"))
     shutil.copytree(path, folder, dirs_exist_ok=True)
     return folder
 

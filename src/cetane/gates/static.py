@@ -12,8 +12,10 @@ from typing import Any
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
+from cetane.gates.residency.target import opset_of
 from cetane.mil import MilFunction, TensorType, load
-from cetane.mil.program import Feature, Features
+from cetane.mil.opsets import VERSIONS
+from cetane.mil.program import Feature, Features, Program
 from cetane.schema.function import Function, Step
 from cetane.schema.interface import (
     Embedding,
@@ -51,6 +53,7 @@ def static_checks(bundle: Bundle) -> list[PackageProblem]:
       shape and dtype. So masks and caches fit the context and the heads: opening has refused a
       manifest in which they do not (`check_caches`).
     - The package describes the same inputs, outputs and states. Core ML calls by the description.
+      It is of the specification and the opset of the manifest's deployment target.
     - What one package hands on has the shape that the next one takes.
     - Tables have a row for every token and position, and the channels that functions take.
     """
@@ -58,16 +61,29 @@ def static_checks(bundle: Bundle) -> list[PackageProblem]:
     problems = list(tables(bundle))
     for shard in plan.shards:
         try:
-            functions = load(bundle.shard(shard.name)).functions
+            program = load(bundle.shard(shard.name))
         except CetaneError as error:
             problems.append(PackageProblem(where=shard.name, problem=error.message))
             continue
+        functions = program.functions
         wanted = {function.name: function for function in shard.functions}
         problems += listed(shard.name, "function", set(wanted), set(functions))
+        problems += made_for(plan, shard.name, program)
         for name in wanted.keys() & functions.keys():
             where, own, actual = f"{shard.name}/{name}", wanted[name], functions[name]
             problems += list(interface(plan, where, own, actual)) or described(where, own, actual)
     return problems + list(handed_on(plan))
+
+
+def made_for(plan: Plan, shard: str, program: Program) -> Iterator[PackageProblem]:
+    """Problems of a package that is for other systems than the manifest's target."""
+    target = plan.recipe.target.deployment
+    opset = opset_of(target)
+    others = {f.opset for f in program.functions.values()} - {opset}
+    if program.version != VERSIONS[opset] or others:
+        given = f"version {program.version} and {max(others, default=opset)}"
+        wanted = f"version {VERSIONS[opset]} and {opset}, as for {target}"
+        yield PackageProblem(where=shard, problem=f"made for {given}, not {wanted}")
 
 
 def listed(where: str, what: str, wanted: set[str], there: set[str]) -> Iterator[PackageProblem]:
@@ -111,7 +127,8 @@ def described(where: str, wanted: Function, actual: MilFunction) -> Iterator[Pac
         yield from listed(where, f"described {kind}", {port.name for port in ports}, set(there))
         for port in ports:
             own = there.get(port.name)
-            if own and (own.form, own.shape or port.shape) != (port.dtype, port.shape):
+            untold = port.shape if kind == "output" else ()  # only outputs need not tell it
+            if own and (own.form, own.shape or untold) != (port.dtype, port.shape):
                 problem = f"{port.name} is described as {own.form} {own.shape}"
                 yield PackageProblem(
                     where=where, problem=f"{problem}, not {port.dtype} {port.shape}"

@@ -8,16 +8,19 @@ from cetane.errors import CetaneError
 from cetane.gates.limits import limits
 from cetane.gates.verdict import Check, at_least, at_most
 from cetane.hardware.chips import Chip
-from cetane.kit.measurements import Measurements, ProbePosition, RecordedBundle
+from cetane.kit.measurements import Measurements, ProbePosition, RecordedBundle, Spread
 from cetane.kit.probes import expected_probes, function_calls
 from cetane.kit.write import GATE, Expectation, expectation
 from cetane.mil.program import Program
-from cetane.schema.function import Route
+from cetane.schema.function import Route, Step
 from cetane.schema.plan import Plan
+from cetane.schema.recipe import Mode
 from cetane.validation import validated
 
 BEYOND = 10
 """The largest multiple of a chip's published rate at which a program may read its weights."""
+SLOWER = 10
+"""The largest multiple of a step's time that its functions may take alone."""
 FASTEST = 2000.0
 """GB/s, for a chip without a published rate."""
 KNOWN_OPS = 0.5
@@ -66,7 +69,8 @@ def check_origin(
 def check_reason(
     measurements: Measurements, recorded: RecordedBundle, plan: Plan, chip: Chip | None
 ) -> None:
-    """Raise CetaneError for times in which no chip could read the weights."""
+    """Raise CetaneError for times in which no chip could read the weights, and for turns that are
+    quicker than the functions that they call."""
     rate = BEYOND * chip.figure("stream").value if chip and chip.stream else FASTEST
     experts = {
         (step.shard, name)
@@ -90,9 +94,31 @@ def check_reason(
                 "measure again",
             )
     label = measurements.label(recorded.digest)
+    alone = {mode: alone_ms(recorded, steps.steps) for mode, steps in plan.modes.items()}
     for turn in measurements.turns:
-        if turn.bundle == label and any(token >= plan.vocab for token in turn.tokens):
+        if turn.bundle != label:
+            continue
+        if any(token >= plan.vocab for token in turn.tokens):
             raise CetaneError(f"turn {turn.turn} gave a token beyond the vocabulary")
+        spreads: dict[Mode, Spread | None] = {"decode": turn.decode, "verify": turn.verify}
+        for mode, spread in spreads.items():
+            if spread is not None and alone.get(mode, 0) > SLOWER * spread.p95_ms:
+                raise CetaneError(
+                    f"turn {turn.turn}: a {mode} step takes {spread.p95_ms:g} ms, and its "
+                    f"functions alone {alone[mode]:g} ms",
+                    "measure again",
+                )
+
+
+def alone_ms(recorded: RecordedBundle, steps: Sequence[Step | Route]) -> float:
+    """The least milliseconds of the functions that every such step calls, each alone. Functions
+    without a time count nothing."""
+    functions = [
+        recorded.functions.get(f"{step.shard}/{step.function}")
+        for step in steps
+        if isinstance(step, Step)
+    ]
+    return sum(f.predict.min_ms for f in functions if f is not None and f.predict is not None)
 
 
 def judge(

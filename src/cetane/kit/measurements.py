@@ -7,7 +7,7 @@ machine gives, are refused by name.
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StrictBool, StringConstraints, model_validator
 
 from cetane.errors import CetaneError, printable
 from cetane.files import read_bytes
@@ -23,30 +23,34 @@ DAY_MS = 8.64e7
 """Milliseconds of a day: no measured time is longer."""
 
 
+OUTLIERS = 100
+"""The largest mean of times, as a multiple of their 95th percentile."""
+
+
 def one_line(text: str) -> str:
     """`text` as one line that is safe for any terminal."""
     return printable(text, None)
 
 
-Ms = Annotated[float, Field(gt=0, le=DAY_MS, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0, le=2**48)]
+Ms = Annotated[float, Field(strict=True, gt=0, le=DAY_MS, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+Count = Annotated[int, Field(strict=True, ge=0, le=2**48)]
 Text = Annotated[str, StringConstraints(max_length=1000), AfterValidator(one_line)]
 Label = Literal["A", "B"]
 """The name of a bundle in its kit."""
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-Token = Annotated[int, Field(ge=0, lt=2**24)]
-Finite = Annotated[float, Field(allow_inf_nan=False, ge=-1e9, le=1e9)]
+Token = Annotated[int, Field(strict=True, ge=0, lt=2**24)]
+Finite = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-1e9, le=1e9)]
 
 
 class Machine(Data):
     """The machine that measured."""
 
-    mac: bool
+    mac: StrictBool
     chip: Text
     model: Text
-    virtual: bool
+    virtual: StrictBool
     memory_bytes: Count
     system: Text
     build: Text
@@ -55,7 +59,7 @@ class Machine(Data):
     numpy: Text
     power: Text
     thermal: Text
-    load: Annotated[float, Field(ge=0, le=1e5)]
+    load: Annotated[float, Field(strict=True, ge=0, le=1e5)]
 
     @property
     def device(self) -> bool:
@@ -70,8 +74,8 @@ class MeasuringOptions(Data):
     """The options with which the script measured."""
 
     compute_units: Literal["CPU_AND_NE", "ALL", "CPU_ONLY", "CPU_AND_GPU"]
-    rounds: Annotated[int, Field(ge=0, le=10_000)]
-    steps: Annotated[int, Field(ge=0, le=1_000_000)]
+    rounds: Annotated[int, Field(strict=True, ge=0, le=10_000)]
+    steps: Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
 
 
 class Spread(Data):
@@ -80,7 +84,7 @@ class Spread(Data):
     median_ms: Ms
     p95_ms: Ms
     min_ms: Ms
-    count: Annotated[int, Field(ge=1, le=10_000_000)]
+    count: Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
 
     @model_validator(mode="after")
     def ordered(self) -> "Spread":
@@ -93,8 +97,8 @@ class Predictions(Spread):
     """The predictions of one function."""
 
     first_ms: Ms
-    finite: bool
-    errors: dict[Name, Annotated[float, Field(ge=0, allow_inf_nan=False)] | None]
+    finite: StrictBool
+    errors: dict[Name, Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None]
     """Relative errors of outputs; None if one is not finite."""
 
 
@@ -103,7 +107,7 @@ class RecordedFunction(Data):
 
     shard: Name
     function: Name
-    tokens: Annotated[int, Field(ge=1, le=2**20)]
+    tokens: Annotated[int, Field(strict=True, ge=1, le=2**20)]
     compile_ms: Ms | None = None
     load_ms: Ms | None = None
     load_again_ms: Ms | None = None
@@ -117,12 +121,12 @@ class ProbePosition(Data):
     """The logits of one position, against the expected ones."""
 
     expected: Token
-    margin: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    finite: bool
+    margin: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+    finite: StrictBool
     top: Annotated[tuple[tuple[Token, Finite], ...], Field(max_length=5)] = ()
-    cosine: Annotated[float, Field(ge=-1.0001, le=1.0001)] = 0.0
-    kl: Annotated[float, Field(ge=-1e-4, le=1e6)] = 1e6
-    largest_error: Annotated[float, Field(ge=0, le=1e9)] = 1e9
+    cosine: Annotated[float, Field(strict=True, ge=-1.0001, le=1.0001)] = 0.0
+    kl: Annotated[float, Field(strict=True, ge=-1e-4, le=1e6)] = 1e6
+    largest_error: Annotated[float, Field(strict=True, ge=0, le=1e9)] = 1e9
 
     @model_validator(mode="after")
     def ranked(self) -> "ProbePosition":
@@ -157,15 +161,15 @@ class MeasuredTurn(Data):
     """One turn of a bundle: a prompt, then greedy decoding."""
 
     bundle: Label
-    turn: Annotated[int, Field(ge=1)]
-    prompt_tokens: Annotated[int, Field(ge=1)]
+    turn: Annotated[int, Field(strict=True, ge=1)]
+    prompt_tokens: Annotated[int, Field(strict=True, ge=1)]
     first_token_ms: Ms
-    prefill_tok_s: Annotated[float, Field(gt=0, le=1e9)]
+    prefill_tok_s: Annotated[float, Field(strict=True, gt=0, le=1e9)]
     decode: Spread
-    decode_tok_s: Annotated[float, Field(gt=0, le=1e7)]
-    shard_ms: dict[Name, Annotated[float, Field(ge=0, le=DAY_MS)]]
+    decode_tok_s: Annotated[float, Field(strict=True, gt=0, le=1e7)]
+    shard_ms: dict[Name, Annotated[float, Field(strict=True, ge=0, le=DAY_MS)]]
     tokens: Annotated[tuple[Token, ...], Field(max_length=1_000_001)]
-    verify_tokens: int | None = None
+    verify_tokens: Annotated[int, Field(strict=True, ge=1, le=2**20)] | None = None
     verify: Spread | None = None
     peak_bytes: Count
 
@@ -173,6 +177,11 @@ class MeasuredTurn(Data):
     def consistent(self) -> "MeasuredTurn":
         if self.decode_tok_s * self.decode.min_ms > 1001:
             raise ValueError("more tokens a second than the fastest step allows")
+        step = 1e3 / self.decode_tok_s
+        if not self.decode.median_ms / 2.1 <= step <= OUTLIERS * self.decode.p95_ms:
+            raise ValueError("the tokens a second are not those of the steps' times")
+        if sum(self.shard_ms.values()) > 1.01 * step + 0.1:
+            raise ValueError("the shards take longer than the steps that call them")
         rate = 1e3 * self.prompt_tokens / self.first_token_ms
         if abs(rate / self.prefill_tok_s - 1) > 0.01:
             raise ValueError("the rate of prefill is not its tokens over its time")
@@ -184,13 +193,13 @@ class Energy(Data):
 
     bundle: Label
     meter: Text
-    begun: Annotated[float, Field(ge=0, le=1e11)]
-    ended: Annotated[float, Field(ge=0, le=1e11)]
-    tokens: Annotated[int, Field(ge=1)]
-    samples: Annotated[int, Field(ge=1)]
-    watts: dict[Name, Annotated[float, Field(ge=0, le=MOST_WATTS)]]
-    joules_per_token: dict[Name, Annotated[float, Field(ge=0, le=1e6)]]
-    ane_silent: bool
+    begun: Annotated[float, Field(strict=True, ge=0, le=1e11)]
+    ended: Annotated[float, Field(strict=True, ge=0, le=1e11)]
+    tokens: Annotated[int, Field(strict=True, ge=1)]
+    samples: Annotated[int, Field(strict=True, ge=1)]
+    watts: dict[Name, Annotated[float, Field(strict=True, ge=0, le=MOST_WATTS)]]
+    joules_per_token: dict[Name, Annotated[float, Field(strict=True, ge=0, le=1e6)]]
+    ane_silent: StrictBool
     caveats: tuple[Text, ...]
 
     @model_validator(mode="after")
@@ -206,7 +215,7 @@ class MeasuredJob(Data):
     """The state of a job, and how often it was begun."""
 
     state: Literal["running", "begun", "done", "fault"]
-    tries: Annotated[int, Field(ge=1, le=100)]
+    tries: Annotated[int, Field(strict=True, ge=1, le=100)]
 
 
 class Fault(Data):
@@ -231,7 +240,7 @@ class Measurements(Data):
     options: MeasuringOptions
     begun: Text
     written: Text
-    finished: bool
+    finished: StrictBool
     bundles: Annotated[dict[Label, RecordedBundle], Field(min_length=1)]
     turns: Annotated[tuple[MeasuredTurn, ...], Field(max_length=20_000)]
     energy: Annotated[tuple[Energy, ...], Field(max_length=1000)]

@@ -139,7 +139,7 @@ def read_report(folder: Path) -> Told:
     """An `.mlperf` folder. Raises CetaneError for another one."""
     path = folder / REPORT
     hint = "Xcode writes one: open a package, Performance, +"
-    content = parse_json(read_bytes(path, LARGEST, follow=False), str(path), hint)
+    content = parse_json(read_bytes(path, LARGEST, follow=False), str(path), hint, unique=True)
     report = validated(XcodeReport, content, f"{path}: not a performance report", hint)
     info, results = report.deviceInfo, report.deviceResults
     program = results.modelStructure.program.get("_0", Functions())
@@ -209,7 +209,8 @@ def read_analytics(path: Path) -> Told:
         functions.setdefault(name, []).append(
             MeasuredOp(output=op[1] or "", kind=op[2], device=chosen, cost=own)
         )
-        estimated[name] += 1e3 * (own or 0.0)  # type: ignore[assignment]
+        if own is not None:
+            estimated[name] += 1e3 * own  # type: ignore[assignment]
         for at, reason in messages(line).items():
             if at == "ane":
                 reasons[f"{op[2]}: {reason}"] += 1

@@ -212,13 +212,16 @@ class _Binder:
     ) -> Callable[[Environment], None] | None:
         """A function that bounds the results of an op before a run computes them.
 
-        None if all shapes and parameters are known: then the check of the program has done it.
+        None if all shapes are fixed and all parameters literals: then the check of the program has
+        done it. It knows no parameter that ops compute from literals.
         """
-        read = READ_TENSORS.get(op.kind, ())
-        plain = [n for n, form in implementation.forms.items() if form == "plain" or n in read]
-        late = (a for n in plain for a in op.inputs.get(n, ()) if isinstance(a, str))
+        also = READ_TENSORS.get(op.kind, ())
+        plain = [n for n, form in implementation.forms.items() if form == "plain" or n in also]
+        read = (a for n in plain for a in op.inputs.get(n, ()) if isinstance(a, str))
+        makers = [self._constants.producer(a) if a in self._constants else None for a in read]
+        literals = all(maker is not None and maker.kind == "const" for maker in makers)
         static = all(v.type is not None and v.type.static_shape is not None for v in op.outputs)
-        if op.kind not in RULES or (static and known.keys() >= set(late)):
+        if op.kind not in RULES or (static and literals):
             return None
 
         given = {name: known[name] for name in names_of(op) if name in known}

@@ -24,12 +24,18 @@ _RESULTS = {"fp64": np.float64, "int32": np.int32, "int8": np.int8}
 
 
 def read_interface(description: Any) -> Features:
-    """The interface in a ModelDescription or a FunctionDescription."""
+    """The interface in a ModelDescription or a FunctionDescription. ValueError for a name that is
+    there twice."""
     return Features(
-        {feature.name: _feature(feature.type) for feature in description.input},
-        {feature.name: _feature(feature.type) for feature in description.output},
-        {feature.name: _feature(feature.type) for feature in description.state},
+        _features(description.input), _features(description.output), _features(description.state)
     )
+
+
+def _features(messages: Any) -> dict[str, Feature]:
+    features = {message.name: _feature(message.type) for message in messages}
+    if len(features) < len(messages):
+        raise ValueError("two features of its description have one name")
+    return features
 
 
 def _feature(message: Any) -> Feature:

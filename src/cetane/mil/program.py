@@ -217,11 +217,13 @@ class MilFunction(Signature):
 
 @dataclass(frozen=True)
 class Program:
-    """The functions of one package. `default` is the function for a caller who names none."""
+    """The functions of one package. `default` is the function for a caller who names none, and
+    `version` is that of the package's specification."""
 
     path: Path
     functions: dict[str, MilFunction]
     default: str = "main"
+    version: int = 0
 
 
 @dataclass(frozen=True)

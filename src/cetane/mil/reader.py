@@ -17,6 +17,7 @@ from cetane.mil.blob import BlobFile
 from cetane.mil.dtypes import NUMPY, Array, byte_count, from_bytes
 from cetane.mil.features import read_interface
 from cetane.mil.guard import LONGEST, failures_at
+from cetane.mil.opsets import VERSIONS
 from cetane.mil.package import Package
 from cetane.mil.program import (
     Body,
@@ -86,8 +87,15 @@ def _program(package: Package, spec: Any) -> Program:
     if spec.WhichOneof("Type") != "mlProgram":
         kind = spec.WhichOneof("Type") or "empty"
         raise CetaneError(f"{path} holds no ML program (its type is {kind})")
+    version, known = int(spec.specificationVersion), sorted(VERSIONS.values())
+    if version not in known:
+        raise CetaneError(
+            f"{path} is of version {version} of Core ML's specification; "
+            f"ML programs are of {known[0]} to {known[-1]}"
+        )
     reader = _Reader(package)
     description = spec.description
+    _check_description(path, description, spec.mlProgram)
     described = {function.name: function for function in description.functions}
     with failures_at(str(path)):
         functions = {
@@ -101,9 +109,23 @@ def _program(package: Package, spec: Any) -> Program:
     default = description.defaultFunctionName or ("main" if "main" in functions else min(functions))
     if default not in functions:
         raise CetaneError(f"{path} has no function {default!r}, which is its default")
-    program = Program(package.path, functions, default)
+    program = Program(package.path, functions, default, version)
     check_program(program)
     return program
+
+
+def _check_description(path: Path, description: Any, program: Any) -> None:
+    """Raise CetaneError for what Core ML may read in another way than the check of a program."""
+    told = [function.name for function in description.functions]
+    if program.version != 1:
+        raise CetaneError(f"{path} holds an ML program of version {program.version}, not 1")
+    if told and sorted(told) != sorted(program.functions):
+        raise CetaneError(
+            f"{path} describes the functions {', '.join(sorted(told))}, and has "
+            f"{', '.join(sorted(program.functions))}"
+        )
+    if told and (description.input or description.output or description.state):
+        raise CetaneError(f"{path} describes its functions, and the whole besides")
 
 
 class _Reader:
@@ -118,6 +140,14 @@ class _Reader:
     def function(self, name: str, message: Any, description: Any) -> MilFunction:
         if message.opset not in message.block_specializations:
             raise self._error(f"function {name} has no body for its opset {message.opset!r}")
+        if message.opset not in VERSIONS:
+            raise self._error(f"function {name} has ops of the unknown opset {message.opset!r}")
+        if len(message.block_specializations) > 1:
+            raise self._error(
+                f"function {name} has bodies for several opsets, of which one is read"
+            )
+        if len({named.name for named in message.inputs}) < len(message.inputs):
+            raise self._error(f"function {name} has two inputs of one name")
         body = self.body(message.block_specializations[message.opset])
         features = {f.name: f for f in (*description.input, *description.output)}
         inputs, states = {}, {}

@@ -141,11 +141,6 @@ def _same(given: KnownOp) -> Shapes:
     return [given.shape()]
 
 
-@rule("slice_update")
-def _updated(given: KnownOp) -> Shapes:
-    return [given.shape()]
-
-
 @rule("scatter", "scatter_along_axis", "scatter_nd")
 def _scattered(given: KnownOp) -> Shapes:
     return [given.shape("data")]
@@ -317,6 +312,21 @@ def _split(given: KnownOp) -> Shapes:
 
 @rule("slice_by_index")
 def _slice_by_index(given: KnownOp) -> Shapes:
+    return [_sliced(given)]
+
+
+@rule("slice_update")
+def _updated(given: KnownOp) -> Shapes:
+    try:
+        part, update = _sliced(given), given.shape("update")
+    except Unknown:  # positions that a call computes: the reference asks again
+        return [given.shape()]
+    if update != part:
+        raise ValueError(f"an update of {update} does not fit a slice of {part}")
+    return [given.shape()]
+
+
+def _sliced(given: KnownOp) -> Shape:
     x, begin, end = given.shape(), given.values("begin"), given.values("end")
     rank = len(x)
     stride = given.value("stride") or [1] * rank
@@ -333,7 +343,7 @@ def _slice_by_index(given: KnownOp) -> Shapes:
             raise ValueError("a stride is 0")
         else:
             sizes.append(len(range(size)[first : last : stride[axis]]))
-    return [tuple(sizes)]
+    return tuple(sizes)
 
 
 @rule("slice_by_size")
@@ -408,6 +418,14 @@ def _make_list(given: KnownOp) -> Shapes:
 def _drawn(given: KnownOp) -> Shapes:
     bounded([*given.shape()[:-1], given.value("size", 1)])
     return None
+
+
+@rule("non_zero")
+def _non_zero(given: KnownOp) -> Shapes:
+    """How many there are, no shape says; at most all."""
+    x = given.shape()
+    bounded((math.prod(x), len(x)))
+    raise Unknown
 
 
 @rule("gather")

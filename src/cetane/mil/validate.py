@@ -14,6 +14,8 @@ from typing import Any
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import NUMPY
 from cetane.mil.guard import failures_at
+from cetane.mil.op_types import check_operands, result_types
+from cetane.mil.opsets import VERSIONS, needs
 from cetane.mil.program import (
     Argument,
     Body,
@@ -39,20 +41,6 @@ SMALL = 4096
 """The most elements of a constant whose value the check reads: parameters are small."""
 _KIND = re.compile(r"[A-Za-z0-9_]{1,64}")
 _STATE_OPS = ("read_state", "write_state")
-_MOVES = frozenset(
-    ("reshape", "transpose", "expand_dims", "squeeze", "slice_by_index", "slice_by_size", "tile",
-     "identity", "reverse", "gather")
-)  # fmt: skip
-"""The ops whose result has the element type of `x`."""
-_ALIKE = frozenset(
-    ("add", "sub", "mul", "real_div", "floor_div", "mod", "pow", "maximum", "minimum", "equal",
-     "not_equal", "greater", "greater_equal", "less", "less_equal")
-)  # fmt: skip
-"""The ops whose inputs must have one element type."""
-_ARITHMETIC = frozenset(
-    ("add", "sub", "mul", "real_div", "floor_div", "mod", "pow", "maximum", "minimum")
-)
-"""The ops of `_ALIKE` whose result has this type too. The others compare, and give bool."""
 
 
 def check_program(program: Program) -> None:
@@ -60,6 +48,12 @@ def check_program(program: Program) -> None:
     for name, function in program.functions.items():
         with failures_at(f"{program.path}: function {plain_name(name, 'function')}"):
             check_function(function)
+            if VERSIONS.get(function.opset, 0) > program.version > 0:
+                raise CetaneError(
+                    f"its ops are of {function.opset}, which came with version "
+                    f"{VERSIONS[function.opset]} of the specification, and the package is of "
+                    f"{program.version}"
+                )
 
 
 def check_function(function: MilFunction) -> None:
@@ -111,6 +105,11 @@ class _Checker:
             raise CetaneError(f"it has more than {MOST_OPS} ops")
         if not _KIND.fullmatch(op.kind):
             raise CetaneError("its kind is not a name")
+        opset, what = needs(op)
+        if self._function.opset and opset > self._function.opset:
+            raise CetaneError(
+                f"{what} came with {opset}, and the function is of {self._function.opset}"
+            )
         for parameter, arguments in op.inputs.items():
             for argument in arguments:
                 if isinstance(argument, str):
@@ -205,28 +204,28 @@ class _Checker:
 
     def _agreement(self, op: Op) -> None:
         """Raise CetaneError if a declared type differs from the type that the op computes."""
-        first, second = self._dtype(op, "x"), self._dtype(op, "y")
-        if op.kind in _ALIKE and first and second and first != second:
-            raise CetaneError(f"x is {first}, y is {second}")
+        check_operands(op, self._dtype)
         shapes = result_shapes(KnownOp(op, self._shape, self._value))
-        if shapes is None:
-            return
-        if len(shapes) != len(op.outputs):
+        if shapes is not None and len(shapes) != len(op.outputs):
             raise CetaneError(f"it has {len(op.outputs)} results, not {len(shapes)}")
-        for shape, output in zip(shapes, op.outputs, strict=True):
+        for shape, output in zip(shapes or (), op.outputs, strict=False):
             if output.type is None or not output.type.accepts(shape):
                 raise CetaneError(
                     f"it computes the shape {shape}, but {output.name} is declared {output.type}"
                 )
-            kept = op.kind in _MOVES or op.kind in _ARITHMETIC
-            wanted = first if kept else "bool" if op.kind in _ALIKE else None
-            if wanted is not None and output.type.dtype != wanted:
-                raise CetaneError(f"x is {first}, but {output.name} is declared {output.type}")
+        wanted = result_types(op, self._dtype, self._value, self._literal)
+        for dtype, output in zip(wanted, op.outputs, strict=True):
+            if dtype is not None and (output.type is None or output.type.dtype != dtype):
+                raise CetaneError(
+                    f"it computes {dtype}, but {output.name} is declared {output.type}"
+                )
 
-    def _dtype(self, op: Op, parameter: str) -> str | None:
-        argument = op.inputs.get(parameter, (None,))[0]
-        type_ = None if argument is None else self._type(argument)
+    def _dtype(self, argument: Argument) -> str | None:
+        type_ = self._type(argument)
         return None if type_ is None else type_.dtype
+
+    def _literal(self, argument: Argument) -> bool:
+        return isinstance(argument, StoredConstant) or argument in self._values
 
     def _type(self, argument: Argument) -> TensorType | None:
         return argument.type if isinstance(argument, StoredConstant) else self._types[argument]

@@ -17,14 +17,17 @@ from cetane.files import (
     check_outside,
     claimed,
     disk_errors,
+    read_json_if_present,
     remove,
     replacing,
     silent,
+    write_json,
 )
 from cetane.gates.coreai import CoreAIResult, judge_coreai
 from cetane.gates.quality import refuse_choices
 from cetane.mil import load
 from cetane.pipeline.validate import checkpoint_of
+from cetane.schema.manifest import ORIGIN
 from cetane.schema.recipe import Recipe, refuse_int8_caches
 
 Runtime = Literal["anemll", "coreml-llm"]
@@ -149,6 +152,7 @@ def export_runtime(
     module = RUNTIMES[runtime]
     with writing(target, source):
         module.export(bundle.plan.recipe, checkpoint, target, progress)
+        write_json(target / ORIGIN, {"bundle": bundle.digest})
     return RuntimeFolder(target, module.COMPILE, module.check(target))
 
 
@@ -183,6 +187,9 @@ def replace_package(
         try:
             makers[package](fresh)
             problems = swapped(folder, package, fresh, module)
+            origin = read_json_if_present(folder / ORIGIN).get("bundle")
+            if not problems and origin != bundle.digest:
+                remove(folder / ORIGIN)  # its packages are from two bundles now
         finally:
             remove(fresh)
         progress("done", 1, 1)

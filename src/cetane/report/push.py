@@ -2,15 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from cetane.bundle import Bundle
 from cetane.checkpoint.names import HUB_ID
 from cetane.errors import CetaneError
-from cetane.files import read_json, regular_files
+from cetane.files import read_json_if_present, regular_files
 from cetane.hardware.chips import find_chip
 from cetane.report.card import FolderKind, card
-from cetane.schema.manifest import MANIFEST
+from cetane.schema.manifest import MANIFEST, ORIGIN
 
 CARD = "README.md"
 KINDS: dict[str, FolderKind] = {
@@ -67,13 +68,26 @@ def push(
         )
     source = Bundle(path if kind == "bundle" else Path(bundle or path))
     source.verify()
-    if kind == "contract" and read_json(path / "contract.json").get("bundle") != source.digest:
-        raise CetaneError(f"{path} was exported from another bundle than {source.path}")
+    if kind != "bundle":
+        check_origin(path / ("contract.json" if kind == "contract" else ORIGIN), source)
     files = {name: (path / name).stat().st_size for name in regular_files(path) if name != CARD}
     upload = Upload(repo, kind, card(source, kind, repo, license, find_chip(chip)), files)
     if dry_run:
         return upload
     return Upload(repo, kind, upload.card, files, url=commit(path, upload, public))
+
+
+def check_origin(file: Path, source: Bundle) -> None:
+    """Raise CetaneError unless a file of an exported folder names this bundle: its gates are about
+    no other."""
+    told = read_json_if_present(file).get("bundle")
+    if told is None:
+        raise CetaneError(
+            f"{file.parent} does not tell from which bundle it is ({file.name})",
+            f"cetane export {quote(str(source.path))} makes a folder that does",
+        )
+    if told != source.digest:
+        raise CetaneError(f"{file.parent} was exported from another bundle than {source.path}")
 
 
 def kind_of(folder: Path) -> FolderKind:

@@ -17,6 +17,8 @@ SCHEMA = 3
 MANIFEST = "manifest.json"
 GATES = "gates"
 TOKENIZER = "tokenizer"
+ORIGIN = "cetane.json"
+"""The file of a folder for another runtime that names its bundle."""
 PRODUCERS = ("cetane", "coremltools", "torch", "transformers")
 
 

@@ -184,7 +184,9 @@ def store(op: Any) -> None:
         op.type = "constexpr_lut_to_dense"
         vector = 2 if detail == "pairs" else 1
         add(op, "indices", blob(f"uint{bits}", [shape[0] // vector, *shape[1:]]))
-        add(op, "lut", blob("int8" if detail == "int8" else "fp16", [*groups, 1 << bits, vector]))
+        entries = "int8" if detail == "int8" else "fp16"
+        add(op, "lut", blob(entries, [*groups, 1 << bits, vector]))
+        op.outputs[0].type.tensorType.dataType = CODES[entries]
         if vector > 1:
             axis = MIL_pb2.Value()
             axis.type.tensorType.dataType = MIL_pb2.DataType.INT32

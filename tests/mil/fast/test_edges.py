@@ -152,7 +152,10 @@ def test_indices_beyond_a_palette(dtype: str) -> None:
     lut = StoredConstant(TensorType(table.shape, "fp16"), lambda: table)
     weight = op("constexpr_lut_to_dense", "w", "fp16", held.shape, indices=indices, lut=lut)
     path = program(
-        {"x": (1, 32, 1, 2)}, weight, op("conv", "y", "fp16", (1, 16, 1, 2), x="x", weight="w")
+        {"x": (1, 32, 1, 2)},
+        weight,
+        op("conv", "y", "fp16", (1, 16, 1, 2), x="x", weight="w"),
+        dtype="fp16",
     )
     x = {"x": np.ones((1, 32, 1, 2), np.float32)}
     for pack in (False, True):

@@ -12,7 +12,7 @@ from typing import NoReturn
 from cetane.compress import Format
 from cetane.compress.formats import Fp16, Linear, Palette
 from cetane.families import CacheSpec, Weight
-from cetane.gates.residency.target import OLDEST
+from cetane.gates.residency.target import opset_of
 from cetane.mil.program import (
     Body,
     MilFunction,
@@ -28,8 +28,7 @@ from cetane.planner import Planner
 def sketch(planner: Planner) -> dict[str, Program]:
     """A sketched program for every shard of a plan, by the shard's name."""
     made = {}
-    oldest = int(planner.recipe.target.deployment.removeprefix("iOS"))
-    (opset,) = [opset for opset, system in OLDEST.items() if system == oldest]
+    opset = opset_of(planner.recipe.target.deployment)
     for shard in planner.members:
         functions = {}
         for graph in planner.graphs(shard):

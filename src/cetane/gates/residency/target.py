@@ -31,3 +31,9 @@ class Target:
 
     def __str__(self) -> str:
         return f"{self.chip}, OS {self.os:g}"
+
+
+def opset_of(deployment: str) -> str:
+    """The opset of programs for a deployment target, as "iOS18" in a recipe."""
+    (opset,) = [o for o, system in OLDEST.items() if deployment == f"iOS{system}"]
+    return opset

@@ -17,6 +17,7 @@ from cetane.mil.fast.ops import TRANSLATIONS
 from cetane.mil.guard import failures_at
 from cetane.mil.index import FunctionIndex
 from cetane.mil.program import Argument, MilFunction, NamedValue, Op
+from cetane.mil.shapes import KnownOp, Shape, result_shapes
 
 # Constants with more elements stay out of the graph.
 _LITERAL_ELEMENTS = 64
@@ -57,7 +58,8 @@ class _Translator:
     def __init__(self, function: MilFunction) -> None:
         self.graph = OnnxGraph()
         self._function = function
-        self._constants = Constants(FunctionIndex(function))
+        self._index = FunctionIndex(function)
+        self._constants = Constants(self._index)
         self._values: dict[str, Tensor] = {}
         self._states: dict[str, Tensor] = {}
         for name, type_ in function.inputs.items():
@@ -95,6 +97,7 @@ class _Translator:
         elif op.kind == VIEW:
             self._view(op)
         else:
+            result_shapes(KnownOp(op, self._shape, self._plain))  # bounds them
             result = TRANSLATIONS[op.kind].call(self.graph, **self._arguments(op))
             names = (result,) if isinstance(result, str) else result
             for name, value in zip(names, op.outputs, strict=True):
@@ -122,6 +125,14 @@ class _Translator:
         if form == "ints":
             return self._tensor(item)
         raise CetaneError(f"input {parameter!r} must be a constant")
+
+    def _shape(self, item: Argument) -> Shape | None:
+        type_ = self._index.type(item)
+        return None if type_ is None or type_.enumerated else type_.static_shape
+
+    def _plain(self, item: Argument) -> Any:
+        """A parameter's value, if it is known. Ops may compute it from literals."""
+        return self._constants.plain(item) if item in self._constants else None
 
     def _tensor(self, item: Argument) -> Tensor:
         if isinstance(item, str) and item in self._values:

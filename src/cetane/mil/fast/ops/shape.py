@@ -67,8 +67,9 @@ def reverse(g: OnnxGraph, x: Tensor, axes: list[int] | None = None) -> str:
 
 
 @translates("tile")
-def tile(g: OnnxGraph, x: Tensor, reps: Ints) -> str:
-    return g("Tile", x, g.indices(reps))
+def tile(g: OnnxGraph, x: Tensor, reps: list[int]) -> str:
+    """Only the reference bounds repetitions that a call computes."""
+    return g("Tile", x, g.ints(reps))
 
 
 @translates("concat")

@@ -1,22 +1,15 @@
-"""Tensors made from parameters, or selected by conditions."""
+"""Tensors made from parameters, or selected by conditions.
+
+`fill` and `range_1d` have no translation: with known sizes they are constants, and only the
+reference bounds sizes that a call computes."""
 
 from cetane.mil.fast.onnx_graph import OnnxGraph, Tensor
-from cetane.mil.fast.registry import Ints, translates
-
-
-@translates("fill")
-def fill(g: OnnxGraph, shape: Ints, value: Tensor | None = None) -> str:
-    return g("Expand", g.floats(0) if value is None else value, g.indices(shape))
+from cetane.mil.fast.registry import translates
 
 
 @translates("fill_like")
 def fill_like(g: OnnxGraph, ref_tensor: Tensor, value: Tensor | None = None) -> str:
     return g("Expand", g.floats(0) if value is None else value, g("Shape", ref_tensor))
-
-
-@translates("range_1d")
-def range_1d(g: OnnxGraph, start: Tensor, end: Tensor, step: Tensor) -> str:
-    return g("Range", start, end, step)
 
 
 @translates("one_hot")
