@@ -232,11 +232,3 @@ def test_first_tokens_of_greedy_answers(engine: Engine) -> None:
         assert found.share() == right / 11
         assert found.share(found.proposed) == right / proposed
         assert found.share([False] * 11) is None
-
-
-@pytest.mark.parametrize(
-    ("count", "message"), [(20, "too few for a window of 24"), (40, "too little text for two")]
-)
-def test_too_little_text(engine: Engine, count: int, message: str) -> None:
-    with pytest.raises(CetaneError, match=message):
-        split(collect(engine, [1] * count, 24, lambda *_: None))
