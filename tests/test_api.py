@@ -110,6 +110,10 @@ def test_a_full_context_is_a_reason(names: dict[str, Any]) -> None:
         assert lm.generate(ids, max_new_tokens=9).finish_reason == "context"
         with pytest.raises(cetane.CetaneError, match="the context holds 512"):
             lm.generate([*ids, 1, 1])
+        with pytest.raises(cetane.CetaneError, match=r"the prompt has no tokens \(give some text"):
+            lm.stream([])
+        with pytest.raises(cetane.CetaneError, match=r"no tokens to run \(give at least one"):
+            lm.logits([])
         with pytest.raises(cetane.CetaneError, match="max_new_tokens = 0"):
             lm.generate(ids, max_new_tokens=0)
         with pytest.raises(cetane.CetaneError, match="temperature = nan"):

@@ -3,14 +3,18 @@
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conftest import InMemoryCheckpoint
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
 from tests.families.test_mixtral import DECODE, build
 from tests.families.zaya_models import recipe
 
 from cetane.errors import CetaneError
+from cetane.families.delta import DeltaNet
+from cetane.planner import Planner
 from cetane.schema.slots import CONTRACTS
 
 LAYERS: dict[str, Any] = {
@@ -44,6 +48,16 @@ def test_models(kind: str, contract: str) -> None:
 def test_another_activation(kind: str) -> None:
     model = build(kind, **MODELS[kind], hidden_act="gelu")
     assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
+
+
+def test_fp16_holds_the_epsilon_of_answers() -> None:
+    """As programs keep it. 1e-6 alone would be 1.013e-6, and random answers are no larger than its
+    root."""
+    planner = Planner(InMemoryCheckpoint(build("qwen3_5_text", **LAYERS)), recipe())
+    norms = [m.norm for b in planner.model.layers for m in b.modules() if isinstance(m, DeltaNet)]
+    assert len(norms) == 2
+    for norm in norms:
+        assert np.float16(norm.eps) == pytest.approx(norm.eps, rel=2**-11)
 
 
 def test_a_model_without_experts() -> None:

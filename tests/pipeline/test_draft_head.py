@@ -1,5 +1,6 @@
 """The conversations that a model writes for its draft heads: how much, and kept."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,9 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from cetane.bundle import Bundle
 from cetane.errors import CetaneError
 from cetane.pipeline import draft_head
-from cetane.pipeline.draft_head import DraftHeadSettings, own_conversations
+from cetane.pipeline.draft_head import (
+    DraftHeadSettings,
+    own_conversations,
+    train_draft_head,
+    whole_windows,
+)
 
 CHECKPOINT: Any = SimpleNamespace(fingerprint="ab" * 32, tokenizer=None)
 WINDOW = 5
@@ -60,3 +67,24 @@ def test_a_model_that_is_too_large(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(draft_head, "Reference", lambda _: SimpleNamespace(resident=False))
     with pytest.raises(CetaneError, match=r"too large to write its own text here \(give one: --te"):
         own(DraftHeadSettings())
+
+
+def test_the_ends_of_texts_that_fill_no_window_are_left_out() -> None:
+    assert whole_windows([[*range(7)], [*range(4)], [*range(10, 15)]], 5) == [
+        *range(5), *range(10, 15)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("lengths", [[], [3], [9], [4, 4, 4]])
+def test_too_little_text(lengths: list[int]) -> None:
+    """It tells the tokens that were given, not those in whole windows."""
+    with pytest.raises(CetaneError, match=f"^{sum(lengths)} tokens of text: too few for two windo"):
+        whole_windows([[1] * length for length in lengths], 5)
+
+
+def test_a_bundle_without_hidden_states_is_refused_before_the_model_writes(
+    tiny_bundle: Callable[..., Bundle], asked: list[int]
+) -> None:
+    with pytest.raises(CetaneError, match="need shards that hand on hidden states"):
+        train_draft_head(tiny_bundle(layout={"kind": "single"}).path, "medusa", [])
+    assert not asked

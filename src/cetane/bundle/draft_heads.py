@@ -31,13 +31,14 @@ from cetane.schema.plan import Plan
 if TYPE_CHECKING:  # a bundle is opened without numpy
     import numpy as np
 
-TRAIN_AGAIN = "cetane train-head makes one for it"
+TRAIN_AGAIN = "remove the draft head's folder; cetane train-head makes another one"
+"""Nothing opens a bundle with a draft head that does not fit it, not even the training."""
 
 
 class DraftHead(ListedFolder[DraftHeadManifest]):
     """A draft head in its folder."""
 
-    manifest_name, schema, hint = MANIFEST, SCHEMA, "train the draft head again"
+    manifest_name, schema, hint = MANIFEST, SCHEMA, TRAIN_AGAIN
 
     def __init__(self, path: Path, bundle: str, plan: Plan) -> None:
         """Open the draft head at `path`, of the bundle with this digest and plan."""

@@ -72,7 +72,7 @@ def head_row(head: DraftHead) -> list[str]:
         ", ".join(f"{function.name} T={function.tokens}" for function in about.functions),
         f"{about.rows} tokens",
         megabytes(about.weight_bytes),
-        ", ".join(f"{share:.1%}" for share in about.training.top1) or "not judged: too little text",
+        ", ".join(f"{share:.1%}" for share in about.training.top1) or "not judged",
     ]
 
 

@@ -75,7 +75,11 @@ def show(result: TrainedDraftHead, bundle: Path) -> None:
     if rows:
         table(f"{result.head.name} on {after.positions} held-out positions", columns, rows)
     else:
-        say(f"{result.head.name}: not judged, the text is too short")
+        steps = result.head.manifest.steps
+        say(
+            f"{result.head.name}: not judged, since the held-out text has no {steps} tokens in a "
+            "row that the model would choose"
+        )
     show_head(result.head.name, result.golden)
     for reason in result.residency.reasons:
         warn(f"warning: residency on {result.residency.target}, predicted: {reason}")

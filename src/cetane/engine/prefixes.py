@@ -150,7 +150,7 @@ class Prefixes:
     ) -> list[PromptCall]:
         """The calls of a prompt; `scored`: for the logits of all tokens."""
         if not tokens:
-            raise CetaneError("no tokens to run")
+            raise CetaneError("no tokens to run", "give at least one")
         calls: list[PromptCall] = []
         end = 0
         for call in self.schedule.cut(0, len(tokens), "all" if scored else "last"):

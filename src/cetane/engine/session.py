@@ -214,7 +214,7 @@ class Session:
         if self._failed:
             raise CetaneError("a call of this session failed", "start a new session")
         if not len(tokens):
-            raise CetaneError("no tokens to run")
+            raise CetaneError("no tokens to run", "give at least one")
         check_known(tokens, self.plan.vocab)
         return np.asarray(tokens, dtype=np.int64)
 

@@ -41,6 +41,7 @@ from cetane.families.caches import (
     cache_form,
 )
 from cetane.families.configs import MALFORMED, check_counts, check_sizes
+from cetane.families.delta import RAISED_ANSWERS
 from cetane.families.layers import (
     AttentionHeads,
     Exchange,
@@ -62,6 +63,7 @@ from cetane.validation import validated
 
 __all__ = [
     "ADDING",
+    "RAISED_ANSWERS",
     "AttentionHeads",
     "Axes",
     "Bits",

@@ -127,6 +127,10 @@ def solve(earlier: Tensor, rest: Tensor, tokens: int) -> Tensor:
 
 TINY = 1e-6
 """What transformers adds to the squared length of keys and queries."""
+RAISED_ANSWERS = 32.0
+"""The factor on queries, and so on answers; the norm of the answers undoes it. A power of two
+changes no digit. Programs keep the norm's epsilon in fp16, where 1e-6 is 1.013e-6, among the
+subnormal numbers. That shows where answers are small, as those of random weights."""
 
 
 class Decays(Leaf):
@@ -168,7 +172,7 @@ class DeltaNet(Mixer):
         self.in_proj_a = Projection(size, heads.count, None)
         self.conv1d = CausalTaps(heads.channels, self.taps, bias=False)
         self.decays = Decays(heads.count)
-        self.norm = RMSNorm(heads.values, eps, axis=2)
+        self.norm = RMSNorm(heads.values, eps * RAISED_ANSWERS**2, axis=2)
         self.out_proj = Projection(values, size, "attention", factor=factor)
 
     def forward(self, x: Tensor, flow: Flow, memory: Memory) -> Tensor:
@@ -179,9 +183,8 @@ class DeltaNet(Mixer):
         q, k = (self.unit(one.reshape(1, heads.heads, heads.keys, -1)) for one in (q, k))
         v = v.reshape(1, heads.count, heads.values, -1)
         rates = torch.sigmoid(self.in_proj_b(x))
-        rule = delta_rule(
-            heads, self.axes, q * heads.keys**-0.5, k, v, self.decays(self.in_proj_a(x)), rates
-        )
+        q = q * (heads.keys**-0.5 * RAISED_ANSWERS)
+        rule = delta_rule(heads, self.axes, q, k, v, self.decays(self.in_proj_a(x)), rates)
         answers = self.norm(memory["delta"](rule))
         gated = answers * silu(self.in_proj_z(x).reshape(answers.shape))
         return self.out_proj(gated.reshape(self.axes.shape(self.sizes[2], gated.shape[-1])))

@@ -454,8 +454,8 @@ class Rounded:
 STEPS = 16
 """Codes in a scale."""
 LARGEST = 129 / 1024
-"""The scale of a column whose largest magnitude is 1. It is exact in fp16, and a little over
-16 / 127, so that no code is above 127."""
+"""The scale of a column whose largest magnitude is 1. It is exact in fp16, and so near 16 / 127
+that the largest code, 127.008, rounds to 127."""
 SMALLEST = 2.0**-10
 """The least scale. A step of it is the least normal number of fp16."""
 Seen = Tensor | Rounded

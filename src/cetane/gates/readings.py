@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from cetane.engine.backend import Array
+from cetane.families import RAISED_ANSWERS
 from cetane.gates.reference import Reference
 from cetane.gates.twin import SMALLEST
 from cetane.gates.verdict import Check, at_most
@@ -80,8 +81,10 @@ def epsilons(reference: Reference) -> set[float]:
         if isinstance(value := getattr(module, name, None), float)
     }
     bare = any("qk_norm" in type(module).__name__.lower() for module in modules)
+    deltas = [module for module in modules if hasattr(module, "head_k_dim")]
     # The delta rule adds 1e-6 to the square of a length (transformers' `l2norm`), not to its mean.
-    own |= {1e-6 / module.head_k_dim for module in modules if hasattr(module, "head_k_dim")}
+    own |= {1e-6 / module.head_k_dim for module in deltas}
+    own |= {module.norm.variance_epsilon * RAISED_ANSWERS**2 for module in deltas}
     return own | ({0.0} if bare or reference.model.config.model_type == "zaya" else set())
 
 

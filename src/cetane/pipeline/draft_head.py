@@ -30,6 +30,7 @@ from cetane.pipeline.validate import checkpoint_of
 from cetane.schema.draft_head import DraftHeadKind, Training
 from cetane.speculate.draft_heads.acceptance import Acceptance, acceptance
 from cetane.speculate.draft_heads.build import add_draft_head, staging
+from cetane.speculate.draft_heads.features import tapped
 from cetane.speculate.draft_heads.train import devices, new_draft_head, train
 from cetane.speculate.draft_heads.windows import Windows, collect, split
 
@@ -120,6 +121,8 @@ def train_draft_head(
     job = f"training a draft head of the kind {kind}"
     with claimed(staging(opened, kind), job) if accelerator.is_main_process else nullcontext():
         checkpoint, engine = checkpoint_of(opened, model), open_engine(opened)
+        embedding = embedding_of(opened)
+        tapped(opened.plan)  # refuses before the model writes for many minutes
         window = min(settings.window, opened.plan.recipe.cache.context)
         if window < 2 * settings.steps:
             raise CetaneError(
@@ -140,7 +143,6 @@ def train_draft_head(
         folder = features and features / opened.digest
         with accelerator.main_process_first() if folder else nullcontext():  # others read them
             learned, held = split(collect(engine, ids, window, shown, folder))
-        embedding = embedding_of(opened)
         head = new_draft_head(
             kind, opened, checkpoint, learned, settings.vocabulary, settings.steps
         )
@@ -206,8 +208,17 @@ def conversations_of(checkpoint: Checkpoint, window: int) -> Callable[[int], tor
 
 
 def whole_windows(texts: Sequence[list[int]], window: int) -> list[int]:
-    """The tokens of all texts; the end of each that fills no window is left out."""
-    return [token for text in texts for token in text[: len(text) - len(text) % window]]
+    """The tokens of all texts; the end of each that fills no window is left out.
+
+    Raises CetaneError for fewer than two windows: one to learn from, and one to judge by.
+    """
+    ids = [token for text in texts for token in text[: len(text) - len(text) % window]]
+    if len(ids) < 2 * window:
+        raise CetaneError(
+            f"{sum(map(len, texts))} tokens of text: too few for two windows of {window} tokens",
+            "give more (--text, --tokens), or a smaller --window",
+        )
+    return ids
 
 
 def embedding_of(bundle: Bundle) -> torch.Tensor:

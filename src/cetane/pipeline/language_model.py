@@ -237,8 +237,8 @@ class LanguageModel:
     ) -> CompletionStream:
         """Write an answer piece by piece; `Sampling` lists the options.
 
-        CetaneError for a prompt that is longer than the context or has an unknown token, and for
-        options out of range. A head that gives only its choice takes no sampling.
+        CetaneError for a prompt that is empty, longer than the context or has an unknown token, and
+        for options out of range. A head that gives only its choice takes no sampling.
         """
         if max_new_tokens < 1:
             raise CetaneError(f"max_new_tokens = {max_new_tokens}: must be at least 1")
@@ -249,6 +249,10 @@ class LanguageModel:
                 "leave out temperature, penalties and bias, or port with head.choose = false",
             )
         ids = self.ids(prompt)
+        if not ids:
+            raise CetaneError(
+                "the prompt has no tokens", "give some text: this tokenizer adds no start token"
+            )
         if len(ids) > self.context:
             raise CetaneError(
                 f"the prompt has {len(ids)} tokens, the context holds {self.context}",

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.families.parity import tokens
+from tests.families.parity import engine_of, tokens
+from tests.families.test_mixtral import DECODE, build
+from tests.families.test_qwen3_next import MODELS as DELTAS
+from tests.families.zaya_models import recipe as routed_recipe
 from tests.speculate.lessons import KINDS, STEPS, config, counting, untrained
 from torch.nn import functional as F
 
@@ -59,6 +62,26 @@ def test_hidden_states_are_those_of_the_model(engine: Engine, model: Any) -> Non
     # transformers' last hidden state is normed: undo nothing, norm ours
     normed = model.model.norm(torch.from_numpy(rows[:, 2])).detach().numpy()
     assert np.abs(normed - truth[2][0, :16].numpy()).max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_next"])
+def test_hidden_states_behind_routed_experts(kind: str) -> None:
+    """Those that a layer hands on, not those before its experts: of one, or of all chosen ones."""
+    model = build(kind, **{"num_local_experts": 4} if kind == "mixtral" else DELTAS[kind])
+    routed = routed_recipe("readonly", "per-layer", routed=DECODE)
+    routed_engine, ids = engine_of(model, routed), tokens(288)[:12]
+    shards = tapped(routed_engine.plan)
+    with torch.inference_mode():
+        truth = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    taps = Taps(routed_engine.plan, shards)
+    session = routed_engine.session(watch=[taps.see], whole=True)
+    session.feed(ids[:9])  # eight without routes, then one with
+    assert taps.waiting == 9
+    first = taps.take(session.position)
+    session.evaluate([*ids[9:11], 5, 6])
+    session.accept(2)
+    rows = np.concatenate([first, taps.take(session.position, session.path)])
+    assert np.abs(rows[:, 0] - truth[1][0, :11].numpy()).max() < 1e-4
 
 
 def test_hidden_states_of_an_accepted_branch(engine: Engine) -> None:
@@ -232,11 +255,3 @@ def test_first_tokens_of_greedy_answers(engine: Engine) -> None:
         assert found.share() == right / 11
         assert found.share(found.proposed) == right / proposed
         assert found.share([False] * 11) is None
-
-
-@pytest.mark.parametrize(
-    ("count", "message"), [(20, "too few for a window of 24"), (40, "too little text for two")]
-)
-def test_too_little_text(engine: Engine, count: int, message: str) -> None:
-    with pytest.raises(CetaneError, match=message):
-        split(collect(engine, [1] * count, 24, lambda *_: None))

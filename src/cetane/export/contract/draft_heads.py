@@ -54,9 +54,12 @@ def given(head: DraftHead, item: Input) -> str:
             return f"0 where a token sees a key, else {MASKED:g}; it sees all up to its own"
         case FromTensor(name="features"):
             shards = ", ".join(head.manifest.taps)
-            return f"hidden_out of {shards}, one after the other, for tokens that were accepted"
+            return (
+                f"the last hidden_out of {shards} in a call, one after the other, for tokens that "
+                "were accepted"
+            )
         case FromTensor() if head.name == "medusa":
-            return f"hidden_out of {head.manifest.taps[0]} for the last accepted token"
+            return f"the last hidden_out of {head.manifest.taps[0]} for the last accepted token"
         case FromTensor():
             return "hidden of the call before, its last token's column"
     return "the draft head's own cache, zeros before the first call"

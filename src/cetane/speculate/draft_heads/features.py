@@ -6,6 +6,7 @@ import numpy as np
 
 from cetane.engine.backend import Array
 from cetane.engine.call import columns
+from cetane.engine.schedule import adapted
 from cetane.errors import CetaneError
 from cetane.schema.function import Route, Step
 from cetane.schema.plan import Plan
@@ -33,6 +34,26 @@ def tapped(plan: Plan) -> tuple[str, ...]:
     return (shards[0], shards[len(shards) // 2], shards[-1])
 
 
+def handing(plan: Plan) -> frozenset[Step | Route]:
+    """The steps whose hidden state is the one that their shard hands on.
+
+    In a shard that routes, an earlier step of the call makes one too: its experts add to that.
+    """
+    found: set[Step | Route] = set()
+    for capacity in plan.capacities:
+        for modes in adapted(capacity).values():
+            for mode in modes.values():
+                last = {s.shard: s for s in mode.steps if makes_hidden(plan, s)}
+                found.update(last.values())
+    return frozenset(found)
+
+
+def makes_hidden(plan: Plan, step: Step | Route) -> bool:
+    """Whether a step has a hidden state among its outputs."""
+    name = step.function if isinstance(step, Step) else step.experts[0][0]
+    return any(item.name == HIDDEN for item in plan.functions[step.shard, name].outputs)
+
+
 class Taps:
     """Collects the hidden states of one session, and drops those of refused tokens.
 
@@ -40,14 +61,14 @@ class Taps:
     """
 
     def __init__(self, plan: Plan, shards: tuple[str, ...]) -> None:
-        self.hidden, self.shards = plan.hidden, shards
+        self.hidden, self.shards, self.steps = plan.hidden, shards, handing(plan)
         self.rows: dict[str, list[Array]] = {shard: [] for shard in shards}
         self.taken = 0
         """The position up to which `take` has returned hidden states."""
 
     def see(self, step: Step | Route, name: str, value: Array, valid: int) -> None:
-        """Keep an output, if it is a hidden state of one of the shards."""
-        if name == HIDDEN and step.shard in self.rows:
+        """Keep an output, if it is the hidden state that one of the shards hands on."""
+        if name == HIDDEN and step.shard in self.rows and step in self.steps:
             self.rows[step.shard].append(columns(value)[:, :valid].T.astype(np.float32))
 
     @property

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cetane.engine.engine import Engine
-from cetane.errors import CetaneError
 from cetane.files import Progress, disk_errors, replacing
 from cetane.speculate.draft_heads.features import Taps, tapped
 
@@ -45,14 +44,8 @@ def collect(
 
     `folder` keeps the result of every window in a file named by the hash of its tokens. So a
     stopped collection continues, and the next draft head reads it. A folder is for one bundle.
-    Raises CetaneError for a text that is shorter than a window.
     """
     starts = range(0, len(ids) - length + 1, length)
-    if not starts:
-        raise CetaneError(
-            f"{len(ids)} tokens of text: too few for a window of {length}",
-            "give more, or a smaller --window",
-        )
     shape = (length, len(tapped(engine.plan)), engine.plan.hidden)
     tokens = torch.tensor([list(ids[start : start + length]) for start in starts])
     features = torch.empty((len(starts), *shape), dtype=torch.float16)
@@ -94,11 +87,6 @@ def kept(path: Path, shape: tuple[int, ...]) -> dict[str, Tensor] | None:
 
 
 def split(windows: Windows) -> tuple[Windows, Windows]:
-    """The windows for training, and the held-out ones; both are spread over the whole text.
-
-    Raises CetaneError for fewer than two windows.
-    """
-    if len(windows) < 2:
-        raise CetaneError("too little text for two windows", "give more, or a smaller --window")
+    """The windows for training, and the held-out ones; both are spread over the whole text."""
     held = [i for i in range(len(windows)) if i % HELD_OUT == HELD_OUT - 1] or [len(windows) - 1]
     return windows.part([i for i in range(len(windows)) if i not in held]), windows.part(held)
