@@ -55,6 +55,28 @@ def test_null_counts_as_left_out_at_every_level() -> None:
     assert request.tools[0].function.parameters == {"type": "object"}
 
 
+IGNORED = {
+    "user": "me", "safety_identifier": "me", "metadata": {"run": "1"}, "store": True,
+    "service_tier": "flex", "prompt_cache_key": "me", "prompt_cache_retention": "24h",
+}  # fmt: skip
+
+
+def test_fields_about_the_service_change_nothing() -> None:
+    plain = parsed(stream=True, stream_options={"include_usage": True})
+    options = {"include_usage": True, "include_obfuscation": False}
+    with_all = parsed(stream=True, stream_options=options, **IGNORED)
+    told = with_all.model_dump(exclude={*IGNORED, "stream_options"})
+    assert told == plain.model_dump(exclude={*IGNORED, "stream_options"})
+    parse(CompletionRequest, json.dumps({"model": "tiny", "prompt": "x"} | IGNORED).encode())
+
+
+@pytest.mark.parametrize("field", ["best_of", "reasoning_effort", "suffix", "functions", "audio"])
+def test_fields_that_would_change_the_answer_are_refused(field: str) -> None:
+    with pytest.raises(ApiError, match="unknown key") as error:
+        parsed(**{field: "x"})
+    assert error.value.param == field
+
+
 def test_null_is_a_value_in_a_schema() -> None:
     schema = {"const": None, "properties": {"a": {"enum": [None, 1], "default": None}}}
     named = {"name": "x", "schema": schema, "strict": None}

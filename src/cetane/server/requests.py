@@ -37,6 +37,8 @@ class StreamOptions(RequestBody):
     """Options of a stream."""
 
     include_usage: bool = False
+    include_obfuscation: Any = None
+    """Ignored: how OpenAI hides the lengths of chunks."""
 
 
 class TextFormat(RequestBody):
@@ -106,6 +108,14 @@ class GenerationRequest(RequestBody):
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    # About OpenAI's service. Many clients always send them, and they change no answer: ignored.
+    user: Any = None
+    safety_identifier: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
 
     @model_validator(mode="after")
     def options_of_a_stream(self) -> Self:
