@@ -77,6 +77,15 @@ def test_fields_that_would_change_the_answer_are_refused(field: str) -> None:
     assert error.value.param == field
 
 
+def test_two_tools_have_two_names() -> None:
+    """A call names its tool: of two with one name, the grammar took the last one's schema."""
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g", "f")]
+    assert parsed(tools=tools[:2])
+    with pytest.raises(ApiError, match="tools: more than one has the name 'f'") as error:
+        parsed(tools=tools)
+    assert error.value.param == "tools"
+
+
 def test_null_is_a_value_in_a_schema() -> None:
     schema = {"const": None, "properties": {"a": {"enum": [None, 1], "default": None}}}
     named = {"name": "x", "schema": schema, "strict": None}

@@ -3,6 +3,7 @@
 Unknown fields are refused, and so are values that the server would not honour.
 """
 
+from collections import Counter
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -233,6 +234,8 @@ class ChatRequest(GenerationRequest):
         if forced and self.response_format is not None:
             raise ValueError("response_format: not together with a tool_choice that forces a call")
         names = [tool.function.name for tool in self.tools]
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise ValueError(f"tools: more than one has the name {twice[0]!r}")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
             raise ValueError(f"tool_choice: no tool {self.tool_choice.function.name!r}")
         return self
