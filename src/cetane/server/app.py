@@ -130,7 +130,7 @@ async def respond(http: Request, worker: Worker, form: Form) -> Response:
             answer = await unless_gone(http, form.whole(events))
         finally:
             worker.cancel(job)
-        return GONE if answer is None else JSONResponse(answer.model_dump())
+        return GONE if answer is None else Response(answer, media_type="application/json")
     try:  # an error before the first event has a status of its own
         lines = form.stream(events)
         first = await unless_gone(http, anext(lines))
