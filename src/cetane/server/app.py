@@ -278,7 +278,9 @@ def create_app(service: Service) -> FastAPI:
     handlers: dict[type[Exception], Callable[[Request, Any], Response]] = {
         ApiError: lambda _, error: in_api_form(error),
         CetaneError: lambda _, error: in_api_form(ApiError(400, str(error))),
-        HTTPException: lambda _, error: in_api_form(ApiError(error.status_code, error.detail)),
+        HTTPException: lambda http, error: in_api_form(
+            ApiError(error.status_code, f"{error.detail}: {http.method} {http.url.path}")
+        ),
         ClientDisconnect: lambda *_: GONE,
         Exception: lambda *_: in_api_form(ApiError(500, "the server failed; its log says why")),
     }
