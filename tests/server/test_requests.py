@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
+from pydantic import ValidationError
 
 from cetane.server.answers import CalledFunction, ChatChoice, MadeCall, Message, WholeAnswer
 from cetane.server.errors import ApiError
@@ -153,3 +154,24 @@ def test_an_error_without_a_place_names_no_field() -> None:
     with pytest.raises(ApiError, match="unicode") as error:
         parse(ChatRequest, b'{"model": "tiny", "\\ud800": 1}')
     assert error.value.param is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (CompletionRequest, {"prompt": [1.5] * 20_000}),
+        (CompletionRequest, {"prompt": [[1.5]] * 20_000}),
+        (CompletionRequest, {"prompt": "x", "stop": [1] * 20_000}),
+        (ChatRequest, {"messages": [{"role": "x"}] * 20_000}),
+        (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{}] * 20_000}]}),
+        (ChatRequest, {"messages": [USER | {"content": [IMAGE] * 20_000}]}),
+    ],
+)
+def test_a_long_list_fails_at_its_first_wrong_item(
+    kind: type[RequestBody], fields: dict[str, Any]
+) -> None:
+    """Four megabytes of wrong numbers held up all clients for 20 seconds."""
+    with pytest.raises(ApiError) as error:
+        parse(kind, json.dumps({"model": "tiny"} | fields).encode())
+    cause = error.value.__cause__
+    assert isinstance(cause, ValidationError) and cause.error_count() < 10

@@ -31,6 +31,9 @@ class RequestBody(BaseModel):
         return {name: value for name, value in content.items() if value is not None}
 
 
+Item = TypeVar("Item")
+Items = Annotated[list[Item], Field(fail_fast=True)]
+"""A list that fails at its first wrong item: errors for a million would take many seconds."""
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
@@ -101,7 +104,7 @@ class GenerationRequest(RequestBody):
     """0 keeps all tokens. With `min_p` an extension of OpenAI's API, as in llama.cpp and vLLM."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     seed: int | None = Field(default=None, ge=0, lt=2**63)
-    stop: Stop | list[Stop] = Field(default_factory=list, max_length=1000)
+    stop: Stop | Items[Stop] = Field(default_factory=list, max_length=1000)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
@@ -136,7 +139,7 @@ class TextPart(RequestBody):
     text: str
 
 
-Content = str | list[TextPart]
+Content = str | Items[TextPart]
 
 
 class FunctionCall(RequestBody):
@@ -170,7 +173,7 @@ class AssistantMessage(RequestBody):
     role: Literal["assistant"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] = Field(default_factory=list)
+    tool_calls: Items[ToolCall] = Field(default_factory=list)
 
 
 class ToolMessage(RequestBody):
@@ -212,7 +215,7 @@ class NamedTool(RequestBody):
 class ChatRequest(GenerationRequest):
     """`POST /v1/chat/completions`."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Items[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
@@ -241,13 +244,13 @@ class ChatRequest(GenerationRequest):
         return self
 
 
-Ids = list[Annotated[int, Field(ge=0)]]
+Ids = Items[Annotated[int, Field(ge=0)]]
 
 
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
-    prompt: str | Ids | list[str] | list[Ids]
+    prompt: str | Ids | Items[str] | Items[Ids]
     max_tokens: int | None = Field(default=16, ge=0)
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=20)
