@@ -15,6 +15,7 @@ from tests.conftest import build_model
 
 from cetane.checkpoint import Tokenizer
 from cetane.server.app import serve
+from cetane.server.writing import ECHOED
 
 MESSAGES = [{"role": "user", "content": "the cetane number"}]
 WEATHER = {
@@ -228,7 +229,7 @@ def test_completions(client: Any, bundle: Any) -> None:
 
 def test_echo_gives_the_scores_of_the_prompt(client: Any, model: Any, bundle: Any) -> None:
     """As lm_eval's local-completions reads them: an entry a prompt token, and the new one."""
-    ids = [5, 70, 9, 200, 31] * 9
+    ids = [5, 70, 9, 200, 31] * 27
     answer = completion(client, prompt=ids, max_tokens=1, logprobs=1, echo=True, temperature=0)
     logprobs = answer.choices[0].logprobs
     with torch.inference_mode():
@@ -247,6 +248,8 @@ def test_echo_gives_the_scores_of_the_prompt(client: Any, model: Any, bundle: An
     streamed = [x for c in chunks if c.choices[0].logprobs
                 for x in c.choices[0].logprobs.token_logprobs]  # fmt: skip
     assert streamed == logprobs.token_logprobs
+    sizes = [len(c.choices[0].logprobs.tokens) for c in chunks if c.choices[0].logprobs]
+    assert max(sizes) <= 1 + ECHOED < len(ids)  # a chunk is small, however long the prompt
     assert "".join(c.choices[0].text for c in chunks) == answer.choices[0].text
 
 

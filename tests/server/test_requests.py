@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
+from pydantic import ValidationError
 
 from cetane.server.answers import CalledFunction, ChatChoice, MadeCall, Message, WholeAnswer
 from cetane.server.errors import ApiError
@@ -53,6 +54,37 @@ def test_null_counts_as_left_out_at_every_level() -> None:
     )  # fmt: skip
     assert request.stream_options is not None and not request.stream_options.include_usage
     assert request.tools[0].function.parameters == {"type": "object"}
+
+
+IGNORED = {
+    "user": "me", "safety_identifier": "me", "metadata": {"run": "1"}, "store": True,
+    "service_tier": "flex", "prompt_cache_key": "me", "prompt_cache_retention": "24h",
+}  # fmt: skip
+
+
+def test_fields_about_the_service_change_nothing() -> None:
+    plain = parsed(stream=True, stream_options={"include_usage": True})
+    options = {"include_usage": True, "include_obfuscation": False}
+    with_all = parsed(stream=True, stream_options=options, **IGNORED)
+    told = with_all.model_dump(exclude={*IGNORED, "stream_options"})
+    assert told == plain.model_dump(exclude={*IGNORED, "stream_options"})
+    parse(CompletionRequest, json.dumps({"model": "tiny", "prompt": "x"} | IGNORED).encode())
+
+
+@pytest.mark.parametrize("field", ["best_of", "reasoning_effort", "suffix", "functions", "audio"])
+def test_fields_that_would_change_the_answer_are_refused(field: str) -> None:
+    with pytest.raises(ApiError, match="unknown key") as error:
+        parsed(**{field: "x"})
+    assert error.value.param == field
+
+
+def test_two_tools_have_two_names() -> None:
+    """A call names its tool: of two with one name, the grammar took the last one's schema."""
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g", "f")]
+    assert parsed(tools=tools[:2])
+    with pytest.raises(ApiError, match="tools: more than one has the name 'f'") as error:
+        parsed(tools=tools)
+    assert error.value.param == "tools"
 
 
 def test_null_is_a_value_in_a_schema() -> None:
@@ -122,3 +154,24 @@ def test_an_error_without_a_place_names_no_field() -> None:
     with pytest.raises(ApiError, match="unicode") as error:
         parse(ChatRequest, b'{"model": "tiny", "\\ud800": 1}')
     assert error.value.param is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (CompletionRequest, {"prompt": [1.5] * 20_000}),
+        (CompletionRequest, {"prompt": [[1.5]] * 20_000}),
+        (CompletionRequest, {"prompt": "x", "stop": [1] * 20_000}),
+        (ChatRequest, {"messages": [{"role": "x"}] * 20_000}),
+        (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{}] * 20_000}]}),
+        (ChatRequest, {"messages": [USER | {"content": [IMAGE] * 20_000}]}),
+    ],
+)
+def test_a_long_list_fails_at_its_first_wrong_item(
+    kind: type[RequestBody], fields: dict[str, Any]
+) -> None:
+    """Four megabytes of wrong numbers held up all clients for 20 seconds."""
+    with pytest.raises(ApiError) as error:
+        parse(kind, json.dumps({"model": "tiny"} | fields).encode())
+    cause = error.value.__cause__
+    assert isinstance(cause, ValidationError) and cause.error_count() < 10

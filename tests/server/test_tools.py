@@ -150,6 +150,23 @@ def test_references_of_a_tool_are_to_its_own_schema(
     assert allows(grammar or "", tokenizer, call) is valid
 
 
+SHARE = {"type": "object", "properties": {"share": {"type": "number", "exclusiveMinimum": 0,
+         "maximum": 0.5}}, "required": ["share"], "additionalProperties": False}  # fmt: skip
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_an_exclusive_bound_of_a_tool(marked: bool, tokenizer: Tokenizer) -> None:
+    asked = {"name": "mix", "parameters": SHARE, "strict": True}
+    for share, valid in ((0, False), (0.25, True)):
+        call = json.dumps({"name": "mix", "arguments": {"share": share}})
+        if marked:
+            grammar = strict_grammar(request(asked), "<tool_call>")
+            call = f"<tool_call>\n{call}\n</tool_call>"
+        else:
+            grammar = forced_grammar(request(asked, tool_choice="required"), "a template")
+        assert allows(grammar or "", tokenizer, call) is valid
+
+
 def test_where_strict_has_no_effect() -> None:
     strict = {"name": "weather", "strict": True}
     assert strict_grammar(request({"name": "weather"}), "<tool_call>") is None

@@ -130,7 +130,7 @@ async def respond(http: Request, worker: Worker, form: Form) -> Response:
             answer = await unless_gone(http, form.whole(events))
         finally:
             worker.cancel(job)
-        return GONE if answer is None else JSONResponse(answer.model_dump())
+        return GONE if answer is None else Response(answer, media_type="application/json")
     try:  # an error before the first event has a status of its own
         lines = form.stream(events)
         first = await unless_gone(http, anext(lines))
@@ -278,7 +278,9 @@ def create_app(service: Service) -> FastAPI:
     handlers: dict[type[Exception], Callable[[Request, Any], Response]] = {
         ApiError: lambda _, error: in_api_form(error),
         CetaneError: lambda _, error: in_api_form(ApiError(400, str(error))),
-        HTTPException: lambda _, error: in_api_form(ApiError(error.status_code, error.detail)),
+        HTTPException: lambda http, error: in_api_form(
+            ApiError(error.status_code, f"{error.detail}: {http.method} {http.url.path}")
+        ),
         ClientDisconnect: lambda *_: GONE,
         Exception: lambda *_: in_api_form(ApiError(500, "the server failed; its log says why")),
     }

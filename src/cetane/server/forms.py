@@ -1,5 +1,6 @@
 """The forms of answers: what a worker writes becomes a whole answer, or chunks of a stream."""
 
+import asyncio
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -79,12 +80,16 @@ class Form(ABC):
         stream = served.tokenizer.stream
         self.choices = [Choice(stream(() if ask.echo else ask.ids)) for ask in asks]
 
-    async def whole(self, events: Events) -> WholeAnswer:
-        """The whole answer."""
+    async def whole(self, events: Events) -> bytes:
+        """The whole answer, as JSON. Scores can make it long, so a thread of its own makes it."""
         async for number, event in events:
             self.choices[number].add(event)
+        return await asyncio.to_thread(self.finished)
+
+    def finished(self) -> bytes:
+        """The JSON of the whole answer, when all choices have ended."""
         choices = [self.choice(number, choice) for number, choice in enumerate(self.choices)]
-        return self.answer(self.kind, choices, self.usage())
+        return self.answer(self.kind, choices, self.usage()).model_dump_json().encode()
 
     async def stream(self, events: Events) -> AsyncIterator[str]:
         """The chunks of a stream, as lines of server-sent events."""
@@ -92,6 +97,7 @@ class Form(ABC):
             self.choices[number].add(event)
             for choice in self.chunks(number, event):
                 yield line(self.answer(self.chunk_kind, [choice]))
+            await asyncio.sleep(0)  # many events may wait: other clients get their turn
         options = self.request.stream_options
         if options is not None and options.include_usage:
             yield line(self.answer(self.chunk_kind, [], self.usage()))

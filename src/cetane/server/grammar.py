@@ -1,6 +1,7 @@
 """Grammars: llguidance decides which tokens an answer may go on with."""
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,13 @@ from cetane.server.requests import (
 
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """The white space of JSON: fixed, since a small model may write blanks without end."""
+NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+"""Keys of a schema that hold more schemas, by names."""
+PLAIN_VALUES = ("const", "enum", "default", "examples")
+"""Keys of a schema that hold no schemas."""
+MOVE = 1e-9
+"""How far an exclusive bound moves inwards; further where float64 is coarser. From a smaller step
+llguidance makes a pattern that it cannot read itself."""
 
 
 class Grammars:
@@ -115,9 +123,32 @@ def grammar_of(response_format: ResponseFormat | None) -> str | None:
 
 def json_grammar(schema: Mapping[str, Any]) -> str:
     """The grammar of JSON that a schema allows. Raises ValueError."""
-    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=COMPACT))
+    return str(LLMatcher.grammar_from_json_schema(json.dumps(mended(schema)), overrides=COMPACT))
 
 
 def lark_json(schema: Mapping[str, Any]) -> str:
     """A schema as a term of a Lark grammar."""
     return "%json " + json.dumps({**schema, "x-guidance": COMPACT})
+
+
+def mended(schema: Any) -> Any:
+    """A schema whose exclusive bounds llguidance 1.9.1 keeps. It lets one pass that is a whole
+    number with the other bound less than 1 behind it, as 0 in (0, 0.5]. So that bound moves."""
+    if isinstance(schema, list):
+        return [mended(one) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    made: dict[str, Any] = {
+        key: {name: mended(one) for name, one in value.items()}
+        if key in NAMED_SCHEMAS and isinstance(value, Mapping)
+        else value if key in PLAIN_VALUES else mended(value)
+        for key, value in schema.items()
+    }  # fmt: skip
+    for bound, other, sign in (("Minimum", "Maximum", 1), ("Maximum", "Minimum", -1)):
+        place: Any = made.get(f"exclusive{bound}")
+        ends: list[Any] = [made.get(other.lower()), made.get(f"exclusive{other}")]
+        if type(place) in (int, float) and place % 1 == 0 and any(
+            type(end) in (int, float) and 0 < sign * (end - place) < 1 for end in ends
+        ):  # fmt: skip
+            made[f"exclusive{bound}"] = place + sign * max(MOVE, math.ulp(place))
+    return made

@@ -3,6 +3,7 @@
 Unknown fields are refused, and so are values that the server would not honour.
 """
 
+from collections import Counter
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -30,6 +31,9 @@ class RequestBody(BaseModel):
         return {name: value for name, value in content.items() if value is not None}
 
 
+Item = TypeVar("Item")
+Items = Annotated[list[Item], Field(fail_fast=True)]
+"""A list that fails at its first wrong item: errors for a million would take many seconds."""
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
@@ -37,6 +41,8 @@ class StreamOptions(RequestBody):
     """Options of a stream."""
 
     include_usage: bool = False
+    include_obfuscation: Any = None
+    """Ignored: how OpenAI hides the lengths of chunks."""
 
 
 class TextFormat(RequestBody):
@@ -98,7 +104,7 @@ class GenerationRequest(RequestBody):
     """0 keeps all tokens. With `min_p` an extension of OpenAI's API, as in llama.cpp and vLLM."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     seed: int | None = Field(default=None, ge=0, lt=2**63)
-    stop: Stop | list[Stop] = Field(default_factory=list, max_length=1000)
+    stop: Stop | Items[Stop] = Field(default_factory=list, max_length=1000)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
@@ -106,6 +112,14 @@ class GenerationRequest(RequestBody):
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    # About OpenAI's service. Many clients always send them, and they change no answer: ignored.
+    user: Any = None
+    safety_identifier: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
 
     @model_validator(mode="after")
     def options_of_a_stream(self) -> Self:
@@ -125,7 +139,7 @@ class TextPart(RequestBody):
     text: str
 
 
-Content = str | list[TextPart]
+Content = str | Items[TextPart]
 
 
 class FunctionCall(RequestBody):
@@ -159,7 +173,7 @@ class AssistantMessage(RequestBody):
     role: Literal["assistant"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] = Field(default_factory=list)
+    tool_calls: Items[ToolCall] = Field(default_factory=list)
 
 
 class ToolMessage(RequestBody):
@@ -201,7 +215,7 @@ class NamedTool(RequestBody):
 class ChatRequest(GenerationRequest):
     """`POST /v1/chat/completions`."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Items[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
@@ -223,18 +237,20 @@ class ChatRequest(GenerationRequest):
         if forced and self.response_format is not None:
             raise ValueError("response_format: not together with a tool_choice that forces a call")
         names = [tool.function.name for tool in self.tools]
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise ValueError(f"tools: more than one has the name {twice[0]!r}")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
             raise ValueError(f"tool_choice: no tool {self.tool_choice.function.name!r}")
         return self
 
 
-Ids = list[Annotated[int, Field(ge=0)]]
+Ids = Items[Annotated[int, Field(ge=0)]]
 
 
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
-    prompt: str | Ids | list[str] | list[Ids]
+    prompt: str | Ids | Items[str] | Items[Ids]
     max_tokens: int | None = Field(default=16, ge=0)
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=20)

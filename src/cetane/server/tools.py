@@ -17,7 +17,7 @@ from typing import Any
 from llguidance import LLMatcher, StructTag
 
 from cetane.server.answers import CalledFunction, MadeCall
-from cetane.server.grammar import COMPACT, lark_json
+from cetane.server.grammar import COMPACT, lark_json, mended
 from cetane.server.requests import ChatRequest, NamedTool, Tool
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -123,7 +123,7 @@ def call_schema(tool: Tool, arguments: str) -> Mapping[str, Any]:
     """The JSON schema of a call of a tool. The parameters have an `$id` of their own, so that their
     references are to themselves, such as `#/$defs/place`."""
     name = tool.function.name
-    parameters = tool.function.parameters | {"$id": f"tool:{name}"}
+    parameters = mended(tool.function.parameters) | {"$id": f"tool:{name}"}
     return {
         "type": "object",
         "properties": {"name": {"const": name}, arguments: parameters},

@@ -18,6 +18,9 @@ from cetane.server.served import Served
 from cetane.speculate.drafter import watches
 from cetane.speculate.speculator import Counters, Speculator
 
+ECHOED = 64
+"""The most scores of one echo: a stream makes a chunk of it, and nothing else meanwhile."""
+
 
 class OutOfTime(Exception):
     """The time of a request is over."""
@@ -57,7 +60,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Echo:
-    """The scores of a prompt's tokens, but the first."""
+    """The scores of some of a prompt's tokens, in their order. The first token has none."""
 
     scores: tuple[TokenLikelihood, ...]
 
@@ -144,7 +147,8 @@ class Writer:
             scores, fed = likelihoods(
                 served.prefixes, ask.ids, 1, ask.top, self.check, ask.adapter, watch
             )
-            emit(Echo(tuple(scores)))
+            for start in range(0, len(scores), ECHOED):
+                emit(Echo(tuple(scores[start : start + ECHOED])))
         else:
             fed = served.prefixes.feed(ask.ids, check=self.check, adapter=ask.adapter, watch=watch)
         self.session = fed.session

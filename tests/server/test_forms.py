@@ -1,0 +1,60 @@
+"""Answers are made so that other clients of the event loop need not wait."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+from cetane.server.forms import CompletionForm
+from cetane.server.requests import CompletionRequest
+from cetane.server.writing import Ending, Event, Piece
+
+PIECES = 50
+
+
+def form() -> CompletionForm:
+    tokenizer = SimpleNamespace(stream=lambda _: None)
+    served: Any = SimpleNamespace(tokenizer=tokenizer, bundle=SimpleNamespace(digest="0" * 64))
+    ask: Any = SimpleNamespace(echo=False, ids=(1,))
+    return CompletionForm(CompletionRequest(model="it", prompt="x"), served, [ask])
+
+
+async def events() -> AsyncIterator[tuple[int, Event]]:
+    """An answer that is written already, so that nothing makes its reader wait."""
+    for _ in range(PIECES):
+        yield 0, Piece("x")
+    yield 0, Ending("length", 1, 0, PIECES)
+
+
+def test_a_stream_gives_others_a_turn_after_each_event() -> None:
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def read() -> list[str]:
+        task = asyncio.create_task(other())
+        lines = [one async for one in form().stream(events())]
+        task.cancel()
+        return lines
+
+    assert len(asyncio.run(read())) == PIECES + 2  # its end, and [DONE]
+    assert turns > PIECES
+
+
+def test_a_whole_answer_is_made_by_another_thread() -> None:
+    threads = []
+
+    class Watched(CompletionForm):
+        def choice(self, number: int, choice: Any) -> Any:
+            threads.append(threading.current_thread())
+            return super().choice(number, choice)
+
+    watched = form()
+    watched.__class__ = Watched
+    assert b'"text":"' + b"x" * PIECES in asyncio.run(watched.whole(events()))
+    assert threads and threading.main_thread() not in threads
