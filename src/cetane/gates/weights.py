@@ -145,7 +145,7 @@ def too_far(parts: Mapping[str, Array], values: Array, form: Format) -> str | No
     return unlike(given, nearest, values)
 
 
-def unlike(given: Half, plain: Half, values: Array) -> str | None:
+def unlike(given: Array, plain: Array, values: Array) -> str | None:
     """The first output channel of `given` that cannot stand for its weights; None if all can.
 
     All arrays are `(O, I, ...)`.
@@ -161,7 +161,7 @@ def unlike(given: Half, plain: Half, values: Array) -> str | None:
     )
 
 
-def cosines(given: Half, values: Array) -> Array:
+def cosines(given: Array, values: Array) -> Array:
     """The cosine between every output channel `(O, I, ...)` and its weights, `(O,)`; 0 for a
     channel of zeros, and 1 where the weights are zeros."""
     rows, made = (array.reshape(len(array), -1).astype(np.float64) for array in (values, given))
