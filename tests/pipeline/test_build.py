@@ -348,6 +348,22 @@ def test_another_bundle_is_replaced_only_by_force(
     assert not (stopped / "gates").exists()
 
 
+def test_a_bundle_that_is_built_again_keeps_its_draft_heads(
+    checkpoint: Checkpoint, small: Recipe, tmp_path: Path
+) -> None:
+    """They took long to train. A bundle of another recipe has other hidden states."""
+    target = tmp_path / "bundle"
+    build(checkpoint, small, target, silent)
+    trained = target / "heads" / "medusa" / "head.json"
+    trained.parent.mkdir(parents=True)
+    trained.write_text("{}")
+    build(checkpoint, small, target, silent, force=True)
+    assert trained.read_text() == "{}"
+    assert not Partial(target).root.exists()
+    build(checkpoint, override(small, {"cache.context": 64}), target, silent, force=True)
+    assert not trained.exists()
+
+
 def test_force_never_replaces_what_is_no_bundle(
     tmp_path: Path, checkpoint: Checkpoint, small: Recipe
 ) -> None:

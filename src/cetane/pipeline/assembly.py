@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
 from cetane.files import (
@@ -21,6 +23,7 @@ from cetane.files import (
 from cetane.pipeline.parts import BuildJob, job_of, lowering_of, parts, task_of
 from cetane.pipeline.whole import origins, publish
 from cetane.planner import Planner, tags
+from cetane.schema.draft_head import FOLDER
 from cetane.schema.manifest import MANIFEST, Manifest, producers, shard_path
 from cetane.schema.recipe import Recipe
 from cetane.store.settings import shared_store
@@ -162,9 +165,21 @@ class Build:
         if self.store is not None:
             publish(self.store, self.checkpoint, asked, self.partial.bundle, manifest)
         write_json(self.partial.bundle / MANIFEST, manifest.model_dump(mode="json"))
+        heads = self.target / FOLDER
+        aside = self.partial.root / FOLDER
+        if kept := heads.is_dir() and self.replaces_itself():
+            heads.rename(aside)
         remove(self.target)
         self.partial.bundle.rename(self.target)
+        if kept:
+            aside.rename(heads)
         remove(self.partial.root)
+
+    def replaces_itself(self) -> bool:
+        """Whether the target has the bundle that was just made: its draft heads fit this one."""
+        with suppress(CetaneError):
+            return Bundle(self.target).digest == Bundle(self.partial.bundle).digest
+        return False
 
 
 def refuse(failures: dict[str, CetaneError]) -> None:
