@@ -24,13 +24,11 @@ from cetane.fitting.teacher import Answers, has_bfloat16, quick
 from cetane.fitting.tunable import Tunable
 from cetane.threads import available
 
-RATE, COARSE, PULL = 0.016, 0.04, 0.003
+RATE, PULL = 0.016, 0.003
 """The first step sizes, in distances between two levels. `RATE`, divided by the number of levels,
-moves a level; of two bits `COARSE` does. `PULL` moves an element's wish. All fall to zero as time
-runs out. At 16 levels, steps of 0.004 made SmolLM2 worse for 150 steps, and steps of 0.001 better
-from the first on. At 4 levels, steps of 0.01 did more in 150 steps than 0.004 or 0.02. A pull of
-0.02 spoilt four bits within ten steps: elements that move at once no longer make up for each
-other."""
+moves a level. `PULL` moves an element's wish. Both fall to zero as time runs out. At 16 levels,
+steps of 0.004 made SmolLM2 worse for 150 steps, and steps of 0.001 better from the first on. A pull
+of 0.02 spoilt it within ten steps: elements that move at once no longer make up for each other."""
 WARM = 10
 """Steps until the rate is whole: the means of gradients need some steps to settle."""
 TOKENS, PIECE = 512, 1024
@@ -80,8 +78,7 @@ class Student:
             assert parameter.grad is not None
             gradient, parameter.grad = parameter.grad.float().cpu(), None
             weight = self.weights[name]
-            rate = (COARSE if weight.bits <= 2 else RATE) / 2**weight.bits
-            weight.step(gradient, rate * share, number, PULL * share)
+            weight.step(gradient, RATE * share / 2**weight.bits, number, PULL * share)
             parameter.data.copy_(weight.values)
 
         with ThreadPoolExecutor(available()) as pool:
