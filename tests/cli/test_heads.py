@@ -81,7 +81,7 @@ def test_from_a_model_to_a_plan(cetane: Cetane, folder: Path) -> None:
     assert streaming is not None and streaming.scores == scores
     planned = cetane("plan", model, "-r", folder / "long.toml")
     assert planned.code == 0
-    assert all(len(line) <= 80 for line in planned.out.splitlines())
+    assert all(len(line) <= 80 for line in planned.out.splitlines() if str(folder) not in line)
     assert (
         "2 of 4 key/value heads keep all tokens, the others 4 sinks and a window of 32"
         in planned.out

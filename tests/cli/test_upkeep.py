@@ -17,7 +17,7 @@ from .conftest import Cetane
 def leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package that a conversion left in the temporary folder long ago."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    path = tmp_path / "tmpab12.mlpackage"
+    path = tmp_path / "tmpab12cd34.mlpackage"
     path.write_bytes(bytes(2_000_000))
     os.utime(path, (0, 0))
     return path

@@ -336,7 +336,15 @@ def rename(folder: Path, package: str, function: str, old: str, new: str) -> Non
 
 
 def drop(folder: Path, package: str, function: str) -> None:
-    respecify(folder, package, lambda spec: spec.mlProgram.functions.pop(function))
+    """Of the program and of its description."""
+
+    def change(spec: Any) -> None:
+        del spec.mlProgram.functions[function]
+        others = [one for one in spec.description.functions if one.name != function]
+        del spec.description.functions[:]
+        spec.description.functions.extend(others)
+
+    respecify(folder, package, change)
 
 
 def other_default(spec: Any) -> None:
@@ -429,6 +437,7 @@ class Served:
     def __init__(self, path: Path) -> None:
         self.path, content = path, json.loads((path / "recipe.json").read_text())
         self.plan = type("Plan", (), {"recipe": wanted(**content)})
+        self.digest = json.dumps(content)
 
     def verify(self) -> None: ...
 
@@ -461,7 +470,12 @@ def test_one_package_anew(folder: Path, tmp_path: Path, served: Callable[..., Pa
     shutil.rmtree(copy / "chunk4.mlpackage")
     replace_package(short, copy, "coreml-llm", "chunk4")
     assert not check_folder(copy).passed
+    (copy / "cetane.json").write_text('{"bundle": "{}"}')
     assert replace_package(served(), copy, "coreml-llm", "chunk4").passed
+    assert (copy / "cetane.json").exists()  # the digest of `served()` is {}
+    (copy / "cetane.json").write_text('{"bundle": "another"}')
+    assert replace_package(served(), copy, "coreml-llm", "chunk4").passed
+    assert not (copy / "cetane.json").exists()  # packages of two bundles
     assert digests(copy / "chunk4.mlpackage") == before
     assert check_folder(copy).passed
     with pytest.raises(CetaneError, match="no package 'chunk5'"):
