@@ -34,7 +34,7 @@ def test_every_cell_is_whole(written: io.StringIO) -> None:
 
 def test_a_long_word_beside_a_long_text_is_whole(written: io.StringIO) -> None:
     """The text gives way."""
-    path, text = "/work/scratch/cache", "some words that may be in lines of their own"
+    path, text = "/home/someone/cache", "some words that may be in lines of their own"
     output.table("what", ["state", "what", "has"], [["ok", text, f"63.5 GB free, {path}"]])
     assert path in written.getvalue()
     assert max(map(len, written.getvalue().splitlines())) <= output.console.width
