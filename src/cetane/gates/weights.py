@@ -151,7 +151,7 @@ def unlike(given: Array, plain: Array, values: Array) -> str | None:
     All arrays are `(O, I, ...)`.
     """
     like, best = cosines(given, values), cosines(plain, values)
-    wrong = np.flatnonzero(~(like >= LIKE * np.minimum(best, 1)))
+    wrong = np.flatnonzero(~(like >= LIKE * best))
     if not len(wrong):
         return None
     at = wrong[0]
@@ -228,22 +228,23 @@ def wrong_palette(parts: Mapping[str, Array], values: Array, form: Format) -> st
     groups = len(lut)
     rows, indices = values.reshape(groups, -1), parts["indices"].reshape(groups, -1)
     lut = lut.reshape(groups, -1)
+    given = np.take_along_axis(lut, indices.astype(np.int64), 1)
     error = 0.0
-    for row, index, entries in zip(rows.astype(np.float32), indices, lut, strict=True):
+    for row, made, entries in zip(rows.astype(np.float32), given, lut, strict=True):
         ascending = np.sort(entries)
         above = np.searchsorted(ascending, row).clip(1, len(ascending) - 1)
         around = ascending[above - 1], ascending[above]
         nearest = np.minimum(*(np.abs(entry - row) for entry in around))
-        chosen = np.abs(entries[index] - row)
+        chosen = np.abs(made - row)
         if (chosen > nearest * (1 + 1e-6) + 1e-12).any():
             return "an index does not name the nearest entry of its palette"
         error += float(np.square(chosen).sum())
     even, places = palettes.kmeans(rows, form.bits)
-    best = float(np.square(np.take_along_axis(even, places, 1).astype(np.float32) - rows).sum())
+    plain = np.take_along_axis(even, places, 1)
+    best = float(np.square(plain.astype(np.float32) - rows).sum())
     if not error <= WORSE * best + 1e-12:
         return f"its palettes err by {error / max(best, 1e-30):.3g} times what they need to"
-    given = np.take_along_axis(lut, indices.astype(np.int64), 1).reshape(values.shape)
-    return unlike(given, np.take_along_axis(even, places, 1).reshape(values.shape), values)
+    return unlike(given.reshape(values.shape), plain.reshape(values.shape), values)
 
 
 def wrong_tables(planner: Planner, weights: Weights, tables: Tables) -> Iterator[WrongWeight]:
