@@ -54,6 +54,20 @@ def test_rows_and_columns_are_parts_of_a_tensor(file: FittedFile) -> None:
     np.testing.assert_array_equal(linear.decode(), LINEAR.decode()[1:3, :3])
 
 
+def test_rows_of_vectors_are_parts_too() -> None:
+    form = parse_format("palette2-kmeans-vector2-group4")
+    lut = RANDOM.normal(size=(4, 1, 16, 2)).astype(np.float16)
+    whole = Palettized(RANDOM.integers(0, 16, (8, 6)).astype(np.uint8), lut, 4)
+    fitted = save({"a.weight": whole}, "pairs", "a-model").read()
+    rows = fitted.of("a.weight", (8, 6, 1, 1), form, (4, 12), None)
+    assert isinstance(rows, Palettized) and rows.bits == 4
+    np.testing.assert_array_equal(rows.decode().reshape(8, 6), whole.decode()[4:12])
+    everywhere = parse_format("palette2-kmeans-vector2-per-tensor")
+    for form_, span in ((form, (2, 14)), (everywhere, (0, 16)), (FOUR, (0, 16))):
+        with pytest.raises(CetaneError, match="not fitted to a"):
+            fitted.of("a.weight", (span[1] - span[0], 6), form_, span, None)
+
+
 def test_all_rows_of_one_palette_are_parts_too() -> None:
     """Slices of a head, or queries and keys of one tensor."""
     whole = Palettized(PALETTE.indices, PALETTE.lut[:1], 4)

@@ -5,6 +5,7 @@ import pytest
 
 from cetane.compress import parse_format, second_order
 from cetane.compress.encoded import Affine, Encoded, Palettized
+from cetane.compress.problem import VectorProblem
 from cetane.compress.select import SecondOrder
 from cetane.errors import CetaneError
 
@@ -29,7 +30,9 @@ def output_error(weight: np.ndarray, decoded: np.ndarray, x: np.ndarray) -> floa
 
 
 @pytest.mark.parametrize("name", ["palette4-kmeans-group8", "palette2-kmeans-group8",
-                                  "palette3-kmeans-per-tensor", "int4-per-channel"])  # fmt: skip
+                                  "palette3-kmeans-per-tensor", "int4-per-channel",
+                                  "palette2-kmeans-vector2-per-tensor",
+                                  "palette1-kmeans-vector4-group8"])  # fmt: skip
 def test_outputs_err_less_than_with_plain_rounding(name: str) -> None:
     form, x = parse_format(name), inputs(48)
     weight = np.random.default_rng(1).normal(0, 0.05, (16, 48)).astype(np.float32)
@@ -40,7 +43,8 @@ def test_outputs_err_less_than_with_plain_rounding(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["palette4-kmeans-group8", "palette2-kmeans-group8",
-                                  "int4-per-channel"])  # fmt: skip
+                                  "int4-per-channel", "palette2-kmeans-vector2-per-tensor",
+                                  "palette1-kmeans-vector4-group8"])  # fmt: skip
 def test_errors_go_to_outputs_that_count_less(name: str) -> None:
     """The loss is a quadratic form of a layer's output, given by the gradients of 400 samples."""
     form, x, gradients = parse_format(name), inputs(48), inputs(16, seed=7)
@@ -77,6 +81,29 @@ def test_no_single_index_can_be_improved() -> None:
         assert cost(levels[other]) >= own * (1 - 0.02)
 
 
+def test_no_vector_can_be_improved() -> None:
+    """Every index of a palette of pairs, by any other, where errors of the outputs count together.
+    One improvement moves the next ones, so the descent leaves little behind, not nothing."""
+    x, gradients = inputs(6), inputs(8, seed=7)
+    weight = np.random.default_rng(2).normal(0, 0.1, (8, 6)).astype(np.float32)
+    form = parse_format("palette1-kmeans-vector2-per-tensor")
+    made = second_order.encode(weight, form, hessian(x), hessian(gradients))
+    assert isinstance(made, Palettized) and made.lut.shape == (1, 1, 4, 2)
+    columns = second_order.damped(hessian(x), SecondOrder().damping)
+    rows = second_order.damped(hessian(gradients), second_order.OUTPUT_DAMPING)
+
+    def cost(indices: np.ndarray) -> float:
+        off = weight.astype(np.float64) - Palettized(indices, made.lut, 2).decode()
+        return float(np.vdot(rows @ off, off @ columns))
+
+    own = cost(made.indices)
+    for row, column in np.ndindex(made.indices.shape):
+        for index in range(4):
+            other = made.indices.copy()
+            other[row, column] = index
+            assert cost(other) >= own * (1 - 0.02)
+
+
 def test_weights_that_are_on_a_palette_stay_there() -> None:
     rng = np.random.default_rng(3)
     palette = np.sort(rng.normal(0, 0.1, (2, 16)).astype(np.float16), axis=1)
@@ -87,6 +114,19 @@ def test_weights_that_are_on_a_palette_stay_there() -> None:
     np.testing.assert_allclose(made.decode(), weight, atol=1e-3)
 
 
+def test_a_vector_is_chosen_for_all_its_rows_together() -> None:
+    """One input, two outputs whose errors count only as a difference: the pair with the right
+    difference is taken, not the nearest one."""
+    weight = np.array([[1.0], [0.0]], np.float32)
+    outputs = np.array([[1.0, -0.999], [-0.999, 1.0]], np.float32)
+    problem = VectorProblem(weight, np.eye(1, dtype=np.float32), outputs, True, 2)
+    palette = np.array([[[0.6, 1.6], [0.1, 0.6]]], np.float32)  # pairs (0.6, 0.1) and (1.6, 0.6)
+    assert problem.round(palette).tolist() == [[1]]
+    indices = np.array([[0]], np.uint8)
+    problem.descend(palette, indices)
+    assert indices.tolist() == [[1]]
+
+
 def test_constants_have_the_form_of_their_format() -> None:
     weight = np.random.default_rng(4).normal(size=(16, 12, 1, 1)).astype(np.float32)
     palette = second_order.encode(
@@ -95,6 +135,11 @@ def test_constants_have_the_form_of_their_format() -> None:
     assert isinstance(palette, Palettized)
     assert palette.indices.shape == weight.shape and palette.lut.shape == (2, 1, 1, 1, 16, 1)
     assert (np.diff(palette.lut.reshape(2, 16).astype(np.float32), axis=1) >= 0).all()
+    pairs = second_order.encode(
+        weight, parse_format("palette2-kmeans-vector2-group8"), np.eye(12, dtype=np.float32)
+    )
+    assert isinstance(pairs, Palettized) and pairs.bits == 4
+    assert pairs.indices.shape == (8, 12, 1, 1) and pairs.lut.shape == (2, 1, 1, 1, 16, 2)
     linear = second_order.encode(
         weight, parse_format("int4-per-channel"), np.eye(12, dtype=np.float32)
     )

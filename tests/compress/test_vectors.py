@@ -9,7 +9,6 @@ from coremltools.optimize.coreml._quantization_passes import palettize_weights
 
 from cetane.compress import parse_format
 from cetane.compress.encoded import Palettized
-from cetane.compress.second_order import serves
 from cetane.errors import CetaneError
 
 WEIGHT = np.random.default_rng(3).standard_t(4, (32, 24, 1, 1)).astype(np.float16)
@@ -127,8 +126,3 @@ def test_what_vectors_cannot_divide_is_refused() -> None:
     form = parse_format("palette2-kmeans-vector4-per-tensor")
     with pytest.raises(CetaneError, match="vectors of 4"):
         form.encode(np.zeros((6, 4), np.float16))
-
-
-def test_second_order_leaves_them_alone() -> None:
-    assert serves(parse_format("palette4-kmeans-per-tensor"), (8, 8))
-    assert not serves(parse_format(NAMES[0]), (8, 8))

@@ -19,6 +19,7 @@ from cetane.fitting.tunable import tunable
 from cetane.fitting.tune import Student, Tuner
 
 NAMES = ("palette2-kmeans-group8", "int4-per-channel")
+VECTORS = "palette2-kmeans-vector2-group8"
 
 
 def tokens(seed: int, sequences: int = 16) -> Tensor:
@@ -51,7 +52,7 @@ def test_the_divergence_is_the_kl_of_distributions() -> None:
     assert float(answers.divergence(ours)) == pytest.approx(float(wanted), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, VECTORS])
 def test_an_untouched_weight_keeps_its_constants(name: str) -> None:
     weight = torch.randn(16, 24, generator=torch.Generator().manual_seed(1))
     made = encoded(weight, name)
@@ -78,7 +79,23 @@ def test_levels_follow_the_gradient_of_all_that_have_them(name: str) -> None:
     torch.testing.assert_close(one.of_levels(torch.from_numpy(sums)), one.levels.grad)
 
 
-@pytest.mark.parametrize("name", NAMES)
+def test_entries_of_vectors_follow_the_gradient_of_all_that_have_them() -> None:
+    """Adam's first step has the sign of the gradient, which numpy sums here."""
+    weight = torch.randn(16, 8, generator=torch.Generator().manual_seed(2))
+    made = encoded(weight, VECTORS)
+    one = tunable(made, weight)
+    assert isinstance(made, Palettized) and one is not None
+    slopes = torch.randn(16, 8, generator=torch.Generator().manual_seed(3))
+    sums = np.zeros((2, 16, 2))
+    for row, column in np.ndindex(16, 8):
+        sums[row // 8, made.indices[row // 2, column], row % 2] += slopes[row, column]
+    before, unit = one.levels.clone(), one.distance()
+    one.step(slopes, 0.01, 1)
+    moved = (one.levels - before) / unit
+    np.testing.assert_allclose(moved, -0.01 * np.sign(sums), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [*NAMES, VECTORS])
 def test_a_weight_alone_learns_to_be_another(name: str) -> None:
     """What a layer should give is known: the other weight's output."""
     random = torch.Generator().manual_seed(4)

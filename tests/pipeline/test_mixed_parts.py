@@ -82,3 +82,12 @@ def test_one_bit_has_a_mix_too() -> None:
     part, harms = wide("q_proj", 0.1)
     mix = best_mix([part], harms, Palette(1, "kmeans", 8), 2.1)
     assert mix is not None and mix.formats == (Palette(2, "kmeans", 8),)
+
+
+def test_a_mix_of_vectors_has_indices_of_8_bits_at_most() -> None:
+    part, harms = wide("v_proj", 0.02)
+    for bits, most in ((2, 2.6), (3, 3.6), (4, 4.6), (6, 6.2)):
+        mix = best_mix([part], harms, Palette(2, "kmeans", None, 4), most)
+        length = {2: 4, 3: 2, 4: 2, 6: 1}[bits]
+        wanted = None if bits == 2 else Palette(bits, "kmeans", None, length)
+        assert (mix and mix.formats[0]) == wanted

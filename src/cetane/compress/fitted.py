@@ -111,20 +111,25 @@ class Fitted:
         indices, lut = self.file.get_tensor(name + INDICES), self.file.get_tensor(name + LUT)
         if (indices.dtype, lut.dtype) != ("uint8", "float16") or indices.ndim != 2:
             raise ValueError
-        outputs = len(indices)
+        if not isinstance(form, Palette):
+            raise ValueError
+        outputs, size = len(indices) * form.vector, 2**form.index_bits
+        if lut.shape != (form.groups((outputs,)), size * form.vector):
+            raise ValueError
+        if indices.max(initial=0) >= size:
+            raise ValueError
         start, stop = rows or (0, outputs)
-        if not isinstance(form, Palette) or lut.shape != (form.groups((outputs,)), 2**form.bits):
+        whole = form.group or form.vector
+        if start % whole or stop % whole:
             raise ValueError
-        if indices.max(initial=0) >= len(lut[0]):
-            raise ValueError
-        own = indices[start:stop, slice(*columns) if columns else slice(None)].reshape(shape)
-        groups = lut
-        if form.group is not None:
-            if start % form.group or stop % form.group:
-                raise ValueError
-            groups = lut[start // form.group : stop // form.group]
-        lut_shape = (len(groups), *[1] * (len(shape) - 1), 2**form.bits, 1)
-        return Palettized(own, groups.reshape(lut_shape), form.bits)
+        span = slice(start // form.vector, stop // form.vector)
+        own = indices[span, slice(*columns) if columns else slice(None)]
+        groups = lut if form.group is None else lut[start // form.group : stop // form.group]
+        return Palettized(
+            own.reshape(form.indices_shape(shape)),
+            groups.reshape(form.lut_shape(shape)),
+            form.index_bits,
+        )
 
     def _affine(
         self, name: str, shape: Shape, form: Format, rows: Span | None, columns: Span | None

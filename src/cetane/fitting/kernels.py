@@ -12,6 +12,7 @@ _Vector = types.Array(types.float32, 1, "C", readonly=True)
 _Indices = types.Array(types.uint8, 2, "C", readonly=True)
 _Floats = types.float32[:, ::1]
 _Out = types.float32[::1]
+_Entries = types.Array(types.float32, 3, "C", readonly=True)
 _REORDER = {"reassoc", "contract"}
 """Sums in any order, so that they are vectorised."""
 
@@ -81,3 +82,29 @@ def look_up(levels, indices, values):  # type: ignore[no-untyped-def]
         own = levels[row]
         for j in range(indices.shape[1]):
             values[row, j] = own[indices[row, j]]
+
+
+@njit(types.void(_Matrix, _Indices, types.float32[:, :, ::1]), nogil=True, cache=True)
+def gather_vectors(gradients, indices, sums):  # type: ignore[no-untyped-def]
+    """Sum the gradients `(O, I)` of a row of vectors by their entries, `sums (O / V, K, V)`;
+    `indices (O / V, I)`."""
+    length = sums.shape[2]
+    for vector in range(len(indices)):
+        chosen, own = indices[vector], sums[vector]
+        own[:] = np.float32(0)
+        for axis in range(length):
+            slope = gradients[vector * length + axis]
+            for j in range(indices.shape[1]):
+                own[chosen[j], axis] += slope[j]
+
+
+@njit(types.void(_Entries, _Indices, _Floats), nogil=True, cache=True)
+def look_up_vectors(entries, indices, values):  # type: ignore[no-untyped-def]
+    """Give every vector of V elements, one below the other, its entry; `entries` are `(O / V, K,
+    V)`."""
+    length = entries.shape[2]
+    for vector in range(len(indices)):
+        own = entries[vector]
+        for axis in range(length):
+            for j in range(indices.shape[1]):
+                values[vector * length + axis, j] = own[indices[vector, j], axis]

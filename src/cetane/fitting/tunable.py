@@ -27,17 +27,64 @@ border, if the weight lies beyond it."""
 
 
 class Tunable(ABC):
-    """One weight `(O, I)`, fp32; `indices` name a level of its row for each element."""
+    """One weight `(O, I)`, fp32, each of whose elements has one of some levels."""
 
     bits: int
+    """Bits of an element."""
+
+    def __init__(self, indices: Tensor, levels: Tensor, shape: tuple[int, ...]) -> None:
+        """`levels` are what is learnt, `shape` is `(O, I)`."""
+        self.indices, self.levels = indices.contiguous(), levels
+        self.mean, self.square = torch.zeros_like(levels), torch.zeros_like(levels)
+        self.values = torch.empty(shape)
+        """The rounded weight; a step changes it in place."""
+        self.look_up()
+
+    @abstractmethod
+    def look_up(self) -> None:
+        """Fill the rounded weight with the levels of its elements."""
+
+    @abstractmethod
+    def distance(self) -> Tensor:
+        """The unit that levels are moved by: the distance between two of a row, on average."""
+
+    @abstractmethod
+    def encoded(self) -> Encoded:
+        """The constants."""
+
+    @abstractmethod
+    def step(self, gradient: Tensor, rate: float, number: int, pull: float = 0.0) -> None:
+        """Learn from the gradient of the rounded values, fp32. `rate` is the step of a level and
+        `pull` that of an element's wish, in distances between two levels; `number` counts from
+        1."""
+
+    def learn(self, gradient: Tensor, rate: float, number: int) -> None:
+        """Move the levels against the mean of their gradients."""
+        self.mean.mul_(FIRST).add_(gradient, alpha=1 - FIRST)
+        self.square.mul_(SECOND).addcmul_(gradient, gradient, value=1 - SECOND)
+        first, second = 1 - FIRST**number, 1 - SECOND**number
+        self.levels -= (
+            rate * self.distance() * (self.mean / first) / ((self.square / second).sqrt() + TINY)
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """The tensors that `restore` needs. Means begin anew there."""
+        return {"levels": self.levels, "indices": self.indices}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on from a state of the same weight."""
+        self.levels, self.indices = state["levels"], state["indices"]
+        self.mean.zero_()
+        self.square.zero_()
+        self.look_up()
+
+
+class Movable(Tunable):
+    """A weight whose elements can move to other levels of their row: `indices (O, I)`."""
 
     def __init__(self, indices: Tensor, levels: Tensor, weight: Tensor) -> None:
         """`levels (G, K)` or `(O, 1)` are what is learnt; `weight (O, I)` is the checkpoint's."""
-        self.indices, self.levels = indices.contiguous(), levels
-        self.mean, self.square = torch.zeros_like(levels), torch.zeros_like(levels)
-        self.values = torch.empty(indices.shape)
-        """The rounded weight; a step changes it in place."""
-        self.look_up()
+        super().__init__(indices, levels, tuple(indices.shape))
         self.wanted = self.between(weight)
         self.means = torch.zeros_like(self.wanted)
         """The means of the gradients of `wanted`, `(O, I)`."""
@@ -56,16 +103,12 @@ class Tunable(ABC):
         """The gradient of the levels, from sums `(O, K)` of the rounded values' gradients."""
 
     @abstractmethod
-    def distance(self) -> Tensor:
-        """The unit that levels are moved by: the distance between two of a row, on average."""
-
-    @abstractmethod
     def distances(self) -> Tensor:
-        """The same for every row, `(O,)`."""
+        """The distance between two levels of every row, on average, `(O,)`."""
 
     @abstractmethod
-    def encoded(self) -> Encoded:
-        """The constants."""
+    def tidy(self) -> None:
+        """Have the levels of a row ascend again."""
 
     def between(self, weight: Tensor) -> Tensor:
         """The first wishes `(O, I)`: the weights, pulled towards their levels."""
@@ -78,7 +121,6 @@ class Tunable(ABC):
         return torch.lerp(self.values, inside, DEPTH).contiguous()
 
     def look_up(self) -> None:
-        """Fill the rounded weight with the levels of its elements."""
         from cetane.fitting import kernels  # here because numba takes a while to load
 
         rows = self.rows().contiguous().numpy()
@@ -86,22 +128,14 @@ class Tunable(ABC):
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float, number: int, pull: float = 0.0) -> None:
-        """Learn from the gradient of the rounded values, fp32. `rate` is the step of a level and
-        `pull` that of an element's wish, in distances between two levels; `number` counts from
-        1."""
         from cetane.fitting import kernels
 
         slopes, places = gradient.contiguous().numpy(), self.indices.numpy()
         sums, squared = torch.empty(self.rows().shape), torch.empty(gradient.shape[1])
         kernels.gather(slopes, places, sums.numpy(), squared.numpy())
-        own = self.of_levels(sums)
-        self.mean.mul_(FIRST).add_(own, alpha=1 - FIRST)
-        self.square.mul_(SECOND).addcmul_(own, own, value=1 - SECOND)
-        first, second = 1 - FIRST**number, 1 - SECOND**number
-        self.levels -= (
-            rate * self.distance() * (self.mean / first) / ((self.square / second).sqrt() + TINY)
-        )
+        self.learn(self.of_levels(sums), rate, number)
         self.tidy()
+        first, second = 1 - FIRST**number, 1 - SECOND**number
         of_rows, of_columns = self.squares
         of_columns.mul_(SECOND).add_(squared / len(gradient), alpha=1 - SECOND)
         kernels.follow(
@@ -111,24 +145,56 @@ class Tunable(ABC):
             self.wanted.numpy(), self.means.numpy(), places, self.values.numpy(),
         )  # fmt: skip
 
-    @abstractmethod
-    def tidy(self) -> None:
-        """Have the levels of a row ascend again."""
-
     def state(self) -> dict[str, Tensor]:
-        """The tensors that `restore` needs. Means begin anew there."""
-        return {"levels": self.levels, "indices": self.indices, "wanted": self.wanted.half()}
+        return super().state() | {"wanted": self.wanted.half()}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Go on from a state of the same weight."""
-        self.levels, self.indices = state["levels"], state["indices"]
+        super().restore(state)
         self.wanted = state["wanted"].float()
-        for mean in (self.mean, self.square, self.means, *self.squares):
+        for mean in (self.means, *self.squares):
             mean.zero_()
+
+
+class TunableVectors(Tunable):
+    """A weight with palettes of vectors, `(G, K, V)`, each for O / G rows; `indices (O / V, I)`.
+
+    Elements keep their entries. In palettes of single weights, moving them gained nothing.
+    """
+
+    def __init__(self, made: Palettized) -> None:
+        self.shape, self.lut_shape = made.indices.shape, made.lut.shape
+        size, vector = made.lut.shape[-2:]
+        self.index_bits, self.bits = made.bits, made.bits // vector
+        lut = torch.from_numpy(made.lut.astype(np.float32).reshape(-1, size, vector))
+        self.group = len(made.indices) // len(lut)
+        indices = torch.from_numpy(made.indices.reshape(len(made.indices), -1).copy())
+        super().__init__(indices, lut, (len(indices) * vector, indices.shape[1]))
+
+    def look_up(self) -> None:
+        from cetane.fitting import kernels
+
+        entries = self.levels.repeat_interleave(self.group, 0).numpy()
+        kernels.look_up_vectors(entries, self.indices.numpy(), self.values.numpy())
+
+    def distance(self) -> Tensor:
+        reach = self.levels.amax(1, keepdim=True) - self.levels.amin(1, keepdim=True)
+        return reach / (2**self.bits - 1)
+
+    @torch.no_grad()
+    def step(self, gradient: Tensor, rate: float, number: int, pull: float = 0.0) -> None:
+        from cetane.fitting import kernels
+
+        sums = torch.empty(len(self.indices), *self.levels.shape[1:])
+        kernels.gather_vectors(gradient.contiguous().numpy(), self.indices.numpy(), sums.numpy())
+        self.learn(sums.reshape(len(self.levels), self.group, *sums.shape[1:]).sum(1), rate, number)
         self.look_up()
 
+    def encoded(self) -> Palettized:
+        lut = self.levels.numpy().astype(np.float16).reshape(self.lut_shape)
+        return Palettized(self.indices.numpy().reshape(self.shape), lut, self.index_bits)
 
-class TunablePalette(Tunable):
+
+class TunablePalette(Movable):
     """A weight with palettes `(G, K)`, each for O / G rows."""
 
     def __init__(self, made: Palettized, weight: Tensor) -> None:
@@ -160,7 +226,7 @@ class TunablePalette(Tunable):
         return Palettized(self.indices.numpy().reshape(self.shape), lut, self.bits)
 
 
-class TunableLinear(Tunable):
+class TunableLinear(Movable):
     """A weight with scales `(O, 1)` of the integers from −limit to limit."""
 
     def __init__(self, made: Affine, weight: Tensor) -> None:
@@ -199,5 +265,5 @@ class TunableLinear(Tunable):
 def tunable(made: Encoded, weight: Tensor) -> Tunable | None:
     """A weight `(O, I)`, fp32, that learns from its constants on; None if they are not rounded."""
     if isinstance(made, Palettized):
-        return TunablePalette(made, weight)
+        return TunablePalette(made, weight) if made.lut.shape[-1] == 1 else TunableVectors(made)
     return TunableLinear(made, weight) if isinstance(made, Affine) else None

@@ -9,6 +9,7 @@ import numpy as np
 
 from cetane.compress import Format, Palette, parse_format, pattern
 from cetane.compress.allocate import Option, allocate
+from cetane.compress.formats import WIDTHS
 from cetane.families import Weight
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, override
@@ -21,6 +22,10 @@ ERRORS = {1: 0.3634, 2: 0.1175, 3: 0.03454, 4: 0.009497, 6: 0.000687}
 """By bits: the mean squared error of normal numbers of variance 1, rounded to the nearest of 2^bits
 levels. The levels are those of least error (Max, 1960; 6 bits by Lloyd's own steps). Turned
 channels are normal, and the errors of all others have nearly these ratios."""
+VECTOR_ERRORS = {(1, 2): 0.3635, (1, 4): 0.3449, (2, 2): 0.1085, (2, 4): 0.0977, (3, 2): 0.0303,
+                 (4, 2): 0.00787}  # fmt: skip
+"""The same for palettes of vectors, by bits and by the weights of a vector. They are of k-means
+palettes of 130,000 vectors, on 60,000 others."""
 LARGE = 32
 """Channels that may share one of the largest palettes."""
 
@@ -142,8 +147,8 @@ def best_mix(
     choices = [{form.name: form for form in widths(uniform) if part.takes(form)} for part in parts]
     groups = []
     for part, own in zip(parts, choices, strict=True):
-        harm = sum(harms[weight.name] for weight in part.weights) / ERRORS[uniform.bits]
-        groups.append([Option(form.name, part.nbytes(form), harm * ERRORS[form.bits])
+        harm = sum(harms[weight.name] for weight in part.weights) / error(uniform)
+        groups.append([Option(form.name, part.nbytes(form), harm * error(form))
                        for form in own.values()])  # fmt: skip
     chosen = allocate(groups, int(most * sum(part.elements for part in parts) / 8))
     before = sum(harms[weight.name] for part in parts for weight in part.weights)
@@ -159,13 +164,21 @@ def widths(uniform: Palette) -> Iterator[Palette]:
     None has fewer bits: such errors are too large to add up. In a mix of 3.1 bits for SmolLM2, 2
     bits for queries lost what 6 bits for values gained. Palettes of 64 entries may also serve 32
     channels. For these they take a quarter of the bytes that groups of 8 take, and lose hardly
-    anything.
+    anything. With more bits, a vector holds as many weights as 8 bits can name.
     """
     if uniform.group is not None and uniform.group < LARGE:
         yield replace(uniform, bits=max(ERRORS), group=LARGE)
     for bits in ERRORS:
         if bits >= uniform.bits:
-            yield replace(uniform, bits=bits)
+            lengths = (v for v in (4, 2, 1) if v <= uniform.vector and v * bits <= max(WIDTHS))
+            yield replace(uniform, bits=bits, vector=next(lengths))
+
+
+def error(form: Palette) -> float:
+    """What a palette leaves of normal numbers, as in `ERRORS`."""
+    if form.vector == 1:
+        return ERRORS[form.bits]
+    return VECTOR_ERRORS[form.bits, form.vector]
 
 
 def parts_of(planner: Planner, key: Callable[[Weight], str | None]) -> list[MixedPart]:

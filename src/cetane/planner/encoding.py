@@ -76,6 +76,6 @@ def can_be_fitted(weight: Weight, form: Format) -> bool:
     levels to choose among."""
     if weight.kind is None or weight.pick is not None or len(weight.stored) != 2:
         return False
-    if isinstance(form, Palette) and form.group and weight.rows and weight.rows[0] % form.group:
-        return False  # it begins inside a group
+    if isinstance(form, Palette) and weight.rows and weight.rows[0] % (form.group or form.vector):
+        return False  # it begins inside a group or a vector
     return second_order.serves(form, weight.stored)
