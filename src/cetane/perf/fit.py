@@ -30,7 +30,7 @@ from cetane.perf.cost import (
     total,
     usage,
 )
-from cetane.perf.evidence import Measurement
+from cetane.perf.measurement import Measurement
 
 FITTED: dict[RateName, str] = {
     "dispatch": "ms",
