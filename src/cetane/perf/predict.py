@@ -15,7 +15,7 @@ from cetane.compress import Fp16
 from cetane.errors import CetaneError
 from cetane.families import Block, CacheGroup, Head, Part
 from cetane.hardware.chips import Chip, find_chip, load_chips
-from cetane.perf.cost import Fit, Rates, Term, Work, costs_of, load_fit, on_chip, terms, total
+from cetane.perf.cost import Rates, Term, Work, costs_of, load_fit, on_chip, terms, total
 from cetane.perf.shapes import COPIES, HALF
 from cetane.perf.slow_forms import slowness
 from cetane.planner import Planner, Segment
@@ -62,24 +62,24 @@ class Prediction:
         return 1000 * self.tokens / self.ms
 
 
-def rates_of(chip: Chip, fit: Fit | None = None) -> Rates:
+def rates_of(chip: Chip) -> Rates:
     """The rates of a chip, from the fit that ships."""
-    fit = fit or load_fit()
+    fit = load_fit()
     return on_chip(fit.rates, chip, find_chip(fit.chip))
 
 
 class Predictor:
     """Predicts plans of one model, and keeps all that does not depend on the recipe."""
 
-    def __init__(self, chip: Chip, fit: Fit | None = None) -> None:
+    def __init__(self, chip: Chip) -> None:
         """Raises CetaneError for a chip without a weight stream of its own; others have another."""
         if not chip.stream:
             known = ", ".join(name for name, one in load_chips().items() if one.stream)
             raise CetaneError(
                 f"{chip.no_speed}, so no speed is predicted", f"there are figures of {known}"
             )
-        self.chip, self.fit = chip, fit or load_fit()
-        self.rates: Rates = rates_of(chip, self.fit)
+        self.chip, self.fit = chip, load_fit()
+        self.rates: Rates = rates_of(chip)
         self.costs = costs_of(self.rates)
         self._listed: dict[str, list[tuple[str, str, str | None, int]]] = {}
         self._weights: dict[tuple[str, str], Counts] = {}
