@@ -72,7 +72,7 @@ class Predictor:
     """Predicts plans of one model, and keeps all that does not depend on the recipe."""
 
     def __init__(self, chip: Chip) -> None:
-        """Raises CetaneError for a chip without a weight stream of its own; others have another."""
+        """Raises CetaneError for a chip without a weight stream: no other chip's stands for it."""
         if not chip.stream:
             known = ", ".join(name for name, one in load_chips().items() if one.stream)
             raise CetaneError(
