@@ -40,7 +40,7 @@ from cetane.families.caches import (
     Stateful,
     cache_form,
 )
-from cetane.families.configs import MALFORMED, check_counts, check_sizes
+from cetane.families.configs import MALFORMED, check_counts, check_sizes, invalid
 from cetane.families.delta import RAISED_ANSWERS
 from cetane.families.layers import (
     AttentionHeads,
@@ -157,7 +157,7 @@ def author(
             model: Model = families()[kind].author(parsed, chosen)
         except MALFORMED as error:
             reason = str(error).partition("\n")[0]  # torch adds the place in its own code
-            raise CetaneError(f"config.json of a {kind} model is not valid: {reason}") from error
+            raise invalid(kind, reason) from error
         with torch.device("meta"):
             for depart in departures:
                 model = depart(model, weights)
@@ -218,7 +218,7 @@ def parse_config(config: dict[str, Any]) -> Any:
             parsed = AutoConfig.for_model(kind, **settings)
     except (*MALFORMED, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
-        raise CetaneError(f"config.json of a {kind} model is not valid: {reason}") from error
+        raise invalid(kind, reason) from error
     check_sizes(parsed)
     return parsed
 

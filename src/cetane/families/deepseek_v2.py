@@ -13,6 +13,7 @@ import torch
 from cetane.errors import CetaneError
 from cetane.families.base import Block, Weight
 from cetane.families.blocks import PreNormBlock
+from cetane.families.configs import invalid
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model
 from cetane.families.experts import (
     ExpertOptions,
@@ -129,7 +130,8 @@ def check(config: DeepseekConfig) -> None:
             f"{config.qk_rope_head_dim}: their sum is odd, which is not supported"
         )
     if config.num_key_value_heads != config.num_attention_heads:
-        raise CetaneError(
-            f"config.json is not valid: num_key_value_heads = {config.num_key_value_heads} differs "
-            f"from num_attention_heads = {config.num_attention_heads}, but all heads share a latent"
+        raise invalid(
+            config.model_type,
+            f"num_key_value_heads = {config.num_key_value_heads} differs from num_attention_heads "
+            f"= {config.num_attention_heads}, but all heads share a latent",
         )

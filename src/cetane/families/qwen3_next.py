@@ -16,6 +16,7 @@ from cetane.errors import CetaneError
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block, Weight
 from cetane.families.blocks import Mixer, PartNames, PreNormBlock
+from cetane.families.configs import invalid
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
 from cetane.families.delta import DeltaHeads, DeltaNet
 from cetane.families.experts import (
@@ -194,9 +195,9 @@ def check(config: Qwen3NextConfig) -> None:
     """Raise CetaneError for a config that is not consistent."""
     keys, values = config.linear_num_key_heads, config.linear_num_value_heads
     if values % keys:
-        raise CetaneError(
-            f"config.json is not valid: linear_num_value_heads = {values} is not a multiple of "
-            f"linear_num_key_heads = {keys}"
+        raise invalid(
+            config.model_type,
+            f"linear_num_value_heads = {values} is not a multiple of linear_num_key_heads = {keys}",
         )
     for kind in config.layer_types:
         if kind not in ("linear_attention", "full_attention"):

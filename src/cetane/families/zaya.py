@@ -14,6 +14,7 @@ from cetane.errors import CetaneError
 from cetane.families.axes import Axes
 from cetane.families.base import Block, Flow, Memory, Part, RoutedBlock, Truth, Weight
 from cetane.families.cca import CompressedAttention, TapCounts
+from cetane.families.configs import invalid
 from cetane.families.decoder import TABLE, DecoderConfig, decoder_model, heads_of
 from cetane.families.kinds import LayerKind
 from cetane.families.layers import Held, Leaf, Projection, RMSNorm, activation, first_largest
@@ -310,9 +311,10 @@ def check(config: ZayaConfig) -> None:
     if config.lm_head_bias:
         raise CetaneError("lm_head_bias is not supported: no released ZAYA has one")
     if config.num_key_value_heads * config.head_dim % 2:
-        raise CetaneError(
-            f"config.json of a zaya model is not valid: head_dim = {config.head_dim} gives an "
-            "odd number of value channels, but half of them come from the token before"
+        raise invalid(
+            "zaya",
+            f"head_dim = {config.head_dim} gives an odd number of value channels, but half of them "
+            "come from the token before",
         )
     for kind in config.layer_types:
         if kind not in SLIDING:
