@@ -141,7 +141,7 @@ class Attention(Mixer):
             sinks = self.sinks.weight if self.form.sinks else None
             made = attend(q, keys, values, flow[self.kind.mask], heads, sinks)
         else:
-            made = self.cut(q, *self.new_keys_values(x, turn), flow, memory)
+            made = self.attend_apart(q, *self.new_keys_values(x, turn), flow, memory)
         mixed = heads.merge(made)
         if self.form.gated:
             mixed = mixed * sigmoid(self.gate_proj(x))
@@ -162,7 +162,7 @@ class Attention(Mixer):
         v = self.values(self.project(x, "v", self.heads.kv))
         return turn(k), v
 
-    def cut(self, q: Tensor, k: Tensor, v: Tensor, flow: Flow, memory: Memory) -> Tensor:
+    def attend_apart(self, q: Tensor, k: Tensor, v: Tensor, flow: Flow, memory: Memory) -> Tensor:
         """Attention of heads that see different tokens, `(1, H, D, T)`."""
         made, asked, known = [], 0, 0
         for kind in self.kinds:

@@ -48,9 +48,9 @@ class GemmaOptions(ResidualOptions):
         return self
 
 
-def layer_kinds(config: GemmaConfig) -> list[str]:
-    """The kind of every layer. CetaneError for an unknown kind, and for layers that see what comes
-    later."""
+def causal_kind_names(config: GemmaConfig) -> list[str]:
+    """The name of every layer's kind. CetaneError for an unknown kind, and for layers that see what
+    comes later."""
     if config.use_bidirectional_attention in (True, "all"):
         raise CetaneError("use_bidirectional_attention: only causal models generate text")
     return kind_names(config)

@@ -27,7 +27,7 @@ from cetane.families.gemma import (
     GemmaConfig,
     GemmaLayer,
     GemmaOptions,
-    layer_kinds,
+    causal_kind_names,
     make_kind,
 )
 from cetane.families.kinds import KINDS, LayerKind
@@ -235,7 +235,7 @@ class PerLayerInputs(Block):
 def author(config: Gemma4Config, options: GemmaOptions) -> Model:
     """The model of a Gemma4TextConfig."""
     check(config)
-    names, scale, size = layer_kinds(config), options.scale, config.hidden_size
+    names, scale, size = causal_kind_names(config), options.scale, config.hidden_size
     modes, kinds = layer_modes(config, options)
     width = config.hidden_size_per_layer_input or 0
     with torch.device("meta"):
