@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn, sigmoid
 
-from cetane.families.base import Flow, Memory
+from cetane.families.base import Flow, Memory, ValueSpace
 from cetane.families.blocks import Mixer
 from cetane.families.kinds import LayerKind
 from cetane.families.layers import (
@@ -202,15 +202,15 @@ class Attention(Mixer):
                 made.append((f"{letter}_{self.form.norm}.weight", 0, count))
         return tuple(made)
 
-    def heads_turn(self) -> tuple[str, str, int] | None:
+    def value_space(self) -> ValueSpace | None:
         """None if something stands between values and output."""
         if self.form.clip is not None or self.form.gated:
             return None
-        return "v_proj", self.writer, self.heads.dim
+        return ValueSpace("v_proj", self.writer, self.heads.dim)
 
     def exchanges(self) -> tuple[Exchange, ...]:
         """Values and output, if nothing stands between them."""
-        if self.heads_turn() is None:
+        if self.value_space() is None:
             return ()
         heads = self.heads
         shared = heads.kv, heads.query // heads.kv, heads.dim

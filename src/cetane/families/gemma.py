@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from cetane.errors import CetaneError
 from cetane.families.attention import Attention
-from cetane.families.base import Block, Flow, Memory, Spaces
+from cetane.families.base import Block, Flow, Memory, Spaces, ValueSpace
 from cetane.families.decoder import DecoderConfig
 from cetane.families.kinds import KINDS, LayerKind, kind_names
 from cetane.families.layers import MLP, AttentionHeads, RMSNorm
@@ -111,7 +111,7 @@ class GemmaLayer(Block):
     def spaces(self) -> Spaces | None:
         """Norms make what is added to the residual stream: only values can be turned."""
         width = self.self_attn.heads.dim
-        return Spaces(values=("self_attn.v_proj", "self_attn.o_proj", width))
+        return Spaces(values=ValueSpace("self_attn.v_proj", "self_attn.o_proj", width))
 
     def forward(self, flow: Flow, memory: Memory) -> None:
         h = flow["hidden"]

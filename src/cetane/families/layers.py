@@ -34,6 +34,10 @@ def _(x: Tensor, axis: int, eps: float) -> Tensor:
     return torch.empty_like(x)
 
 
+Pick = Callable[[Tensor], Tensor]
+"""A function that makes a parameter from the checkpoint's tensor."""
+
+
 @dataclass(frozen=True)
 class Held:
     """A parameter of a `Leaf`: its shape in a checkpoint, and its kind for compression rules."""
@@ -41,8 +45,8 @@ class Held:
     stored: tuple[int, ...]
     kind: str | None
     """`attention`, `mlp`, `head` ...; None for gains and biases, which stay in fp16."""
-    pick: Callable[[Tensor], Tensor] | None = None
-    """A function that makes the parameter from the stored tensor; None if it only copies."""
+    pick: Pick | None = None
+    """None if the parameter is a copy."""
     columns: tuple[int, int] | None = None
     """The range of the stored tensor along its last axis; None for all."""
     source: str | None = None
@@ -66,7 +70,7 @@ class Leaf(nn.Module):
         shape: tuple[int, ...],
         stored: tuple[int, ...] | None = None,
         kind: str | None = None,
-        pick: Callable[[Tensor], Tensor] | None = None,
+        pick: Pick | None = None,
     ) -> None:
         """Register a parameter; `stored` is its shape in a checkpoint, by default the same."""
         self.register_parameter(name, nn.Parameter(torch.empty(shape), requires_grad=False))
@@ -77,7 +81,7 @@ class Leaf(nn.Module):
         name: str,
         size: int,
         axis: int = 1,
-        pick: Callable[[Tensor], Tensor] | None = None,
+        pick: Pick | None = None,
     ) -> None:
         """Register a vector over one axis of a tensor of rank 4."""
         self.hold(name, (size,) + (1,) * (3 - axis), (size,), pick=pick)
@@ -274,12 +278,12 @@ def plus_one(stored: Tensor) -> Tensor:
     return stored.float() + 1
 
 
-def times(factor: float) -> Callable[[Tensor], Tensor] | None:
+def times(factor: float) -> Pick | None:
     """A function that multiplies a stored tensor; None for the factor 1."""
     return None if factor == 1 else partial(scaled, pick=None, factor=factor)
 
 
-def scaled(stored: Tensor, pick: Callable[[Tensor], Tensor] | None, factor: float) -> Tensor:
+def scaled(stored: Tensor, pick: Pick | None, factor: float) -> Tensor:
     """The stored tensor, picked, times a factor, in fp32."""
     return (pick(stored) if pick else stored).float() * factor
 
