@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from cetane.families.attention import Attention, AttentionForm
+from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import LayerKind
-from cetane.families.layers import AttentionHeads
 from cetane.families.rotary import RotaryTable
 
 

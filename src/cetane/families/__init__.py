@@ -42,16 +42,8 @@ from cetane.families.caches import (
 )
 from cetane.families.configs import MALFORMED, check_counts, check_sizes, invalid
 from cetane.families.delta import RAISED_ANSWERS
-from cetane.families.layers import (
-    AttentionHeads,
-    Exchange,
-    Held,
-    Leaf,
-    Projection,
-    RMSNorm,
-    attend,
-    rotate,
-)
+from cetane.families.grouped_query import AttentionHeads, attend
+from cetane.families.layers import Exchange, Held, Leaf, Projection, RMSNorm, rotate
 from cetane.families.model import CacheGroup, Head, History, Matrix, Model, StoredTable, TokenTable
 from cetane.families.rotary import RotaryTable
 from cetane.families.rotation import rotated

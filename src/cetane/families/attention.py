@@ -9,17 +9,9 @@ from torch import Tensor, nn, sigmoid
 
 from cetane.families.base import Flow, Memory, ValueSpace
 from cetane.families.blocks import Mixer
+from cetane.families.grouped_query import AttentionHeads, Seen, attend
 from cetane.families.kinds import LayerKind
-from cetane.families.layers import (
-    AttentionHeads,
-    Exchange,
-    Leaf,
-    Projection,
-    RMSNorm,
-    Seen,
-    attend,
-    normalize,
-)
+from cetane.families.layers import Exchange, Leaf, Projection, RMSNorm, normalize
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,10 @@ from cetane.families.experts import (
     expert_channels,
     mixture_of,
 )
+from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import ALL, LayerKind
 from cetane.families.latents import LatentAttention, LatentSizes
-from cetane.families.layers import MLP, AttentionHeads, Held
+from cetane.families.layers import MLP, Held
 from cetane.families.model import CacheGroup, Model
 from cetane.families.rotary import rotary_table
 

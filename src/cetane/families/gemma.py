@@ -12,8 +12,9 @@ from cetane.errors import CetaneError
 from cetane.families.attention import Attention
 from cetane.families.base import Block, Flow, Memory, Spaces, ValueSpace
 from cetane.families.decoder import DecoderConfig
+from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import KINDS, LayerKind, kind_names
-from cetane.families.layers import MLP, AttentionHeads, RMSNorm
+from cetane.families.layers import MLP, RMSNorm
 from cetane.families.options import ResidualOptions, residual_eps
 from cetane.families.rotary import RotaryConfig, rotary_table
 

@@ -30,18 +30,9 @@ from cetane.families.gemma import (
     causal_kind_names,
     make_kind,
 )
+from cetane.families.grouped_query import AttentionHeads, Rounded, Seen
 from cetane.families.kinds import KINDS, LayerKind
-from cetane.families.layers import (
-    AttentionHeads,
-    Held,
-    Leaf,
-    Projection,
-    RMSNorm,
-    Rounded,
-    Seen,
-    activation,
-    normalize,
-)
+from cetane.families.layers import Held, Leaf, Projection, RMSNorm, activation, normalize
 from cetane.families.model import Model, StoredTable, TokenTable
 from cetane.families.options import residual_eps
 from cetane.families.rotary import RotaryConfig

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from cetane.families.base import Flow
 from cetane.families.configs import invalid
-from cetane.families.layers import AttentionHeads, rotate
+from cetane.families.grouped_query import AttentionHeads
+from cetane.families.layers import rotate
 from cetane.families.model import CacheGroup
 from cetane.families.rotary import RotaryTable
 from cetane.schema.interface import Mask, Rotary, Source

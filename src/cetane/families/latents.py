@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from cetane.families.base import Flow, Memory
 from cetane.families.blocks import Mixer
+from cetane.families.grouped_query import attend
 from cetane.families.kinds import LayerKind
-from cetane.families.layers import Leaf, Pick, Projection, RMSNorm, attend
+from cetane.families.layers import Leaf, Pick, Projection, RMSNorm
 from cetane.families.rotary import to_halves
 
 LATENT_EPS = 1e-6

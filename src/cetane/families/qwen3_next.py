@@ -28,8 +28,9 @@ from cetane.families.experts import (
     is_dense,
     mixture_of,
 )
+from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import LayerKind
-from cetane.families.layers import MLP, AttentionHeads, Held
+from cetane.families.layers import MLP, Held
 from cetane.families.model import History, Matrix, Model
 from cetane.families.rotary import rotary_table
 
