@@ -182,16 +182,16 @@ class Attention(Mixer):
             return "they have learned sinks"
         return "a bound holds their scores" if self.heads.softcap is not None else ""
 
-    def headed(self) -> tuple[tuple[str, int, int], ...]:
-        """The parameters that have heads along an axis: path, axis and number of heads."""
-        query, shared = self.heads.query, self.heads.kv
-        made = [(f"{self.writer}.weight", 1, query)]
+    def headed(self) -> tuple[tuple[str, int], ...]:
+        """The paths of parameters that have query or key/value heads along an axis, and this
+        axis."""
+        made = [(f"{self.writer}.weight", 1)]
         if self.form.gated:
-            made += [(f"gate_proj.{leaf}", 0, query) for leaf in ("weight", "bias")]
-        for letter, count in (("q", query), ("k", shared), ("v", shared)):
-            made += [(f"{letter}_proj.{leaf}", 0, count) for leaf in ("weight", "bias")]
+            made += [(f"gate_proj.{leaf}", 0) for leaf in ("weight", "bias")]
+        for letter in "qkv":
+            made += [(f"{letter}_proj.{leaf}", 0) for leaf in ("weight", "bias")]
             if self.form.norms == "whole":
-                made.append((f"{letter}_{self.form.norm}.weight", 0, count))
+                made.append((f"{letter}_{self.form.norm}.weight", 0))
         return tuple(made)
 
     def value_space(self) -> ValueSpace | None:
