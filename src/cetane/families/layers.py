@@ -298,8 +298,8 @@ class Exchange:
     writers: tuple[str, ...]
     """Paths of parameters whose first axis is these channels."""
     channels: tuple[int, int, int] = (1, 1, -1)
-    """The shape of the channels that are read. The middle axis is written only once, for all query
-    heads of a key/value head."""
+    """The shape of the channels that are read: key/value heads, the query heads of each, and a
+    head's channels. Writers have no middle axis: these query heads share what they read."""
 
 
 class MLP(nn.Module):
