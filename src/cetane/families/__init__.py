@@ -102,6 +102,8 @@ __all__ = [
     "streamed",
     "streaming_layers",
     "tensor_layout",
+    "unread",
+    "warn_unread",
     "with_streaming",
 ]
 
