@@ -8,7 +8,7 @@ import argparse
 
 import torch
 
-from cetane.families.layers import AttentionHeads, attend
+from cetane.families.grouped_query import AttentionHeads, attend
 from cetane.mil.ane import matmul
 from common import report
 

@@ -16,9 +16,11 @@ import numpy as np
 from cetane.hardware.chips import find_chip, load_chips
 from cetane.lab.synthetic import SHAPES, Shapes
 from cetane.perf.breakeven import DraftingTimes, per_slot_formula
+from cetane.perf.coreml_llm import formats
 from cetane.perf.cost import TERM_OF, Work, costs_of, load_fit, terms, total
-from cetane.perf.evidence import Measurement, formats, load_evidence, read
+from cetane.perf.evidence import load_evidence, read
 from cetane.perf.fit import Checked, check, leave_one_group_out
+from cetane.perf.measurement import Measurement
 from cetane.perf.notch_cost import cost, hit_bytes
 from cetane.perf.predict import Predictor, rates_of
 from cetane.perf.shapes import load_decoders

@@ -8,7 +8,7 @@ import pytest
 
 from cetane.activations.samples import (
     CALIBRATING,
-    NAIVE,
+    RANDOM_CALLS,
     SPREAD,
     TAIL,
     Traces,
@@ -71,7 +71,7 @@ def test_calls_are_the_engines_own(bundle: Bundle) -> None:
 def test_random_samples_are_the_seeds(bundle: Bundle) -> None:
     shard = bundle.plan.shards[0]
     ((function, calls),) = random_samples(shard).items()
-    assert function == "decode" and len(calls) == NAIVE == 5
+    assert function == "decode" and len(calls) == RANDOM_CALLS == 5
     for item in bundle.plan.functions[shard.name, "decode"].inputs:
         values = np.stack([call[item.name] for call in calls])
         assert values.shape[1:] == tuple(item.shape)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from cetane.families.attention import Attention, AttentionForm
+from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import LayerKind
-from cetane.families.layers import AttentionHeads
 from cetane.families.rotary import RotaryTable
 
 
@@ -24,5 +24,5 @@ def test_values_turn_and_scale_if_nothing_stands_before_the_output(
 ) -> None:
     kind = LayerKind(AttentionHeads(4, 2, 8, 1.0), RotaryTable(torch.ones(4)))
     attention = Attention(32, 1e-6, kind, form)
-    assert (attention.heads_turn() is not None) == free
+    assert (attention.value_space() is not None) == free
     assert bool(attention.exchanges()) == free

@@ -8,7 +8,7 @@ from cetane.engine.memory import folded
 from cetane.families.axes import Axes
 from cetane.families.delta import DeltaHeads, delta_rule
 
-HEADS = DeltaHeads(heads=2, groups=3, keys=5, values=4)
+HEADS = DeltaHeads(key_heads=2, groups=3, keys=5, values=4)
 
 
 def by_definition(

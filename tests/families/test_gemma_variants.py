@@ -21,7 +21,7 @@ from cetane.bundle.tables import Tables
 from cetane.engine.engine import Engine
 from cetane.errors import CetaneError
 from cetane.families import author
-from cetane.families.layers import AttentionHeads, attend
+from cetane.families.grouped_query import AttentionHeads, attend
 from cetane.families.rotary import RotaryTable
 from cetane.schema.interface import MASKED
 from cetane.schema.slots import CONTRACTS, Slots

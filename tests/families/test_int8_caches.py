@@ -18,7 +18,7 @@ from tests.families.test_qwen3_next import MODELS as DELTAS
 from tests.families.zaya_models import build_zaya
 
 from cetane.errors import CetaneError
-from cetane.families.layers import AttentionHeads, Rounded, attend, rounded
+from cetane.families.grouped_query import AttentionHeads, Rounded, attend, rounded
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, parse_recipe
 

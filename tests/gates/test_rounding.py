@@ -58,7 +58,7 @@ def test_a_port_as_it_ships_is_green(port) -> None:
 
 
 def test_without_the_factor_it_is_red(port, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cetane.families.layers.lift", lambda keys: 1.0)
+    monkeypatch.setattr("cetane.families.grouped_query.lift", lambda keys: 1.0)
     assert red(late_rounding(port(lifted=False), WEIGHTS)) == {
         f"ane: logit cosine ({mode})" for mode in ("prefill", "decode")
     }

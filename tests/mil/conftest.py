@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cetane.hardware.quiet import import_coremltools
-from cetane.lower.convert import brief
+from cetane.lower.patches import brief
 
 ct = import_coremltools()
 

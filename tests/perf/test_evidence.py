@@ -6,17 +6,11 @@ from pathlib import Path
 import pytest
 
 from cetane.errors import CetaneError
+from cetane.perf.ane_book import sizes
+from cetane.perf.coreml_llm import cuts_of, formats
 from cetane.perf.cost import Work
-from cetane.perf.evidence import (
-    Measurement,
-    Unusable,
-    cuts_of,
-    formats,
-    load_evidence,
-    read,
-    shipped,
-    sizes,
-)
+from cetane.perf.evidence import load_evidence, read, shipped
+from cetane.perf.measurement import Measurement, Unusable
 from cetane.perf.shapes import load_decoders
 
 PHI_LAYER = 3072 * 128 * (2 * 24 + 2 * 8) + 3 * 3072 * 8192  # q, o, k, v; gate, up, down

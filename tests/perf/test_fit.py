@@ -22,7 +22,7 @@ from cetane.perf.cost import (
     terms,
     total,
 )
-from cetane.perf.evidence import Measurement, load_evidence
+from cetane.perf.evidence import load_evidence
 from cetane.perf.fit import (
     START,
     Checked,
@@ -37,6 +37,7 @@ from cetane.perf.fit import (
     starting_rates,
     toml,
 )  # fmt: skip
+from cetane.perf.measurement import Measurement
 
 TRUE: dict[RateName, float] = {
     "dispatch": 0.4, "any_unit": 1.5, "matvec": 105, "half": 40, "memory": 70, "border": 8,

@@ -19,6 +19,7 @@ from cetane.engine.backend import Array, Arrays
 from cetane.errors import CetaneError
 from cetane.hardware.quiet import import_coremltools
 from cetane.lower.package import single_function
+from cetane.lower.patches import Patches, patched
 
 Ranges = dict[str, dict[str, float]]
 """`rmin` and `rmax` of each tensor, by its name in the program."""
@@ -102,23 +103,10 @@ def repaired() -> Iterator[None]:
     coremltools = SimpleNamespace(
         proto=debugger.ct.proto, models=SimpleNamespace(MLModel=once), ComputeUnit=None
     )
-    changes: list[tuple[Any, str, Any]] = [
+    patches: Patches = [
         (debugger, "ct", coremltools), (debugger, "tqdm", silent), (calibration, "tqdm", silent),
         (debugger.ModelDebugger, "record_intermediate_output", staticmethod(grow)),
         (calibration, "_update_tensor_range", lambda n, v, ranges: grow(v, n, ranges)),
     ]  # fmt: skip
-    with replaced(changes):
+    with patched(patches):
         yield
-
-
-@contextmanager
-def replaced(changes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
-    """A context in which attributes have other values."""
-    before = [(where, name, vars(where)[name]) for where, name, _ in changes]
-    for where, name, value in changes:
-        setattr(where, name, value)
-    try:
-        yield
-    finally:
-        for where, name, value in before:
-            setattr(where, name, value)

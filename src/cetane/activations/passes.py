@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cetane.activations.calibrate import Ranges, replaced
+from cetane.activations.calibrate import Ranges
 from cetane.errors import CetaneError
 from cetane.hardware.quiet import import_coremltools
-from cetane.lower.convert import quiet
 from cetane.lower.package import WEIGHTS, normalize
+from cetane.lower.patches import patched, quiet
 
 Tensors = Literal["inputs", "all"]
 """What is quantized: inputs of convolutions except gated products, or all their inputs and outputs.
@@ -56,7 +56,7 @@ def quantize_package(
         op_name_configs=dict.fromkeys(gated_readers(program)) if inputs else {},
     )
     options = [PassOption("config", config), PassOption("activation_stats", ranges)]
-    with replaced([(module, "tqdm", lambda ops, **_: ops)]):
+    with patched([(module, "tqdm", lambda ops, **_: ops)]):
         for name in ("prefix",) if inputs else ("prefix", "suffix"):
             one = PASS_REGISTRY[f"compression::insert_{name}_quantize_dequantize_pair"]
             one.set_options(options)

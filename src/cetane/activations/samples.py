@@ -27,8 +27,8 @@ ANSWER = 16
 """The number of tokens that the model answers to each prompt."""
 TAIL = 6
 """The number of tokens left for narrower calls after calls of the widest function."""
-NAIVE, SPREAD = 5, 0.1
-"""The number of random samples, and the standard deviation of every input, masks and caches too.
+RANDOM_CALLS, SPREAD = 5, 0.1
+"""The number of random calls, and the standard deviation of every input, masks and caches too.
 CoreML-LLM's `conversion/build_w8a8.py` calibrated with these (experiment 3.9)."""
 
 Samples = dict[str, list[Arrays]]
@@ -80,7 +80,7 @@ def random_samples(shard: ShardPlan) -> Samples:
                 item.name: (draw.standard_normal(item.shape) * SPREAD).astype(np.float16)
                 for item in decode.inputs
             }
-            for _ in range(NAIVE)
+            for _ in range(RANDOM_CALLS)
         ]
     }
 

@@ -26,7 +26,7 @@ from cetane.planner import Planner
 from cetane.schema.plan import Plan
 
 ALPHA = 0.5
-"""The paper's value for most models."""
+"""The share of the difficulty that weights take over: the paper's value for most models."""
 SMALLEST = 1e-5
 """The least maximum of a channel: an unused channel gets no infinite factor."""
 
@@ -90,9 +90,7 @@ def smoothing_planner(checkpoint: Checkpoint, plan: Plan, path: Path) -> Planner
     return planner
 
 
-def smooth(
-    checkpoint: Checkpoint, planner: Planner, texts: Sequence[Sequence[int]], alpha: float = ALPHA
-) -> Smoothed:
+def smooth(checkpoint: Checkpoint, planner: Planner, texts: Sequence[Sequence[int]]) -> Smoothed:
     """The checkpoint with factors from the largest activations of some texts, in fp32. `planner` is
     that of `smoothing_planner`."""
     largest = observed(checkpoint, planner, texts)
@@ -100,7 +98,7 @@ def smooth(
     for block in planner.model.layers:
         for place in block.exchanges():
             seen = largest[block.prefix + place.readers[0]]
-            result.factors.append(moved(result, block, place, seen, alpha))
+            result.factors.append(moved(result, block, place, seen))
     return result
 
 
@@ -136,10 +134,9 @@ def watched(block: Block, path: str, largest: dict[str, Tensor]) -> Iterator[Non
         hook.remove()
 
 
-def moved(
-    weights: Weights, block: Block, place: Exchange, largest: Tensor, alpha: float
-) -> Factors:
-    """The factors of an exchange's tensors. `largest` is the magnitude of each channel.
+def moved(weights: Weights, block: Block, place: Exchange, largest: Tensor) -> Factors:
+    """The factors of an exchange's tensors. `largest` is the magnitude of each channel that its
+    readers get.
 
     Parameters may be rows of one tensor, as Phi-3's. Then all readers of a tensor read one input.
     """
@@ -147,15 +144,16 @@ def moved(
     stored = {path.replace(".first", ".weight"): weight for path, weight in block.weights()}
     names = list(dict.fromkeys(stored[f"{reader}.weight"].name for reader in place.readers))
     columns = torch.stack([weights.read(n).float().abs().amax(0) for n in names]).amax(0)
+    # A channel that a key/value head writes once is read by all its query heads, the middle axis.
     activation, weight = (
         values.reshape(place.channels).amax(1).clamp(min=SMALLEST) for values in (largest, columns)
     )
-    factor = activation**alpha / weight ** (1 - alpha)
-    read = factor[:, None].expand(*place.channels[:2], -1).flatten()
-    made: Factors = dict.fromkeys(names, (1, read))
+    factor = activation**ALPHA / weight ** (1 - ALPHA)
+    by_column = factor[:, None].expand(*place.channels[:2], -1).flatten()
+    made: Factors = dict.fromkeys(names, (1, by_column))
     for writer in place.writers:
-        if writer in stored:
-            rows = torch.ones(stored[writer].stored[0])
-            rows[slice(*(stored[writer].rows or (None,)))] = 1 / factor.flatten()
-            made[stored[writer].name] = 0, rows
+        if writer in stored:  # a bias may be missing
+            by_row = torch.ones(stored[writer].stored[0])
+            by_row[slice(*(stored[writer].rows or (None,)))] = 1 / factor.flatten()
+            made[stored[writer].name] = 0, by_row
     return made

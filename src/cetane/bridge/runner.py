@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from cetane.errors import CetaneError
-from cetane.mil.bind import require_ops
 from cetane.mil.dtypes import NUMPY, Array
 from cetane.mil.executor import compile
 from cetane.mil.fast import FastProgram, unsupported
@@ -37,11 +36,6 @@ class Runner:
         """The function's states, all zeros."""
         state = self._native.make_state()
         return RunState(state, state.read_state, state.write_state)
-
-
-def check(function: MilFunction) -> None:
-    """Raise CetaneError, with a list, if the function has ops that no executor has."""
-    require_ops(function)
 
 
 def prepare(program: Program, function: MilFunction, precision: Precision, fast: bool) -> Runner:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from cetane.bridge.runner import Runner, RunState, check, prepare
+from cetane.bridge.runner import Runner, RunState, prepare
 from cetane.errors import CetaneError
+from cetane.mil.bind import require_ops
 from cetane.mil.dtypes import Array
 from cetane.mil.features import as_array, default_array, from_array
 from cetane.mil.program import Features, Precision, Program, SizeRange, TensorType, listed
@@ -29,7 +30,7 @@ class PipelineStage:
                 hint=f"its functions are {listed(program.functions)}",
             )
         self.function = program.functions[name]
-        check(self.function)
+        require_ops(self.function)
         self._interface = self.function.interface or Features()
         self._prepare = lambda: prepare(program, self.function, precision, fast)
 

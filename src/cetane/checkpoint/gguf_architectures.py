@@ -158,10 +158,10 @@ def _gemma4(config: Config, index: int) -> Names:
             }
         )
     attention = _ATTENTION | _QK_NORMS
-    lost = ("attn_k.", "attn_v.", "attn_k_norm.") if index >= layers - shared else ()
+    absent = ("attn_k.", "attn_v.", "attn_k_norm.") if index >= layers - shared else ()
     if config["attention_k_eq_v"] and config["layer_types"][index] == "full_attention":
-        lost = (*lost, "attn_v.")
-    return names | {k: v for k, v in attention.items() if not k.startswith(lost or ("-",))}
+        absent = (*absent, "attn_v.")
+    return names | {k: v for k, v in attention.items() if not k.startswith(absent)}
 
 
 @dataclass(frozen=True)

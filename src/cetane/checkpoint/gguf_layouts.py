@@ -20,17 +20,17 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Made:
-    """A tensor, and the pieces of a file of which it is made."""
+    """A rule that makes a tensor of pieces of a file, in every layer that has these pieces."""
 
     name: str
-    """The ending of its name."""
+    """The ending of the tensor's name."""
     parts: tuple[str, ...]
     """The endings of the names of the pieces, under which they were renamed."""
     make: Callable[..., Array]
     """`make(config, *pieces)`, of fp32 arrays. A ValueError if they do not fit each other."""
     shape: Callable[..., Shape] | None = None
-    """`shape(config, *shapes of pieces)` of what is made of whole tensors. None if every row of it
-    is made of the same row of each piece."""
+    """A function that gives the tensor's shape, `shape(config, *shapes of pieces)`. None if each
+    row of the tensor is made of the same row of each piece: then one row tells its shape."""
 
 
 @dataclass(frozen=True, slots=True)

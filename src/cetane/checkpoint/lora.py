@@ -172,12 +172,12 @@ class Lora:
         """SHA-256 (hex) of headers, and of what `identity` says of the file."""
         digest = hashlib.sha256(self.config.model_dump_json().encode())
         digest.update(identity(self.folder / WEIGHTS).encode())
-        for name, stored in (*self.replaced.items(), *parts(self.changes)):
+        for name, stored in (*self.replaced.items(), *stored_tensors(self.changes)):
             digest.update(f"{name} {stored.offset} {stored.shape} {stored.dtype}\n".encode())
         return digest.hexdigest()
 
 
-def parts(changes: Mapping[str, LowRank]) -> Iterator[tuple[str, StoredTensor]]:
+def stored_tensors(changes: Mapping[str, LowRank]) -> Iterator[tuple[str, StoredTensor]]:
     """All stored tensors of some changes."""
     for name, change in changes.items():
         for part in (change.a, change.b, change.magnitude):

@@ -281,6 +281,21 @@ def places(groups: torch.Tensor) -> torch.Tensor:
 
 def compressed_tensors(layout: QuantizedTensors) -> Tensors:
     """int8 and fp8 stored plainly, int4 packed into int32; a scale for a tensor, row or group."""
+    plans = weight_plans(layout)
+    bits = [plan.get("num_bits") for plan in plans]
+    for module in layout.modules(".weight_packed"):
+        if bits not in ([4], [8]) or type(bits[0]) is not int:
+            raise layout.bad(f"packed weights of {bits} bits")
+        unpack_words(layout, module, bits[0])
+    blocks = [plan["block_structure"] for plan in plans if plan.get("block_structure")]
+    for module in layout.modules(".weight", ("I8", "F8_E4M3")):
+        join_plain(layout, module, blocks)
+    return layout.tensors
+
+
+def weight_plans(layout: QuantizedTensors) -> list[dict[str, Any]]:
+    """How the weights of each group of modules are quantised, by the config. CetaneError for
+    sparse or transformed weights, and for an unknown format."""
     known = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized")
     form = layout.said.get("format")
     if form not in known:
@@ -293,39 +308,36 @@ def compressed_tensors(layout: QuantizedTensors) -> Tensors:
     groups = layout.said.get("config_groups")
     groups = list(groups.values()) if isinstance(groups, dict) else []
     layout.check(bool(groups) and all(isinstance(g, dict) for g in groups), "config_groups")
-    plans = [g.get("weights") for g in groups]
+    plans: list[dict[str, Any]] = [g.get("weights") for g in groups]
     layout.check(all(isinstance(p, dict) for p in plans), "config_groups.weights")
-    bits = [p.get("num_bits") for p in plans]
-    for module in layout.modules(".weight_packed"):
-        if bits not in ([4], [8]) or type(bits[0]) is not int:
-            raise layout.bad(f"packed weights of {bits} bits")
-        unpack_words(layout, module, bits[0])
-    blocks = [p["block_structure"] for p in plans if p.get("block_structure")]
-    for module in layout.modules(".weight", ("I8", "F8_E4M3")):
-        rows, columns = layout.matrix(f"{module}.weight")
-        scale = layout.shape(f"{module}.weight_scale")
-        block = None
-        if blocks:
-            pair = blocks[0]
-            layout.check(len(blocks) == 1 and is_pair(pair), "block_structure")
-            fits = scale == (-(-rows // pair[0]), -(-columns // pair[1]))
-            layout.check(fits, f"{module}.weight_scale")
-            check_zeros(layout, module, scale)
-            block = tuple(pair)
-        else:
-            check_scales(layout, module, scale, rows, columns)
-            check_zeros(layout, module, scale)
-        kind = "int8" if layout.tensors[f"{module}.weight"].dtype == "I8" else "float8"
-        layout.join(
-            module, (rows, columns), kind, scaled(block), weight=".weight", scale=".weight_scale",
-            zero_=".weight_zero_point", groups_=".weight_g_idx",
-        )  # fmt: skip
-    return layout.tensors
+    return plans
+
+
+def join_plain(layout: QuantizedTensors, module: str, blocks: list[Any]) -> None:
+    """Join a weight of 8 bits with its scales: of blocks, if the config gives their one size in
+    `blocks`; else of the tensor, of rows or of groups."""
+    rows, columns = layout.matrix(f"{module}.weight")
+    scale = layout.shape(f"{module}.weight_scale")
+    block = None
+    if blocks:
+        layout.check(len(blocks) == 1 and is_pair(blocks[0]), "block_structure")
+        block = tuple(blocks[0])
+        fits = scale == (-(-rows // block[0]), -(-columns // block[1]))
+        layout.check(fits, f"{module}.weight_scale")
+    else:
+        check_scales(layout, module, scale, rows, columns)
+    check_zeros(layout, module, scale)
+    kind = "int8" if layout.tensors[f"{module}.weight"].dtype == "I8" else "float8"
+    layout.join(
+        module, (rows, columns), kind, scaled(block), weight=".weight", scale=".weight_scale",
+        zero_=".weight_zero_point", groups_=".weight_g_idx",
+    )  # fmt: skip
 
 
 def check_scales(
     layout: QuantizedTensors, module: str, scale: tuple[int, ...], rows: int, columns: int
 ) -> None:
+    """Raise CetaneError for scales that are neither one, nor of rows, nor of groups of columns."""
     grouped = len(scale) == 2 and scale[0] == rows and scale[1] and columns % scale[1] == 0
     layout.check(scale in ((), (1,)) or bool(grouped), f"{module}.weight_scale")
     order = layout.tensors.get(f"{module}.weight_g_idx")

@@ -56,44 +56,43 @@ Until then `SMALLEST` stands for `auto`."""
 
 
 class Selection(Data):
-    """A recipe's `[compression]` table: from general to particular, and the last match wins.
+    """A recipe's `[compression]` table.
 
-    - `default` applies to every weight. `auto` leaves it to a port.
-    - `types` applies to the weights of one kind ("attention", "head").
-    - `names` applies to weights by a case-sensitive glob pattern of their canonical name
-      ("model.layers.0.*"), in the order of the file.
-    - `sensitivity` names the file of sensitivities, for formats that need them.
-    - `method` finds the constants of a format. `plain` needs only the weight. The others need the
-      model: `weighted` the mean squares of a layer's inputs, `gptq` all their products. `tuned`
-      continues from `gptq` with the model's answers.
-    - `text` names a text file like what the port will read. Methods that need the model read it in
-      place of Python's documentation, beside the model's own text.
-    - `second_order` has the options of `gptq`.
-    - `rotate` turns channels first, which spreads outliers.
-    - `mix_to` is the most bits a weight, on average, that a port may take for a mix of palettes. It
-      mixes if the default alone does not hold the recipe's promise. A mix needs fitted constants.
-    - `fitted` names the file of constants that the method made. A build adds it.
+    The rules `default`, `types` and `names` go from general to particular. The last match wins.
     """
 
     default: Annotated[str, AfterValidator(_known_default)] = "fp16"
+    """The format of every weight. `auto` leaves it to a port."""
     types: dict[str, FormatName] = Field(default_factory=dict)
+    """Formats of the weights of one kind ("attention", "head")."""
     names: dict[str, FormatName] = Field(default_factory=OrderedDict)
+    """Formats by a case-sensitive glob pattern of a weight's canonical name ("model.layers.0.*"),
+    in the order of the file."""
     sensitivity: SensitivityFile | None = None
+    """The file of sensitivities, for formats that need them."""
     method: Method = Field(default="plain", exclude_if=lambda method: method == "plain")
+    """How a format's constants are found. `plain` needs only the weight. The others need the model:
+    `weighted` the mean squares of a layer's inputs, `gptq` all their products. `tuned` continues
+    from `gptq` with the model's answers."""
     minutes: float = Field(
         default=30.0, gt=0, allow_inf_nan=False, exclude_if=lambda minutes: minutes == 30.0
     )
     """The minutes that `tuned` may take, without the rounding before it. A third of them at most
     write the text that it learns from, but at least two batches are written."""
     text: TextFile | None = Field(default=None, exclude_if=lambda file: file is None)
+    """A text file like what the port will read. Methods that need the model read it in place of
+    Python's documentation, beside the model's own text."""
     second_order: SecondOrder = Field(default=AS_GPTQ, exclude_if=lambda own: own == AS_GPTQ)
+    """The options of `gptq`."""
     rotate: bool = Field(default=False, exclude_if=lambda rotate: not rotate)
     """Whether the residual stream and the values of attention are turned first, which spreads
     outliers: the same function, with weights that round better."""
     mix_to: float | None = Field(default=None, gt=0, le=8, exclude_if=lambda bits: bits is None)
-    """The most bits a weight, palettes counted, of the weights that `default` applies to. The port
-    writes into `names` which of them get other palettes."""
+    """The most bits a weight, palettes counted, of the weights that `default` applies to. A port
+    mixes palettes up to it if `default` alone does not hold the recipe's promise, and writes into
+    `names` which weights get other palettes. A mix needs fitted constants."""
     fitted: FittedFile | None = Field(default=None, exclude_if=lambda file: file is None)
+    """The file of constants that the method made. A build adds it."""
 
     @field_validator("names", mode="before")
     @classmethod
@@ -121,7 +120,8 @@ class Selection(Data):
         return content
 
     @model_validator(mode="after")
-    def consistent(self) -> "Selection":
+    def fields_agree(self) -> "Selection":
+        """Refuse what `plain` constants do not use, and a mix or `auto` that cannot be."""
         if self.fitted is not None and self.method == "plain":
             raise ValueError("fitted: plain constants need no file; name the method that made it")
         if self.text is not None and self.method == "plain":
@@ -141,13 +141,19 @@ class Selection(Data):
                 f"mix_to: {self.mix_to:g} bits a weight hold no mix, since {self.default} alone "
                 f"has {least} and more; write more than {least}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def formats_agree(self) -> "Selection":
+        """Refuse a format that needs sensitivities without them, and one that the method does not
+        fit."""
         formats = (*self.types.values(), *self.names.values())
         for name in formats if self.auto else (self.default, *formats):
-            if parse_format(name).weighted and self.sensitivity is None:
+            form = parse_format(name)
+            if form.weighted and self.sensitivity is None:
                 raise ValueError(
                     f"{name} needs compression.sensitivity: the file that cetane sweep writes"
                 )
-            form = parse_format(name)
             if self.method != "plain" and isinstance(form, Palette) and form.mode != "kmeans":
                 raise ValueError(
                     f"{name} places its palettes in a way of its own: with method = "

@@ -40,18 +40,10 @@ from cetane.families.caches import (
     Stateful,
     cache_form,
 )
-from cetane.families.configs import MALFORMED, check_counts, check_sizes
+from cetane.families.configs import MALFORMED, check_counts, check_sizes, invalid
 from cetane.families.delta import RAISED_ANSWERS
-from cetane.families.layers import (
-    AttentionHeads,
-    Exchange,
-    Held,
-    Leaf,
-    Projection,
-    RMSNorm,
-    attend,
-    rotate,
-)
+from cetane.families.grouped_query import AttentionHeads, attend
+from cetane.families.layers import Exchange, Held, Leaf, Projection, RMSNorm, rotate
 from cetane.families.model import CacheGroup, Head, History, Matrix, Model, StoredTable, TokenTable
 from cetane.families.rotary import RotaryTable
 from cetane.families.rotation import rotated
@@ -110,6 +102,8 @@ __all__ = [
     "streamed",
     "streaming_layers",
     "tensor_layout",
+    "unread",
+    "warn_unread",
     "with_streaming",
 ]
 
@@ -157,7 +151,7 @@ def author(
             model: Model = families()[kind].author(parsed, chosen)
         except MALFORMED as error:
             reason = str(error).partition("\n")[0]  # torch adds the place in its own code
-            raise CetaneError(f"config.json of a {kind} model is not valid: {reason}") from error
+            raise invalid(kind, reason) from error
         with torch.device("meta"):
             for depart in departures:
                 model = depart(model, weights)
@@ -218,7 +212,7 @@ def parse_config(config: dict[str, Any]) -> Any:
             parsed = AutoConfig.for_model(kind, **settings)
     except (*MALFORMED, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
-        raise CetaneError(f"config.json of a {kind} model is not valid: {reason}") from error
+        raise invalid(kind, reason) from error
     check_sizes(parsed)
     return parsed
 

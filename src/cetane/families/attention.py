@@ -7,19 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn, sigmoid
 
-from cetane.families.base import Flow, Memory
+from cetane.families.base import Flow, Memory, ValueSpace
 from cetane.families.blocks import Mixer
+from cetane.families.grouped_query import AttentionHeads, Seen, attend
 from cetane.families.kinds import LayerKind
-from cetane.families.layers import (
-    AttentionHeads,
-    Exchange,
-    Leaf,
-    Projection,
-    RMSNorm,
-    Seen,
-    attend,
-    normalize,
-)
+from cetane.families.layers import Exchange, Leaf, Projection, RMSNorm, normalize
 
 
 @dataclass(frozen=True)
@@ -141,7 +133,7 @@ class Attention(Mixer):
             sinks = self.sinks.weight if self.form.sinks else None
             made = attend(q, keys, values, flow[self.kind.mask], heads, sinks)
         else:
-            made = self.cut(q, *self.new_keys_values(x, turn), flow, memory)
+            made = self.attend_apart(q, *self.new_keys_values(x, turn), flow, memory)
         mixed = heads.merge(made)
         if self.form.gated:
             mixed = mixed * sigmoid(self.gate_proj(x))
@@ -162,7 +154,7 @@ class Attention(Mixer):
         v = self.values(self.project(x, "v", self.heads.kv))
         return turn(k), v
 
-    def cut(self, q: Tensor, k: Tensor, v: Tensor, flow: Flow, memory: Memory) -> Tensor:
+    def attend_apart(self, q: Tensor, k: Tensor, v: Tensor, flow: Flow, memory: Memory) -> Tensor:
         """Attention of heads that see different tokens, `(1, H, D, T)`."""
         made, asked, known = [], 0, 0
         for kind in self.kinds:
@@ -190,27 +182,27 @@ class Attention(Mixer):
             return "they have learned sinks"
         return "a bound holds their scores" if self.heads.softcap is not None else ""
 
-    def headed(self) -> tuple[tuple[str, int, int], ...]:
-        """The parameters that have heads along an axis: path, axis and number of heads."""
-        query, shared = self.heads.query, self.heads.kv
-        made = [(f"{self.writer}.weight", 1, query)]
+    def headed(self) -> tuple[tuple[str, int], ...]:
+        """The paths of parameters that have query or key/value heads along an axis, and this
+        axis."""
+        made = [(f"{self.writer}.weight", 1)]
         if self.form.gated:
-            made += [(f"gate_proj.{leaf}", 0, query) for leaf in ("weight", "bias")]
-        for letter, count in (("q", query), ("k", shared), ("v", shared)):
-            made += [(f"{letter}_proj.{leaf}", 0, count) for leaf in ("weight", "bias")]
+            made += [(f"gate_proj.{leaf}", 0) for leaf in ("weight", "bias")]
+        for letter in "qkv":
+            made += [(f"{letter}_proj.{leaf}", 0) for leaf in ("weight", "bias")]
             if self.form.norms == "whole":
-                made.append((f"{letter}_{self.form.norm}.weight", 0, count))
+                made.append((f"{letter}_{self.form.norm}.weight", 0))
         return tuple(made)
 
-    def heads_turn(self) -> tuple[str, str, int] | None:
+    def value_space(self) -> ValueSpace | None:
         """None if something stands between values and output."""
         if self.form.clip is not None or self.form.gated:
             return None
-        return "v_proj", self.writer, self.heads.dim
+        return ValueSpace("v_proj", self.writer, self.heads.dim)
 
     def exchanges(self) -> tuple[Exchange, ...]:
         """Values and output, if nothing stands between them."""
-        if self.heads_turn() is None:
+        if self.value_space() is None:
             return ()
         heads = self.heads
         shared = heads.kv, heads.query // heads.kv, heads.dim

@@ -6,13 +6,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from cetane.errors import CetaneError
-from cetane.families.layers import Exchange, Held, Leaf, Projection
+from cetane.families.layers import Exchange, Held, Leaf, Pick, Projection
 from cetane.hardware.notch import cut, on_notch
 
 Flow = dict[str, Tensor]
@@ -30,6 +30,17 @@ class Weights(Protocol):
     def read_rows(self, name: str, start: int, stop: int) -> Tensor: ...
 
 
+class ValueSpace(NamedTuple):
+    """The space of the values of attention heads, by paths of projections."""
+
+    maker: str
+    """The projection that makes the values."""
+    reader: str
+    """The projection that reads what attention makes of them."""
+    width: int
+    """A head's channels."""
+
+
 @dataclass(frozen=True)
 class Spaces:
     """The channels of a block that may have another orthogonal basis, by paths of projections."""
@@ -40,9 +51,7 @@ class Spaces:
     readers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The projections that read the residual stream, by the path of the norm before them. The
     checkpoint stores that norm's gains as they are."""
-    values: tuple[str, str, int] | None = None
-    """The projection that makes the values of attention heads, the one that reads what attention
-    makes of them, and a head's width."""
+    values: ValueSpace | None = None
 
 
 @dataclass(frozen=True)
@@ -59,8 +68,8 @@ class Weight:
     """`attention`, `mlp`, `experts`, `head` ...; None for gains and biases, which stay in fp16."""
     rows: tuple[int, int] | None = None
     """The range of the tensor's first axis that the parameter holds; None for all."""
-    pick: Callable[[Tensor], Tensor] | None = None
-    """A function that makes the parameter from the tensor; None if it only copies."""
+    pick: Pick | None = None
+    """None if the parameter is a copy."""
     columns: tuple[int, int] | None = None
     """The range of the last axis, after `pick`, that the parameter holds; None for all."""
 
@@ -135,14 +144,13 @@ class Block(nn.Module):
         replaced = {path.replace(f"adapter_{adapter}.bias", "bias") for path in added}
         for path, module in self.named_modules():
             if isinstance(module, Leaf):
+                before = f"{path}." if path else ""
                 for name, held in module.held.items():
-                    full, stored = (
-                        f"{path}.{leaf}" if path else leaf for leaf in (name, held.source or name)
-                    )
-                    if full in replaced:
-                        continue
-                    shape = tuple(module.get_parameter(name).shape)
-                    yield full, replace(self.weight(stored, shape, held), columns=held.columns)
+                    if f"{before}{name}" not in replaced:
+                        stored = f"{before}{held.source or name}"
+                        shape = tuple(module.get_parameter(name).shape)
+                        weight = self.weight(stored, shape, held)
+                        yield f"{before}{name}", replace(weight, columns=held.columns)
         yield from added.items()
 
     def adapter_weights(self, adapter: str | None = None) -> Iterator[tuple[str, Weight]]:

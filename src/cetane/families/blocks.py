@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from cetane.families.base import Block, Flow, Memory, Spaces, Truth
+from cetane.families.base import Block, Flow, Memory, Spaces, Truth, ValueSpace
 from cetane.families.layers import MLP, Exchange, RMSNorm
 
 
@@ -26,9 +26,8 @@ class Mixer(nn.Module):
         """See `Block.exchanges`, by paths of its own."""
         return ()
 
-    def heads_turn(self) -> tuple[str, str, int] | None:
-        """What makes the values of attention heads, what reads them, and a head's width: see
-        `Spaces.values`."""
+    def value_space(self) -> ValueSpace | None:
+        """See `Spaces.values`, by paths of its own; None if no rotation may turn values."""
         return None
 
     @abstractmethod
@@ -101,14 +100,17 @@ class PreNormBlock(Block):
         names, mixer = self.names, self.part(self.names.mixer)
         if not self.with_mlp or not mixer.readers or not self.plain(names.norm):
             return None
-        mlp, values = self.part(names.mlp), mixer.heads_turn()
+        mlp, values = self.part(names.mlp), mixer.value_space()
+        if values is not None:
+            maker, reader = under(names.mixer, (values.maker, values.reader))
+            values = ValueSpace(maker, reader, values.width)
         return Spaces(
             (*under(names.mixer, (mixer.writer,)), *under(names.mlp, (mlp.writer,))),
             {
                 names.norm: under(names.mixer, mixer.readers),
                 names.mlp_norm: under(names.mlp, mlp.readers),
             },
-            None if values is None else (*under(names.mixer, values[:2]), values[2]),
+            values,
         )
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cetane.families.axes import Axes
-from cetane.families.layers import Rounded, Seen, rounded
+from cetane.families.grouped_query import Rounded, Seen, rounded
 from cetane.schema.interface import (
     FromCache,
     FromHistory,

@@ -10,16 +10,9 @@ from torch import Tensor, nn
 
 from cetane.families.base import Flow, Memory
 from cetane.families.blocks import Mixer
+from cetane.families.grouped_query import AttentionHeads, attend
 from cetane.families.kinds import LayerKind
-from cetane.families.layers import (
-    AttentionHeads,
-    CausalConvolution,
-    CausalTaps,
-    Leaf,
-    Projection,
-    attend,
-    normalize,
-)
+from cetane.families.layers import CausalConvolution, CausalTaps, Leaf, Projection, normalize
 from cetane.families.model import History
 
 EPSILON = 1e-12

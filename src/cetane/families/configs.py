@@ -48,18 +48,22 @@ MALFORMED = (
 """The errors that transformers, torch and arithmetic raise for malformed configs."""
 
 
+def invalid(kind: str, why: str) -> CetaneError:
+    """The error for a config.json of a model type that no model of this type has."""
+    return CetaneError(f"config.json of a {kind} model is not valid: {why}")
+
+
 def check_counts(kind: str, settings: Mapping[str, Any]) -> None:
     """Raise CetaneError for counts that no model has, before transformers makes lists of them."""
-    where = f"config.json of a {kind} model is not valid"
     counts = {name: settings[name] for name in MOST if isinstance(settings.get(name), int)}
     for name, count in counts.items():
         if count > MOST[name]:
-            raise CetaneError(f"{where}: {name} = {count}, more than {MOST[name]}")
+            raise invalid(kind, f"{name} = {count}, more than {MOST[name]}")
     layers = counts.get("num_hidden_layers", 0)
     experts = max((counts[name] for name in counts if name.endswith("experts")), default=0)
     if layers * experts > MOST_MODULES:
-        raise CetaneError(
-            f"{where}: {layers} layers of {experts} experts, more than {MOST_MODULES} in all"
+        raise invalid(
+            kind, f"{layers} layers of {experts} experts, more than {MOST_MODULES} in all"
         )
 
 
@@ -80,22 +84,22 @@ class SizedConfig(Protocol):
 
 def check_sizes(config: SizedConfig) -> None:
     """Raise CetaneError for sizes that no model has. transformers lets them pass."""
-    where = f"config.json of a {config.model_type} model is not valid"
+    kind = config.model_type
     for name in SIZES:
         size = vars(config).get(name)  # where layers differ, that of layers without their own
         if size is None:
             continue
-        least = LEAST.get((config.model_type, name), 1)
+        least = LEAST.get((kind, name), 1)
         if not isinstance(size, int | float) or not least <= size <= LARGEST:
-            raise CetaneError(f"{where}: {name} = {size!r}, not from {least} to {LARGEST}")
-    check_counts(config.model_type, vars(config))
+            raise invalid(kind, f"{name} = {size!r}, not from {least} to {LARGEST}")
+    check_counts(kind, vars(config))
     for name, value in numbers(vars(config)):
         if name in LARGEST_NUMBERS and not 0 < value <= LARGEST_NUMBERS[name]:
             limit = LARGEST_NUMBERS[name]
-            raise CetaneError(f"{where}: {name} = {value:g}, not above 0 and up to {limit:g}")
-    query, kv = (vars(config)[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
+            raise invalid(kind, f"{name} = {value:g}, not above 0 and up to {limit:g}")
+    query, kv = (vars(config)[f"num_{of}_heads"] for of in ("attention", "key_value"))
     if query % kv:
-        raise CetaneError(
-            f"{where}: num_attention_heads = {query} is not a multiple of "
-            f"num_key_value_heads = {kv}"
+        raise invalid(
+            kind,
+            f"num_attention_heads = {query} is not a multiple of num_key_value_heads = {kv}",
         )

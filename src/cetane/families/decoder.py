@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from cetane.families.base import Block
+from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import LayerKind
-from cetane.families.layers import AttentionHeads, RMSNorm
+from cetane.families.layers import RMSNorm
 from cetane.families.model import CacheGroup, History, Matrix, Model, StoredTable
 from cetane.families.options import residual_eps
 from cetane.families.rotary import longest

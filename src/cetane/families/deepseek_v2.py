@@ -13,6 +13,7 @@ import torch
 from cetane.errors import CetaneError
 from cetane.families.base import Block, Weight
 from cetane.families.blocks import PreNormBlock
+from cetane.families.configs import invalid
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model
 from cetane.families.experts import (
     ExpertOptions,
@@ -21,9 +22,10 @@ from cetane.families.experts import (
     expert_channels,
     mixture_of,
 )
+from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import ALL, LayerKind
 from cetane.families.latents import LatentAttention, LatentSizes
-from cetane.families.layers import MLP, AttentionHeads, Held
+from cetane.families.layers import MLP, Held
 from cetane.families.model import CacheGroup, Model
 from cetane.families.rotary import rotary_table
 
@@ -129,7 +131,8 @@ def check(config: DeepseekConfig) -> None:
             f"{config.qk_rope_head_dim}: their sum is odd, which is not supported"
         )
     if config.num_key_value_heads != config.num_attention_heads:
-        raise CetaneError(
-            f"config.json is not valid: num_key_value_heads = {config.num_key_value_heads} differs "
-            f"from num_attention_heads = {config.num_attention_heads}, but all heads share a latent"
+        raise invalid(
+            config.model_type,
+            f"num_key_value_heads = {config.num_key_value_heads} differs from num_attention_heads "
+            f"= {config.num_attention_heads}, but all heads share a latent",
         )

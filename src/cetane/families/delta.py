@@ -32,22 +32,24 @@ Longer products would cancel in fp16."""
 
 @dataclass(frozen=True)
 class DeltaHeads:
-    """Key heads with their width, value heads for each of them with theirs."""
+    """The heads of keys (and queries), and the heads of values, which come in groups."""
 
-    heads: int
+    key_heads: int
     groups: int
+    """Value heads for each key head."""
     keys: int
     values: int
+    """The widths of a key and of a value."""
 
     @property
     def count(self) -> int:
         """The number of value heads."""
-        return self.heads * self.groups
+        return self.key_heads * self.groups
 
     @property
     def channels(self) -> int:
         """The channels of queries, keys and values."""
-        return 2 * self.heads * self.keys + self.count * self.values
+        return 2 * self.key_heads * self.keys + self.count * self.values
 
 
 def delta_rule(
@@ -67,21 +69,21 @@ def delta_rule(
     host.
     """
     tokens, groups = q.shape[-1], heads.groups
-    per_head = heads.heads, groups, tokens, 1
+    per_head = heads.key_heads, groups, tokens, 1
 
     def rule(matrix: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         asked = torch.cat([k, q], dim=-1).transpose(2, 3)
-        answers = (asked @ matrix).reshape(heads.heads, 2 * tokens, groups, -1).transpose(1, 2)
-        products = (asked @ k).reshape(heads.heads, 1, 2 * tokens, tokens)
+        answers = (asked @ matrix).reshape(heads.key_heads, 2 * tokens, groups, -1).transpose(1, 2)
+        products = (asked @ k).reshape(heads.key_heads, 1, 2 * tokens, tokens)
         fades, whole = fading(decays.reshape(per_head), tokens)
         rate = rates.reshape(per_head)
-        wanted = v.reshape(heads.heads, groups, heads.values, tokens).transpose(2, 3)
+        wanted = v.reshape(heads.key_heads, groups, heads.values, tokens).transpose(2, 3)
         rest = rate * (wanted - whole * answers[:, :, :tokens])
         earlier = rate * fades * products[:, :, :tokens] * torch.ones(tokens, tokens).tril(-1)
         values = solve(earlier, rest, tokens)
         mixed = whole * answers[:, :, tokens:] + (fades * products[:, :, tokens:]) @ values
         columns = (
-            k.reshape(axes.shape(heads.heads * heads.keys, tokens)),
+            k.reshape(axes.shape(heads.key_heads * heads.keys, tokens)),
             values.transpose(2, 3).reshape(axes.shape(heads.count * heads.values, tokens)),
             decays,
         )
@@ -165,7 +167,7 @@ class DeltaNet(Mixer):
         self.heads, self.axes, self.taps = heads, Axes(), taps
         self.keeps = (*(("conv",) if taps > 1 else ()), "delta")
         values = heads.count * heads.values
-        self.sizes = [heads.heads * heads.keys] * 2 + [values]
+        self.sizes = [heads.key_heads * heads.keys] * 2 + [values]
         self.in_proj_qkv = Projection(size, heads.channels, "attention")
         self.in_proj_z = Projection(size, values, "attention")
         self.in_proj_b = Projection(size, heads.count, None)
@@ -180,7 +182,7 @@ class DeltaNet(Mixer):
         mixed = self.in_proj_qkv(x)
         mixed = self.act(self.conv1d(memory["conv"](mixed) if self.taps > 1 else mixed))
         q, k, v = mixed.split(self.sizes, dim=1)
-        q, k = (self.unit(one.reshape(1, heads.heads, heads.keys, -1)) for one in (q, k))
+        q, k = (self.unit(one.reshape(1, heads.key_heads, heads.keys, -1)) for one in (q, k))
         v = v.reshape(1, heads.count, heads.values, -1)
         rates = torch.sigmoid(self.in_proj_b(x))
         q = q * (heads.keys**-0.5 * RAISED_ANSWERS)

@@ -14,7 +14,7 @@ from torch import Tensor, nn, sigmoid, softmax
 from cetane.errors import CetaneError
 from cetane.families.axes import Axes
 from cetane.families.base import Flow, Memory, Part, RoutedBlock, Truth, Weight
-from cetane.families.layers import MLP, Held, Projection, RMSNorm, activation, first_largest
+from cetane.families.layers import MLP, Held, Pick, Projection, RMSNorm, activation, first_largest
 from cetane.families.options import ResidualOptions
 
 WEIGHTS = "weights"
@@ -129,8 +129,8 @@ class StackedRows:
     name: str
     row: tuple[int, ...]
     """The shape of an expert's row."""
-    pick: Callable[[Tensor], Tensor]
-    """A function that makes the parameter from the rows of its experts."""
+    pick: Pick
+    """It gets the rows of the parameter's experts."""
 
 
 class MixtureExperts(nn.Module):
@@ -187,9 +187,6 @@ def side_by_side(stored: Tensor) -> Tensor:
 def columns_of(stored: Tensor) -> Tensor:
     """The rows of all experts as columns, `(H, experts * I)`."""
     return stored.flatten(0, 1).T
-
-
-Pick = Callable[[Tensor], Tensor]
 
 
 def chained(first: Pick, then: Pick | None) -> Pick:

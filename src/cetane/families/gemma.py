@@ -10,10 +10,11 @@ from pydantic import Field, model_validator
 
 from cetane.errors import CetaneError
 from cetane.families.attention import Attention
-from cetane.families.base import Block, Flow, Memory, Spaces
+from cetane.families.base import Block, Flow, Memory, Spaces, ValueSpace
 from cetane.families.decoder import DecoderConfig
+from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import KINDS, LayerKind, kind_names
-from cetane.families.layers import MLP, AttentionHeads, RMSNorm
+from cetane.families.layers import MLP, RMSNorm
 from cetane.families.options import ResidualOptions, residual_eps
 from cetane.families.rotary import RotaryConfig, rotary_table
 
@@ -48,9 +49,9 @@ class GemmaOptions(ResidualOptions):
         return self
 
 
-def layer_kinds(config: GemmaConfig) -> list[str]:
-    """The kind of every layer. CetaneError for an unknown kind, and for layers that see what comes
-    later."""
+def causal_kind_names(config: GemmaConfig) -> list[str]:
+    """The name of every layer's kind. CetaneError for an unknown kind, and for layers that see what
+    comes later."""
     if config.use_bidirectional_attention in (True, "all"):
         raise CetaneError("use_bidirectional_attention: only causal models generate text")
     return kind_names(config)
@@ -111,7 +112,7 @@ class GemmaLayer(Block):
     def spaces(self) -> Spaces | None:
         """Norms make what is added to the residual stream: only values can be turned."""
         width = self.self_attn.heads.dim
-        return Spaces(values=("self_attn.v_proj", "self_attn.o_proj", width))
+        return Spaces(values=ValueSpace("self_attn.v_proj", "self_attn.o_proj", width))
 
     def forward(self, flow: Flow, memory: Memory) -> None:
         h = flow["hidden"]

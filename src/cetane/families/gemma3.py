@@ -16,7 +16,7 @@ from cetane.families.gemma import (
     GemmaConfig,
     GemmaLayer,
     GemmaOptions,
-    layer_kinds,
+    causal_kind_names,
     make_kind,
 )
 from cetane.families.kinds import KINDS
@@ -38,7 +38,7 @@ class Gemma3Config(GemmaConfig, Protocol):
 def author(config: Gemma3Config, options: GemmaOptions) -> Model:
     """The model of a Gemma2Config or Gemma3TextConfig."""
     older, bias = config.model_type == "gemma2", config.attention_bias
-    scale, size, names = options.scale, config.hidden_size, layer_kinds(config)
+    scale, size, names = options.scale, config.hidden_size, causal_kind_names(config)
     kinds = {}
     for layer_type in dict.fromkeys(config.layer_types):
         heads = heads_of(

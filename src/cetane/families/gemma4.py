@@ -21,26 +21,18 @@ from cetane.errors import CetaneError
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.axes import Axes
 from cetane.families.base import Block, Flow, Memory, Truth, Weight
+from cetane.families.configs import invalid
 from cetane.families.decoder import decoder_model
 from cetane.families.gemma import (
     GemmaConfig,
     GemmaLayer,
     GemmaOptions,
-    layer_kinds,
+    causal_kind_names,
     make_kind,
 )
+from cetane.families.grouped_query import AttentionHeads, Rounded, Seen
 from cetane.families.kinds import KINDS, LayerKind
-from cetane.families.layers import (
-    AttentionHeads,
-    Held,
-    Leaf,
-    Projection,
-    RMSNorm,
-    Rounded,
-    Seen,
-    activation,
-    normalize,
-)
+from cetane.families.layers import Held, Leaf, Projection, RMSNorm, activation, normalize
 from cetane.families.model import Model, StoredTable, TokenTable
 from cetane.families.options import residual_eps
 from cetane.families.rotary import RotaryConfig
@@ -234,7 +226,7 @@ class PerLayerInputs(Block):
 def author(config: Gemma4Config, options: GemmaOptions) -> Model:
     """The model of a Gemma4TextConfig."""
     check(config)
-    names, scale, size = layer_kinds(config), options.scale, config.hidden_size
+    names, scale, size = causal_kind_names(config), options.scale, config.hidden_size
     modes, kinds = layer_modes(config, options)
     width = config.hidden_size_per_layer_input or 0
     with torch.device("meta"):
@@ -270,25 +262,27 @@ def author(config: Gemma4Config, options: GemmaOptions) -> Model:
 
 def check(config: Gemma4Config) -> None:
     """Raise CetaneError for a config that is not supported or not consistent."""
-    invalid = f"config.json of a {config.model_type} model is not valid"
+    kind = config.model_type
     if config.enable_moe_block:
         raise CetaneError("enable_moe_block: Gemma 4's mixtures of experts are not supported")
     if len(config.layer_types) != config.num_hidden_layers:
-        raise CetaneError(
-            f"{invalid}: layer_types has {len(config.layer_types)} entries, "
-            f"num_hidden_layers = {config.num_hidden_layers}"
+        raise invalid(
+            kind,
+            f"layer_types has {len(config.layer_types)} entries, num_hidden_layers = "
+            f"{config.num_hidden_layers}",
         )
     if config.num_kv_shared_layers == config.num_hidden_layers:
         # An assistant's layers read the keys of another model.
-        raise CetaneError(
-            f"{invalid}: num_kv_shared_layers = {config.num_kv_shared_layers} leaves no layer that "
-            "makes keys and values"
+        raise invalid(
+            kind,
+            f"num_kv_shared_layers = {config.num_kv_shared_layers} leaves no layer that makes keys "
+            "and values",
         )
     rows = config.vocab_size_per_layer_input
     if config.hidden_size_per_layer_input and rows < config.vocab_size:
-        raise CetaneError(
-            f"{invalid}: vocab_size_per_layer_input = {rows}, less than vocab_size = "
-            f"{config.vocab_size}"
+        raise invalid(
+            kind,
+            f"vocab_size_per_layer_input = {rows}, less than vocab_size = {config.vocab_size}",
         )
 
 
@@ -296,18 +290,18 @@ def layer_modes(
     config: Gemma4Config, options: GemmaOptions
 ) -> tuple[list[Sharing | None], dict[str, LayerKind]]:
     """The sharing of keys and values by every layer, and the kinds of layers by name."""
-    invalid = f"config.json of a {config.model_type} model is not valid"
     try:
         modes = config.kv_sharing_modes
         own = {kind: config.per_layer_config[kind] for kind in dict.fromkeys(config.layer_types)}
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise CetaneError(f"{invalid}: {error}") from error
+        raise invalid(config.model_type, str(error)) from error
     kinds = {}
     for layer_type, of in own.items():
         query, kv, dim = config.num_attention_heads, of.num_key_value_heads, of.head_dim
         if not (dim > 0 and 0 < kv <= query and query % kv == 0):
-            raise CetaneError(
-                f"{invalid}: {query} query heads of {dim} channels for {kv} key/value heads"
+            raise invalid(
+                config.model_type,
+                f"{query} query heads of {dim} channels for {kv} key/value heads",
             )
         block = options.full_block if layer_type == "full_attention" else None
         heads = AttentionHeads(query, kv, dim, 1.0, block)

@@ -7,9 +7,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from cetane.errors import CetaneError
 from cetane.families.base import Flow
-from cetane.families.layers import AttentionHeads, rotate
+from cetane.families.configs import invalid
+from cetane.families.grouped_query import AttentionHeads
+from cetane.families.layers import rotate
 from cetane.families.model import CacheGroup
 from cetane.families.rotary import RotaryTable
 from cetane.schema.interface import Mask, Rotary, Source
@@ -33,13 +34,13 @@ class KindsConfig(Protocol):
 def kind_names(config: KindsConfig) -> list[str]:
     """The kind of each layer. CetaneError for a type that is neither sliding nor full, and for a
     layer that slides without a window."""
-    where = f"config.json of a {config.model_type} model is not valid"
     for layer_type in config.layer_types:
         if layer_type not in KINDS:
-            raise CetaneError(f"{where}: layer_types: {layer_type!r}; known: {', '.join(KINDS)}")
+            known = ", ".join(KINDS)
+            raise invalid(config.model_type, f"layer_types: {layer_type!r}; known: {known}")
     names = [KINDS[layer_type] for layer_type in config.layer_types]
     if "sliding" in names and config.sliding_window is None:
-        raise CetaneError(f"{where}: sliding_window = None, but some layers slide")
+        raise invalid(config.model_type, "sliding_window = None, but some layers slide")
     return names
 
 

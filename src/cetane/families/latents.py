@@ -4,7 +4,6 @@ The cache holds a latent and one turned key for each token, for all heads togeth
 taken to the latent, and sums of latents to the heads' values.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,13 +12,13 @@ from torch import Tensor, nn
 
 from cetane.families.base import Flow, Memory
 from cetane.families.blocks import Mixer
+from cetane.families.grouped_query import attend
 from cetane.families.kinds import LayerKind
-from cetane.families.layers import Leaf, Projection, RMSNorm, attend
+from cetane.families.layers import Leaf, Pick, Projection, RMSNorm
 from cetane.families.rotary import to_halves
 
 LATENT_EPS = 1e-6
 """The epsilon of the norms of latents, whatever the config says of others."""
-Pick = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """The modules that all families use: a transformer's few primitives in ANE form.
 
-Hidden tensors are `(1, C, 1, T)` here; `axes.py` has the other layout.
+Hidden tensors are `(1, C, 1, T)` here; `axes.py` has the other layout, and `grouped_query.py`
+attention to keys and values.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,10 @@ def _(x: Tensor, axis: int, eps: float) -> Tensor:
     return torch.empty_like(x)
 
 
+Pick = Callable[[Tensor], Tensor]
+"""A function that makes a parameter from the checkpoint's tensor."""
+
+
 @dataclass(frozen=True)
 class Held:
     """A parameter of a `Leaf`: its shape in a checkpoint, and its kind for compression rules."""
@@ -41,8 +46,8 @@ class Held:
     stored: tuple[int, ...]
     kind: str | None
     """`attention`, `mlp`, `head` ...; None for gains and biases, which stay in fp16."""
-    pick: Callable[[Tensor], Tensor] | None = None
-    """A function that makes the parameter from the stored tensor; None if it only copies."""
+    pick: Pick | None = None
+    """None if the parameter is a copy."""
     columns: tuple[int, int] | None = None
     """The range of the stored tensor along its last axis; None for all."""
     source: str | None = None
@@ -66,7 +71,7 @@ class Leaf(nn.Module):
         shape: tuple[int, ...],
         stored: tuple[int, ...] | None = None,
         kind: str | None = None,
-        pick: Callable[[Tensor], Tensor] | None = None,
+        pick: Pick | None = None,
     ) -> None:
         """Register a parameter; `stored` is its shape in a checkpoint, by default the same."""
         self.register_parameter(name, nn.Parameter(torch.empty(shape), requires_grad=False))
@@ -77,7 +82,7 @@ class Leaf(nn.Module):
         name: str,
         size: int,
         axis: int = 1,
-        pick: Callable[[Tensor], Tensor] | None = None,
+        pick: Pick | None = None,
     ) -> None:
         """Register a vector over one axis of a tensor of rank 4."""
         self.hold(name, (size,) + (1,) * (3 - axis), (size,), pick=pick)
@@ -228,37 +233,6 @@ def one_tap(kernel: Tensor, tap: int) -> Tensor:
     return kernel[..., tap]
 
 
-@dataclass(frozen=True)
-class AttentionHeads:
-    """The numbers of query and key/value heads, their width, and the factor on their scores."""
-
-    query: int
-    kv: int
-    dim: int
-    scale: float
-    block: int | None = None
-    """The number of keys that attention takes at a time; None for all."""
-    softcap: float | None = None
-    """The bound c of scores, c * tanh(score / c); None for no bound."""
-    values: int | None = None
-    """The width of values; None for that of keys."""
-    axes: Axes = field(default_factory=Axes)
-
-    def split(self, x: Tensor, heads: int) -> Tensor:
-        """Channels of a hidden tensor -> `(1, heads, D, T)`."""
-        return x.reshape(1, heads, self.dim, -1)
-
-    def merge(self, x: Tensor) -> Tensor:
-        """`(1, H, D, T)` -> a hidden tensor."""
-        return x.reshape(self.axes.shape(self.query * (self.values or self.dim), -1))
-
-    def capped(self, scores: Tensor) -> Tensor:
-        """Scores within the bound."""
-        if self.softcap is None:
-            return scores
-        return torch.tanh(scores * (1 / self.softcap)) * self.softcap
-
-
 def normalize(x: Tensor, size: int, eps: float, axis: int) -> Tensor:
     """x / rms(x) over an axis of `size`, as the LayerNorm of [x, -x].
 
@@ -274,12 +248,12 @@ def plus_one(stored: Tensor) -> Tensor:
     return stored.float() + 1
 
 
-def times(factor: float) -> Callable[[Tensor], Tensor] | None:
+def times(factor: float) -> Pick | None:
     """A function that multiplies a stored tensor; None for the factor 1."""
     return None if factor == 1 else partial(scaled, pick=None, factor=factor)
 
 
-def scaled(stored: Tensor, pick: Callable[[Tensor], Tensor] | None, factor: float) -> Tensor:
+def scaled(stored: Tensor, pick: Pick | None, factor: float) -> Tensor:
     """The stored tensor, picked, times a factor, in fp32."""
     return (pick(stored) if pick else stored).float() * factor
 
@@ -324,8 +298,8 @@ class Exchange:
     writers: tuple[str, ...]
     """Paths of parameters whose first axis is these channels."""
     channels: tuple[int, int, int] = (1, 1, -1)
-    """The shape of the channels that are read. The middle axis is written only once, for all query
-    heads of a key/value head."""
+    """The shape of the channels that are read: key/value heads, the query heads of each, and a
+    head's channels. Writers have no middle axis: these query heads share what they read."""
 
 
 class MLP(nn.Module):
@@ -410,11 +384,6 @@ def softplus(x: Tensor) -> Tensor:
     return nn.functional.softplus(low) + (x - low)
 
 
-def at_least(x: Tensor, least: float) -> Tensor:
-    """The larger of x and a number. torch's clamp would become a clip up to infinity."""
-    return torch.maximum(x, torch.full((1,), least, dtype=x.dtype))
-
-
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:
     """The rotary embedding of the first `dim` channels of each attention head, in half-split pairs.
 
@@ -424,158 +393,3 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:
     first, second, rest = x[:, :, :half], x[:, :, half:dim], x[:, :, dim:]
     turned = x[:, :, :dim] * cos + torch.cat([-second, first], dim=2) * sin
     return torch.cat([turned, rest], dim=2) if x.shape[2] > dim else turned
-
-
-@dataclass(frozen=True)
-class Rounded:
-    """Keys or values `(1, KV, D, S)` as whole numbers, with a scale for each token and head.
-
-    A code counts sixteenths of its scale. So a product with codes is at most 16 times the product
-    with what they stand for, and stays inside fp16.
-    """
-
-    codes: Tensor
-    scales: Tensor
-    """`(1, KV, 1, S)`."""
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.codes.shape
-
-    def __getitem__(self, at: Any) -> "Rounded":
-        """Some slots."""
-        return Rounded(self.codes[at], self.scales[at])
-
-    def widened(self) -> Tensor:
-        """What the codes stand for."""
-        return self.codes * (self.scales * (1 / STEPS))
-
-
-STEPS = 16
-"""Codes in a scale."""
-LARGEST = 129 / 1024
-"""The scale of a column whose largest magnitude is 1. It is exact in fp16, and so near 16 / 127
-that the largest code, 127.008, rounds to 127."""
-SMALLEST = 2.0**-10
-"""The least scale. A step of it is the least normal number of fp16."""
-Seen = Tensor | Rounded
-"""Keys or values, as numbers or as whole numbers."""
-
-
-def rounded(x: Tensor) -> Rounded:
-    """Columns `(1, KV, D, T)` with 127 steps to the largest magnitude of each token and head."""
-    scales = at_least(x.abs().amax(2, keepdim=True) * LARGEST, SMALLEST)
-    return Rounded(torch.round(x / scales * STEPS), scales)
-
-
-LONGEST = 8192
-"""The most keys that attention takes at a time if a family names no number, beside the keys of the
-call's own tokens. Apple's own attention for the ANE takes as many (coreai-models,
-primitives/ios/sdpa.py)."""
-MOST = 128.0
-"""The largest factor of `lift`: that of the most keys."""
-
-
-def attend(
-    q: Tensor,
-    k: Seen,
-    v: Seen,
-    mask: Tensor,
-    heads: AttentionHeads,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """Grouped-query attention. The query heads of one KV head are rows of one matrix product.
-
-    `q (1, H, D, T)`, `k`, `v (1, KV, D, S)`, rounded or not, additive `mask (1, 1, G*T, S)` ->
-    `(1, H, D, T)`.
-    `sinks (1, KV, G, 1)` are scores of one more key for each query head, whose value is zero.
-    """
-    kv, groups, dim = heads.kv, heads.query // heads.kv, heads.dim
-    rows = q.reshape(kv, groups, dim, -1).transpose(2, 3).reshape(1, kv, -1, dim)
-    scale = heads.scale / STEPS if isinstance(k, Rounded) else heads.scale
-    if scale != 1:
-        rows = rows * scale
-    width = heads.values or dim
-    keys = int(k.shape[3])  # a trace's number, so the factor of a flexible shape is a constant too
-    parts = blocks(keys, int(q.shape[3]), heads.block or LONGEST)
-    if sinks is None and len(parts) > 1:
-        mixed = attend_in_blocks(rows, k, v, mask, heads, parts)
-    else:
-        factor = lift(keys)
-        scores = heads.capped(scored(rows, k)) + mask
-        if sinks is None:
-            weights = torch.softmax(scores, dim=-1)
-        else:
-            column = sinks.expand(1, kv, groups, q.shape[3]).reshape(1, kv, -1, 1)
-            weights = torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]
-        lifted = weights if factor == 1 else weights * factor
-        mixed = mix(lifted, v, factor)
-    return mixed.reshape(kv, groups, -1, width).transpose(2, 3).reshape(1, heads.query, width, -1)
-
-
-def lift(keys: int) -> float:
-    """The factor on softmax's weights of some keys: a power of two, so it is exact in fp32.
-
-    An ANE counts products below 2**-14 as zero (`mil/ane.py`). The mean weight is 1 / keys: times
-    the factor it is 1/128 to 1/64, for 64 to 16,384 keys. Published for 4,096 keys: an error of
-    5.3 % without a factor, of 0.06 % with 64, which is the factor here
-    (llms-on-apple-neural-engine, findings/attention-product-precision). Sums stay inside fp16
-    for values up to 512.
-    """
-    return min(2.0 ** max((keys // 64).bit_length() - 1, 0), MOST)
-
-
-def scored(rows: Tensor, k: Seen) -> Tensor:
-    """Queries, divided by `STEPS` for rounded keys, times keys. Scales multiply the scores."""
-    return (rows @ k.codes) * k.scales if isinstance(k, Rounded) else rows @ k
-
-
-def mix(weights: Tensor, v: Seen, factor: float) -> Tensor:
-    """`weights (..., S)`, lifted by a factor, times values `(..., D, S)`; without the factor.
-
-    Scales of rounded values multiply weights. They are first divided by their mean, weighted as the
-    values are. So weights keep their size, and the sum is at most 127 times the factor.
-    """
-    if not isinstance(v, Rounded):
-        mixed = weights @ v.transpose(2, 3)
-        return mixed if factor == 1 else mixed * (1 / factor)
-    mean = at_least((weights @ v.scales.transpose(2, 3)) * (1 / factor), SMALLEST)
-    shares = weights * (v.scales / mean)
-    return ((shares @ v.codes.transpose(2, 3)) * (1 / (STEPS * factor))) * mean
-
-
-def blocks(keys: int, new: int, most: int) -> list[slice]:
-    """Keys in blocks of `most`.
-
-    The last `new` keys, those of the call's own tokens, join the block before them. So a cache of
-    `most` slots is read whole, as a smaller one is.
-    """
-    starts = range(0, max(keys - new, 1), most)
-    return [slice(a, b) for a, b in zip(starts, [*starts[1:], keys], strict=True)]
-
-
-def attend_in_blocks(
-    rows: Tensor, k: Seen, v: Seen, mask: Tensor, heads: AttentionHeads, parts: list[slice]
-) -> Tensor:
-    """Attention over some keys at a time; the results of these blocks are weighted as they come.
-
-    The published ports call it "flash decoding" (arXiv 2307.08691). Here each block is normalised
-    by itself, so nothing grows with the number of keys. Masks are finite, so a block of hidden keys
-    has a maximum too. Its weight vanishes beside a visible key, so 0 / 0 never arises.
-    """
-    before: tuple[Tensor, Tensor, Tensor] | None = None
-    for part in parts:
-        scores = heads.capped(scored(rows, k[..., part])) + mask[..., part]
-        top = scores.amax(-1, keepdim=True)
-        weights = torch.exp(scores - top)
-        total = weights.sum(-1, keepdim=True)
-        factor = lift(part.stop - part.start)
-        # A number over a tensor becomes Core ML's inverse, which adds 1e-4 to the tensor.
-        mixed = mix(weights * factor / total, v[..., part], factor)
-        if before is not None:
-            highest = torch.maximum(top, before[0])
-            old, new = before[1] * torch.exp(before[0] - highest), total * torch.exp(top - highest)
-            top, total = highest, old + new
-            mixed = before[2] * (old / total) + mixed * (new / total)
-        before = top, total, mixed
-    return mixed

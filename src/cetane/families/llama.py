@@ -10,10 +10,10 @@ from typing import Protocol
 
 import torch
 
-from cetane.errors import CetaneError
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Weight
 from cetane.families.blocks import PreNormBlock
+from cetane.families.configs import invalid
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
 from cetane.families.kinds import LayerKind, kind_names
 from cetane.families.layers import MLP, Held
@@ -147,9 +147,8 @@ def layer_turns(config: LlamaConfig) -> list[bool]:
         return [True] * count
     turns = [bool(turned) for turned in config.no_rope_layers[:count]]
     if len(turns) < count:
-        raise CetaneError(
-            f"config.json of a smollm3 model is not valid: no_rope_layers has {len(turns)} "
-            f"entries, num_hidden_layers = {count}"
+        raise invalid(
+            "smollm3", f"no_rope_layers has {len(turns)} entries, num_hidden_layers = {count}"
         )
     return turns
 

@@ -16,6 +16,7 @@ from cetane.errors import CetaneError
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block, Weight
 from cetane.families.blocks import PartNames, PreNormBlock
+from cetane.families.configs import invalid
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
 from cetane.families.experts import (
     ExpertOptions,
@@ -142,9 +143,7 @@ def author(config: Llama4Config, options: ExpertOptions) -> Model:
 def positions(config: Llama4Config) -> int:
     """The tokens for which all layers see everything, and no query has a factor."""
     if len(config.no_rope_layers) != config.num_hidden_layers:
-        raise CetaneError(
-            f"config.json is not valid: no_rope_layers has {len(config.no_rope_layers)} entries"
-        )
+        raise invalid(config.model_type, f"no_rope_layers has {len(config.no_rope_layers)} entries")
     limits = [config.max_position_embeddings]
     if "chunked_attention" in config.layer_types and config.attention_chunk_size is not None:
         limits.append(config.attention_chunk_size)

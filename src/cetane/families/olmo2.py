@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from cetane.families.attention import Attention, AttentionForm
-from cetane.families.base import Block, Flow, Memory, Spaces
+from cetane.families.base import Block, Flow, Memory, Spaces, ValueSpace
 from cetane.families.blocks import within
 from cetane.families.decoder import DecoderConfig, decoder_model, heads_of
 from cetane.families.kinds import LayerKind, kind_names
@@ -58,7 +58,7 @@ class OlmoLayer(Block):
     def spaces(self) -> Spaces:
         """Norms make what is added to the residual stream: only values can be turned."""
         width = self.self_attn.heads.dim
-        return Spaces(values=("self_attn.v_proj", "self_attn.o_proj", width))
+        return Spaces(values=ValueSpace("self_attn.v_proj", "self_attn.o_proj", width))
 
     def forward(self, flow: Flow, memory: Memory) -> None:
         h = flow["hidden"]

@@ -16,6 +16,7 @@ from cetane.errors import CetaneError
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block, Weight
 from cetane.families.blocks import Mixer, PartNames, PreNormBlock
+from cetane.families.configs import invalid
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
 from cetane.families.delta import DeltaHeads, DeltaNet
 from cetane.families.experts import (
@@ -27,8 +28,9 @@ from cetane.families.experts import (
     is_dense,
     mixture_of,
 )
+from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import LayerKind
-from cetane.families.layers import MLP, AttentionHeads, Held
+from cetane.families.layers import MLP, Held
 from cetane.families.model import History, Matrix, Model
 from cetane.families.rotary import rotary_table
 
@@ -78,8 +80,8 @@ def stored_together(
     if model_type != "qwen3_next":
         return attention
     values = delta.groups * delta.values
-    qkvz = "linear_attn.in_proj_qkvz", delta.heads, (delta.keys, delta.keys, values, values)
-    ba = "linear_attn.in_proj_ba", delta.heads, (delta.groups, delta.groups)
+    qkvz = "linear_attn.in_proj_qkvz", delta.key_heads, (delta.keys, delta.keys, values, values)
+    ba = "linear_attn.in_proj_ba", delta.key_heads, (delta.groups, delta.groups)
     return attention | {
         "linear_attn.in_proj_qkv": (*qkvz, (0, 1, 2)),
         "linear_attn.in_proj_z": (*qkvz, (3,)),
@@ -116,7 +118,9 @@ class MixBlock(PreNormBlock):
 def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
     """The model for a config of one of `MODEL_TYPES`."""
     check(config)
-    scale, size, heads, delta = options.scale, config.hidden_size, heads_of(config), sizes(config)
+    scale, size = options.scale, config.hidden_size
+    act, eps = config.hidden_act, config.rms_norm_eps
+    heads, delta, taps = heads_of(config), delta_heads(config), config.linear_conv_kernel_dim
     part = config.rope_parameters.get("partial_rotary_factor", 1.0)
     kind = LayerKind(heads, rotary_table(config, heads.dim, part=part))
     norm, bias = Norms(config, scale, unit_offset=True), config.attention_bias
@@ -126,23 +130,18 @@ def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
     layers: list[Block] = []
     with torch.device("meta"):
         for index, layer_type in enumerate(config.layer_types):
-            attends, eps = layer_type == "full_attention", config.rms_norm_eps
-            act = config.hidden_act
-            mixer: Mixer = (
-                Attention(size, eps, kind, form, scale)
-                if attends
-                else DeltaNet(size, delta, config.linear_conv_kernel_dim, act, eps, scale)
-            )
-            names, mlp = PartNames(mixer="self_attn" if attends else "linear_attn"), None
-            if dense[index]:
-                mlp = MLP(size, config.intermediate_size, act, factor=scale)
-            layers.append(
-                block := MixBlock(
-                    index, norm(), mixer, norm() if dense[index] else None, mlp, names, "mix"
-                )
-            )
+            mixer: Mixer
+            if layer_type == "full_attention":
+                mixer, names = Attention(size, eps, kind, form, scale), PartNames()
+            else:
+                mixer = DeltaNet(size, delta, taps, act, eps, scale)
+                names = PartNames(mixer="linear_attn")
+            own = dense[index]
+            mlp = MLP(size, config.intermediate_size, act, factor=scale) if own else None
+            block = MixBlock(index, norm(), mixer, norm() if own else None, mlp, names, "mix")
             block.together = together
-            if experts is not None and not dense[index]:
+            layers.append(block)
+            if experts is not None and not own:
                 inner = config.shared_expert_intermediate_size
                 shared = SharedExpert(size, inner, act, scale, gated=True)
                 layers.append(MixtureBlock(experts, index, norm(), shared=shared))
@@ -157,7 +156,7 @@ def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
     )
 
 
-def sizes(config: Qwen3NextConfig) -> DeltaHeads:
+def delta_heads(config: Qwen3NextConfig) -> DeltaHeads:
     """The heads of the delta rule."""
     keys = config.linear_num_key_heads
     groups = config.linear_num_value_heads // keys
@@ -168,7 +167,7 @@ def memory(config: Qwen3NextConfig, delta: DeltaHeads) -> dict[str, History | Ma
     """What the delta rule keeps."""
     made: dict[str, History | Matrix] = {}
     if "linear_attention" in config.layer_types:
-        made["delta"] = Matrix(delta.heads, delta.keys, delta.values, delta.groups)
+        made["delta"] = Matrix(delta.key_heads, delta.keys, delta.values, delta.groups)
         if config.linear_conv_kernel_dim > 1:
             made["conv"] = History(delta.channels, config.linear_conv_kernel_dim - 1)
     return made
@@ -194,9 +193,9 @@ def check(config: Qwen3NextConfig) -> None:
     """Raise CetaneError for a config that is not consistent."""
     keys, values = config.linear_num_key_heads, config.linear_num_value_heads
     if values % keys:
-        raise CetaneError(
-            f"config.json is not valid: linear_num_value_heads = {values} is not a multiple of "
-            f"linear_num_key_heads = {keys}"
+        raise invalid(
+            config.model_type,
+            f"linear_num_value_heads = {values} is not a multiple of linear_num_key_heads = {keys}",
         )
     for kind in config.layer_types:
         if kind not in ("linear_attention", "full_attention"):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cetane.errors import CetaneError
-from cetane.families.configs import LARGEST, LARGEST_HEAD
+from cetane.families.configs import LARGEST, LARGEST_HEAD, invalid
 
 STATIC = ("default", "linear", "llama3", "yarn", "proportional")
 """The rope types whose frequencies do not depend on the length of the text."""
@@ -52,10 +52,7 @@ def longest(config: RotaryConfig, positions: int) -> int:
         return positions
     trained = parameters.get("original_max_position_embeddings", positions)
     if not isinstance(trained, int | float) or not 1 <= trained <= LARGEST:
-        raise CetaneError(
-            f"config.json of a {config.model_type} model is not valid: "
-            f"original_max_position_embeddings = {trained!r}"
-        )
+        raise invalid(config.model_type, f"original_max_position_embeddings = {trained!r}")
     return int(trained)
 
 
@@ -73,17 +70,10 @@ def rotary_table(
     the share of channels that turn, by default what the parameters say of a type of layers.
     CetaneError for parameters that give no table, and for a head that no model has.
     """
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    parameters: Any = config.rope_parameters
-    # transformers lets other values pass, and fails or computes NaN later.
-    invalid = f"config.json of a {config.model_type} model is not valid"
+    model_type = config.model_type
     if dim > LARGEST_HEAD:
-        raise CetaneError(f"{invalid}: a head has {dim} channels, more than {LARGEST_HEAD}")
-    if layer_type is not None:
-        parameters = parameters.get(layer_type)
-        if not isinstance(parameters, dict):
-            raise CetaneError(f"{invalid}: rope_parameters has no {layer_type!r}")
+        raise invalid(model_type, f"a head has {dim} channels, more than {LARGEST_HEAD}")
+    parameters = parameters_of(config, layer_type)
     kind = parameters.get("rope_type", "default")
     # Phi-3, whose context ends at `longest`
     longrope = kind == "longrope" and layer_type is None and part is not None
@@ -91,30 +81,57 @@ def rotary_table(
         raise CetaneError(f"rope type {kind!r} is not supported; known: {', '.join(STATIC)}")
     theta = parameters.get("rope_theta")
     if not isinstance(theta, int | float) or not 0 < theta < torch.finfo(torch.float).max:
-        raise CetaneError(f"{invalid}: rope_theta = {theta!r}, not a positive number")
+        raise invalid(model_type, f"rope_theta = {theta!r}, not a positive number")
     # Without layer types, transformers rotates whole heads and ignores the factor.
     if part is None:
         part = 1.0 if layer_type is None else parameters.get("partial_rotary_factor", 1.0)
-    width = int(dim * part) if isinstance(part, int | float) and 0 < part <= 1 else 0
-    if kind == "proportional" and width:  # the other pairs are not turned
-        width = dim
-    if width % 2 or not width:
-        raise CetaneError(
-            f"{invalid}: partial_rotary_factor = {part!r} of {dim} channels gives no even number "
-            "above 0"
-        )
+    width = turned_channels(model_type, dim, kind, part)
     if kind == "default":
         exponents = torch.arange(0, width, 2, dtype=torch.float) / width
         frequencies, scale = 1.0 / theta**exponents, 1.0
     else:
-        try:
-            frequencies, scale = ROPE_INIT_FUNCTIONS[kind](
-                config, torch.device("cpu"), layer_type=layer_type
-            )
-        except (TypeError, ValueError, ArithmeticError) as error:
-            raise CetaneError(f"{invalid}: rope parameters of type {kind}: {error}") from error
+        frequencies, scale = of_transformers(config, kind, layer_type)
     if not frequencies.isfinite().all():
-        raise CetaneError(f"{invalid}: rope parameters of type {kind} give no finite frequencies")
+        raise invalid(model_type, f"rope parameters of type {kind} give no finite frequencies")
     if 2 * frequencies.numel() != width:
         raise CetaneError(f"rotary embedding of a part of each head ({kind}) is not supported")
     return RotaryTable(frequencies, scale)
+
+
+def parameters_of(config: RotaryConfig, layer_type: str | None) -> dict[str, Any]:
+    """The parameters of all layers, or of a type of layers."""
+    if layer_type is None:
+        return config.rope_parameters
+    parameters = config.rope_parameters.get(layer_type)
+    if not isinstance(parameters, dict):
+        raise invalid(config.model_type, f"rope_parameters has no {layer_type!r}")
+    return parameters
+
+
+def turned_channels(model_type: str, dim: int, kind: str, part: Any) -> int:
+    """The channels of a head that the table covers. CetaneError for a part that gives no pairs."""
+    width = int(dim * part) if isinstance(part, int | float) and 0 < part <= 1 else 0
+    if kind == "proportional" and width:  # the other pairs are in the table, and are not turned
+        width = dim
+    if width % 2 or not width:
+        raise invalid(
+            model_type,
+            f"partial_rotary_factor = {part!r} of {dim} channels gives no even number above 0",
+        )
+    return width
+
+
+def of_transformers(
+    config: RotaryConfig, kind: str, layer_type: str | None
+) -> tuple[Tensor, float]:
+    """The inverse frequencies of a rope type and the factor on cosines, as transformers computes
+    them. It lets wrong parameters pass, and then fails here."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    try:
+        made: tuple[Tensor, float] = ROPE_INIT_FUNCTIONS[kind](
+            config, torch.device("cpu"), layer_type=layer_type
+        )
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise invalid(config.model_type, f"rope parameters of type {kind}: {error}") from error
+    return made

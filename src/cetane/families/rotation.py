@@ -81,11 +81,11 @@ def turn_heads(block: Block, folds: _Folds) -> None:
     spaces, weights = block.spaces(), dict(block.weights())
     if spaces is None or spaces.values is None:
         return
-    made, read, width = spaces.values
-    value = weights[f"{made}.weight"]
+    maker, reader, width = spaces.values
+    value = weights[f"{maker}.weight"]
     if value.rows is not None:  # the tensor holds more than values
         return
     folds.add(value, rows=Turn(width))
-    if f"{made}.bias" in weights:
-        folds.add(weights[f"{made}.bias"], columns=Turn(width))
-    folds.add(weights[f"{read}.weight"], columns=Turn(width))
+    if f"{maker}.bias" in weights:
+        folds.add(weights[f"{maker}.bias"], columns=Turn(width))
+    folds.add(weights[f"{reader}.weight"], columns=Turn(width))

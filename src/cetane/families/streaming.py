@@ -115,24 +115,26 @@ def with_streaming(checkpoint: Checkpoint, model: Model, streaming: Streaming) -
     seen = SeenByHeads(chosen(model, streaming), streaming.sinks, streaming.window)
     for number, full in seen.full.items():
         block, attention = found[number]
-        heads = attention.heads
-        order = [*full, *(head for head in range(heads.kv) if head not in full)]
-        if order == sorted(order):
-            continue
-        weights = dict(block.weights())
-        prefix = next(path for path, module in block.named_modules() if module is attention)
-        for path, axis, count in attention.headed():
-            weight = weights.get(f"{prefix}.{path}")
-            if weight is None:
-                continue
-            first, last = weight.rows or (0, weight.stored[axis])
-            size = (last - first) // count
-            group = count // heads.kv
-            moved = [
-                first + (head * group + one) * size + at
-                for head in order for one in range(group) for at in range(size)
-            ]  # fmt: skip
-            whole = list(orders.get(weight.name, (axis, range(weight.stored[axis])))[1])
-            whole[first:last] = moved
-            orders[weight.name] = axis, tuple(whole)
+        order = [*full, *(head for head in range(attention.heads.kv) if head not in full)]
+        if order != sorted(order):
+            put_in_order(block, attention, order, orders)
     return StreamedCheckpoint(checkpoint, seen, orders)
+
+
+def put_in_order(
+    block: Block, attention: Attention, order: list[int], orders: dict[str, Order]
+) -> None:
+    """Add the order of a layer's key/value heads to the orders of its tensors. Several parameters
+    may be rows of one tensor."""
+    weights = dict(block.weights())
+    prefix = next(path for path, module in block.named_modules() if module is attention)
+    for path, axis in attention.headed():
+        weight = weights.get(f"{prefix}.{path}")
+        if weight is None:  # such as a bias that this family lacks
+            continue
+        first, last = weight.rows or (0, weight.stored[axis])
+        size = (last - first) // len(order)  # of a key/value head, or of its query heads
+        moved = [first + head * size + at for head in order for at in range(size)]
+        whole = list(orders.get(weight.name, (axis, range(weight.stored[axis])))[1])
+        whole[first:last] = moved
+        orders[weight.name] = axis, tuple(whole)

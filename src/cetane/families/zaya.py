@@ -14,6 +14,7 @@ from cetane.errors import CetaneError
 from cetane.families.axes import Axes
 from cetane.families.base import Block, Flow, Memory, Part, RoutedBlock, Truth, Weight
 from cetane.families.cca import CompressedAttention, TapCounts
+from cetane.families.configs import invalid
 from cetane.families.decoder import TABLE, DecoderConfig, decoder_model, heads_of
 from cetane.families.kinds import LayerKind
 from cetane.families.layers import Held, Leaf, Projection, RMSNorm, activation, first_largest
@@ -166,7 +167,8 @@ class AttentionBlock(Block):
         self.self_attn = CompressedAttention(size, kind, taps, config.attention_bias)
         self.reads, self.keeps = ("hidden", *self.self_attn.reads), self.self_attn.keeps
         self.residual = ResidualScaling(size)
-        self.gates = self.prefix + "post_attention_residual_scale."
+        self.scaling = self.prefix + "post_attention_residual_scale."
+        """The beginning of the names of the residual scaling's tensors."""
 
     def truths(self) -> dict[str, Truth]:
         return {"hidden": (f"{self.prefix}post_attention_residual_scale", 0)}
@@ -176,7 +178,7 @@ class AttentionBlock(Block):
         path = path.replace("self_attn.convolutions.", "self_attn.qkv_proj.")
         path = re.sub(r"self_attn\.([qk]_proj)", r"self_attn.qkv_proj.\1", path)
         if path.startswith("residual."):
-            return Weight(self.gates + path.removeprefix("residual."), shape, held.stored, None)
+            return Weight(self.scaling + path.removeprefix("residual."), shape, held.stored, None)
         return super().weight(path, shape, held)
 
     def forward(self, flow: Flow, memory: Memory) -> None:
@@ -197,7 +199,8 @@ class ExpertsBlock(RoutedBlock):
         self.gate = Router(config, first=index == 0)
         self.mlp = Experts(config, options.skip_expert)
         self.residual = ResidualScaling(config.hidden_size)
-        self.gates = self.prefix + "post_mlp_residual_scale."
+        self.scaling = self.prefix + "post_mlp_residual_scale."
+        """The beginning of the names of the residual scaling's tensors."""
 
     def truths(self) -> dict[str, Truth]:
         layer = self.prefix.removesuffix(".")
@@ -209,7 +212,7 @@ class ExpertsBlock(RoutedBlock):
             name, stored = f"{self.prefix}mlp.experts.{match[2]}", (self.mlp.count, *held.stored)
             return Weight(name, shape, stored, held.kind, (index, index + 1))
         if path.startswith("residual."):
-            return Weight(self.gates + path.removeprefix("residual."), shape, held.stored, None)
+            return Weight(self.scaling + path.removeprefix("residual."), shape, held.stored, None)
         return super().weight(path.replace("gate.", "mlp.gate."), shape, held)
 
     def forward(self, flow: Flow, memory: Memory) -> None:
@@ -310,9 +313,10 @@ def check(config: ZayaConfig) -> None:
     if config.lm_head_bias:
         raise CetaneError("lm_head_bias is not supported: no released ZAYA has one")
     if config.num_key_value_heads * config.head_dim % 2:
-        raise CetaneError(
-            f"config.json of a zaya model is not valid: head_dim = {config.head_dim} gives an "
-            "odd number of value channels, but half of them come from the token before"
+        raise invalid(
+            "zaya",
+            f"head_dim = {config.head_dim} gives an odd number of value channels, but half of them "
+            "come from the token before",
         )
     for kind in config.layer_types:
         if kind not in SLIDING:

@@ -1,1 +1,2 @@
-"""Hardware: profiles of chips, facts about this machine, and a quiet import of coremltools."""
+"""Hardware: profiles of chips and their notch, facts about a Mac, memory given back to the system,
+and a quiet import of coremltools."""

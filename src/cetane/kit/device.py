@@ -11,7 +11,7 @@ from cetane.validation import Data
 
 DEVICE, ENERGY = "device", "energy"
 """The names of the gates' files."""
-Watts = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class DeviceResult(Data):
@@ -53,8 +53,8 @@ class EnergyResult(Data):
     file: str
     samples: int
     seconds: float
-    watts: dict[str, Watts]
-    joules_per_token: dict[str, Watts] | None
+    watts: dict[str, NotNegative]
+    joules_per_token: dict[str, NotNegative] | None
     """Joules by rail; None without a number of tokens."""
     ane_silent: bool
     """Whether the meter gave 0 W, or nothing, for the Neural Engine."""

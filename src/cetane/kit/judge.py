@@ -8,7 +8,13 @@ from cetane.errors import CetaneError
 from cetane.gates.limits import limits
 from cetane.gates.verdict import Check, at_least, at_most
 from cetane.hardware.chips import Chip
-from cetane.kit.measurements import Measurements, ProbePosition, RecordedBundle, Spread
+from cetane.kit.measurements import (
+    MeasuredTurn,
+    Measurements,
+    ProbePosition,
+    RecordedBundle,
+    Spread,
+)
 from cetane.kit.probes import expected_probes, function_calls
 from cetane.kit.write import GATE, Expectation, expectation
 from cetane.mil.program import Program
@@ -71,16 +77,17 @@ def check_reason(
 ) -> None:
     """Raise CetaneError for times in which no chip could read the weights, and for turns that are
     quicker than the functions that they call."""
+    check_speeds(recorded, plan, chip)
+    label = measurements.label(recorded.digest)
+    check_turns([turn for turn in measurements.turns if turn.bundle == label], recorded, plan)
+
+
+def check_speeds(recorded: RecordedBundle, plan: Plan, chip: Chip | None) -> None:
+    """Raise CetaneError for a function that read its weights quicker than a chip can. Of a shard
+    with experts, no function reads all weights."""
     rate = BEYOND * chip.figure("stream").value if chip and chip.stream else FASTEST
-    experts = {
-        (step.shard, name)
-        for mode in plan.modes.values()
-        for step in (*mode.steps, *mode.silent)
-        if isinstance(step, Route)
-        for group in step.experts
-        for name in group
-    }
-    routed = {shard for shard, _ in experts}
+    steps = [step for mode in plan.modes.values() for step in (*mode.steps, *mode.silent)]
+    routed = {step.shard for step in steps if isinstance(step, Route)}
     for name, function in recorded.functions.items():
         if function.predict is None or function.shard in routed:
             continue
@@ -93,11 +100,13 @@ def check_reason(
                 f"be {speed:,.0f} GB/s, beyond reason",
                 "measure again",
             )
-    label = measurements.label(recorded.digest)
+
+
+def check_turns(turns: Sequence[MeasuredTurn], recorded: RecordedBundle, plan: Plan) -> None:
+    """Raise CetaneError for a turn with a token that the model lacks, and for one whose steps take
+    less time than the functions that they call."""
     alone = {mode: alone_ms(recorded, steps.steps) for mode, steps in plan.modes.items()}
-    for turn in measurements.turns:
-        if turn.bundle != label:
-            continue
+    for turn in turns:
         if any(token >= plan.vocab for token in turn.tokens):
             raise CetaneError(f"turn {turn.turn} gave a token beyond the vocabulary")
         spreads: dict[Mode, Spread | None] = {"decode": turn.decode, "verify": turn.verify}

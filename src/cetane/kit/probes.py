@@ -69,42 +69,38 @@ def expected_probes(bundle: Bundle) -> list[Expected]:
     context, widest = plan.recipe.cache.context, widest_tokens(plan)
     prompt = min(max(SHORTEST, 2 * widest + widest // 2), context // 2)
     text = text_tokens(bundle.tokenizer, min(prompt + STEPS, context))
-    probes = [run(engine, "text", text, prompt)]
+    probes = [run_prompt(engine, text, prompt)]
     width = plan.modes["verify"].tokens if "verify" in plan.modes else 0
     if width and 2 * width <= context:
         probes.append(run_verifying(engine, text_tokens(bundle.tokenizer, 2 * width)))
     return probes
 
 
-def run(engine: Engine, name: str, tokens: Sequence[int], prompt: int) -> Expected:
+def run_prompt(engine: Engine, tokens: Sequence[int], prompt: int) -> Expected:
     """Read a prompt in the widest calls, then the other tokens one by one."""
     modes: list[Mode] = [mode for mode in engine.plan.modes if mode != "verify"]
     session = engine.session(modes)
-    cut = list(named(session.schedule.cut(0, prompt, "last"), tokens))
+    reading = with_tokens(session.schedule.cut(0, prompt, "last"), tokens)
+    decoding = [ProbeCall(mode="decode", tokens=(one,), logits=True) for one in tokens[prompt:]]
     calls = session.prepare(tokens[:prompt], "last")
     for token in tokens[prompt:]:
-        cut.append(ProbeCall(mode="decode", tokens=(token,), logits=True))
         calls += session.prepare([token], "last", ["decode"])
-    count = len(session.schedule.cut(0, prompt, "last"))
     engine.run([(session, calls)], last=True)
-    rows = [last_row(call) for call in calls if call.logits is not None]
-    probe = KitProbe(name=name, calls=tuple(cut), every=False, prompt=count)
-    return Expected(probe, np.stack(rows))
+    probe = KitProbe(name="text", calls=(*reading, *decoding), every=False, prompt=len(reading))
+    return Expected(probe, np.stack([rows[-1] for rows in logits_of(calls)]))
 
 
 def run_verifying(engine: Engine, tokens: Sequence[int]) -> Expected:
     """Calls of the verifier that keep all their tokens."""
-    wanted: Wanted = "all"
     session = engine.session(["verify"])
-    cut = tuple(named(session.schedule.cut(0, len(tokens), wanted), tokens))
-    calls = session.prepare(tokens, wanted)
+    scheduled = with_tokens(session.schedule.cut(0, len(tokens), "all"), tokens)
+    calls = session.prepare(tokens, "all")
     engine.run([(session, calls)], last=True)
-    rows = [call.logits.rows for call in calls if call.logits is not None]
-    probe = KitProbe(name="verify", calls=cut, every=True, prompt=0)
-    return Expected(probe, np.concatenate([row for row in rows if row is not None]))
+    probe = KitProbe(name="verify", calls=tuple(scheduled), every=True, prompt=0)
+    return Expected(probe, np.concatenate(logits_of(calls)))
 
 
-def named(cut: Sequence[ScheduledCall], tokens: Sequence[int]) -> list[ProbeCall]:
+def with_tokens(cut: Sequence[ScheduledCall], tokens: Sequence[int]) -> list[ProbeCall]:
     """Scheduled calls with their tokens."""
     calls, start = [], 0
     for one in cut:
@@ -114,10 +110,13 @@ def named(cut: Sequence[ScheduledCall], tokens: Sequence[int]) -> list[ProbeCall
     return calls
 
 
-def last_row(call: Running) -> Array:
-    assert call.logits is not None and call.logits.rows is not None
-    row: Array = call.logits.rows[-1]
-    return row
+def logits_of(calls: Sequence[Running]) -> list[Array]:
+    """The logits `(n, V)` of every call that has some, after it ran."""
+    return [
+        call.logits.rows
+        for call in calls
+        if call.logits is not None and call.logits.rows is not None
+    ]
 
 
 @dataclass

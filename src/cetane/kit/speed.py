@@ -11,7 +11,7 @@ from statistics import median
 from cetane.files import disk_errors, replacing
 from cetane.kit.measurements import Energy, Label, Measurements, RecordedBundle
 from cetane.perf.cost import Term, Work
-from cetane.perf.evidence import DEVICE_COLUMNS
+from cetane.perf.device_rows import COLUMNS
 from cetane.perf.predict import Predictor
 from cetane.planner import Planner
 from cetane.schema.function import Step
@@ -146,7 +146,7 @@ class EvidenceRow:
         ]
         return {
             name: json.dumps(works) if name == "works" else str(getattr(self, name))
-            for name in DEVICE_COLUMNS
+            for name in COLUMNS
         }
 
 
@@ -206,7 +206,7 @@ def alone(recorded: RecordedBundle, plan: Plan, mode: Mode, shard: str) -> float
 def write_rows(rows: Sequence[EvidenceRow], path: Path) -> None:
     """Write rows as a CSV file of evidence."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, DEVICE_COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(row.cells() for row in rows)
     with disk_errors(path), replacing(path) as temporary:

@@ -81,8 +81,7 @@ def write_folder(bundles: list[Bundle], folder: Path, progress: Progress) -> dic
         progress(f"probes of {bundle.path.name}", len(entries), len(bundles))
         (folder / label / "inputs").mkdir(parents=True)
         entries[label] = write_bundle(bundle, folder / label)
-        files |= {f"{label}/{inside}": bundle.manifest.files[own]
-                  for own, inside in shipped(bundle).items()}  # fmt: skip
+        files |= {f"{label}/{name}": bundle.manifest.files[name] for name in shipped(bundle)}
     files |= records(folder, folder)
     listed = {name: record.model_dump() for name, record in sorted(files.items())}
     content = {"schema_version": SCHEMA, "bundles": entries, "files": listed}
@@ -102,17 +101,15 @@ def write_script(folder: Path) -> None:
             (folder / "measuring" / source.name).write_text(source.read_text(encoding="utf-8"))
 
 
-def shipped(bundle: Bundle) -> dict[str, str]:
-    """The bundle's own files that a kit holds, with their paths in the kit's folder of it."""
+def shipped(bundle: Bundle) -> list[str]:
+    """The bundle's own files that a kit holds, under the same paths in the kit's folder of it."""
     plan = bundle.plan
     form = ROW_FORMATS[plan.recipe.embedding.rows]
     tables = [rotary_path(name) for name in plan.rotary]
     for name, table in plan.tables.items():
         tables += [table_path(name, part) for part in form.stored(table)]
     packages = tuple(f"{shard_path(shard.name)}/" for shard in plan.shards)
-    return {
-        name: name for name in bundle.manifest.files if name.startswith(packages) or name in tables
-    }
+    return [name for name in bundle.manifest.files if name.startswith(packages) or name in tables]
 
 
 def write_bundle(bundle: Bundle, folder: Path) -> dict[str, Any]:
@@ -196,8 +193,7 @@ def pack(bundles: list[Bundle], folder: Path, archive: Path, progress: Progress)
     """Put a kit's folder and the bundles' files into one archive, under `kit/`."""
     sources = {name: folder / name for name in records(folder, folder)}
     for label, bundle in zip(LABELS, bundles, strict=False):
-        sources |= {f"{label}/{inside}": bundle.file(own)
-                    for own, inside in shipped(bundle).items()}  # fmt: skip
+        sources |= {f"{label}/{name}": bundle.file(name) for name in shipped(bundle)}
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED, allowZip64=True) as packed:
         for done, (name, path) in enumerate(sorted(sources.items())):
             progress(name, done, len(sources))

@@ -7,7 +7,7 @@ Neither names the package, so `owner` finds it by the names of its ops' outputs.
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
@@ -190,7 +190,7 @@ LONGEST_LINE = 1 << 20
 def read_analytics(path: Path) -> Told:
     """An `analytics.mil`. Raises CetaneError for a file without a chosen backend."""
     functions: dict[str, list[MeasuredOp]] = {}
-    estimated: Counter[str] = Counter()
+    estimated: dict[str, float] = defaultdict(float)
     reasons: Counter[str] = Counter()
     name = "main"
     for line in read_text(path, LARGEST).splitlines():
@@ -199,21 +199,14 @@ def read_analytics(path: Path) -> Told:
         if begun := FUNCTION.match(line):
             name = begun[1]
             continue
-        backend = BACKEND.search(line)
-        op = None if backend is None else OPERATION.match(line.lstrip())
-        if backend is None or op is None:
+        op = op_of(line)
+        if op is None:
             continue
-        chosen = BACKENDS.get(backend[1])
-        seconds = runtimes(line)
-        own = seconds.get(backend[1])
-        functions.setdefault(name, []).append(
-            MeasuredOp(output=op[1] or "", kind=op[2], device=chosen, cost=own)
-        )
-        if own is not None:
-            estimated[name] += 1e3 * own  # type: ignore[assignment]
-        for at, reason in messages(line).items():
-            if at == "ane":
-                reasons[f"{op[2]}: {reason}"] += 1
+        functions.setdefault(name, []).append(op)
+        if op.cost is not None:
+            estimated[name] += 1e3 * op.cost
+        if (reason := messages(line).get("ane")) is not None:
+            reasons[f"{op.kind}: {reason}"] += 1
     if not functions:
         raise CetaneError(
             f"{path}: no op with a SelectedBackend, so not Core ML's analytics.mil",
@@ -224,8 +217,21 @@ def read_analytics(path: Path) -> Told:
         system="unknown",
         compute_units="CPU_AND_NE",
         functions={name: tuple(ops) for name, ops in functions.items()},
-        estimated_ms={name: float(ms) for name, ms in estimated.items()},
+        estimated_ms=dict(estimated),
         refusals=dict(reasons.most_common(20)),
+    )
+
+
+def op_of(line: str) -> MeasuredOp | None:
+    """The op of a line, with the estimated seconds at its chosen backend; None for a line without
+    an op that has one."""
+    backend = BACKEND.search(line)
+    op = None if backend is None else OPERATION.match(line.lstrip())
+    if backend is None or op is None:
+        return None
+    chosen = backend[1]
+    return MeasuredOp(
+        output=op[1] or "", kind=op[2], device=BACKENDS.get(chosen), cost=runtimes(line).get(chosen)
     )
 
 

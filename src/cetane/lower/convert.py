@@ -1,12 +1,7 @@
 """The conversion of one shard, with all its functions: torch -> MIL -> `.mlpackage`."""
 
-import gc
 import tempfile
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache, partial
-from itertools import count
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +11,7 @@ from cetane.errors import CetaneError
 from cetane.hardware.quiet import import_coremltools
 from cetane.lower.converted import Constants, Converted
 from cetane.lower.package import normalize
+from cetane.lower.patches import brief, quiet, uncollected
 from cetane.lower.side_by_side import side_by_side
 from cetane.lower.structure import Form, forms, functions
 from cetane.lower.tracing import constants, trace
@@ -201,131 +197,3 @@ def input_types(function: Function, wide: Function, ct: Any) -> list[Any]:
 def tensor_type(item: Input, shape: tuple[Any, ...], ct: Any) -> Any:
     """coremltools' type of an input; `shape` replaces the input's own."""
     return ct.TensorType(name=item.name, shape=shape, dtype=NUMPY[item.dtype])
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """A context without progress bars and tracer warnings: the caller reports progress by shard."""
-    import coremltools.converters.mil.frontend.torch.ops as torch_frontend
-    import coremltools.converters.mil.mil.passes.pass_pipeline as passes
-
-    def silent(iterable: Any, *_: Any, **__: Any) -> Any:
-        return iterable
-
-    saved = torch_frontend._tqdm, passes.tqdm
-    torch_frontend._tqdm, passes.tqdm = silent, silent
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch_frontend._tqdm, passes.tqdm = saved
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """A context without collections of garbage.
-
-    Most of the many objects that a conversion makes live until its end. coremltools collects after
-    each conversion. That visits all objects of the process, and takes a quarter of a second. In a
-    forked copy of the process it also copies all their pages.
-    """
-    collect, collecting = gc.collect, gc.isenabled()
-
-    def later(generation: int = 2) -> int:
-        """In place of `gc.collect`."""
-        return 0
-
-    gc.collect = later
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.collect = collect
-        if collecting:
-            gc.enable()
-
-
-@contextmanager
-def brief() -> Iterator[None]:
-    """A context in which a conversion takes less than half the time.
-
-    - coremltools checks a program after each of some 110 passes. Here only the caller checks the
-      finished program.
-    - After each pass, coremltools finds again which weights every value depends on. Here it does so
-      only if a pass has set the inputs of an op: most passes change nothing.
-    - It formats whole programs for its log. Here these lines are empty.
-    - After its search for transposes that cancel, it infers all types again. Here it does so only
-      if some cancel.
-    - It describes each type only once.
-    - Indices replace torch's iterators over the inputs and outputs of a node: they take a tenth of
-      the time.
-    """
-    from coremltools.converters.mil.mil import Block, Operation, Program
-    from coremltools.converters.mil.mil.passes.defs.optimize_repeat_ops import (
-        _TransposeOptimization,
-    )
-    from coremltools.converters.mil.mil.types import type_mapping
-    from torch._C import Node
-
-    def trusted(program: Any, check_essential_scope: bool = False) -> None:
-        """In place of `Program.validate`."""
-
-    def unsaid(block: Any, indent: str | None = None, print_attr: bool | None = False) -> str:
-        """In place of `Block.indented_str`."""
-        return ""
-
-    changes = count()
-    latest = next(changes)
-    known: dict[Any, int] = {}
-    """The number of the latest change when a block's dependencies were found, by block."""
-
-    def connect(op: Any, *given: Any, **named: Any) -> None:
-        """`Operation._validate_and_set_inputs`, through which every input of an op is set."""
-        nonlocal latest
-        latest = next(changes)
-        connected(op, *given, **named)
-
-    def depend(block: Any) -> None:
-        """`Block._propagate_nonreplaceable_vars`, if an input was set since its last run."""
-        if known.get(block) != latest:
-            depended(block)
-            known[block] = latest
-
-    def cancel(found: Any) -> None:
-        """`_TransposeOptimization.apply_transform`, if it has anything to cancel."""
-        found._verify_cancellable_transposes()
-        if found.transpose_op_to_cancel_ops:
-            cancelled(found)
-        else:
-            found.block.set_outputs([sink.x for sink in found.output_sink_ops])
-            found.block.remove_ops(list(found.output_sink_ops))
-
-    def inputs(node: Any) -> Iterator[Any]:
-        """`Node.inputs`."""
-        return map(node.inputsAt, range(node.inputsSize()))
-
-    def outputs(node: Any) -> Iterator[Any]:
-        """`Node.outputs`."""
-        return map(node.outputsAt, range(node.outputsSize()))
-
-    connected, depended = Operation._validate_and_set_inputs, Block._propagate_nonreplaceable_vars
-    cancelled = _TransposeOptimization.apply_transform
-    replaced = [
-        (Program, "validate", trusted),
-        (Block, "indented_str", unsaid),
-        (Block, "_propagate_nonreplaceable_vars", depend),
-        (Operation, "_validate_and_set_inputs", connect),
-        (_TransposeOptimization, "apply_transform", cancel),
-        (Node, "inputs", inputs),
-        (Node, "outputs", outputs),
-        (type_mapping, "get_type_info", cache(type_mapping.get_type_info)),
-    ]
-    saved = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-    for owner, name, instead in replaced:
-        setattr(owner, name, instead)
-    try:
-        yield
-    finally:
-        for owner, name, before in saved:
-            setattr(owner, name, before)

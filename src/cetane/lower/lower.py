@@ -81,9 +81,9 @@ class Lowering:
         return self._templates[key]
 
     def _converted(self, shard: str, folder: Path) -> Template:
-        scratch = folder / "template.mlpackage"
-        template = Template.converted(self.planner, shard, scratch, self.conversions)
-        shutil.rmtree(scratch)
+        package = folder / "template.mlpackage"
+        template = Template.converted(self.planner, shard, package, self.conversions)
+        shutil.rmtree(package)
         keep(self.structure(shard), template)
         return template
 

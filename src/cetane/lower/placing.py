@@ -35,7 +35,11 @@ class Placing:
 
     def place(self, converted: Converted) -> tuple[Any, dict[str, str]]:
         """The protobuf message of a function with all its constants, and the label of every weight
-        by the name of its op. Raises CetaneError for a weight that an op reads in fp32."""
+        by the name of its op.
+
+        A conversion gives each weight as an op without a value in fp32, and a cast of it. A weight
+        in fp16 takes the place of both. Raises CetaneError for a weight that an op reads in fp32.
+        """
         function = MIL_pb2.Function()
         function.CopyFrom(converted.function)
         block = function.block_specializations[function.opset]
@@ -46,11 +50,13 @@ class Placing:
         cast: dict[str, str] = {}
         """The names of weights' ops, by the names of these values cast to fp16."""
         types_of_casts: set[str] = set()
+        """The names of the constants that give these casts their type. Without the casts, no op
+        reads them, and they go too."""
         ops = []
         for op in block.operations:
             read = {argument.name for argument in arguments(op)}
             if op.type == constexpr_cetane_weight.__name__:
-                name, label = called(op, converted)
+                name, label = name_and_label(op, converted)
                 bare[op.outputs[0].name], placed[name] = name, label
                 ops.append(self._weight(name, label))
             elif weights := bare.keys() & read:
@@ -93,7 +99,7 @@ class Placing:
         return self._exporter.get_milproto_value(var)
 
 
-def called(op: Any, converted: Converted) -> tuple[str, str]:
+def name_and_label(op: Any, converted: Converted) -> tuple[str, str]:
     """The name and the label of a weight, from the op that stands for it."""
     label = text_of(op.attributes["label"])
     name = text_of(op.attributes["name"])

@@ -35,7 +35,7 @@ SmolLM2-135M in fp16 reach 22 on random inputs."""
 
 
 @dataclass(frozen=True)
-class Operand:
+class InputRange:
     """An input tensor of an op, with the range of its finite values in the first program."""
 
     parameter: str
@@ -72,7 +72,7 @@ class OpGap:
     rewired: bool
     """Whether its inputs come from other ops than its counterpart's."""
     constants: tuple[Difference, ...]
-    inputs: tuple[Operand, ...]
+    inputs: tuple[InputRange, ...]
     largest: float
     """Largest finite magnitude in the first program."""
     half: bool
@@ -248,7 +248,7 @@ class Comparer:
             rewired=m.rewired,
             constants=constants,
             inputs=tuple(
-                Operand(parameter, name, tuple(values[0].shape), *_range(values[0]))
+                InputRange(parameter, name, tuple(values[0].shape), *_range(values[0]))
                 for parameter, name in self._lineages[1].inputs(m.second)
                 if (values := truth.get(self._names.get(name, name)))
             ),

@@ -11,6 +11,7 @@ import numpy as np
 
 from cetane.mil.dtypes import Array, unpack
 from cetane.mil.implementation import Implementations
+from cetane.mil.shapes import with_kept
 
 Arrays = list[Array]
 
@@ -90,8 +91,7 @@ def constexpr_sparse_blockwise_shift_scale(
 
 @MOVES.enters("reshape")
 def reshape(x: Array, shape: list[int]) -> Array:
-    sizes = ([1] * len(shape) + list(x.shape))[x.ndim :]
-    return x.reshape([size or kept for size, kept in zip(shape, sizes, strict=True)])
+    return x.reshape(with_kept(shape, x.shape))
 
 
 @MOVES.enters("transpose")
@@ -139,8 +139,7 @@ def _look_up(indices: Array, lut: Array, vector_axis: int | None) -> Array:
 
 
 def _along(vector: Array, x: Array, axis: int) -> Array:
-    """A vector shaped to broadcast along one axis of `x`. A factor becomes float32; a scalar stays
-    as it is."""
+    """A vector shaped to broadcast along one axis of `x`; a scalar stays as it is."""
     if vector.ndim == 0:
         return vector
     shape = [1] * x.ndim

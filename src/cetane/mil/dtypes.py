@@ -30,6 +30,8 @@ NUMPY: dict[str, type[np.generic]] = {
     "uint64": np.uint64,
 }
 
+FLOATS = ("fp16", "fp32")
+"""The types of floats in programs."""
 # Bits per element of the types that files store packed.
 PACKED_BITS = {"int4": 4, "uint1": 1, "uint2": 2, "uint3": 3, "uint4": 4, "uint6": 6}
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cetane.mil.constants import Constants
-from cetane.mil.dtypes import Array
+from cetane.mil.dtypes import FLOATS, Array
 from cetane.mil.index import FunctionIndex
 from cetane.mil.program import Argument, Body, MilFunction, Op
 
 SUFFIXES = ("_to_fp16", "_cast_fp16", "_to_fp32", "_cast_fp32", "_promoted", "_palettized",
             "_quantized", "_sparsified")  # fmt: skip
 """The endings that coremltools adds to a name when it changes the storage of a value."""
-FLOATS = ("fp16", "fp32")
 
 
 class Lineage:

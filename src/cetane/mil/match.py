@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
 from cetane.errors import CetaneError
-from cetane.mil.lineage import FLOATS, Lineage, plain
+from cetane.mil.dtypes import FLOATS
+from cetane.mil.lineage import Lineage, plain
 from cetane.mil.program import Body, MilFunction, NamedValue, Op
 
 COMMUTATIVE = {"add", "mul", "maximum", "minimum", "equal", "not_equal", "logical_and",

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from cetane.errors import CetaneError
-from cetane.mil.dtypes import NUMPY
+from cetane.mil.dtypes import FLOATS, NUMPY
 from cetane.mil.program import Argument, Op
 
-FLOATS = ("fp16", "fp32")
 _ON_FLOATS = """
     acos affine asin atan atanh avg_pool batch_norm batch_to_space ceil clamped_relu clip conv
     conv_quantized conv_transpose cos cosh crop crop_resize depth_to_space elu erf exp floor gelu

@@ -16,8 +16,6 @@ from cetane.validation import MOST_ELEMENTS
 Shape = tuple[int, ...]
 Shapes = list[Shape] | None
 """A shape for each result; None if the rule only bounds the op's memory."""
-
-
 LONG_ENTRY = 8
 """Weights of a palette's entry. With more, a small file could decode to any size."""
 
@@ -276,14 +274,12 @@ def _squeeze(given: KnownOp) -> Shapes:
 @rule("concat")
 def _concat(given: KnownOp) -> Shapes:
     parts = [shape or (1,) for shape in given.shapes("values")]
-    axis = axis_of(given.value("axis"), len(parts[0]))
+    first, axis = parts[0], axis_of(given.value("axis"), len(parts[0]))
+    before, after = first[:axis], first[axis + 1 :]
     for part in parts:
-        others = zip(part, parts[0], strict=True) if len(part) == len(parts[0]) else [(0, 1)]
-        if any(
-            a != b for at, (a, b) in enumerate(others) if at != axis or len(part) != len(parts[0])
-        ):
-            raise ValueError(f"{part} cannot be joined with {parts[0]} along axis {axis}")
-    return [(*parts[0][:axis], sum(part[axis] for part in parts), *parts[0][axis + 1 :])]
+        if len(part) != len(first) or (part[:axis], part[axis + 1 :]) != (before, after):
+            raise ValueError(f"{part} cannot be joined with {first} along axis {axis}")
+    return [(*before, sum(part[axis] for part in parts), *after)]
 
 
 @rule("stack")

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from cetane.perf.cost import costs_of
 from cetane.perf.predict import Prediction, Predictor
 from cetane.planner import Planner
 
@@ -36,7 +35,7 @@ def capacity_costs(predictor: Predictor, planner: Planner) -> list[CapacityCost]
     sizes = [*planner.smaller, context]
     largest = predictor.predict(planner, "decode", context)
     own = [graph.function.capacity for shard in planner.members for graph in planner.graphs(shard)]
-    byte = costs_of(predictor.rates)["border"]
+    byte = predictor.costs["border"]
     costs = []
     for size, after in zip(sizes, [*sizes[1:], None], strict=True):
         decode = largest if after is None else predictor.predict(planner, "decode", size)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import tomli_w
 
 from cetane.errors import CetaneError
-from cetane.hardware.chips import find_chip
+from cetane.hardware.chips import DEFAULT_CHIP, find_chip
 from cetane.perf.cost import (
     Errors,
     Fit,
@@ -30,7 +30,7 @@ from cetane.perf.cost import (
     total,
     usage,
 )
-from cetane.perf.evidence import Measurement
+from cetane.perf.measurement import Measurement
 
 FITTED: dict[RateName, str] = {
     "dispatch": "ms",
@@ -52,6 +52,10 @@ SMOOTH = 0.02
 """Relative errors below this are squared, not absolute."""
 ROUNDS = 4
 """Rounds of choosing whether reading or multiplying bounds weights; two are enough."""
+MOST_ROUNDS = 300
+"""The most rounds of `robust`, which ends when its solution settles."""
+SHARE = 0.8
+"""The share of the left-out steps whose errors lie between `Errors.low` and `Errors.high`."""
 
 Matrix = npt.NDArray[np.float64]
 
@@ -72,14 +76,15 @@ def rate(name: RateName, value: float, unit: str, source: str, low: float | None
     )
 
 
-def fit_rates(measurements: Sequence[Measurement], chip: str = "m4-max") -> dict[RateName, Rate]:
-    """The rates that fit these measurements best. A rate without measurements keeps its start."""
-    base = find_chip(chip)
+def fit_rates(measurements: Sequence[Measurement]) -> dict[RateName, Rate]:
+    """The rates of `DEFAULT_CHIP` that fit these measurements best. A rate without measurements
+    keeps its start."""
+    base = find_chip(DEFAULT_CHIP)
     rates = starting_rates()
     prefill = [m for m in measurements if m.kind == "prefill"]
     decode = [m for m in measurements if m.kind in ("step", "part")]
     for _ in range(ROUNDS):
-        for name, value in solve(decode, rates, chip).items():
+        for name, value in solve(decode, rates).items():
             rates[name] = rate(name, value, FITTED[name], "fit")
         speeds = []
         for m in prefill:
@@ -98,14 +103,14 @@ def fit_rates(measurements: Sequence[Measurement], chip: str = "m4-max") -> dict
     return rates
 
 
-def solve(decode: Sequence[Measurement], rates: Rates, chip: str) -> dict[RateName, float]:
+def solve(decode: Sequence[Measurement], rates: Rates) -> dict[RateName, float]:
     """One round: the values of the fitted rates, with the current bounds of weights.
 
     It leaves out rates without measurements, and rates whose cost becomes zero.
     """
     if not decode:
         return {}
-    base = find_chip(chip)
+    base = find_chip(DEFAULT_CHIP)
     names = list(FITTED)
     columns = np.zeros((len(decode), len(names)))
     known = np.zeros(len(decode))
@@ -135,11 +140,11 @@ def value_of(unit: str, cost: float) -> float:
     return {"ms": cost, "ns": cost * 1e6, "GB/s": 1e-6 / cost, "G/s": 1e-6 / cost}[unit]
 
 
-def robust(columns: Matrix, wanted: Matrix, weights: Matrix, rounds: int = 300) -> Matrix:
+def robust(columns: Matrix, wanted: Matrix, weights: Matrix) -> Matrix:
     """`x >= 0` with the least sum of weighted absolute errors of `columns @ x`, smoothed."""
     scaled = weights.copy()
     solution = np.zeros(columns.shape[1])
-    for _ in range(rounds):
+    for _ in range(MOST_ROUNDS):
         before = solution
         solution = nonnegative(columns * np.sqrt(scaled)[:, None], wanted * np.sqrt(scaled))
         error = np.abs(columns @ solution - wanted)
@@ -176,11 +181,9 @@ class Checked:
         return self.predicted / self.measurement.ms - 1
 
 
-def check(
-    measurements: Collection[Measurement], rates: Rates, chip: str = "m4-max"
-) -> list[Checked]:
+def check(measurements: Collection[Measurement], rates: Rates) -> list[Checked]:
     """Measurements with their predictions."""
-    base = find_chip(chip)
+    base = find_chip(DEFAULT_CHIP)
     return [
         Checked(m, total(terms(m.works, costs_of(on_chip(rates, m.chip, base)))))
         for m in measurements
@@ -196,36 +199,36 @@ class LeftOut:
     checked: list[Checked]
 
 
-def leave_one_group_out(measurements: Sequence[Measurement], chip: str = "m4-max") -> list[LeftOut]:
+def leave_one_group_out(measurements: Sequence[Measurement]) -> list[LeftOut]:
     """Every group, predicted from all others."""
     left_out = []
     for group in sorted({m.group for m in measurements if m.kind in ("step", "part")}):
-        rates = fit_rates([m for m in measurements if m.group != group], chip)
+        rates = fit_rates([m for m in measurements if m.group != group])
         mine = [m for m in measurements if m.group == group]
-        left_out.append(LeftOut(group, rates, check(mine, rates, chip)))
+        left_out.append(LeftOut(group, rates, check(mine, rates)))
     return left_out
 
 
-def errors(left_out: Sequence[LeftOut], share: float = 0.8) -> Errors:
-    """The errors of left-out steps; `low` and `high` hold `share` of them."""
+def errors(left_out: Sequence[LeftOut]) -> Errors:
+    """The errors of left-out steps."""
     steps = [c for one in left_out for c in one.checked if c.measurement.kind == "step"]
     ratios = np.array([c.measurement.ms / c.predicted for c in steps])
-    low, high = np.quantile(ratios, [(1 - share) / 2, (1 + share) / 2])
+    low, high = np.quantile(ratios, [(1 - SHARE) / 2, (1 + SHARE) / 2])
     return Errors(
         low=float(low),
         high=float(high),
         median=float(np.median([abs(c.error) for c in steps])),
         rows=len(steps),
-        share=share,
+        share=SHARE,
     )
 
 
 COMMAND = "python -m cetane.perf.fit --write"
 
 
-def fit(measurements: Sequence[Measurement], chip: str = "m4-max") -> Fit:
+def fit(measurements: Sequence[Measurement]) -> Fit:
     """The content of `data/rates.toml`."""
-    rates, left_out = fit_rates(measurements, chip), leave_one_group_out(measurements, chip)
+    rates, left_out = fit_rates(measurements), leave_one_group_out(measurements)
     final: dict[RateName, Rate] = {}
     for name, own in rates.items():
         if name == "host":
@@ -236,7 +239,7 @@ def fit(measurements: Sequence[Measurement], chip: str = "m4-max") -> Fit:
         kind = "prefill rows" if name == "compute" else "decode rows"
         source = f"fit to the {kind} of data/evidence"
         final[name] = rate(name, own.value, own.unit, source, min(values), max(values))
-    return Fit(chip=chip, command=COMMAND, errors=errors(left_out), rates=final)
+    return Fit(chip=DEFAULT_CHIP, command=COMMAND, errors=errors(left_out), rates=final)
 
 
 def toml(fit: Fit) -> str:

@@ -13,9 +13,9 @@ from math import prod
 
 from cetane.compress import Fp16
 from cetane.errors import CetaneError
-from cetane.families import Block, CacheGroup, Head, Part
+from cetane.families import Block, CacheGroup, Head, Part, Weight
 from cetane.hardware.chips import Chip, find_chip, load_chips
-from cetane.perf.cost import Fit, Rates, Term, Work, costs_of, load_fit, on_chip, terms, total
+from cetane.perf.cost import Rates, Term, Work, costs_of, load_fit, on_chip, terms, total
 from cetane.perf.shapes import COPIES, HALF
 from cetane.perf.slow_forms import slowness
 from cetane.planner import Planner, Segment
@@ -62,26 +62,26 @@ class Prediction:
         return 1000 * self.tokens / self.ms
 
 
-def rates_of(chip: Chip, fit: Fit | None = None) -> Rates:
+def rates_of(chip: Chip) -> Rates:
     """The rates of a chip, from the fit that ships."""
-    fit = fit or load_fit()
+    fit = load_fit()
     return on_chip(fit.rates, chip, find_chip(fit.chip))
 
 
 class Predictor:
     """Predicts plans of one model, and keeps all that does not depend on the recipe."""
 
-    def __init__(self, chip: Chip, fit: Fit | None = None) -> None:
-        """Raises CetaneError for a chip without a weight stream of its own; others have another."""
+    def __init__(self, chip: Chip) -> None:
+        """Raises CetaneError for a chip without a weight stream: no other chip's stands for it."""
         if not chip.stream:
             known = ", ".join(name for name, one in load_chips().items() if one.stream)
             raise CetaneError(
                 f"{chip.no_speed}, so no speed is predicted", f"there are figures of {known}"
             )
-        self.chip, self.fit = chip, fit or load_fit()
-        self.rates: Rates = rates_of(chip, self.fit)
+        self.chip, self.fit = chip, load_fit()
+        self.rates: Rates = rates_of(chip)
         self.costs = costs_of(self.rates)
-        self._listed: dict[str, list[tuple[str, str, str | None, int]]] = {}
+        self._listed: dict[str, list[tuple[str, Weight]]] = {}
         self._weights: dict[tuple[str, str], Counts] = {}
 
     def predict(self, planner: Planner, mode: Mode, context: int | None = None) -> Prediction:
@@ -153,31 +153,32 @@ class Predictor:
         )
 
     def weights(self, planner: Planner, blocks: Sequence[Block]) -> Counts:
-        """The number of these blocks' weights, by their bits; those of slow forms count more."""
+        """The number of these blocks' weights, by their bits; those of slow forms count more.
+
+        The blocks follow each other in the model, so the first and the last tell which they are.
+        """
         formats = planner.recipe.compression
         rows = blocks[0].stop - blocks[0].start if isinstance(blocks[0], Head) else 0
         key = (f"{blocks[0].name} {blocks[-1].name} {rows}", formats.model_dump_json())
         if key not in self._weights:
             counts: dict[float, float] = {}
             for block in blocks:
-                for name, kind, elements in self._list(block):
-                    form = formats.format_for(name, kind) if kind else FP16
-                    counted = elements * slowness(form)
+                for _, weight in self._list(block):
+                    form = formats.format_for(weight.name, weight.kind) if weight.kind else FP16
+                    counted = weight.elements * slowness(form)
                     counts[float(form.bits)] = counts.get(float(form.bits), 0) + counted
             self._weights[key] = counts
         return self._weights[key]
 
-    def _list(self, block: Block) -> list[tuple[str, str | None, int]]:
-        """Name, kind and size of a block's weights."""
+    def _list(self, block: Block) -> list[tuple[str, Weight]]:
+        """The paths of a block's weights, with these."""
         root = block.root
-        if isinstance(block, Head):  # it differs with the number of slices
-            return [(w.name, w.kind, w.elements) for _, w in block.weights()]
+        if isinstance(block, Head):  # a head of the same name may have other rows
+            return list(block.weights())
         if root.name not in self._listed:
-            self._listed[root.name] = [
-                (path, w.name, w.kind, w.elements) for path, w in root.weights()
-            ]
+            self._listed[root.name] = list(root.weights())
         used = tuple(f"{path}." for path in block.modules_used) if isinstance(block, Part) else ""
-        return [item[1:] for item in self._listed[root.name] if item[0].startswith(used)]
+        return [item for item in self._listed[root.name] if item[0].startswith(used)]
 
 
 def distinct(experts: int, tokens: int, chosen: int = 1) -> float:

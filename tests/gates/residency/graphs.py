@@ -16,8 +16,8 @@ from coremltools.converters.mil.mil.ops.defs._op_reqs import register_op
 from coremltools.proto import MIL_pb2
 from tests.mil.conftest import build_program, ct, mb
 
-from cetane.lower.convert import brief
 from cetane.lower.package import MANIFEST, MODEL, WEIGHTS
+from cetane.lower.patches import brief
 from cetane.mil.blob import _DTYPES, _RECORD, _SENTINEL
 from cetane.mil.dtypes import byte_count
 from cetane.mil.program import Program

@@ -9,7 +9,8 @@ import torch
 from tests.gates.residency.graphs import add, blob, write
 
 from cetane.families import author
-from cetane.lower.convert import convert, quiet
+from cetane.lower.convert import convert
+from cetane.lower.patches import quiet
 from cetane.lower.structure import functions
 from cetane.lower.tracing import constants
 from cetane.mil.program import Program

@@ -1,4 +1,4 @@
-"""The fast executor: runs a Core ML program on onnxruntime.
+"""The fast executor: runs a Core ML program as graphs of onnxruntime, or as tapes (`tape`).
 
     program = FastProgram(load("model.mlpackage"))
     decode = program.function("decode")

@@ -108,20 +108,10 @@ def attention(context: Context, op: Op) -> list[Op] | None:
     if op.kind != "matmul" or turned[0] or not turned[1]:
         return None
     weights, factor = scaled(context, op.inputs["x"][0])
-    softmax = context.producer(weights, "softmax")
-    sink: Argument | None = None
-    if softmax is None and (cut := context.producer(weights, "slice_by_index")) is not None:
-        softmax = context.producer(cut.inputs["x"][0], "softmax")
-        both = softmax and context.producer(softmax.inputs["x"][0], "concat")
-        if both is None or len(both.inputs["values"]) != 2 or not _is_last(context, both):
-            return None
-        scores, sink = both.inputs["values"]
-        if context.part(cut) != (3, 0, context.shape(scores)[-1]):
-            return None
-    elif softmax is not None:
-        (scores,) = softmax.inputs["x"]
-    if softmax is None or not _is_last(context, softmax) or math.frexp(factor)[0] != 0.5:
+    found = _softmaxed(context, weights)
+    if found is None or math.frexp(factor)[0] != 0.5:
         return None
+    scores, sink = found
     operands = _masked_product(context, scores)
     (values,), result = op.inputs["y"], op.outputs[0].type
     if operands is None or result is None:
@@ -146,6 +136,23 @@ def attention(context: Context, op: Op) -> list[Op] | None:
         number = constant(np.array(factor, np.float32), result.dtype)
         ops.append(made("mul", name, result, x=mixed, y=number))
     return ops
+
+
+def _softmaxed(context: Context, weights: Argument) -> tuple[Argument, Argument | None] | None:
+    """The scores and the sink of `softmax(scores)`, or of `slice(softmax(concat(scores, sink)))`;
+    None for anything else."""
+    softmax = context.producer(weights, "softmax")
+    if softmax is not None:
+        return (softmax.inputs["x"][0], None) if _is_last(context, softmax) else None
+    cut = context.producer(weights, "slice_by_index")
+    softmax = cut and context.producer(cut.inputs["x"][0], "softmax")
+    both = softmax and context.producer(softmax.inputs["x"][0], "concat")
+    if cut is None or softmax is None or both is None or len(both.inputs["values"]) != 2:
+        return None
+    scores, sink = both.inputs["values"]
+    whole = context.part(cut) == (3, 0, context.shape(scores)[-1])
+    last = _is_last(context, softmax) and _is_last(context, both)
+    return (scores, sink) if whole and last else None
 
 
 def _masked_product(
@@ -261,41 +268,54 @@ def past_apart(context: Context, op: Op) -> list[Op] | None:
     parts = both.inputs["values"]
     if context.plain(both, "axis") % rank != rank - 1 or not context.given(parts[0]):
         return None
-    (x,), result = op.inputs["x"], op.outputs[0].type
-    assert result is not None
     lengths = [context.shape(part)[-1] for part in parts]
     sizes = [length for length in lengths if isinstance(length, int)]
     if len(sizes) < len(lengths):
         return None
+    if context.plain(op, "transpose_y"):
+        return _sum_of_products(context, op, parts, sizes)
+    return _joined_products(op, parts, sizes)
+
+
+def _joined_products(op: Op, parts: tuple[Argument, ...], sizes: list[int]) -> list[Op]:
+    """`concat(matmul(x, past), matmul(x, new))`."""
+    (x,), result = op.inputs["x"], op.outputs[0].type
+    assert result is not None
     names = [f"{op.outputs[0].name}:{index}" for index in range(len(parts))]
-    if not context.plain(op, "transpose_y"):
-        products = [
-            made("matmul", name, TensorType((*result.shape[:-1], size), result.dtype), x=x, y=part)
-            for name, size, part in zip(names, sizes, parts, strict=True)
-        ]
-        joined: dict[str, tuple[Argument, ...]] = {"values": tuple(names), "axis": (literal(-1),)}
-        return [*products, Op("concat", op.name, joined, op.outputs)]
-    pieces = [f"{op.outputs[0].name}:of_{index}" for index in range(len(parts))]
-    weights = context.type(x)
+    products = [
+        made("matmul", name, TensorType((*result.shape[:-1], size), result.dtype), x=x, y=part)
+        for name, size, part in zip(names, sizes, parts, strict=True)
+    ]
+    joined: dict[str, tuple[Argument, ...]] = {"values": tuple(names), "axis": (literal(-1),)}
+    return [*products, Op("concat", op.name, joined, op.outputs)]
+
+
+def _sum_of_products(
+    context: Context, op: Op, parts: tuple[Argument, ...], sizes: list[int]
+) -> list[Op]:
+    """The products of x's columns, split by `sizes`, with the parts of `y^T`, added up."""
+    (x,), result = op.inputs["x"], op.outputs[0].type
+    assert result is not None
+    name, weights, flag = op.outputs[0].name, context.type(x), op.inputs["transpose_y"][0]
+    pieces = [f"{name}:of_{index}" for index in range(len(parts))]
     split = Op(
         "split",
-        f"{op.outputs[0].name}:split",
+        f"{name}:split",
         {"x": (x,), "split_sizes": (literal(sizes),), "axis": (literal(-1),)},
         tuple(
             NamedValue(piece, TensorType((*weights.shape[:-1], size), weights.dtype))
             for piece, size in zip(pieces, sizes, strict=True)
         ),
     )
-    flag = op.inputs["transpose_y"][0]
+    names = [f"{name}:{index}" for index in range(len(parts))]
     products = [
-        made("matmul", name, result, x=piece, y=part, transpose_y=flag)
-        for name, piece, part in zip(names, pieces, parts, strict=True)
+        made("matmul", own, result, x=piece, y=part, transpose_y=flag)
+        for own, piece, part in zip(names, pieces, parts, strict=True)
     ]
-    (total, *others) = names
+    total, *others = names
     sums = []
     for index, other in enumerate(others, 1):
-        last = index == len(others)
-        name = op.outputs[0].name if last else f"{op.outputs[0].name}:sum_{index}"
-        sums.append(made("add", name, result, x=total, y=other))
-        total = name
+        summed = name if index == len(others) else f"{name}:sum_{index}"
+        sums.append(made("add", summed, result, x=total, y=other))
+        total = summed
     return [split, *products, *sums]

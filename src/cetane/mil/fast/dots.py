@@ -128,7 +128,7 @@ def dots_of(form: Form, tokens: int) -> Maker:
             loop = emit.Blocks(builder, columns, [zero] * (2 * tokens))
             size = form.bytes_of(TILE * BLOCK)
             block = builder.add(tile, builder.mul(loop.k, emit.number(size // BLOCK)))
-            _fetch_ahead(builder, block, size)
+            emit.prefetch(builder, builder.add(block, emit.number(AHEAD)), size)
             halves = [
                 _weights(builder, form, builder.add(block, emit.number(at)), table)
                 for at, table in zip((0, size // 2), tables, strict=True)
@@ -173,15 +173,6 @@ def dots_of(form: Form, tokens: int) -> Maker:
         return types.void(*[types.int64] * 10), generate
 
     return dots
-
-
-def _fetch_ahead(builder: ir.IRBuilder, block: ir.Value, size: int) -> None:
-    """Prefetch the weights that come `AHEAD` bytes later."""
-    kinds = (I8.as_pointer(), I32, I32, I32)
-    prefetch = emit.function(builder, "llvm.prefetch.p0", ir.VoidType(), *kinds)
-    for at in range(0, size, 64):
-        address = emit.pointer(builder, builder.add(block, emit.number(AHEAD + at)), I8)
-        builder.call(prefetch, [address, *(ir.Constant(I32, n) for n in (0, 3, 1))])
 
 
 def _everywhere(builder: ir.IRBuilder, four: ir.Value) -> ir.Value:

@@ -58,6 +58,15 @@ def shuffled(builder: ir.IRBuilder, one: ir.Value, two: ir.Value, lanes: list[in
     return builder.shuffle_vector(one, two, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
 
+def prefetch(builder: ir.IRBuilder, address: ir.Value, size: int) -> None:
+    """Fetch so many bytes from an address into the caches, line by line."""
+    kinds = (I8.as_pointer(), I32, I32, I32)
+    fetch = function(builder, "llvm.prefetch.p0", ir.VoidType(), *kinds)
+    for at in range(0, size, 64):
+        place = pointer(builder, builder.add(address, number(at)), I8)
+        builder.call(fetch, [place, *(ir.Constant(I32, n) for n in (0, 3, 1))])
+
+
 class Blocks:
     """A loop over the blocks of a row, with values that each pass changes.
 

@@ -62,7 +62,9 @@ def _write_tapes(model: TapeModel, folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps(index))
 
 
-def _read_tapes(folder: Path, index: dict[str, Any]) -> dict[str, Tape]:
+def _read_tapes(
+    folder: Path, index: dict[str, Any], signatures: dict[str, Signature]
+) -> dict[str, FastFunction]:
     if sha256(folder / TAPES) != index["sha256"]:
         raise CetaneError(f"{folder / TAPES} is damaged")
     tapes, content, start = {}, (folder / TAPES).read_bytes(), 0
@@ -73,7 +75,9 @@ def _read_tapes(folder: Path, index: dict[str, Any]) -> dict[str, Tape]:
         start += numbers.nbytes
         numbers = numbers.reshape(count, NUMBERS)
         tapes[name] = Tape(code, numbers, arena, runs, work, tuple(turned))
-    return tapes
+    with (folder / WEIGHTS).open("rb") as file:
+        weights = mapped(file)
+    return {name: function_of(s, tapes[name], weights, tapes) for name, s in signatures.items()}
 
 
 def _write_graphs(shared: SharedModel, folder: Path) -> None:
@@ -87,7 +91,7 @@ def _write_graphs(shared: SharedModel, folder: Path) -> None:
             content = _with_weights(stage, data)
             name = f"{number}.onnx"
             (folder / name).write_bytes(content)
-            feedings = {n: _as_json(feeding) for n, feeding in stage.feedings.items()}
+            feedings = {n: _feeding_as_json(own) for n, own in stage.feedings.items()}
             sha256 = hashlib.sha256(content).hexdigest()
             stages.append({"model": name, "sha256": sha256, "feedings": feedings})
     index = {
@@ -96,6 +100,24 @@ def _write_graphs(shared: SharedModel, folder: Path) -> None:
         "stages": stages,
     }
     (folder / INDEX).write_text(json.dumps(index))
+
+
+def _read_graphs(
+    folder: Path, index: dict[str, Any], signatures: dict[str, Signature]
+) -> dict[str, FastFunction]:
+    stages: dict[str, list[Stage | AttentionStage]] = {name: [] for name in signatures}
+    for stage in index["stages"]:
+        if "attentions" in stage:
+            for name, own in stages.items():
+                own.append(_attention_from_json(stage["attentions"][name]))
+            continue
+        path = folder / plain_name(stage["model"], "model")
+        if hashlib.sha256(path.read_bytes()).hexdigest() != stage["sha256"]:
+            raise CetaneError(f"{path} is damaged")
+        session = open_session(str(path))
+        for name, own in stages.items():
+            own.append(CompiledStage(_feeding_from_json(stage["feedings"][name]), session))
+    return {name: FastFunction(s, stages[name]) for name, s in signatures.items()}
 
 
 def _with_weights(stage: SharedStage, data: BinaryIO) -> bytes:
@@ -129,28 +151,10 @@ class PreparedModel:
             signatures = {n: _signature_from_json(n, c) for n, c in index["functions"].items()}
             if _identity(folder / WEIGHTS) != index["weights"]:
                 raise CetaneError(f"{folder / WEIGHTS} is damaged")
-            if "tapes" in index:
-                tapes = _read_tapes(folder, index)
-                with (folder / WEIGHTS).open("rb") as weights:
-                    bytes_ = mapped(weights)
-                return cls(
-                    {n: function_of(s, tapes[n], bytes_, tapes) for n, s in signatures.items()}
-                )
-            stages: dict[str, list[Stage | AttentionStage]] = {n: [] for n in signatures}
-            for stage in index["stages"]:
-                if "attentions" in stage:
-                    for name, own in stages.items():
-                        own.append(_attention_from_json(stage["attentions"][name]))
-                    continue
-                path = folder / plain_name(stage["model"], "model")
-                if hashlib.sha256(path.read_bytes()).hexdigest() != stage["sha256"]:
-                    raise CetaneError(f"{path} is damaged")
-                session = open_session(str(path))
-                for name, own in stages.items():
-                    own.append(CompiledStage(_from_json(stage["feedings"][name]), session))
+            read = _read_tapes if "tapes" in index else _read_graphs
+            return cls(read(folder, index, signatures))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise CetaneError(f"{folder} holds no prepared model: {error!r}") from error
-        return cls({n: FastFunction(s, stages[n]) for n, s in signatures.items()})
 
 
 def _identity(weights: Path) -> list[int]:
@@ -184,7 +188,7 @@ def _signature_from_json(name: str, content: dict[str, Any]) -> Signature:
     )
 
 
-def _as_json(feeding: Feeding) -> dict[str, Any]:
+def _feeding_as_json(feeding: Feeding) -> dict[str, Any]:
     return {
         "whole": feeding.whole,
         "views": {name: _operand_as_json(view) for name, view in feeding.views.items()},
@@ -193,7 +197,7 @@ def _as_json(feeding: Feeding) -> dict[str, Any]:
     }
 
 
-def _from_json(content: dict[str, Any]) -> Feeding:
+def _feeding_from_json(content: dict[str, Any]) -> Feeding:
     constants: dict[str, Array] = {
         n: np.array(values, dtype) for n, (dtype, values) in content["constants"].items()
     }

@@ -10,10 +10,8 @@ from cetane.mil.fast.context import ATTENTION, VIEW, Context
 from cetane.mil.fast.translate import live_ops
 from cetane.mil.program import Argument, Body, MilFunction, Op
 
-Stage = MilFunction | AttentionStage
 
-
-def stages(function: MilFunction) -> list[Stage]:
+def stages(function: MilFunction) -> list[MilFunction | AttentionStage]:
     """A function, cut at its attentions: functions and attentions that run in turn.
 
     The inputs of a stage are inputs of the function, and results of earlier stages. An op is in
@@ -30,7 +28,7 @@ def stages(function: MilFunction) -> list[Stage]:
         parts[level].append(op)
         levels |= dict.fromkeys((n for n in op.references() if n in function.states), level)
         levels |= {value.name: level + (op.kind == ATTENTION) for value in op.outputs}
-    result: list[Stage] = []
+    result: list[MilFunction | AttentionStage] = []
     last = max(parts)
     for level in range(last + 1):
         own = [op for op in parts[level] if op.kind != ATTENTION]

@@ -143,11 +143,7 @@ def _fetch_ahead(builder: ir.IRBuilder, form: Form, weights: ir.Value, k: ir.Val
     end of a page."""
     size = form.bytes_of(ROWS * BLOCK)
     start = builder.add(weights, builder.mul(k, emit.number(size // BLOCK)))
-    kinds = (I8.as_pointer(), I32, I32, I32)
-    prefetch = emit.function(builder, "llvm.prefetch.p0", ir.VoidType(), *kinds)
-    for at in range(0, size, 64):
-        address = emit.pointer(builder, builder.add(start, emit.number(AHEAD + at)), I8)
-        builder.call(prefetch, [address, *(ir.Constant(I32, n) for n in (0, 3, 1))])
+    emit.prefetch(builder, builder.add(start, emit.number(AHEAD)), size)
 
 
 def palette_vectors(builder: ir.IRBuilder, form: Form, address: ir.Value) -> list[ir.Value]:

@@ -28,6 +28,9 @@ def rounds(form):  # type: ignore[no-untyped-def]
     return _ANY and form in (_BYTES, _SCALED, _NIBBLES, _SIXES)
 
 
+# Each form and number of tokens is code of its own, and numba knows code only by a name.
+
+
 @njit(nogil=True, cache=True)
 def _one(form, y, y_step, x, x_scales, tile, scales, one, two, rows, columns):  # type: ignore[no-untyped-def]
     if form == _BYTES:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cetane.lower.convert import uncollected
+from cetane.lower.patches import uncollected
 from cetane.lower.tracing import without_compiler
 
 RECORDED = """
