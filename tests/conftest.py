@@ -1,5 +1,6 @@
 """Tiny random models, in memory and on disk, for every test that needs a checkpoint."""
 
+import gc
 import json
 import os
 import shutil
@@ -39,6 +40,13 @@ CHAT_TEMPLATE = (
 )
 
 torch.set_num_threads(1)  # faster for models this small
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage leave out what was imported: it stays. coremltools and the tests
+    collect often, and each collection visits all other objects of the process."""
+    gc.collect()
+    gc.freeze()
 
 
 def build_model(model_type: str = "llama", **config: Any) -> transformers.PreTrainedModel:

@@ -13,11 +13,14 @@ import pytest
 from tests.converting import converted_once
 
 import cetane
+from cetane.checkpoint import open_checkpoint
+from cetane.files import silent
 from cetane.lab.workload import zaya_tiny
+from cetane.pipeline.build import build
 from cetane.schema.recipe import load_recipe, override
 
 MODULES = ("audit", "diff", "language_model", "plan", "port", "validate")
-SMALL = {"layout.kind": "single", "cache.context": 512, "tokens.verify": 0, "tokens.prefill": 0}
+SMALL = {"layout.kind": "single", "cache.context": 512, "tokens.verify": 0, "tokens.prefill": 32}
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +29,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     bundle = tmp_path_factory.mktemp("api") / "zaya-tiny"
     recipe = override(load_recipe("zaya-int8"), SMALL)
     with converted_once():
-        assert cetane.port(zaya_tiny(), recipe=recipe, output=bundle).passed
+        build(open_checkpoint(zaya_tiny()), recipe, bundle, silent)
         yield {"cetane": cetane, "model": zaya_tiny(), "recipe": recipe, "bundle": bundle}
 
 

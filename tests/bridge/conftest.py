@@ -1,6 +1,5 @@
 """Models made and run by coremltools with the bridge in place."""
 
-import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,6 @@ from cetane import bridge
 from cetane.hardware.quiet import import_coremltools
 
 ct = import_coremltools()
-gc.freeze()  # coremltools collects garbage in every conversion
 
 
 @pytest.fixture

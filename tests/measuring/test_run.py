@@ -109,7 +109,7 @@ def test_a_fault_in_a_later_turn_keeps_the_earlier_ones(kit: Path) -> None:
 def test_killed_in_the_middle_it_resumes(kit: Path) -> None:
     quick = ["--rounds", "2", "--steps", "3", "--energy", "0"]
     running = subprocess.Popen(
-        [sys.executable, "measure.py", *quick], cwd=kit, env=environment(SLOW="0.02"),
+        [sys.executable, "measure.py", *quick], cwd=kit, env=environment(SLOW="0.005"),
         stdout=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     while not (kit / "measurements.json").exists() or (
@@ -135,7 +135,7 @@ def test_what_the_user_stopped_is_tried_again(kit: Path) -> None:
     quick = ["--rounds", "2", "--steps", "3", "--energy", "0"]
     for stop, code in ((signal.SIGINT, 130), (signal.SIGINT, 130), (signal.SIGTERM, 143)):
         running = subprocess.Popen(
-            [sys.executable, "measure.py", *quick], cwd=kit, env=environment(SLOW="0.02"),
+            [sys.executable, "measure.py", *quick], cwd=kit, env=environment(SLOW="0.005"),
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=interruptible,
         )  # fmt: skip
         while not (kit / "measurements.json").exists() or (
@@ -201,7 +201,7 @@ def macmon(tmp_path: Path) -> Path:
 
 def test_energy_is_watts_times_time_over_tokens(kit: Path, macmon: Path) -> None:
     path = f"{macmon}{os.pathsep}{os.environ['PATH']}"
-    env = environment(PATH=path, SLOW_CHAIN="0.05")
+    env = environment(PATH=path, SLOW_CHAIN="0.01")
     done = run(kit, "--rounds", "1", "--energy", "2.6", "--idle", "0", env=env)
     assert done.returncode == 0, done.stderr
     for energy in record(kit)["energy"]:

@@ -2,7 +2,7 @@
 
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,16 @@ TEXT = "The rating of how readily a fuel ignites is its cetane number. " * 60
 NAME = "palette3-kmeans-group8"
 FITTED = f"{NAME}+gptq"
 VECTORS = "palette2-weighted-vector4-group16"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_text() -> Iterator[None]:
+    """Constants are fitted on no more text than a model of 64 channels needs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cetane.fitting.fit.SEQUENCES", 24)
+        patch.setattr("cetane.fitting.fit.READ", 8)
+        patch.setattr("cetane.fitting.fit.LENGTH", 64)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,47 +1,16 @@
-"""Every op of a tape against numpy: the cases of the reference, run as tapes."""
+"""What tapes do with places and forms of operands. `tests/mil/test_ops.py` runs every op."""
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tests.mil.test_ops as reference
 from coremltools.converters.mil import Builder as mb
 from tests.mil.fast.agreement import Build, normal, tape_agrees
 
 from cetane.errors import CetaneError
-from cetane.mil import MilFunction, Program, load
+from cetane.mil import load
 from cetane.mil.fast import FastProgram
 from cetane.mil.fast.tape.model import TapeModel
-from cetane.mil.fast.tape.ops import INSTRUCTIONS
-
-
-def compile_tape(
-    function: MilFunction, precision: str = "fp32"
-) -> Callable[[Mapping[str, np.ndarray]], Any]:
-    model = TapeModel(Program(Path(), {"main": function}))
-    if "main" not in model.tapes:
-        pytest.skip("this form of the op runs on onnxruntime")
-    return model.function("main")
-
-
-@pytest.fixture(autouse=True)
-def tape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "compile", compile_tape)
-
-
-CASES = [case for case in reference.CASES if case.op in INSTRUCTIONS]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_op(case: Any, build: Callable[..., Any]) -> None:
-    reference.test_op(case, build)
-
-
-def test_every_instruction_has_a_case() -> None:
-    kinds = {kind for kind in INSTRUCTIONS if not kind.startswith("fast:")}
-    assert kinds <= {case.op for case in CASES}
 
 
 def test_elements_in_any_order(build: Build) -> None:
