@@ -301,6 +301,23 @@ def test_without_the_file_they_are_held_to_the_checkpoint(
     assert all("times what they need to" in problem for problem in problems)
 
 
+def test_vectors_are_fitted_built_and_held_to_the_checkpoint(
+    fitted: Fixed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Palettes of pairs, rounded and tuned; with their file, and without it."""
+    wanted = recipe(method="tuned", minutes=1 / 60, default="palette3-kmeans-vector2-per-tensor")
+    made = Fixed(fitted.checkpoint, build(fitted.checkpoint, wanted, tmp_path / "b", silent))
+    file = made.bundle.plan.recipe.compression.fitted
+    assert file is not None
+    fitted_names = {name.rpartition("/")[0] for name in file.read().names}
+    assert len(fitted_names) == 2 * 7, "all projections of two layers"
+    assert made.wrong() == []
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "empty"))
+    assert made.wrong() == []
+    other = Swapped(fitted.checkpoint)
+    assert len(Fixed(other, made.bundle).wrong()) == 2  # type: ignore[arg-type]
+
+
 def test_constants_of_another_file_are_refused(fitted: Fixed) -> None:
     """With the file, every bit counts: one entry of a palette that is off is found."""
     planner = Planner(fitted.checkpoint, fitted.bundle.plan.recipe)
