@@ -142,6 +142,16 @@ def refuse(reason: str, options: Mapping[str, object]) -> None:
             raise CetaneError(f"{name} {reason}")
 
 
+def parse_ids(text: str) -> list[int]:
+    """The token ids of `--prompt-ids`, which commas separate."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise CetaneError(
+            f"--prompt-ids {text!r}: not numbers separated by commas", "write 1,1000,5000"
+        ) from error
+
+
 def with_units(backend: str, units: str | None) -> str:
     """A backend's name with the compute units, which choose Core ML."""
     if units is None:

@@ -14,6 +14,7 @@ from cetane.cli.options import (
     DraftTokens,
     Json,
     MaxNew,
+    parse_ids,
     with_units,
 )
 from cetane.cli.output import facts, print_json, progress, warn
@@ -165,11 +166,3 @@ def show_profile(model: LanguageModel, completion: Completion | None) -> None:
     speculation = model.speculation()
     if speculation is not None:
         facts({name: "-" if v is None else v for name, v in speculation.items()}, "speculation")
-
-
-def parse_ids(text: str) -> list[int]:
-    """`1,2,3` as token ids."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise CetaneError(f"--prompt-ids {text!r}: not numbers separated by commas") from error
