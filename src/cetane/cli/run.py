@@ -17,7 +17,7 @@ from cetane.cli.options import (
     parse_ids,
     with_units,
 )
-from cetane.cli.output import facts, print_json, progress, warn
+from cetane.cli.output import facts, print_json, progress, warn, with_unit
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
@@ -142,18 +142,14 @@ def show_profile(model: LanguageModel, completion: Completion | None) -> None:
     from cetane.pipeline.profile import profile
 
     made = profile(model.engine, completion)
-
-    def number(value: float | None, unit: str) -> str | None:
-        return None if value is None else f"{value:.4g} {unit}"
-
     facts(
         {
-            "decode throughput": number(made.decode_tok_s, "tok/s"),
-            "total forward throughput": number(made.forward_tok_s, "tok/s"),
-            "layers": number(made.layers_ms, "ms/token"),
-            "head": number(made.head_ms, "ms/token"),
-            "average per layer": number(made.layer_ms, "ms"),
-            "verifier": number(made.verify_ms, f"ms/call, T = {made.verify_tokens}"),
+            "decode throughput": with_unit(made.decode_tok_s, "tok/s"),
+            "total forward throughput": with_unit(made.forward_tok_s, "tok/s"),
+            "layers": with_unit(made.layers_ms, "ms/token"),
+            "head": with_unit(made.head_ms, "ms/token"),
+            "average per layer": with_unit(made.layer_ms, "ms"),
+            "verifier": with_unit(made.verify_ms, f"ms/call, T = {made.verify_tokens}"),
         },
         "profile",
     )
