@@ -87,6 +87,8 @@ class LabTasks:
         self.parts: dict[str, list[Part]] = {name: [] for name in self.experiments}
         self.arms: dict[str, SharedTask] = {}
         self.measures: list[SharedTask] = []
+        self.measured: dict[str, str] = {}
+        """The experiment of each task that measures, by the task's key."""
         self.done = 0
 
     def run(self) -> Iterator[tuple[Experiment, Callable[[], Iterator[Part]]]]:
@@ -143,6 +145,7 @@ class LabTasks:
                 measured=True,
             )
             self.measures.append(SharedTask(task, [experiment.id]))
+            self.measured[task.key] = experiment.id
 
     def perform(self, pieces: Sequence[SharedTask]) -> Iterator[SharedTask]:
         """Have tasks performed, but for experiments that failed already. Gives each as it ends."""
@@ -169,7 +172,7 @@ class LabTasks:
             if result is None:
                 return False
             content = read_json(result / RESULT)
-        if "digest" not in content:
+        if (experiment := self.measured.get(task.key)) is not None:
             part = validated(dict[ArmName, ArmOutcome], content, task.name)
-            self.parts[task.name.partition(": ")[0]].append(part)
+            self.parts[experiment].append(part)
         return True
