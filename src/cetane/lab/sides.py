@@ -30,11 +30,6 @@ class Findings:
     texts: dict[str, str] = field(default_factory=dict)
     curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
-    def update(self, other: "Findings") -> None:
-        self.figures |= other.figures
-        self.texts |= other.texts
-        self.curves |= other.curves
-
 
 def figure(
     name: str,
@@ -130,17 +125,17 @@ class Sides:
         spec = experiment.workload
         workload = OpenWorkload(setting, spec, setting.checkpoint(spec))
         self.workload, self.progress = workload, progress
-        self.sides: Mapping[ArmName, Side] = {
+        self.by_arm: Mapping[ArmName, Side] = {
             name: Side(name, experiment.arm(name), workload, progress) for name in ARMS
         }
 
     @property
     def baseline(self) -> Side:
-        return self.sides["baseline"]
+        return self.by_arm["baseline"]
 
     @property
     def candidate(self) -> Side:
-        return self.sides["candidate"]
+        return self.by_arm["candidate"]
 
 
 Measure = Callable[[Sides], Mapping[ArmName, Findings]]
@@ -162,7 +157,7 @@ def each(name: str) -> Callable[[Callable[[Side], Findings]], Callable[[Side], F
     """A decorator: enter a measure of one side, which is called for both."""
 
     def register(function: Callable[[Side], Findings]) -> Callable[[Side], Findings]:
-        MEASURES[name] = lambda bench: {arm: function(bench.sides[arm]) for arm in ARMS}
+        MEASURES[name] = lambda sides: {arm: function(sides.by_arm[arm]) for arm in ARMS}
         return function
 
     return register

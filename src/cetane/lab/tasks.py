@@ -45,7 +45,7 @@ def opened(job: LabJob) -> Sides:
 
 def build_arm(job: LabJob, arm: ArmName, folder: Path) -> None:
     """Build the bundle of an arm, unless it is there."""
-    write_json(folder / RESULT, {"digest": opened(job).sides[arm].bundle.digest})
+    write_json(folder / RESULT, {"digest": opened(job).by_arm[arm].bundle.digest})
 
 
 def measure(job: LabJob, name: str, folder: Path) -> None:
@@ -125,7 +125,7 @@ class LabTasks:
         sides = Sides(experiment, self.setting, silent)
         if experiment.workload is not None:
             self.setting.text(experiment.workload)  # written once, before workers want it
-        for arm, side in sides.sides.items():
+        for arm, side in sides.by_arm.items():
             if set(names) - PLANNED:
                 work = partial(build_arm, job, arm)
                 name = f"{side.recipe.name} {side.key[:8]}"
