@@ -24,8 +24,8 @@ from cetane.hardware.chips import DEFAULT_CHIP
 from cetane.hardware.memory import give_back, keep_little
 from cetane.mil.reader import load
 from cetane.pipeline.build import build, check_place, same
+from cetane.pipeline.chip_layout import recipe_for_chip
 from cetane.pipeline.choose import check_budget, resolutions, with_layout
-from cetane.pipeline.fit import fit
 from cetane.pipeline.plan import Forecast, forecast, forecast_json
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
@@ -264,7 +264,10 @@ def recipes_for(request: Request, asked: PortTarget, progress: Progress) -> Iter
     Each has a layout for the chip, if one is named."""
     for recipe in resolutions(request.checkpoint, request.recipe, progress, request.budget):
         planner = Planner(request.checkpoint, recipe, request.planner)
-        yield fit(planner, asked.target, request.named) if asked.named else with_layout(recipe)
+        if asked.named:
+            yield recipe_for_chip(planner, asked.target, request.named)
+        else:
+            yield with_layout(recipe)
 
 
 def is_open(recipe: Recipe, why: Explanation) -> bool:
