@@ -26,7 +26,7 @@ from cetane.gates.draft_head import DraftHeadResult, audit_draft_head, judge_dra
 from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Reference
 from cetane.gates.residency.audit import Audit
-from cetane.pipeline.validate import checkpoint_of
+from cetane.pipeline.origin import checkpoint_of
 from cetane.schema.draft_head import DraftHeadKind, Training
 from cetane.speculate.draft_heads.acceptance import Acceptance, acceptance
 from cetane.speculate.draft_heads.build import add_draft_head, staging

@@ -26,7 +26,7 @@ from cetane.files import (
 from cetane.gates.coreai import CoreAIResult, judge_coreai
 from cetane.gates.quality import refuse_choices
 from cetane.mil import load
-from cetane.pipeline.validate import checkpoint_of
+from cetane.pipeline.origin import checkpoint_of
 from cetane.schema.manifest import ORIGIN
 from cetane.schema.recipe import Recipe, refuse_int8_caches
 
