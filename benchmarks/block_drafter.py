@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cetane.bundle import Bundle
-from cetane.engine.generate import open_engine
+from cetane.engine.open import open_engine
 from cetane.files import silent
 from cetane.gates.quality import read_tokens
 from cetane.pipeline.draft_head import embedding_of, whole_windows

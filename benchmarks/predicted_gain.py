@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cetane.bundle import Bundle
-from cetane.engine.generate import open_engine
+from cetane.engine.open import open_engine
 from cetane.engine.sampling import Sampler
 from cetane.gates.probes import asked
 from cetane.hardware.chips import find_chip

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.engine.engine import Engine
-from cetane.engine.generate import open_engine
+from cetane.engine.open import open_engine
 from cetane.files import Progress
 from cetane.hardware.chips import Chip, find_chip
 from cetane.lab.experiment import ARMS, Arm, ArmName, Experiment

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from cetane.bundle import Bundle
 from cetane.bundle.draft_heads import DraftHead
 from cetane.checkpoint import Checkpoint
-from cetane.engine.generate import open_engine
+from cetane.engine.open import open_engine
 from cetane.errors import CetaneError
 from cetane.files import Progress, cache_dir, claimed, disk_errors, replacing, sha256, silent
 from cetane.fitting.attention import fuse_attention

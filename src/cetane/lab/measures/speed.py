@@ -104,7 +104,8 @@ PEAK = """
 import resource, sys
 from pathlib import Path
 from cetane.bundle import Bundle
-from cetane.engine.generate import generate, open_engine
+from cetane.engine.generate import generate
+from cetane.engine.open import open_engine
 from cetane.engine.sampling import Sampler
 engine = open_engine(Bundle(Path(sys.argv[1])))
 list(generate(engine.session(), [1, 2, 3], Sampler(), 8))
