@@ -15,8 +15,8 @@ from cetane.pipeline.request import NUMBER, make_request, read_size
 from cetane.schema.recipe import Recipe
 from cetane.sweeps.grid import chosen, load_grid, weights
 from cetane.sweeps.plot import plot
-from cetane.sweeps.points import Point
-from cetane.sweeps.sweep import Passage, Sweep, best, pareto, write_recipe
+from cetane.sweeps.points import Point, best, pareto
+from cetane.sweeps.sweep import Passage, Sweep, write_recipe
 from cetane.sweeps.tasks import SweepTasks
 from cetane.tasks.workers import Workers, open_workers
 
@@ -109,7 +109,7 @@ def judged(
     size, progress = budget_bytes(budget, work), work.progress
     tasks = None if crew is None else SweepTasks(work, crew)
     if tasks is not None:
-        tasks.formats(names, mixing)
+        tasks.judge_formats(names, mixing)
     found = []
     for index, name in enumerate(names):
         progress(name, index, len(names))
@@ -118,7 +118,7 @@ def judged(
         sizes = [size, *(work.plain_size(name) for name in load_grid().mixed.sizes)]
         mixes = work.mixes(sizes)
         if tasks is not None:
-            tasks.mixes(mixes)
+            tasks.judge_mixes(mixes)
         found += [work.mix(mix) for mix in mixes]
     points = [point for point in found if point is not None]
     progress("done", len(names), len(names))
