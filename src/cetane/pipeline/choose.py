@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cached_property
-from importlib import resources
 from itertools import product
 from typing import Any, TypeVar
 
@@ -26,7 +25,7 @@ from cetane.families import Weight
 from cetane.files import Progress, read_json, silent, write_json
 from cetane.gates.compressions import Judge, Window, check_memory, plain
 from cetane.gates.limits import limits
-from cetane.gates.probes import text_tokens
+from cetane.gates.probes import english, text_tokens
 from cetane.gates.quality import Agreement
 from cetane.gates.reference import RESIDENT
 from cetane.pipeline.calibration import resolve_fitted, resolve_scale
@@ -157,11 +156,10 @@ class CompressionChoice:
     def __init__(self, checkpoint: Checkpoint, recipe: Recipe, progress: Progress) -> None:
         self.checkpoint, self.recipe, self.progress = checkpoint, recipe, progress
         self.planner = Planner(checkpoint, recipe)
-        content = (resources.files("cetane") / "data" / "texts" / "english.txt").read_text("utf-8")
         ask = limits().evidence
         count = ask.positions if recipe.compression.mix_to is None else ask.most
         """Mixes of few bits are near to their limits, and only a long text decides about them."""
-        self.tokens = text_tokens(checkpoint.tokenizer, count, content)
+        self.tokens = text_tokens(checkpoint.tokenizer, count, english())
         self.refused: dict[str, str] = {}
         """Why candidates do not hold the promise, by name."""
 

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from cetane.errors import CetaneError
 from cetane.files import LARGEST_TEXT, Progress, claimed, read_text, silent
+from cetane.gates.probes import english
 from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.hardware.chips import DEFAULT_CHIP
 from cetane.pipeline.request import NUMBER, make_request, read_size
@@ -19,8 +19,6 @@ from cetane.sweeps.points import Point, best, pareto
 from cetane.sweeps.sweep import Passage, Sweep, write_recipe
 from cetane.sweeps.tasks import SweepTasks
 from cetane.tasks.workers import Workers, open_workers
-
-TEXT = "english.txt"
 
 
 @dataclass(frozen=True)
@@ -133,8 +131,7 @@ def text_of(path: Path | None) -> tuple[str, str]:
     """The name and content of the text. Raises CetaneError if it cannot be read."""
     if path is not None:
         return path.name, read_text(path, LARGEST_TEXT)
-    own = resources.files("cetane") / "data" / "texts" / TEXT
-    return TEXT, own.read_text(encoding="utf-8")
+    return "english.txt", english()
 
 
 def budget_bytes(budget: str | None, work: Sweep) -> int:
