@@ -4,18 +4,11 @@ from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
 from cetane.export.coreai import contract
 from cetane.export.coreai.adapter import CoreAIAdapter, Rows
+from cetane.export.refusals import refuse_int4_rows, refuse_int8_caches, refuse_streaming
 from cetane.families import CacheForm, CacheGroup, CacheSpec, Head
 from cetane.planner import CachePlan, FunctionGraph, ModelSource, Planner, Segment
 from cetane.schema.interface import Mask, State
-from cetane.schema.recipe import (
-    CacheTable,
-    Layout,
-    Recipe,
-    Tokens,
-    refuse_int4_rows,
-    refuse_int8_caches,
-    refuse_streaming,
-)
+from cetane.schema.recipe import CacheTable, Layout, Recipe, Tokens
 from cetane.schema.slots import Slots
 
 

@@ -22,6 +22,12 @@ from cetane.export.coreml_llm.contract import (
     commits,
     theirs,
 )
+from cetane.export.refusals import (
+    refuse_capacities,
+    refuse_int4_rows,
+    refuse_int8_caches,
+    refuse_streaming,
+)
 from cetane.families import CacheForm, CacheGroup, Head, ReadOnly
 from cetane.planner import (
     CachePlan,
@@ -33,14 +39,7 @@ from cetane.planner import (
 )
 from cetane.schema.function import Function
 from cetane.schema.interface import FromTensor, Input, Output, ToTensor
-from cetane.schema.recipe import (
-    Layout,
-    Recipe,
-    refuse_capacities,
-    refuse_int4_rows,
-    refuse_int8_caches,
-    refuse_streaming,
-)
+from cetane.schema.recipe import Layout, Recipe
 
 HINT = "port with one of the recipes gemma4-1chunk to gemma4-4chunk"
 
