@@ -74,7 +74,7 @@ class StaticPlanner(Planner):
         layers = tuple(block for block in segment.blocks if not isinstance(block, Head))
         context = self.recipe.cache.context
         return [
-            self.functions.graph(
+            self.graph_maker.graph(
                 segment, contract.call_name(kind, context, width), width, blocks, ()
             )
             for kind, blocks in ((contract.EXTEND, segment.blocks), (contract.PROMPT, layers))

@@ -113,7 +113,7 @@ class ContractPlanner(Planner):
         (segment,) = self.segments[shard]
         blocks = tuple(block for block in segment.blocks if not isinstance(block, Head))
         after = self.arrangement.after(segment)
-        return self.functions.graph(
+        return self.graph_maker.graph(
             segment, mode, self.tokens(mode), blocks, after, wanted={"hidden"}
         )
 
