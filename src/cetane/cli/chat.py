@@ -132,7 +132,10 @@ def ending(completion: Completion, context: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that cannot steer a terminal: control characters are escaped, such as \\x1b."""
+    """An answer that cannot steer a terminal: control characters are escaped, such as \\x1b.
+
+    `errors.escaped` would also escape the joiners within emoji.
+    """
     return "".join(
         f"\\x{ord(c):02x}" if (unicodedata.category(c) == "Cc" and c not in "\n\t") else
         f"\\u{ord(c):04x}" if c in BIDIRECTIONAL else c

@@ -79,7 +79,6 @@ class CacheTable(Data):
     format: CacheFormat = Field(default="fp16", exclude_if=lambda form: form == "fp16")
     """How the host keeps keys and values. With `int8`, each token and key/value head has a scale in
     fp16. Manifests leave the default out, so that older manifests keep their bytes."""
-
     streaming: Streaming | None = Field(default=None, exclude_if=lambda chosen: chosen is None)
     """Key/value heads that keep only the first tokens and the newest; by default none. Manifests
     leave it out then, so that older manifests keep their bytes."""

@@ -124,8 +124,7 @@ class ContractPlanner(Planner):
         """Their names of the function's inputs and outputs, by cetane's names."""
         last = bool(self._heads(shard))
         made = [o.name for o in inner.outputs if not (last and o.name == "hidden_out")]
-        named = {name: theirs(name, mode) for name in (*(i.name for i in inner.inputs), *made)}
-        return named
+        return {name: theirs(name, mode) for name in (*(i.name for i in inner.inputs), *made)}
 
     def graphs(self, shard: str) -> list[FunctionGraph]:
         return [self._outer(shard, name, mode) for name, mode in self.modes.items()]
