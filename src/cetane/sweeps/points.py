@@ -2,7 +2,7 @@
 
 A line of `sweep.jsonl` is a `Point`; a line of `layers.jsonl` is a `LayerScore`. Each is appended
 when it is measured; its `key` is a hash of everything that it depends on. One file may hold lines
-of several models and texts. `cetane.files.Ledger` tells how it survives a crash.
+of several models and texts. `cetane.ledger` tells how it survives a crash.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,9 @@ from pydantic import TypeAdapter
 
 from cetane.compress import Selection
 from cetane.errors import CetaneError
-from cetane.files import Ledger, json_sha256
+from cetane.files import json_sha256
 from cetane.gates.residency.target import DEFAULT_OS, Target
+from cetane.ledger import Ledger
 from cetane.validation import Data
 
 Method = Literal[
