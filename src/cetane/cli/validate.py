@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from cetane.cli.options import Adapters, Checkpoint, Json, Lora, Verbose, parse_ids, refuse
+from cetane.cli.options import (
+    Adapters,
+    Checkpoint,
+    Json,
+    Lora,
+    Verbose,
+    parse_adapters,
+    parse_ids,
+    refuse,
+)
 from cetane.cli.output import (
     conclude,
     console,
@@ -73,7 +82,6 @@ def validate(
     own tensors. They take seconds, and prove less.
     """
     from cetane.pipeline import validate as gates
-    from cetane.pipeline.request import read_adapters
 
     if any((bundle / name).is_file() for name in APP_CONFIGS):
         refuse(
@@ -87,7 +95,7 @@ def validate(
         validate_folder(bundle, json)
     if (layer is not None) + full + (text is not None) > 1:
         raise CetaneError("--layer, --full and --perplexity exclude each other")
-    adapters = read_adapters(adapter or [])
+    adapters = parse_adapters(adapter)
     if layer is not None or full:
         with progress("validate") as update:
             judged = gates.validate_layers(
