@@ -101,12 +101,12 @@ class Side:
         """The recipe with a subset of the vocabulary in its head, if the arm has one."""
         if self.arm.subset is None:
             return recipe
-        from cetane.pipeline.vocabulary import make_subset, ranked, read_text
+        from cetane.pipeline.vocabulary import covered_text, make_subset, ranked
 
         checkpoint = self.workload.checkpoint  # `self.checkpoint` is of the narrowed recipe
         tokenizer: Any = checkpoint.tokenizer
         vocab = checkpoint.config["vocab_size"]
-        texts = [read_text(tokenizer, self.workload.setting.text(self.workload.spec))]
+        texts = [covered_text(tokenizer, self.workload.setting.text(self.workload.spec))]
         order = ranked(texts, vocab, tokenizer.necessary())
         subset = make_subset(order, self.arm.subset, tokenizer, texts, [])
         return override(recipe, {"head.subset": subset})
