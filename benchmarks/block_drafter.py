@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cetane.bundle import Bundle
-from cetane.engine.generate import open_engine
+from cetane.engine.open import open_engine
 from cetane.files import silent
 from cetane.gates.quality import read_tokens
 from cetane.pipeline.draft_head import embedding_of, whole_windows
-from cetane.pipeline.validate import checkpoint_of
+from cetane.pipeline.origin import checkpoint_of
 from cetane.speculate.draft_heads.acceptance import acceptance
 from cetane.speculate.draft_heads.modules import TAPS, DraftHeadConfig, Eagle3, rotate
 from cetane.speculate.draft_heads.train import devices, new_draft_head, train

@@ -17,7 +17,7 @@ from typing import Any
 
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.engine.engine import Engine
-from cetane.engine.generate import open_engine
+from cetane.engine.open import open_engine
 from cetane.engine.session import Session
 from cetane.gates.probes import text_tokens
 from cetane.hardware.chips import find_chip

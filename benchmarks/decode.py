@@ -23,7 +23,7 @@ from transformers import DynamicCache
 
 from cetane.checkpoint import open_checkpoint
 from cetane.engine.engine import Engine
-from cetane.engine.generate import open_engine
+from cetane.engine.open import open_engine
 from cetane.fitting.cache import extending
 from cetane.gates.metrics import log_softmax
 from cetane.gates.probes import chat_prompts

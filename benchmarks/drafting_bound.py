@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
-from cetane.engine.generate import open_engine
+from cetane.engine.open import open_engine
 from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.gates.probes import asked
 from cetane.speculate.bench import suite, take

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from cetane.bundle import Bundle
-from cetane.engine.generate import open_engine
+from cetane.engine.open import open_engine
 from cetane.engine.sampling import Sampler
 from cetane.gates.probes import asked
 from cetane.speculate.bench import FirstTokens, first_tokens, suite

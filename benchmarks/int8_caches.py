@@ -18,7 +18,7 @@ import numpy as np
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.engine.engine import Engine
-from cetane.engine.generate import open_engine
+from cetane.engine.open import open_engine
 from cetane.engine.portable import Arithmetic, PortableBackend
 from cetane.gates.metrics import log_softmax
 from cetane.gates.quality import read_tokens

@@ -18,7 +18,8 @@ import numpy as np
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.engine.engine import Engine
-from cetane.engine.generate import generate, open_engine
+from cetane.engine.generate import generate
+from cetane.engine.open import open_engine
 from cetane.engine.sampling import Sampler
 from cetane.gates.probes import chat_prompts
 from cetane.schema.recipe import parse_recipe

@@ -121,7 +121,7 @@ def mixed(checkpoint: Checkpoint, recipe: Recipe) -> Recipe:
     """A recipe with the names of a mix, and nothing fitted yet."""
     rounded = resolve_recipe(checkpoint, override(recipe, {"compression.method": "gptq"}), progress)
     form = rounded.compression.default
-    mix = choose.Bench(checkpoint, rounded, progress).best_mix(
+    mix = choose.CompressionChoice(checkpoint, rounded, progress).best_mix(
         parse_format(form).bits + choose.NEAR
     )
     print(mix and mix.described(form), file=sys.stderr)

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from cetane.bundle import Bundle
-from cetane.engine.generate import open_engine
+from cetane.engine.open import open_engine
 from cetane.engine.sampling import Sampler
 from cetane.gates.probes import asked
 from cetane.hardware.chips import find_chip
 from cetane.perf.cost import Work, terms, total
 from cetane.perf.predict import Predictor
-from cetane.pipeline.validate import checkpoint_of
+from cetane.pipeline.origin import checkpoint_of
 from cetane.planner import Planner
 from cetane.schema.function import Function
 from cetane.speculate.bench import suite, take

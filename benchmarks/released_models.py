@@ -13,7 +13,7 @@ from cetane.errors import CetaneError
 from cetane.gates.residency.target import Target
 from cetane.hardware.chips import find_chip
 from cetane.lab.synthetic import SHAPES, Shapes
-from cetane.pipeline.fit import fit
+from cetane.pipeline.chip_layout import recipe_for_chip
 from cetane.pipeline.plan import forecast
 from cetane.planner import Planner
 from cetane.schema.recipe import load_recipe, override
@@ -40,7 +40,7 @@ def row(name: str, config: dict[str, Any]) -> list[str]:
     for number, chip in enumerate(CHIPS):
         recipe = override(load_recipe("default"), CHOSEN)
         try:
-            fitted = fit(Planner(shapes, recipe), Target(chip))
+            fitted = recipe_for_chip(Planner(shapes, recipe), Target(chip))
         except CetaneError as error:
             cells += ([] if number else ["", ""]) + [error.message, ""]
             continue

@@ -6,7 +6,8 @@ import time
 import numpy as np
 
 from cetane.checkpoint import open_checkpoint
-from cetane.engine.generate import generate, open_engine
+from cetane.engine.generate import generate
+from cetane.engine.open import open_engine
 from cetane.engine.sampling import Sampler
 from cetane.gates.probes import chat_prompts
 from cetane.gates.reference import Reference

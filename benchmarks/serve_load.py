@@ -29,7 +29,8 @@ from typing import Any
 import openai
 
 from cetane.bundle import Bundle
-from cetane.engine.generate import extend, open_engine
+from cetane.engine.generate import extend
+from cetane.engine.open import open_engine
 from cetane.engine.prefixes import Prefixes
 from cetane.engine.sampling import Sampler
 from cetane.mil.fast import share_threads

@@ -14,7 +14,7 @@ from itertools import compress
 from pathlib import Path
 
 from cetane.bundle import Bundle
-from cetane.engine.generate import open_engine
+from cetane.engine.open import open_engine
 from cetane.engine.sampling import Sampler
 from cetane.speculate.bench import first_tokens_by_turn
 from cetane.speculate.open import DrafterOptions, open_drafters

@@ -14,7 +14,7 @@ from tests.converting import converted_once
 from tests.speculate.draft_head_models import NOTHING, held_out, random_draft_head, with_draft_head
 
 from cetane.bundle import Bundle
-from cetane.engine.generate import open_backend
+from cetane.engine.open import open_backend
 from cetane.errors import CetaneError
 from cetane.files import records
 from cetane.gates.draft_head import DraftHeadResult, judge_draft_heads

@@ -451,7 +451,7 @@ def test_a_text_that_is_not_there(cetane: Cetane, ported: Bundle, tmp_path: Path
     [
         (("--layer", "0", "--full"), "--layer, --full and --perplexity exclude each other"),
         (("--prompt-ids", "1,2"), "--prompt-ids is for --layer and --full"),
-        (("--full", "--prompt-ids", "1,x"), "--prompt-ids 1,x: not numbers"),
+        (("--full", "--prompt-ids", "1,x"), "--prompt-ids '1,x': not numbers"),
         (("--layer", "99"), "--layer 99: the model has the blocks 0 to"),
     ],
 )

@@ -157,6 +157,7 @@ def test_a_cut_journal_is_told_of(
         (("log", "nothing"), "no experiment 'nothing'"),
         (("list", "--status", "done"), "no status 'done'"),
         (("run", "tiny", "--where", "x"), "not NAME=PATH"),
+        (("run", "tiny", "--where", "x=a", "--where", "x=b"), "named twice"),
         (("verdict", "tiny", "Measured", "--reason", "better"), "reason with a number"),
         (("verdict", "tiny", "Rejected", "--reason", "2 % worse"), "needs an obituary"),
         (("verdict", "tiny", "Measured", "--reason", "2 % better"), "never run to its end"),

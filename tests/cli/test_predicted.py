@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cetane.gates.residency.target import Target
-from cetane.pipeline.fit import fit
+from cetane.pipeline.chip_layout import recipe_for_chip
 from cetane.pipeline.request import make_request
 from cetane.planner import Planner
 
@@ -90,7 +90,7 @@ def test_the_plan_for_a_chip_is_what_a_port_begins_with(
 ) -> None:
     found = cetane("plan", tiny_checkpoint_folder, "--chip", "a19-pro", "--json").json
     request = make_request(tiny_checkpoint_folder)
-    fitted = fit(request.planner, Target("a19-pro"), request.named)
+    fitted = recipe_for_chip(request.planner, Target("a19-pro"), request.named)
     plan = Planner(request.checkpoint, fitted).plan()
     assert len(plan.shards) < len(request.planner.plan().shards)
     assert [shard["name"] for shard in found["shards"]] == [shard.name for shard in plan.shards]

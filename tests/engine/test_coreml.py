@@ -20,7 +20,8 @@ from cetane.cli.recompile import recompile
 from cetane.doctor import leftovers
 from cetane.engine.coreml import CoreMLBackend
 from cetane.engine.engine import Engine
-from cetane.engine.generate import generate, open_engine
+from cetane.engine.generate import generate
+from cetane.engine.open import open_engine
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from cetane.engine.generate import generate, open_backend
+from cetane.engine.generate import generate
+from cetane.engine.open import open_backend
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
 from cetane.schema.slots import CONTRACTS

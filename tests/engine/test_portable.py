@@ -14,7 +14,8 @@ import cetane.mil.fast.translate
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.engine.engine import Engine
-from cetane.engine.generate import generate, open_engine
+from cetane.engine.generate import generate
+from cetane.engine.open import open_engine
 from cetane.engine.portable import FastGraph, PortableBackend, ReferenceProgram
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
@@ -167,12 +168,12 @@ def test_backends(tiny_bundle: Callable[..., Bundle], monkeypatch: pytest.Monkey
     bundle = tiny_bundle(contract="blend", shapes="range", layout={"kind": "chunks", "chunks": 1})
     chosen: dict[str, Any] = {}
     monkeypatch.setattr(
-        "cetane.engine.generate.CoreMLBackend", lambda b, units: chosen.setdefault("b", b)
+        "cetane.engine.open.CoreMLBackend", lambda b, units: chosen.setdefault("b", b)
     )
-    monkeypatch.setattr("cetane.engine.generate.sys.platform", "linux")
+    monkeypatch.setattr("cetane.engine.open.sys.platform", "linux")
     assert isinstance(open_engine(bundle).backend, PortableBackend)
     assert not chosen
-    monkeypatch.setattr("cetane.engine.generate.sys.platform", "darwin")
+    monkeypatch.setattr("cetane.engine.open.sys.platform", "darwin")
     assert isinstance(open_engine(bundle, "portable").backend, PortableBackend)
     assert open_engine(bundle).backend is bundle
     with pytest.raises(CetaneError, match="unknown backend 'gpu'; known: auto, portable, coreml"):

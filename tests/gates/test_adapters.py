@@ -20,7 +20,7 @@ from cetane.gates.reference import Reference
 from cetane.gates.static import static_checks
 from cetane.gates.verdict import Check
 from cetane.gates.weights import wrong_weights
-from cetane.pipeline.validate import checkpoint_of
+from cetane.pipeline.origin import checkpoint_of
 from cetane.planner import Planner
 
 

@@ -21,7 +21,7 @@ from cetane.gates.diff import AgainstModel, ModelDiff, compare_bundles, compare_
 from cetane.mil import load
 from cetane.mil.compare import DRIFT, TOLERANCE, Comparison, worst
 from cetane.pipeline.build import build
-from cetane.pipeline.validate import checkpoint_of
+from cetane.pipeline.origin import checkpoint_of
 from cetane.planner import Planner
 
 from .conftest import ROUTED, changed

@@ -12,7 +12,7 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
 from cetane.gates.layers import LayersResult, ProbedShard, judge_layers, screen
-from cetane.pipeline.validate import checkpoint_of
+from cetane.pipeline.origin import checkpoint_of
 
 ROWS = np.ones((100, 4), np.float32)
 ROWS[[42, 77]] *= 0.1

@@ -32,7 +32,7 @@ def bench(
         content = tiny.model_dump(mode="json")
         content["candidate"] = content["candidate"] | candidate
         made = Sides(parse_experiment(content, "tiny"), setting, lambda *_: None)
-        for side in made.sides.values():
+        for side in made.by_arm.values():
             side.made = tiny_bundle(layout={"kind": "single"})
         return made
 

@@ -20,7 +20,7 @@ from cetane.fitting import fit
 from cetane.gates.limits import Limits, read
 from cetane.pipeline import choose
 from cetane.pipeline.calibration import resolve_fitted
-from cetane.pipeline.choose import Bench, resolutions, resolve_recipe
+from cetane.pipeline.choose import CompressionChoice, resolutions, resolve_recipe
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, load_recipe, override, recipe_files
@@ -144,7 +144,7 @@ def test_what_is_chosen_holds_by_hugging_face(
     promise(kl)
     choices = list(resolutions(checkpoint, recipe))
     first, last = choices[0], choices[-1]
-    tokens = Bench(checkpoint, recipe, silent).tokens
+    tokens = CompressionChoice(checkpoint, recipe, silent).tokens
     assert last.compression.default == last.embedding.format == "fp16"
     assert size(checkpoint, first) <= size(checkpoint, last)
     if kl > 1e-8:
@@ -182,11 +182,11 @@ def four_bits(
 def divergence(recipe: Recipe, checkpoint: Checkpoint) -> float:
     """The KL of a recipe on the text that a port chooses by; it differs from processor to
     processor."""
-    bench = Bench(checkpoint, recipe, silent)
-    truth = bench.truth
-    bench.model.compress(recipe.compression)
-    bench.model.store_rows(recipe.embedding.rows)
-    return bench.compare(truth).mean("kl")
+    choosing = CompressionChoice(checkpoint, recipe, silent)
+    truth = choosing.truth
+    choosing.model.compress(recipe.compression)
+    choosing.model.store_rows(recipe.embedding.rows)
+    return choosing.compare(truth).mean("kl")
 
 
 def test_few_bits_that_fall_short_get_more_where_errors_cost_most(
@@ -285,7 +285,7 @@ def test_rows_that_hold_alone_are_not_blamed_for_few_bits(
 def test_int4_rows_are_judged_as_they_are(
     checkpoint: Checkpoint, recipe: Recipe, tiny_checkpoint_folder: Path
 ) -> None:
-    tokens = Bench(checkpoint, recipe, silent).tokens
+    tokens = CompressionChoice(checkpoint, recipe, silent).tokens
     asked = override(recipe, {"compression.default": LARGE, "embedding.format": "int4"})
     wanted = kl_of_hugging_face(tiny_checkpoint_folder, asked, tokens)
     assert divergence(asked, checkpoint) == pytest.approx(wanted, rel=0.01)
@@ -332,7 +332,7 @@ def test_a_second_port_judges_nothing(
 def test_judgements_are_told_apart_by_the_caches_that_they_are_made_with(
     change: dict[str, Any], same: bool, checkpoint: Checkpoint, recipe: Recipe
 ) -> None:
-    keys = {Bench(checkpoint, one, silent).key(choose.Judgement, one)
+    keys = {CompressionChoice(checkpoint, one, silent).key(choose.Judgement, one)
             for one in (recipe, override(recipe, change))}  # fmt: skip
     assert (len(keys) == 1) == same
 

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from tests.converting import converted_once
 
+from cetane.cli.options import parse_changes
 from cetane.errors import CetaneError
 from cetane.gates.explain import Explanation
 from cetane.gates.limits import Limits, read
 from cetane.pipeline.port import is_open, mended, port
-from cetane.pipeline.request import make_request, read_changes, read_size
+from cetane.pipeline.request import make_request, read_size
 from cetane.schema.recipe import Recipe, load_recipe, override, parse_recipe
 
 
@@ -110,7 +111,7 @@ def test_a_recipe_by_name_fits_a_small_model(
 def test_a_context_in_a_setting_is_taken_as_it_is(
     setting: str, tiny_checkpoint_folder: Path
 ) -> None:
-    request = make_request(tiny_checkpoint_folder, changes=read_changes([setting]))
+    request = make_request(tiny_checkpoint_folder, changes=parse_changes([setting]))
     assert request.recipe.cache.context == 64
     assert "cache.context" in request.named, "no choice for a chip changes it"
 

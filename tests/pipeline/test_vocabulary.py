@@ -18,10 +18,10 @@ from cetane.pipeline.vocabulary import (
     UNIT,
     WINDOW,
     CoveredText,
+    covered_text,
     fewest,
     make_subset,
     ranked,
-    read_text,
     split,
     with_choices,
 )
@@ -91,7 +91,7 @@ def test_choices_are_the_models_own(tiny_checkpoint_folder: Path, tmp_path: Path
     checkpoint = open_checkpoint(tiny_checkpoint_folder)
     file = tmp_path / "text.txt"
     file.write_text("The cetane number of a fuel ignites. " * 40)
-    one = read_text(checkpoint.tokenizer, file)
+    one = covered_text(checkpoint.tokenizer, file)
     (found,) = with_choices([one], Reference(checkpoint), 100_000, lambda *_: None)
     assert one.tokens.tolist() == checkpoint.tokenizer.encode(file.read_text())
     model = transformers.AutoModelForCausalLM.from_pretrained(

@@ -7,7 +7,7 @@ import numpy as np
 import openai
 import pytest
 
-from cetane.engine.generate import open_engine
+from cetane.engine.open import open_engine
 from cetane.engine.prefixes import Prefixes
 from cetane.engine.sampling import Sampler
 from cetane.speculate.ngram import Ngram

@@ -38,8 +38,8 @@ from cetane.sweeps.choose import judged
 from cetane.sweeps.grid import Candidate, candidate, chosen, load_grid, parse_way, weights
 from cetane.sweeps.on_chip import predict
 from cetane.sweeps.plot import plot
-from cetane.sweeps.points import JudgedText, Point, SweptModel
-from cetane.sweeps.sweep import LAYERS, POINTS, Passage, Sweep, best, pareto, write_recipe
+from cetane.sweeps.points import JudgedText, Point, SweptModel, best, pareto
+from cetane.sweeps.sweep import LAYERS, POINTS, Passage, Sweep, write_recipe
 from cetane.sweeps.tasks import SweepTasks
 
 TEXT = "The rating of how readily a fuel ignites is its cetane number. " * 60
@@ -367,7 +367,7 @@ def test_a_mix_that_fails_is_refused_once(
 
     monkeypatch.setattr(Sweep, "measure", watch)
     monkeypatch.setattr(Sweep, "mixes", lambda *_: [mix])
-    monkeypatch.setattr(SweepTasks, "formats", lambda *_: None)
+    monkeypatch.setattr(SweepTasks, "judge_formats", lambda *_: None)
     monkeypatch.setattr("cetane.sweeps.choose.plot", lambda *_: [])
     found = judged(sweep(), ["fp16"], None, True, crew)
     assert [point.name for point in found.points] == ["fp16"]
@@ -569,7 +569,7 @@ def test_workers_judge_what_one_process_judges(
     alone, folder = sweep(), tmp_path / "by-workers"
     shared = Sweep(checkpoint, small, passage, Target("m4-max"), folder, lambda *_: None)
     workers = Inline()
-    SweepTasks(shared, workers).formats(names, mixing=False)
+    SweepTasks(shared, workers).judge_formats(names, mixing=False)
     assert workers.performed == ["sensitivities", *names]
     assert not vars(shared.own).keys() & {"judge", "answers"}  # it judged nothing itself
     for name in names:
@@ -578,6 +578,6 @@ def test_workers_judge_what_one_process_judges(
         differing = {"seconds", "compression"}
         assert mine.model_dump(exclude=differing) == theirs.model_dump(exclude=differing)
     again = Inline()
-    SweepTasks(shared, again).formats(names, mixing=False)
+    SweepTasks(shared, again).judge_formats(names, mixing=False)
     assert not again.performed
     assert sorted(path.name for path in folder.iterdir()) == ["sensitivity.safetensors", POINTS]

@@ -11,7 +11,7 @@ from cetane.checkpoint import Checkpoint
 from cetane.files import Progress, disk_errors, silent
 from cetane.gates.activations import LIMIT, Score, judge
 from cetane.gates.quality import read_tokens
-from cetane.pipeline.validate import checkpoint_of
+from cetane.pipeline.origin import checkpoint_of
 from cetane.validation import Data
 
 

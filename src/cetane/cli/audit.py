@@ -54,7 +54,7 @@ def audit(
         refuse("does nothing with --rules or --explain", given)
         refuse("does nothing with --rules", {"--explain": explain and rules})
         refuse("is for --rules, without --json", {"--markdown": page and (json or not rules)})
-        tell(explain, page, json)
+        show_rules(explain, page, json)
         return
     refuse("is for --rules", {"--markdown": page})
     if path is None:
@@ -69,7 +69,7 @@ def audit(
     conclude(result, json, lambda outcome: show(outcome, verbose))
 
 
-def tell(explain: str | None, page: bool, json: bool) -> None:
+def show_rules(explain: str | None, page: bool, json: bool) -> None:
     """Print one rule, or all rules."""
     from cetane.gates.residency.docs import explained, markdown
     from cetane.gates.residency.rule import find, load_rules

@@ -21,6 +21,8 @@ from cetane.cli.options import (
     Settings,
     StoreUrl,
     Workers,
+    parse_adapters,
+    parse_changes,
     refuse,
 )
 from cetane.cli.output import follow, megabytes, print_json, progress, say, table
@@ -54,11 +56,11 @@ def build(
     """Build a bundle, without gates. After an interruption, run it again: it resumes."""
     with progress("build"):  # which imports for seconds
         from cetane.pipeline.build import build as build_bundle
-        from cetane.pipeline.request import make_request, read_adapters, read_changes
+        from cetane.pipeline.request import make_request
 
         request = make_request(
-            model, recipe, context, bits, read_changes(settings or []), lora=lora,
-            adapters=read_adapters(adapter or []),
+            model, recipe, context, bits, parse_changes(settings), lora=lora,
+            adapters=parse_adapters(adapter),
         )  # fmt: skip
         target = request.target(output)
     if only:

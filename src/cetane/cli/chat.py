@@ -82,15 +82,12 @@ class Chat:
         """Ask the model, print its answer, and keep both."""
         asked = {"role": "user", "content": question}
         try:
-            if self.turns and self.too_long([*self.turns, asked]):
-                if self.too_long([asked]):
-                    self.refuse(asked)
-                    return
-                warn("the context is full: the conversation starts anew")
-                self.turns = []
-            elif self.too_long([asked]):
+            if self.too_long([asked]):
                 self.refuse(asked)
                 return
+            if self.turns and self.too_long([*self.turns, asked]):
+                warn("the context is full: the conversation starts anew")
+                self.turns = []
             prompt = [*self.system, *self.turns, asked]
             stream = self.model.stream(prompt, max_new_tokens=self.max_new, **self.sampling)
         except CetaneError as error:  # such as a template that refuses a system text
@@ -135,7 +132,10 @@ def ending(completion: Completion, context: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that cannot steer a terminal: control characters are escaped, such as \\x1b."""
+    """An answer that cannot steer a terminal: control characters are escaped, such as \\x1b.
+
+    `errors.escaped` would also escape the joiners within emoji.
+    """
     return "".join(
         f"\\x{ord(c):02x}" if (unicodedata.category(c) == "Cc" and c not in "\n\t") else
         f"\\u{ord(c):04x}" if c in BIDIRECTIONAL else c

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cetane.cli.options import Checkpoint, Json, refuse
-from cetane.cli.output import conclude, console, facts, print_json, say, table, verdict, warn
+from cetane.cli.output import (
+    conclude,
+    console,
+    facts,
+    print_json,
+    say,
+    table,
+    verdict,
+    warn,
+    with_unit,
+)
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
@@ -122,21 +132,17 @@ def show_outcome(outcome: DeviceResult) -> None:
 
 def figures(own: Figures) -> dict[str, str | None]:
     """Names and values of the figures that were measured."""
-
-    def number(value: float | None, unit: str) -> str | None:
-        return None if value is None else f"{value:.4g} {unit}"
-
     return {
-        "decoding": number(own.decode_tok_s, "tokens/s"),
-        "a token, median": number(own.decode_ms, "ms"),
-        "a token, 95 %": number(own.decode_p95_ms, "ms"),
-        "prefill": number(own.prefill_tok_s, "tokens/s"),
-        "first token": number(own.first_token_ms, "ms"),
-        "a verifying call": number(own.verify_ms, f"ms, T = {own.verify_tokens}"),
-        "load, after compiling": number(own.load_ms, "ms"),
-        "load, again": number(own.load_again_ms, "ms"),
-        "memory at most": number(own.peak_bytes and own.peak_bytes / 1e6, "MB"),
-        "energy": number(own.joules_per_token, "J a token"),
+        "decoding": with_unit(own.decode_tok_s, "tokens/s"),
+        "a token, median": with_unit(own.decode_ms, "ms"),
+        "a token, 95 %": with_unit(own.decode_p95_ms, "ms"),
+        "prefill": with_unit(own.prefill_tok_s, "tokens/s"),
+        "first token": with_unit(own.first_token_ms, "ms"),
+        "a verifying call": with_unit(own.verify_ms, f"ms, T = {own.verify_tokens}"),
+        "load, after compiling": with_unit(own.load_ms, "ms"),
+        "load, again": with_unit(own.load_again_ms, "ms"),
+        "memory at most": with_unit(own.peak_bytes and own.peak_bytes / 1e6, "MB"),
+        "energy": with_unit(own.joules_per_token, "J a token"),
     }
 
 
@@ -158,11 +164,11 @@ def show_xcode(result: XcodeImport) -> None:
     say(f"{result.package}: {told.machine}, {told.system}, {told.compute_units}")
     facts(
         {
-            "a prediction": None if told.predict_ms is None else f"{told.predict_ms:.4g} ms",
-            "load": None if told.load_ms is None else f"{told.load_ms:.4g} ms",
-            "compile": None if told.compile_ms is None else f"{told.compile_ms:.4g} ms",
+            "a prediction": with_unit(told.predict_ms, "ms"),
+            "load": with_unit(told.load_ms, "ms"),
+            "compile": with_unit(told.compile_ms, "ms"),
         }
-        | {f"estimated, {name}": f"{ms:.4g} ms" for name, ms in told.estimated_ms.items()}
+        | {f"estimated, {name}": with_unit(ms, "ms") for name, ms in told.estimated_ms.items()}
     )
     for reason, count in told.refusals.items():
         say(f"  off the ANE, {count} ops: {reason}")
@@ -174,9 +180,9 @@ def show_xcode(result: XcodeImport) -> None:
 
 def show_energy(energy: EnergyResult) -> None:
     """Print watts and joules per token."""
-    facts({rail: f"{watts:.4g} W" for rail, watts in energy.watts.items()}, "mean power")
+    facts({rail: with_unit(watts, "W") for rail, watts in energy.watts.items()}, "mean power")
     if energy.joules_per_token is not None:
-        facts({r: f"{j:.4g} J" for r, j in energy.joules_per_token.items()}, "energy a token")
+        facts({r: with_unit(j, "J") for r, j in energy.joules_per_token.items()}, "energy a token")
     if energy.ane_silent:
         warn("note: the Neural Engine's counter stayed at 0")
     for line in energy.notes:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from cetane.cli.options import Adapters, Json, Lora, Model
+from cetane.cli.options import Adapters, Json, Lora, Model, parse_adapters
 from cetane.cli.output import Unbroken, facts, print_json, progress, say, table, warn
 
 SHOWN = 6
@@ -14,9 +14,8 @@ def inspect(model: Model, lora: Lora = None, adapter: Adapters = None, json: Jso
     """Show the content of a checkpoint and of its adapters, without reading weights."""
     with progress("inspect"):  # which imports for seconds
         from cetane.pipeline.inspect import inspect as look
-        from cetane.pipeline.request import read_adapters
 
-        content = look(model, lora, read_adapters(adapter or []))
+        content = look(model, lora, parse_adapters(adapter))
     if json:
         print_json(content)
         return

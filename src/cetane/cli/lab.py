@@ -8,7 +8,7 @@ import typer
 
 from cetane.cli.app import Command, paragraphs
 from cetane.cli.crew import crew
-from cetane.cli.options import Json, Scheduler, StoreUrl, Workers
+from cetane.cli.options import Json, Scheduler, StoreUrl, Workers, parse_named
 from cetane.cli.output import follow, print_json, progress, say, table, warn
 from cetane.errors import CetaneError
 
@@ -192,7 +192,9 @@ def run(
 
     if bool(names) == every:
         raise CetaneError("give ids of experiments, or only --all", "cetane lab list has the ids")
-    opened, setting = open_lab(lab), Setting(work, places(models or []))
+    known = parse_named("--where", "NAME=PATH", "gemma3=models/gemma3", models)
+    opened = open_lab(lab)
+    setting = Setting(work, {name: Path(path) for name, path in known.items()})
     chosen = [opened.find(name) for name in names or ()]
     chosen = chosen or [one for one in opened.own().values() if one.runnable]
     share_threads()
@@ -250,17 +252,6 @@ def settled_outcome(lab: "Lab", experiment: "Experiment") -> "Outcome | None":
 
     held = settled(experiment, lab.journal.runs().get(experiment.id, []))
     return None if held is None else held.outcome
-
-
-def places(given: list[str]) -> dict[str, Path]:
-    """`NAME=PATH` options as paths by name. CetaneError for an option of another form."""
-    known = {}
-    for text in given:
-        name, equals, path = text.partition("=")
-        if not equals or not name or not path:
-            raise CetaneError(f"--where {text!r}: not NAME=PATH", "as in gemma3=models/gemma3")
-        known[name] = Path(path)
-    return known
 
 
 @command("log int8-weights")

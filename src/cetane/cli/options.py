@@ -1,8 +1,9 @@
 """Options that several commands share, so that each has one name everywhere."""
 
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -140,6 +141,52 @@ def refuse(reason: str, options: Mapping[str, object]) -> None:
     for name, given in options.items():
         if given:
             raise CetaneError(f"{name} {reason}")
+
+
+def parse_ids(text: str) -> list[int]:
+    """The token ids of `--prompt-ids`, which commas separate."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise CetaneError(
+            f"--prompt-ids {text!r}: not numbers separated by commas", "write 1,1000,5000"
+        ) from error
+
+
+def parse_adapters(settings: list[str] | None) -> dict[str, str]:
+    """The folders of `--adapter NAME=FOLDER` options, by name."""
+    return parse_named("--adapter", "NAME=FOLDER", "sql=adapters/sql", settings)
+
+
+def parse_named(option: str, form: str, example: str, settings: list[str] | None) -> dict[str, str]:
+    """The paths of a repeated `option`, by name. CetaneError for a setting of another form, and for
+    a name that comes twice."""
+    found: dict[str, str] = {}
+    for setting in settings or []:
+        name, _, path = setting.partition("=")
+        if not name or not path:
+            raise CetaneError(f"{option} {setting!r}: not {form}", f"as in {example}")
+        if name in found:
+            raise CetaneError(f"{option} {name}: named twice")
+        found[name] = path
+    return found
+
+
+def parse_changes(settings: list[str] | None) -> dict[str, Any]:
+    """`--set tokens.verify=8` options as values by key."""
+    return dict(map(parse_change, settings or []))
+
+
+def parse_change(setting: str) -> tuple[str, Any]:
+    """A key and a value, which is read as TOML, else it is a text. CetaneError for a setting
+    without a key or `=`."""
+    key, equals, text = (part.strip() for part in setting.partition("="))
+    if not key or not equals:
+        raise CetaneError(f"{setting!r}: not KEY=VALUE", "as in cache.context=4096")
+    try:
+        return key, tomllib.loads(f"value = {text}")["value"]
+    except ValueError:  # no TOML, or a number of more digits than Python reads
+        return key, text
 
 
 def with_units(backend: str, units: str | None) -> str:

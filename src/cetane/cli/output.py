@@ -225,6 +225,11 @@ def verdict(passed: bool) -> str:
     return "[bold green]pass[/]" if passed else "[bold red]FAIL[/]"
 
 
+def with_unit(value: float | None, unit: str) -> str | None:
+    """A measured value with its unit, in four digits; None where there is none."""
+    return None if value is None else f"{value:.4g} {unit}"
+
+
 def megabytes(count: float) -> str:
     """A number of bytes in megabytes, with its unit."""
     return f"{count / 1e6:.1f} MB"

@@ -16,6 +16,8 @@ from cetane.cli.options import (
     RecipeName,
     Settings,
     Verbose,
+    parse_adapters,
+    parse_changes,
 )
 from cetane.cli.output import follow, print_json, progress, say, show_warnings
 from cetane.errors import CetaneError
@@ -63,12 +65,12 @@ def plan(
     with progress("plan"):  # which imports for seconds
         from cetane.gates.residency.target import DEFAULT_OS, Target
         from cetane.pipeline.plan import forecast, planner_for
-        from cetane.pipeline.request import make_request, read_adapters, read_changes
+        from cetane.pipeline.request import make_request
 
         target = Target(chip, os or DEFAULT_OS) if chip else None
         request = make_request(
-            model, recipe, context, bits, read_changes(settings or []), lora=lora,
-            adapters=read_adapters(adapter or []),
+            model, recipe, context, bits, parse_changes(settings), lora=lora,
+            adapters=parse_adapters(adapter),
         )  # fmt: skip
     if target and sweep:
         rank_all(request, target, json)

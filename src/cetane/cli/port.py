@@ -27,6 +27,8 @@ from cetane.cli.options import (
     StoreUrl,
     Verbose,
     Workers,
+    parse_adapters,
+    parse_changes,
 )
 from cetane.cli.output import (
     conclude,
@@ -99,12 +101,12 @@ def port(
         from cetane.gates.residency.target import DEFAULT_OS
         from cetane.pipeline.plan import planner_for
         from cetane.pipeline.port import port_request, residency_for
-        from cetane.pipeline.request import make_request, read_adapters, read_changes
+        from cetane.pipeline.request import make_request
 
         asked = residency_for(chip, os or DEFAULT_OS, require_residency)
-        changes = ({} if quality is None else {"quality": quality}) | read_changes(settings or [])
+        changes = ({} if quality is None else {"quality": quality}) | parse_changes(settings)
         request = make_request(
-            model, recipe, context, bits, changes, budget, lora, read_adapters(adapter or []), text
+            model, recipe, context, bits, changes, budget, lora, parse_adapters(adapter), text
         )
         plan = planner_for(request, asked.target if asked.named else None).plan()
     if not json:

@@ -14,9 +14,10 @@ from cetane.cli.options import (
     DraftTokens,
     Json,
     MaxNew,
+    parse_ids,
     with_units,
 )
-from cetane.cli.output import facts, print_json, progress, warn
+from cetane.cli.output import facts, print_json, progress, warn, with_unit
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
@@ -141,18 +142,14 @@ def show_profile(model: LanguageModel, completion: Completion | None) -> None:
     from cetane.pipeline.profile import profile
 
     made = profile(model.engine, completion)
-
-    def number(value: float | None, unit: str) -> str | None:
-        return None if value is None else f"{value:.4g} {unit}"
-
     facts(
         {
-            "decode throughput": number(made.decode_tok_s, "tok/s"),
-            "total forward throughput": number(made.forward_tok_s, "tok/s"),
-            "layers": number(made.layers_ms, "ms/token"),
-            "head": number(made.head_ms, "ms/token"),
-            "average per layer": number(made.layer_ms, "ms"),
-            "verifier": number(made.verify_ms, f"ms/call, T = {made.verify_tokens}"),
+            "decode throughput": with_unit(made.decode_tok_s, "tok/s"),
+            "total forward throughput": with_unit(made.forward_tok_s, "tok/s"),
+            "layers": with_unit(made.layers_ms, "ms/token"),
+            "head": with_unit(made.head_ms, "ms/token"),
+            "average per layer": with_unit(made.layer_ms, "ms"),
+            "verifier": with_unit(made.verify_ms, f"ms/call, T = {made.verify_tokens}"),
         },
         "profile",
     )
@@ -165,11 +162,3 @@ def show_profile(model: LanguageModel, completion: Completion | None) -> None:
     speculation = model.speculation()
     if speculation is not None:
         facts({name: "-" if v is None else v for name, v in speculation.items()}, "speculation")
-
-
-def parse_ids(text: str) -> list[int]:
-    """`1,2,3` as token ids."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise CetaneError(f"--prompt-ids {text!r}: not numbers separated by commas") from error

@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from cetane.cli.options import Adapters, Checkpoint, Json, Lora, Verbose, refuse
+from cetane.cli.options import (
+    Adapters,
+    Checkpoint,
+    Json,
+    Lora,
+    Verbose,
+    parse_adapters,
+    parse_ids,
+    refuse,
+)
 from cetane.cli.output import (
     conclude,
     console,
@@ -73,7 +82,6 @@ def validate(
     own tensors. They take seconds, and prove less.
     """
     from cetane.pipeline import validate as gates
-    from cetane.pipeline.request import read_adapters
 
     if any((bundle / name).is_file() for name in APP_CONFIGS):
         refuse(
@@ -87,12 +95,12 @@ def validate(
         validate_folder(bundle, json)
     if (layer is not None) + full + (text is not None) > 1:
         raise CetaneError("--layer, --full and --perplexity exclude each other")
-    adapters = read_adapters(adapter or [])
+    adapters = parse_adapters(adapter)
     if layer is not None or full:
         with progress("validate") as update:
             judged = gates.validate_layers(
-                bundle, block=layer, prompt_ids=parse_ids(prompt_ids), probes=n_probes,
-                model=model, lora=lora, adapters=adapters, progress=update,
+                bundle, block=layer, prompt_ids=() if prompt_ids is None else parse_ids(prompt_ids),
+                probes=n_probes, model=model, lora=lora, adapters=adapters, progress=update,
             )  # fmt: skip
         conclude(judged, json, show_layers)
     alone = {"--prompt-ids": prompt_ids is not None, "--n-probes": n_probes > 1}
@@ -107,14 +115,6 @@ def validate(
     with progress("validate") as update:
         result = gates.validate(bundle, model=model, lora=lora, adapters=adapters, progress=update)
     conclude(result, json, lambda outcome: show(outcome, verbose, bundle))
-
-
-def parse_ids(text: str | None) -> tuple[int, ...]:
-    """Token ids with commas between them."""
-    try:
-        return tuple(int(part) for part in (text or "").split(",") if part.strip())
-    except ValueError as error:
-        raise CetaneError(f"--prompt-ids {text}: not numbers", "write 1,1000,5000") from error
 
 
 def show_layers(result: "LayersResult") -> None:

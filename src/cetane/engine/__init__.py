@@ -1,1 +1,1 @@
-
+"""The engine: sessions that follow a plan, and generation on them."""

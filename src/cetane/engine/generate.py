@@ -1,53 +1,16 @@
-"""Generation: from a prompt to tokens, on an engine for a bundle."""
+"""Generation: from a prompt to tokens, on a session."""
 
-import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Literal, Protocol
 
-from cetane.bundle import Bundle
-from cetane.engine.backend import Array, Backend
-from cetane.engine.coreml import UNITS, Compilable, ComputeUnits, CoreMLBackend
-from cetane.engine.engine import Engine
-from cetane.engine.portable import PortableBackend
+from cetane.engine.backend import Array
 from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft, verify
-from cetane.errors import CetaneError
 
-BACKENDS = ("auto", "portable", "coreml")
 Ending = Literal["stop", "length", "context"]
 """The reason why a generation ended: a stop token, `max_new` tokens, or a full context."""
-
-
-def open_engine(bundle: Bundle, backend: str = "auto") -> Engine:
-    """An engine for a bundle, on a backend of `open_backend`."""
-    return Engine(bundle.plan, open_backend(bundle, backend), bundle.tables())
-
-
-def open_backend(shards: Compilable, backend: str = "auto") -> Backend:
-    """A backend by name. `auto` is Core ML on a Mac; elsewhere it is cetane's executor, in its
-    fastest arithmetic. `coreml:CPU_AND_GPU`, and so on, is Core ML on other compute units.
-
-    Raises CetaneError for an unknown name.
-    """
-    name, _, units = backend.partition(":")
-    if name not in BACKENDS:
-        raise CetaneError(f"unknown backend {name!r}; known: {', '.join(BACKENDS)}")
-    if units and name != "coreml":
-        raise CetaneError(f"the backend {name} has no compute units", "only coreml has them")
-    native = name == "coreml" or (name == "auto" and sys.platform == "darwin")
-    return (
-        CoreMLBackend(shards, known_units(units)) if native else PortableBackend(shards, "stored")
-    )
-
-
-def known_units(name: str) -> ComputeUnits:
-    """Compute units by name; the default for an empty name. Raises CetaneError for others."""
-    for units in UNITS:
-        if units == (name or UNITS[0]):
-            return units
-    raise CetaneError(f"unknown compute units {name!r}; known: {', '.join(UNITS)}")
 
 
 class DraftSource(Protocol):

@@ -49,9 +49,11 @@ class Schedule:
             for mode in self.modes
             for logits, steps in ((True, modes[mode].steps), (False, modes[mode].silent))
         }
-        self._written = any(group.contract in ("stateful", "shift") for group in self.groups)
-        """Whether padding takes slots. A graph writes padding into a state, and every column of a
-        call pushes the oldest one out of a cache that shifts."""
+        self._padding_takes_slots = any(
+            group.contract in ("stateful", "shift") for group in self.groups
+        )
+        """A graph writes padding into a state, and every column of a call pushes the oldest one out
+        of a cache that shifts."""
         self._skipping = {mode for mode, chosen in self.modes.items() if skips(plan, chosen)}
         """Modes whose silent calls skip layers beside the head."""
 
@@ -65,7 +67,7 @@ class Schedule:
         The modes and widths of calls do not depend on capacities. So they are those of a plan that
         has only the largest.
         """
-        columns = self.modes[mode].tokens if self._written else tokens
+        columns = self.modes[mode].tokens if self._padding_takes_slots else tokens
         fitting = (one for one in self.capacities if position + columns <= one.tokens)
         return next(fitting, self.capacities[-1])
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from cetane.files import Ledger, json_sha256
+from cetane.files import json_sha256
+from cetane.ledger import Ledger
 
 Answers = dict[str, Any]
 BATCH = 64

@@ -21,7 +21,7 @@ from cetane.evaluation.figures import Evaluation, TaskFigure
 from cetane.evaluation.models import BundleModel, ReferenceModel, TokenModel
 from cetane.files import Progress, cache_dir, disk_errors, silent
 from cetane.gates.reference import reference_of
-from cetane.pipeline.validate import checkpoint_of
+from cetane.pipeline.origin import checkpoint_of
 from cetane.tasks.task import task_key
 from cetane.validation import guess
 

@@ -12,8 +12,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Tokenizer
-from cetane.engine.generate import extend, open_engine
+from cetane.engine.generate import extend
 from cetane.engine.likelihood import TokenLikelihood, likelihoods, token_likelihood
+from cetane.engine.open import open_engine
 from cetane.engine.prefixes import Prefixes
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError

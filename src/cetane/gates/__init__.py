@@ -1,1 +1,1 @@
-
+"""Gates: they judge a bundle against the model, and keep what they saw in it."""

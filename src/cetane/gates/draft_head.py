@@ -18,7 +18,7 @@ from cetane.bundle.draft_heads import TRAIN_AGAIN, DraftHead
 from cetane.bundle.tables import TokenRows
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
-from cetane.engine.generate import open_engine
+from cetane.engine.open import open_engine
 from cetane.engine.portable import PortableBackend
 from cetane.errors import CetaneError
 from cetane.files import Progress

@@ -240,10 +240,6 @@ class Proof:
             *compression.checks,
             *([greedy_check(greedy, self.plan.recipe)] if greedy else []),
         ]
-        left_out = bool(prompts) and not greedy
-        window = largest_window(self.plan, self.reference)
-        read, context = len(self.probes[0].tokens), self.plan.recipe.cache.context
-        late = max((one.keys for one in ane), default=context)
         self.progress("done", STEPS, STEPS)
         return GoldenResult(
             passed=all(check.passed for check in checks),
@@ -253,11 +249,9 @@ class Proof:
             logits=compression.logits,
             ranges=compression.ranges,
             warnings=(
-                *([TOO_LARGE] if left_out else []),
+                *([TOO_LARGE] if prompts and not greedy else []),
                 *ties(deviated),
-                *([UNRUN.format(len(idle), ", ".join(idle[:NAMED]))] if idle else []),
-                *([TOO_WIDE.format(window)] if read <= window else []),
-                *([TOO_LONG.format(read, late, context)] if min(read, late) < context else []),
+                *self.unjudged(idle, ane),
                 *near(compression.ranges, self.planner),
             ),
             greedy=tuple(float(share.mean()) for share in greedy),
@@ -273,6 +267,19 @@ class Proof:
             positions=compression.positions,
             loader=self.reference.loader,
         )
+
+    def unjudged(self, idle: Sequence[str], ane: Sequence[Rounding]) -> Iterator[str]:
+        """Warnings of what the probes did not reach: `idle` functions, a whole window, and the end
+        of the context."""
+        window = largest_window(self.plan, self.reference)
+        read, context = len(self.probes[0].tokens), self.plan.recipe.cache.context
+        late = max((one.keys for one in ane), default=context)
+        if idle:
+            yield UNRUN.format(len(idle), ", ".join(idle[:NAMED]))
+        if read <= window:
+            yield TOO_WIDE.format(window)
+        if min(read, late) < context:
+            yield TOO_LONG.format(read, late, context)
 
     def begin(self, question: str, number: int) -> None:
         """Show a question, and give memory that the last one freed back to the system."""

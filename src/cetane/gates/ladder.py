@@ -140,11 +140,6 @@ class Rung:
         adapter = self.planner.adapter
         if adapter is not None and not self.planner.changes(shard, adapter):
             return
-        feeds = self.planner.feeds(shard)
-        if self.engine.plan.by_name[shard].kind == "head":
-            # Any hidden state suffices, so take one that does not need the whole model.
-            layers = self.planner.model.layers
-            feeds = {"hidden": next(t for b in layers if (t := b.truths().get("hidden")))}
         names = {
             truth: name.removesuffix("_out")
             for mode in modes
@@ -152,32 +147,13 @@ class Rung:
             if step.shard == shard
             for name, truth in outputs.items()
         }
-        makers = {m: self.planner.feeds(m) for m in all_makers(self.planner, shard)}
-        fed = {truth for some in (feeds, *makers.values()) for truth in some.values()}
+        feeds = self.feeds(shard)
+        fed = {truth for own in feeds.values() for truth in own.values()}
         stored = self.reference.tensors(self.tokens, list({*fed, *names}))
         truths = {truth: rows * self.scale for truth, rows in stored.items()}
         slices = self.slices(shard)
-        theirs = self.logits(shard, feeds, truths) if slices else None
-        probe = Probe("ladder", self.tokens)
-        every = {
-            mode: Watched(
-                self.engine,
-                self.planner,
-                ProbeTask(mode, probe, (ProbePart(mode, len(self.tokens)),)),
-            )
-            for mode in modes
-        }
-        for maker, supply in (*makers.items(), (shard, feeds)):  # opened once for all modes
-            for watched in every.values():
-                watched.seen.clear()
-                for running in watched.calls:
-                    for name, truth in supply.items():
-                        rows = truths[truth][running.call.positions]
-                        running.tensors[name] = self.padded(rows, running.call.width)
-            self.engine.run(
-                [(watched.session, watched.calls) for watched in every.values()], [maker]
-            )
-        for mode, watched in every.items():
+        theirs = self.logits(shard, feeds[shard], truths) if slices else None
+        for mode, watched in self.run(modes, feeds, truths).items():
             for truth, (at, rows) in watched.tensors().items():
                 yield Pair(names[truth], truth, mode, rows, truths[truth][at])
             for start, stop in slices:
@@ -188,6 +164,44 @@ class Rung:
                 if self.engine.plan.recipe.head.choose:
                     compared = of_choices(*compared)
                 yield Pair("logits", LOGITS, mode, *compared)
+
+    def feeds(self, shard: str) -> dict[str, dict[str, Truth]]:
+        """The model's tensors for each input, by shard: first the shards that must run before this
+        one, in order, then the shard itself."""
+        own = self.planner.feeds(shard)
+        if self.engine.plan.by_name[shard].kind == "head":
+            # Any hidden state suffices, so take one that does not need the whole model.
+            layers = self.planner.model.layers
+            own = {"hidden": next(t for b in layers if (t := b.truths().get("hidden")))}
+        before = {maker: self.planner.feeds(maker) for maker in all_makers(self.planner, shard)}
+        return before | {shard: own}
+
+    def run(
+        self,
+        modes: list[Mode],
+        feeds: dict[str, dict[str, Truth]],
+        truths: dict[Truth, Array],
+    ) -> dict[Mode, Watched]:
+        """Run shards on the model's tensors, each opened once for all modes. What the last one
+        computed is seen, by mode."""
+        probe, count = Probe("ladder", self.tokens), len(self.tokens)
+        every = {
+            mode: Watched(
+                self.engine, self.planner, ProbeTask(mode, probe, (ProbePart(mode, count),))
+            )
+            for mode in modes
+        }
+        for shard, supply in feeds.items():
+            for watched in every.values():
+                watched.seen.clear()
+                for running in watched.calls:
+                    for name, truth in supply.items():
+                        rows = truths[truth][running.call.positions]
+                        running.tensors[name] = self.padded(rows, running.call.width)
+            self.engine.run(
+                [(watched.session, watched.calls) for watched in every.values()], [shard]
+            )
+        return every
 
     def logits(self, shard: str, feeds: dict[str, Truth], truths: dict[Truth, Array]) -> Array:
         """The model's logits `(n, V)`, from the shard's own inputs if the shard is only a head."""

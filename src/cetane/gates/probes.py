@@ -70,7 +70,7 @@ def structure_probes(
     reused = max((group.count for group in plan.caches.values() if group.limited), default=0)
     tail = widest + widest // 2 + OWN
     length = min(context, max(reused, filled) + widest + tail)
-    excluded = {*tokenizer.eos_ids, *([tokenizer.bos_id or 0])}
+    excluded = {*tokenizer.eos_ids, tokenizer.bos_id or 0}
     drawn = random_tokens(embedding, 2 * tail, SEED, excluded)
     probes = [Probe("text", text_tokens(tokenizer, length))]
     if context > length:
@@ -149,6 +149,11 @@ def texts() -> str:
     """The text that judges ports."""
     content = resources.files("cetane.gates").joinpath("texts.toml").read_text()
     return "\n".join(text["content"].strip() + "\n" for text in tomllib.loads(content)["text"])
+
+
+def english() -> str:
+    """An English text for choices before a build. The gates judge the result on `texts()`."""
+    return (resources.files("cetane") / "data" / "texts" / "english.txt").read_text("utf-8")
 
 
 def text_tokens(tokenizer: Tokenizer, length: int, text: str = "") -> tuple[int, ...]:

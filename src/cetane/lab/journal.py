@@ -1,7 +1,7 @@
 """The journal: every run's intent and outcome, and every verdict, one JSON object a line.
 
 Lines are appended and synced. A run's intent is on disk before the run starts, and its outcome
-after any end. `cetane.files.Ledger` tells how it survives a power loss.
+after any end. `cetane.ledger` tells how it survives a power loss.
 """
 
 import datetime
@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, TypeAdapter, model_validator
 
-from cetane.files import Ledger
 from cetane.lab.experiment import ARMS, ArmName, Experiment, Status, bounds, within
+from cetane.ledger import Ledger
 from cetane.validation import Data
 
 PACKAGES = ("cetane", "torch", "coremltools", "transformers", "onnxruntime", "numpy")

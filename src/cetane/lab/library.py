@@ -4,7 +4,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cetane.errors import CetaneError
-from cetane.lab.entry import Entry
+from cetane.lab.entry import Entry, entries
 from cetane.lab.experiment import Experiment, find_experiment, load_experiments, shipped
 from cetane.lab.journal import Journal
 from cetane.validation import guess
@@ -55,13 +55,10 @@ class Lab:
 
     def entry(self, name: str) -> Entry:
         """An experiment with its runs and its verdict."""
-        runs, verdicts = self.journal.runs(), self.journal.verdicts()
-        return Entry(self.find(name), runs.get(name, []), verdicts.get(name))
+        (entry,) = entries([self.find(name)], self.journal)
+        return entry
 
     def entries(self) -> dict[str, Entry]:
         """Every experiment with its runs and its verdict."""
-        runs, verdicts = self.journal.runs(), self.journal.verdicts()
-        return {
-            name: Entry(experiment, runs.get(name, []), verdicts.get(name))
-            for name, experiment in self.experiments().items()
-        }
+        every = entries(self.experiments().values(), self.journal)
+        return {entry.experiment.id: entry for entry in every}

@@ -155,16 +155,16 @@ def registered() -> Mapping[str, Measure]:
 def observe(experiment: Experiment, setting: Setting, progress: Progress) -> Iterator[Part]:
     """Build both sides and take each measure once."""
     names = measures(experiment)
-    bench = Sides(experiment, setting, progress)
+    sides = Sides(experiment, setting, progress)
     for done, name in enumerate(names):
         progress(name, done, len(names))
-        yield take(bench, name)
+        yield take(sides, name)
     progress("done", len(names), len(names))
 
 
-def take(bench: Sides, name: str) -> Part:
+def take(sides: Sides, name: str) -> Part:
     """Take one measure."""
-    findings = {arm: Findings() for arm in ARMS} | dict(registered()[name](bench))
+    findings = {arm: Findings() for arm in ARMS} | dict(registered()[name](sides))
     return {
         arm: ArmOutcome(
             artefact=None if side.made is None else side.made.digest,
@@ -173,7 +173,7 @@ def take(bench: Sides, name: str) -> Part:
             texts=findings[arm].texts,
             curves={name: tuple(points) for name, points in findings[arm].curves.items()},
         )
-        for arm, side in bench.sides.items()
+        for arm, side in sides.by_arm.items()
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.engine.engine import Engine
-from cetane.engine.generate import open_engine
+from cetane.engine.open import open_engine
 from cetane.files import Progress
 from cetane.hardware.chips import Chip, find_chip
 from cetane.lab.experiment import ARMS, Arm, ArmName, Experiment
@@ -29,11 +29,6 @@ class Findings:
     figures: dict[str, Figure] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-
-    def update(self, other: "Findings") -> None:
-        self.figures |= other.figures
-        self.texts |= other.texts
-        self.curves |= other.curves
 
 
 def figure(
@@ -106,12 +101,12 @@ class Side:
         """The recipe with a subset of the vocabulary in its head, if the arm has one."""
         if self.arm.subset is None:
             return recipe
-        from cetane.pipeline.vocabulary import make_subset, ranked, read_text
+        from cetane.pipeline.vocabulary import covered_text, make_subset, ranked
 
         checkpoint = self.workload.checkpoint  # `self.checkpoint` is of the narrowed recipe
         tokenizer: Any = checkpoint.tokenizer
         vocab = checkpoint.config["vocab_size"]
-        texts = [read_text(tokenizer, self.workload.setting.text(self.workload.spec))]
+        texts = [covered_text(tokenizer, self.workload.setting.text(self.workload.spec))]
         order = ranked(texts, vocab, tokenizer.necessary())
         subset = make_subset(order, self.arm.subset, tokenizer, texts, [])
         return override(recipe, {"head.subset": subset})
@@ -130,17 +125,17 @@ class Sides:
         spec = experiment.workload
         workload = OpenWorkload(setting, spec, setting.checkpoint(spec))
         self.workload, self.progress = workload, progress
-        self.sides: Mapping[ArmName, Side] = {
+        self.by_arm: Mapping[ArmName, Side] = {
             name: Side(name, experiment.arm(name), workload, progress) for name in ARMS
         }
 
     @property
     def baseline(self) -> Side:
-        return self.sides["baseline"]
+        return self.by_arm["baseline"]
 
     @property
     def candidate(self) -> Side:
-        return self.sides["candidate"]
+        return self.by_arm["candidate"]
 
 
 Measure = Callable[[Sides], Mapping[ArmName, Findings]]
@@ -162,7 +157,7 @@ def each(name: str) -> Callable[[Callable[[Side], Findings]], Callable[[Side], F
     """A decorator: enter a measure of one side, which is called for both."""
 
     def register(function: Callable[[Side], Findings]) -> Callable[[Side], Findings]:
-        MEASURES[name] = lambda bench: {arm: function(bench.sides[arm]) for arm in ARMS}
+        MEASURES[name] = lambda sides: {arm: function(sides.by_arm[arm]) for arm in ARMS}
         return function
 
     return register

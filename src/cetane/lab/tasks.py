@@ -45,7 +45,7 @@ def opened(job: LabJob) -> Sides:
 
 def build_arm(job: LabJob, arm: ArmName, folder: Path) -> None:
     """Build the bundle of an arm, unless it is there."""
-    write_json(folder / RESULT, {"digest": opened(job).sides[arm].bundle.digest})
+    write_json(folder / RESULT, {"digest": opened(job).by_arm[arm].bundle.digest})
 
 
 def measure(job: LabJob, name: str, folder: Path) -> None:
@@ -87,6 +87,8 @@ class LabTasks:
         self.parts: dict[str, list[Part]] = {name: [] for name in self.experiments}
         self.arms: dict[str, SharedTask] = {}
         self.measures: list[SharedTask] = []
+        self.measured: dict[str, str] = {}
+        """The experiment of each task that measures, by the task's key."""
         self.done = 0
 
     def run(self) -> Iterator[tuple[Experiment, Callable[[], Iterator[Part]]]]:
@@ -123,7 +125,7 @@ class LabTasks:
         sides = Sides(experiment, self.setting, silent)
         if experiment.workload is not None:
             self.setting.text(experiment.workload)  # written once, before workers want it
-        for arm, side in sides.sides.items():
+        for arm, side in sides.by_arm.items():
             if set(names) - PLANNED:
                 work = partial(build_arm, job, arm)
                 name = f"{side.recipe.name} {side.key[:8]}"
@@ -143,6 +145,7 @@ class LabTasks:
                 measured=True,
             )
             self.measures.append(SharedTask(task, [experiment.id]))
+            self.measured[task.key] = experiment.id
 
     def perform(self, pieces: Sequence[SharedTask]) -> Iterator[SharedTask]:
         """Have tasks performed, but for experiments that failed already. Gives each as it ends."""
@@ -169,7 +172,7 @@ class LabTasks:
             if result is None:
                 return False
             content = read_json(result / RESULT)
-        if "digest" not in content:
+        if (experiment := self.measured.get(task.key)) is not None:
             part = validated(dict[ArmName, ArmOutcome], content, task.name)
-            self.parts[task.name.partition(": ")[0]].append(part)
+            self.parts[experiment].append(part)
         return True

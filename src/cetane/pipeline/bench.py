@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from cetane.bundle import Bundle
-from cetane.engine.generate import open_engine
+from cetane.engine.open import open_engine
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
 from cetane.files import Progress, silent

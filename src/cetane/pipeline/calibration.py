@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from cetane.errors import CetaneError
 from cetane.families import Truth, options_of
 from cetane.files import Progress, json_sha256, read_json, silent, write_json
 from cetane.fitting.fit import fit
+from cetane.gates.probes import english
 from cetane.gates.reference import reference_of
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, decided
@@ -120,8 +120,7 @@ def calibrate(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silen
 
 def calibration_tokens(checkpoint: Checkpoint, context: int, vocab: int) -> list[int]:
     """The tokens of the pass: a text, then random ids below `vocab`. At most `context` together."""
-    content = (resources.files("cetane") / "data" / "texts" / "english.txt").read_text("utf-8")
-    text = checkpoint.tokenizer.encode(content)[: min(TEXT_TOKENS, context)]
+    text = checkpoint.tokenizer.encode(english())[: min(TEXT_TOKENS, context)]
     room = min(RANDOM_TOKENS, context - len(text))
     drawn = np.random.default_rng(1).integers(0, vocab, room).tolist()
     return [*text, *drawn]

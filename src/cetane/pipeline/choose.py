@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cached_property
-from importlib import resources
 from itertools import product
 from typing import Any, TypeVar
 
@@ -26,11 +25,11 @@ from cetane.families import Weight
 from cetane.files import Progress, read_json, silent, write_json
 from cetane.gates.compressions import Judge, Window, check_memory, plain
 from cetane.gates.limits import limits
-from cetane.gates.probes import text_tokens
+from cetane.gates.probes import english, text_tokens
 from cetane.gates.quality import Agreement
 from cetane.gates.reference import RESIDENT
-from cetane.gates.verdict import Check
 from cetane.pipeline.calibration import resolve_fitted, resolve_scale
+from cetane.pipeline.judgement import MARGIN, Judgement, allowance
 from cetane.pipeline.mixed_parts import Mix, MixedPart, best_mix, named, parts_of
 from cetane.planner import Planner
 from cetane.planner.encoding import can_be_fitted
@@ -47,8 +46,6 @@ SMALL, LARGE = SMALLEST, NEXT
 NEAREST, MIX = "fp16", "a mix of 6-bit palettes and int8"
 """Formats that are tried for all weights: `SMALL`, `LARGE`, then `NEAREST`. `MIX` is the name of a
 mix of the first two, which is tried between them."""
-MARGIN = 0.8
-"""The part of a limit that a candidate may use up, since the gate judges another text."""
 NEAR, FINER = 0.1, 0.05
 """Bits a weight: what the first mix has beyond the default, and the step between two mixes."""
 WINDOW = 128
@@ -62,63 +59,8 @@ UNPREDICTED = (
 )
 FILE = "figure.json"
 DECIDING = {"family", "embedding", "head", "quality", "compression"}
-"""The recipe's tables on which a judgement depends. It also depends on the caches (`Bench.key`)."""
-
-
-class Judgement(Data):
-    """What a candidate costs, as the golden gate's checks."""
-
-    checks: tuple[Check, ...]
-
-    @property
-    def passed(self) -> bool:
-        """Whether every check holds, with the margin."""
-        return all(holds(check) for check in self.checks)
-
-    def __str__(self) -> str:
-        """The figures and their limits, in one line."""
-        return ", ".join(map(shown, self.checks))
-
-    @property
-    def missed(self) -> str:
-        """The figures that leave too little room, in one line."""
-        return ", ".join(shown(check) for check in self.checks if not holds(check))
-
-
-def shown(check: Check) -> str:
-    """A figure, its interval if it has one, and its limit."""
-    between = "" if check.interval is None else " ({:.3g} to {:.3g})".format(*check.interval)
-    return f"{check.name.partition(': ')[2]} {check.value:.3g}{between}, limit {check.limit:g}"
-
-
-def holds(check: Check) -> bool:
-    """Whether a check leaves room to its limit. The interval of a share must hold the limit; other
-    figures may use up `MARGIN` of it."""
-    return check.passed if check.interval is not None else used(check) <= MARGIN
-
-
-def used(check: Check) -> float:
-    """The part of a limit that a figure uses up: 0 for a compression that costs nothing."""
-    nothing = 1.0 if check.name.endswith("ratio") else 0.0
-    return (check.value - nothing) / (check.limit - nothing)
-
-
-def allowance(judgement: Judgement) -> float:
-    """The factor, 1 at most, by which a compression's KL must shrink to hold the promise with the
-    margin.
-
-    Wrong choices grow with the root of the KL. Fewer of them narrow the interval too; that is left
-    as room.
-    """
-    parts = [1.0]
-    for check in judgement.checks:
-        if check.interval is None:
-            parts.append(MARGIN / max(used(check), MARGIN))
-        else:
-            wrong, reach = 1 - check.value, check.value - check.interval[0]
-            most = min(MARGIN * (1 - check.limit), 1 - check.limit - reach)
-            parts.append((max(most, 0.0) / max(wrong, 1e-9)) ** 2)
-    return min(parts)
+"""The recipe's tables on which a judgement depends. It also depends on the caches
+(`CompressionChoice.key`)."""
 
 
 def resolve_recipe(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silent) -> Recipe:
@@ -161,21 +103,21 @@ def resolutions(
         check_budget(Planner(checkpoint, recipe), budget, "the recipe's formats take")
         yield recipe
         return
-    bench = Bench(checkpoint, recipe, progress)
-    for rows in bench.rows():
-        if rows != NEAREST and not bench.holds(f"{rows} rows alone", bench.alone(rows)):
+    choosing = CompressionChoice(checkpoint, recipe, progress)
+    for rows in choosing.rows():
+        if rows != NEAREST and not choosing.holds(f"{rows} rows alone", choosing.alone(rows)):
             continue
-        for name, candidate in bench.candidates(rows):
-            if bench.holds(name, candidate):
+        for name, candidate in choosing.candidates(rows):
+            if choosing.holds(name, candidate):
                 what = f"the smallest that is {recipe.quality} takes"
-                check_budget(Planner(checkpoint, candidate, bench.planner), budget, what)
-                yield bench.chosen(name, candidate)
+                check_budget(Planner(checkpoint, candidate, choosing.planner), budget, what)
+                yield choosing.chosen(name, candidate)
         if not recipe.compression.auto:
             break  # finer rows change little: weights of few bits err more than rows do
-    name, nearest = bench.nearest(rows)
+    name, nearest = choosing.nearest(rows)
     what = f"nothing smaller is proven {recipe.quality}, and the nearest to the model takes"
-    check_budget(Planner(checkpoint, nearest, bench.planner), budget, what)
-    yield bench.chosen(name, nearest)  # even if it breaks the promise
+    check_budget(Planner(checkpoint, nearest, choosing.planner), budget, what)
+    yield choosing.chosen(name, nearest)  # even if it breaks the promise
 
 
 def tuned(checkpoint: Checkpoint, recipe: Recipe, progress: Progress) -> Recipe:
@@ -208,17 +150,16 @@ class Harms(Data):
     """What each group of weights adds in the smaller format."""
 
 
-class Bench:
-    """Judges candidates for one model, all on one text. The store keeps the judgements."""
+class CompressionChoice:
+    """The candidates for one model, all judged on one text. The store keeps the judgements."""
 
     def __init__(self, checkpoint: Checkpoint, recipe: Recipe, progress: Progress) -> None:
         self.checkpoint, self.recipe, self.progress = checkpoint, recipe, progress
         self.planner = Planner(checkpoint, recipe)
-        content = (resources.files("cetane") / "data" / "texts" / "english.txt").read_text("utf-8")
         ask = limits().evidence
         count = ask.positions if recipe.compression.mix_to is None else ask.most
         """Mixes of few bits are near to their limits, and only a long text decides about them."""
-        self.tokens = text_tokens(checkpoint.tokenizer, count, content)
+        self.tokens = text_tokens(checkpoint.tokenizer, count, english())
         self.refused: dict[str, str] = {}
         """Why candidates do not hold the promise, by name."""
 
@@ -483,9 +424,9 @@ def known_to_hold(checkpoint: Checkpoint, recipe: Recipe, formats: Sequence[str]
     """The formats that hold the recipe's promise as its default: fp16, and those of `formats` that
     an earlier port judged so on this model. Reads no weight and judges nothing."""
     unfitted = override(recipe, {f"compression.{key}": value for key, value in UNFITTED.items()})
-    bench, known = Bench(checkpoint, unfitted, silent), {NEAREST}
-    for name, rows in product(formats, bench.rows()):
-        judgement = bench.known(override(unfitted, {KEY: name, ROWS: rows}))
+    choosing, known = CompressionChoice(checkpoint, unfitted, silent), {NEAREST}
+    for name, rows in product(formats, choosing.rows()):
+        judgement = choosing.known(override(unfitted, {KEY: name, ROWS: rows}))
         if judgement is not None and judgement.passed:
             known.add(name)
     return known

@@ -15,7 +15,7 @@ from cetane.mil.executor import compile
 from cetane.mil.gap import Gap
 from cetane.mil.inputs import random_inputs, read_inputs
 from cetane.mil.program import Precision, listed
-from cetane.pipeline.validate import checkpoint_of, other_checkpoint
+from cetane.pipeline.origin import checkpoint_of, other_checkpoint
 from cetane.schema.manifest import MANIFEST
 from cetane.schema.recipe import Mode
 

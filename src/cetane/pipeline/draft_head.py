@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from cetane.bundle import Bundle
 from cetane.bundle.draft_heads import DraftHead
 from cetane.checkpoint import Checkpoint
-from cetane.engine.generate import open_engine
+from cetane.engine.open import open_engine
 from cetane.errors import CetaneError
 from cetane.files import Progress, cache_dir, claimed, disk_errors, replacing, sha256, silent
 from cetane.fitting.attention import fuse_attention
@@ -26,7 +26,7 @@ from cetane.gates.draft_head import DraftHeadResult, audit_draft_head, judge_dra
 from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Reference
 from cetane.gates.residency.audit import Audit
-from cetane.pipeline.validate import checkpoint_of
+from cetane.pipeline.origin import checkpoint_of
 from cetane.schema.draft_head import DraftHeadKind, Training
 from cetane.speculate.draft_heads.acceptance import Acceptance, acceptance
 from cetane.speculate.draft_heads.build import add_draft_head, staging
@@ -123,23 +123,15 @@ def train_draft_head(
         checkpoint, engine = checkpoint_of(opened, model), open_engine(opened)
         embedding = embedding_of(opened)
         tapped(opened.plan)  # refuses before the model writes for many minutes
-        window = min(settings.window, opened.plan.recipe.cache.context)
-        if window < 2 * settings.steps:
-            raise CetaneError(
-                f"--window {window}: less than two drafts of {settings.steps} tokens",
-                "give a larger --window, within the context, or fewer --steps",
-            )
+        window = window_for(opened, settings)
         shown = progress if accelerator.is_main_process else silent
         if texts:
-            if len({path.name for path in texts}) < len(texts):  # the manifest knows them by name
-                raise CetaneError("two texts have one name", "rename one of them")
-            read = [read_tokens(opened.tokenizer, path, settings.tokens) for path in texts]
+            read = tokens_of(texts, opened, settings)
         else:
             with accelerator.main_process_first():  # others read what it wrote
                 written = own_conversations(checkpoint, window, settings, shown)
-            texts, read = list(written), [own.flatten().tolist() for own in written.values()]
-            read = [own[: settings.tokens - i * len(own)] for i, own in enumerate(read)]
-        ids = whole_windows(read, window)
+            read = tokens_written(written, settings)
+        ids = whole_windows(list(read.values()), window)
         folder = features and features / opened.digest
         with accelerator.main_process_first() if folder else nullcontext():  # others read them
             learned, held = split(collect(engine, ids, window, shown, folder))
@@ -154,12 +146,45 @@ def train_draft_head(
         head.round()
         after = acceptance(head, held, embedding)
         shown("lower", 0, 1)
-        shard = add_draft_head(opened, head, held.tokens, trained_on(texts, learned, held, after))
+        shard = add_draft_head(
+            opened, head, held.tokens, trained_on(list(read), learned, held, after)
+        )
         judged = judge_draft_head(opened, shard, engine, shown)
         return TrainedDraftHead(
             shard, before, after, judged, audit_draft_head(opened, shard), len(learned), len(held),
             minutes=(time.monotonic() - started) / 60, cpu_minutes=time.process_time() / 60,
         )  # fmt: skip
+
+
+def window_for(bundle: Bundle, settings: DraftHeadSettings) -> int:
+    """Tokens of one forward pass, within the context. CetaneError for fewer than two drafts."""
+    window = min(settings.window, bundle.plan.recipe.cache.context)
+    if window < 2 * settings.steps:
+        raise CetaneError(
+            f"--window {window}: less than two drafts of {settings.steps} tokens",
+            "give a larger --window, within the context, or fewer --steps",
+        )
+    return window
+
+
+def tokens_of(
+    texts: Sequence[Path], bundle: Bundle, settings: DraftHeadSettings
+) -> dict[Path, list[int]]:
+    """The tokens of text files. CetaneError for two of one name: the manifest knows only names."""
+    if len({path.name for path in texts}) < len(texts):
+        raise CetaneError("two texts have one name", "rename one of them")
+    return {path: read_tokens(bundle.tokenizer, path, settings.tokens) for path in texts}
+
+
+def tokens_written(
+    conversations: Mapping[Path, torch.Tensor], settings: DraftHeadSettings
+) -> dict[Path, list[int]]:
+    """The tokens of conversations by file, as many as are asked for in all."""
+    tokens = {path: own.flatten().tolist() for path, own in conversations.items()}
+    return {
+        path: own[: settings.tokens - index * len(own)]
+        for index, (path, own) in enumerate(tokens.items())
+    }
 
 
 def own_conversations(
@@ -237,8 +262,10 @@ def trained_on(
     texts: Sequence[Path], learned: Windows, held: Windows, scores: Acceptance
 ) -> Training:
     """The record of the training, for the draft head's manifest."""
-    data: Mapping[str, str] = {path.name: sha256(path) for path in texts}
     return Training(
-        data=dict(data), windows=len(learned), length=learned.tokens.shape[1],
-        held_out=len(held), **scores.model_dump(),
-    )  # fmt: skip
+        data={path.name: sha256(path) for path in texts},
+        windows=len(learned),
+        length=learned.tokens.shape[1],
+        held_out=len(held),
+        **scores.model_dump(),
+    )

@@ -12,6 +12,7 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
 from cetane.export import anemll, contract, coreai, coreml_llm
+from cetane.export.refusals import refuse_int8_caches
 from cetane.files import (
     Progress,
     check_outside,
@@ -26,9 +27,9 @@ from cetane.files import (
 from cetane.gates.coreai import CoreAIResult, judge_coreai
 from cetane.gates.quality import refuse_choices
 from cetane.mil import load
-from cetane.pipeline.validate import checkpoint_of
+from cetane.pipeline.origin import checkpoint_of
 from cetane.schema.manifest import ORIGIN
-from cetane.schema.recipe import Recipe, refuse_int8_caches
+from cetane.schema.recipe import Recipe
 
 Runtime = Literal["anemll", "coreml-llm"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from cetane.checkpoint import SeenByHeads, Tokenizer
 from cetane.errors import CetaneError
 from cetane.families import streaming_layers
 from cetane.files import Progress, disk_errors, silent, write_json
+from cetane.gates.probes import english
 from cetane.pipeline.request import Request
 from cetane.planner import Planner, turned
 from cetane.schema.streaming import HeadScores, Method, Streaming
@@ -175,8 +175,7 @@ def cache_sizes(request: Request, layers: Mapping[int, int], **seen: int) -> Cac
 
 def haystack(tokenizer: Tokenizer) -> list[int]:
     """Tokens of an English text, over and over, for keys to be hidden in."""
-    text = (resources.files("cetane") / "data" / "texts" / "english.txt").read_text("utf-8")
-    return tokenizer.encode_plain(text) * REPEATED
+    return tokenizer.encode_plain(english()) * REPEATED
 
 
 def score(

@@ -41,7 +41,7 @@ from cetane.measuring.energy import CAVEATS, LAG, BadSamples, joules, read_sampl
 from cetane.mil.program import Program
 from cetane.mil.reader import load
 from cetane.perf.predict import Predictor
-from cetane.pipeline.validate import checkpoint_of
+from cetane.pipeline.origin import checkpoint_of
 from cetane.planner import Planner
 from cetane.schema.manifest import GATES
 

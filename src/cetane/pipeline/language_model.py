@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cetane.bundle import Bundle
-from cetane.engine.generate import Ending, generate, open_engine
+from cetane.engine.generate import Ending, generate
+from cetane.engine.open import open_engine
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session, check_known

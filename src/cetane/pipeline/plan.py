@@ -15,8 +15,8 @@ from cetane.perf.breakeven import DraftingTimes
 from cetane.perf.capacities import CapacityCost, capacity_costs
 from cetane.perf.combinations import CONTEXTS, FORMATS, Combination, Combinations
 from cetane.perf.predict import Prediction, Predictor
+from cetane.pipeline.chip_layout import recipe_for_chip
 from cetane.pipeline.choose import known_to_hold
-from cetane.pipeline.fit import fit
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
@@ -49,7 +49,7 @@ def planner_for(request: Request, target: Target | None) -> Planner:
     """The planner with which a port of the request begins: for a chip, of a layout that fits it."""
     if target is None:
         return request.planner
-    recipe = fit(request.planner, target, request.named)
+    recipe = recipe_for_chip(request.planner, target, request.named)
     return Planner(request.checkpoint, recipe, request.planner)
 
 

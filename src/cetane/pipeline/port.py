@@ -1,7 +1,7 @@
 """The whole way from a checkpoint to a bundle that is proved right."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,8 +24,8 @@ from cetane.hardware.chips import DEFAULT_CHIP
 from cetane.hardware.memory import give_back, keep_little
 from cetane.mil.reader import load
 from cetane.pipeline.build import build, check_place, same
+from cetane.pipeline.chip_layout import recipe_for_chip
 from cetane.pipeline.choose import check_budget, resolutions, with_layout
-from cetane.pipeline.fit import fit
 from cetane.pipeline.plan import Forecast, forecast, forecast_json
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
@@ -231,13 +231,8 @@ def port_request(
             why = result.explanation
             if result.passed or why is None or len(changes) + 1 == MOST_ATTEMPTS:
                 return result
-            others = choices if why.cause == "compression" else ()
             try:
-                following = next((c for c in others if not any(same(c, t) for t in tried)), None)
-                if following is None and why.mends and (fix or is_open(recipe, why)):
-                    following = mended(recipe, why)
-                    planner = Planner(request.checkpoint, following, request.planner)
-                    check_budget(planner, request.budget, "what the gate advises takes")
+                following = next_recipe(request, why, choices, tried, fix)
             except CetaneError as error:  # beyond the budget, or advice that does not fit the model
                 return replace(result, refused=error.message)
             if following is None:
@@ -264,7 +259,36 @@ def recipes_for(request: Request, asked: PortTarget, progress: Progress) -> Iter
     Each has a layout for the chip, if one is named."""
     for recipe in resolutions(request.checkpoint, request.recipe, progress, request.budget):
         planner = Planner(request.checkpoint, recipe, request.planner)
-        yield fit(planner, asked.target, request.named) if asked.named else with_layout(recipe)
+        if asked.named:
+            yield recipe_for_chip(planner, asked.target, request.named)
+        else:
+            yield with_layout(recipe)
+
+
+def next_recipe(
+    request: Request,
+    why: Explanation,
+    choices: Iterator[Recipe],
+    tried: Sequence[Recipe],
+    fix: bool,
+) -> Recipe | None:
+    """The recipe to build after a red gate. It is the next choice where the compression is at
+    fault, else the last recipe as the gate advises; None if there is neither.
+
+    Advice is taken with `fix`, or where the recipe left the values to cetane. CetaneError for
+    advice beyond the budget, or that does not fit the model.
+    """
+    if why.cause == "compression":
+        for choice in choices:
+            if not any(same(choice, before) for before in tried):
+                return choice
+    recipe = tried[-1]
+    if not why.mends or not (fix or is_open(recipe, why)):
+        return None
+    advised = mended(recipe, why)
+    planner = Planner(request.checkpoint, advised, request.planner)
+    check_budget(planner, request.budget, "what the gate advises takes")
+    return advised
 
 
 def is_open(recipe: Recipe, why: Explanation) -> bool:

@@ -1,8 +1,7 @@
 """What a user asks to be built: a checkpoint, a recipe with some values replaced, and a place."""
 
 import re
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -180,35 +179,6 @@ def fitting_context(checkpoint: Checkpoint, context: int) -> dict[str, int]:
     if not isinstance(longest, int) or not 32 <= longest < context:
         return {}
     return {"cache.context": longest // 32 * 32}
-
-
-def read_adapters(settings: Sequence[str]) -> dict[str, str]:
-    """`["sql=FOLDER"]` as folders by name; CetaneError for a name that comes twice."""
-    adapters: dict[str, str] = {}
-    for setting in settings:
-        name, _, folder = setting.partition("=")
-        if not name or not folder:
-            raise CetaneError(f"--adapter {setting!r}: not NAME=FOLDER", "as in sql=adapters/sql")
-        if name in adapters:
-            raise CetaneError(f"--adapter {name}: named twice")
-        adapters[name] = folder
-    return adapters
-
-
-def read_changes(settings: list[str]) -> dict[str, Any]:
-    """`["tokens.verify=8"]` as values by key. A value is read as TOML, else it is a text."""
-    return dict(map(read_change, settings))
-
-
-def read_change(setting: str) -> tuple[str, Any]:
-    """`tokens.verify=8` as a key and a value. CetaneError for a text without a key or `=`."""
-    key, equals, text = (part.strip() for part in setting.partition("="))
-    if not key or not equals:
-        raise CetaneError(f"{setting!r}: not KEY=VALUE", "as in cache.context=4096")
-    try:
-        return key, tomllib.loads(f"value = {text}")["value"]
-    except ValueError:  # no TOML, or a number of more digits than Python reads
-        return key, text
 
 
 def shipped_recipes() -> dict[str, list[Recipe]]:

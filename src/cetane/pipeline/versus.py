@@ -9,7 +9,7 @@ from typing import Any
 
 from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
-from cetane.engine.generate import open_engine
+from cetane.engine.open import open_engine
 from cetane.engine.session import Session
 from cetane.errors import CetaneError
 from cetane.files import Progress, silent

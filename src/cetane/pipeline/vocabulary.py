@@ -56,7 +56,7 @@ class CoveredText:
         )
 
 
-def read_text(tokenizer: Tokenizer, path: Path) -> CoveredText:
+def covered_text(tokenizer: Tokenizer, path: Path) -> CoveredText:
     """The tokens of a file; CetaneError if it cannot be read or has fewer than two."""
     tokens = np.asarray(read_tokens(tokenizer, path, LONGEST), np.int64)
     return CoveredText(path.name, sha256(path), tokens, np.zeros(0, np.int64))
@@ -201,9 +201,9 @@ def choose_vocabulary(
         raise CetaneError(f"--output {output}: is a folder", "name a file in it")
     with disk_errors(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-    chosen = [read_text(tokenizer, path) for path in texts]
+    chosen = [covered_text(tokenizer, path) for path in texts]
     if held_out:
-        held = [read_text(tokenizer, path) for path in held_out]
+        held = [covered_text(tokenizer, path) for path in held_out]
     else:
         parts = [split(text) for text in chosen]
         chosen, held = [part for part, _ in parts], [part for _, part in parts]

@@ -119,12 +119,12 @@ class Planner:
         self._changes: dict[tuple[str, str], frozenset[str]] = {}
         self._parts: dict[RoutedBlock, Parts] = {} if shared is None else shared._parts
         self.calling = Calls(self.model, recipe, self.arrangement, self._parts)
-        self.functions = self._graphs_with(self.memory)
+        self.graph_maker = self._graphs_with(self.memory)
         self.smaller = {
             tokens: self._graphs_with(self.memory.at(tokens)) for tokens in recipe.cache.capacities
         }
-        """The graphs of smaller capacities, ascending."""
-        self._sizes: dict[tuple[str, int], frozenset[str]] = {}
+        """The makers of the graphs of smaller capacities, ascending."""
+        self._smaller_names: dict[tuple[str, int], frozenset[str]] = {}
         if shared is None:
             check_adapters(self.adapters, self.blocks)
         if shared is None or shared.recipe.compression != recipe.compression:
@@ -189,22 +189,24 @@ class Planner:
     def graphs(self, shard: str) -> list[FunctionGraph]:
         """Every function of a shard: the base's at the context, those of smaller capacities, then
         those that include an adapter."""
-        graphs = self._of_shard(shard, self.functions)
+        graphs = self._shard_graphs(shard, self.graph_maker)
         for tokens in self.smaller:
-            graphs += self._sized(shard, tokens)
+            graphs += self._smaller_graphs(shard, tokens)
         return self._with_adapters(graphs)
 
-    def _of_shard(self, shard: str, functions: Graphs) -> list[FunctionGraph]:
+    def _shard_graphs(self, shard: str, maker: Graphs) -> list[FunctionGraph]:
         return [
             graph
             for segment in self.segments[shard]
             for name, tokens in self.calling.widths.items()
-            for graph in functions.of_segment(segment, name, tokens)
+            for graph in maker.of_segment(segment, name, tokens)
         ]
 
-    def _sized(self, shard: str, capacity: int) -> list[FunctionGraph]:
+    def _smaller_graphs(self, shard: str, capacity: int) -> list[FunctionGraph]:
         """The functions of a smaller capacity that differ from the context's."""
-        here, there = (self._of_shard(shard, g) for g in (self.functions, self.smaller[capacity]))
+        here, there = (
+            self._shard_graphs(shard, g) for g in (self.graph_maker, self.smaller[capacity])
+        )
         return [
             replace(small, function=small.function.at(capacity))
             for large, small in zip(here, there, strict=True)
@@ -218,7 +220,7 @@ class Planner:
         most = max(self.recipe.tokens.by_mode().values())
         return self._with_adapters(
             [
-                self.functions.graph(
+                self.graph_maker.graph(
                     s, f"main{s.suffix}", most, s.blocks, self.arrangement.after(s)
                 )
                 for s in self.segments[shard]
@@ -347,10 +349,10 @@ class Planner:
         if capacity is None:
             return step
         key = step.shard, capacity
-        if key not in self._sizes:
-            graphs = self._sized(step.shard, capacity)
-            self._sizes[key] = frozenset(graph.function.name for graph in graphs)
-        own = self._sizes[key]
+        if key not in self._smaller_names:
+            graphs = self._smaller_graphs(step.shard, capacity)
+            self._smaller_names[key] = frozenset(graph.function.name for graph in graphs)
+        own = self._smaller_names[key]
         changed = {name: at_capacity(name, capacity) for name in called_by(step)}
         return renamed(step, {old: new for old, new in changed.items() if new in own})
 

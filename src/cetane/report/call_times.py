@@ -10,7 +10,7 @@ from cetane.hardware.chips import DEFAULT_CHIP, Chip
 from cetane.perf.combinations import CONTEXTS
 from cetane.perf.cost import TERM_OF
 from cetane.perf.predict import Prediction, Predictor
-from cetane.pipeline.validate import checkpoint_of
+from cetane.pipeline.origin import checkpoint_of
 from cetane.planner import Planner
 from cetane.report.content import Absent, CallTime, CallTimes
 

@@ -9,7 +9,7 @@ from cetane.bundle import Bundle
 from cetane.checkpoint.names import HUB_ID
 from cetane.errors import CetaneError
 from cetane.files import read_json_if_present, regular_files
-from cetane.hardware.chips import find_chip
+from cetane.hardware.chips import DEFAULT_CHIP, find_chip
 from cetane.report.card import FolderKind, card
 from cetane.schema.manifest import MANIFEST, ORIGIN
 
@@ -48,7 +48,7 @@ def push(
     *,
     bundle: str | Path | None = None,
     license: str | None = None,
-    chip: str = "m4-max",
+    chip: str = DEFAULT_CHIP,
     public: bool = False,
     dry_run: bool = False,
 ) -> Upload:

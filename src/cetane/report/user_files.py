@@ -8,8 +8,7 @@ from cetane.errors import CetaneError
 from cetane.files import read_bytes
 from cetane.report.content import DraftBench, Drafted, SweepAnswer, SweepPoint, SweepQuality
 from cetane.speculate.bench import Speed
-from cetane.sweeps.points import Point, read_points
-from cetane.sweeps.sweep import pareto
+from cetane.sweeps.points import Point, pareto, read_points
 from cetane.validation import Data, parse_json, validated
 
 LARGEST = 1 << 25

@@ -1,19 +1,13 @@
 """Checks that an engine can run a plan. Plans also come from manifests, which may be hostile."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from cetane.schema.function import (
-    AdapterPlan,
-    CapacityPlan,
-    Function,
-    ModePlan,
-    Route,
-    ShardPlan,
-    Step,
-)
+from cetane.schema.function import AdapterPlan, Function, ModePlan, Route, Step
 from cetane.schema.interface import (
     Dtype,
     Embedding,
@@ -21,6 +15,7 @@ from cetane.schema.interface import (
     FromHistory,
     FromMatrix,
     FromTensor,
+    Input,
     Mask,
     Position,
     Rotary,
@@ -30,46 +25,14 @@ from cetane.schema.interface import (
     ToTensor,
     WriteMask,
 )
-from cetane.schema.recipe import Mode, Recipe
+from cetane.schema.recipe import Mode
 from cetane.schema.slots import PADDED, Slots
 
-
-class PlanCalls(Protocol):
-    """The parts of a plan that its calls depend on."""
-
-    @property
-    def functions(self) -> Mapping[tuple[str, str], Function]: ...
-    @property
-    def by_name(self) -> Mapping[str, ShardPlan]: ...
-    @property
-    def rotary(self) -> Collection[str]: ...
-    @property
-    def tables(self) -> Collection[str]: ...
-    @property
-    def rows(self) -> int: ...
+if TYPE_CHECKING:
+    from cetane.schema.plan import Plan
 
 
-class AdaptedCalls(PlanCalls, Protocol):
-    """The parts of a plan that its adapters depend on."""
-
-    @property
-    def modes(self) -> Mapping[Mode, ModePlan]: ...
-
-
-class GrowingCalls(AdaptedCalls, Protocol):
-    """The parts of a plan that its capacities depend on."""
-
-    @property
-    def recipe(self) -> Recipe: ...
-    @property
-    def caches(self) -> Mapping[str, Slots]: ...
-    @property
-    def adapters(self) -> Mapping[str, AdapterPlan]: ...
-    @property
-    def smaller(self) -> Sequence[CapacityPlan]: ...
-
-
-def check_tables(plan: PlanCalls) -> None:
+def check_tables(plan: Plan) -> None:
     """Raise ValueError for a function, called or not, that takes rows of a table that is not
     there."""
     for (shard, name), function in plan.functions.items():
@@ -81,7 +44,7 @@ def check_tables(plan: PlanCalls) -> None:
                 raise ValueError(f"{shard}/{name}: no table {source.table}")
 
 
-def check_capacities(plan: GrowingCalls) -> None:
+def check_capacities(plan: Plan) -> None:
     """Raise ValueError unless the caches of every capacity can grow into those of the next, between
     any two calls."""
     tokens = tuple(one.tokens for one in plan.smaller)
@@ -118,14 +81,14 @@ def smaller(slots: Slots, tokens: int) -> Slots:
     return slots if slots.limited else slots.model_copy(update={"count": tokens})
 
 
-def called(plan: PlanCalls, mode: ModePlan) -> Iterator[Function]:
+def called(plan: Plan, mode: ModePlan) -> Iterator[Function]:
     """The functions of the steps of a mode, without experts, which have no caches."""
     for step in (*mode.silent, *mode.steps):
         if isinstance(step, Step):
             yield plan.functions[step.shard, step.function]
 
 
-def check_adapter(plan: AdaptedCalls, name: str, adapter: AdapterPlan) -> None:
+def check_adapter(plan: Plan, name: str, adapter: AdapterPlan) -> None:
     """Raise ValueError unless an engine can change to and from an adapter between any two calls."""
     widths = {mode: steps.tokens for mode, steps in adapter.modes.items()}
     if widths != {mode: steps.tokens for mode, steps in plan.modes.items()}:
@@ -139,7 +102,7 @@ class ModeCheck:
 
     def __init__(
         self,
-        plan: PlanCalls,
+        plan: Plan,
         mode: Mode,
         adapter: str | None = None,
         capacity: int | None = None,
@@ -263,14 +226,14 @@ def check_caches(caches: Mapping[str, Slots], functions: Collection[Function]) -
                 f"{slots.sinks} of {slots.count} slots are never used again, so later tokens have "
                 "none"
             )
-    # Heads and their channels, by group and dtype: the scales of int8 caches have one channel.
-    heads: dict[tuple[str, Dtype], tuple[int, ...]] = {}
-    types: dict[str, Dtype] = {}
     groups: defaultdict[str, set[str]] = defaultdict(set)
     for function in functions:
         for item in function.inputs:
             if isinstance(item.source, FromCache):
                 groups[item.source.name].add(item.source.group)
+    # Heads and their channels, by group and dtype: the scales of int8 caches have one channel.
+    heads: dict[tuple[str, Dtype], tuple[int, ...]] = {}
+    types: dict[str, Dtype] = {}
     for function in functions:
         where = f"{function.owner}/{function.name}"
         for output in function.outputs:
@@ -278,39 +241,48 @@ def check_caches(caches: Mapping[str, Slots], functions: Collection[Function]) -
             if isinstance(sink, ToCache) and groups.get(sink.name) != {sink.group}:
                 raise ValueError(f"{where}: {output.name} is not of the group {sink.group}")
         for item in function.inputs:
+            check_length(item, function.tokens, caches, where)
             source = item.source
-            if item.dtype == "int8" and not isinstance(source, FromCache):
-                raise ValueError(f"{where}: {item.name} is int8, but not a cache")
-            if not isinstance(source, Mask | WriteMask | Position | FromCache):
-                continue
-            if source.group not in caches:
-                raise ValueError(f"{where}: no cache group {source.group}")
-            slots = caches[source.group]
-            if isinstance(source, Mask):
-                length = slots.visible(function.tokens)
-            else:
-                length = 1 if isinstance(source, Position) else slots.count
-            if not item.shape:
-                raise ValueError(f"{where}: {item.name} has no shape")
-            if item.shape[-1] != length:
-                raise ValueError(f"{where}: {item.name} is {item.shape[-1]} long, not {length}")
             if isinstance(source, FromCache):
                 shared = heads.setdefault((source.group, item.dtype), item.shape[1:3])
                 if len(item.shape) != 4 or item.shape[1:3] != shared:
                     raise ValueError(f"{where}: {item.name} has shape {item.shape}")
                 if types.setdefault(source.name, item.dtype) != item.dtype:
                     raise ValueError(f"{where}: {item.name} is {item.dtype}, not as elsewhere")
-        used = [caches[i.source.group].count for i in function.inputs
-                if isinstance(i.source, Position)]  # fmt: skip
-        for state in function.states:
-            if not state.shape:
-                raise ValueError(f"{where}: {state.name} has no shape")
-            if state.name == PADDED and state.shape[-1] < max(used, default=0):
-                raise ValueError(
-                    f"{where}: {state.name} is {state.shape[-1]} long, not {max(used)}"
-                )
-            group = caches.get(state.name.removesuffix("_kv"))
-            if group is not None and state.shape[-1] != group.count:
-                raise ValueError(
-                    f"{where}: {state.name} is {state.shape[-1]} long, not {group.count}"
-                )
+        check_states(function, caches, where)
+
+
+def check_length(item: Input, tokens: int, caches: Mapping[str, Slots], where: str) -> None:
+    """Raise ValueError for an input of slots that has not as many as its group, in a call of
+    `tokens` tokens; also for int8 that is no cache."""
+    source = item.source
+    if item.dtype == "int8" and not isinstance(source, FromCache):
+        raise ValueError(f"{where}: {item.name} is int8, but not a cache")
+    if not isinstance(source, Mask | WriteMask | Position | FromCache):
+        return
+    if source.group not in caches:
+        raise ValueError(f"{where}: no cache group {source.group}")
+    slots = caches[source.group]
+    if isinstance(source, Mask):
+        length = slots.visible(tokens)
+    else:
+        length = 1 if isinstance(source, Position) else slots.count
+    if not item.shape:
+        raise ValueError(f"{where}: {item.name} has no shape")
+    if item.shape[-1] != length:
+        raise ValueError(f"{where}: {item.name} is {item.shape[-1]} long, not {length}")
+
+
+def check_states(function: Function, caches: Mapping[str, Slots], where: str) -> None:
+    """Raise ValueError for a state that is not as long as its group's slots. One that all groups
+    share has at least those of the groups that the function writes."""
+    used = [caches[i.source.group].count for i in function.inputs
+            if isinstance(i.source, Position)]  # fmt: skip
+    for state in function.states:
+        if not state.shape:
+            raise ValueError(f"{where}: {state.name} has no shape")
+        if state.name == PADDED and state.shape[-1] < max(used, default=0):
+            raise ValueError(f"{where}: {state.name} is {state.shape[-1]} long, not {max(used)}")
+        group = caches.get(state.name.removesuffix("_kv"))
+        if group is not None and state.shape[-1] != group.count:
+            raise ValueError(f"{where}: {state.name} is {state.shape[-1]} long, not {group.count}")

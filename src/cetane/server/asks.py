@@ -85,13 +85,13 @@ def asks(
             ids,
             most,
             sampling(request, bias, number),
-            request.stops,
-            top,
-            echo,
-            constraint,
-            served.adapters[request.model],
-            stop_tokens,
-            isinstance(request, CompletionRequest),
+            stops=request.stops,
+            top=top,
+            echo=echo,
+            grammar=constraint,
+            adapter=served.adapters[request.model],
+            stop_tokens=stop_tokens,
+            continues=isinstance(request, CompletionRequest),
         )
         for ids in map(tuple, prompts)
         for number in range(request.n)

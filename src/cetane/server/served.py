@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cetane.bundle import Bundle
-from cetane.engine.generate import open_backend, open_engine
+from cetane.engine.open import open_backend, open_engine
 from cetane.engine.prefixes import Prefixes
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError

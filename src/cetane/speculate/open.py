@@ -12,7 +12,7 @@ from cetane import __version__
 from cetane.bundle import Bundle
 from cetane.bundle.draft_heads import DraftHead
 from cetane.engine.engine import Engine
-from cetane.engine.generate import open_backend, open_engine
+from cetane.engine.open import open_backend, open_engine
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
 from cetane.files import cache_dir, json_sha256, read_json, write_cache

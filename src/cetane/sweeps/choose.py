@@ -3,24 +3,22 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from cetane.errors import CetaneError
 from cetane.files import LARGEST_TEXT, Progress, claimed, read_text, silent
+from cetane.gates.probes import english
 from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.hardware.chips import DEFAULT_CHIP
 from cetane.pipeline.request import NUMBER, make_request, read_size
 from cetane.schema.recipe import Recipe
 from cetane.sweeps.grid import chosen, load_grid, weights
 from cetane.sweeps.plot import plot
-from cetane.sweeps.points import Point
-from cetane.sweeps.sweep import Passage, Sweep, best, pareto, write_recipe
+from cetane.sweeps.points import Point, best, pareto
+from cetane.sweeps.sweep import Passage, Sweep, write_recipe
 from cetane.sweeps.tasks import SweepTasks
 from cetane.tasks.workers import Workers, open_workers
-
-TEXT = "english.txt"
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ def judged(
     size, progress = budget_bytes(budget, work), work.progress
     tasks = None if crew is None else SweepTasks(work, crew)
     if tasks is not None:
-        tasks.formats(names, mixing)
+        tasks.judge_formats(names, mixing)
     found = []
     for index, name in enumerate(names):
         progress(name, index, len(names))
@@ -118,7 +116,7 @@ def judged(
         sizes = [size, *(work.plain_size(name) for name in load_grid().mixed.sizes)]
         mixes = work.mixes(sizes)
         if tasks is not None:
-            tasks.mixes(mixes)
+            tasks.judge_mixes(mixes)
         found += [work.mix(mix) for mix in mixes]
     points = [point for point in found if point is not None]
     progress("done", len(names), len(names))
@@ -133,8 +131,7 @@ def text_of(path: Path | None) -> tuple[str, str]:
     """The name and content of the text. Raises CetaneError if it cannot be read."""
     if path is not None:
         return path.name, read_text(path, LARGEST_TEXT)
-    own = resources.files("cetane") / "data" / "texts" / TEXT
-    return TEXT, own.read_text(encoding="utf-8")
+    return "english.txt", english()
 
 
 def budget_bytes(budget: str | None, work: Sweep) -> int:

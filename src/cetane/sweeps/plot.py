@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cetane.files import disk_errors, replacing
-from cetane.sweeps.points import Method, Point
+from cetane.sweeps.points import Method, Point, pareto
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,8 +55,6 @@ def plot(points: Sequence[Point], pick: Point | None, folder: Path) -> list[Path
 
 def draw(axes: Axes, points: Sequence[Point], pick: Point | None) -> None:
     """Draw perplexity over bits per weight. Lower is better, and so is further left."""
-    from cetane.sweeps.sweep import pareto
-
     compressed = [point for point in points if point.method != "fp16"]
     front = [point for point in pareto(points) if point.method != "fp16"]
     axes.plot(

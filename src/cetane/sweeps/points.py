@@ -2,7 +2,7 @@
 
 A line of `sweep.jsonl` is a `Point`; a line of `layers.jsonl` is a `LayerScore`. Each is appended
 when it is measured; its `key` is a hash of everything that it depends on. One file may hold lines
-of several models and texts. `cetane.files.Ledger` tells how it survives a crash.
+of several models and texts. `cetane.ledger` tells how it survives a crash.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,9 @@ from pydantic import TypeAdapter
 
 from cetane.compress import Selection
 from cetane.errors import CetaneError
-from cetane.files import Ledger, json_sha256
+from cetane.files import json_sha256
 from cetane.gates.residency.target import DEFAULT_OS, Target
+from cetane.ledger import Ledger
 from cetane.validation import Data
 
 Method = Literal[
@@ -160,3 +161,18 @@ def read_points(path: Path) -> list[Point]:
 def key_of(*parts: str | Sequence[int] | Mapping[str, Any]) -> str:
     """A hash of everything that a line depends on."""
     return json_sha256(parts)
+
+
+def pareto(points: Sequence[Point]) -> list[Point]:
+    """The points that no other beats in both size and KL, largest first."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.weight_bytes, p.kl)):
+        if not front or point.kl < front[-1].kl:
+            front.append(point)
+    return front[::-1]
+
+
+def best(points: Sequence[Point], budget: int) -> Point | None:
+    """The point of least KL with at most `budget` bytes of weights."""
+    fitting = [point for point in points if point.weight_bytes <= budget]
+    return min(fitting, key=lambda p: (p.kl, p.weight_bytes), default=None)

@@ -321,21 +321,6 @@ class Sweep:
         return made
 
 
-def pareto(points: Sequence[Point]) -> list[Point]:
-    """The points that no other beats in both size and KL, largest first."""
-    front: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.weight_bytes, p.kl)):
-        if not front or point.kl < front[-1].kl:
-            front.append(point)
-    return front[::-1]
-
-
-def best(points: Sequence[Point], budget: int) -> Point | None:
-    """The point of least KL with at most `budget` bytes of weights."""
-    fitting = [point for point in points if point.weight_bytes <= budget]
-    return min(fitting, key=lambda p: (p.kl, p.weight_bytes), default=None)
-
-
 def write_recipe(sweep: Sweep, point: Point) -> Path:
     """The sweep's recipe with a point's compression, as TOML that `cetane port -r` takes. Its files
     lie beside it."""

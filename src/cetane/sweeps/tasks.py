@@ -119,32 +119,35 @@ class SweepTasks:
         elements = sum(w.elements for w in sweep.all_weights())
         self.memory = BASE_MEMORY + ELEMENT * elements
 
-    def formats(self, names: Sequence[str], mixing: bool) -> None:
+    def judge_formats(self, names: Sequence[str], mixing: bool) -> None:
         """Judge ways, and measure what mixes need."""
         ways = [parse_way(name) for name in names]
-        tasks = list(self.points([way for way in ways if not way.form.weighted], None))
+        tasks = list(self.point_tasks([way for way in ways if not way.form.weighted], None))
         weighted = [way for way in ways if way.form.weighted]
         if (weighted or mixing) and not self.sweep.has_sensitivities:
             work = partial(make_sensitivities, self.job)
             tasks.insert(0, self.task("sensitivities", work))
         self.perform(tasks)
         if weighted:
-            self.perform(list(self.points(weighted, self.sweep.sensitivities)))
+            self.perform(list(self.point_tasks(weighted, self.sweep.sensitivities)))
         if mixing:
-            self.perform(list(self.groups()))
+            self.perform(list(self.group_tasks()))
 
-    def points(self, ways: Sequence[Way], sensitivities: SensitivityFile | None) -> Iterator[Task]:
-        """Ways that are not judged yet. The sweep itself says which the model refuses, and why."""
+    def point_tasks(
+        self, ways: Sequence[Way], sensitivities: SensitivityFile | None
+    ) -> Iterator[Task]:
+        """A task for each way that is not judged yet. A way that the model refuses has none: the
+        sweep itself says why."""
         for way in ways:
             try:
                 wanted = candidate(way, self.sweep.planner, sensitivities)
             except CetaneError:
                 continue
             if not self.sweep.knows(wanted):
-                yield self.point(wanted)
+                yield self.point_task(wanted)
 
-    def groups(self) -> Iterator[Task]:
-        """The harms to every group of weights, as far as they are not known."""
+    def group_tasks(self) -> Iterator[Task]:
+        """A task for each group of weights, with the harms to it that are not known."""
         content = self.sensitivities()
         for group in mixed.groups_of(self.sweep.planner):
             wanted = [
@@ -158,11 +161,11 @@ class SweepTasks:
                 work = partial(judge_group, self.job, group, wanted, content)
                 yield self.task(name, work, keyed)
 
-    def mixes(self, wanted: Sequence[Candidate]) -> None:
+    def judge_mixes(self, wanted: Sequence[Candidate]) -> None:
         """Judge mixes."""
-        self.perform([self.point(mix) for mix in wanted if not self.sweep.knows(mix)])
+        self.perform([self.point_task(mix) for mix in wanted if not self.sweep.knows(mix)])
 
-    def point(self, wanted: Candidate) -> Task:
+    def point_task(self, wanted: Candidate) -> Task:
         """A candidate as a task."""
         content = None if wanted.selection.sensitivity is None else self.sensitivities()
         work = partial(judge, self.job, wanted, content)

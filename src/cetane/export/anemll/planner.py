@@ -20,6 +20,12 @@ from cetane.export.anemll.contract import (
     Shape,
     parts_for,
 )
+from cetane.export.refusals import (
+    refuse_capacities,
+    refuse_int4_rows,
+    refuse_int8_caches,
+    refuse_streaming,
+)
 from cetane.families import (
     Block,
     CacheForm,
@@ -45,18 +51,7 @@ from cetane.schema.interface import (
     TokenIds,
     ToTensor,
 )
-from cetane.schema.recipe import (
-    CacheTable,
-    EmbeddingTable,
-    HeadTable,
-    Layout,
-    Recipe,
-    Tokens,
-    refuse_capacities,
-    refuse_int4_rows,
-    refuse_int8_caches,
-    refuse_streaming,
-)
+from cetane.schema.recipe import CacheTable, EmbeddingTable, HeadTable, Layout, Recipe, Tokens
 from cetane.schema.slots import Slots
 
 EMBEDDINGS, LM_HEAD = "embeddings", "lm_head"

@@ -4,18 +4,11 @@ from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
 from cetane.export.coreai import contract
 from cetane.export.coreai.adapter import CoreAIAdapter, Rows
+from cetane.export.refusals import refuse_int4_rows, refuse_int8_caches, refuse_streaming
 from cetane.families import CacheForm, CacheGroup, CacheSpec, Head
 from cetane.planner import CachePlan, FunctionGraph, ModelSource, Planner, Segment
 from cetane.schema.interface import Mask, State
-from cetane.schema.recipe import (
-    CacheTable,
-    Layout,
-    Recipe,
-    Tokens,
-    refuse_int4_rows,
-    refuse_int8_caches,
-    refuse_streaming,
-)
+from cetane.schema.recipe import CacheTable, Layout, Recipe, Tokens
 from cetane.schema.slots import Slots
 
 
@@ -81,7 +74,7 @@ class StaticPlanner(Planner):
         layers = tuple(block for block in segment.blocks if not isinstance(block, Head))
         context = self.recipe.cache.context
         return [
-            self.functions.graph(
+            self.graph_maker.graph(
                 segment, contract.call_name(kind, context, width), width, blocks, ()
             )
             for kind, blocks in ((contract.EXTEND, segment.blocks), (contract.PROMPT, layers))

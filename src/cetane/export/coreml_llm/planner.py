@@ -22,6 +22,12 @@ from cetane.export.coreml_llm.contract import (
     commits,
     theirs,
 )
+from cetane.export.refusals import (
+    refuse_capacities,
+    refuse_int4_rows,
+    refuse_int8_caches,
+    refuse_streaming,
+)
 from cetane.families import CacheForm, CacheGroup, Head, ReadOnly
 from cetane.planner import (
     CachePlan,
@@ -33,14 +39,7 @@ from cetane.planner import (
 )
 from cetane.schema.function import Function
 from cetane.schema.interface import FromTensor, Input, Output, ToTensor
-from cetane.schema.recipe import (
-    Layout,
-    Recipe,
-    refuse_capacities,
-    refuse_int4_rows,
-    refuse_int8_caches,
-    refuse_streaming,
-)
+from cetane.schema.recipe import Layout, Recipe
 
 HINT = "port with one of the recipes gemma4-1chunk to gemma4-4chunk"
 
@@ -114,7 +113,7 @@ class ContractPlanner(Planner):
         (segment,) = self.segments[shard]
         blocks = tuple(block for block in segment.blocks if not isinstance(block, Head))
         after = self.arrangement.after(segment)
-        return self.functions.graph(
+        return self.graph_maker.graph(
             segment, mode, self.tokens(mode), blocks, after, wanted={"hidden"}
         )
 
@@ -125,8 +124,7 @@ class ContractPlanner(Planner):
         """Their names of the function's inputs and outputs, by cetane's names."""
         last = bool(self._heads(shard))
         made = [o.name for o in inner.outputs if not (last and o.name == "hidden_out")]
-        named = {name: theirs(name, mode) for name in (*(i.name for i in inner.inputs), *made)}
-        return named
+        return {name: theirs(name, mode) for name in (*(i.name for i in inner.inputs), *made)}
 
     def graphs(self, shard: str) -> list[FunctionGraph]:
         return [self._outer(shard, name, mode) for name, mode in self.modes.items()]

@@ -96,12 +96,12 @@ def smoke(side: Side) -> Findings:
 
 
 @measure("agreement")
-def agreement(bench: Sides) -> dict[ArmName, Findings]:
+def agreement(sides: Sides) -> dict[ArmName, Findings]:
     """The agreement of the candidate's greedy tokens, and of its logits for the baseline's
     answers."""
-    baseline, candidate = bench.baseline, bench.candidate
+    baseline, candidate = sides.baseline, sides.candidate
     ours, theirs = engine_of(candidate), engine_of(baseline)
-    prompts = cut(bench.workload.prompts(baseline.bundle), baseline, candidate)
+    prompts = cut(sides.workload.prompts(baseline.bundle), baseline, candidate)
     wanted = answers(baseline, theirs, prompts)
     answered = answers(candidate, ours, prompts)
     same, cosines = [], []

@@ -18,17 +18,17 @@ TEXTS = 4
 
 
 @measure("pass_keys")
-def pass_keys(bench: Sides) -> dict[ArmName, Findings]:
+def pass_keys(sides: Sides) -> dict[ArmName, Findings]:
     """Pass keys in texts of the workload's tokens, with each side's heads. Those that the plain
     model does not find do not count."""
-    checkpoint = bench.workload.checkpoint
+    checkpoint = sides.workload.checkpoint
     tokenizer, model = checkpoint.tokenizer, Reference(checkpoint).model
-    hay, tokens = haystack(tokenizer), bench.workload.spec.tokens
+    hay, tokens = haystack(tokenizer), sides.workload.spec.tokens
     texts = [hide(tokenizer, hay, tokens, seed) for seed in range(TEXTS)]
     findings: dict[ArmName, Findings] = {}
     known: list[bool] = []
-    for name in (None, *bench.sides):
-        streaming = None if name is None else bench.sides[name].recipe.cache.streaming
+    for name in (None, *sides.by_arm):
+        streaming = None if name is None else sides.by_arm[name].recipe.cache.streaming
         seen = SeenByHeads({}, 0, 1)
         if streaming is not None:
             seen = SeenByHeads(streaming.kept(), streaming.sinks, streaming.window)
@@ -47,18 +47,18 @@ def pass_keys(bench: Sides) -> dict[ArmName, Findings]:
 
 
 @measure("sparse")
-def sparse(bench: Sides) -> dict[ArmName, Findings]:
+def sparse(sides: Sides) -> dict[ArmName, Findings]:
     """Divergence and equal choices with the keys that each side reads, on the workload's text and
     on one that repeats its beginning."""
-    workload = bench.workload
+    workload = sides.workload
     length, path = workload.spec.tokens, workload.setting.text(workload.spec)
     ids = read_tokens(workload.checkpoint.tokenizer, path, length)
     model = Reference(workload.checkpoint).model
-    findings: dict[ArmName, Findings] = {name: Findings() for name in bench.sides}
+    findings: dict[ArmName, Findings] = {name: Findings() for name in sides.by_arm}
     for kind, text in both_texts(ids, length).items():
         target = torch.tensor(text[1:])[-DECODED + 1 :]
         full = run(model, text, Sparse())
-        for name, side in bench.sides.items():
+        for name, side in sides.by_arm.items():
             chosen = side.arm.sparse
             attention = Sparse()
             if chosen is not None:

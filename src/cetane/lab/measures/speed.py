@@ -39,19 +39,19 @@ def size(side: Side) -> Findings:
 
 
 @measure("decode")
-def decode(bench: Sides) -> dict[ArmName, Findings]:
+def decode(sides: Sides) -> dict[ArmName, Findings]:
     """The time of a decode step after one prompt.
 
     Every round runs side after side, so that other load affects both. The first round is not
     counted.
     """
     times: dict[ArmName, list[float]] = {name: [] for name in ARMS}
-    prompt = next(iter(bench.workload.prompts(bench.baseline.bundle).values()))
-    for turn in range(1 + bench.workload.spec.rounds):
+    prompt = next(iter(sides.workload.prompts(sides.baseline.bundle).values()))
+    for turn in range(1 + sides.workload.spec.rounds):
         for name in ARMS:
-            side = bench.sides[name]
-            room = side.recipe.cache.context - bench.workload.spec.new_tokens - WARM
-            ms = step_ms(side.engine, prompt[:room], bench.workload.spec.new_tokens)
+            side = sides.by_arm[name]
+            room = side.recipe.cache.context - sides.workload.spec.new_tokens - WARM
+            ms = step_ms(side.engine, prompt[:room], sides.workload.spec.new_tokens)
             if turn:
                 times[name].append(ms)
     return {name: Findings({"decode_ms": spread("decode_ms", times[name], HERE)}) for name in ARMS}
@@ -104,7 +104,8 @@ PEAK = """
 import resource, sys
 from pathlib import Path
 from cetane.bundle import Bundle
-from cetane.engine.generate import generate, open_engine
+from cetane.engine.generate import generate
+from cetane.engine.open import open_engine
 from cetane.engine.sampling import Sampler
 engine = open_engine(Bundle(Path(sys.argv[1])))
 list(generate(engine.session(), [1, 2, 3], Sampler(), 8))

@@ -12,21 +12,21 @@ from cetane.lab.sides import Findings, Sides, figure, measure
 
 
 @measure("needle")
-def needle(bench: Sides) -> dict[ArmName, Findings]:
+def needle(sides: Sides) -> dict[ArmName, Findings]:
     """Recall by distance with each side's attention, in a model that searches by content.
 
     Near ends where the window of a side's full layers ends: the baseline's, else the candidate's.
     Without a window, it ends at a quarter of the context.
     """
-    contexts = [side.recipe.cache.context for side in bench.sides.values()]
+    contexts = [side.recipe.cache.context for side in sides.by_arm.values()]
     context = min(LONGEST, *contexts)
-    windows = [side.recipe.family.get("full_window") for side in bench.sides.values()]
+    windows = [side.recipe.family.get("full_window") for side in sides.by_arm.values()]
     window = next((size for size in windows if size), context // 4)
     return {
         name: by_distance(
             recall(side.recipe.family, side.recipe.cache.contract, context, window), window
         )
-        for name, side in bench.sides.items()
+        for name, side in sides.by_arm.items()
     }
 
 
@@ -45,7 +45,7 @@ def by_distance(recalled: dict[int, float], window: int) -> Findings:
 
 
 @measure("masks")
-def masks(bench: Sides) -> dict[ArmName, Findings]:
+def masks(sides: Sides) -> dict[ArmName, Findings]:
     """The mismatches that static checks count in the baseline, and in a wrong candidate.
 
     The candidate has the baseline's last package in place of its own.
@@ -53,9 +53,9 @@ def masks(bench: Sides) -> dict[ArmName, Findings]:
     from cetane.gates.static import static_checks
 
     findings: dict[ArmName, Findings] = {}
-    baseline, candidate = bench.baseline.bundle, bench.candidate.bundle
+    baseline, candidate = sides.baseline.bundle, sides.candidate.bundle
     last = candidate.plan.shards[-1].name
-    with tempfile.TemporaryDirectory(dir=bench.workload.setting.folder) as folder:
+    with tempfile.TemporaryDirectory(dir=sides.workload.setting.folder) as folder:
         mixed = Path(folder) / "mixed"
         shutil.copytree(candidate.path, mixed)
         remove(Bundle(mixed).shard(last))

@@ -29,7 +29,7 @@ NEAR = 1.02
 """The most that the predicted step of a layout of fewer packages may take, in times the fastest."""
 
 
-def fit(planner: Planner, target: Target, named: Collection[str] = ()) -> Recipe:
+def recipe_for_chip(planner: Planner, target: Target, named: Collection[str] = ()) -> Recipe:
     """The planner's recipe with a contract, head slices, a layout and a verifier's width for a
     chip, each with its reason.
 
@@ -77,7 +77,7 @@ def by_longest_axis(planner: Planner, target: Target) -> Choice:
 
 
 @dataclass(frozen=True)
-class Fitting:
+class ChipLayout:
     """A layout of a plan on a chip."""
 
     chunks: int
@@ -113,17 +113,17 @@ def by_known_programs(planner: Planner, target: Target) -> Choice:
     """The fastest layout whose programs a chip is known to hold; of equals, the fewest packages."""
     chip = find_chip(target.chip)
     tried = list(layouts(planner, chip))
-    fittings = [one for one in tried if one.held]
+    held = [one for one in tried if one.held]
     most = chip.figure("program_bytes")
-    if not fittings:
+    if not held:
         _ = tried[-1].plan  # raises a better error if the caches of one layer alone are too large
         raise CetaneError(
             f"no number of packages fits {chip.name}: programs of at most "
             f"{most.value / 1e6:.0f} MB, {chip.figure('programs').value:.0f} of them",
             "take a smaller compression: --bits 4, or --quality usable",
         )
-    fastest = min((one.ms for one in fittings if one.ms is not None), default=0.0)
-    chosen = next(one for one in fittings if (one.ms or 0.0) <= NEAR * fastest)
+    fastest = min((one.ms for one in held if one.ms is not None), default=0.0)
+    chosen = next(one for one in held if (one.ms or 0.0) <= NEAR * fastest)
     speed = "" if chosen.ms is None else f"; predicted {chosen.ms:.2g} ms a token, the fastest"
     reason = (
         f"packages of {chosen.largest / 1e6:.0f} MB at most; {chip.name} is known to hold "
@@ -132,13 +132,13 @@ def by_known_programs(planner: Planner, target: Target) -> Choice:
     return {KIND: "chunks", CHUNKS: chosen.chunks}, reason
 
 
-def layouts(planner: Planner, chip: Chip) -> Iterator[Fitting]:
+def layouts(planner: Planner, chip: Chip) -> Iterator[ChipLayout]:
     """Layouts with the layers in 1, 2, 4, ... packages, and in one for each. The head is apart."""
     layers = len({block.layer for block in planner.model.layers})
     counts = sorted({1 << power for power in range(layers.bit_length())} | {layers})
     for count in counts:
         recipe = override(planner.recipe, {KIND: "chunks", CHUNKS: count})
-        yield Fitting(count, Planner(planner.checkpoint, recipe, planner), chip)
+        yield ChipLayout(count, Planner(planner.checkpoint, recipe, planner), chip)
 
 
 def by_free_drafts(planner: Planner, target: Target) -> Choice:

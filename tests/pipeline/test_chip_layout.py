@@ -13,7 +13,7 @@ from cetane.lab import synthetic
 from cetane.mil.program import TensorType
 from cetane.mil.validate import _check_sizes
 from cetane.perf.combinations import Combinations
-from cetane.pipeline.fit import fit
+from cetane.pipeline.chip_layout import recipe_for_chip
 from cetane.pipeline.plan import forecast
 from cetane.planner import Planner
 from cetane.schema.recipe import load_recipe, override
@@ -32,7 +32,7 @@ def e2b() -> Planner:
 def test_programs_are_what_the_chip_holds(
     chip: str, chunks: int, slices: int, e2b: Planner
 ) -> None:
-    fitted = fit(e2b, Target(chip))
+    fitted = recipe_for_chip(e2b, Target(chip))
     plan = Planner(e2b.checkpoint, fitted, e2b).plan()
     assert (fitted.layout.chunks, fitted.head.slices) == (chunks, slices)
     assert fitted.cache.contract == "readonly"
@@ -46,11 +46,11 @@ def test_programs_are_what_the_chip_holds(
 def test_what_the_user_names_stays(e2b: Planner) -> None:
     named = override(e2b.recipe, {"head.slices": 2, "tokens.verify": 3})
     planner = Planner(e2b.checkpoint, named, e2b)
-    fitted = fit(planner, Target("a19-pro"), {"head.slices", "tokens.verify"})
+    fitted = recipe_for_chip(planner, Target("a19-pro"), {"head.slices", "tokens.verify"})
     assert (fitted.head.slices, fitted.tokens.verify, fitted.layout.chunks) == (2, 3, 4)
     assert not {"head.slices", "tokens.verify"} & fitted.reasons.keys()
     chunks = override(e2b.recipe, {"layout.kind": "per-layer"})
-    assert fit(Planner(e2b.checkpoint, chunks, e2b), Target("a19-pro")) == chunks
+    assert recipe_for_chip(Planner(e2b.checkpoint, chunks, e2b), Target("a19-pro")) == chunks
 
 
 def test_a_padded_cache_needs_its_contract_to_be_named(e2b: Planner) -> None:
@@ -58,8 +58,10 @@ def test_a_padded_cache_needs_its_contract_to_be_named(e2b: Planner) -> None:
     cache = {"cache.contract": "stateful", "cache.padded": True}
     padded = Planner(e2b.checkpoint, override(e2b.recipe, cache))
     with pytest.raises(CetaneError, match=r"readonly for m4-max, .*padded.*contract=stateful"):
-        fit(padded, Target("m4-max"))
-    assert fit(padded, Target("m4-max"), ["cache.contract"]).cache.contract == "stateful"
+        recipe_for_chip(padded, Target("m4-max"))
+    assert (
+        recipe_for_chip(padded, Target("m4-max"), ["cache.contract"]).cache.contract == "stateful"
+    )
 
 
 def test_a_chip_without_figures_gets_no_number(e2b: Planner) -> None:
@@ -67,7 +69,7 @@ def test_a_chip_without_figures_gets_no_number(e2b: Planner) -> None:
     for chip in ("a13", "a17-pro", "m5-max"):
         assert forecast(e2b, chip).decode is None
         assert forecast(e2b, chip).as_json()["modes"] == []
-        assert "predicted" not in fit(e2b, Target(chip)).reasons["layout.chunks"]
+        assert "predicted" not in recipe_for_chip(e2b, Target(chip)).reasons["layout.chunks"]
     assert forecast(e2b, "a19-pro").decode is not None
 
 
@@ -76,18 +78,18 @@ def test_no_layout_fits(e2b: Planner) -> None:
     wide = override(e2b.recipe, {"compression.types.head": "fp16", "head.slices": 1})
     planner = Planner(e2b.checkpoint, wide, e2b)
     with pytest.raises(CetaneError, match="no number of packages fits A19 Pro"):
-        fit(planner, Target("a19-pro"), {"head.slices"})
+        recipe_for_chip(planner, Target("a19-pro"), {"head.slices"})
 
 
 def test_small_models_take_one_package() -> None:
     recipe = override(load_recipe("default"), {"cache.context": 256})
-    fitted = fit(Planner(Shapes(build_model("llama")), recipe), Target("a19-pro"))
+    fitted = recipe_for_chip(Planner(Shapes(build_model("llama")), recipe), Target("a19-pro"))
     assert fitted.layout.chunks == 1 and fitted.head.slices == 1
 
 
 def test_a_recipe_without_a_verifier_keeps_none(e2b: Planner) -> None:
     planner = Planner(e2b.checkpoint, override(e2b.recipe, {"tokens.verify": 0}), e2b)
-    assert fit(planner, Target("a19-pro")).tokens.verify is None
+    assert recipe_for_chip(planner, Target("a19-pro")).tokens.verify is None
 
 
 QWEN = {
@@ -113,7 +115,7 @@ def test_a_cache_that_no_program_may_have_is_refused(long: Planner) -> None:
     assert "layout.chunks" in str(told.value.hint)
     with pytest.raises(ValueError, match="more than 268435456 elements"):
         _check_sizes("keys", TensorType(keys, "fp16"))
-    fitted = fit(long, Target("m4-max"))
+    fitted = recipe_for_chip(long, Target("m4-max"))
     assert fitted.layout.chunks is not None and fitted.layout.chunks >= 7
     plan = Planner(long.checkpoint, fitted, long).plan()
     for function in plan.functions.values():

@@ -1,0 +1,43 @@
+"""Recipes that another runtime cannot run: each refusal says what to port with instead."""
+
+from cetane.errors import CetaneError
+from cetane.schema.recipe import Recipe
+
+
+def refuse_capacities(recipe: Recipe, what: str) -> None:
+    """Raise CetaneError for a recipe with several capacities: the caches of `what` never grow."""
+    if recipe.cache.capacities:
+        raise CetaneError(
+            f"{what} has caches of one length, but recipe {recipe.name} has the capacities "
+            f"{', '.join(map(str, recipe.cache.capacities))} and {recipe.cache.context}",
+            "port with --set cache.capacities=[]",
+        )
+
+
+def refuse_streaming(recipe: Recipe, what: str) -> None:
+    """Raise CetaneError for a recipe whose heads stream: `what` has one cache for a layer."""
+    if recipe.cache.streaming is not None:
+        raise CetaneError(
+            f"{what} has one cache for a layer, but heads of recipe {recipe.name} stream",
+            "port without cache.streaming",
+        )
+
+
+def refuse_int8_caches(recipe: Recipe, what: str) -> None:
+    """Raise CetaneError for a recipe whose caches are int8: `what` keeps fp16."""
+    if recipe.cache.format != "fp16":
+        raise CetaneError(
+            f"{what} takes keys and values in fp16, but the caches of recipe {recipe.name} are "
+            f"{recipe.cache.format}",
+            "port with --set cache.format=fp16",
+        )
+
+
+def refuse_int4_rows(recipe: Recipe, what: str, kept: str) -> None:
+    """Raise CetaneError for a recipe with rows of four bits: the rows of `what` are `kept`."""
+    if recipe.embedding.rows == "int4":
+        raise CetaneError(
+            f"{what} keeps rows of the embedding in {kept}, but those of recipe {recipe.name} are "
+            "int4",
+            f"port with --set embedding.format={kept.partition(' ')[0]}",
+        )
