@@ -114,6 +114,8 @@ def test_a_full_context_is_a_reason(names: dict[str, Any]) -> None:
             lm.stream([])
         with pytest.raises(cetane.CetaneError, match=r"no tokens to run \(give at least one"):
             lm.logits([])
+        with pytest.raises(cetane.CetaneError, match=r"not a whole number \(give a list of token"):
+            lm.logits([1.5, 2])  # type: ignore[list-item]
         with pytest.raises(cetane.CetaneError, match="max_new_tokens = 0"):
             lm.generate(ids, max_new_tokens=0)
         with pytest.raises(cetane.CetaneError, match="temperature = nan"):

@@ -15,7 +15,7 @@ from cetane.bundle import Bundle
 from cetane.engine.generate import Ending, generate, open_engine
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
-from cetane.engine.session import Session, check_known
+from cetane.engine.session import Session, token_ids
 from cetane.errors import CetaneError
 from cetane.mil.fast import share_threads
 from cetane.mil.fast.compiled import compile_loop
@@ -258,7 +258,7 @@ class LanguageModel:
                 f"the prompt has {len(ids)} tokens, the context holds {self.context}",
                 "port with a larger --context, or ask something shorter",
             )
-        check_known(ids, self.bundle.plan.vocab)
+        token_ids(ids, self.bundle.plan.vocab)  # refuses before the answer begins
         continues = not any(isinstance(item, Mapping) for item in prompt)
         return CompletionStream(self, ids, max_new_tokens, settings, continues)
 
