@@ -104,6 +104,15 @@ def test_a_prompt_of_other_things(names: dict[str, Any], prompt: Any) -> None:
         lm.generate(prompt)
 
 
+def test_a_conversation_of_other_things(names: dict[str, Any]) -> None:
+    """A text would be continued as it is, without the chat template."""
+    others: list[Any] = ["Why?", ["Why?"], [5, 7], {"role": "user", "content": "Why?"}]
+    with cetane.load(names["bundle"]) as lm:
+        for messages in others:
+            with pytest.raises(cetane.CetaneError, match=r"list of messages: .*continues a text"):
+                lm.chat(messages)
+
+
 def test_a_full_context_is_a_reason(names: dict[str, Any]) -> None:
     with cetane.load(names["bundle"]) as lm:
         ids = (lm.ids("x = 1\n") * 512)[: lm.context - 1]

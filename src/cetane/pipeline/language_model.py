@@ -285,10 +285,17 @@ class LanguageModel:
     ) -> Completion:
         """Answer a conversation by the model's chat template; messages as in transformers.
 
+        CetaneError as `stream`, and for anything but messages.
+
         >>> lm = cetane.load(bundle)
         >>> lm.chat([{"role": "user", "content": "import"}], max_new_tokens=4).finish_reason
         'length'
         """
+        if not all(isinstance(message, Mapping) for message in messages):  # `generate` takes more
+            raise CetaneError(
+                "a conversation is a list of messages: {'role': 'user', 'content': TEXT}",
+                "generate continues a text, without the chat template",
+            )
         return self.generate(messages, max_new_tokens=max_new_tokens, **sampling)
 
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
