@@ -107,6 +107,15 @@ def test_a_prompt_of_other_things(names: dict[str, Any], prompt: Any) -> None:
         lm.generate(prompt)
 
 
+def test_a_conversation_of_other_things(names: dict[str, Any]) -> None:
+    """A text would be continued as it is, without the chat template."""
+    others: list[Any] = ["Why?", ["Why?"], [5, 7], {"role": "user", "content": "Why?"}]
+    with cetane.load(names["bundle"]) as lm:
+        for messages in others:
+            with pytest.raises(cetane.CetaneError, match=r"list of messages: .*continues a text"):
+                lm.chat(messages)
+
+
 def test_a_full_context_is_a_reason(names: dict[str, Any]) -> None:
     with cetane.load(names["bundle"]) as lm:
         ids = (lm.ids("x = 1\n") * 512)[: lm.context - 1]
@@ -117,6 +126,8 @@ def test_a_full_context_is_a_reason(names: dict[str, Any]) -> None:
             lm.stream([])
         with pytest.raises(cetane.CetaneError, match=r"no tokens to run \(give at least one"):
             lm.logits([])
+        with pytest.raises(cetane.CetaneError, match=r"not a whole number \(give a list of token"):
+            lm.logits([1.5, 2])  # type: ignore[list-item]
         with pytest.raises(cetane.CetaneError, match="max_new_tokens = 0"):
             lm.generate(ids, max_new_tokens=0)
         with pytest.raises(cetane.CetaneError, match="temperature = nan"):

@@ -258,6 +258,16 @@ def test_bad_benches(cetane: Cetane, ported: Bundle, options, message: str) -> N
     assert message in cetane("bench", ported.path, *options).error
 
 
+def test_a_prompt_that_is_longer_than_the_context(
+    cetane: Cetane, ported: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused before the first category runs."""
+    prompts = {"chat": ["Hi"], "edit": ["Hi", "fuel " * 1000]}
+    monkeypatch.setattr("cetane.pipeline.bench.suite", lambda: prompts)
+    monkeypatch.setattr("cetane.pipeline.bench.call_times", lambda *_: pytest.fail("it ran"))
+    assert "edit: a prompt of" in cetane("bench", ported.path).error
+
+
 def test_the_suite_has_enough_of_everything() -> None:
     prompts = suite()
     assert prompts.keys() == {"chat", "code", "qa", "summarise", "edit", "structured"}

@@ -84,6 +84,9 @@ def test_no_function_takes_them(tiny_engine, contract: str, fed: int, more: int)
         ([3, 288], "token 288 is not in the vocabulary of 288"),
         ([3, -1, 5], "token -1 is not in the vocabulary of 288"),
         ([2**40], "token 1099511627776 is not"),
+        ([3, 1.5], "a token is not a whole number"),
+        ("text", "a token is not a whole number"),
+        ([[3, 4]], "a token is not a whole number"),
         ([1] * 28, "28 tokens after 5 do not fit a context of 32"),
     ],
 )

@@ -132,11 +132,17 @@ def test_a_cancelled_prompt_leaves_no_logits(tiny_engine) -> None:
 
 def test_bad_prompts(tiny_engine) -> None:
     prefixes = Prefixes(tiny_engine())
-    for tokens, message in (([], "no tokens"), ([5] * 33, "do not fit"), ([288], "vocabulary")):
+    for tokens, message in (
+        ([], "no tokens"),
+        ([5] * 33, "do not fit"),
+        ([*IDS[:20], 288], "vocabulary"),
+        ([1.5], "not a whole number"),
+    ):
         with pytest.raises(CetaneError, match=message):
             prefixes.feed(tokens)
     assert not prefixes.known
     assert prefixes.feed(IDS).cached == 0
+    assert prefixes.feed(np.array(IDS)).cached == len(IDS)
 
 
 @pytest.mark.parametrize("start", [1, 9, 20])

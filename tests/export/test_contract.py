@@ -259,6 +259,25 @@ def test_a_result_that_nothing_reads_is_soon_forgotten() -> None:
     assert activation_bytes(function) == 400
 
 
+@pytest.mark.parametrize(
+    ("family", "contract", "runs", "hides"),
+    [
+        ("gemma 3", "readonly", False, False),
+        ("gemma 4", "readonly", True, False),  # silent calls leave layers out
+        ("gemma 4", "stateful", True, True),
+    ],
+)
+def test_a_host_that_drafts(family: str, contract: str, runs: bool, hides: bool) -> None:
+    """What it must do is told where the bundle's calls need it."""
+    head = {"files": [], "taps": ["chunk-00"], "steps": 3, "rows": 9, "functions": []}
+    given = {"memory": dict.fromkeys(MEMORY, 0), "draft_heads": {"medusa": head}, "shards": []}
+    described = describe(FAMILIES[family](contract).plan) | {"source": "", "stop": []}
+    text = document(described | given)
+    assert ("Run `steps` in every call, those of a prompt too" in text) == runs
+    assert ("refused tokens stay in a state" in text) == hides
+    assert "\n2. medusa: give" in text and "\n\n| draft head | drafts |" in text
+
+
 def test_a_subset_and_hostile_names(tmp_path: Path) -> None:
     """Rows of a head for some tokens; and a source that would end a docstring or a table."""
     engine = FAMILIES["gemma 3"]("readonly")

@@ -82,9 +82,16 @@ def test_too_little_text(lengths: list[int]) -> None:
         whole_windows([[1] * length for length in lengths], 5)
 
 
-def test_a_bundle_without_hidden_states_is_refused_before_the_model_writes(
-    tiny_bundle: Callable[..., Bundle], asked: list[int]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layout": {"kind": "single"}}, "need shards that hand on hidden states"),
+        ({"verify": None, "prefill": None}, "no call wider than one token"),
+    ],
+)
+def test_a_bundle_that_cannot_draft_is_refused_before_the_model_writes(
+    tiny_bundle: Callable[..., Bundle], asked: list[int], options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(CetaneError, match="need shards that hand on hidden states"):
-        train_draft_head(tiny_bundle(layout={"kind": "single"}).path, "medusa", [])
+    with pytest.raises(CetaneError, match=message):
+        train_draft_head(tiny_bundle(**options).path, "medusa", [])
     assert not asked

@@ -9,8 +9,7 @@ from cetane.engine.engine import Engine
 from cetane.engine.execution import Watch
 from cetane.engine.memory import Mark
 from cetane.engine.schedule import Schedule
-from cetane.engine.session import Session
-from cetane.errors import CetaneError
+from cetane.engine.session import Session, token_ids
 from cetane.schema.recipe import Mode
 
 SESSIONS = 4
@@ -148,13 +147,13 @@ class Prefixes:
     def planned(
         self, tokens: Sequence[int], scored: bool, adapter: str | None = None
     ) -> list[PromptCall]:
-        """The calls of a prompt; `scored`: for the logits of all tokens."""
-        if not tokens:
-            raise CetaneError("no tokens to run", "give at least one")
+        """The calls of a prompt; `scored`: for the logits of all tokens. Raises CetaneError as
+        `feed`."""
+        ids = token_ids(tokens, self.engine.plan.vocab)
         calls: list[PromptCall] = []
         end = 0
-        for call in self.schedule.cut(0, len(tokens), "all" if scored else "last"):
-            taken = tuple(tokens[end : end + call.count])
+        for call in self.schedule.cut(0, len(ids), "all" if scored else "last"):
+            taken = tuple(ids[end : end + call.count])
             end += call.count
             calls.append(PromptCall(call.mode, taken, end, adapter))
         return calls

@@ -1,6 +1,7 @@
 """The session: one sequence of tokens, with its schedule, its memory and their execution."""
 
 from collections.abc import Collection, Sequence
+from operator import index
 
 import numpy as np
 
@@ -85,7 +86,7 @@ class Session:
         """Run tokens through the model and remember them.
 
         Returns logits fp32: `(V,)` of the last token, `(len(tokens), V)` of all, or None.
-        Raises CetaneError if the context is full, or if a token is not in the vocabulary.
+        Raises CetaneError if the context is full, and for tokens that are none of the vocabulary.
         """
         calls = self.prepare(tokens, wanted)
         self._failed = True  # until the end: a call that stops halfway leaves wrong caches
@@ -213,17 +214,22 @@ class Session:
         """The tokens as an array. Raises CetaneError for tokens that no call can take."""
         if self._failed:
             raise CetaneError("a call of this session failed", "start a new session")
-        if not len(tokens):
-            raise CetaneError("no tokens to run", "give at least one")
-        check_known(tokens, self.plan.vocab)
-        return np.asarray(tokens, dtype=np.int64)
+        return np.asarray(token_ids(tokens, self.plan.vocab), dtype=np.int64)
 
 
-def check_known(tokens: Sequence[int], vocab: int) -> None:
-    """Raise CetaneError for a token that a vocabulary of this size lacks."""
-    unknown = [token for token in tokens if not 0 <= token < vocab]
+def token_ids(tokens: Sequence[int], vocab: int) -> list[int]:
+    """Tokens as plain integers. Raises CetaneError if there are none, for one that is no integer,
+    and for one that a vocabulary of this size lacks."""
+    if not len(tokens):
+        raise CetaneError("no tokens to run", "give at least one")
+    try:
+        ids = [index(token) for token in tokens]  # a cast would cut off what follows a point
+    except TypeError as error:
+        raise CetaneError("a token is not a whole number", "give a list of token ids") from error
+    unknown = [token for token in ids if not 0 <= token < vocab]
     if unknown:
         raise CetaneError(f"token {unknown[0]} is not in the vocabulary of {vocab}")
+    return ids
 
 
 def gather(calls: Sequence[Running], wanted: Wanted) -> Array | None:

@@ -89,7 +89,7 @@ def bench(
     The default drafter is that of normal decoding. `categories` selects categories of the suite;
     the default is all. `prompts` limits the prompts of each category, `tokens` the tokens of an
     answer. `adapter` is that of all tokens, and `exclusive` as in `load`. CetaneError for an
-    unknown category, drafter or adapter.
+    unknown category, drafter or adapter, and for a prompt that is longer than the context.
     """
     idle = os.getloadavg()[0] < IDLE
     known = suite()
@@ -109,10 +109,17 @@ def bench(
         options.drafter: partial(open_drafters, options, opened, Sampler(), backend, remember=False)
         for options in choices
     }
-    costs = call_times(engine, longest)
     ids = {
         name: [asked(opened.tokenizer, text) for text in known[name][:prompts]] for name in chosen
     }
+    context = opened.plan.recipe.cache.context
+    for name, group in ids.items():  # else it would end after minutes
+        if max(map(len, group)) > context:
+            raise CetaneError(
+                f"{name}: a prompt of {max(map(len, group))} tokens, and a context of {context}",
+                "port with a larger --context, or name other --categories",
+            )
+    costs = call_times(engine, longest)
     speeds = compare(
         engine, ids, making, costs, longest, tokens, rounds, opened.tokenizer.eos_ids, progress,
         adapter,

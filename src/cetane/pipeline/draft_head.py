@@ -33,6 +33,7 @@ from cetane.speculate.draft_heads.build import add_draft_head, staging
 from cetane.speculate.draft_heads.features import tapped
 from cetane.speculate.draft_heads.train import devices, new_draft_head, train
 from cetane.speculate.draft_heads.windows import Windows, collect, split
+from cetane.speculate.open import DrafterOptions, longest_draft
 
 TOGETHER = 128
 """Sequences of conversations that are written side by side."""
@@ -122,7 +123,8 @@ def train_draft_head(
     with claimed(staging(opened, kind), job) if accelerator.is_main_process else nullcontext():
         checkpoint, engine = checkpoint_of(opened, model), open_engine(opened)
         embedding = embedding_of(opened)
-        tapped(opened.plan)  # refuses before the model writes for many minutes
+        tapped(opened.plan)  # these two refuse before the model writes for many minutes
+        longest_draft(DrafterOptions(), engine)
         window = window_for(opened, settings)
         shown = progress if accelerator.is_main_process else silent
         if texts:

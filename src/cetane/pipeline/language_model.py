@@ -16,7 +16,7 @@ from cetane.engine.generate import Ending, generate
 from cetane.engine.open import open_engine
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
-from cetane.engine.session import Session, check_known
+from cetane.engine.session import Session, token_ids
 from cetane.errors import CetaneError
 from cetane.mil.fast import share_threads
 from cetane.mil.fast.compiled import compile_loop
@@ -259,7 +259,7 @@ class LanguageModel:
                 f"the prompt has {len(ids)} tokens, the context holds {self.context}",
                 "port with a larger --context, or ask something shorter",
             )
-        check_known(ids, self.bundle.plan.vocab)
+        token_ids(ids, self.bundle.plan.vocab)  # refuses before the answer begins
         continues = not any(isinstance(item, Mapping) for item in prompt)
         return CompletionStream(self, ids, max_new_tokens, settings, continues)
 
@@ -286,10 +286,17 @@ class LanguageModel:
     ) -> Completion:
         """Answer a conversation by the model's chat template; messages as in transformers.
 
+        CetaneError as `stream`, and for anything but messages.
+
         >>> lm = cetane.load(bundle)
         >>> lm.chat([{"role": "user", "content": "import"}], max_new_tokens=4).finish_reason
         'length'
         """
+        if not all(isinstance(message, Mapping) for message in messages):  # `generate` takes more
+            raise CetaneError(
+                "a conversation is a list of messages: {'role': 'user', 'content': TEXT}",
+                "generate continues a text, without the chat template",
+            )
         return self.generate(messages, max_new_tokens=max_new_tokens, **sampling)
 
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:

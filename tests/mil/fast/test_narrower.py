@@ -56,6 +56,15 @@ def test_a_program_gets_functions_between_its_own(program: Program) -> None:
     assert {found[name].inputs["hidden"].shape[-1] for name in found} == {2, 4}
 
 
+@pytest.mark.parametrize("contract", ["readonly", "stateful"])
+def test_every_capacity_gets_them(tiny_bundle: Callable[..., Bundle], contract: str) -> None:
+    """Functions of a smaller capacity differ in one number too, their slots."""
+    cache = {"contract": contract, "context": 64, "capacities": (32,)}
+    bundle = tiny_bundle(cache=cache, layout={"kind": "chunks", "chunks": 1})
+    found = narrower(load(bundle.shard("chunk-00")))
+    assert set(found) == {"verify@2", "prefill@4", "verify-c32@2", "prefill-c32@4"}
+
+
 def test_functions_with_other_numbers_have_nothing_between_them(program: Program) -> None:
     decode, verify = program.functions["decode"], program.functions["verify"]
 

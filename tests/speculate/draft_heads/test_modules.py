@@ -102,9 +102,13 @@ def test_hidden_states_of_an_accepted_branch(engine: Engine) -> None:
     assert np.array_equal(*found)
 
 
-def test_a_layout_without_hidden_states(tiny_engine: Callable[..., Engine]) -> None:
-    with pytest.raises(CetaneError, match="need shards that hand on hidden states"):
-        tapped(tiny_engine(layout={"kind": "single"}).plan)
+@pytest.mark.parametrize("layout", [{"kind": "single"}, {"kind": "per-layer", "head": "last"}])
+def test_a_layout_that_keeps_the_last_hidden_state(
+    tiny_engine: Callable[..., Engine], layout: dict[str, str]
+) -> None:
+    """Its head would learn from an earlier layer what the model answers after the last one."""
+    with pytest.raises(CetaneError, match=r"the last layer and .* are one shard \(port with layo"):
+        tapped(tiny_engine(layout=layout).plan)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -51,6 +51,8 @@ def _narrower(program: Program, wide: MilFunction) -> dict[str, MilFunction]:
     for few, other in sorted(ones, key=lambda one: one[0], reverse=True):
         many = tokens_of(other, wide)[1]
         counts = [count for count in NARROW if few < count < many <= WIDEST]
+        if not counts:
+            continue  # such as the same tokens at a smaller capacity: only the slots are fewer
         with suppress(ValueError, CetaneError):
             return {at_tokens(wide.name, n): between(other, wide, n) for n in counts}
     return {}

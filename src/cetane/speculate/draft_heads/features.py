@@ -18,7 +18,8 @@ def tapped(plan: Plan) -> tuple[str, ...]:
     """The shards whose hidden states draft heads may read.
 
     They are the first, the middle and the last shard that hand one on; with fewer than three, some
-    are the same. Raises CetaneError if no shard does.
+    are the same. Raises CetaneError if the last layer's state never leaves its shard: a draft head
+    learns the model's answers from it.
     """
     shards = [
         shard.name
@@ -26,10 +27,11 @@ def tapped(plan: Plan) -> tuple[str, ...]:
         if shard.kind == "layers"
         and any(item.name == HIDDEN for f in shard.functions for item in f.outputs)
     ]
-    if not shards:
+    if any(shard.kind == "model" for shard in plan.shards):
         raise CetaneError(
-            "draft heads need shards that hand on hidden states, and this layout has none",
-            "port with layout.kind = 'chunks'",
+            "draft heads need shards that hand on hidden states, the last layer's too, but in this "
+            "layout the last layer and the model's head are one shard",
+            "port with layout.kind = 'chunks' and layout.head = 'apart'",
         )
     return (shards[0], shards[len(shards) // 2], shards[-1])
 
