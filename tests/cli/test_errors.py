@@ -446,6 +446,11 @@ def test_a_text_that_is_not_there(cetane: Cetane, ported: Bundle, tmp_path: Path
     assert "no.txt" in message
 
 
+def test_a_model_that_nothing_is_compared_with(cetane: Cetane) -> None:
+    error = cetane("eval", "bundle", "--model", "model").error
+    assert error == "--model is for --against reference"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

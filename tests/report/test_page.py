@@ -158,6 +158,12 @@ def test_the_title_says_which_model_when_and_how_it_was_judged(full: BundleRepor
         assert part in text[text.index("<header>") : text.index("</header>")]
 
 
+def test_tasks_say_how_they_were_asked(full: BundleReport) -> None:
+    text = " ".join(re.sub(r"<[^>]+>", "", page(full)).split())
+    assert "the first 40 samples of each, after 2 examples, by the chat template." in text
+    assert "in the mean. Note: 3 answers had less room." in text
+
+
 def test_every_large_figure_has_a_limit_a_basis_and_a_direction(full: BundleReport) -> None:
     text = page(full)
     cards = text[text.index('<dl class="key">') : text.index("</dl>")].split("<dt>")[1:]

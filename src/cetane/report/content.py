@@ -202,9 +202,14 @@ class Tasks(Data):
     kind: Literal["tasks"] = "tasks"
     figures: tuple[TaskFigure, ...]
     limit: int | None
+    fewshot: int | None
+    """The number of examples before each sample; None if each task chose."""
+    chat: bool
+    """Whether the requests were turns of a conversation."""
     compared: bool
     """Whether the reference answered the same requests."""
     nats: float | None
+    warnings: tuple[str, ...]
 
 
 class SweepPoint(Data):
