@@ -221,6 +221,16 @@ def test_a_sweep_of_fp16_alone_has_no_plot(full: BundleReport) -> None:
     assert "<svg" not in page(full.model_copy(update={"quality": quality}))
 
 
+def test_points_that_are_predicted_for_two_chips_say_for_which(full: BundleReport) -> None:
+    first, *rest = full.quality.points
+    points = (first.model_copy(update={"target": "a13, OS 18"}), *rest)
+    text = page(
+        full.model_copy(update={"quality": full.quality.model_copy(update={"points": points})})
+    )
+    assert f"Predictions are for a13, OS 18; {rest[0].target}." in text
+    assert ", a13, OS 18</td>" in text and f", {first.target}</td>" not in page(full)
+
+
 def contrast(a: str, b: str) -> float:
     """WCAG 2.1's ratio of two colours."""
 

@@ -227,8 +227,10 @@ class SweepPoint(Data):
     top1: float
     cosine: float | None
     """The worst shard's cosine."""
+    target: str
+    """The chip and the system that the next two are predicted for: a sweep of another chip may have
+    judged only some of the points."""
     tok_s: float
-    """Predicted."""
     off_ane: float
     """The predicted share of weights that are read off the ANE."""
     best: bool
