@@ -65,12 +65,13 @@ def commands(command: Any, path: str) -> Iterator[dict[str, Any]]:
 
 def option(parameter: Any) -> dict[str, str]:
     """One option of a command."""
-    default = parameter.default
+    default, stated = parameter.default, parameter.show_default
     shown = default is not None and default is not False and not callable(default)
+    written = f"`{default}`" if shown and str(default) not in ("", "()", "[]") else ""
     return {
         "name": ", ".join((*parameter.opts, *parameter.secondary_opts)),
         "about": " ".join((parameter.help or "").split()),
-        "default": str(default) if shown and str(default) not in ("", "()", "[]") else "",
+        "default": stated if isinstance(stated, str) else written,
     }
 
 

@@ -82,7 +82,7 @@ def test_a_wheel_without_native_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cetane.doctor.EXTENSION_SUFFIXES", [".cpython-399-darwin.so"])
     checks = list(upkeep.native_libraries())
     assert {check.state for check in checks} == {"failure"}
-    assert "use 3.11 or 3.12" in checks[0].hint
+    assert "use Python 3.11 to 3.13" in checks[0].hint
 
 
 @pytest.mark.usefixtures("mac")

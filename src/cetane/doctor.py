@@ -100,7 +100,8 @@ def native_libraries() -> Iterator[Diagnosis]:
             (folder / f"{name}{suffix}").is_file() for suffix in EXTENSION_SUFFIXES
         )
         hint = "" if there else (
-            "this wheel of coremltools has no native parts for this Python: use 3.11 or 3.12"
+            "this coremltools has no native parts for this Python or machine: use Python 3.11 to "
+            "3.13, on Linux x86-64 or a Mac"
         )  # fmt: skip
         yield Diagnosis(f"coremltools {name}", "ok" if there else "failure",
                     "there" if there else "missing", hint)  # fmt: skip

@@ -446,11 +446,17 @@ def test_a_text_that_is_not_there(cetane: Cetane, ported: Bundle, tmp_path: Path
     assert "no.txt" in message
 
 
+def test_a_model_that_nothing_is_compared_with(cetane: Cetane) -> None:
+    error = cetane("eval", "bundle", "--model", "model").error
+    assert error == "--model is for --against reference"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--layer", "0", "--full"), "--layer, --full and --perplexity exclude each other"),
         (("--prompt-ids", "1,2"), "--prompt-ids is for --layer and --full"),
+        (("--tokens", "64"), "--tokens is for --perplexity"),
         (("--full", "--prompt-ids", "1,x"), "--prompt-ids '1,x': not numbers"),
         (("--layer", "99"), "--layer 99: the model has the blocks 0 to"),
     ],

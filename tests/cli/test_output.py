@@ -10,6 +10,9 @@ from typer.testing import CliRunner
 
 from cetane.cli import output
 from cetane.cli.app import COMMANDS, app
+from cetane.gates.residency.target import DEFAULT_OS
+from cetane.hardware.chips import DEFAULT_CHIP
+from cetane.mil.compare import TOLERANCE
 
 COLUMNS = ["drafter", "plain", "call", "drafted calls", "accepted", "by calls", "verdict"]
 ROW = ["union", 12.25, 3.5, 48, 0.91, 1.021, "pays"]
@@ -67,6 +70,13 @@ def test_help_names_every_option_in_80_columns(name: str, monkeypatch: pytest.Mo
     for param in command.params:
         for option in (*param.opts, *param.secondary_opts):
             assert option in text or not option.startswith("-")
+
+
+def test_help_states_the_defaults_that_commands_take() -> None:
+    """Those that are constants of modules which the help does not import."""
+    audit, diff = (CliRunner().invoke(app, [name, "--help"]).output for name in ("audit", "diff"))
+    assert f"({DEFAULT_CHIP})" in audit and f"({DEFAULT_OS:g})" in audit
+    assert f"({TOLERANCE:g})" in diff
 
 
 HOSTILE = "a\x1b[2Jb\x1b]0;owned\x07\u202ec"

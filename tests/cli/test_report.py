@@ -33,7 +33,8 @@ def test_an_experiments_page(cetane: Cetane, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["no-such-thing"], "no experiment 'no-such-thing'"),
+        (["no-such-thing"], "no such bundle, and no experiment 'no-such-thing'"),
+        (["smollm2", "--sweep", "sweep"], "smollm2: no such bundle"),
         (["triforce-ques"], "did you mean 'triforce-quest'"),
         (["no/such/bundle"], "no such bundle"),
         (["../x"], "no such bundle"),

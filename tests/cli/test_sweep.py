@@ -39,8 +39,9 @@ def test_a_sweep_chooses_a_recipe_that_ports(
     assert Image.open(folder / "sweep.png").size[0] > 800
     assert (folder / "sweep.svg").read_text().startswith("<?xml")
 
-    *_, last = cetane(*sweep).out.splitlines()
-    port = ["cetane", "port", str(tiny_checkpoint_folder), "-r", str(folder / "recipe.toml")]
+    *_, last = cetane(*sweep, "--chip", "a19-pro", "--os", 27).out.splitlines()
+    port = ["cetane", "port", str(tiny_checkpoint_folder), "-r", str(folder / "recipe.toml"),
+            "--chip", "a19-pro", "--os", "27.0"]  # fmt: skip
     assert shlex.split(last.removeprefix("next: ")) == port, "a shell takes it as it is"
 
     bundle = tmp_path / "bundle"

@@ -51,6 +51,7 @@ def test_vocabulary(
                    "-r", small_file, "-o", out)  # fmt: skip
     assert shown.code == 0
     assert "coverage by size" in shown.out
+    assert shown.out.endswith('recipe beside it:\n  [head]\n  subset = "subset.json"\n')
     assert load_subset(out).texts[0].choices == 0
 
 

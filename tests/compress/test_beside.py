@@ -58,7 +58,7 @@ def test_a_hash_is_a_hash_and_nothing_more(wrong: str, recipe: Path) -> None:
 
 def test_plain_constants_read_no_text(recipe: Path) -> None:
     text = TextFile.of(recipe.parent / "ours.txt").model_dump()
-    with pytest.raises(CetaneError, match="plain constants read none; add method"):
+    with pytest.raises(CetaneError, match="plain constants read none; ask for few bits"):
         parse_recipe({"name": "plain", "compression": {"text": text}}, "plain")
 
 

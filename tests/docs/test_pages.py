@@ -3,6 +3,7 @@
 import re
 import shlex
 import shutil
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,14 @@ def test_links_lead_to_files(page: Path) -> None:
 def test_links_of_the_readme_are_absolute() -> None:
     """The page of the package has no files beside it."""
     assert all(link.startswith("https://") for link in links(ROOT / "README.md"))
+
+
+def test_the_pages_and_the_package_name_the_same_pythons() -> None:
+    """Elsewhere pip makes a coremltools without its compiled parts, and a port fails."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"] == ">=3.11,<3.14"
+    for page in (ROOT / "README.md", DOCS / "index.md", DOCS / "tutorial.md"):
+        assert "Python 3.11 to 3.13" in page.read_text()
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:

@@ -1,6 +1,8 @@
 """cetane eval and the server against the harness's own Hugging Face model, on the same weights."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +278,20 @@ def test_wrong_use(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
         cetane.evaluate(bundle.path, ["cetane_close"])
     with pytest.raises(CetaneError, match="no task to run"):
         cetane.evaluate(bundle.path, [])
+
+
+def test_a_missing_reference_is_told_before_the_bundle_answers(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cetane.evaluation.evaluate.run", None)
+    with pytest.raises(CetaneError, match="no such file or folder"):
+        cetane.evaluate(bundle.path, TASKS, against_reference=True, model="gone")
+
+
+def test_another_reference_of_the_same_shape_is_told(bundle: Bundle, tmp_path: Path) -> None:
+    other = shutil.copytree(bundle.manifest.source, tmp_path / "other")
+    os.utime(other / "model.safetensors", (1, 1))
+    result = cetane.evaluate(
+        bundle.path, TASKS[1:], limit=1, against_reference=True, model=other, backend="portable"
+    )
+    assert result.warnings == (f"{other} is not the file that {bundle.path} was made from",)

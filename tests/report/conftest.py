@@ -44,7 +44,8 @@ EVALUATION = Evaluation(
         TaskFigure(task="cetane_cloze", metric="perplexity", samples=40, value=14.2,
                    reference=13.9, difference=0.3),
     ),
-    limit=40, fewshot=None, chat=False, nats=0.0071, greedy=0.99,
+    limit=40, fewshot=2, chat=True, nats=0.0071, greedy=0.99,
+    warnings=("3 answers had less room",),
 )  # fmt: skip
 """What `cetane eval --against reference` keeps in a bundle."""
 

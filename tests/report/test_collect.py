@@ -12,6 +12,7 @@ from tests.report.conftest import DEVICE_RESULT, EVALUATION
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
+from cetane.gates.quality import Quality
 from cetane.gates.scores import shard_score
 from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
@@ -185,6 +186,20 @@ def test_a_failed_gate_fails_the_whole(judged: Bundle, tmp_path: Path) -> None:
     report = bundle_report(bundle, find_chip("m4-max"), None, None, None)
     assert report.outcome == "failed"
     assert report.verdicts[-1].gate == "w8a8"
+
+
+def test_a_perplexity_of_another_checkpoint_says_so(judged: Bundle, tmp_path: Path) -> None:
+    shutil.copytree(judged.path, tmp_path / "bundle")
+    bundle = Bundle(tmp_path / "bundle")
+    quality = Quality(
+        passed=True, fingerprint="f", tokens=9, perplexity=8.0, reference_perplexity=8.0, ratio=1.0,
+        limit=1.1, kl=0.0, top1=1.0, covered=1.0, covered_perplexity=8.0,
+        covered_reference_perplexity=8.0, missing=0.0, absent=0.0, warnings=("it is another file",),
+    )  # fmt: skip
+    bundle.write_gate("perplexity", quality.model_dump(mode="json") | {"text": "book.txt"})
+    report = bundle_report(bundle, find_chip("m4-max"), None, None, None)
+    said = {verdict.gate: verdict for verdict in report.verdicts}["perplexity"]
+    assert (said.outcome, said.notes) == ("passed", quality.warnings)
 
 
 def test_what_is_missing_says_how_to_make_it(empty: BundleReport) -> None:

@@ -158,6 +158,12 @@ def test_the_title_says_which_model_when_and_how_it_was_judged(full: BundleRepor
         assert part in text[text.index("<header>") : text.index("</header>")]
 
 
+def test_tasks_say_how_they_were_asked(full: BundleReport) -> None:
+    text = " ".join(re.sub(r"<[^>]+>", "", page(full)).split())
+    assert "the first 40 samples of each, after 2 examples, by the chat template." in text
+    assert "in the mean. Note: 3 answers had less room." in text
+
+
 def test_every_large_figure_has_a_limit_a_basis_and_a_direction(full: BundleReport) -> None:
     text = page(full)
     cards = text[text.index('<dl class="key">') : text.index("</dl>")].split("<dt>")[1:]
@@ -213,6 +219,16 @@ def test_a_sweep_of_fp16_alone_has_no_plot(full: BundleReport) -> None:
     quality = full.quality.model_copy(update={"points": tuple(points)})
     assert "<svg" in page(full)
     assert "<svg" not in page(full.model_copy(update={"quality": quality}))
+
+
+def test_points_that_are_predicted_for_two_chips_say_for_which(full: BundleReport) -> None:
+    first, *rest = full.quality.points
+    points = (first.model_copy(update={"target": "a13, OS 18"}), *rest)
+    text = page(
+        full.model_copy(update={"quality": full.quality.model_copy(update={"points": points})})
+    )
+    assert f"Predictions are for a13, OS 18; {rest[0].target}." in text
+    assert ", a13, OS 18</td>" in text and f", {first.target}</td>" not in page(full)
 
 
 def contrast(a: str, b: str) -> float:

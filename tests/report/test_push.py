@@ -67,6 +67,19 @@ def test_an_upload(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     assert paths == {"README.md", *done.files}
 
 
+def test_a_bundle_that_came_from_the_hub(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`hf download --local-dir` leaves notes, which the hub's client refuses to upload."""
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    copy = shutil.copytree(bundle.path, tmp_path / "model")
+    notes = copy / ".cache" / "huggingface" / "download" / "manifest.json.metadata"
+    notes.parent.mkdir(parents=True)
+    for path in (notes, copy / "README.md", copy / ".gitattributes"):
+        path.write_text("the hub's")
+    assert push(copy, "me/other").files == push(bundle.path, "me/other").files
+
+
 def test_a_hub_that_refuses(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     class Refusing(Hub):
         def create_repo(self, repo: str, **options: Any) -> None:

@@ -33,7 +33,9 @@ InputsOption = Annotated[
 ToleranceOption = Annotated[
     float | None,
     typer.Option(
-        min=0, help="Allowed relative error of one op; all ops together may have fifty times it."
+        min=0,
+        help="Allowed relative error of one op; all ops together may have fifty times it.",
+        show_default="0.001",
     ),
 ]
 

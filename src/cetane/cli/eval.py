@@ -12,9 +12,10 @@ from cetane.cli.options import (
     Checkpoint,
     ComputeUnits,
     Json,
+    refuse,
     with_units,
 )
-from cetane.cli.output import facts, print_json, progress, table, warn
+from cetane.cli.output import facts, print_json, progress, show_warnings, table
 from cetane.errors import CetaneError
 
 
@@ -53,6 +54,8 @@ def eval(
     """
     if against not in (None, "reference"):
         raise CetaneError(f"--against {against}: only reference is known")
+    if against is None:
+        refuse("is for --against reference", {"--model": model})
     from cetane import evaluate
 
     with progress("eval") as update:
@@ -62,8 +65,7 @@ def eval(
             backend=with_units(backend, compute_units),
             include=include, output=output, progress=update,
         )  # fmt: skip
-    for warning in result.warnings:
-        warn(warning)
+    show_warnings(result.warnings)
     if json:
         print_json(result.model_dump(mode="json"))
         return

@@ -111,7 +111,12 @@ ForChip = Annotated[
     str | None,
     typer.Option("--chip", help="Choose the layout for this chip, such as m4-max or a19-pro."),
 ]
-OsNumber = Annotated[float | None, typer.Option(min=1, help="The system's number, as iOS counts.")]
+OsNumber = Annotated[
+    float | None,
+    typer.Option(
+        min=1, help="The system's number, as iOS counts: macOS 15 is 18.", show_default="26"
+    ),
+]
 Quality = Annotated[
     str | None,
     typer.Option(

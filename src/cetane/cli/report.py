@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cetane.report.content import BundleReport
 
 ID = re.compile(r"[a-z0-9][a-z0-9-]*")
-"""An experiment's id. The path of a missing bundle rarely looks like one."""
+"""An experiment's id."""
 
 
 def report(
@@ -81,12 +81,18 @@ def collect(
 
     if Path(subject).exists() or not ID.fullmatch(subject):
         return about_bundle(Path(subject), sweep, bench, chip, model)
+    known = Lab(lab)
+    try:
+        experiment = known.find(subject)
+    except CetaneError as error:  # a missing bundle's name may look like an id too
+        raise CetaneError(
+            f"{subject}: no such bundle, and {error.message}", "cetane port MODEL makes a bundle"
+        ) from error
     if sweep or bench or chip or model:
         raise CetaneError(
             f"{subject}: --sweep, --bench, --chip and --model are for a bundle's page"
         )
-    known = Lab(lab)
-    return experiment_report(known.find(subject), known.journal)
+    return experiment_report(experiment, known.journal)
 
 
 def about_bundle(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,11 +81,13 @@ def sweep(
             os=os or DEFAULT_OS, recipe=recipe, lora=lora, output=output, workers=opened,
             progress=update,
         )  # fmt: skip
-    conclude(result, json, lambda made: show(made, verbose, model, lora))
+    asked = {"--lora": lora, "--chip": chip, "--os": os}
+    conclude(result, json, lambda made: show(made, verbose, model, asked))
 
 
-def show(result: SweepResult, verbose: bool, model: str, lora: Path | None) -> None:
-    """Print the points of the front, or all, the chosen point, the files, and what follows."""
+def show(result: SweepResult, verbose: bool, model: str, asked: Mapping[str, object]) -> None:
+    """Print the points of the front, or all, the chosen point, the files, and what follows: a port
+    with the options that were asked for here."""
     front = {point.key for point in result.front}
     chosen = None if result.chosen is None else result.chosen.key
     known = sorted(result.points, key=lambda p: (-p.weight_bytes, p.kl))
@@ -120,7 +123,7 @@ def show(result: SweepResult, verbose: bool, model: str, lora: Path | None) -> N
         )
     else:
         say(f"chosen: {result.chosen.name}")
-        follow("port", model, options={"--lora": lora, "-r": result.recipe})
+        follow("port", model, options={"-r": result.recipe, **asked})
 
 
 def row(point: Point, chosen: str | None) -> list[str]:

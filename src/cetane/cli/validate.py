@@ -95,6 +95,8 @@ def validate(
         validate_folder(bundle, json)
     if (layer is not None) + full + (text is not None) > 1:
         raise CetaneError("--layer, --full and --perplexity exclude each other")
+    if text is None:
+        refuse("is for --perplexity", {"--tokens": tokens != TOKENS})
     adapters = parse_adapters(adapter)
     if layer is not None or full:
         with progress("validate") as update:

@@ -65,7 +65,10 @@ def vocabulary(
             f"warning: the tokens cover {result.reached:.2%} of the held-out text, but "
             f"{coverage:.2%} of the texts that chose them; give more texts, or other ones"
         )
-    say(f'wrote {output}; [head] subset = "{output.name}" in a recipe beside it')
+    say(f"wrote {output}")
+    say("next, in a recipe beside it:")
+    say("  [head]")
+    say(f'  subset = "{output.name}"')
 
 
 def show(result: VocabularyResult, recipe: str) -> None:

@@ -125,7 +125,9 @@ class Selection(Data):
         if self.fitted is not None and self.method == "plain":
             raise ValueError("fitted: plain constants need no file; name the method that made it")
         if self.text is not None and self.method == "plain":
-            raise ValueError('text: plain constants read none; add method = "gptq"')
+            raise ValueError(
+                'text: plain constants read none; ask for few bits (--bits 4), or method = "gptq"'
+            )
         if self.auto and self.method != "plain":
             raise ValueError(
                 f'method: "{self.method}" fits constants to one format; name it in place of "auto"'

@@ -21,7 +21,7 @@ from cetane.evaluation.figures import Evaluation, TaskFigure
 from cetane.evaluation.models import BundleModel, ReferenceModel, TokenModel
 from cetane.files import Progress, cache_dir, disk_errors, silent
 from cetane.gates.reference import reference_of
-from cetane.pipeline.origin import checkpoint_of
+from cetane.pipeline.origin import checkpoint_of, other_checkpoint
 from cetane.tasks.task import task_key
 from cetane.validation import guess
 
@@ -71,19 +71,19 @@ def evaluate(
         )
     manager, folder = task_manager(include, tasks), result_folder(output)
     settings = {"limit": limit, "num_fewshot": fewshot, "apply_chat_template": chat}
+    checkpoint = checkpoint_of(opened, model) if against_reference else None
     who = "" if adapter is None else f"-{adapter}"
     answers = kept(["onnxruntime"], opened.digest, backend, adapter)
     own = BundleModel(opened, backend, answers, progress, adapter)
     ours = run(own, tasks, manager, settings, folder)
     theirs, truth = None, None
-    if against_reference:
-        checkpoint = checkpoint_of(opened, model)
+    if checkpoint is not None:
         truth = ReferenceModel(
             reference_of(checkpoint, adapter), opened.tokenizer, own.max_length,
             kept(["transformers", "torch"], checkpoint.fingerprint, adapter), progress,
         )  # fmt: skip
         theirs = run(truth, tasks, manager, settings, None)
-    warnings = []
+    warnings = [] if checkpoint is None else other_checkpoint(opened, checkpoint)
     if own.shortened:
         text = "answers had less room in the context than their task wanted"
         warnings.append(f"{own.shortened} {text}")

@@ -173,7 +173,15 @@ def tasks(gates: Gates) -> Tasks | Absent:
         return Absent(why="No task has been run.",
                       command=command("evaluation", gates.bundle.path))  # fmt: skip
     compared = any(figure.reference is not None for figure in kept.figures)
-    return Tasks(figures=kept.figures, limit=kept.limit, compared=compared, nats=kept.nats)
+    return Tasks(
+        figures=kept.figures,
+        limit=kept.limit,
+        fewshot=kept.fewshot,
+        chat=kept.chat,
+        compared=compared,
+        nats=kept.nats,
+        warnings=kept.warnings,
+    )
 
 
 def provenance(bundle: Bundle, gates: Gates) -> Iterator[Fact]:

@@ -202,9 +202,14 @@ class Tasks(Data):
     kind: Literal["tasks"] = "tasks"
     figures: tuple[TaskFigure, ...]
     limit: int | None
+    fewshot: int | None
+    """The number of examples before each sample; None if each task chose."""
+    chat: bool
+    """Whether the requests were turns of a conversation."""
     compared: bool
     """Whether the reference answered the same requests."""
     nats: float | None
+    warnings: tuple[str, ...]
 
 
 class SweepPoint(Data):
@@ -222,8 +227,10 @@ class SweepPoint(Data):
     top1: float
     cosine: float | None
     """The worst shard's cosine."""
+    target: str
+    """The chip and the system that the next two are predicted for: a sweep of another chip may have
+    judged only some of the points."""
     tok_s: float
-    """Predicted."""
     off_ane: float
     """The predicted share of weights that are read off the ANE."""
     best: bool

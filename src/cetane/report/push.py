@@ -6,6 +6,7 @@ from shlex import quote
 from typing import Any
 
 from cetane.bundle import Bundle
+from cetane.bundle.folder import HUB_CACHE, HUB_FILES
 from cetane.checkpoint.names import HUB_ID
 from cetane.errors import CetaneError
 from cetane.files import read_json_if_present, regular_files
@@ -31,7 +32,7 @@ class Upload:
     kind: FolderKind
     card: str
     files: dict[str, int]
-    """The bytes of every file, by its path; the card is not among them."""
+    """The bytes of every file, by its path, without the card and what only the hub writes."""
     url: str | None = None
     """The address of the commit; None for a dry run."""
 
@@ -70,7 +71,11 @@ def push(
     source.verify()
     if kind != "bundle":
         check_origin(path / ("contract.json" if kind == "contract" else ORIGIN), source)
-    files = {name: (path / name).stat().st_size for name in regular_files(path) if name != CARD}
+    files = {
+        name: (path / name).stat().st_size
+        for name in regular_files(path)
+        if name not in HUB_FILES and not name.startswith(HUB_CACHE)
+    }
     upload = Upload(repo, kind, card(source, kind, repo, license, find_chip(chip)), files)
     if dry_run:
         return upload

@@ -110,6 +110,7 @@ def quality_point(point: Point, best: bool) -> SweepPoint:
         kl=point.kl,
         top1=point.top1,
         cosine=min(point.cosines.values(), default=None),
+        target=str(point.predicted.target),
         tok_s=point.predicted.tok_s,
         off_ane=point.predicted.weights_off_ane,
         best=best,

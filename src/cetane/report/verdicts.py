@@ -116,6 +116,7 @@ def verdict(gates: Gates, gate: str, audit: Audit) -> GateVerdict:
             quality, _ = judged
             checks = [CheckRow(name="perplexity, times the reference's", value=quality.ratio,
                               limit=quality.limit, passed=quality.passed)]  # fmt: skip
+            notes = list(quality.warnings)
         case _ if gate == GATE:
             outcome, basis = said(audit.passed), audit.basis
             notes = list(audit.reasons)
