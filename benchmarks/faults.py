@@ -73,7 +73,7 @@ class Faults:
 
     def __init__(self, root: Path, model: Path, bundle: Path) -> None:
         self.root, self.bundle = root, bundle
-        options = {"verify": None, "prefill": None, "layout": {"kind": "per-block"}, "context": 64}
+        options = {"verify": 4, "prefill": None, "layout": {"kind": "per-block"}, "context": 64}
         recipe = tiny_recipe(**options)
         known = jobs(model, recipe, bundle)
         checkpoint = open_checkpoint(model)
@@ -215,7 +215,7 @@ def tiny(root: Path) -> tuple[Path, Path]:
     model = root / "model"
     build_model("llama").save_pretrained(model)
     build_tokenizer().save_pretrained(model)
-    recipe = tiny_recipe(verify=None, prefill=None, layout={"kind": "per-block"}, context=64)
+    recipe = tiny_recipe(verify=4, prefill=None, layout={"kind": "per-block"}, context=64)
     return model, build(open_checkpoint(model), recipe, root / "bundle", lambda *_: None).path
 
 

@@ -35,7 +35,7 @@ def test_a_job_resumes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
-    options = {"verify": None, "prefill": None, "layout": {"kind": "per-block"}, "context": 64}
+    options = {"verify": 4, "prefill": None, "layout": {"kind": "per-block"}, "context": 64}
     bundle = tiny_bundle(**options).path
     job = jobs(tiny_checkpoint_folder, recipe(**options), bundle)[name]
     prepare(tmp_path / "whole", bundle)

@@ -219,11 +219,11 @@ def residual_order(block: Any, _: Any) -> None:
 def neighbours_gates(block: Any, _: Any) -> None:
     """The gates of the previous merge, which the original checkpoint stores with this block."""
     if not hasattr(block, "self_attn"):
-        block.gates = f"{block.prefix}post_attention_residual_scale."
+        block.scaling = f"{block.prefix}post_attention_residual_scale."
     elif block.layer:
-        block.gates = f"model.layers.{block.layer - 1}.post_mlp_residual_scale."
+        block.scaling = f"model.layers.{block.layer - 1}.post_mlp_residual_scale."
     else:
-        block.gates = "model.input_"  # hidden_states_scale and _bias; the residual has no pair
+        block.scaling = "model.input_"  # hidden_states_scale and _bias; the residual has no pair
         drop_residual_side(block.residual)
 
 
