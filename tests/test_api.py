@@ -13,6 +13,7 @@ import pytest
 from tests.converting import converted_once
 
 import cetane
+from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.files import silent
 from cetane.lab.workload import zaya_tiny
@@ -114,6 +115,22 @@ def test_a_conversation_of_other_things(names: dict[str, Any]) -> None:
         for messages in others:
             with pytest.raises(cetane.CetaneError, match=r"list of messages: .*continues a text"):
                 lm.chat(messages)
+
+
+def test_a_message_without_a_role_or_content(chat_bundle: Bundle) -> None:
+    """Templates write such messages without a word, as another's or as nothing."""
+    others: list[Any] = [{}, {"content": "Why?"}, {"role": "user"}, {"role": "user", "content": 5}]
+    with cetane.load(chat_bundle.path) as lm:
+        for message in others:
+            with pytest.raises(cetane.CetaneError, match="no role or no content"):
+                lm.ids([message])
+        assert lm.ids([{"role": "user", "content": "Why?"}])
+
+
+def test_speculation_is_no_switch(names: dict[str, Any]) -> None:
+    switch: Any = False
+    with pytest.raises(cetane.CetaneError, match="write None for plain decoding"):
+        cetane.load(names["bundle"], speculative=switch)
 
 
 def test_a_full_context_is_a_reason(names: dict[str, Any]) -> None:

@@ -224,6 +224,11 @@ class LanguageModel:
                 "a list of texts is several prompts: ask them one by one",
             )
         if tokenizer.has_chat_template:
+            if not all(map(is_message, messages)):
+                raise CetaneError(
+                    "a message has no role or no content",
+                    'write {"role": "user", "content": "..."}',
+                )
             return tokenizer.chat(messages)
         texts = [message.get("content") for message in messages]
         if not all(isinstance(text, str) for text in texts):
@@ -367,6 +372,13 @@ class LanguageModel:
         self._writing, self._held = None, text[: self._session.position]
 
 
+def is_message(message: Mapping[str, Any]) -> bool:
+    """Whether a chat template can write a message. Calls of tools need no content."""
+    content = message.get("content")
+    said = isinstance(content, str | list) or "tool_calls" in message
+    return isinstance(message.get("role"), str) and said
+
+
 def load(
     bundle: str | Path,
     *,
@@ -394,6 +406,11 @@ def load(
         share_threads()
     opened = Bundle(Path(bundle))
     opened.verify()
+    if isinstance(speculative, bool):
+        raise CetaneError(
+            f"speculative = {speculative}: it names a drafter",
+            'write None for plain decoding, or "auto"',
+        )
     if isinstance(speculative, str):
         speculative = DrafterOptions(speculative)
     opened.plan.on(adapter)  # refuses before the model is opened
