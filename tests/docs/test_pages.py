@@ -54,7 +54,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     """Command lines of the pages that teach."""
     for page in (ROOT / "README.md", DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))):
         for block in re.findall(r"```\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
-            for line in block.splitlines():
+            for line in block.replace("\\\n", " ").splitlines():
                 if line.startswith("cetane "):
                     yield page.name, shlex.split(line, comments=True)[1:]
 
