@@ -10,7 +10,6 @@ from numba import njit, types
 _Matrix = types.Array(types.float32, 2, "C", readonly=True)
 _Floats = types.float32[:, ::1]
 _Indices = types.uint8[:, ::1]
-_Entries = types.Array(types.float32, 3, "C", readonly=True)
 
 
 @njit(inline="always")
@@ -109,106 +108,6 @@ def descend_rows(gradients, levels, indices, changes, rows, hessian):  # type: i
             share, theirs = rows[row, other], gradients[other]
             for j in range(size):
                 theirs[j] -= share * moved[j]
-
-
-@njit(inline="always")
-def _nearest_vector(vector, entries, costs):  # type: ignore[no-untyped-def]
-    """The index of the nearest of some entries `(V, K)`. `costs (K,)` is room to compute in."""
-    costs[:] = 0
-    for axis in range(len(vector)):
-        value, own = vector[axis], entries[axis]
-        for k in range(len(costs)):
-            off = value - own[k]
-            costs[k] += off * off
-    return np.argmin(costs)
-
-
-@njit(types.void(_Floats, _Floats, _Entries, _Entries, _Indices, _Floats, _Matrix, _Entries,
-                 _Matrix), nogil=True, cache=True)  # fmt: skip
-def round_vectors(offs, moved, entries, seen, indices, errors, rows, views, factor):  # type: ignore[no-untyped-def]
-    """`round_rows` for palettes of vectors: V neighbouring rows share an index.
-
-    `entries (S, V, K)` are the palettes of S vectors of rows, and `seen` the same as their outputs
-    see them: multiplied by `views (S, V, V)`. The square of an error so multiplied is its cost.
-    """
-    count, size = offs.shape
-    length = entries.shape[1]
-    target, costs = np.empty(length, np.float32), np.empty(entries.shape[2], np.float32)
-    for vector in range(len(entries)):
-        first = vector * length
-        for axis in range(length):
-            w, off = moved[first + axis], offs[first + axis]
-            for j in range(size):
-                w[j] += off[j]
-        own, view = entries[vector], views[vector]
-        for j in range(size):
-            for axis in range(length):
-                target[axis] = 0
-                for other in range(axis + 1):
-                    target[axis] += view[axis, other] * moved[first + other, j]
-            index = _nearest_vector(target, seen[vector], costs)
-            indices[vector, j] = index
-            for axis in range(length):
-                w = moved[first + axis]
-                error = (w[j] - own[axis, index]) / factor[j, j]
-                errors[first + axis, j] = error
-                for right in range(j + 1, size):
-                    w[right] -= error * factor[j, right]
-        for axis in range(length):
-            for j in range(size):
-                offs[first + axis, j] -= own[axis, indices[vector, j]]
-        for row in range(first, first + length):
-            off = offs[row]
-            for j in range(size):
-                off[j] /= rows[row, row]
-            for below in range(row + 1, count):
-                share, other = rows[row, below], offs[below]
-                for j in range(size):
-                    other[j] -= share * off[j]
-
-
-@njit(types.void(_Floats, _Entries, _Entries, _Indices, _Floats, _Matrix, _Entries, _Matrix),
-      nogil=True, cache=True)  # fmt: skip
-def descend_vectors(gradients, entries, seen, indices, changes, rows, views, hessian):  # type: ignore[no-untyped-def]
-    """`descend_rows` for palettes of vectors: V neighbouring rows share an index.
-
-    `entries` and `seen` are as in `round_vectors`, with other views: the upper Cholesky factors of
-    the blocks of `rows` that belong to a vector.
-    """
-    count, size = gradients.shape
-    length = entries.shape[1]
-    moved = np.empty((length, size), dtype=np.float32)
-    target, slope = np.empty(length, np.float32), np.empty(length, np.float32)
-    costs = np.empty(entries.shape[2], np.float32)
-    for vector in range(len(entries)):
-        first, own, view = vector * length, entries[vector], views[vector]
-        moved[:] = 0
-        for j in range(size):
-            before = indices[vector, j]
-            for axis in range(length):
-                slope[axis] = gradients[first + axis, j]
-                for other in range(length):
-                    slope[axis] -= rows[first + axis, first + other] * moved[other, j]
-            for axis in range(length):  # view is upper: view.T @ step = slope
-                step = slope[axis] / hessian[j, j]
-                for other in range(axis):
-                    step -= view[other, axis] * target[other]
-                target[axis] = step / view[axis, axis]
-            for axis in range(length):
-                target[axis] += seen[vector, axis, before]
-            index = _nearest_vector(target, seen[vector], costs)
-            indices[vector, j] = index
-            for axis in range(length):
-                change = own[axis, index] - own[axis, before]
-                changes[first + axis, j] = change
-                if index != before:
-                    for k in range(size):
-                        moved[axis, k] += change * hessian[j, k]
-        for other in range(first + length, count):
-            for axis in range(length):
-                share, theirs = rows[first + axis, other], gradients[other]
-                for j in range(size):
-                    theirs[j] -= share * moved[axis, j]
 
 
 @njit(types.void(types.Array(types.uint8, 3, "C"), types.Array(types.float32, 2, "C"),

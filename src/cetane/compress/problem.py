@@ -170,7 +170,7 @@ class VectorProblem(Problem):
         return np.ascontiguousarray(np.moveaxis(np.diagonal(cut, axis1=0, axis2=2), -1, 0))
 
     def round_columns(self, block: slice, levels: Matrix, moved: Matrix) -> tuple[Indices, Matrix]:
-        from cetane.compress import feedback
+        from cetane.compress import vectors as loops
 
         factor = np.ascontiguousarray(self.factor[block, block])
         weight, errors = self.weight[:, block].copy(), np.empty_like(moved)
@@ -178,7 +178,7 @@ class VectorProblem(Problem):
         for rows, below in self.row_blocks:
             shared, own = self.together(rows, self.row_factor), self.of(rows)
             views = np.linalg.inv(self.vectors(shared).swapaxes(1, 2))
-            feedback.round_vectors(
+            loops.round_rows(
                 weight[rows], moved[rows], levels[own], views @ levels[own], chosen[own],
                 errors[rows], shared, views, factor,
             )  # fmt: skip
@@ -189,13 +189,13 @@ class VectorProblem(Problem):
     def descend_columns(
         self, block: slice, levels: Matrix, gradients: Matrix, chosen: Indices
     ) -> Matrix:
-        from cetane.compress import feedback
+        from cetane.compress import vectors as loops
 
         own, changes = np.ascontiguousarray(self.hessian[block, block]), np.empty_like(gradients)
         for rows, below in self.row_blocks:
             shared, vectors = self.together(rows, self.outputs), self.of(rows)
             views = np.linalg.cholesky(self.vectors(shared)).swapaxes(1, 2).copy()
-            feedback.descend_vectors(
+            loops.descend_rows(
                 gradients[rows], levels[vectors], views @ levels[vectors], chosen[vectors],
                 changes[rows], shared, views, own,
             )  # fmt: skip
