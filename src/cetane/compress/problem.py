@@ -1,5 +1,7 @@
 """A weight that is to be rounded, and the quadratic form that the error of its output is."""
 
+from functools import cached_property
+
 import numpy as np
 import numpy.typing as npt
 
@@ -164,9 +166,23 @@ class VectorProblem(Problem):
         whole = np.eye(size, dtype=np.float32) if factor is None else factor[rows, rows]
         return np.ascontiguousarray(whole)
 
-    def vectors(self, square: Matrix) -> Matrix:
-        """The blocks `(S, V, V)` on the diagonal of a square matrix of S * V rows."""
-        cut = square.reshape(-1, self.vector, len(square) // self.vector, self.vector)
+    @cached_property
+    def round_views(self) -> Matrix:
+        """What the errors of each vector are multiplied by, `(S, V, V)`. Their squares are then
+        what they cost, if all rows below make up for them."""
+        return np.linalg.inv(self.vectors(self.row_factor).swapaxes(1, 2))
+
+    @cached_property
+    def descend_views(self) -> Matrix:
+        """The same if no other row moves."""
+        return np.linalg.cholesky(self.vectors(self.outputs)).swapaxes(1, 2).copy()
+
+    def vectors(self, square: Matrix | None) -> Matrix:
+        """The blocks `(S, V, V)` on the diagonal of a square matrix of all rows, as `together`."""
+        count, length = len(self.weight) // self.vector, self.vector
+        if square is None:
+            return np.tile(np.eye(length, dtype=np.float32), (count, 1, 1))
+        cut = square.reshape(count, length, count, length)
         return np.ascontiguousarray(np.moveaxis(np.diagonal(cut, axis1=0, axis2=2), -1, 0))
 
     def round_columns(self, block: slice, levels: Matrix, moved: Matrix) -> tuple[Indices, Matrix]:
@@ -176,11 +192,11 @@ class VectorProblem(Problem):
         weight, errors = self.weight[:, block].copy(), np.empty_like(moved)
         chosen = np.empty((len(levels), moved.shape[1]), np.uint8)
         for rows, below in self.row_blocks:
-            shared, own = self.together(rows, self.row_factor), self.of(rows)
-            views = np.linalg.inv(self.vectors(shared).swapaxes(1, 2))
+            own = self.of(rows)
+            views = self.round_views[own]
             loops.round_rows(
                 weight[rows], moved[rows], levels[own], views @ levels[own], chosen[own],
-                errors[rows], shared, views, factor,
+                errors[rows], self.together(rows, self.row_factor), views, factor,
             )  # fmt: skip
             if self.row_factor is not None:
                 weight[below] -= self.row_factor[rows, below].T @ weight[rows]
@@ -193,11 +209,11 @@ class VectorProblem(Problem):
 
         own, changes = np.ascontiguousarray(self.hessian[block, block]), np.empty_like(gradients)
         for rows, below in self.row_blocks:
-            shared, vectors = self.together(rows, self.outputs), self.of(rows)
-            views = np.linalg.cholesky(self.vectors(shared)).swapaxes(1, 2).copy()
+            vectors = self.of(rows)
+            views = self.descend_views[vectors]
             loops.descend_rows(
                 gradients[rows], levels[vectors], views @ levels[vectors], chosen[vectors],
-                changes[rows], shared, views, own,
+                changes[rows], self.together(rows, self.outputs), views, own,
             )  # fmt: skip
             if self.outputs is not None:
                 gradients[below] -= self.outputs[below, rows] @ (changes[rows] @ own)
