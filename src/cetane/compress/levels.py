@@ -25,9 +25,7 @@ class Levels(ABC):
         """Ascending, `(O, K)`; those of vectors `(O / V, V, K)`, in any order."""
 
     @abstractmethod
-    def fitted(
-        self, problem: Problem, indices: Indices, gradients: Matrix
-    ) -> "tuple[Levels, Indices]":
+    def fitted(self, indices: Indices, gradients: Matrix) -> "tuple[Levels, Indices]":
         """The best levels for given indices, and these indices in the order of the new levels.
 
         `gradients` belong to the given indices.
@@ -75,15 +73,13 @@ class PaletteLevels(Levels):
         vectors = np.repeat(self.lut.transpose(0, 2, 1), count, axis=0)
         return vectors[:, 0] if length == 1 else np.ascontiguousarray(vectors)
 
-    def fitted(
-        self, problem: Problem, indices: Indices, gradients: Matrix
-    ) -> "tuple[PaletteLevels, Indices]":
+    def fitted(self, indices: Indices, gradients: Matrix) -> "tuple[PaletteLevels, Indices]":
         """A Newton step. All rows of a vector have the same normal equations here, those of their
         mean count. So they are solved once, and the step's length makes up for what that misses.
         """
         from cetane.compress import feedback, kernels  # here because numba takes a while to load
 
-        groups, size, length = self.lut.shape
+        problem, (groups, size, length) = self.problem, self.lut.shape
         own = indices.reshape(groups, -1, indices.shape[1])
         counts = problem.counts.reshape(groups, -1, length).mean(2)
         products = np.empty((groups, size, size))
@@ -136,14 +132,12 @@ class LinearLevels(Levels):
     def rows(self) -> Matrix:
         return self.integers * self.scale.astype(np.float16).astype(np.float32)[:, None]
 
-    def fitted(
-        self, problem: Problem, indices: Indices, gradients: Matrix
-    ) -> "tuple[LinearLevels, Indices]":
+    def fitted(self, indices: Indices, gradients: Matrix) -> "tuple[LinearLevels, Indices]":
         chosen = self.integers[indices]
-        weighted = chosen @ problem.hessian
+        weighted = chosen @ self.problem.hessian
         squares = (weighted * chosen).sum(1)
-        scale = (weighted * problem.weight).sum(1) / np.where(squares > 0, squares, 1)
-        return LinearLevels(problem, np.where(scale > 0, scale, self.scale), self.bits), indices
+        scale = (weighted * self.problem.weight).sum(1) / np.where(squares > 0, squares, 1)
+        return replace(self, scale=np.where(scale > 0, scale, self.scale)), indices
 
     def encoded(self, indices: Indices, shape: Shape) -> Affine:
         own = indices[:, self.problem.back].astype(np.int16) - self.limit

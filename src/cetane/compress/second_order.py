@@ -68,7 +68,7 @@ def encode(
     for _ in range(ROUNDS):
         indices = problem.round(levels.rows)
         gradients = problem.descend(levels.rows, indices)
-        levels, indices = levels.fitted(problem, indices, gradients)
+        levels, indices = levels.fitted(indices, gradients)
     return levels.encoded(indices, weight.shape)
 
 
