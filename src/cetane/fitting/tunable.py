@@ -155,6 +155,11 @@ class Movable(Tunable):
             mean.zero_()
 
 
+def spacing(levels: Tensor, count: int) -> Tensor:
+    """The mean distance between two of `count` levels that reach as far as these, along axis 1."""
+    return (levels.amax(1, keepdim=True) - levels.amin(1, keepdim=True)) / (count - 1)
+
+
 class TunableVectors(Tunable):
     """A weight with palettes of vectors, `(G, K, V)`, each for O / G rows; `indices (O / V, I)`.
 
@@ -177,8 +182,7 @@ class TunableVectors(Tunable):
         kernels.look_up_vectors(entries, self.indices.numpy(), self.values.numpy())
 
     def distance(self) -> Tensor:
-        reach = self.levels.amax(1, keepdim=True) - self.levels.amin(1, keepdim=True)
-        return reach / (2**self.bits - 1)
+        return spacing(self.levels, 2**self.bits)
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float, number: int, pull: float = 0.0) -> None:
@@ -211,8 +215,7 @@ class TunablePalette(Movable):
         return sums.reshape(len(self.levels), self.group, -1).sum(1)
 
     def distance(self) -> Tensor:
-        reach = self.levels.amax(1, keepdim=True) - self.levels.amin(1, keepdim=True)
-        return reach / (self.levels.shape[1] - 1)
+        return spacing(self.levels, self.levels.shape[1])
 
     def distances(self) -> Tensor:
         return self.distance()[:, 0].repeat_interleave(self.group)
