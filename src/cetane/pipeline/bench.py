@@ -114,9 +114,10 @@ def bench(
     }
     context = opened.plan.recipe.cache.context
     for name, group in ids.items():  # else it would end after minutes
-        if max(map(len, group)) > context:
+        most = max(map(len, group))
+        if most > context:
             raise CetaneError(
-                f"{name}: a prompt of {max(map(len, group))} tokens, and a context of {context}",
+                f"{name}: a prompt of {most} tokens, and a context of {context}",
                 "port with a larger --context, or name other --categories",
             )
     costs = call_times(engine, longest)
