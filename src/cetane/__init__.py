@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from cetane.evaluation.figures import Evaluation, TaskFigure
     from cetane.pipeline.audit import ResidencyResult, audit
     from cetane.pipeline.diff import DiffResult, diff
-    from cetane.pipeline.draft_head import DraftHeadSettings, TrainedDraftHead, train_draft_head
+    from cetane.pipeline.draft_head import (
+        AddedDraftHeads,
+        DraftHeadSettings,
+        TrainedDraftHead,
+        add_draft_heads,
+        train_draft_head,
+    )
     from cetane.pipeline.imports import KitImport, import_kit
     from cetane.pipeline.kit import Kit, make_kit
     from cetane.pipeline.language_model import Completion, CompletionStream, LanguageModel, load
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "AddedDraftHeads",
     "Bundle",
     "CetaneError",
     "Completion",
@@ -49,6 +56,7 @@ __all__ = [
     "TrainedDraftHead",
     "Validation",
     "Versus",
+    "add_draft_heads",
     "audit",
     "diff",
     "evaluate",
@@ -74,7 +82,10 @@ HOMES = {
     "cetane.evaluation.figures": ("Evaluation", "TaskFigure"),
     "cetane.pipeline.audit": ("ResidencyResult", "audit"),
     "cetane.pipeline.diff": ("DiffResult", "diff"),
-    "cetane.pipeline.draft_head": ("TrainedDraftHead", "DraftHeadSettings", "train_draft_head"),
+    "cetane.pipeline.draft_head": (
+        "AddedDraftHeads", "DraftHeadSettings", "TrainedDraftHead", "add_draft_heads",
+        "train_draft_head",
+    ),
     "cetane.pipeline.imports": ("KitImport", "import_kit"),
     "cetane.pipeline.kit": ("Kit", "make_kit"),
     "cetane.pipeline.language_model": (

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from tests.speculate.draft_head_models import random_draft_head, with_draft_head
 
 from cetane.bundle import Bundle
 from cetane.files import sha256
@@ -190,6 +191,32 @@ def test_a_head_is_trained_and_used(
     assert cetane("validate", bundle).code == 1
     none = cetane("train-head", bundle, kind, "--text", tmp_path / "none")
     assert "cannot read" in none.error
+
+
+def test_a_draft_head_moves_to_another_bundle(
+    cetane: Cetane, tiny_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    first, second = (
+        Bundle(shutil.copytree(tiny_bundle(**options).path, tmp_path / name))
+        for name, options in (("first", {}), ("second", {"contract": "shift"}))
+    )
+    head = random_draft_head("eagle3", first)
+    blocks = ("layer-00", "layer-01", "layer-01")
+    head.config = head.config.model_copy(update={"depths": blocks})
+    with_draft_head(first, head)
+    added = cetane("add-head", second.path, first.path, "--json")
+    assert added.code == 0 and added.json["passed"]
+    (one,) = added.json["heads"]
+    assert one["head"] == str(second.path / "heads/eagle3") and one["windows"] == 0
+    expected = cetane("run", second.path, *PROMPT, "--json", "--speculative", "none").json
+    run = cetane("run", second.path, *PROMPT, "--json", "--speculative", "eagle3").json
+    assert run["tokens"] == expected["tokens"]
+    shown = cetane("add-head", second.path, first.path)
+    assert "golden gate of the eagle3 head: pass" in shown.out
+    assert "right, untrained" not in shown.out
+    assert shown.out.splitlines()[-1].split() == ["next:", "cetane", "bench", str(second.path)]
+    nothing = cetane("add-head", first.path, second.path.parent)
+    assert nothing.code == 2 and "or a name: smollm2-135m-instruct" in nothing.err
 
 
 @pytest.fixture

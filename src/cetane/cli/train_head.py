@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -59,11 +60,19 @@ def train_head(
         )  # fmt: skip
     if result is None:  # one of several processes, and not the main one
         raise typer.Exit
-    conclude(result, json, lambda trained: show(trained, bundle))
+    conclude(result, json, lambda trained: show_all([trained], bundle))
 
 
-def show(result: TrainedDraftHead, bundle: Path) -> None:
-    """Print the shares of right drafted tokens, the gate, the files, and what follows."""
+def show_all(results: Sequence[TrainedDraftHead], bundle: Path) -> None:
+    """Print what became of draft heads, and what follows."""
+    for result in results:
+        show(result)
+    if all(result.passed for result in results):
+        follow("bench", bundle)
+
+
+def show(result: TrainedDraftHead) -> None:
+    """Print the shares of right drafted tokens, the gate and the files."""
     from cetane.cli.gate_tables import show_head
 
     before, after = result.untrained, result.trained
@@ -72,6 +81,8 @@ def show(result: TrainedDraftHead, bundle: Path) -> None:
         for place in range(len(after.top1))
     ]
     columns = ["drafted token", "right, untrained", "right", "right, with all before it"]
+    if not result.windows:  # it was trained elsewhere
+        columns[1:2], rows = [], [[place, *shares] for place, _, *shares in rows]
     if rows:
         table(f"{result.head.name} on {after.positions} held-out positions", columns, rows)
     else:
@@ -84,5 +95,3 @@ def show(result: TrainedDraftHead, bundle: Path) -> None:
     for reason in result.residency.reasons:
         warn(f"warning: residency on {result.residency.target}, predicted: {reason}")
     say(f"wrote {result.head.path}")
-    if result.passed:
-        follow("bench", bundle)

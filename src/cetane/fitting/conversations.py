@@ -22,8 +22,18 @@ from cetane.fitting.openings import questions
 from cetane.fitting.text import drawn_from
 from cetane.gates.probes import asked
 
-QUESTION, ANSWER = 96, 160
-"""The most tokens of a question and an answer. In longer answers small models repeat themselves."""
+
+@dataclass(frozen=True)
+class Lengths:
+    """How much of each kind a model writes."""
+
+    question: int = 96
+    """The most tokens of a question."""
+    answer: int = 160
+    """The most tokens of an answer. In longer ones small models repeat themselves."""
+    listed: int = 2
+    """One conversation in this number begins with a listed question, the others with the model's
+    own."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +68,22 @@ class Writer:
     """One sequence in which a model writes conversations, one after the other."""
 
     def __init__(
-        self, turn: Turn | None, prompts: Iterator[Sequence[int]], ends: Sequence[int]
+        self,
+        turn: Turn | None,
+        prompts: Iterator[Sequence[int]],
+        ends: Sequence[int],
+        lengths: Lengths = Lengths(),
     ) -> None:
         """`prompts` gives questions in the template, without end. With a turn, the model writes
-        every other question itself. `ends` are its stop tokens."""
-        self.turn, self.prompts, self.ends = turn, prompts, ends
+        the other questions itself. `ends` are its stop tokens."""
+        self.turn, self.prompts, self.ends, self.lengths = turn, prompts, ends, lengths
         self.conversations = 0
         self.begin()
 
     def begin(self) -> None:
         """Begin a conversation."""
-        self.asking = self.turn is not None and self.conversations % 2 == 0
+        own = self.conversations % self.lengths.listed != self.lengths.listed - 1
+        self.asking = self.turn is not None and own
         begun = self.turn.before if self.turn and self.asking else next(self.prompts)
         self.given, self.said = deque(begun), 0
         self.conversations += 1
@@ -85,11 +100,11 @@ class Writer:
             return self.given.popleft()
         self.said += 1
         if not self.asking:
-            if likeliest in self.ends or self.said == ANSWER:
+            if likeliest in self.ends or self.said == self.lengths.answer:
                 self.begin()
             return likeliest
         assert self.turn is not None
-        if drawn != self.turn.after[0] and self.said < QUESTION:
+        if drawn != self.turn.after[0] and self.said < self.lengths.question:
             return drawn
         self.asking, self.said, self.given = False, 0, deque(self.turn.after)
         return self.given.popleft()
@@ -97,7 +112,12 @@ class Writer:
 
 @torch.no_grad()
 def write_conversations(
-    model: Any, tokenizer: Tokenizer, sequences: int, length: int, seed: int
+    model: Any,
+    tokenizer: Tokenizer,
+    sequences: int,
+    length: int,
+    seed: int,
+    lengths: Lengths = Lengths(),
 ) -> Tensor:
     """Conversations, int64 `(sequences, length)`, written side by side.
 
@@ -109,11 +129,11 @@ def write_conversations(
     every = questions()
     start = seed * sequences % len(every)
     prompts = (asked(tokenizer, question) for question in cycle(every[start:] + every[:start]))
-    writers = [Writer(turn, prompts, tokenizer.eos_ids) for _ in range(sequences)]
+    writers = [Writer(turn, prompts, tokenizer.eos_ids, lengths) for _ in range(sequences)]
     tokens = torch.tensor([[writer.next(0, 0)] for writer in writers])
     cache, read = roomy_cache(model, length), tokens
     while tokens.shape[1] < length:
-        made = model(read, **extending(model, cache), logits_to_keep=1)
+        made = model(read.to(model.device), **extending(model, cache), logits_to_keep=1)
         logits: Tensor = made.logits[:, -1]
         likeliest = logits.argmax(-1)
         drawn = likeliest.clone()

@@ -65,11 +65,11 @@ def drawn_from(logits: Tensor, random: torch.Generator) -> Tensor:
     """
     least = logits.amax(1, keepdim=True) + math.log(LEAST)
     rows, columns = (logits >= least).nonzero(as_tuple=True)
-    noise = torch.rand(len(rows), generator=random, dtype=torch.float64)
+    noise = torch.rand(len(rows), generator=random, dtype=torch.float64).to(logits.device)
     scores = logits[rows, columns].double() - torch.log(-torch.log(noise))
-    lowest = torch.full((len(logits),), -math.inf, dtype=torch.float64)
+    lowest = scores.new_full((len(logits),), -math.inf)
     best = lowest.scatter_reduce(0, rows, scores, "amax")
-    drawn = torch.zeros(len(logits), 1, dtype=torch.int64)
+    drawn = columns.new_zeros(len(logits), 1)
     won = scores == best[rows]
     drawn[rows[won], 0] = columns[won]
     return drawn

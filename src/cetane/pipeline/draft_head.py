@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from cetane.bundle import Bundle
 from cetane.bundle.draft_heads import DraftHead
 from cetane.checkpoint import Checkpoint
+from cetane.engine.engine import Engine
 from cetane.engine.open import open_engine
 from cetane.errors import CetaneError
 from cetane.files import Progress, cache_dir, claimed, disk_errors, replacing, sha256, silent
@@ -32,6 +33,7 @@ from cetane.speculate.draft_heads.acceptance import Acceptance, acceptance
 from cetane.speculate.draft_heads.build import add_draft_head, staging
 from cetane.speculate.draft_heads.features import tapped
 from cetane.speculate.draft_heads.train import devices, new_draft_head, train
+from cetane.speculate.draft_heads.trained import TrainedElsewhere, fit_to, open_trained
 from cetane.speculate.draft_heads.windows import Windows, collect, split
 from cetane.speculate.open import DrafterOptions, longest_draft
 
@@ -66,13 +68,14 @@ class TrainedDraftHead:
 
     head: DraftHead
     untrained: Acceptance
+    """Before its training here, and before its weights are rounded."""
     trained: Acceptance
     golden: DraftHeadResult
     """The finished shard, compared with the trained module."""
     residency: Audit
     """A prediction: it warns, and does not affect `passed`."""
     windows: int
-    """Windows of text for training."""
+    """Windows of text for training; 0 for a draft head that was trained elsewhere."""
     held_out: int
     """Windows of text for judging."""
     minutes: float
@@ -97,6 +100,21 @@ class TrainedDraftHead:
             "residency": self.residency.passed,
             "golden": self.golden.model_dump(mode="json"),
         }
+
+
+@dataclass(frozen=True)
+class AddedDraftHeads:
+    """Draft heads that were added to a bundle, and their gates."""
+
+    heads: tuple[TrainedDraftHead, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(one.passed for one in self.heads)
+
+    def as_json(self) -> dict[str, Any]:
+        """The outcome as a JSON object."""
+        return {"passed": self.passed, "heads": [one.as_json() for one in self.heads]}
 
 
 def train_draft_head(
@@ -154,6 +172,55 @@ def train_draft_head(
         judged = judge_draft_head(opened, shard, engine, shown)
         return TrainedDraftHead(
             shard, before, after, judged, audit_draft_head(opened, shard), len(learned), len(held),
+            minutes=(time.monotonic() - started) / 60, cpu_minutes=time.process_time() / 60,
+        )  # fmt: skip
+
+
+def add_draft_heads(
+    bundle: str | Path,
+    trained: str | Path,
+    *,
+    model: str | Path | None = None,
+    progress: Progress = silent,
+) -> AddedDraftHeads:
+    """Add draft heads that were trained elsewhere to a bundle, without training.
+
+    `trained` is a bundle of the same model, the folder of a draft head, or the name of a model
+    whose draft head comes with cetane. Each is judged on its own held-out windows. CetaneError for
+    a damaged bundle, and for a draft head that does not fit.
+    """
+    opened, found = Bundle(Path(bundle)), open_trained(trained)
+    opened.verify()
+    checkpoint, engine = checkpoint_of(opened, model), open_engine(opened)
+    longest_draft(DrafterOptions(), engine)
+    return AddedDraftHeads(
+        tuple(add_one(opened, one, checkpoint, engine, progress) for one in found)
+    )
+
+
+def add_one(
+    bundle: Bundle,
+    trained: TrainedElsewhere,
+    checkpoint: Checkpoint,
+    engine: Engine,
+    progress: Progress,
+) -> TrainedDraftHead:
+    """Add one draft head to its bundle, which `engine` runs."""
+    started, kind = time.monotonic(), trained.draft_head.config.kind
+    with claimed(staging(bundle, kind), f"adding a draft head of the kind {kind}"):
+        head, embedding = fit_to(trained, bundle, checkpoint), embedding_of(bundle)
+        length = min(trained.held_out.shape[1], bundle.plan.recipe.cache.context)
+        tokens = trained.held_out[:, :length]
+        held = collect(engine, tokens.flatten().tolist(), length, progress)
+        before = acceptance(head, held, embedding)
+        head.round()
+        after = acceptance(head, held, embedding)
+        progress("lower", 0, 1)
+        record = trained_on([trained.path], held.part([]), held, after)
+        shard = add_draft_head(bundle, head, tokens, record)
+        judged = judge_draft_head(bundle, shard, engine, progress)
+        return TrainedDraftHead(
+            shard, before, after, judged, audit_draft_head(bundle, shard), 0, len(held),
             minutes=(time.monotonic() - started) / 60, cpu_minutes=time.process_time() / 60,
         )  # fmt: skip
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cetane.speculate.draft_heads.modules import TorchDraftHead
-from cetane.speculate.draft_heads.windows import Windows
+from cetane.speculate.draft_heads.windows import ModelWindows, Windows
 from cetane.validation import Data
 
 
@@ -24,7 +24,7 @@ class Acceptance(Data):
 
 @torch.inference_mode()
 def acceptance(
-    draft_head: TorchDraftHead, windows: Windows, embedding: Tensor, batch: int = 4
+    draft_head: TorchDraftHead, windows: Windows | ModelWindows, embedding: Tensor, batch: int = 4
 ) -> Acceptance:
     """Judge the drafts of a draft head on windows.
 

@@ -36,6 +36,12 @@ def tapped(plan: Plan) -> tuple[str, ...]:
     return (shards[0], shards[len(shards) // 2], shards[-1])
 
 
+def depths(plan: Plan) -> tuple[str, ...]:
+    """The blocks whose output the `tapped` shards hand on: the last of each."""
+    last = {shard.name: shard.blocks[-1] for shard in plan.shards}
+    return tuple(last[name] for name in tapped(plan))
+
+
 def handing(plan: Plan) -> frozenset[Step | Route]:
     """The steps whose hidden state is the one that their shard hands on.
 

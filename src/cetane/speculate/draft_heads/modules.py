@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cetane.checkpoint import Turn
 from cetane.compress import parse_format
 from cetane.errors import CetaneError
 from cetane.files import disk_errors, replacing
@@ -45,7 +46,12 @@ class DraftHeadConfig(Data):
     softcap: float | None = Field(default=None, gt=0)
     """The softcap of the target's logits. Only training applies it, since it keeps their order."""
     bundle: str
-    """Digest of the bundle whose hidden states it reads."""
+    """Digest of the bundle whose hidden states it reads; empty if it belongs to none yet."""
+    depths: tuple[str, ...] = ()
+    """The blocks of the target whose hidden states it reads; empty if that is not known."""
+    turned: bool = False
+    """Whether these hidden states, and the embeddings, have turned channels
+    (`compression.rotate`)."""
     weights: Literal["fp16", "int8-per-channel"] = "fp16"
     """The format of its projections: the target's output head's, if that is one of these. Rows of
     the target's int8 head keep their scales, so both have the same values."""
@@ -100,6 +106,14 @@ class TorchDraftHead(nn.Module, ABC):
         i + 2 + k. The target itself chooses the token at i + 1 before a draft begins.
         """
 
+    def turn(self, stream: Turn, back: bool = False) -> None:
+        """Let it read turned channels in place of plain ones, or the other way `back`. It computes
+        the same as before. Raises CetaneError for a kind that cannot."""
+        raise CetaneError(
+            f"a draft head of the kind {self.config.kind} cannot be turned with its model",
+            "train one for this bundle",
+        )
+
     @torch.no_grad()
     def round(self) -> None:
         """Round all weights to what a package holds: matrices to the format of the config, and
@@ -127,8 +141,11 @@ def make_draft_head(config: DraftHeadConfig) -> TorchDraftHead:
     return TorchDraftHead.kinds[config.kind](config)
 
 
-def load_draft_head(path: Path) -> TorchDraftHead:
-    """A draft head from a file of `TorchDraftHead.save`. Raises CetaneError for another file."""
+def load_draft_head(path: Path, without: frozenset[str] = frozenset()) -> TorchDraftHead:
+    """A draft head from a file of `TorchDraftHead.save`. Raises CetaneError for another file.
+
+    The file may lack the tensors `without`, which then stay on torch's meta device.
+    """
     try:
         with safe_open(path, "pt") as file:
             about = parse_json((file.metadata() or {})["cetane"], "its metadata")
@@ -137,11 +154,12 @@ def load_draft_head(path: Path) -> TorchDraftHead:
                 draft_head = TorchDraftHead.kinds[config.kind](config)
             wanted = {name: tuple(t.shape) for name, t in draft_head.state_dict().items()}
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            wanted = {n: shape for n, shape in wanted.items() if n in shapes or n not in without}
             if wanted != shapes:
                 raise ValueError("tensors of other shapes")
             tensors = {name: file.get_tensor(name) for name in wanted}
             floats = {n: t.float() if t.is_floating_point() else t for n, t in tensors.items()}
-            draft_head.load_state_dict(floats, assign=True)
+            draft_head.load_state_dict(floats, assign=True, strict=not without)
     except (CetaneError, OSError, SafetensorError, KeyError, ValueError) as error:
         raise CetaneError(f"{path}: not a draft head: {' '.join(str(error).split())}") from error
     return draft_head.eval().requires_grad_(False)
@@ -195,6 +213,18 @@ class Eagle3(TorchDraftHead, kind="eagle3"):
         self.out = nn.Linear(inner, hidden, bias=False)
         self.gate_up = nn.Linear(hidden, 6 * hidden, bias=False)
         self.down = nn.Linear(3 * hidden, hidden, bias=False)
+
+    @torch.no_grad()
+    def turn(self, stream: Turn, back: bool = False) -> None:
+        """Only the hidden states and embeddings are turned; its own channels stay as they are."""
+        hidden = self.config.hidden
+        for tap in range(TAPS):
+            columns = self.fuse.weight[:, tap * hidden : (tap + 1) * hidden]
+            columns.copy_(stream(columns, back=back))
+        columns = self.qkv.weight[:, :hidden]  # take the gains, which belong to plain channels
+        columns.copy_(stream(columns * self.norm_embedded.weight, back=back))
+        self.norm_embedded.weight.fill_(1)
+        self.config = self.config.model_copy(update={"turned": not back})
 
     def project(self, feature: Tensor, embedded: Tensor) -> tuple[Tensor, KeysValues]:
         """Queries, keys and values `(B, H, n, D)` of inputs `(B, n, C)`."""

@@ -5,7 +5,7 @@ import warnings
 from collections import Counter
 from datetime import timedelta
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,17 +14,19 @@ from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list
 from torch import Tensor, nn
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint
+from cetane.checkpoint import Checkpoint, RotatedCheckpoint
+from cetane.families import Model
 from cetane.files import Progress
 from cetane.planner import Planner
 from cetane.schema.draft_head import DraftHeadKind
+from cetane.speculate.draft_heads.features import depths
 from cetane.speculate.draft_heads.modules import (
     DraftHeadConfig,
     Eagle3,
     TorchDraftHead,
     make_draft_head,
 )
-from cetane.speculate.draft_heads.windows import Windows
+from cetane.speculate.draft_heads.windows import ModelWindows, Windows
 
 RATES = {"medusa": 3e-3, "eagle3": 1e-3}
 """Learning rates. They rise during the first `WARM` of the training, then fall along a cosine."""
@@ -62,14 +64,25 @@ def new_draft_head(
         eps=model.eps,
         softcap=model.softcap,
         bundle=bundle.digest,
-        weights="int8-per-channel" if head == "int8-per-channel" else "fp16",
+        depths=depths(plan),
+        turned=isinstance(checkpoint, RotatedCheckpoint) and checkpoint.stream is not None,
+        weights=projections(head),
     )
     draft_head = make_draft_head(config)
     draft_head.vocabulary = vocabulary
     draft_head.output = checkpoint.read(model.output).float()[vocabulary]
-    gains = checkpoint.read(model.norm).float() + model.unit_offset
-    draft_head.norm = gains * model.logit_factor
+    draft_head.norm = gains(model, checkpoint)
     return draft_head
+
+
+def gains(model: Model, checkpoint: Checkpoint) -> Tensor:
+    """The gains of the model's last norm, fp32 `(C,)`, with any factor on its logits."""
+    return (checkpoint.read(model.norm).float() + model.unit_offset) * model.logit_factor
+
+
+def projections(head: str) -> Literal["fp16", "int8-per-channel"]:
+    """The format of a draft head's projections, by the format of the target's head."""
+    return "int8-per-channel" if head == "int8-per-channel" else "fp16"
 
 
 def devices() -> Accelerator:
@@ -83,7 +96,7 @@ def devices() -> Accelerator:
 
 def train(
     draft_head: TorchDraftHead,
-    windows: Windows,
+    windows: Windows | ModelWindows,
     embedding: Tensor,
     epochs: int,
     minutes: float,
@@ -137,13 +150,13 @@ def train(
         draft_head.fuse.weight.data /= scale.flatten()
 
 
-def spread(windows: Windows) -> Tensor:
+def spread(windows: Windows | ModelWindows) -> Tensor:
     """The median magnitude of the features, by tap and channel, `(3, C)`.
 
     A mean would not do: in some tokens, a few channels are a thousand times larger than all others.
     """
-    sample = windows.features[:: max(1, len(windows) // 64)].flatten(0, 1).float()
-    return sample.abs().median(0).values.clamp(min=1e-3)
+    sample = windows.sample(64).flatten(0, 1).float()
+    return sample.abs().median(0).values.clamp(min=1e-3).cpu()
 
 
 class DraftHeadLoss(nn.Module):

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -32,6 +33,51 @@ class Windows:
     def part(self, indices: Sequence[int]) -> "Windows":
         at = list(indices)
         return Windows(self.features[at], self.tokens[at], self.choices[at])
+
+    def sample(self, count: int) -> Tensor:
+        """The features of some `count` windows, spread over the whole text."""
+        return self.features[:: max(1, len(self) // count)]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+class ModelWindows:
+    """Windows of text whose features a transformers model computes whenever they are asked for.
+
+    So a long text needs no room for its hidden states. They are those of the model itself, not of a
+    bundle, on the model's device.
+    """
+
+    def __init__(self, model: Any, layers: Sequence[int], tokens: Tensor) -> None:
+        """`layers` are the three layers whose output is read; `tokens` is int64 `(W, n)`."""
+        self.model, self.layers, self.tokens = model, layers, tokens
+
+    @torch.no_grad()
+    def part(self, indices: Sequence[int]) -> Windows:
+        """Some windows, with features and choices."""
+        tokens = self.tokens[list(indices)].to(self.model.device)
+        seen: dict[int, Tensor] = {}
+
+        def keep(layer: int) -> Any:
+            def hook(_: Any, __: Any, output: Any) -> None:
+                seen[layer] = output[0] if isinstance(output, tuple) else output
+
+            return hook
+
+        places = self.model.model.layers
+        hooks = [places[n].register_forward_hook(keep(n)) for n in dict.fromkeys(self.layers)]
+        try:
+            logits = self.model(tokens, use_cache=False).logits
+        finally:
+            for hook in hooks:
+                hook.remove()
+        features = torch.stack([seen[layer] for layer in self.layers], 2).half()
+        return Windows(features, tokens, logits.argmax(-1))
+
+    def sample(self, count: int) -> Tensor:
+        """The features of some `count` windows, spread over the whole text."""
+        return self.part(range(0, len(self), max(1, len(self) // count))).features
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -1,0 +1,33 @@
+"""cetane add-head: adds a trained draft head to a bundle."""
+
+from typing import Annotated
+
+import typer
+
+from cetane.cli.options import BundlePath, Checkpoint, Json
+from cetane.cli.output import conclude, progress
+from cetane.cli.train_head import show_all
+
+
+def add_head(
+    bundle: BundlePath,
+    trained: Annotated[
+        str,
+        typer.Argument(
+            help="A bundle with draft heads, the folder of one, or smollm2-135m-instruct: that one "
+            "comes with cetane."
+        ),
+    ],
+    model: Checkpoint = None,
+    json: Json = False,
+) -> None:
+    """Add draft heads that were trained elsewhere to a bundle, without training.
+
+    They must be of the same model, and read the hidden states of the same layers. Bits may differ.
+    Exit code 1 when the golden gate of one fails.
+    """
+    from cetane.pipeline.draft_head import add_draft_heads
+
+    with progress("add a draft head") as update:
+        added = add_draft_heads(bundle, trained, model=model, progress=update)
+    conclude(added, json, lambda result: show_all(result.heads, bundle))
