@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.conftest import tiny_recipe
 from tests.speculate.draft_head_models import STEPS, random_draft_head, with_draft_head
-from tests.speculate.lessons import config
+from tests.speculate.lessons import KINDS, config
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Turn, open_checkpoint
@@ -59,11 +59,33 @@ def test_turned_channels_change_nothing() -> None:
         assert all(torch.allclose(want, one, rtol=1e-3, atol=1e-3 * want.std()) for one in others)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_factor_on_hidden_states_changes_nothing(kind: str) -> None:
+    head = make_draft_head(config(kind, hidden=48).model_copy(update={"eps": 1e-12}))
+    random = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for tensor in head.parameters():
+            tensor.copy_(torch.randn(tensor.shape, generator=random))
+        head.output.copy_(torch.randn(head.output.shape, generator=random))
+        features = torch.randn(2, 9, 3, 48, generator=random)
+        embedded = torch.randn(2, 9, 48, generator=random)
+        want = head.teach(features, embedded)
+        head.rescale(0.25)
+        found = head.teach(features / 4, embedded)
+        head.rescale(1.0)
+        again = head.teach(features, embedded)
+    for one, other, third in zip(want, found, again, strict=True):
+        assert torch.allclose(one, other, rtol=1e-3, atol=1e-3 * one.std())
+        assert torch.equal(one, third)
+
+
 def test_it_drafts_the_same_in_another_bundle(
     origin: Bundle, tiny_checkpoint_folder: Path, tmp_path: Path
 ) -> None:
     """Of turned channels in fewer bits, where it reads what that bundle hands on."""
-    wanted = tiny_recipe(compression={"default": "int8-per-channel", "rotate": True})
+    wanted = tiny_recipe(
+        compression={"default": "int8-per-channel", "rotate": True}, family={"residual_scale": 0.5}
+    )
     checkpoint = turned(open_checkpoint(tiny_checkpoint_folder), wanted)
     bundle = build(checkpoint, wanted, tmp_path / "turned", lambda *_: None)
     (added,) = add_draft_heads(bundle.path, origin.path).heads
@@ -77,7 +99,7 @@ def test_it_drafts_the_same_in_another_bundle(
     embedded = torch.randn(1, 12, 64, generator=random)
     turn = Turn(64)
     want = before.teach(features, embedded)
-    found = after.teach(turn(features).float(), turn(embedded).float())
+    found = after.teach(turn(features).float() / 2, turn(embedded).float())
     for one, other in zip(want, found, strict=True):
         assert torch.nn.functional.cosine_similarity(one, other, dim=-1).min() > 0.999  # fp16
     # and back: the bundle of plain channels takes it from the turned one

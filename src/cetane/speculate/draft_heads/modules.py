@@ -49,6 +49,8 @@ class DraftHeadConfig(Data):
     """Digest of the bundle whose hidden states it reads; empty if it belongs to none yet."""
     depths: tuple[str, ...] = ()
     """The blocks of the target whose hidden states it reads; empty if that is not known."""
+    scale: float = Field(default=1.0, gt=0)
+    """The factor on these hidden states (`family.residual_scale`)."""
     turned: bool = False
     """Whether these hidden states, and the embeddings, have turned channels
     (`compression.rotate`)."""
@@ -105,6 +107,15 @@ class TorchDraftHead(nn.Module, ABC):
         tokens. Item k of the result is `(B, n - 1 - k, R)`; at position i it predicts the token at
         i + 2 + k. The target itself chooses the token at i + 1 before a draft begins.
         """
+
+    @torch.no_grad()
+    def rescale(self, scale: float) -> None:
+        """Let it read hidden states with another factor. It computes the same as before."""
+        self._rescale(self.config.scale / scale)
+        self.config = self.config.model_copy(update={"scale": scale})
+
+    def _rescale(self, factor: float) -> None:
+        """Multiply the weights that read hidden states, unless a norm precedes them."""
 
     def turn(self, stream: Turn, back: bool = False) -> None:
         """Let it read turned channels in place of plain ones, or the other way `back`. It computes
@@ -213,6 +224,9 @@ class Eagle3(TorchDraftHead, kind="eagle3"):
         self.out = nn.Linear(inner, hidden, bias=False)
         self.gate_up = nn.Linear(hidden, 6 * hidden, bias=False)
         self.down = nn.Linear(3 * hidden, hidden, bias=False)
+
+    def _rescale(self, factor: float) -> None:
+        self.fuse.weight *= factor
 
     @torch.no_grad()
     def turn(self, stream: Turn, back: bool = False) -> None:

@@ -65,6 +65,7 @@ def new_draft_head(
         softcap=model.softcap,
         bundle=bundle.digest,
         depths=depths(plan),
+        scale=model.residual_scale or 1.0,
         turned=isinstance(checkpoint, RotatedCheckpoint) and checkpoint.stream is not None,
         weights=projections(head),
     )

@@ -88,13 +88,14 @@ def fit_to(trained: TrainedElsewhere, bundle: Bundle, checkpoint: Checkpoint) ->
     if config.turned != turned:
         draft_head.turn(Turn(plan.hidden), back=config.turned)
     model = Planner(checkpoint, plan.recipe).model
+    draft_head.rescale(model.residual_scale or 1.0)
     if draft_head.norm.is_meta:
         draft_head.norm = gains(model, checkpoint)
     if draft_head.output.is_meta:
         draft_head.output = plain_rows(model, checkpoint)[draft_head.vocabulary]
     form = projections(plan.recipe.compression.format_for(model.output, "head").name)
-    changes = {"bundle": bundle.digest, "turned": turned, "weights": form}
-    draft_head.config = config.model_copy(update=changes)
+    changes = {"bundle": bundle.digest, "weights": form}
+    draft_head.config = draft_head.config.model_copy(update=changes)
     return draft_head
 
 
