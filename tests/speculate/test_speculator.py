@@ -285,7 +285,7 @@ def test_a_costly_drafter_is_asked_where_look_ups_promise_less(sure: bool, asked
 
 
 def test_nobody_is_asked_before_the_account_affords_a_draft() -> None:
-    """Its call takes 1.1 steps, which three plain ones earn."""
+    """Its call takes 1.1 steps, for which one plain one may borrow."""
     controller = Controller({1: [1.0], 4: [1.1]})
     drafter = Scripted(range(99), [(99, 0, [])])
     speculator = Speculator([drafter], 3, controller)
@@ -295,7 +295,7 @@ def test_nobody_is_asked_before_the_account_affords_a_draft() -> None:
         controller.settle(0, 1, 1.0)
         steps += 1
         assert drafter.asked == []
-    assert steps == 3  # (3 + 1.1) * 0.97 <= 3 + 1
+    assert steps == 1  # (1 + 1.1) * 0.97 <= 1 + 1 + 0.1
 
 
 def test_a_resting_speculator_follows_and_drafts_nothing(engines) -> None:

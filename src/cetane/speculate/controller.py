@@ -17,7 +17,12 @@ from cetane.engine.verify import Draft
 from cetane.speculate.drafter import DraftTimes
 
 SLOWEST = 0.97
-"""The lowest allowed speed of a generation, relative to plain decoding, if no draft is accepted."""
+"""The lowest allowed speed of a generation without a loan, relative to plain decoding, if no draft
+is accepted."""
+LENT, MOST_LENT = 0.1, 2.0
+"""What a generation may borrow beside: a share of its plain time so far, and at most so many plain
+steps. Without a loan, a draft that costs two steps waits for some thirty plain ones, and most
+answers of chat are over."""
 PRIOR, PRIOR_WEIGHT = 0.6, 2.0
 """The chance of a drafted token before any observation, and its weight in observations."""
 DECAY = 0.95
@@ -31,6 +36,9 @@ LEAST = 3
 MEASURING = 0.5
 """Seconds that further measurements may take, up to `RECENT` of them. On a shared machine, the
 median of three was once 3.0 plain steps in place of 2.0, so nothing was drafted."""
+FRESH = 3
+"""The number of verifying calls in a row after which the time of a plain step counts as old. What
+such a call takes then tells how busy the machine is, not how dear the call's width."""
 MANY = 64
 """The number of unread tokens from which a drafter's time counts as reading. A prompt has so many,
 a step has not."""
@@ -121,13 +129,15 @@ class Controller:
 
     A step without a draft is a plain step. A draft is verified if it is expected to pay. Sometimes
     a draft is verified only to learn whether its kind pays by now. In both cases the generation
-    must stay above `SLOWEST` even if the target refuses the whole draft.
+    must stay above `SLOWEST`, but for its loan, even if the target refuses the whole draft.
     """
 
     def __init__(self, costs: Mapping[int, Sequence[float]]) -> None:
         """`costs`: measured seconds of calls, by width; width 1 is the plain step."""
         self.step = Cost(*costs[1])
         """Seconds of a plain step."""
+        self.since = 0
+        """The number of verifying calls since the last plain step."""
         self.calls = {
             width: Cost(*(second / self.plain_step for second in seconds))
             for width, seconds in costs.items()
@@ -165,11 +175,11 @@ class Controller:
         """Take over the measured times of a drafter, in seconds at the current plain step."""
         self.known[drafter] = times.scaled(1 / self.plain_step)
 
-    def asking_seconds(self, drafter: str, unread: int) -> float:
-        """Seconds that a draft takes now apart from its tokens, after `unread` unread ones; 0 if
-        nothing is known."""
+    def asking_seconds(self, drafter: str) -> float:
+        """Seconds that a draft takes now apart from its tokens and from unread ones; 0 if nothing
+        is known."""
         known = self.known.get(drafter)
-        steps = known.draft(0, unread) * self.slowdown[drafter].usual if known else 0.0
+        steps = known.asking * self.slowdown[drafter].usual if known else 0.0
         return self.plain_step * steps
 
     def drafting_seconds(self, drafter: str) -> float:
@@ -179,7 +189,10 @@ class Controller:
         return self.plain_step * self.drafting[drafter].usual
 
     def reading_seconds(self, drafter: str, tokens: int) -> float:
-        """Seconds in which a drafter reads `tokens` now; 0 before it has read `MANY` at once."""
+        """Seconds in which a drafter reads `tokens` now. Where nothing is known, 0 before it has
+        read `MANY` at once."""
+        if known := self.known.get(drafter):
+            return self.plain_step * known.reading(tokens) * self.slowdown[drafter].usual
         return self.plain_step * self.reading[drafter].usual * tokens
 
     def width(self, tokens: int) -> int | None:
@@ -229,11 +242,12 @@ class Controller:
         """Whether a step of `cost` seconds can pay and be risked, with the `reading` before it.
 
         It can pay if `most` accepted tokens are worth more. It can be risked if the generation
-        keeps to `SLOWEST` when the target refuses all of them.
+        keeps to `SLOWEST` and its loan when the target refuses all of them.
         """
         could = cost < (1 + most) * self.plain_step
         spent = self.spent + cost + reading
-        return could and spent * SLOWEST <= self.plain + self.plain_step
+        lent = min(LENT * self.plain, MOST_LENT * self.plain_step)
+        return could and spent * SLOWEST <= self.plain + self.plain_step + lent
 
     def solvent(self, most: int) -> bool:
         """Whether a draft of at most `most` tokens could be verified now, in any call."""
@@ -260,8 +274,11 @@ class Controller:
         """Record a call of `seconds`. With `drafted` drafted tokens, it gave `gained` tokens."""
         width = self.width(1 + drafted)
         assert width is not None
+        self.since = 0 if width == 1 else self.since + 1
         if width == 1:
             self.step.add(seconds)
+        elif self.since > FRESH:
+            self.step.add(seconds / self.calls[width].usual)
         else:
             self.calls[width].add(seconds / self.plain_step)
         self.spent += self.seconds(width)

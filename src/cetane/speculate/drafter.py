@@ -17,19 +17,28 @@ class DraftTimes:
     """The time of a draft, as measured before the first one, in seconds or in plain steps."""
 
     asking: float
-    """The time apart from its own tokens, if one token of the text is unread."""
+    """The time apart from its own tokens, if no more than `together` tokens of the text are
+    unread."""
     token: float
     """The time of each of its tokens."""
     unread: float
     """The time of each further unread token of the text."""
+    together: int = 1
+    """The unread tokens that one call takes."""
 
     def draft(self, tokens: int, unread: int) -> float:
         """The time of a draft of `tokens` tokens, after `unread` unread ones."""
-        return self.asking + self.token * tokens + self.unread * max(0, unread - 1)
+        return self.asking + self.token * tokens + self.reading(unread)
+
+    def reading(self, unread: int) -> float:
+        """The time for the unread tokens that one call does not take. Later drafts need not repeat
+        it."""
+        return self.unread * max(0, unread - self.together)
 
     def scaled(self, factor: float) -> "DraftTimes":
         """The times in another unit."""
-        return DraftTimes(self.asking * factor, self.token * factor, self.unread * factor)
+        times = (self.asking, self.token, self.unread)
+        return DraftTimes(*(time * factor for time in times), self.together)
 
 
 class Drafter(ABC):

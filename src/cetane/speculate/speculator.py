@@ -142,7 +142,7 @@ class Speculator:
         """The number of tokens that a costly drafter should draft; 0 if the drafts of this step
         promise as much as its own."""
         name, unread = drafter.name, drafter.unread
-        asking = controller.asking_seconds(name, unread)
+        asking = controller.asking_seconds(name)
         seconds = controller.drafting_seconds(name)
         reading = controller.reading_seconds(name, unread)
         count = controller.length(name, line(most), seconds, reading, asking)

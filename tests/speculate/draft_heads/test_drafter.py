@@ -33,6 +33,7 @@ def test_a_draft_ends_where_it_is_unlikely(
     chances: tuple[float, ...], most: int, tokens: int, kind: str
 ) -> None:
     drafter = MedusaDrafter(RUNNER)
+    drafter.unlikely = 0.2
     with np.errstate(divide="ignore"):
         draft = drafter.likely(rows(*chances), most)
     assert draft == Draft((13,) * tokens, kind)
@@ -57,7 +58,7 @@ def test_a_tree_holds_the_likeliest_tokens(
 ) -> None:  # fmt: skip
     """The line of best tokens, and the second-best ones beside it, in the order of their chance."""
     drafter, left = MedusaDrafter(RUNNER), iter(rows(*chances))
-    drafter.trees = True
+    drafter.trees, drafter.unlikely = True, 0.2
     draft = drafter.likely(left, most)
     assert (draft.tokens, tuple(draft.parents)) == (tokens, parents)
     assert len(list(left)) == len(chances) - made
@@ -84,6 +85,7 @@ def test_no_more_rows_are_made_than_drafted() -> None:
             yield rows(chance)[0]
 
     drafter = MedusaDrafter(RUNNER)
+    drafter.unlikely = 0.2
     assert len(drafter.likely(calls(), 3).tokens) == 3  # 0.9, 0.27, 0.243
     assert made == [0.9, 0.3, 0.9]
     drafter.unlikely, made[:] = 0.5, []

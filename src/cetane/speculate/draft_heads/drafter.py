@@ -25,7 +25,7 @@ from cetane.speculate.drafter import Drafter
 
 LEVELS = 4
 """The number of kinds of a draft head's drafts, by its chance for their first token."""
-UNLIKELY = 0.2
+UNLIKELY = 0.4
 """A draft head drafts no further when, by its own account, its line of tokens is less likely."""
 
 

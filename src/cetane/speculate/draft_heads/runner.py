@@ -118,7 +118,8 @@ class Eagle3Runner(DraftHeadRunner):
     @property
     def times(self) -> DraftTimes:
         first, later = self.seconds["follow"], self.seconds["draft"]
-        return DraftTimes(max(0.0, first - later), later, first / self.functions["follow"].tokens)
+        together = self.functions["follow"].tokens
+        return DraftTimes(max(0.0, first - later), later, first / together, together)
 
     @property
     def done(self) -> int:
