@@ -10,7 +10,7 @@ import torch
 from tests.conftest import build_model
 
 from cetane.fitting import conversations
-from cetane.fitting.conversations import Lengths, Turn, Writer, turn_of, write_conversations
+from cetane.fitting.conversations import Turn, Writer, Writing, turn_of, write_conversations
 
 START, ASK, STOP, ANSWER = 900, 901, 902, 903
 """Special tokens of a template."""
@@ -59,14 +59,14 @@ def test_a_model_writes_every_other_question_itself() -> None:
 
 
 def test_long_questions_and_answers_end() -> None:
-    lengths = Lengths(question=3, answer=2)
-    writer = Writer(Turn([1], [8, 9]), repeat([6, 7]), ends=(8,), lengths=lengths)
+    writing = Writing(question=3, answer=2)
+    writer = Writer(Turn([1], [8, 9]), repeat([6, 7]), ends=(8,), writing=writing)
     assert [writer.next(40, 30) for _ in range(9)] == [1, 30, 30, 8, 9, 40, 40, 6, 7]
 
 
 def test_few_questions_are_listed() -> None:
-    lengths = Lengths(question=2, answer=1, listed=3)
-    writer = Writer(Turn([1], [8, 9]), repeat([6, 7]), ends=(8,), lengths=lengths)
+    writing = Writing(question=2, answer=1, listed=3)
+    writer = Writer(Turn([1], [8, 9]), repeat([6, 7]), ends=(8,), writing=writing)
     own = [1, 30, 8, 9, 40]
     assert [writer.next(40, 30) for _ in range(18)] == [*own, *own, 6, 7, 40, *own]
 

@@ -219,19 +219,32 @@ def test_what_a_draft_is_known_to_cost_is_afforded_before_its_drafter_is_asked()
 
 
 def test_what_a_drafter_has_not_read_does_not_end_its_drafts() -> None:
-    """It reads once for all later drafts; one call takes four tokens."""
+    """It reads once for all later drafts; one call takes four tokens. Every plain step leaves one
+    more unread."""
     controller = Controller({1: [1.0], 4: [1.1]})
-    controller.know("head", DraftTimes(asking=0.1, token=0.1, unread=0.05, together=4))
+    controller.know("head", DraftTimes(asking=0.1, token=0.1, unread=0.01, together=4))
     assert controller.reading_seconds("head", 4) == 0
-    reading = controller.reading_seconds("head", 64)
-    assert reading == pytest.approx(3.0)
-    for _ in range(10):
-        controller.settle(0, 1, 1.0)
+    assert controller.reading_seconds("head", 64) == pytest.approx(0.6)
     asking, each = controller.asking_seconds("head"), controller.drafting_seconds("head")
-    assert controller.length("head", line(3), each, reading, asking) == 0  # not yet
-    for _ in range(60):
+    controller.spent, controller.plain = 250.0, 200.0  # others' drafts have lost much
+    steps = 0
+    while not controller.length(
+        "head", line(3), each, controller.reading_seconds("head", steps), asking
+    ):
         controller.settle(0, 1, 1.0)
-    assert controller.length("head", line(3), each, reading, asking) == 3
+        steps += 1
+    assert 1500 < steps < 2500
+
+
+def test_a_call_that_got_dearer_is_found() -> None:
+    """A longer text can make a call dearer, and plain steps not."""
+    world = World({1: 1.0, 4: 1.3}, {"good": 0.9})
+    controller = world.controller()
+    world.generate(controller, 200, 3)
+    world.times = {1: 1.0, 4: 6.0}
+    world.generate(controller, 200, 3)
+    assert controller.seconds(1) == 1.0 and controller.seconds(4) == pytest.approx(6.0)
+    assert world.generate(controller, 200, 3) > 0.97
 
 
 def test_an_answer_may_borrow_for_its_first_draft() -> None:

@@ -75,14 +75,12 @@ def show(result: TrainedDraftHead) -> None:
     """Print the shares of right drafted tokens, the gate and the files."""
     from cetane.cli.gate_tables import show_head
 
-    before, after = result.untrained, result.trained
-    rows = [
-        [place + 1, before.top1[place], after.top1[place], after.accepted[place]]
-        for place in range(len(after.top1))
-    ]
-    columns = ["drafted token", "right, untrained", "right", "right, with all before it"]
-    if not result.windows:  # it was trained elsewhere
-        columns[1:2], rows = [], [[place, *shares] for place, _, *shares in rows]
+    after, other = result.trained, result.untrained or result.elsewhere
+    name = "right, untrained" if result.untrained else "right, where it was trained"
+    before = other.top1 if other and other.top1 else (None,) * len(after.top1)
+    shares = zip(before, after.top1, after.accepted, strict=True)
+    rows = [[place, *row] for place, row in enumerate(shares, 1)]
+    columns = ["drafted token", name, "right", "right, with all before it"]
     if rows:
         table(f"{result.head.name} on {after.positions} held-out positions", columns, rows)
     else:
@@ -94,4 +92,8 @@ def show(result: TrainedDraftHead) -> None:
     show_head(result.head.name, result.golden)
     for reason in result.residency.reasons:
         warn(f"warning: residency on {result.residency.target}, predicted: {reason}")
+    if result.worse:
+        warn(
+            "warning: it knows far fewer tokens than where it was trained: is it of another model?"
+        )
     say(f"wrote {result.head.path}")

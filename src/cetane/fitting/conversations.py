@@ -24,8 +24,8 @@ from cetane.gates.probes import asked
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """How much of each kind a model writes."""
+class Writing:
+    """How a model writes conversations."""
 
     question: int = 96
     """The most tokens of a question."""
@@ -72,17 +72,17 @@ class Writer:
         turn: Turn | None,
         prompts: Iterator[Sequence[int]],
         ends: Sequence[int],
-        lengths: Lengths = Lengths(),
+        writing: Writing = Writing(),
     ) -> None:
         """`prompts` gives questions in the template, without end. With a turn, the model writes
         the other questions itself. `ends` are its stop tokens."""
-        self.turn, self.prompts, self.ends, self.lengths = turn, prompts, ends, lengths
+        self.turn, self.prompts, self.ends, self.writing = turn, prompts, ends, writing
         self.conversations = 0
         self.begin()
 
     def begin(self) -> None:
         """Begin a conversation."""
-        own = self.conversations % self.lengths.listed != self.lengths.listed - 1
+        own = self.conversations % self.writing.listed != self.writing.listed - 1
         self.asking = self.turn is not None and own
         begun = self.turn.before if self.turn and self.asking else next(self.prompts)
         self.given, self.said = deque(begun), 0
@@ -100,11 +100,11 @@ class Writer:
             return self.given.popleft()
         self.said += 1
         if not self.asking:
-            if likeliest in self.ends or self.said == self.lengths.answer:
+            if likeliest in self.ends or self.said == self.writing.answer:
                 self.begin()
             return likeliest
         assert self.turn is not None
-        if drawn != self.turn.after[0] and self.said < self.lengths.question:
+        if drawn != self.turn.after[0] and self.said < self.writing.question:
             return drawn
         self.asking, self.said, self.given = False, 0, deque(self.turn.after)
         return self.given.popleft()
@@ -117,7 +117,7 @@ def write_conversations(
     sequences: int,
     length: int,
     seed: int,
-    lengths: Lengths = Lengths(),
+    writing: Writing = Writing(),
 ) -> Tensor:
     """Conversations, int64 `(sequences, length)`, written side by side.
 
@@ -129,7 +129,7 @@ def write_conversations(
     every = questions()
     start = seed * sequences % len(every)
     prompts = (asked(tokenizer, question) for question in cycle(every[start:] + every[:start]))
-    writers = [Writer(turn, prompts, tokenizer.eos_ids, lengths) for _ in range(sequences)]
+    writers = [Writer(turn, prompts, tokenizer.eos_ids, writing) for _ in range(sequences)]
     tokens = torch.tensor([[writer.next(0, 0)] for writer in writers])
     cache, read = roomy_cache(model, length), tokens
     while tokens.shape[1] < length:

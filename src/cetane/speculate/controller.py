@@ -20,7 +20,7 @@ SLOWEST = 0.97
 """The lowest allowed speed of a generation without a loan, relative to plain decoding, if no draft
 is accepted."""
 LENT, MOST_LENT = 0.1, 2.0
-"""What a generation may borrow beside: a share of its plain time so far, and at most so many plain
+"""The loan of a generation: a share of its plain time so far, and at most so many plain
 steps. Without a loan, a draft that costs two steps waits for some thirty plain ones, and most
 answers of chat are over."""
 PRIOR, PRIOR_WEIGHT = 0.6, 2.0
@@ -36,9 +36,9 @@ LEAST = 3
 MEASURING = 0.5
 """Seconds that further measurements may take, up to `RECENT` of them. On a shared machine, the
 median of three was once 3.0 plain steps in place of 2.0, so nothing was drafted."""
-FRESH = 3
-"""The number of verifying calls in a row after which the time of a plain step counts as old. What
-such a call takes then tells how busy the machine is, not how dear the call's width."""
+SURPRISE = 1.5
+"""The factor by which a call may take more or less time than expected. Beyond, a plain step follows
+that tells whether the call or the whole machine has changed."""
 MANY = 64
 """The number of unread tokens from which a drafter's time counts as reading. A prompt has so many,
 a step has not."""
@@ -136,8 +136,8 @@ class Controller:
         """`costs`: measured seconds of calls, by width; width 1 is the plain step."""
         self.step = Cost(*costs[1])
         """Seconds of a plain step."""
-        self.since = 0
-        """The number of verifying calls since the last plain step."""
+        self.surprise: tuple[int, float] | None = None
+        """The width and the seconds of a call that awaits a plain step."""
         self.calls = {
             width: Cost(*(second / self.plain_step for second in seconds))
             for width, seconds in costs.items()
@@ -244,7 +244,7 @@ class Controller:
         It can pay if `most` accepted tokens are worth more. It can be risked if the generation
         keeps to `SLOWEST` and its loan when the target refuses all of them.
         """
-        could = cost < (1 + most) * self.plain_step
+        could = self.surprise is None and cost < (1 + most) * self.plain_step
         spent = self.spent + cost + reading
         lent = min(LENT * self.plain, MOST_LENT * self.plain_step)
         return could and spent * SLOWEST <= self.plain + self.plain_step + lent
@@ -274,11 +274,14 @@ class Controller:
         """Record a call of `seconds`. With `drafted` drafted tokens, it gave `gained` tokens."""
         width = self.width(1 + drafted)
         assert width is not None
-        self.since = 0 if width == 1 else self.since + 1
         if width == 1:
             self.step.add(seconds)
-        elif self.since > FRESH:
-            self.step.add(seconds / self.calls[width].usual)
+            if self.surprise is not None:
+                late, took = self.surprise
+                self.calls[late].add(took / seconds)
+                self.surprise = None
+        elif not 1 / SURPRISE <= seconds / self.seconds(width) <= SURPRISE:
+            self.surprise = width, seconds
         else:
             self.calls[width].add(seconds / self.plain_step)
         self.spent += self.seconds(width)

@@ -37,8 +37,8 @@ class DraftTimes:
 
     def scaled(self, factor: float) -> "DraftTimes":
         """The times in another unit."""
-        times = (self.asking, self.token, self.unread)
-        return DraftTimes(*(time * factor for time in times), self.together)
+        asking, token, unread = (t * factor for t in (self.asking, self.token, self.unread))
+        return DraftTimes(asking, token, unread, self.together)
 
 
 class Drafter(ABC):

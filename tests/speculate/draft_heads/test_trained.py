@@ -7,10 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.conftest import tiny_recipe
-from tests.speculate.draft_head_models import STEPS, random_draft_head, with_draft_head
+from tests.speculate.draft_head_models import (
+    NOTHING,
+    STEPS,
+    held_out,
+    random_draft_head,
+    with_draft_head,
+)
 from tests.speculate.lessons import KINDS, config
 
 from cetane.bundle import Bundle
@@ -20,18 +25,18 @@ from cetane.pipeline.build import build
 from cetane.pipeline.draft_head import add_draft_heads
 from cetane.pipeline.origin import checkpoint_of
 from cetane.planner import turned
+from cetane.speculate.draft_heads.build import add_draft_head
 from cetane.speculate.draft_heads.modules import load_draft_head, make_draft_head
 from cetane.speculate.draft_heads.trained import fit_to, open_trained, shipped
 
 
 @pytest.fixture(scope="module")
 def origin(tiny_bundle: Callable[..., Bundle], tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """A bundle with a draft head that says which blocks it reads."""
+    """A bundle with a draft head whose file does not say which blocks it reads."""
     folder = tmp_path_factory.mktemp("origin") / "tiny"
     bundle = Bundle(shutil.copytree(tiny_bundle().path, folder))
-    head = random_draft_head("eagle3", bundle)
-    head.config = head.config.model_copy(update={"depths": ("layer-00", "layer-01", "layer-01")})
-    with_draft_head(bundle, head)
+    record = NOTHING.model_copy(update={"data": {"book.txt": "ab"}})
+    add_draft_head(bundle, random_draft_head("eagle3", bundle), held_out(bundle), record)
     return bundle
 
 
@@ -89,8 +94,8 @@ def test_it_drafts_the_same_in_another_bundle(
     checkpoint = turned(open_checkpoint(tiny_checkpoint_folder), wanted)
     bundle = build(checkpoint, wanted, tmp_path / "turned", lambda *_: None)
     (added,) = add_draft_heads(bundle.path, origin.path).heads
-    assert added.passed and added.windows == 0 and added.held_out == 2
-    assert added.head.manifest.training.data.keys() == {"source.safetensors"}
+    assert added.passed and added.untrained is None and added.held_out == 2
+    assert added.head.manifest.training.data == {"book.txt": "ab"}
     before, after = (load_draft_head(b.draft_heads()["eagle3"].path / "source.safetensors")
                      for b in (origin, bundle))  # fmt: skip
     assert after.config.turned and after.config.bundle == bundle.digest != origin.digest
@@ -108,47 +113,147 @@ def test_it_drafts_the_same_in_another_bundle(
     assert min(torch.cosine_similarity(*pair, dim=0) for pair in pairs) > 0.999  # int8
 
 
-def test_a_file_may_leave_out_the_models_own_rows(origin: Bundle, tmp_path: Path) -> None:
-    source = origin.draft_heads()["eagle3"].path
-    tensors = load_file(source / "source.safetensors")
-    rows, gains = tensors.pop("output"), tensors.pop("norm")
-    with safe_open(source / "source.safetensors", "pt") as file:
-        about = file.metadata()
-    save_file(tensors, tmp_path / "source.safetensors", about)
-    shutil.copy(source / "held-out.npy", tmp_path)
+def test_a_file_may_leave_out_the_models_own_rows(
+    origin: Bundle, tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    """In plain and in turned channels it takes the rows of plain ones."""
+    folder = loose(origin, tmp_path / "loose", without=("output", "norm"))
     with pytest.raises(CetaneError, match="tensors of other shapes"):
-        load_draft_head(tmp_path / "source.safetensors")
+        load_draft_head(folder / "source.safetensors")
+    (found,) = open_trained(folder)
     checkpoint = checkpoint_of(origin)
-    head = fit_to(open_trained(tmp_path)[0], origin, checkpoint)
-    table = checkpoint.read("lm_head.weight" if "lm_head.weight" in checkpoint
-                            else "model.embed_tokens.weight")  # fmt: skip
-    assert torch.equal(head.output, table.float()[head.vocabulary])
+    head = fit_to(found, origin, checkpoint)
+    name = "lm_head.weight" if "lm_head.weight" in checkpoint else "model.embed_tokens.weight"
+    rows = checkpoint.read(name).float()[head.vocabulary]
+    assert torch.equal(head.output, rows)
     assert torch.equal(head.norm, checkpoint.read("model.norm.weight").float())
-    assert rows.shape == head.output.shape and gains.shape == head.norm.shape
+    assert found.draft_head.output.is_meta, "the source is not changed"
+    wanted = tiny_recipe(compression={"rotate": True})
+    moved = turned(open_checkpoint(tiny_checkpoint_folder), wanted)
+    bundle = build(moved, wanted, tmp_path / "turned", lambda *_: None)
+    assert torch.equal(fit_to(found, bundle, moved).output, rows)
+
+
+def test_a_draft_head_of_before_says_what_it_reads_by_its_bundle(origin: Bundle) -> None:
+    (found,) = open_trained(origin.path)
+    assert load_draft_head(found.path).config.depths == ()
+    assert found.draft_head.config.depths == ("layer-00", "layer-01", "layer-01")
 
 
 def test_what_does_not_fit(
     origin: Bundle, tiny_bundle: Callable[..., Bundle], tmp_path: Path
 ) -> None:
-    with pytest.raises(CetaneError, match=r"no draft head \(give a bundle that has one, or a name"):
+    with pytest.raises(
+        CetaneError, match=r"no draft head \(give a bundle that has one, the folder"
+    ):
         open_trained(tmp_path)
+    with pytest.raises(CetaneError, match=r"are in .* already"):
+        add_draft_heads(origin.path, origin.path)
+    (found,) = open_trained(origin.path)
     other = tiny_bundle(layout={"kind": "chunks", "chunks": 1})
     with pytest.raises(CetaneError, match=r"reads layer-00, layer-01, layer-01, but .* layer-01"):
-        fit_to(open_trained(origin.path)[0], other, checkpoint_of(other))
-    (found,) = open_trained(origin.path)
-    found.draft_head.vocabulary[0] = -1
+        fit_to(found, other, checkpoint_of(other))
+    found.draft_head.vocabulary[-1] = origin.plan.vocab
     with pytest.raises(CetaneError, match="the draft head of another model"):
         fit_to(found, origin, checkpoint_of(origin))
-    folder = shutil.copytree(origin.draft_heads()["eagle3"].path, tmp_path / "short")
+
+
+def test_one_kind_that_cannot_turn_adds_none(
+    origin: Bundle, tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    both = Bundle(shutil.copytree(origin.path, tmp_path / "both"))
+    with_draft_head(both, random_draft_head("medusa", both))
+    wanted = tiny_recipe(compression={"rotate": True})
+    moved = turned(open_checkpoint(tiny_checkpoint_folder), wanted)
+    bundle = build(moved, wanted, tmp_path / "turned", lambda *_: None)
+    with pytest.raises(CetaneError, match="a medusa head cannot move between plain and turned"):
+        add_draft_heads(bundle.path, both.path)
+    assert not bundle.draft_heads()
+
+
+def break_vocabulary(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["vocabulary"][:2] = tensors["vocabulary"][[1, 0]]
+
+
+def negate(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["vocabulary"][0] = -1
+
+
+def make_float(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["vocabulary"] = tensors["vocabulary"].float()
+
+
+def make_whole(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["fuse.weight"] = tensors["fuse.weight"].to(torch.int8)
+
+
+def lose_a_number(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["norm_mlp.weight"][3] = torch.nan
+
+
+def lose_a_tensor(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["qkv.weight"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [break_vocabulary, negate, make_float, make_whole, lose_a_number, lose_a_tensor],
+)  # fmt: skip
+def test_a_strangers_weights(
+    origin: Bundle, tmp_path: Path, damage: Callable[[dict[str, torch.Tensor]], None]
+) -> None:
+    folder = loose(origin, tmp_path / "loose", change=damage)
+    with pytest.raises(CetaneError, match="not a draft head: "):
+        open_trained(folder)
+
+
+def test_a_strangers_folder(origin: Bundle, tmp_path: Path) -> None:
+    folder = loose(origin, tmp_path / "loose")
     np.save(folder / "held-out.npy", np.zeros((2, 2 * STEPS - 1), np.int32))
     with pytest.raises(CetaneError, match="windows of a wrong shape"):
         open_trained(folder)
-    with pytest.raises(CetaneError, match="the kind medusa cannot be turned"):
-        make_draft_head(config("medusa")).turn(Turn(16))
+    np.save(folder / "held-out.npy", np.zeros((200, 24), np.int32))
+    assert open_trained(folder)[0].held_out.shape == (16, 24)
+    (folder / "training.json").write_text("{}")
+    with pytest.raises(CetaneError, match=r"training\.json"):
+        open_trained(folder)
+    linked = loose(origin, tmp_path / "linked")
+    (linked / "held-out.npy").unlink()
+    (linked / "held-out.npy").symlink_to(folder / "held-out.npy")
+    with pytest.raises(CetaneError, match=r"held-out\.npy"):
+        open_trained(linked)
+    changed = Bundle(shutil.copytree(origin.path, tmp_path / "changed"))
+    (changed.path / "heads/eagle3/held-out.npy").write_bytes(b"")
+    with pytest.raises(CetaneError, match=r"held-out\.npy"):
+        open_trained(changed.path)
 
 
-def test_what_comes_with_cetane() -> None:
+def test_what_comes_with_cetane(
+    tmp_path: Path, origin: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (found,) = open_trained("smollm2-135m-instruct")
     assert shipped().keys() == {"smollm2-135m-instruct"}
     assert found.draft_head.config.depths == ("layer-09", "layer-19", "layer-29")
     assert found.held_out.shape == (8, 256) and found.draft_head.output.is_meta
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(origin.path, tmp_path / "smollm2-135m-instruct")
+    (own,) = open_trained("smollm2-135m-instruct")
+    assert own.draft_head.config.hidden == 64, "a path that exists wins"
+
+
+def loose(
+    origin: Bundle,
+    folder: Path,
+    without: tuple[str, ...] = (),
+    change: Callable[[dict[str, torch.Tensor]], None] = lambda _: None,
+) -> Path:
+    """The draft head of a bundle in a folder of its own."""
+    (found,) = open_trained(origin.path)
+    folder.mkdir()
+    tensors = {n: t for n, t in load_file(found.path).items() if n not in without}
+    change(tensors)
+    about = found.draft_head.config.model_dump_json()
+    save_file(tensors, folder / "source.safetensors", {"cetane": about})
+    shutil.copy(found.path.with_name("held-out.npy"), folder)
+    (folder / "training.json").write_text(found.training.model_dump_json())
+    return folder

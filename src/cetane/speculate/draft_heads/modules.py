@@ -10,6 +10,7 @@ test.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -119,11 +120,8 @@ class TorchDraftHead(nn.Module, ABC):
 
     def turn(self, stream: Turn, back: bool = False) -> None:
         """Let it read turned channels in place of plain ones, or the other way `back`. It computes
-        the same as before. Raises CetaneError for a kind that cannot."""
-        raise CetaneError(
-            f"a draft head of the kind {self.config.kind} cannot be turned with its model",
-            "train one for this bundle",
-        )
+        the same as before. NotImplementedError for a kind that cannot."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def round(self) -> None:
@@ -169,11 +167,23 @@ def load_draft_head(path: Path, without: frozenset[str] = frozenset()) -> TorchD
             if wanted != shapes:
                 raise ValueError("tensors of other shapes")
             tensors = {name: file.get_tensor(name) for name in wanted}
+            check_tensors(tensors)
             floats = {n: t.float() if t.is_floating_point() else t for n, t in tensors.items()}
             draft_head.load_state_dict(floats, assign=True, strict=not without)
     except (CetaneError, OSError, SafetensorError, KeyError, ValueError) as error:
         raise CetaneError(f"{path}: not a draft head: {' '.join(str(error).split())}") from error
     return draft_head.eval().requires_grad_(False)
+
+
+def check_tensors(tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless a draft head could run with these tensors."""
+    for name, tensor in tensors.items():
+        if name == "vocabulary":
+            rising = bool((tensor[1:] > tensor[:-1]).all()) and int(tensor[0]) >= 0
+            if tensor.dtype != torch.int64 or not rising:
+                raise ValueError("its vocabulary does not hold ascending tokens")
+        elif not tensor.is_floating_point() or not tensor.isfinite().all():
+            raise ValueError(f"{name} does not hold finite numbers")
 
 
 class Medusa(TorchDraftHead, kind="medusa"):

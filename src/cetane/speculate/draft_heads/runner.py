@@ -118,8 +118,9 @@ class Eagle3Runner(DraftHeadRunner):
     @property
     def times(self) -> DraftTimes:
         first, later = self.seconds["follow"], self.seconds["draft"]
-        together = self.functions["follow"].tokens
-        return DraftTimes(max(0.0, first - later), later, first / together, together)
+        reads = [name for name in ("follow", "read") if name in self.functions]
+        unread = min(self.seconds[name] / self.functions[name].tokens for name in reads)
+        return DraftTimes(max(0.0, first - later), later, unread, self.functions["follow"].tokens)
 
     @property
     def done(self) -> int:

@@ -14,11 +14,12 @@ from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list
 from torch import Tensor, nn
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint, RotatedCheckpoint
+from cetane.checkpoint import Checkpoint, RotatedCheckpoint, Turn
 from cetane.families import Model
 from cetane.files import Progress
 from cetane.planner import Planner
 from cetane.schema.draft_head import DraftHeadKind
+from cetane.schema.recipe import Recipe
 from cetane.speculate.draft_heads.features import depths
 from cetane.speculate.draft_heads.modules import (
     DraftHeadConfig,
@@ -50,7 +51,6 @@ def new_draft_head(
     are left out.
     """
     plan, model = bundle.plan, Planner(checkpoint, bundle.plan.recipe).model
-    head = plan.recipe.compression.format_for(model.output, "head").name
     possible = set(plan.choosable.tolist())
     said = Counter(torch.cat([windows.tokens, windows.choices]).flatten().tolist())
     ranked = dict.fromkeys([*(token for token, _ in said.most_common()), *range(plan.vocab)])
@@ -66,8 +66,8 @@ def new_draft_head(
         bundle=bundle.digest,
         depths=depths(plan),
         scale=model.residual_scale or 1.0,
-        turned=isinstance(checkpoint, RotatedCheckpoint) and checkpoint.stream is not None,
-        weights=projections(head),
+        turned=stream_of(checkpoint) is not None,
+        weights=projections(model, plan.recipe),
     )
     draft_head = make_draft_head(config)
     draft_head.vocabulary = vocabulary
@@ -81,9 +81,15 @@ def gains(model: Model, checkpoint: Checkpoint) -> Tensor:
     return (checkpoint.read(model.norm).float() + model.unit_offset) * model.logit_factor
 
 
-def projections(head: str) -> Literal["fp16", "int8-per-channel"]:
-    """The format of a draft head's projections, by the format of the target's head."""
+def projections(model: Model, recipe: Recipe) -> Literal["fp16", "int8-per-channel"]:
+    """The format of a draft head's projections: that of the target's head, if it is int8."""
+    head = recipe.compression.format_for(model.output, "head").name
     return "int8-per-channel" if head == "int8-per-channel" else "fp16"
+
+
+def stream_of(checkpoint: Checkpoint) -> Turn | None:
+    """The turn of a checkpoint's residual stream; None if its channels are plain."""
+    return checkpoint.stream if isinstance(checkpoint, RotatedCheckpoint) else None
 
 
 def devices() -> Accelerator:

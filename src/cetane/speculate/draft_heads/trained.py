@@ -1,6 +1,8 @@
 """Draft heads that were trained elsewhere: for another bundle of the model, or for the model itself
 on a faster machine."""
 
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -9,18 +11,26 @@ import numpy as np
 import torch
 
 from cetane.bundle import Bundle
+from cetane.bundle.draft_heads import DraftHead
 from cetane.checkpoint import Checkpoint, RotatedCheckpoint, Turn
 from cetane.errors import CetaneError
 from cetane.families import Model
+from cetane.files import inside, read_json
 from cetane.npy import open_array
 from cetane.planner import Planner
-from cetane.schema.draft_head import FOLDER, HELD_OUT, KINDS, SOURCE
+from cetane.schema.draft_head import HELD_OUT, SOURCE, Training
+from cetane.schema.manifest import MANIFEST
 from cetane.speculate.draft_heads.features import depths
 from cetane.speculate.draft_heads.modules import TorchDraftHead, load_draft_head
-from cetane.speculate.draft_heads.train import gains, projections
+from cetane.speculate.draft_heads.train import gains, projections, stream_of
+from cetane.validation import validated
 
-OUTPUT = frozenset({"output", "norm"})
-"""The tensors that a file may leave out: they are the model's."""
+OWN = frozenset({"output", "norm"})
+"""The tensors that a file may leave out: the model has them."""
+JUDGED = 16
+"""The most windows of text on which a draft head from elsewhere is judged."""
+TRAINING = "training.json"
+"""The record of the training, beside a draft head that is in no bundle."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class TrainedElsewhere:
     """The file of its weights."""
     draft_head: TorchDraftHead
     held_out: torch.Tensor
+    training: Training
 
 
 def shipped() -> dict[str, Path]:
@@ -40,43 +51,69 @@ def shipped() -> dict[str, Path]:
 
 
 def open_trained(place: str | Path) -> list[TrainedElsewhere]:
-    """The draft heads at `place`. CetaneError if there is none.
+    """The draft heads at `place`. CetaneError if there is none, and for damaged files.
 
     It is a bundle, the folder of a draft head, or the name of a model whose draft head comes with
-    cetane.
+    cetane. A path that exists wins over a name.
     """
-    known = shipped()
-    top = known.get(str(place), Path(place))
-    places = [folder / kind for folder in (top, top / FOLDER) for kind in KINDS]
-    found = [folder for folder in (top, *places) if (folder / SOURCE).is_file()]
-    if not found:
-        raise CetaneError(
-            f"{place}: no draft head",
-            f"give a bundle that has one, or a name: {', '.join(known)}",
-        )
-    return [read_trained(folder) for folder in found]
+    folder, known = Path(place), shipped()
+    if not folder.exists() and str(place) in known:
+        return [read_folder(path) for path in sorted(known[str(place)].iterdir())]
+    if (folder / MANIFEST).is_file():
+        bundle = Bundle(folder)
+        if heads := bundle.draft_heads().values():
+            return [from_bundle(bundle, head) for head in heads]
+    elif (folder / SOURCE).is_file():
+        return [read_folder(folder)]
+    raise CetaneError(
+        f"{place}: no draft head",
+        "give a bundle that has one, the folder of one, or the name of a model whose draft head "
+        f"comes with cetane: {', '.join(known)}",
+    )
 
 
-def read_trained(folder: Path) -> TrainedElsewhere:
-    """The draft head in a folder. CetaneError for damaged files."""
-    draft_head = load_draft_head(folder / SOURCE, OUTPUT)
-    windows = np.array(open_array(folder / HELD_OUT, "<i4", (None, None)), np.int64)
+def from_bundle(bundle: Bundle, head: DraftHead) -> TrainedElsewhere:
+    """The draft head of a bundle, whose files must be as its manifest says."""
+    head.verify()
+    draft_head = load_draft_head(head.file(SOURCE))
+    if not draft_head.config.depths:  # it is older than this field
+        changes = {"depths": depths(bundle.plan)}
+        draft_head.config = draft_head.config.model_copy(update=changes)
+    return TrainedElsewhere(
+        head.file(SOURCE), draft_head, few(head.held_out()), head.manifest.training
+    )
+
+
+def read_folder(folder: Path) -> TrainedElsewhere:
+    """The draft head in a folder of its own, which holds no links."""
+    path = inside(folder, SOURCE)
+    draft_head = load_draft_head(path, OWN)
+    windows = open_array(inside(folder, HELD_OUT), "<i4", (None, None))
     if not len(windows) or windows.shape[1] < 2 * draft_head.config.steps:
         raise CetaneError(f"{folder / HELD_OUT}: windows of a wrong shape, {windows.shape}")
-    return TrainedElsewhere(folder / SOURCE, draft_head, torch.from_numpy(windows))
+    if draft_head.config.turned and draft_head.output.is_meta:
+        raise CetaneError(f"{path}: a draft head of turned channels without its output rows")
+    about = inside(folder, TRAINING)
+    training = validated(Training, read_json(about, follow=False), str(about))
+    return TrainedElsewhere(path, draft_head, few(windows), training)
+
+
+def few(windows: Sequence[Sequence[int]] | np.ndarray) -> torch.Tensor:
+    """The first windows of text, int64, few enough to judge a draft head in seconds."""
+    return torch.from_numpy(np.array(windows[:JUDGED], np.int64))
 
 
 def fit_to(trained: TrainedElsewhere, bundle: Bundle, checkpoint: Checkpoint) -> TorchDraftHead:
-    """The draft head, made to read what this bundle hands on.
+    """A copy of the draft head that reads what this bundle hands on.
 
-    `checkpoint` is the bundle's. A bundle may have turned channels; then so has the draft head, and
-    computes the same. CetaneError for a draft head of another model, or one that reads the hidden
-    states of other layers.
+    `checkpoint` is the bundle's. A bundle may have turned channels, or another factor on its hidden
+    states; then so has the copy, and computes the same. Its output rows stay those of plain
+    channels. CetaneError for a draft head of another model, one that reads the hidden states of
+    other layers, and a Medusa head between plain and turned channels.
     """
-    draft_head, plan = trained.draft_head, bundle.plan
+    draft_head, plan = deepcopy(trained.draft_head), bundle.plan
     config, reads = draft_head.config, depths(plan)
-    least, most = draft_head.vocabulary.min(), draft_head.vocabulary.max()
-    if config.hidden != plan.hidden or not 0 <= least <= most < plan.vocab:
+    if config.hidden != plan.hidden or int(draft_head.vocabulary[-1]) >= plan.vocab:
         raise CetaneError(f"{trained.path}: the draft head of another model than {bundle.path}")
     if config.depths != reads:
         raise CetaneError(
@@ -84,17 +121,22 @@ def fit_to(trained: TrainedElsewhere, bundle: Bundle, checkpoint: Checkpoint) ->
             f"but {bundle.path} hands on {', '.join(reads)}",
             "port with the layout.chunks of its bundle, or train one for this bundle",
         )
-    turned = isinstance(checkpoint, RotatedCheckpoint) and checkpoint.stream is not None
+    turned = stream_of(checkpoint) is not None
     if config.turned != turned:
-        draft_head.turn(Turn(plan.hidden), back=config.turned)
+        if config.kind == "medusa":
+            raise CetaneError(
+                f"{trained.path}: a medusa head cannot move between plain and turned channels "
+                "(compression.rotate)",
+                "train one for this bundle, or give the folder of another kind: heads/eagle3",
+            )
+        draft_head.turn(stream_of(checkpoint) or Turn(plan.hidden), back=config.turned)
     model = Planner(checkpoint, plan.recipe).model
     draft_head.rescale(model.residual_scale or 1.0)
     if draft_head.norm.is_meta:
         draft_head.norm = gains(model, checkpoint)
     if draft_head.output.is_meta:
         draft_head.output = plain_rows(model, checkpoint)[draft_head.vocabulary]
-    form = projections(plan.recipe.compression.format_for(model.output, "head").name)
-    changes = {"bundle": bundle.digest, "weights": form}
+    changes = {"bundle": bundle.digest, "weights": projections(model, plan.recipe)}
     draft_head.config = draft_head.config.model_copy(update=changes)
     return draft_head
 

@@ -2,11 +2,11 @@
 GPU it takes minutes. The model writes conversations, and the draft head reads the hidden states of
 transformers' model. `cetane add-head BUNDLE FOLDER` puts the result into a bundle.
 
-It needs torch, transformers and accelerate, and no coremltools.
+It needs no coremltools, only torch, transformers, accelerate, gguf and pydantic. So it runs on a
+machine with a GPU that is not set up for cetane.
 """
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -17,20 +17,21 @@ import torch
 from safetensors.torch import save_file
 
 from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.files import write_json
 from cetane.fitting.attention import fuse_attention
-from cetane.fitting.conversations import Lengths, write_conversations
+from cetane.fitting.conversations import Writing, write_conversations
 from cetane.gates.reference import Reference
-from cetane.schema.draft_head import HELD_OUT, SOURCE
+from cetane.schema.draft_head import HELD_OUT, SOURCE, Training
 from cetane.speculate.draft_heads.acceptance import acceptance
 from cetane.speculate.draft_heads.modules import DraftHeadConfig, TorchDraftHead, make_draft_head
 from cetane.speculate.draft_heads.train import devices, train
-from cetane.speculate.draft_heads.trained import OUTPUT
+from cetane.speculate.draft_heads.trained import OWN, TRAINING
 from cetane.speculate.draft_heads.windows import ModelWindows
 
-LENGTHS = Lengths(question=200, answer=320, listed=6)
+WRITING = Writing(question=200, answer=320, listed=6)
 JUDGED, KEPT = 128, (8, 256)
 """Windows that are held out, and the windows and tokens of them that go with the draft head."""
-EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"
+EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 
 
 def main() -> None:
@@ -52,7 +53,7 @@ def main() -> None:
     for number in range(max(1, options.tokens // (options.together * options.window))):
         texts.append(
             write_conversations(
-                model, checkpoint.tokenizer, options.together, options.window, number, LENGTHS
+                model, checkpoint.tokenizer, options.together, options.window, number, WRITING
             )
         )
         say(started, f"{sum(text.numel() for text in texts)} tokens of conversations")
@@ -73,18 +74,19 @@ def main() -> None:
     left = options.minutes - (time.monotonic() - started) / 60
     train(head, learned, embedding, 1000, left, options.batch, progress, accelerator)
     score = acceptance(head.to(accelerator.device), judged, embedding)
-    about = {
-        "model": Path(options.model).name, "device": device_name(accelerator.device),
-        "tokens": tokens.numel(), "window": options.window, "batch": options.batch,
-        "steps": steps[0], "seconds": round(time.monotonic() - started), **score.model_dump(),
-    }  # fmt: skip
-    save(head.cpu(), tokens[: KEPT[0], : KEPT[1]], about, options.folder)
-    print(json.dumps(about))
+    training = Training(
+        data={}, windows=len(learned), length=options.window, held_out=held, **score.model_dump()
+    )
+    save(head.cpu(), tokens[: KEPT[0], : KEPT[1]], training, options.folder)
+    say(started, f"{steps[0]:.0f} steps on {accelerator.device}; {score}")
 
 
 def on_device(checkpoint: Checkpoint, device: torch.device) -> Any:
     """The checkpoint's transformers model, on a GPU in fp16."""
-    model = Reference(checkpoint).model
+    reference = Reference(checkpoint)
+    if not reference.resident:
+        raise SystemExit("the model is too large for this script")
+    model = reference.model
     fuse_attention(model)
     model(torch.tensor([[0]]), use_cache=False)  # reads its weights
     model.to(device)
@@ -107,26 +109,23 @@ def new_head(
         )
     )  # fmt: skip
     head.vocabulary = vocabulary
-    head.output = checkpoint.read(EMBEDDING).float()[vocabulary]
+    rows = HEAD if HEAD in checkpoint else EMBEDDING
+    head.output = checkpoint.read(rows).float()[vocabulary]
     head.norm = checkpoint.read(NORM).float()
     return head
 
 
-def save(head: TorchDraftHead, held_out: torch.Tensor, about: dict[str, Any], folder: Path) -> None:
+def save(head: TorchDraftHead, held_out: torch.Tensor, training: Training, folder: Path) -> None:
     """Write the files that `cetane add-head` reads; the model's own rows are left out."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous()
         for name, tensor in head.state_dict().items()
-        if name not in OUTPUT
+        if name not in OWN
     }
     save_file(tensors, folder / SOURCE, {"cetane": head.config.model_dump_json()})
     np.save(folder / HELD_OUT, held_out.numpy().astype(np.int32))
-    (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    write_json(folder / TRAINING, training.model_dump(mode="json"))
 
 
 def say(started: float, what: str) -> None:
