@@ -77,7 +77,8 @@ def show(result: TrainedDraftHead) -> None:
 
     after, other = result.trained, result.untrained or result.elsewhere
     name = "right, untrained" if result.untrained else "right, where it was trained"
-    before = other.top1 if other and other.top1 else (None,) * len(after.top1)
+    judged = other is not None and len(other.top1) == len(after.top1)  # else nothing was, there
+    before = other.top1 if other and judged else (None,) * len(after.top1)
     shares = zip(before, after.top1, after.accepted, strict=True)
     rows = [[place, *row] for place, row in enumerate(shares, 1)]
     columns = ["drafted token", name, "right", "right, with all before it"]
