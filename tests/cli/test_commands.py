@@ -283,6 +283,12 @@ def test_demo(
     Bundle(tmp_path / "zaya-tiny-small").verify()
     assert len(found.out.splitlines()) < 25
 
+    other = Demo(str(small_file), "Fuel", 8, "smollm2-135m-instruct")
+    monkeypatch.setitem(DEMOS, "zaya-tiny", other)
+    without = cetane("demo", "--model", "zaya-tiny")
+    assert without.code == 0 and "Fuel\n" in without.out
+    assert "no draft head: the bundle has no call wider than one token" in without.err
+
     monkeypatch.setattr("cetane.gates.limits.read", lambda: IMPOSSIBLE)
     red = cetane("demo", "--model", "zaya-tiny")
     assert red.code == 1

@@ -285,7 +285,7 @@ def test_a_costly_drafter_is_asked_where_look_ups_promise_less(sure: bool, asked
 
 
 def test_nobody_is_asked_before_the_account_affords_a_draft() -> None:
-    """Its call takes 1.1 steps, for which one plain one may borrow."""
+    """Its call takes 1.1 steps, which an answer may borrow after one plain step."""
     controller = Controller({1: [1.0], 4: [1.1]})
     drafter = Scripted(range(99), [(99, 0, [])])
     speculator = Speculator([drafter], 3, controller)

@@ -31,7 +31,9 @@ from cetane.schema.plan import Plan
 if TYPE_CHECKING:  # a bundle is opened without numpy
     import numpy as np
 
-TRAIN_AGAIN = "remove the draft head's folder; cetane train-head makes another one"
+TRAIN_AGAIN = (
+    "remove the draft head's folder; cetane train-head or cetane add-head makes another one"
+)
 """Nothing opens a bundle with a draft head that does not fit it, not even the training."""
 
 

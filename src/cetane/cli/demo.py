@@ -57,7 +57,6 @@ def demo(
     SmolLM2 comes as a Python package of 100 MB. Without it, the demo uses zaya-tiny, a part of
     cetane.
     """
-    from cetane.cli.add_head import add_head
     from cetane.cli.port import port
     from cetane.cli.run import run
 
@@ -67,27 +66,35 @@ def demo(
     fewer = [] if bits is None else ["--bits", str(bits)]
     bundle = output or Path("-".join([name, Path(chosen).stem, *fewer[1:]]))
     say(shlex.join(["cetane", "port", str(path), "-r", chosen, *fewer, "-o", str(bundle)]))
-    with kernels_beside(), going_on():
-        port(str(path), bundle, chosen, bits=bits, verbose=verbose)
-    if shown.draft_head is not None:
-        say(shlex.join(["cetane", "add-head", str(bundle), shown.draft_head]))
+    with kernels_beside():
         try:
-            with going_on():
-                add_head(bundle, shown.draft_head)
-        except CetaneError as error:  # another recipe may hand on other hidden states
-            warn(f"no draft head: {error.message}")
+            port(str(path), bundle, chosen, bits=bits, verbose=verbose)
+        except typer.Exit as verdict:
+            if verdict.exit_code:
+                raise
+    if shown.draft_head is not None:
+        add_draft_head(bundle, shown.draft_head)
     console.print(f"\n[bold]{shown.prompt}[/]")
     run(bundle, shown.prompt, max_new=shown.tokens)
 
 
-@contextmanager
-def going_on() -> Iterator[None]:
-    """A context for a command that others follow: it ends only what did not pass."""
+def add_draft_head(bundle: Path, name: str) -> None:
+    """Add the draft head that comes with cetane, and say in a line what it knows."""
+    from cetane.pipeline.draft_head import add_draft_heads
+
+    say(shlex.join(["cetane", "add-head", str(bundle), name]))
     try:
-        yield
-    except typer.Exit as verdict:
-        if verdict.exit_code:
-            raise
+        with progress("add a draft head") as update:
+            added = add_draft_heads(bundle, name, progress=update)
+    except CetaneError as error:  # another recipe may hand on other hidden states
+        warn(f"no draft head: {error.message}")
+        return
+    for one in added.heads:
+        right = f"{one.trained.top1[0]:.0%} of first tokens right" if one.judged else "not judged"
+        verdict = "pass" if one.passed else "FAIL"
+        say(f"draft head {one.head.name}: {right}; golden gate: {verdict}")
+    if not added.passed:
+        raise typer.Exit(1)
 
 
 @contextmanager

@@ -93,10 +93,15 @@ class TrainedDraftHead:
         return self.golden.passed
 
     @property
+    def judged(self) -> bool:
+        """Whether the held-out text tells what it knows."""
+        return bool(self.trained.top1)
+
+    @property
     def worse(self) -> bool:
         """Whether it knows far fewer first tokens than where it was trained: perhaps it is the
         draft head of another model of the same shape."""
-        if self.elsewhere is None or not self.elsewhere.top1 or not self.trained.top1:
+        if self.elsewhere is None or not self.elsewhere.top1 or not self.judged:
             return False
         return self.trained.top1[0] < self.elsewhere.top1[0] - FEWER
 

@@ -36,9 +36,10 @@ LEAST = 3
 MEASURING = 0.5
 """Seconds that further measurements may take, up to `RECENT` of them. On a shared machine, the
 median of three was once 3.0 plain steps in place of 2.0, so nothing was drafted."""
-SURPRISE = 1.5
+SURPRISE = 3.0
 """The factor by which a call may take more or less time than expected. Beyond, a plain step follows
-that tells whether the call or the whole machine has changed."""
+that tells whether the call or the whole machine has changed. With 1.5, the noise of a shared
+machine cost chat a tenth."""
 MANY = 64
 """The number of unread tokens from which a drafter's time counts as reading. A prompt has so many,
 a step has not."""

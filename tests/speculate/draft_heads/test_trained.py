@@ -140,6 +140,16 @@ def test_a_draft_head_of_before_says_what_it_reads_by_its_bundle(origin: Bundle)
     assert found.draft_head.config.depths == ("layer-00", "layer-01", "layer-01")
 
 
+def test_the_folder_of_a_bundles_draft_head_is_enough(origin: Bundle, tmp_path: Path) -> None:
+    source = origin.draft_heads()["eagle3"]
+    folder = shutil.copytree(source.path, tmp_path / "head")
+    (found,) = open_trained(folder)
+    assert found.training == source.manifest.training and found.held_out.shape == (2, 24)
+    (folder / "vocabulary.npy").write_bytes(b"")
+    with pytest.raises(CetaneError, match=r"vocabulary\.npy"):
+        open_trained(folder)
+
+
 def test_what_does_not_fit(
     origin: Bundle, tiny_bundle: Callable[..., Bundle], tmp_path: Path
 ) -> None:

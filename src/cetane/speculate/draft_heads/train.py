@@ -1,4 +1,4 @@
-"""The training of draft heads, on hidden states that the bundle itself computes."""
+"""The training of draft heads, on hidden states of a bundle or of its model."""
 
 import time
 import warnings

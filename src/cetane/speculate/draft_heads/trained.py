@@ -15,11 +15,17 @@ from cetane.bundle.draft_heads import DraftHead
 from cetane.checkpoint import Checkpoint, RotatedCheckpoint, Turn
 from cetane.errors import CetaneError
 from cetane.families import Model
-from cetane.files import inside, read_json
+from cetane.files import check_files, inside, read_json
 from cetane.npy import open_array
 from cetane.planner import Planner
-from cetane.schema.draft_head import HELD_OUT, SOURCE, Training
-from cetane.schema.manifest import MANIFEST
+from cetane.schema.draft_head import (
+    HELD_OUT,
+    MANIFEST,
+    SOURCE,
+    DraftHeadManifest,
+    Training,
+)
+from cetane.schema.manifest import MANIFEST as BUNDLE_MANIFEST
 from cetane.speculate.draft_heads.features import depths
 from cetane.speculate.draft_heads.modules import TorchDraftHead, load_draft_head
 from cetane.speculate.draft_heads.train import gains, projections, stream_of
@@ -59,7 +65,7 @@ def open_trained(place: str | Path) -> list[TrainedElsewhere]:
     folder, known = Path(place), shipped()
     if not folder.exists() and str(place) in known:
         return [read_folder(path) for path in sorted(known[str(place)].iterdir())]
-    if (folder / MANIFEST).is_file():
+    if (folder / BUNDLE_MANIFEST).is_file():
         bundle = Bundle(folder)
         if heads := bundle.draft_heads().values():
             return [from_bundle(bundle, head) for head in heads]
@@ -93,9 +99,18 @@ def read_folder(folder: Path) -> TrainedElsewhere:
         raise CetaneError(f"{folder / HELD_OUT}: windows of a wrong shape, {windows.shape}")
     if draft_head.config.turned and draft_head.output.is_meta:
         raise CetaneError(f"{path}: a draft head of turned channels without its output rows")
+    return TrainedElsewhere(path, draft_head, few(windows), training_of(folder))
+
+
+def training_of(folder: Path) -> Training:
+    """The record of a draft head in a folder of its own. One that was in a bundle has a manifest,
+    and its files must be as that says."""
     about = inside(folder, TRAINING)
-    training = validated(Training, read_json(about, follow=False), str(about))
-    return TrainedElsewhere(path, draft_head, few(windows), training)
+    if (manifest := inside(folder, MANIFEST)).is_file() and not about.is_file():
+        told = validated(DraftHeadManifest, read_json(manifest, follow=False), str(manifest))
+        check_files(folder, told.files, "copy the folder again")
+        return told.training
+    return validated(Training, read_json(about, follow=False), str(about))
 
 
 def few(windows: Sequence[Sequence[int]] | np.ndarray) -> torch.Tensor:
