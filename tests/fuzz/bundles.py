@@ -240,11 +240,15 @@ class DraftHeadWeights(Fuzzer):
 
     @cached_property
     def good(self) -> bytes:
+        import torch
+
         from cetane.speculate.draft_heads.modules import DraftHeadConfig, make_draft_head
 
         config = DraftHeadConfig(kind="medusa", hidden=4, rows=8, steps=2, eps=1e-5, bundle="b")
         path = self.folder / "good.safetensors"
-        make_draft_head(config).save(path)
+        head = make_draft_head(config)
+        head.vocabulary = torch.arange(8)
+        head.save(path)
         return path.read_bytes()
 
     @property
