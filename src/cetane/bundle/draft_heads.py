@@ -31,7 +31,7 @@ from cetane.schema.plan import Plan
 if TYPE_CHECKING:  # a bundle is opened without numpy
     import numpy as np
 
-TRAIN_AGAIN = (
+MAKE_AGAIN = (
     "remove the draft head's folder; cetane train-head or cetane add-head makes another one"
 )
 """Nothing opens a bundle with a draft head that does not fit it, not even the training."""
@@ -40,14 +40,14 @@ TRAIN_AGAIN = (
 class DraftHead(ListedFolder[DraftHeadManifest]):
     """A draft head in its folder."""
 
-    manifest_name, schema, hint = MANIFEST, SCHEMA, TRAIN_AGAIN
+    manifest_name, schema, hint = MANIFEST, SCHEMA, MAKE_AGAIN
 
     def __init__(self, path: Path, bundle: str, plan: Plan) -> None:
         """Open the draft head at `path`, of the bundle with this digest and plan."""
         super().__init__(path, DraftHeadManifest)
         self.plan = plan
         if self.manifest.bundle != bundle:
-            raise CetaneError(f"{path}: the draft head was trained for another bundle", TRAIN_AGAIN)
+            raise CetaneError(f"{path}: the draft head was trained for another bundle", MAKE_AGAIN)
         if path.name != self.manifest.kind:
             raise CetaneError(f"{path} holds a draft head of another kind: {self.manifest.kind}")
 

@@ -24,6 +24,7 @@ def add_head(
     """Add draft heads that were trained elsewhere to a bundle, without training.
 
     They must be of the same model, and read the hidden states of the same layers. Bits may differ.
+    An added draft head replaces an earlier one of its kind.
     Exit code 1 when the golden gate of one fails.
     """
     from cetane.pipeline.draft_head import add_draft_heads

@@ -57,6 +57,7 @@ def demo(
     SmolLM2 comes as a Python package of 100 MB. Without it, the demo uses zaya-tiny, a part of
     cetane.
     """
+    from cetane.bundle import Bundle
     from cetane.cli.port import port
     from cetane.cli.run import run
 
@@ -72,7 +73,7 @@ def demo(
         except typer.Exit as verdict:
             if verdict.exit_code:
                 raise
-    if shown.draft_head is not None:
+    if shown.draft_head is not None and not Bundle(bundle).draft_heads():
         add_draft_head(bundle, shown.draft_head)
     console.print(f"\n[bold]{shown.prompt}[/]")
     run(bundle, shown.prompt, max_new=shown.tokens)

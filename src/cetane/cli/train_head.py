@@ -77,8 +77,9 @@ def show(result: TrainedDraftHead) -> None:
 
     after, other = result.trained, result.untrained or result.elsewhere
     name = "right, untrained" if result.untrained else "right, where it was trained"
-    judged = other is not None and len(other.top1) == len(after.top1)  # else nothing was, there
-    before = other.top1 if other and judged else (None,) * len(after.top1)
+    before: Sequence[float | None] = other.top1 if other else ()
+    if len(before) != len(after.top1):  # one of the two was not judged
+        before = [None] * len(after.top1)
     shares = zip(before, after.top1, after.accepted, strict=True)
     rows = [[place, *row] for place, row in enumerate(shares, 1)]
     columns = ["drafted token", name, "right", "right, with all before it"]

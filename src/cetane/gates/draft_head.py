@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from cetane.bundle import Bundle
-from cetane.bundle.draft_heads import TRAIN_AGAIN, DraftHead
+from cetane.bundle.draft_heads import MAKE_AGAIN, DraftHead
 from cetane.bundle.tables import TokenRows
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
@@ -117,7 +117,7 @@ def load_trained(draft_head: DraftHead) -> TorchDraftHead:
     for what, own, other in zip(("kind", "rows", "steps", "hidden"), ours, theirs, strict=True):
         if own != other:
             raise CetaneError(
-                f"{path}: trained with {what} {other}, but the manifest has {own}", TRAIN_AGAIN
+                f"{path}: trained with {what} {other}, but the manifest has {own}", MAKE_AGAIN
             )
     return trained
 

@@ -117,6 +117,7 @@ class TrainedDraftHead:
             "elsewhere": self.elsewhere and self.elsewhere.model_dump(mode="json"),
             "minutes": self.minutes,
             "cpu_minutes": self.cpu_minutes,
+            "worse": self.worse,
             "trained": self.trained.model_dump(mode="json"),
             "residency": self.residency.passed,
             "golden": self.golden.model_dump(mode="json"),
@@ -238,11 +239,9 @@ def add_fitted(
         head.round()
         score = acceptance(head, held, embedding_of(bundle))
         progress("lower", 0, 1)
-        changes = {"held_out": len(held), **score.model_dump()}
-        record = source.training.model_copy(update=changes)
-        shard = add_draft_head(bundle, head, tokens, record)
-        judged = judge_draft_head(bundle, shard, engine, progress)
         there = source.training
+        shard = add_draft_head(bundle, head, tokens, there)
+        judged = judge_draft_head(bundle, shard, engine, progress)
         return TrainedDraftHead(
             shard, None, score,
             Acceptance(top1=there.top1, accepted=there.accepted, positions=there.positions),

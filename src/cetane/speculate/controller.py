@@ -20,9 +20,9 @@ SLOWEST = 0.97
 """The lowest allowed speed of a generation without a loan, relative to plain decoding, if no draft
 is accepted."""
 LENT, MOST_LENT = 0.1, 2.0
-"""The loan of a generation: a share of its plain time so far, and at most so many plain
-steps. Without a loan, a draft that costs two steps waits for some thirty plain ones, and most
-answers of chat are over."""
+"""The loan: the time that a generation may fall further behind. It is this share of its plain time
+so far, and at most so many plain steps. Without a loan, a draft that costs two steps waits for some
+thirty plain ones, and most answers of chat are over."""
 PRIOR, PRIOR_WEIGHT = 0.6, 2.0
 """The chance of a drafted token before any observation, and its weight in observations."""
 DECAY = 0.95
@@ -37,9 +37,9 @@ MEASURING = 0.5
 """Seconds that further measurements may take, up to `RECENT` of them. On a shared machine, the
 median of three was once 3.0 plain steps in place of 2.0, so nothing was drafted."""
 SURPRISE = 3.0
-"""The factor by which a call may take more or less time than expected. Beyond, a plain step follows
-that tells whether the call or the whole machine has changed. With 1.5, the noise of a shared
-machine cost chat a tenth."""
+"""A call is a surprise if its time differs from the expected one by more than this factor. The next
+step is then plain, and tells whether the call or the machine has changed. With 1.5, the noise of a
+shared machine cost chat a tenth."""
 MANY = 64
 """The number of unread tokens from which a drafter's time counts as reading. A prompt has so many,
 a step has not."""
@@ -161,6 +161,7 @@ class Controller:
 
     def begin(self) -> None:
         """Start the account of a generation."""
+        self.surprise = None  # its moment is over
         self.plain = self.spent = 0.0
         """Seconds of this generation: `plain` as if without drafts, `spent` with them."""
 

@@ -21,24 +21,25 @@ class DraftTimes:
     unread."""
     token: float
     """The time of each of its tokens."""
-    unread: float
-    """The time of each further unread token of the text."""
     together: int = 1
-    """The unread tokens that one call takes."""
+    """The unread tokens that its first call takes."""
+    reads: tuple[tuple[int, float], ...] = ()
+    """The calls that can read further ones: the tokens that one takes, and its time."""
 
     def draft(self, tokens: int, unread: int) -> float:
         """The time of a draft of `tokens` tokens, after `unread` unread ones."""
         return self.asking + self.token * tokens + self.reading(unread)
 
     def reading(self, unread: int) -> float:
-        """The time for the unread tokens that one call does not take. Later drafts need not repeat
-        it."""
-        return self.unread * max(0, unread - self.together)
+        """The time for the unread tokens that its first call does not take. Later drafts need not
+        repeat it."""
+        more = max(0, unread - self.together)
+        return min((-(-more // tokens) * time for tokens, time in self.reads), default=0.0)
 
     def scaled(self, factor: float) -> "DraftTimes":
         """The times in another unit."""
-        asking, token, unread = (t * factor for t in (self.asking, self.token, self.unread))
-        return DraftTimes(asking, token, unread, self.together)
+        reads = tuple((tokens, time * factor) for tokens, time in self.reads)
+        return DraftTimes(self.asking * factor, self.token * factor, self.together, reads)
 
 
 class Drafter(ABC):

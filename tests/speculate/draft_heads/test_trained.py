@@ -138,6 +138,28 @@ def test_a_draft_head_of_before_says_what_it_reads_by_its_bundle(origin: Bundle)
     (found,) = open_trained(origin.path)
     assert load_draft_head(found.path).config.depths == ()
     assert found.draft_head.config.depths == ("layer-00", "layer-01", "layer-01")
+    assert found.draft_head.config.scale == 1.0
+
+
+def test_a_draft_head_of_before_in_turned_channels_is_refused(
+    tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    """Nothing says whether it reads turned ones."""
+    wanted = tiny_recipe(compression={"rotate": True})
+    moved = turned(open_checkpoint(tiny_checkpoint_folder), wanted)
+    bundle = build(moved, wanted, tmp_path / "turned", lambda *_: None)
+    with_draft_head(bundle, random_draft_head("eagle3", bundle))
+    with pytest.raises(CetaneError, match="does not say which channels it reads"):
+        open_trained(bundle.path)
+
+
+def test_medusa_reads_the_last_block_alone(
+    tiny_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    source = Bundle(shutil.copytree(tiny_bundle().path, tmp_path / "source"))
+    with_draft_head(source, random_draft_head("medusa", source))
+    other = tiny_bundle(layout={"kind": "chunks", "chunks": 1})
+    assert fit_to(open_trained(source.path)[0], other, checkpoint_of(other)).config.depths
 
 
 def test_the_folder_of_a_bundles_draft_head_is_enough(origin: Bundle, tmp_path: Path) -> None:
@@ -193,6 +215,10 @@ def make_float(tensors: dict[str, torch.Tensor]) -> None:
     tensors["vocabulary"] = tensors["vocabulary"].float()
 
 
+def make_tiny(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["fuse.weight"] = tensors["fuse.weight"].to(torch.float8_e4m3fn)
+
+
 def make_whole(tensors: dict[str, torch.Tensor]) -> None:
     tensors["fuse.weight"] = tensors["fuse.weight"].to(torch.int8)
 
@@ -207,7 +233,7 @@ def lose_a_tensor(tensors: dict[str, torch.Tensor]) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [break_vocabulary, negate, make_float, make_whole, lose_a_number, lose_a_tensor],
+    [break_vocabulary, negate, make_float, make_whole, make_tiny, lose_a_number, lose_a_tensor],
 )  # fmt: skip
 def test_a_strangers_weights(
     origin: Bundle, tmp_path: Path, damage: Callable[[dict[str, torch.Tensor]], None]
@@ -248,7 +274,10 @@ def test_what_comes_with_cetane(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(origin.path, tmp_path / "smollm2-135m-instruct")
     (own,) = open_trained("smollm2-135m-instruct")
-    assert own.draft_head.config.hidden == 64, "a path that exists wins"
+    assert own.draft_head.config.hidden == 64, "a bundle wins"
+    shutil.rmtree(tmp_path / "smollm2-135m-instruct")
+    (tmp_path / "smollm2-135m-instruct").mkdir()  # such as its checkpoint
+    assert open_trained("smollm2-135m-instruct")[0].draft_head.config.hidden == 576
 
 
 def loose(

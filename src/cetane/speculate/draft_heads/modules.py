@@ -50,7 +50,7 @@ class DraftHeadConfig(Data):
     """Digest of the bundle whose hidden states it reads; empty if it belongs to none yet."""
     depths: tuple[str, ...] = ()
     """The blocks of the target whose hidden states it reads; empty if that is not known."""
-    scale: float = Field(default=1.0, gt=0)
+    scale: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """The factor on these hidden states (`family.residual_scale`)."""
     turned: bool = False
     """Whether these hidden states, and the embeddings, have turned channels
@@ -179,10 +179,9 @@ def check_tensors(tensors: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless a draft head could run with these tensors."""
     for name, tensor in tensors.items():
         if name == "vocabulary":
-            rising = bool((tensor[1:] > tensor[:-1]).all()) and int(tensor[0]) >= 0
-            if tensor.dtype != torch.int64 or not rising:
+            if tensor.dtype != torch.int64 or (tensor.diff() <= 0).any() or tensor[0] < 0:
                 raise ValueError("its vocabulary does not hold ascending tokens")
-        elif not tensor.is_floating_point() or not tensor.isfinite().all():
+        elif tensor.dtype not in (torch.float16, torch.float32) or not tensor.isfinite().all():
             raise ValueError(f"{name} does not hold finite numbers")
 
 

@@ -11,7 +11,7 @@ from statistics import median
 import numpy as np
 
 from cetane.bundle import Bundle
-from cetane.bundle.draft_heads import TRAIN_AGAIN, DraftHead
+from cetane.bundle.draft_heads import MAKE_AGAIN, DraftHead
 from cetane.bundle.tables import Tables
 from cetane.engine.backend import Array, Arrays, Backend
 from cetane.engine.call import Running, columns, hidden
@@ -41,7 +41,7 @@ class DraftHeadRunner:
         self.start = self.memory.mark()
         self.execution = Execution(
             {(draft_head.name, f.name): f for f in manifest.functions},
-            OpenShards(backend, [draft_head.name], TRAIN_AGAIN),
+            OpenShards(backend, [draft_head.name], MAKE_AGAIN),
             Tables(bundle.tables().embedding, draft_head.rotary()),
             self.memory,
         )
@@ -56,7 +56,7 @@ class DraftHeadRunner:
     @property
     def times(self) -> DraftTimes:
         """The seconds of its drafts, by the trials."""
-        return DraftTimes(asking=self.seconds["draft"], token=0.0, unread=0.0)
+        return DraftTimes(asking=self.seconds["draft"], token=0.0)
 
     def trial(self, function: Function) -> float:
         """Run a function on zeros. Returns its seconds."""
@@ -118,9 +118,12 @@ class Eagle3Runner(DraftHeadRunner):
     @property
     def times(self) -> DraftTimes:
         first, later = self.seconds["follow"], self.seconds["draft"]
-        reads = [name for name in ("follow", "read") if name in self.functions]
-        unread = min(self.seconds[name] / self.functions[name].tokens for name in reads)
-        return DraftTimes(max(0.0, first - later), later, unread, self.functions["follow"].tokens)
+        reads = tuple(
+            (self.functions[name].tokens, self.seconds[name])
+            for name in ("follow", "read")
+            if name in self.functions
+        )
+        return DraftTimes(max(0.0, first - later), later, reads[0][0], reads)
 
     @property
     def done(self) -> int:

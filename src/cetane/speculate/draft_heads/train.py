@@ -14,7 +14,7 @@ from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list
 from torch import Tensor, nn
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint, RotatedCheckpoint, Turn
+from cetane.checkpoint import Checkpoint, RotatedCheckpoint
 from cetane.families import Model
 from cetane.files import Progress
 from cetane.planner import Planner
@@ -66,7 +66,7 @@ def new_draft_head(
         bundle=bundle.digest,
         depths=depths(plan),
         scale=model.residual_scale or 1.0,
-        turned=stream_of(checkpoint) is not None,
+        turned=is_turned(checkpoint),
         weights=projections(model, plan.recipe),
     )
     draft_head = make_draft_head(config)
@@ -87,9 +87,9 @@ def projections(model: Model, recipe: Recipe) -> Literal["fp16", "int8-per-chann
     return "int8-per-channel" if head == "int8-per-channel" else "fp16"
 
 
-def stream_of(checkpoint: Checkpoint) -> Turn | None:
-    """The turn of a checkpoint's residual stream; None if its channels are plain."""
-    return checkpoint.stream if isinstance(checkpoint, RotatedCheckpoint) else None
+def is_turned(checkpoint: Checkpoint) -> bool:
+    """Whether the residual stream of a checkpoint has turned channels."""
+    return isinstance(checkpoint, RotatedCheckpoint) and checkpoint.stream is not None
 
 
 def devices() -> Accelerator:

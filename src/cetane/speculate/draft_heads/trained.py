@@ -1,11 +1,11 @@
 """Draft heads that were trained elsewhere: for another bundle of the model, or for the model itself
 on a faster machine."""
 
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +27,8 @@ from cetane.schema.draft_head import (
 )
 from cetane.schema.manifest import MANIFEST as BUNDLE_MANIFEST
 from cetane.speculate.draft_heads.features import depths
-from cetane.speculate.draft_heads.modules import TorchDraftHead, load_draft_head
-from cetane.speculate.draft_heads.train import gains, projections, stream_of
+from cetane.speculate.draft_heads.modules import TAPS, TorchDraftHead, load_draft_head
+from cetane.speculate.draft_heads.train import gains, is_turned, projections
 from cetane.validation import validated
 
 OWN = frozenset({"output", "norm"})
@@ -60,17 +60,17 @@ def open_trained(place: str | Path) -> list[TrainedElsewhere]:
     """The draft heads at `place`. CetaneError if there is none, and for damaged files.
 
     It is a bundle, the folder of a draft head, or the name of a model whose draft head comes with
-    cetane. A path that exists wins over a name.
+    cetane. A bundle or a folder wins over a name.
     """
     folder, known = Path(place), shipped()
-    if not folder.exists() and str(place) in known:
-        return [read_folder(path) for path in sorted(known[str(place)].iterdir())]
     if (folder / BUNDLE_MANIFEST).is_file():
         bundle = Bundle(folder)
         if heads := bundle.draft_heads().values():
             return [from_bundle(bundle, head) for head in heads]
     elif (folder / SOURCE).is_file():
         return [read_folder(folder)]
+    elif str(place) in known:
+        return [read_folder(path) for path in sorted(known[str(place)].iterdir())]
     raise CetaneError(
         f"{place}: no draft head",
         "give a bundle that has one, the folder of one, or the name of a model whose draft head "
@@ -82,8 +82,15 @@ def from_bundle(bundle: Bundle, head: DraftHead) -> TrainedElsewhere:
     """The draft head of a bundle, whose files must be as its manifest says."""
     head.verify()
     draft_head = load_draft_head(head.file(SOURCE))
-    if not draft_head.config.depths:  # it is older than this field
-        changes = {"depths": depths(bundle.plan)}
+    if not draft_head.config.depths:  # it is older than these fields
+        recipe = bundle.plan.recipe
+        if recipe.compression.rotate:
+            raise CetaneError(
+                f"{head.path} does not say which channels it reads: an older cetane trained it",
+                "train one for the new bundle",
+            )
+        scale = recipe.family.get("residual_scale", 1.0)
+        changes = {"depths": depths(bundle.plan), "scale": scale}
         draft_head.config = draft_head.config.model_copy(update=changes)
     return TrainedElsewhere(
         head.file(SOURCE), draft_head, few(head.held_out()), head.manifest.training
@@ -92,28 +99,28 @@ def from_bundle(bundle: Bundle, head: DraftHead) -> TrainedElsewhere:
 
 def read_folder(folder: Path) -> TrainedElsewhere:
     """The draft head in a folder of its own, which holds no links."""
-    path = inside(folder, SOURCE)
+    path, training = inside(folder, SOURCE), training_of(folder)
     draft_head = load_draft_head(path, OWN)
     windows = open_array(inside(folder, HELD_OUT), "<i4", (None, None))
     if not len(windows) or windows.shape[1] < 2 * draft_head.config.steps:
         raise CetaneError(f"{folder / HELD_OUT}: windows of a wrong shape, {windows.shape}")
     if draft_head.config.turned and draft_head.output.is_meta:
         raise CetaneError(f"{path}: a draft head of turned channels without its output rows")
-    return TrainedElsewhere(path, draft_head, few(windows), training_of(folder))
+    return TrainedElsewhere(path, draft_head, few(windows), training)
 
 
 def training_of(folder: Path) -> Training:
     """The record of a draft head in a folder of its own. One that was in a bundle has a manifest,
     and its files must be as that says."""
-    about = inside(folder, TRAINING)
-    if (manifest := inside(folder, MANIFEST)).is_file() and not about.is_file():
+    if (manifest := inside(folder, MANIFEST)).is_file():
         told = validated(DraftHeadManifest, read_json(manifest, follow=False), str(manifest))
         check_files(folder, told.files, "copy the folder again")
         return told.training
+    about = inside(folder, TRAINING)
     return validated(Training, read_json(about, follow=False), str(about))
 
 
-def few(windows: Sequence[Sequence[int]] | np.ndarray) -> torch.Tensor:
+def few(windows: np.ndarray[Any, Any]) -> torch.Tensor:
     """The first windows of text, int64, few enough to judge a draft head in seconds."""
     return torch.from_numpy(np.array(windows[:JUDGED], np.int64))
 
@@ -122,29 +129,29 @@ def fit_to(trained: TrainedElsewhere, bundle: Bundle, checkpoint: Checkpoint) ->
     """A copy of the draft head that reads what this bundle hands on.
 
     `checkpoint` is the bundle's. A bundle may have turned channels, or another factor on its hidden
-    states; then so has the copy, and computes the same. Its output rows stay those of plain
-    channels. CetaneError for a draft head of another model, one that reads the hidden states of
+    states; then so has the copy, and computes the same. Its output rows stay as they are.
+    CetaneError for a draft head of another model, one that reads the hidden states of
     other layers, and a Medusa head between plain and turned channels.
     """
     draft_head, plan = deepcopy(trained.draft_head), bundle.plan
     config, reads = draft_head.config, depths(plan)
     if config.hidden != plan.hidden or int(draft_head.vocabulary[-1]) >= plan.vocab:
         raise CetaneError(f"{trained.path}: the draft head of another model than {bundle.path}")
-    if config.depths != reads:
+    if len(config.depths) != TAPS or any(config.depths[n] != reads[n] for n in config.taps):
         raise CetaneError(
             f"{trained.path}: the draft head reads {', '.join(config.depths) or 'unknown layers'}, "
             f"but {bundle.path} hands on {', '.join(reads)}",
             "port with the layout.chunks of its bundle, or train one for this bundle",
         )
-    turned = stream_of(checkpoint) is not None
-    if config.turned != turned:
-        if config.kind == "medusa":
+    if config.turned != is_turned(checkpoint):
+        try:
+            draft_head.turn(Turn(plan.hidden), back=config.turned)
+        except NotImplementedError as error:
             raise CetaneError(
-                f"{trained.path}: a medusa head cannot move between plain and turned channels "
-                "(compression.rotate)",
+                f"{trained.path}: a {config.kind} head cannot move between plain and turned "
+                "channels (compression.rotate)",
                 "train one for this bundle, or give the folder of another kind: heads/eagle3",
-            )
-        draft_head.turn(stream_of(checkpoint) or Turn(plan.hidden), back=config.turned)
+            ) from error
     model = Planner(checkpoint, plan.recipe).model
     draft_head.rescale(model.residual_scale or 1.0)
     if draft_head.norm.is_meta:
