@@ -37,14 +37,21 @@ MAKE_AGAIN = (
 """Nothing opens a bundle with a draft head that does not fit it, not even the training."""
 
 
-class DraftHead(ListedFolder[DraftHeadManifest]):
-    """A draft head in its folder."""
+class DraftHeadFolder(ListedFolder[DraftHeadManifest]):
+    """The folder of a draft head, which may be outside its bundle."""
 
     manifest_name, schema, hint = MANIFEST, SCHEMA, MAKE_AGAIN
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, DraftHeadManifest)
+
+
+class DraftHead(DraftHeadFolder):
+    """A draft head of a bundle, in its folder."""
+
     def __init__(self, path: Path, bundle: str, plan: Plan) -> None:
         """Open the draft head at `path`, of the bundle with this digest and plan."""
-        super().__init__(path, DraftHeadManifest)
+        super().__init__(path)
         self.plan = plan
         if self.manifest.bundle != bundle:
             raise CetaneError(f"{path}: the draft head was trained for another bundle", MAKE_AGAIN)
@@ -79,10 +86,20 @@ class DraftHead(ListedFolder[DraftHeadManifest]):
 
     def held_out(self) -> np.ndarray[Any, Any]:
         """Windows of text that had no part in its training, int32 `(W, n)`."""
-        windows = self.array(HELD_OUT, "<i4", (None, None))
-        if not len(windows) or windows.shape[1] < 2 * self.manifest.steps:
-            raise CetaneError(f"{self.path}: {HELD_OUT} has the wrong shape {windows.shape}")
-        return windows
+        return open_windows(self.file(HELD_OUT), self.manifest.steps)
+
+
+def open_windows(path: Path, steps: int) -> np.ndarray[Any, Any]:
+    """Windows of text, int32 `(W, n)`, memory-mapped. CetaneError if there is none, or if they are
+    too short for two drafts of `steps` tokens."""
+    import numpy as np
+
+    from cetane.npy import open_array
+
+    windows = np.asarray(open_array(path, "<i4", (None, None)))
+    if not len(windows) or windows.shape[1] < 2 * steps:
+        raise CetaneError(f"{path}: windows of a wrong shape, {windows.shape}")
+    return windows
 
 
 def open_draft_heads(root: Path, digest: str, plan: Plan) -> dict[DraftHeadKind, DraftHead]:

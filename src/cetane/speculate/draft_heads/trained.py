@@ -11,20 +11,13 @@ import numpy as np
 import torch
 
 from cetane.bundle import Bundle
-from cetane.bundle.draft_heads import DraftHead
+from cetane.bundle.draft_heads import DraftHead, DraftHeadFolder, open_windows
 from cetane.checkpoint import Checkpoint, RotatedCheckpoint, Turn
 from cetane.errors import CetaneError
 from cetane.families import Model
-from cetane.files import check_files, inside, read_json
-from cetane.npy import open_array
+from cetane.files import inside, read_json
 from cetane.planner import Planner
-from cetane.schema.draft_head import (
-    HELD_OUT,
-    MANIFEST,
-    SOURCE,
-    DraftHeadManifest,
-    Training,
-)
+from cetane.schema.draft_head import HELD_OUT, MANIFEST, SOURCE, Training
 from cetane.schema.manifest import MANIFEST as BUNDLE_MANIFEST
 from cetane.speculate.draft_heads.features import depths
 from cetane.speculate.draft_heads.modules import TAPS, TorchDraftHead, load_draft_head
@@ -101,9 +94,7 @@ def read_folder(folder: Path) -> TrainedElsewhere:
     """The draft head in a folder of its own, which holds no links."""
     path, training = inside(folder, SOURCE), training_of(folder)
     draft_head = load_draft_head(path, OWN)
-    windows = open_array(inside(folder, HELD_OUT), "<i4", (None, None))
-    if not len(windows) or windows.shape[1] < 2 * draft_head.config.steps:
-        raise CetaneError(f"{folder / HELD_OUT}: windows of a wrong shape, {windows.shape}")
+    windows = open_windows(inside(folder, HELD_OUT), draft_head.config.steps)
     if draft_head.config.turned and draft_head.output.is_meta:
         raise CetaneError(f"{path}: a draft head of turned channels without its output rows")
     return TrainedElsewhere(path, draft_head, few(windows), training)
@@ -112,10 +103,10 @@ def read_folder(folder: Path) -> TrainedElsewhere:
 def training_of(folder: Path) -> Training:
     """The record of a draft head in a folder of its own. One that was in a bundle has a manifest,
     and its files must be as that says."""
-    if (manifest := inside(folder, MANIFEST)).is_file():
-        told = validated(DraftHeadManifest, read_json(manifest, follow=False), str(manifest))
-        check_files(folder, told.files, "copy the folder again")
-        return told.training
+    if inside(folder, MANIFEST).is_file():
+        listed = DraftHeadFolder(folder)
+        listed.verify()
+        return listed.manifest.training
     about = inside(folder, TRAINING)
     return validated(Training, read_json(about, follow=False), str(about))
 
