@@ -187,16 +187,8 @@ def train_draft_head(
             return None
         head.round()
         after = acceptance(head, held, embedding)
-        shown("lower", 0, 1)
-        shard = add_draft_head(
-            opened, head, held.tokens, trained_on(list(read), learned, held, after)
-        )
-        judged = judge_draft_head(opened, shard, engine, shown)
-        return TrainedDraftHead(
-            shard, before, after, None, judged, audit_draft_head(opened, shard), len(learned),
-            len(held),
-            minutes=(time.monotonic() - started) / 60, cpu_minutes=time.process_time() / 60,
-        )  # fmt: skip
+        record = trained_on(list(read), learned, held, after)
+        return finish(opened, head, held, record, engine, started, shown, after, untrained=before)
 
 
 def add_draft_heads(
@@ -237,17 +229,32 @@ def add_fitted(
         tokens = source.held_out[:, :length]
         held = collect(engine, tokens.flatten().tolist(), length, progress)
         head.round()
-        score = acceptance(head, held, embedding_of(bundle))
-        progress("lower", 0, 1)
-        there = source.training
-        shard = add_draft_head(bundle, head, tokens, there)
-        judged = judge_draft_head(bundle, shard, engine, progress)
-        return TrainedDraftHead(
-            shard, None, score,
-            Acceptance(top1=there.top1, accepted=there.accepted, positions=there.positions),
-            judged, audit_draft_head(bundle, shard), there.windows, len(held),
-            minutes=(time.monotonic() - started) / 60, cpu_minutes=time.process_time() / 60,
-        )  # fmt: skip
+        score, there = acceptance(head, held, embedding_of(bundle)), source.training
+        knew = Acceptance(top1=there.top1, accepted=there.accepted, positions=there.positions)
+        return finish(bundle, head, held, there, engine, started, progress, score, elsewhere=knew)
+
+
+def finish(
+    bundle: Bundle,
+    head: TorchDraftHead,
+    held: Windows,
+    record: Training,
+    engine: Engine,
+    started: float,
+    progress: Progress,
+    trained: Acceptance,
+    untrained: Acceptance | None = None,
+    elsewhere: Acceptance | None = None,
+) -> TrainedDraftHead:
+    """Lower a draft head whose weights are rounded, and judge its shard."""
+    progress("lower", 0, 1)
+    shard = add_draft_head(bundle, head, held.tokens, record)
+    golden = judge_draft_head(bundle, shard, engine, progress)
+    return TrainedDraftHead(
+        shard, untrained, trained, elsewhere, golden, audit_draft_head(bundle, shard),
+        record.windows, len(held),
+        minutes=(time.monotonic() - started) / 60, cpu_minutes=time.process_time() / 60,
+    )  # fmt: skip
 
 
 def window_for(bundle: Bundle, settings: DraftHeadSettings) -> int:
