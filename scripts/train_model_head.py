@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.files import write_json
@@ -118,12 +117,7 @@ def new_head(
 def save(head: TorchDraftHead, held_out: torch.Tensor, training: Training, folder: Path) -> None:
     """Write the files that `cetane add-head` reads; the model's own rows are left out."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous()
-        for name, tensor in head.state_dict().items()
-        if name not in OWN
-    }
-    save_file(tensors, folder / SOURCE, {"cetane": head.config.model_dump_json()})
+    head.save(folder / SOURCE, OWN)
     np.save(folder / HELD_OUT, held_out.numpy().astype(np.int32))
     write_json(folder / TRAINING, training.model_dump(mode="json"))
 

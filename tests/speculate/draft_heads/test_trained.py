@@ -26,7 +26,12 @@ from cetane.pipeline.draft_head import add_draft_heads
 from cetane.pipeline.origin import checkpoint_of
 from cetane.planner import turned
 from cetane.speculate.draft_heads.build import add_draft_head
-from cetane.speculate.draft_heads.modules import load_draft_head, make_draft_head
+from cetane.speculate.draft_heads.modules import (
+    DraftHeadConfig,
+    TorchDraftHead,
+    load_draft_head,
+    make_draft_head,
+)
 from cetane.speculate.draft_heads.trained import fit_to, open_trained, shipped
 
 
@@ -40,16 +45,19 @@ def origin(tiny_bundle: Callable[..., Bundle], tmp_path_factory: pytest.TempPath
     return bundle
 
 
+def random_lesson(config: DraftHeadConfig) -> tuple[TorchDraftHead, torch.Tensor, torch.Tensor]:
+    """A draft head of random weights, with hidden states and embeddings to teach it."""
+    head, random = make_draft_head(config), torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for tensor in (*head.parameters(), head.output):
+            tensor.copy_(torch.randn(tensor.shape, generator=random))
+    features = torch.randn(2, 9, 3, config.hidden, generator=random)
+    return head, features, torch.randn(2, 9, config.hidden, generator=random)
+
+
 def test_turned_channels_change_nothing() -> None:
     """Q is made explicit: x Q for every hidden state and embedding."""
-    head = make_draft_head(config("eagle3", hidden=48))
-    random = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for tensor in head.parameters():
-            tensor.copy_(torch.randn(tensor.shape, generator=random))
-        head.output.copy_(torch.randn(head.output.shape, generator=random))
-    features = torch.randn(2, 9, 3, 48, generator=random)
-    embedded = torch.randn(2, 9, 48, generator=random)
+    head, features, embedded = random_lesson(config("eagle3", hidden=48))
     q = Turn(48)(torch.eye(48))
     assert torch.allclose(q @ q.T, torch.eye(48).double(), atol=1e-12)
     with torch.no_grad():
@@ -66,14 +74,9 @@ def test_turned_channels_change_nothing() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_factor_on_hidden_states_changes_nothing(kind: str) -> None:
-    head = make_draft_head(config(kind, hidden=48).model_copy(update={"eps": 1e-12}))
-    random = torch.Generator().manual_seed(3)
+    exact = config(kind, hidden=48).model_copy(update={"eps": 1e-12})
+    head, features, embedded = random_lesson(exact)
     with torch.no_grad():
-        for tensor in head.parameters():
-            tensor.copy_(torch.randn(tensor.shape, generator=random))
-        head.output.copy_(torch.randn(head.output.shape, generator=random))
-        features = torch.randn(2, 9, 3, 48, generator=random)
-        embedded = torch.randn(2, 9, 48, generator=random)
         want = head.teach(features, embedded)
         head.rescale(0.25)
         found = head.teach(features / 4, embedded)

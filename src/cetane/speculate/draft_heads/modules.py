@@ -109,14 +109,10 @@ class TorchDraftHead(nn.Module, ABC):
         i + 2 + k. The target itself chooses the token at i + 1 before a draft begins.
         """
 
-    @torch.no_grad()
     def rescale(self, scale: float) -> None:
-        """Let it read hidden states with another factor. It computes the same as before."""
-        self._rescale(self.config.scale / scale)
+        """Let it read hidden states with another factor. It computes the same as before: a norm may
+        divide the factor out."""
         self.config = self.config.model_copy(update={"scale": scale})
-
-    def _rescale(self, factor: float) -> None:
-        """Multiply the weights that read hidden states, unless a norm precedes them."""
 
     def turn(self, stream: Turn, back: bool = False) -> None:
         """Let it read turned channels in place of plain ones, or the other way `back`. It computes
@@ -134,11 +130,13 @@ class TorchDraftHead(nn.Module, ABC):
             elif tensor.is_floating_point():
                 tensor.copy_(tensor.half())
 
-    def save(self, path: Path) -> None:
-        """Write the weights in fp16. Weights that are already rounded keep their values."""
+    def save(self, path: Path, without: frozenset[str] = frozenset()) -> None:
+        """Write the weights in fp16, but for the tensors `without`. Weights that are already
+        rounded keep their values."""
         tensors = {
             name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous()
             for name, tensor in self.state_dict().items()
+            if name not in without
         }
         with disk_errors(path), replacing(path) as temporary:
             save_file(tensors, temporary, {"cetane": self.config.model_dump_json()})
@@ -234,8 +232,10 @@ class Eagle3(TorchDraftHead, kind="eagle3"):
         self.gate_up = nn.Linear(hidden, 6 * hidden, bias=False)
         self.down = nn.Linear(3 * hidden, hidden, bias=False)
 
-    def _rescale(self, factor: float) -> None:
-        self.fuse.weight *= factor
+    @torch.no_grad()
+    def rescale(self, scale: float) -> None:
+        self.fuse.weight *= self.config.scale / scale
+        super().rescale(scale)
 
     @torch.no_grad()
     def turn(self, stream: Turn, back: bool = False) -> None:
