@@ -1,0 +1,18 @@
+"""The table of instructions for each MIL op.
+
+The first parameter of a function, `w`, is the writer. The annotation of any other decides what it
+gets: `Place`, where a value lies; `Places`, several; `Argument`, the argument itself; anything
+else, plain Python values. A function raises Unsupported for parameters that no instruction covers.
+"""
+
+from cetane.mil.fast.tape.code import Place
+from cetane.mil.implementation import Implementations
+
+Places = list[Place]
+Mask = list[bool] | None
+_FORMS = {
+    "Place": "tensor", "Place | None": "tensor", "Places": "tensors", "Argument": "argument",
+}  # fmt: skip
+
+INSTRUCTIONS = Implementations(lambda annotation: _FORMS.get(str(annotation), "plain"), ("w",))
+enters = INSTRUCTIONS.enters
