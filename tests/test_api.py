@@ -163,7 +163,7 @@ def test_the_import_is_instant_and_every_name_is_there() -> None:
     assert heavy == ["False", "False"]
     assert all(getattr(cetane, name) is not None for name in cetane.__all__)
     assert set(cetane.__all__) == set(dir(cetane))
-    with pytest.raises(AttributeError, match="no attribute 'prot'"):
+    with pytest.raises(AttributeError, match="attribute prot"):
         _ = cetane.prot
     assert (Path(cetane.__file__).parent / "py.typed").is_file()
 
