@@ -14,10 +14,10 @@ from cetane.engine.authored import authored_engine
 from cetane.engine.engine import Engine
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
+from cetane.families.zaya_departures import ZAYA_DEPARTURES
 from cetane.gates import metrics
 from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Observed, Reference
-from cetane.lab.departures import ZAYA
 from cetane.planner import Planner
 from cetane.schema.recipe import load_recipe, parse_recipe
 from common import arguments, report, standard_library_text
@@ -29,7 +29,7 @@ PUBLISHED = ("zaya-exp29-probe", "zaya-exp30", "zaya-exp31")
 
 def variants() -> dict[str, list[str]]:
     """Departures by name of what is measured."""
-    alone = {name: [name] for name in ZAYA}
+    alone = {name: [name] for name in ZAYA_DEPARTURES}
     published = {name: load_recipe(name).family["departures"] for name in PUBLISHED}
     return {"none": []} | alone | published
 

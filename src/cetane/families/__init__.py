@@ -1,13 +1,13 @@
 """Families: architectures written anew for the ANE, one file each.
 
 A family is a module with `MODEL_TYPES`, a class `Options` for its choices (a recipe's `[family]`
-table), and `author(config, options)`, which makes a `Model` without weights. Other rooms use the
-names below and no module of this folder.
+table), and `author(config, options)`, which makes a `Model` without weights. It may have
+`DEPARTURES`, by name. Other rooms use the names below and no module of this folder.
 """
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
@@ -44,7 +44,16 @@ from cetane.families.configs import MALFORMED, check_counts, check_sizes, invali
 from cetane.families.delta import RAISED_ANSWERS
 from cetane.families.grouped_query import AttentionHeads, attend
 from cetane.families.layers import Exchange, Held, Leaf, Projection, RMSNorm, rotate
-from cetane.families.model import CacheGroup, Head, History, Matrix, Model, StoredTable, TokenTable
+from cetane.families.model import (
+    CacheGroup,
+    Departure,
+    Head,
+    History,
+    Matrix,
+    Model,
+    StoredTable,
+    TokenTable,
+)
 from cetane.families.rotary import RotaryTable
 from cetane.families.rotation import rotated
 from cetane.families.shard import Shard
@@ -113,11 +122,6 @@ ADDING = str(
 )
 """The page for a model that cetane does not know. A source checkout keeps it at the top."""
 
-Departure = Callable[[Model, Weights], Model]
-"""A function that makes a model differ from its architecture on purpose. It may change blocks."""
-DEPARTURES = "cetane.lab.departures"
-"""The module with the departures. The lab imports this room, so it is imported only on demand."""
-
 
 def families() -> dict[str, ModuleType]:
     """The family modules, by model type."""
@@ -178,9 +182,8 @@ def chosen_departures(kind: str, options: Mapping[str, Any]) -> list[Departure]:
 
 def known_departures(kind: str) -> Mapping[str, Departure]:
     """The departures of an architecture, by name."""
-    departures: Mapping[str, Mapping[str, Departure]]
-    departures = importlib.import_module(DEPARTURES).DEPARTURES
-    return departures.get(kind, {})
+    known: Mapping[str, Departure] = getattr(families()[kind], "DEPARTURES", {})
+    return known
 
 
 def options_of(kind: str, options: Mapping[str, Any]) -> Any:

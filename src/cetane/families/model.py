@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -244,3 +244,7 @@ class LookupRows(Leaf):
     def __init__(self, rows: int, channels: int, kind: str | None) -> None:
         super().__init__()
         self.hold("weight", (rows, channels), kind=kind)
+
+
+Departure = Callable[[Model, Weights], Model]
+"""A function that makes a model differ from its architecture on purpose. It may change blocks."""

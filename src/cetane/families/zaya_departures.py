@@ -1,6 +1,6 @@
 """Departures of the published ANE port of ZAYA1-8B from the model (ane-book, experiments 29 to 35).
 
-Each departure changes one thing in the blocks of `families/zaya.py`. So its cost can be measured
+Each departure changes one thing in the blocks of `zaya.py`. So its cost can be measured
 alone, and together with others; docs/explanation/zaya.md has the table. A recipe lists departures
 in `family.departures`. Two more differences follow from them. Convolutions without their history
 also start differently. And with the neighbour's gates, the last merge before the final norm is left
@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cetane.families import Departure, Leaf, Model, StoredTable, Weights
+from cetane.families.base import Weights
+from cetane.families.layers import Leaf
+from cetane.families.model import Departure, Model, StoredTable
 
 Change = Callable[[Any, Any], None]
 """A function that changes a block; it also gets the checkpoint's weights."""
@@ -247,7 +249,7 @@ def in_blocks(change: Change, model: Model, weights: Weights) -> Model:
     return model
 
 
-ZAYA: Mapping[str, Departure] = {
+ZAYA_DEPARTURES: Mapping[str, Departure] = {
     "query-to-output": partial(in_blocks, query_to_output),
     "no-convolution": partial(in_blocks, no_convolution),
     "current-tap": partial(in_blocks, current_tap),
@@ -265,6 +267,4 @@ ZAYA: Mapping[str, Departure] = {
     "neighbours-gates": partial(in_blocks, neighbours_gates),
     "unscaled-residual": partial(in_blocks, unscaled_residual),
 }
-"""ZAYA's departures, in the order in which they are applied."""
-DEPARTURES: Mapping[str, Mapping[str, Departure]] = {"zaya": ZAYA}
-"""All departures, by the architecture's `model_type`."""
+"""All departures, in the order in which they are applied."""
