@@ -12,7 +12,7 @@ from cetane.lab.experiment import load_experiment
 from cetane.lab.journal import Journal
 from cetane.lab.run import run as run_experiment
 from cetane.lab.workload import Setting
-from cetane.pipeline.draft_head import DraftHeadSettings, train_draft_head
+from cetane.pipeline.draft_head import DraftHeadSettings, add_draft_heads, train_draft_head
 from cetane.pipeline.port import port
 from cetane.schema.recipe import Recipe
 from cetane.sweeps.choose import sweep
@@ -66,9 +66,9 @@ class Job:
     result: Callable[[Path], bytes]
 
 
-def jobs(model: Path, recipe: Recipe, bundle: Path) -> dict[str, Job]:
-    """The jobs by name: on the checkpoint `model`, and beside a finished `bundle`, whose copy
-    `prepare` puts into the folder."""
+def jobs(model: Path, recipe: Recipe, source: Path) -> dict[str, Job]:
+    """The jobs by name: on the checkpoint `model`, and on the bundle that `prepare` puts into the
+    folder. `source` is where add-head finds draft heads: the folder of a finished train-head."""
 
     def porting(folder: Path) -> object:
         return port(model, recipe=recipe, output=folder / "out")
@@ -101,6 +101,9 @@ def jobs(model: Path, recipe: Recipe, bundle: Path) -> dict[str, Job]:
             folder / "bundle", "medusa", [folder / "text.txt"], settings=settings, model=model
         )
 
+    def adding(folder: Path) -> object:
+        return add_draft_heads(folder / "bundle", source / "bundle", model=model)
+
     def trained(folder: Path) -> bytes:
         opened = Bundle(folder / "bundle")
         opened.verify()
@@ -111,6 +114,7 @@ def jobs(model: Path, recipe: Recipe, bundle: Path) -> dict[str, Job]:
         "sweep": Job(sweeping, swept),
         "lab run": Job(experimenting, learned),
         "train-head": Job(training, trained),
+        "add-head": Job(adding, trained),
     }
 
 

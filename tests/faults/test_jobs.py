@@ -1,4 +1,4 @@
-"""Port, sweep, lab run and train-head lose nothing to a fault, and resume to the same result."""
+"""Jobs lose nothing to a fault, and resume to the same result."""
 
 import random
 import shutil
@@ -15,6 +15,7 @@ from cetane.schema.recipe import Recipe
 
 HITS: dict[str, tuple[Fault, ...]] = {
     "port": ("kill",), "sweep": ("full",), "lab run": ("kill", "broken"), "train-head": ("kill",),
+    "add-head": ("kill", "full"),
 }  # fmt: skip
 """One change each, drawn by the job's name; `benchmarks/faults.py` tries a thousand."""
 
@@ -37,7 +38,11 @@ def test_a_job_resumes(
     monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
     options = {"verify": 4, "prefill": None, "layout": {"kind": "per-block"}, "context": 64}
     bundle = tiny_bundle(**options).path
-    job = jobs(tiny_checkpoint_folder, recipe(**options), bundle)[name]
+    known = jobs(tiny_checkpoint_folder, recipe(**options), tmp_path / "source")
+    if name == "add-head":
+        prepare(tmp_path / "source", bundle)
+        known["train-head"].run(tmp_path / "source")
+    job = known[name]
     prepare(tmp_path / "whole", bundle)
     count = changes((tmp_path / "whole",), lambda: job.run(tmp_path / "whole"))
     wanted = job.result(tmp_path / "whole")
