@@ -1,0 +1,41 @@
+"""The layout of casper-hansen/AutoAWQ, 'gemm'."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cetane.checkpoint.integers import from_words
+from cetane.checkpoint.quantized.layout import QuantizedTensors, Tensors
+
+if TYPE_CHECKING:
+    import torch
+
+
+def awq(layout: QuantizedTensors) -> Tensors:
+    """4 bits. Words lie along the outputs, with nibbles in the order 0 2 4 6 1 3 5 7."""
+    version = str(layout.said.get("version", "gemm")).lower()
+    if layout.integer("bits", 4) != 4 or version != "gemm":
+        raise layout.bad(
+            f"{layout.said.get('bits')} bits, version {version!r}; only 4 bits, gemm, is supported"
+        )
+
+    def unpack(words: torch.Tensor) -> torch.Tensor:
+        nibbles = from_words(words, 4).reshape(len(words), -1, 8)
+        return nibbles[:, :, [0, 4, 1, 5, 2, 6, 3, 7]].reshape(len(words), -1)
+
+    def decode(parts: dict[str, torch.Tensor]) -> torch.Tensor:
+        scales, zeros = parts["scales"].float(), unpack(parts["zeros"])
+        size = len(parts["words"]) // len(scales)
+        values = unpack(parts["words"]) - zeros.repeat_interleave(size, 0)
+        return (values * scales.repeat_interleave(size, 0)).T
+
+    for module in layout.modules(".qweight"):
+        inputs, words = layout.matrix(f"{module}.qweight")
+        groups, outputs = layout.matrix(f"{module}.scales")
+        layout.check(outputs == 8 * words and inputs % groups == 0, f"{module}.scales")
+        layout.check(layout.shape(f"{module}.qzeros") == (groups, words), f"{module}.qzeros")
+        layout.join(
+            module, (outputs, inputs), "int4", decode, words=".qweight", zeros=".qzeros",
+            scales=".scales",
+        )  # fmt: skip
+    return layout.tensors

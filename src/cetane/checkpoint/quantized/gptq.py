@@ -1,0 +1,52 @@
+"""The layouts of ModelCloud/GPTQModel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cetane.checkpoint.integers import from_words
+from cetane.checkpoint.quantized.layout import QuantizedTensors, Tensors
+from cetane.checkpoint.quantized.scales import places
+
+if TYPE_CHECKING:
+    import torch
+
+
+def gptq(layout: QuantizedTensors) -> Tensors:
+    """Words along the inputs, zero points less one (not in v2), and a group for every input."""
+    bits = layout.integer("bits")
+    if bits not in (2, 4, 8):
+        raise layout.bad(f"{bits} bits; only 2, 4 and 8 are supported")
+    form = layout.said.get("checkpoint_format", "gptq")
+    if form not in ("gptq", "gptq_v2"):
+        raise layout.bad(f"checkpoint_format {form!r}; only gptq and gptq_v2 are supported")
+    less = 1 if form == "gptq" else 0
+
+    def decode(parts: dict[str, torch.Tensor]) -> torch.Tensor:
+        values = from_words(parts["words"].T, bits).T
+        zeros = (from_words(parts["zeros"], bits) + less) & ((1 << bits) - 1)
+        scales, inputs = parts["scales"].float(), len(values)
+        if "groups" in parts:
+            group = places(parts["groups"])
+        else:
+            import torch
+
+            group = torch.arange(inputs) // (inputs // len(scales))
+        return ((values - zeros[group]) * scales[group]).T
+
+    per = 32 // bits
+    for module in layout.modules(".qweight"):
+        words, outputs = layout.matrix(f"{module}.qweight")
+        groups, columns = layout.matrix(f"{module}.scales")
+        fits = columns == outputs and (words * per) % groups == 0
+        layout.check(fits, f"{module}.scales")
+        zeros = layout.shape(f"{module}.qzeros")
+        layout.check(zeros == (groups, -(-outputs // per)) and outputs % per == 0,
+                     f"{module}.qzeros")  # fmt: skip
+        order = layout.tensors.get(f"{module}.g_idx")
+        layout.check(order is None or order.shape == (words * per,), f"{module}.g_idx")
+        layout.join(
+            module, (outputs, words * per), f"int{bits}", decode, words=".qweight", zeros=".qzeros",
+            scales=".scales", groups_=".g_idx",
+        )  # fmt: skip
+    return layout.tensors
