@@ -173,7 +173,7 @@ def test_stopped_while_a_shard_is_made(
     with monkeypatch.context() as patch, pytest.raises(Stop):
         patch.setattr(Lowering, "lower", die)
         # What a kill leaves behind, which a Python exception would clean up.
-        patch.setattr("cetane.files.shutil.rmtree", silent)
+        patch.setattr("shutil.rmtree", silent)
         build(checkpoint, small, stopped, silent)
     assert any(path.name.startswith(".") for path in tmp_path.rglob("*"))
     assert_same(build(checkpoint, small, stopped, silent), undisturbed)

@@ -1,0 +1,78 @@
+"""Files: atomic writes, bounded reads, hashes, listings, locks and the cache folder.
+
+A file is written whole or not at all, and nothing in a file is trusted before it is checked.
+"""
+
+from pathlib import Path
+
+from cetane.files.cache import cache_dir, forget_oldest, write_cache
+from cetane.files.hashes import (
+    FileRecord,
+    check_files,
+    code_sha256,
+    content_identity,
+    file_identity,
+    json_sha256,
+    records,
+    sha256,
+)
+from cetane.files.kernels import KERNELS, KERNELS_OF, place_kernels
+from cetane.files.locks import claimed, is_claimed
+from cetane.files.paths import check_outside, inside, nameable
+from cetane.files.progress import Progress, silent
+from cetane.files.reading import (
+    LARGEST,
+    LARGEST_TEXT,
+    open_regular,
+    read_bytes,
+    read_exactly,
+    read_json,
+    read_json_if_present,
+    read_named,
+    read_text,
+    read_toml,
+    regular_files,
+)
+from cetane.files.writing import check_space, disk_errors, remove, replacing, write_json, write_toml
+
+__all__ = [
+    "KERNELS",
+    "KERNELS_OF",
+    "LARGEST",
+    "LARGEST_TEXT",
+    "FileRecord",
+    "Progress",
+    "cache_dir",
+    "check_files",
+    "check_outside",
+    "check_space",
+    "claimed",
+    "code_sha256",
+    "content_identity",
+    "disk_errors",
+    "file_identity",
+    "forget_oldest",
+    "inside",
+    "is_claimed",
+    "json_sha256",
+    "nameable",
+    "open_regular",
+    "read_bytes",
+    "read_exactly",
+    "read_json",
+    "read_json_if_present",
+    "read_named",
+    "read_text",
+    "read_toml",
+    "records",
+    "regular_files",
+    "remove",
+    "replacing",
+    "sha256",
+    "silent",
+    "write_cache",
+    "write_json",
+    "write_toml",
+]
+
+place_kernels(Path(__file__).parents[1])  # here: all modules with compiled functions need this one

@@ -1,0 +1,92 @@
+"""Hashes of files, of data and of code."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cetane.errors import CetaneError
+from cetane.files.cache import cache_dir, write_cache
+from cetane.files.paths import inside
+from cetane.files.reading import open_regular
+from cetane.validation import Data
+
+
+class FileRecord(Data):
+    """The size and the hash that a file must have."""
+
+    bytes: int
+    sha256: str
+
+
+def records(root: Path, folder: Path) -> dict[str, FileRecord]:
+    """The records of all files under `folder` (or of `folder`, a file), by path from `root`."""
+    files = [folder] if folder.is_file() else sorted(p for p in folder.rglob("*") if p.is_file())
+    return {
+        path.relative_to(root).as_posix(): FileRecord(
+            bytes=path.stat().st_size, sha256=sha256(path)
+        )
+        for path in files
+    }
+
+
+def sha256(path: Path) -> str:
+    """The hash of a regular file. Raises CetaneError if it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CetaneError(f"cannot read {path}: {error}") from error
+
+
+def json_sha256(content: Any) -> str:
+    """The hash of a JSON document, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@cache
+def code_sha256(*folders: Path) -> str:
+    """The hash of all Python code under some folders: a part of the keys of what this code made."""
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def check_files(root: Path, files: Mapping[str, FileRecord], hint: str) -> None:
+    """Raise CetaneError if a file is missing, or has another size or hash."""
+    for name, record in files.items():
+        path = inside(root, name)
+        if not path.is_file():
+            raise CetaneError(f"{root}: {name} is missing")
+        if path.stat().st_size != record.bytes or sha256(path) != record.sha256:
+            raise CetaneError(
+                f"{root}: {name} is not the file that was built (its hash differs)", hint
+            )
+
+
+def file_identity(path: Path) -> str:
+    """The name, size in bytes and modification time in nanoseconds of `path`, for fingerprints."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise CetaneError(f"cannot read {path}: {error}") from error
+    return f"{path.name} {status.st_size} {status.st_mtime_ns}\n"
+
+
+def content_identity(path: Path) -> str:
+    """The name and the SHA-256 of `path`, for keys that machines share. The hash is kept in the
+    cache folder as long as the file is the same."""
+    status = file_identity(path) + str(path.stat().st_ino)
+    known = cache_dir() / "hashes" / json_sha256([str(path.resolve()), status])
+    try:
+        digest = known.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        digest = ""
+    if not re.fullmatch("[0-9a-f]{64}", digest):
+        digest = sha256(path)
+        write_cache(known, digest)
+    return f"{path.name} {digest}\n"

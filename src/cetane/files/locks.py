@@ -1,0 +1,72 @@
+"""Locks: one process at a time writes to a place."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from socket import gethostname
+
+from cetane.errors import CetaneError
+from cetane.files.writing import disk_errors
+
+
+@contextmanager
+def claimed(target: Path, job: str) -> Iterator[None]:
+    """A context in which no other process writes to `target`.
+
+    The lock is `.NAME.lock` beside the target; its parent folders are made first. The system
+    releases it when a process dies. filelock notices the removal of a lock file in use, so the last
+    writer can remove it. Raises CetaneError if there is another writer, with its process and `job`,
+    and for a target without a name, such as ".".
+    """
+    from filelock import FileLock, Timeout  # here: it loads asyncio, which readers do not need
+
+    if target.name in ("", ".."):
+        raise CetaneError(f"{target}: does not end with a name", "name a folder or a file in it")
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path = lock_of(target)
+        lock = FileLock(path, timeout=0.2)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise CetaneError(
+                f"{target} is being written by {holder(path)}",
+                "wait until it has ended, or choose another folder",
+            ) from error
+    try:
+        with disk_errors(path):
+            path.write_text(json.dumps({"process": os.getpid(), "host": gethostname(), "job": job}))
+        yield
+    finally:
+        with suppress(OSError):  # the next writer takes a file that is left
+            path.unlink(missing_ok=True)
+        lock.release()
+
+
+def lock_of(target: Path) -> Path:
+    """The lock of a target's writers."""
+    return target.with_name(f".{target.name}.lock")
+
+
+def is_claimed(target: Path) -> bool:
+    """Whether a process of this machine writes to `target` now."""
+    try:
+        with lock_of(target).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # closing the file releases it
+    except FileNotFoundError:
+        return False
+    except OSError:  # held, or nobody can tell
+        return True
+    return False
+
+
+def holder(path: Path) -> str:
+    """The holder of a lock, in words. A holder that is just starting is still unknown."""
+    try:
+        said = json.loads(path.read_bytes()[:1000])
+        return f"process {said['process']} on {said['host']} ({said['job']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,34 @@
+"""Paths that a manifest may name, and places that must not change."""
+
+from pathlib import Path, PurePosixPath
+
+from cetane.errors import CetaneError
+
+MOST_NAME_BYTES = 255
+"""The most bytes of a name on the disks of Linux and macOS."""
+
+
+def nameable(path: str) -> bool:
+    """Whether a path's names are printable, and short enough for the disks of Linux and macOS."""
+    parts = path.split("/")
+    return path.isprintable() and all(len(part.encode()) <= MOST_NAME_BYTES for part in parts)
+
+
+def inside(root: Path, name: str) -> Path:
+    """A path inside a folder, without links. Raises CetaneError for any other path."""
+    if not nameable(name):
+        raise CetaneError(f"{root}: no disk takes the name {name!r:.80}")
+    parts = PurePosixPath(name)
+    path = root / parts
+    odd = parts.is_absolute() or ".." in parts.parts
+    if odd or not (real := path.resolve()).is_relative_to(root.resolve()):
+        raise CetaneError(f"{root}: the manifest points outside the bundle: {name}")
+    if real != root.resolve() / parts:
+        raise CetaneError(f"{root}: {name} is a link")
+    return path
+
+
+def check_outside(target: Path, folder: Path) -> None:
+    """Raise CetaneError for a target inside a folder that must not change."""
+    if folder.resolve() in target.resolve().parents:
+        raise CetaneError(f"{target} is inside {folder}", "choose another place")

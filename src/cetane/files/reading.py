@@ -1,0 +1,133 @@
+"""Bounded reads of regular files: nothing blocks, and nothing is larger than it may be."""
+
+import errno
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from cetane.errors import CetaneError
+from cetane.validation import Content, parse_json, parse_toml, validated
+
+LARGEST = 1 << 26
+"""The largest file that is read whole, in bytes. A released checkpoint's index has up to 10 MB."""
+LARGEST_TEXT = 1 << 28
+"""The largest text to judge or to train on, in bytes: 60 M tokens."""
+LARGEST_TOML = 1 << 18
+"""Bytes of the largest TOML file. A recipe has up to 8 kB; tomllib takes 3 s for 1 MB."""
+
+
+def open_regular(path: Path, follow: bool = True) -> BufferedReader:
+    """A regular file, opened for reading.
+
+    Raises OSError for devices, pipes and folders, which could block or never end. Raises it for a
+    link too, unless `follow`.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    handle = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return open(handle, "rb")
+
+
+def read_bytes(path: Path, most: int = LARGEST, follow: bool = True) -> bytes:
+    """The content of a regular file of at most `most` bytes. Every file that is read whole comes
+    through here.
+
+    Raises CetaneError if it cannot be read, is larger, or is not a regular file. Files of untrusted
+    folders, such as a bundle's, are opened with `follow=False`, which refuses links.
+    """
+    try:
+        with open_regular(path, follow) as file:
+            content = file.read(most + 1)
+    except OSError as error:
+        link = error.errno == errno.ELOOP
+        raise CetaneError(f"cannot read {path}: {'it is a link' if link else error}") from error
+    if len(content) > most:
+        raise CetaneError(f"{path} is larger than the {most:,} bytes that such a file may have")
+    return content
+
+
+def read_text(path: Path, most: int = LARGEST, follow: bool = True) -> str:
+    """The UTF-8 text of `path`. Raises CetaneError as `read_bytes`."""
+    try:
+        return read_bytes(path, most, follow).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CetaneError(f"cannot read {path}: it is not UTF-8: {error}") from error
+
+
+def read_json(path: Path, follow: bool = True, unique: bool = False) -> dict[str, Any]:
+    """The JSON object in `path`. Raises CetaneError if it cannot be read or is not an object; with
+    `unique`, also for an object that has a key twice."""
+    value = parse_json(read_bytes(path, follow=follow), str(path), unique=unique)
+    if not isinstance(value, dict):
+        raise CetaneError(f"{path} holds a JSON {type(value).__name__}, not an object")
+    return value
+
+
+def read_json_if_present(path: Path, follow: bool = True) -> dict[str, Any]:
+    """As `read_json`, but empty if there is no such file."""
+    return read_json(path, follow) if path.is_file() else {}
+
+
+def read_named(kind: type[Content], path: Path, most: int, key: str, hint: str) -> Content:
+    """Data of a kind from the JSON file that a recipe's `key` names, of at most `most` bytes.
+
+    Raises CetaneError with the hint if the file holds none.
+    """
+    try:
+        content = read_bytes(path, most)
+    except CetaneError as error:
+        raise CetaneError(f"{key}: {error.message}", hint) from error
+    return validated(kind, parse_json(content, str(path), hint), str(path), hint)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The TOML table in `path`. Raises CetaneError if it cannot be read or is not TOML."""
+    text = read_text(path, LARGEST_TOML).removeprefix("\ufeff")  # some editors begin a file so
+    return parse_toml(text, str(path))
+
+
+def read_exactly(path: Path, offset: int, nbytes: int) -> bytearray:
+    """`nbytes` bytes of `path` from `offset`, in memory of their own.
+
+    The caller must check the range against the file's size. Raises CetaneError if the file has
+    become shorter since, or cannot be read.
+    """
+    buffer = bytearray(nbytes)
+    try:
+        with open_regular(path) as file:
+            file.seek(offset)
+            count = file.readinto(buffer)
+    except OSError as error:
+        raise CetaneError(f"cannot read {path}: {error}") from error
+    if count != nbytes:
+        raise CetaneError(f"{path} became shorter while it was open", "download or copy it again")
+    return buffer
+
+
+def regular_files(root: Path) -> list[str]:
+    """The paths, from `root`, of the files under it, sorted.
+
+    Raises CetaneError unless all entries are regular files or folders: a link leads elsewhere, and
+    a pipe blocks its reader.
+    """
+    names, folders = [], [root]
+    while folders:
+        folder = folders.pop()
+        try:
+            entries = list(os.scandir(folder))
+        except OSError as error:
+            raise CetaneError(f"cannot read {folder}: {error.strerror}") from error
+        for entry in entries:
+            path = folder / entry.name
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(path)
+            elif entry.is_file(follow_symlinks=False):
+                names.append(path.relative_to(root).as_posix())
+            else:
+                kind = "a link" if entry.is_symlink() else "neither a file nor a folder"
+                raise CetaneError(f"{root}: {path.relative_to(root)} is {kind}")
+    return sorted(names)

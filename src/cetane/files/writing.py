@@ -1,0 +1,86 @@
+"""Writes in one step: a reader sees the whole file or nothing. Errors of disks, in words."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from cetane.errors import CetaneError
+
+FULL = (os.strerror(errno.ENOSPC), "[MIL FileWriter]", "filesystem error: cannot copy")
+"""Texts of coremltools' errors on a full disk. Its calls of shutil and its C++ lose the error
+number."""
+NATIVE = re.compile(r"\(os error ([0-9]{1,4})\)")
+"""The error number in the text of Rust's errors, such as safetensors'."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A context with a temporary path, which replaces `path` if the block succeeds."""
+    # The process id keeps two processes from writing to one temporary file.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    remove(temporary)
+    try:
+        yield temporary
+        if temporary.is_dir():  # a folder cannot replace a folder that is not empty
+            remove(path)
+        os.replace(temporary, path)
+    finally:
+        remove(temporary)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """A context that turns a full disk, and other errors of the file system, into CetaneErrors."""
+    try:
+        yield
+    except CetaneError:
+        raise
+    except Exception as error:  # libraries in C++ and Rust raise errors of their own
+        native = NATIVE.search(str(error))
+        code = error.errno if isinstance(error, OSError) else int(native[1]) if native else None
+        if code == errno.ENOSPC or any(text in str(error) for text in FULL):
+            hint = f"free some space there and in {tempfile.gettempdir()}, then run it again"
+            raise CetaneError(f"disk full while writing {path}", hint) from error
+        if isinstance(error, OSError) or code is not None:
+            reason = os.strerror(code) if code else error
+            raise CetaneError(f"cannot write {path}: {reason}") from error
+        raise
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON under a temporary name, then rename: a reader sees all of it or nothing."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+
+def write_toml(path: Path, content: Mapping[str, Any]) -> None:
+    """Write TOML in one step."""
+    with disk_errors(path), replacing(path) as temporary:
+        temporary.write_text(tomli_w.dumps(content), encoding="utf-8")
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """Raise CetaneError unless the disk of an existing folder has `needed` free bytes."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise CetaneError(
+            f"{folder}: {needed / 1e6:,.0f} MB are needed, but only {free / 1e6:,.0f} MB are free",
+            "free some space, or choose another folder with --output",
+        )

@@ -1,0 +1,31 @@
+"""Errors of disks, told in one way."""
+
+import errno
+from pathlib import Path
+
+import pytest
+from safetensors import SafetensorError
+
+from cetane.errors import CetaneError
+from cetane.files import disk_errors
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "disk full while writing"),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), "disk full"),
+        (SafetensorError("I/O error: Input/output error (os error 5)"), "cannot write .*: Input"),
+        (RuntimeError("[MIL FileWriter] failed"), "disk full"),
+        (PermissionError(errno.EACCES, "Permission denied"), "cannot write .*: Permission denied"),
+        (CetaneError("No space left on device, said a model"), "said a model"),
+    ],
+)
+def test_errors_of_a_disk_are_told_in_one_way(error: Exception, message: str) -> None:
+    with pytest.raises(CetaneError, match=message), disk_errors(Path("out")):
+        raise error
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(KeyError), disk_errors(Path("out")):
+        raise KeyError("x")
