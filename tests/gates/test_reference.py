@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -19,10 +18,9 @@ from cetane.gates.reference import (
     Reference,
     choices,
     forget_reference,
-    one_name_map,
-    own_tensors,
     reference_of,
 )
+from cetane.gates.transformers_model import own_tensors
 
 from .conftest import ZAYA
 
@@ -58,15 +56,6 @@ def test_transformers_loads_itself(
     assert names == []
     np.testing.assert_allclose(seen.logits, logits(truth, TOKENS), atol=1e-5)
     assert ours.names.keys() >= {"model.embed_tokens", "model.layers.0.self_attn.q_proj"}
-
-
-def test_names_of_gguf_are_mapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[object] = []
-    monkeypatch.setattr(gguf, "get_tensor_name_map", lambda *named: made.append(named))
-    with one_name_map():
-        for layers in (2, 2, 3):
-            gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers)
-    assert made == [(gguf.MODEL_ARCH.LLAMA, 2), (gguf.MODEL_ARCH.LLAMA, 3)]
 
 
 def test_gates_share_a_reference(checkpoint: Checkpoint) -> None:

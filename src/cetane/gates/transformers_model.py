@@ -1,0 +1,167 @@
+"""A checkpoint's transformers model, and the two ways in which its weights come: transformers reads
+them, or each module borrows its own from cetane's reader."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from torch import Tensor, nn
+
+from cetane.checkpoint import Checkpoint
+from cetane.checkpoint.lora import WEIGHTS, Lora
+from cetane.hardware.quiet import quiet_transformers
+
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
+"""The plainest arithmetic that transformers has."""
+
+
+class Lender:
+    """Gives a module its tensors from the checkpoint before a forward pass, and takes them back
+    after it. A `resident` module keeps them."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, names: dict[str, str], module: nn.Module, resident: bool
+    ) -> None:
+        self.checkpoint, self.names, self.module = checkpoint, names, module
+        self.resident, self.lent = resident, False
+
+    def lend(self, *_: Any) -> None:
+        if self.lent:
+            return
+        for name, tensor in own_tensors(self.module).items():
+            tensor.data = self.checkpoint.read(self.names[name]).float()
+        self.lent = True
+
+    def take_back(self, *_: Any) -> None:
+        for tensor in own_tensors(self.module).values():
+            tensor.data = torch.empty(0)
+        self.lent = False
+
+
+def unfilled(config: Any) -> Any:
+    """The transformers model of a config, its fp32 weights not initialised: so they take no
+    memory yet."""
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, **EAGER).eval()
+
+
+def stored_names(model: nn.Module, config: Any) -> dict[str, dict[str, str]]:
+    """The checkpoint's names of each module's own tensors, by module path."""
+    names: dict[str, dict[str, str]] = {}
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        own = {name: prefix + name for name in own_tensors(module)}
+        if own.get("weight") == "lm_head.weight" and config.tie_word_embeddings:
+            own["weight"] = "model.embed_tokens.weight"
+        if own:
+            names[path] = own
+    return names
+
+
+def load_by_transformers(
+    checkpoint: Checkpoint, config: Any, names: dict[str, dict[str, str]]
+) -> nn.Module | None:
+    """The model, its weights read by transformers and its adapters merged by peft; None for a
+    checkpoint that they do not know, or read only in part.
+
+    cetane gives the config, since transformers reads only a part of a GGUF file's."""
+    from transformers import AutoModelForCausalLM
+
+    path = Path(checkpoint.source)
+    if path.is_dir() and (path / "config.json").is_file():
+        where: dict[str, Any] = {"pretrained_model_name_or_path": path}
+    elif path.suffix == ".gguf" and path.is_file():
+        where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    else:
+        return None
+    try:
+        with quiet_transformers(), one_name_map():
+            model, told = AutoModelForCausalLM.from_pretrained(
+                **where, config=config, dtype=torch.float32, local_files_only=True,
+                output_loading_info=True,
+                **EAGER,
+            )  # fmt: skip
+    except Exception:  # transformers raises many kinds for checkpoints that it does not know
+        return None
+    whole = not told["missing_keys"] and not told["mismatched_keys"]
+    paths = {path for path, _ in model.named_modules()}
+    if not whole or not names.keys() <= paths:
+        return None
+    fill_buffers(model, checkpoint, names)
+    for lora in checkpoint.merged:
+        model = merged_by_peft(model, lora)
+        if model is None:
+            return None
+    return model.eval()
+
+
+@contextmanager
+def one_name_map() -> Iterator[None]:
+    """A context in which gguf makes its map of tensor names once. transformers 5 asks for it at
+    every module, which is half of the time to read SmolLM2."""
+    made = gguf.get_tensor_name_map
+    gguf.get_tensor_name_map = lru_cache(made)
+    try:
+        yield
+    finally:
+        gguf.get_tensor_name_map = made
+
+
+def merged_by_peft(model: nn.Module, lora: Lora) -> nn.Module | None:
+    """The model with an adapter that peft merged; None without peft, or if peft does not take all
+    of the adapter's tensors.
+
+    peft gets the paths of modules in place of the config's patterns: the patterns are regular
+    expressions of an untrusted file.
+    """
+    try:
+        from peft import LoraConfig, PeftModel, set_peft_model_state_dict
+    except ModuleNotFoundError:
+        return None
+    from safetensors.torch import load_file
+
+    config = LoraConfig.from_pretrained(str(lora.folder))
+    config.target_modules, config.exclude_modules = set(lora.modules.values()), None
+    config.layers_to_transform = config.layers_pattern = None
+    try:
+        with quiet_transformers():
+            adapted = PeftModel(model, config)
+            told: Any = set_peft_model_state_dict(adapted, load_file(lora.folder / WEIGHTS))
+            missing = [name for name in told.missing_keys if "lora_" in name]
+            whole = not missing and not told.unexpected_keys
+            return adapted.merge_and_unload() if whole else None
+    except (ValueError, RuntimeError, KeyError):  # for paths that the model does not have
+        return None
+
+
+def fill_buffers(
+    model: nn.Module, checkpoint: Checkpoint, names: dict[str, dict[str, str]]
+) -> None:
+    """Give the model its stored buffers. transformers 5.23 reads them, and then initialises them
+    anew: the balancing biases of a ZAYA's routers come out as zeros."""
+    for path, stored in names.items():
+        for name, buffer in model.get_submodule(path).named_buffers(recurse=False):
+            if name in stored:
+                buffer.data = checkpoint.read(stored[name]).float()
+
+
+def by_parent(module: nn.Module) -> bool:
+    """Whether the module's parent computes with its tensors and never calls it, as LFM2's
+    convolutions in transformers."""
+    return isinstance(module, nn.Conv1d) and module.groups == module.in_channels
+
+
+def own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """A module's own parameters and stored buffers, without its children's."""
+    buffers = module.named_buffers(recurse=False)
+    passing = module._non_persistent_buffers_set
+    return dict(module.named_parameters(recurse=False)) | {
+        name: tensor for name, tensor in buffers if name not in passing
+    }
