@@ -16,7 +16,8 @@ from .pipeline.imports import KitImport, import_kit
 from .pipeline.kit import Kit, make_kit
 from .pipeline.language_model import Completion, CompletionStream, LanguageModel, load
 from .pipeline.plan import plan
-from .pipeline.port import PortResult, port
+from .pipeline.port import port
+from .pipeline.port_result import PortResult
 from .pipeline.validate import Validation, perplexity, validate
 from .pipeline.versus import Versus, versus
 from .schema.plan import Plan

@@ -43,7 +43,7 @@ from cetane.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from cetane.pipeline.port import PortResult
+    from cetane.pipeline.port_result import PortResult
 
 RequireResidency = Annotated[
     bool | None,

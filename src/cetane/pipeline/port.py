@@ -1,124 +1,33 @@
 """The whole way from a checkpoint to a bundle that is proved right."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint
 from cetane.compress.select import UNFITTED
 from cetane.errors import CetaneError
 from cetane.files import Progress, silent
-from cetane.gates.explain import Explanation, explain, explain_ladder, explain_residency
-from cetane.gates.golden import GoldenResult
-from cetane.gates.golden import golden as compare_with_model
-from cetane.gates.ladder import LadderResult, ladder
+from cetane.gates.explain import Explanation
 from cetane.gates.reference import forget_reference
-from cetane.gates.residency.audit import Audit, audit
-from cetane.gates.residency.store import InBundle, summary
 from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.hardware.chips import DEFAULT_CHIP
 from cetane.hardware.memory import give_back, keep_little
-from cetane.mil.reader import load
-from cetane.pipeline.build import build, check_place, same
+from cetane.pipeline.attempt import Attempt, History
+from cetane.pipeline.build import check_place, same
 from cetane.pipeline.chip_layout import recipe_for_chip
 from cetane.pipeline.choose import check_budget, resolutions, with_layout
-from cetane.pipeline.plan import Forecast, forecast, forecast_json
+from cetane.pipeline.first_shards import Clock
+from cetane.pipeline.port_result import PortResult, PortTarget
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
-from cetane.schema.plan import Plan
 from cetane.schema.recipe import Quality, Recipe, decided, override, value_of
 from cetane.tasks.workers import Workers, open_workers
-from cetane.validation import Data, validated
 
 MOST_ATTEMPTS = 4
 """Builds of one port: the first, and those after a change of the recipe."""
-HISTORY = "history"
-"""The file of a port's history, among a bundle's gates."""
-
-
-class Gate(Protocol):
-    """What every gate's outcome tells."""
-
-    @property
-    def passed(self) -> bool: ...
-
-
-@dataclass(frozen=True)
-class PortTarget:
-    """Where a port shall run, and whether its ops must be predicted to be on the ANE there."""
-
-    target: Target = field(default_factory=Target)
-    named: bool = False
-    """Whether the user named the chip."""
-    required: bool = False
-
-
-@dataclass(frozen=True)
-class PortResult:
-    """How a port went. A gate that fails is part of the result, not an exception."""
-
-    plan: Plan
-    bundle: Bundle | None
-    """None when the first shards failed their gate: the others were not built."""
-    ladder: LadderResult | None
-    """The first shard of every kind against the model; None for a bundle that was there before."""
-    residency: Audit | None
-    """Where the ops of those shards are predicted to run. None for a bundle that was there before,
-    unless residency is required."""
-    golden: GoldenResult | None
-    """The finished bundle against the model; None when there is no bundle."""
-    explanation: Explanation | None
-    """Why a gate is red, and what mends it; None where none is."""
-    forecast: Forecast
-    """How fast the chip is predicted to run the plan."""
-    seconds: Mapping[str, float]
-    """Wall-clock seconds by stage: `choose`, `build` (without the gates), `ladder`, `residency`,
-    `golden`."""
-    residency_required: bool = False
-    """Whether the port is for a named chip, and must be predicted to be on its ANE."""
-    changes: tuple[str, ...] = ()
-    """What was changed after a red gate, and why: one line each."""
-    refused: str | None = None
-    """Why the next change was not tried: it exceeds the budget, or does not fit the model."""
-    warnings: tuple[str, ...] = ()
-    """Signs of a misread checkpoint."""
-
-    @property
-    def gates(self) -> dict[str, Gate]:
-        """The outcomes of the gates that ran, by name."""
-        named = {"ladder": self.ladder, "residency": self.residency, "golden": self.golden}
-        return {name: outcome for name, outcome in named.items() if outcome is not None}
-
-    @property
-    def off_the_ane(self) -> bool:
-        """Whether residency is required, and not predicted."""
-        return self.residency_required and self.residency is not None and not self.residency.passed
-
-    @property
-    def passed(self) -> bool:
-        """Whether the bundle is right, and on the ANE where that is required."""
-        return self.golden is not None and self.golden.passed and not self.off_the_ane
-
-    def as_json(self) -> dict[str, Any]:
-        """The result as a JSON object."""
-        return {
-            "bundle": None if self.bundle is None else str(self.bundle.path),
-            "digest": None if self.bundle is None else self.bundle.digest,
-            "passed": self.passed,
-            "seconds": dict(self.seconds),
-            "explanation": explanation_json(self.explanation),
-            "reasons": dict(self.plan.recipe.reasons),
-            "changes": list(self.changes),
-            "refused": self.refused,
-            "warnings": list(self.warnings),
-            "residency_required": self.residency_required,
-            "predicted": forecast_json(self.forecast),
-            "gates": {name: gate_json(outcome) for name, outcome in self.gates.items()},
-        }
 
 
 def port(
@@ -310,173 +219,3 @@ def described(before: Recipe, after: Recipe, why: Explanation) -> str:
     keys = [key for key, reason in after.reasons.items() if before.reasons.get(key) != reason]
     values = ", ".join(f"{key} = {value_of(after, key)}" for key in keys)
     return f"{values}: {why.sentence}"
-
-
-@dataclass
-class Attempt:
-    """One build of a port, and its gates."""
-
-    request: Request
-    recipe: Recipe
-    target: Path
-    asked: PortTarget
-    history: "History"
-    clock: "Clock"
-    progress: Progress
-    workers: Workers | None = None
-
-    def run(self, force: bool, rebuild: bool) -> PortResult:
-        """Build and judge. Parts that were built of the same recipe before are kept, unless
-        `rebuild`; `force` replaces another bundle at the target."""
-        request, clock, progress = self.request, self.clock, self.progress
-        planner = Planner(request.checkpoint, self.recipe, request.planner)
-        plan, speed = planner.plan(), forecast(planner, self.asked.target.chip)
-        first = FirstShards(request.checkpoint, self.asked, clock, progress)
-        judged_before = sum(clock.seconds.values())
-        started = time.perf_counter()
-        try:
-            bundle = build(
-                request.checkpoint, self.recipe, self.target,
-                lambda what, done, total: progress(f"build {what}", done, total),
-                force, first.judge, rebuild, self.workers,
-            )  # fmt: skip
-        except FirstShardsFailed:
-            return PortResult(
-                plan, None, first.ladder, first.residency, None, first.explain(plan), speed,
-                clock.seconds, self.asked.required,
-            )  # fmt: skip
-        spent = time.perf_counter() - started
-        clock.add("build", spent - (sum(clock.seconds.values()) - judged_before))
-        if first.residency is None and self.asked.required:
-            first.audit(InBundle(bundle).packages)
-        self.history.keep(bundle)
-        for name, outcome in (("ladder", first.ladder), ("residency", first.residency)):
-            if outcome is not None:
-                bundle.write_gate(name, gate_json(outcome))
-        with clock.stage("golden"):
-            golden, why = judge(bundle, request.checkpoint, progress)
-        return PortResult(
-            plan, bundle, first.ladder, first.residency, golden, why or first.explain(plan),
-            speed, clock.seconds, self.asked.required,
-        )  # fmt: skip
-
-
-class History(Data):
-    """How a port came to its bundle's recipe. It lies beside the gates' results if a gate was red.
-
-    When the same port runs again, the history tells it that the bundle is its own.
-    """
-
-    first: Recipe
-    """The first recipe that was built."""
-    changes: tuple[str, ...]
-    """What was changed after a red gate, and why: one line each."""
-
-    @classmethod
-    def of(cls, target: Path) -> "History | None":
-        """The history of the bundle at `target`; None without a bundle or a red gate."""
-        kept = Bundle(target).gates().get(HISTORY) if target.exists() else None
-        if kept is None:
-            return None
-        content = {key: value for key, value in kept.items() if key != "bundle"}
-        return validated(cls, content, f"{target}: {HISTORY}.json", "--force replaces the bundle")
-
-    def keep(self, bundle: Bundle) -> None:
-        """Write it, if there is something to tell."""
-        if self.changes:
-            bundle.write_gate(HISTORY, self.model_dump(mode="json"))
-
-
-def judge(
-    bundle: Bundle, checkpoint: Checkpoint, progress: Progress = silent
-) -> tuple[GoldenResult, Explanation | None]:
-    """Run the golden gate, keep its result in the bundle, and say why it is red if it is."""
-    result = compare_with_model(
-        bundle, checkpoint, lambda what, done, total: progress(f"golden gate: {what}", done, total)
-    )
-    bundle.write_gate("golden", gate_json(result))
-    if not result.passed:
-        progress("golden gate: what is wrong", 0, 1)
-    return result, explain(bundle, checkpoint, result)
-
-
-def explanation_json(explanation: Explanation | None) -> dict[str, Any] | None:
-    """Why a gate is red, as a JSON object."""
-    return None if explanation is None else explanation.model_dump(mode="json")
-
-
-def gate_json(outcome: Gate) -> dict[str, Any]:
-    """A gate's outcome as a bundle keeps it."""
-    if isinstance(outcome, Audit):
-        return summary(outcome)
-    assert isinstance(outcome, LadderResult | GoldenResult)
-    return outcome.model_dump(mode="json")
-
-
-@dataclass
-class Clock:
-    """Seconds by stage, of all attempts."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """A context whose seconds are counted. What it freed goes back to the system."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            give_back()
-            self.add(name, time.perf_counter() - started)
-
-    def add(self, name: str, seconds: float) -> None:
-        """Count some seconds more."""
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-
-
-class FirstShardsFailed(Exception):
-    """Stops a build whose first shards are refused; never leaves this module."""
-
-
-class FirstShards:
-    """The gate of a build: judges the first shard of every kind before the others are made."""
-
-    def __init__(
-        self, checkpoint: Checkpoint, asked: PortTarget, clock: Clock, progress: Progress
-    ) -> None:
-        self.checkpoint, self.asked = checkpoint, asked
-        self.clock, self.progress = clock, progress
-        self.ladder: LadderResult | None = None
-        self.residency: Audit | None = None
-
-    def judge(self, planner: Planner, packages: dict[str, Path]) -> None:
-        """Audit the first shards, and compare them with the model. FirstShardsFailed if they leave
-        the ANE and must not, or if they differ."""
-        self.audit(packages)
-        if self.refused is not None:
-            raise FirstShardsFailed
-        self.progress("first shard of every kind, against the model", 0, 1)
-        with self.clock.stage("ladder"):
-            self.ladder = ladder(self.checkpoint, planner, packages)
-        if not self.ladder.passed:
-            raise FirstShardsFailed
-
-    def audit(self, packages: Mapping[str, Path]) -> None:
-        """Predict where the ops of some packages run."""
-        with self.clock.stage("residency"):
-            programs = {name: load(path) for name, path in packages.items()}
-            self.residency = audit(programs, self.asked.target)
-
-    @property
-    def refused(self) -> Audit | None:
-        """The audit, if it is one that refuses the port."""
-        audited = self.residency
-        return None if audited is None or audited.passed or not self.asked.required else audited
-
-    def explain(self, plan: Plan) -> Explanation | None:
-        """Why the first shards were refused; None if they were not."""
-        if self.refused is not None:
-            return explain_residency(self.refused, plan)
-        if self.ladder is not None and not self.ladder.passed:
-            return explain_ladder(self.ladder, plan.recipe)
-        return None
