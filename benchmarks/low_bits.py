@@ -26,8 +26,8 @@ from cetane.compress import Selection, parse_format
 from cetane.gates.compressions import Judge
 from cetane.gates.probes import texts
 from cetane.hardware.memory import give_back
-from cetane.pipeline import choose
 from cetane.pipeline.choose import resolve_recipe
+from cetane.pipeline.fitted_mixes import NEAR, FittedMixes
 from cetane.pipeline.request import FORMATS
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, load_recipe, override
@@ -121,9 +121,7 @@ def mixed(checkpoint: Checkpoint, recipe: Recipe) -> Recipe:
     """A recipe with the names of a mix, and nothing fitted yet."""
     rounded = resolve_recipe(checkpoint, override(recipe, {"compression.method": "gptq"}), progress)
     form = rounded.compression.default
-    mix = choose.CompressionChoice(checkpoint, rounded, progress).best_mix(
-        parse_format(form).bits + choose.NEAR
-    )
+    mix = FittedMixes(Planner(checkpoint, rounded)).best(parse_format(form).bits + NEAR)
     print(mix and mix.described(form), file=sys.stderr)
     return recipe if mix is None else mix.given(recipe)
 

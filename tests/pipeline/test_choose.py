@@ -18,9 +18,11 @@ from cetane.errors import CetaneError
 from cetane.files import silent
 from cetane.fitting import fit
 from cetane.gates.limits import Limits, read
-from cetane.pipeline import choose
+from cetane.pipeline import candidate_judge
 from cetane.pipeline.calibration import resolve_fitted
-from cetane.pipeline.choose import CompressionChoice, resolutions, resolve_recipe
+from cetane.pipeline.candidate_judge import CandidateJudge
+from cetane.pipeline.choose import resolutions, resolve_recipe
+from cetane.pipeline.judgement import MARGIN, Judgement
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, load_recipe, override, recipe_files
@@ -144,14 +146,14 @@ def test_what_is_chosen_holds_by_hugging_face(
     promise(kl)
     choices = list(resolutions(checkpoint, recipe))
     first, last = choices[0], choices[-1]
-    tokens = CompressionChoice(checkpoint, recipe, silent).tokens
+    tokens = CandidateJudge(checkpoint, recipe, silent).tokens
     assert last.compression.default == last.embedding.format == "fp16"
     assert size(checkpoint, first) <= size(checkpoint, last)
     if kl > 1e-8:
         assert kl_of_hugging_face(tiny_checkpoint_folder, first, tokens) < kl
     if kl < 2e-3:
         smallest = override(recipe, {"compression.default": SMALL, "embedding.format": "int8"})
-        assert kl_of_hugging_face(tiny_checkpoint_folder, smallest, tokens) > choose.MARGIN * kl
+        assert kl_of_hugging_face(tiny_checkpoint_folder, smallest, tokens) > MARGIN * kl
         assert first.compression != smallest.compression
         assert "; smaller is not proven good: " in first.reasons["compression.default"]
 
@@ -182,11 +184,11 @@ def four_bits(
 def divergence(recipe: Recipe, checkpoint: Checkpoint) -> float:
     """The KL of a recipe on the text that a port chooses by; it differs from processor to
     processor."""
-    choosing = CompressionChoice(checkpoint, recipe, silent)
-    truth = choosing.truth
-    choosing.model.compress(recipe.compression)
-    choosing.model.store_rows(recipe.embedding.rows)
-    return choosing.compare(truth).mean("kl")
+    judge = CandidateJudge(checkpoint, recipe, silent)
+    truth = judge.truth
+    judge.model.compress(recipe.compression)
+    judge.model.store_rows(recipe.embedding.rows)
+    return judge.compare(truth).mean("kl")
 
 
 def test_few_bits_that_fall_short_get_more_where_errors_cost_most(
@@ -285,7 +287,7 @@ def test_rows_that_hold_alone_are_not_blamed_for_few_bits(
 def test_int4_rows_are_judged_as_they_are(
     checkpoint: Checkpoint, recipe: Recipe, tiny_checkpoint_folder: Path
 ) -> None:
-    tokens = CompressionChoice(checkpoint, recipe, silent).tokens
+    tokens = CandidateJudge(checkpoint, recipe, silent).tokens
     asked = override(recipe, {"compression.default": LARGE, "embedding.format": "int4"})
     wanted = kl_of_hugging_face(tiny_checkpoint_folder, asked, tokens)
     assert divergence(asked, checkpoint) == pytest.approx(wanted, rel=0.01)
@@ -315,7 +317,7 @@ def test_a_second_port_judges_nothing(
 ) -> None:  # fmt: skip
     promise(1e-4)
     first = resolve_recipe(checkpoint, recipe)
-    monkeypatch.setattr(choose, "Judge", None)
+    monkeypatch.setattr(candidate_judge, "Judge", None)
     assert resolve_recipe(checkpoint, recipe) == first
 
 
@@ -332,7 +334,7 @@ def test_a_second_port_judges_nothing(
 def test_judgements_are_told_apart_by_the_caches_that_they_are_made_with(
     change: dict[str, Any], same: bool, checkpoint: Checkpoint, recipe: Recipe
 ) -> None:
-    keys = {CompressionChoice(checkpoint, one, silent).key(choose.Judgement, one)
+    keys = {CandidateJudge(checkpoint, one, silent).key(Judgement, one)
             for one in (recipe, override(recipe, change))}  # fmt: skip
     assert (len(keys) == 1) == same
 
@@ -341,7 +343,7 @@ def test_judgements_are_told_apart_by_the_caches_that_they_are_made_with(
 def test_a_recipe_that_names_its_bits_keeps_them(
     named: dict[str, Any], checkpoint: Checkpoint, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose, "Judge", None)
+    monkeypatch.setattr(candidate_judge, "Judge", None)
     chosen = resolve_recipe(checkpoint, override(recipe, named))
     assert chosen.compression.default == chosen.embedding.format == "fp16"
     assert not chosen.reasons

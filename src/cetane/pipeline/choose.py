@@ -1,66 +1,43 @@
 """The choice, before a build, of a compression that a recipe leaves to cetane
 (`compression.default = "auto"`).
 
-Candidates are judged one by one, the smallest first. The authored modules read a text with a
-candidate's weights, and the golden gate's own checks judge the results. The first candidate that
+Candidates are judged one by one, the smallest first (`CandidateJudge`). The first candidate that
 holds the recipe's promise, with a margin, is taken. Mixes of palettes are chosen in the same way,
 where a recipe of few bits may have one (`compression.mix_to`).
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import product
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any
 
 from cetane.checkpoint import Checkpoint
-from cetane.compress import AUTO, Palette, Selection, parse_format
+from cetane.compress import AUTO, Selection
 from cetane.compress.select import NEXT, SMALLEST, UNFITTED
 from cetane.errors import CetaneError
 from cetane.families import Weight
-from cetane.files import Progress, read_json, silent, write_json
-from cetane.gates.compressions import Judge, Window, check_memory, plain
+from cetane.files import Progress, silent
+from cetane.gates.compressions import check_memory
 from cetane.gates.limits import limits
-from cetane.gates.probes import english, text_tokens
-from cetane.gates.quality import Agreement
-from cetane.gates.reference import RESIDENT
 from cetane.pipeline.calibration import resolve_fitted, resolve_scale
-from cetane.pipeline.judgement import MARGIN, Judgement, allowance
-from cetane.pipeline.mixed_parts import Mix, MixedPart, best_mix, named, parts_of
+from cetane.pipeline.candidate_judge import CandidateJudge
+from cetane.pipeline.fitted_mixes import FittedMixes
+from cetane.pipeline.judgement import MARGIN, allowance
+from cetane.pipeline.mixed_parts import MixedPart, named, parts_of
 from cetane.planner import Planner
-from cetane.planner.encoding import can_be_fitted
 from cetane.planner.weights import format_of
-from cetane.schema.manifest import producers
 from cetane.schema.recipe import Recipe, decided, override, value_of
-from cetane.store import kept as store
-from cetane.tasks.task import task_key
-from cetane.validation import Data, validated
-
-Kept = TypeVar("Kept", bound=Data)
+from cetane.validation import Data
 
 SMALL, LARGE = SMALLEST, NEXT
 NEAREST, MIX = "fp16", "a mix of 6-bit palettes and int8"
 """Formats that are tried for all weights: `SMALL`, `LARGE`, then `NEAREST`. `MIX` is the name of a
 mix of the first two, which is tried between them."""
-NEAR, FINER = 0.1, 0.05
-"""Bits a weight: what the first mix has beyond the default, and the step between two mixes."""
-WINDOW = 128
-"""Tokens that are judged together, in one call: a large vocabulary's logits take 134 MB."""
 BRIEF = 96
 """Tokens on which the parts of a mix are compared."""
 KEY, ROWS = "compression.default", "embedding.format"
-UNPREDICTED = (
-    "no mix: what weights cost is predicted only by gptq, and only up to "
-    f"{RESIDENT >> 30} GiB of fp32"
-)
-FILE = "figure.json"
-DECIDING = {"family", "embedding", "head", "quality", "compression"}
-"""The recipe's tables on which a judgement depends. It also depends on the caches
-(`CompressionChoice.key`)."""
 
 
 def resolve_recipe(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silent) -> Recipe:
@@ -151,29 +128,15 @@ class Harms(Data):
 
 
 class CompressionChoice:
-    """The candidates for one model, all judged on one text. The store keeps the judgements."""
+    """The candidates for one model, the smallest first."""
 
     def __init__(self, checkpoint: Checkpoint, recipe: Recipe, progress: Progress) -> None:
         self.checkpoint, self.recipe, self.progress = checkpoint, recipe, progress
         self.planner = Planner(checkpoint, recipe)
-        ask = limits().evidence
-        count = ask.positions if recipe.compression.mix_to is None else ask.most
-        """Mixes of few bits are near to their limits, and only a long text decides about them."""
-        self.tokens = text_tokens(checkpoint.tokenizer, count, english())
+        self.judge = CandidateJudge(checkpoint, recipe, progress)
+        self.fitted = FittedMixes(self.planner)
         self.refused: dict[str, str] = {}
         """Why candidates do not hold the promise, by name."""
-
-    @cached_property
-    def model(self) -> Judge:
-        self.progress("weights to choose by", 0, 1)
-        return Judge(self.checkpoint, self.recipe, WINDOW)
-
-    @cached_property
-    def truth(self) -> list[Window]:
-        """The results of the fp16 weights on the text."""
-        self.model.compress(Selection())
-        self.model.store_rows("fp16")
-        return list(self.model.read(self.tokens))
 
     def rows(self) -> tuple[str, ...]:
         """Formats of the host's tables to try, the smallest first."""
@@ -236,12 +199,11 @@ class CompressionChoice:
         said = f"{name}, {'' if judgement.passed else 'not '}{quality}: {judgement}"
         if name == SMALL and self.uneven:
             said += f"; {LARGE} for weights that it does not divide"
-        if self.unmixed is not None and not judgement.passed:
-            said += f"; {self.unmixed}"
+        if self.fitted.unmixed is not None and not judgement.passed:
+            said += f"; {self.fitted.unmixed}"
         if smaller := [why for other, why in self.refused.items() if other != name]:
             said += f"; smaller is not proven {quality}: {'; '.join(smaller)}"
-        self.__dict__.pop("model", None)
-        self.__dict__.pop("truth", None)
+        self.judge.release()
         chosen = [key for key in (KEY, ROWS) if value_of(self.recipe, key) == AUTO]
         if self.recipe.compression.mix_to is not None:
             chosen.append(KEY)
@@ -254,31 +216,6 @@ class CompressionChoice:
             self.refused[name] = f"{name}: {judgement.missed}"
         return judgement.passed
 
-    def judge(self, candidate: Recipe) -> Judgement:
-        """What a candidate costs, judged now or by an earlier port."""
-
-        def measure() -> Judgement:
-            self.progress(f"is {candidate.compression.default} {self.recipe.quality}", 0, 1)
-            truth = self.truth
-            self.model.compress(candidate.compression)
-            self.model.store_rows(candidate.embedding.rows)
-            return Judgement(checks=tuple(self.compare(truth).judge(self.recipe)))
-
-        return self.kept(Judgement, candidate, measure)
-
-    def compare(self, truth: Sequence[Window]) -> Agreement:
-        """The model's results on some windows, with its weights as they are now, against earlier
-        results."""
-        plan = self.model.engine.plan
-        agreement = Agreement(self.recipe, plan.choosable, plan.vocab)
-        for before in truth:
-            now, targets = self.model.window(before.tokens), np.asarray(before.tokens[1:])
-            theirs = before.logits[:-1]
-            if self.recipe.head.subset is not None:  # tokens that the subset lacks do not count
-                theirs = self.model.predictions(theirs)
-            agreement.add(now.logits[:-1], theirs, targets)
-        return agreement
-
     def larger(self, rows: str) -> dict[str, str]:
         """The larger of a mix's formats, by patterns of names, for the groups that keep it.
 
@@ -286,7 +223,7 @@ class CompressionChoice:
         saved byte first. Empty if all groups take it, or none.
         """
         groups, large = self.groups(), self.candidate(rows, LARGE)
-        harms = self.kept(Harms, large, lambda: self.harms(groups, large))
+        harms = self.judge.kept(Harms, large, lambda: self.harms(groups, large))
         room = MARGIN * limits().quality[self.recipe.quality].kl - harms.rest
         small: set[int] = set()
         costs = [cost / part.saved(SMALL, LARGE)
@@ -306,7 +243,7 @@ class CompressionChoice:
         One has hardly more bits. The next has as many as the judgement of the uniform palettes asks
         for, and the last as many as the recipe allows.
         """
-        found = self.better
+        found = self.fitted.better
         if not found:
             return
         uniform = self.candidate(rows, None)
@@ -315,55 +252,6 @@ class CompressionChoice:
         for mix in dict.fromkeys((found[0], enough, found[-1])):
             name = mix.described(self.recipe.compression.default)
             yield name, resolve_fitted(self.checkpoint, mix.given(uniform), self.progress)
-
-    @cached_property
-    def better(self) -> list[Mix]:
-        """The best mixes of some sizes, up to as many bits as the recipe allows."""
-        most = self.recipe.compression.mix_to
-        if most is None or self.recipe.compression.fitted is None:
-            return []
-        least = parse_format(self.recipe.compression.default).bits + NEAR
-        sizes = [*np.arange(least, most, FINER).tolist(), most]
-        return [mix for size in sizes if (mix := self.best_mix(size)) is not None]
-
-    @property
-    def unmixed(self) -> str | None:
-        """Why there is no mix, though the recipe allows one; None if there are some."""
-        compression = self.recipe.compression
-        if compression.mix_to is None or self.better:
-            return None
-        if not self.harmed[1]:
-            return UNPREDICTED
-        return (
-            f"no mix: none of at most {compression.mix_to:g} bits a weight is predicted to be "
-            f"better than {compression.default} alone (compression.mix_to)"
-        )
-
-    def best_mix(self, most: float) -> Mix | None:
-        """The mix of least predicted KL with at most `most` bits a weight; None if none is better
-        than the recipe's uniform palettes."""
-        uniform = parse_format(self.recipe.compression.default)
-        assert isinstance(uniform, Palette)
-        parts, known = self.harmed
-        return best_mix(parts, known, uniform, most)
-
-    @cached_property
-    def harmed(self) -> tuple[list[MixedPart], dict[str, float]]:
-        """The parts whose weights' harms were predicted, and these harms: KL in nats, by name."""
-        fitted = self.recipe.compression.fitted
-        known = {} if fitted is None else fitted.read().harms
-        return [p for p in self.kinds() if all(w.name in known for w in p.weights)], known
-
-    def kinds(self) -> list[MixedPart]:
-        """The fitted weights in the recipe's default format, as parts by kind and by depth."""
-        compression = self.recipe.compression
-
-        def kind_of(weight: Weight) -> str | None:
-            form = compression.format_for(weight.name, str(weight.kind))
-            raisable = form.name == compression.default and can_be_fitted(weight, form)
-            return weight.name.rpartition(".")[0].rpartition(".")[2] if raisable else None
-
-        return parts_of(self.planner, kind_of)
 
     def groups(self) -> list[MixedPart]:
         """The weights whose format the recipe leaves to cetane, as parts by depth. Errors of early
@@ -378,46 +266,21 @@ class CompressionChoice:
 
     def harms(self, groups: Sequence[MixedPart], large: Recipe) -> Harms:
         """The KL of every group in the smaller format, with all else in the larger one."""
-        self.model.compress(Selection())
-        self.model.store_rows("fp16")
-        truth = list(self.model.read(self.tokens[:BRIEF]))
-        self.model.compress(large.compression)
-        self.model.store_rows(large.embedding.rows)
-        rest = self.compare(truth).mean("kl")
+        model = self.judge.model
+        model.compress(Selection())
+        model.store_rows("fp16")
+        truth = list(model.read(self.judge.tokens[:BRIEF]))
+        model.compress(large.compression)
+        model.store_rows(large.embedding.rows)
+        rest = self.judge.compare(truth).mean("kl")
         costs = []
         for index, group in enumerate(groups):
             self.progress(f"part {index + 1} of a mix", index, len(groups))
             names = dict.fromkeys(group.patterns, SMALL)
             mixed = large.compression.model_copy(update={"names": large.compression.names | names})
-            self.model.compress(mixed)
-            costs.append(max(0.0, self.compare(truth).mean("kl") - rest))
+            model.compress(mixed)
+            costs.append(max(0.0, self.judge.compare(truth).mean("kl") - rest))
         return Harms(rest=rest, groups=tuple(costs))
-
-    def kept(self, kind: type[Kept], candidate: Recipe, make: Callable[[], Kept]) -> Kept:
-        """A figure of a candidate: the store's, or made now and kept."""
-        known = self.stored(kind, candidate)
-        if known is not None:
-            return known
-        made = make()
-        content = made.model_dump(mode="json")
-        store.keep(self.key(kind, candidate), lambda folder: write_json(folder / FILE, content))
-        return made
-
-    def known(self, candidate: Recipe) -> Judgement | None:
-        """An earlier port's judgement of a candidate; None if there is none. Reads no weight."""
-        return self.stored(Judgement, candidate)
-
-    def stored(self, kind: type[Kept], candidate: Recipe) -> Kept | None:
-        """A figure of a candidate, if the store has it."""
-        with store.opened(self.key(kind, candidate)) as folder, suppress(CetaneError):
-            return None if folder is None else validated(kind, read_json(folder / FILE), FILE)
-        return None
-
-    def key(self, kind: type[Data], candidate: Recipe) -> str:
-        """A hash of everything that a figure depends on, limits and other data included."""
-        recipe = candidate.model_dump(mode="json", include=DECIDING)
-        recipe["cache"] = plain(candidate, WINDOW).cache.model_dump(mode="json")
-        return task_key(kind.__name__, self.checkpoint.content, recipe, self.tokens, producers())
 
 
 def known_to_hold(checkpoint: Checkpoint, recipe: Recipe, formats: Sequence[str]) -> set[str]:
@@ -426,7 +289,7 @@ def known_to_hold(checkpoint: Checkpoint, recipe: Recipe, formats: Sequence[str]
     unfitted = override(recipe, {f"compression.{key}": value for key, value in UNFITTED.items()})
     choosing, known = CompressionChoice(checkpoint, unfitted, silent), {NEAREST}
     for name, rows in product(formats, choosing.rows()):
-        judgement = choosing.known(override(unfitted, {KEY: name, ROWS: rows}))
+        judgement = choosing.judge.known(override(unfitted, {KEY: name, ROWS: rows}))
         if judgement is not None and judgement.passed:
             known.add(name)
     return known
