@@ -14,7 +14,8 @@ from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 from cetane.gates.bases import base_checks, unknown_bases
 from cetane.gates.explain import explain
-from cetane.gates.golden import GoldenResult, golden
+from cetane.gates.golden import golden
+from cetane.gates.golden_result import GoldenResult
 from cetane.gates.port import packaged
 from cetane.gates.reference import Reference
 from cetane.gates.static import static_checks

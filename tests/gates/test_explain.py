@@ -8,7 +8,8 @@ from tests.conftest import tiny_recipe
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.gates.explain import Explanation, explain, lost_products
-from cetane.gates.golden import GoldenResult, Proof, golden
+from cetane.gates.golden import Proof, golden
+from cetane.gates.golden_result import GoldenResult
 from cetane.gates.rounding import Rounding, judge_rounding
 from cetane.schema.recipe import Mode
 

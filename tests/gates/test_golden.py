@@ -17,7 +17,8 @@ from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.engine.authored import authored_engine
 from cetane.engine.portable import PortableBackend
 from cetane.gates.explain import explain
-from cetane.gates.golden import GoldenResult, golden
+from cetane.gates.golden import golden
+from cetane.gates.golden_result import GoldenResult
 from cetane.gates.observe import ProbeTask, observe, unrun
 from cetane.gates.probes import Probe, ProbePart
 from cetane.gates.reference import Reference

@@ -10,7 +10,7 @@ from cetane.cli.output import console, show_warnings, table, verdict, warn
 if TYPE_CHECKING:
     from cetane.gates.draft_head import DraftHeadResult
     from cetane.gates.explain import Explanation
-    from cetane.gates.golden import GoldenResult
+    from cetane.gates.golden_result import GoldenResult
     from cetane.gates.verdict import Check
 
 

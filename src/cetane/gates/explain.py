@@ -11,7 +11,7 @@ from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.compress import parse_format
 from cetane.gates.authored import Authored
 from cetane.gates.bases import STATED
-from cetane.gates.golden import NEAR_LIMIT, GoldenResult
+from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult
 from cetane.gates.ladder import LadderResult
 from cetane.gates.limits import limits
 from cetane.gates.readings import Misread, misread

@@ -10,10 +10,7 @@ One shard is in memory at a time. Only greedy decoding holds all shards, as for 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
-from pydantic import Field
+from dataclasses import replace
 
 from cetane.bundle import Bundle
 from cetane.bundle.tables import Tables
@@ -24,8 +21,8 @@ from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError, installing
 from cetane.files import Progress
-from cetane.gates import metrics
 from cetane.gates.bases import base_checks, unknown_bases
+from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult, Range
 from cetane.gates.limits import limits
 from cetane.gates.observe import ProbeTask, Seen, observe, unrun
 from cetane.gates.port import Port, packaged
@@ -39,12 +36,12 @@ from cetane.gates.probes import (
     text_windows,
     widest_mode,
 )
-from cetane.gates.quality import Agreement, greedy_check
-from cetane.gates.readings import Misread, misread
+from cetane.gates.quality import greedy_check
 from cetane.gates.readings import judge as judge_readings
-from cetane.gates.reference import RESIDENT, Observed, Reference, choices, reference_of
+from cetane.gates.readings import misread
+from cetane.gates.reference import RESIDENT, Reference, choices, reference_of
 from cetane.gates.rounding import Rounding, judge_rounding, late_rounding, measure_rounding
-from cetane.gates.scores import LogitScore, ShardScore, logit_score, shard_scores
+from cetane.gates.shipped import Compressed, Compression, Text, twin_kl
 from cetane.gates.structure import (
     LOGITS,
     Deviation,
@@ -57,7 +54,6 @@ from cetane.gates.structure import (
     same_plan,
 )
 from cetane.gates.structure import judge as judge_structure
-from cetane.gates.verdict import Check
 from cetane.gates.weights import (
     WrongWeight,
     unused_parameters,
@@ -68,10 +64,8 @@ from cetane.gates.weights import judge as judge_weights
 from cetane.hardware.memory import give_back
 from cetane.mil.program import LARGEST_FP16
 from cetane.planner import Planner
-from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 from cetane.threads import beside
-from cetane.validation import Data
 
 STEPS = 6
 """The steps that the progress counts: the five questions, and greedy decoding."""
@@ -85,59 +79,8 @@ TOO_WIDE = "no text was longer than the model's window of {} tokens: that takes 
 UNRUN = "no token of a probe chose {} functions of experts, so their graphs were not judged: {}"
 NAMED = 3
 """The most functions that a warning names; it counts all."""
-NEAR_LIMIT = 32752.0
-"""Half of the largest fp16 number: a larger residual stream gets a warning."""
 LISTED = 20
 """The most wrong constants that a result lists."""
-
-
-class Range(Data):
-    """The residual stream of the truth after a block, over all probes, as the bundle scales it."""
-
-    block: str
-    largest: float
-    """Largest magnitude of any channel of any token."""
-
-
-class GoldenResult(Data):
-    """The outcome of the golden gate."""
-
-    passed: bool
-    fingerprint: str
-    """The checkpoint's fingerprint."""
-    checks: tuple[Check, ...]
-    shards: tuple[ShardScore, ...]
-    """The scores of the port as it ships, on text, in its widest mode."""
-    logits: tuple[LogitScore, ...]
-    ranges: tuple[Range, ...]
-    warnings: tuple[str, ...]
-    greedy: tuple[float, ...]
-    """For each chat prompt, the share of generated tokens that are the model's choice too, or at
-    most `evidence.margin` nats below it."""
-    probes: dict[str, tuple[int, ...]]
-    """The tokens of every probe and window of text, by name."""
-    greedy_tokens: int
-    """The number of tokens generated after each chat prompt."""
-    wrong_weights: tuple[WrongWeight, ...] = ()
-    unused: tuple[str, ...] = ()
-    """Parameters that the port does not use fully."""
-    misread: tuple[Misread, ...] = ()
-    """Epsilons, activations and rotary tables that the model does not have."""
-    structure: tuple[Deviation, ...] = ()
-    rounding: tuple[Rounding, ...] = ()
-    ane: tuple[Rounding, ...] = ()
-    """The loss of the modes in an ANE's arithmetic, late in the context."""
-    twin_kl: float = 0.0
-    """The mean KL of the port from its twin, on text, in nats: the loss by compression alone."""
-    positions: int = 0
-    """The positions of text that judged the compression."""
-    loader: str = ""
-    """The loader that read the reference's weights."""
-    adapters: dict[str, "GoldenResult"] = Field(
-        default_factory=dict, exclude_if=lambda adapters: not adapters
-    )
-    """By adapter, the bundle with it, against the base with the adapter merged. `checks` repeats
-    their checks, with the adapter's name in front."""
 
 
 def golden(
@@ -402,84 +345,6 @@ class Proof:
                 self.reference.run(asked), questions, answers, strict=True
             )
         ]
-
-
-@dataclass(frozen=True)
-class Text:
-    """Windows of text, and the twin's logits for each."""
-
-    windows: list[Probe]
-    logits: list[Array]
-
-
-@dataclass(frozen=True)
-class Compressed:
-    """The figures of a port's compression, as in `GoldenResult`."""
-
-    checks: tuple[Check, ...]
-    shards: tuple[ShardScore, ...]
-    logits: tuple[LogitScore, ...]
-    ranges: tuple[Range, ...]
-    positions: int
-    twin_kl: float
-
-
-class Compression:
-    """The shipped port against the model, over windows of text. Holds the logits of both."""
-
-    def __init__(self, plan: Plan, planner: Planner, mode: Mode) -> None:
-        self.plan, self.planner, self.mode = plan, planner, mode
-        self.agreement = Agreement(plan.recipe, plan.choosable, plan.vocab)
-        self.seen: list[Observed] = []
-        self.truths: list[Observed] = []
-        self.largest: dict[str, float] = {}
-        self.twin_kl = 0.0
-
-    def add(self, windows: Sequence[Probe], seen: Sequence[Seen], truths: Truths) -> None:
-        """Judge more windows."""
-        for window, ours in zip(windows, seen, strict=True):
-            theirs = truths.of(window)
-            count = len(window.tokens)
-            logits = truths.logits(window, ours.at)
-            self.agreement.add(ours.logits[:-1], logits[:-1], np.asarray(window.tokens[1:]))
-            self.seen.append(ours.whole(count))
-            self.truths.append(Observed(logits, theirs.tensors))
-            for block in self.planner.model.layers:
-                stream = block.truths().get("hidden")
-                if stream:
-                    top = float(np.abs(theirs.tensors[stream]).max())
-                    self.largest[block.name] = max(self.largest.get(block.name, 0.0), top)
-
-    @property
-    def checks(self) -> tuple[Check, ...]:
-        return tuple(self.agreement.judge(self.plan.recipe))
-
-    @property
-    def decided(self) -> bool:
-        """Whether the interval of every share excludes its limit."""
-        return all(check.decided for check in self.checks)
-
-    def result(self) -> Compressed:
-        """The figures, without the logits that they are made of."""
-        head = self.plan.tokens(0, self.plan.rows)
-        return Compressed(
-            checks=self.checks,
-            shards=tuple(shard_scores(self.planner, self.mode, self.seen, self.truths)),
-            logits=(logit_score(self.mode, self.seen, self.truths, head),),
-            ranges=tuple(Range(block=name, largest=top) for name, top in self.largest.items()),
-            positions=len(self.agreement.all("kl")),
-            twin_kl=self.twin_kl,
-        )
-
-
-def twin_kl(text: Text, seen: Sequence[Seen], plan: Plan) -> float:
-    """The mean KL of the port from its twin, in nats; 0 for a head that gives only its choice."""
-    if plan.recipe.head.choose:
-        return 0.0
-    tokens = plan.tokens(0, plan.rows)
-    pairs = zip(seen, text.logits, strict=True)
-    rows = [metrics.divergence(a.logits[:, tokens], b[:, tokens]) for a, b in pairs]
-    return metrics.written(np.concatenate(rows).mean())
 
 
 def ties(rows: Sequence[Deviation]) -> Iterator[str]:

@@ -8,8 +8,8 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.files import Progress, silent
 from cetane.gates.explain import Explanation, explain
-from cetane.gates.golden import GoldenResult
 from cetane.gates.golden import golden as compare_with_model
+from cetane.gates.golden_result import GoldenResult
 from cetane.gates.residency.store import InBundle
 from cetane.pipeline.build import build
 from cetane.pipeline.first_shards import Clock, FirstShards, FirstShardsFailed

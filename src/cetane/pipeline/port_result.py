@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from cetane.bundle import Bundle
 from cetane.gates.explain import Explanation
-from cetane.gates.golden import GoldenResult
+from cetane.gates.golden_result import GoldenResult
 from cetane.gates.ladder import LadderResult
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.store import summary

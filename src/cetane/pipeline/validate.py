@@ -10,7 +10,7 @@ from cetane.checkpoint import Checkpoint
 from cetane.files import Progress, silent
 from cetane.gates.draft_head import DraftHeadResult, judge_draft_heads
 from cetane.gates.explain import Explanation
-from cetane.gates.golden import GoldenResult
+from cetane.gates.golden_result import GoldenResult
 from cetane.gates.layers import LayersResult, judge_layers
 from cetane.gates.quality import Quality, read_tokens
 from cetane.gates.quality import perplexity as measure_perplexity

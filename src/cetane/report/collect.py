@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from cetane.bundle import Bundle
 from cetane.checkpoint.names import model_name
 from cetane.evaluation.figures import Evaluation
-from cetane.gates.golden import NEAR_LIMIT, GoldenResult
+from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult
 from cetane.gates.residency.audit import audit
 from cetane.gates.residency.measured import with_measured
 from cetane.gates.residency.store import InBundle

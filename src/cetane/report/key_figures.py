@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from cetane.bundle import Bundle
-from cetane.gates.golden import GoldenResult
+from cetane.gates.golden_result import GoldenResult
 from cetane.gates.limits import limits
 from cetane.gates.residency.audit import Audit, weights_off_ane
 from cetane.report.content import Absent, CallTimes, DiskUse, KeyFigure, OnDevice

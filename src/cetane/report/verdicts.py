@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from cetane.bundle import Bundle
-from cetane.gates.golden import GoldenResult
+from cetane.gates.golden_result import GoldenResult
 from cetane.gates.ladder import LadderResult
 from cetane.gates.quality import Quality
 from cetane.gates.residency.audit import Audit

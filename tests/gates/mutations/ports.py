@@ -20,7 +20,8 @@ from cetane.engine.authored import AuthoredBackend, AuthoredProgram, host_tables
 from cetane.engine.backend import Arrays
 from cetane.engine.engine import Engine
 from cetane.gates.authored import ModuleReadings
-from cetane.gates.golden import GoldenResult, Proof
+from cetane.gates.golden import Proof
+from cetane.gates.golden_result import GoldenResult
 from cetane.gates.port import Stored
 from cetane.gates.readings import judge as judge_readings
 from cetane.gates.readings import misread
