@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from cetane.cli.output import console, show_warnings, table, verdict, warn
+from cetane.mil.program import LARGEST_FP16
 
 if TYPE_CHECKING:
     from cetane.gates.draft_head import DraftHeadResult
@@ -45,7 +46,7 @@ def show_golden(result: GoldenResult, tables: bool) -> None:
         )
         widest = sorted(result.ranges, key=lambda block: -block.largest)[:5]
         table(
-            "largest residuals of the model (fp16 ends at 65504)",
+            f"largest residuals of the model (fp16 ends at {LARGEST_FP16:.0f})",
             ["block", "largest"],
             [[block.block, block.largest] for block in widest],
         )

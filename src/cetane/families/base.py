@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from cetane.errors import CetaneError
 from cetane.families.layers import Exchange, Held, Leaf, Pick, Projection
 from cetane.hardware.notch import cut, on_notch
+from cetane.mil.program import LARGEST_FP16
 
 Flow = dict[str, Tensor]
 Memory = dict[str, Callable[..., Any]]
@@ -201,8 +202,10 @@ def check_finite(name: str, tensor: Tensor) -> None:
         raise CetaneError(
             f"{name} holds NaN or infinity", "the checkpoint is damaged: download it again"
         )
-    if largest > 65504:
-        raise CetaneError(f"{name}: its largest value, {largest:.3g}, is beyond fp16 (65504)")
+    if largest > LARGEST_FP16:
+        raise CetaneError(
+            f"{name}: its largest value, {largest:.3g}, is beyond fp16 ({LARGEST_FP16:.0f})"
+        )
 
 
 class Part(Block):

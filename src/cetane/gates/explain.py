@@ -21,6 +21,7 @@ from cetane.gates.residency.rule import load_rules
 from cetane.gates.rounding import judge_rounding
 from cetane.gates.structure import OTHER_PLAN, Deviation, excess, other_parts
 from cetane.gates.verdict import Check
+from cetane.mil.program import LARGEST_FP16
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Quality, Recipe, key_path, value_of
@@ -285,7 +286,7 @@ def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Expl
         )
     said = (
         f"The residual stream reaches {largest.largest:.0f} after {largest.block}; "
-        "fp16 ends at 65504"
+        f"fp16 ends at {LARGEST_FP16:.0f}"
     )
     if scale is None:
         return Explanation(

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from cetane.compress.kernels import over_rows
 from cetane.mil.ops import linear
+from cetane.mil.program import LARGEST_FP16
 
 SHORT = 256
 """The fewest terms of a sum to which the rules apply. Heads have fewer channels, so only sums over
@@ -32,8 +33,7 @@ LEAST = np.float32(2.0**-14)
 """The least normal number of fp16."""
 EDGE = np.float32(2.0**-14 - 2.0**-25)
 """The least number that rounds to `LEAST`."""
-LARGEST = np.float32(65504)
-"""The largest finite number of fp16."""
+LARGEST = np.float32(LARGEST_FP16)
 
 Matrix = npt.NDArray[np.float32]
 _Rows = types.Array(types.float32, 2, "C", readonly=True)

@@ -20,6 +20,7 @@ from cetane.files import Progress, json_sha256, read_json, silent, write_json
 from cetane.fitting.fit import fit
 from cetane.gates.probes import english
 from cetane.gates.reference import reference_of
+from cetane.mil.program import LARGEST_FP16
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, decided
 from cetane.store import kept as store
@@ -29,7 +30,7 @@ TEXT_TOKENS, RANDOM_TOKENS = 256, 128
 """Tokens of the pass. The text comes first, with the token that the tokenizer puts before a text:
 first tokens have the largest residuals. Random tokens follow, since rare ones have large residuals
 too."""
-SAFE_RESIDUAL = 65504 / 4
+SAFE_RESIDUAL = LARGEST_FP16 / 4
 """The largest residual that is inside fp16 with a margin for other texts: a quarter of its end."""
 SMALLEST_SCALE = 2.0**-12
 """The least scale of the residual stream. With less, the scaled weights lose bits of fp16."""
@@ -75,7 +76,10 @@ def resolve_scale(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = s
     plain = recipe.model_copy(update={"family": family})
     if scale == 1:
         return plain
-    reason = f"the residual stream reaches {measured.largest_residual:.0f}, and fp16 ends at 65504"
+    reason = (
+        f"the residual stream reaches {measured.largest_residual:.0f}, "
+        f"and fp16 ends at {LARGEST_FP16:.0f}"
+    )
     return decided(plain, {SCALE: scale}, {SCALE: reason})
 
 
