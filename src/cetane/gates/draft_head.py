@@ -123,12 +123,12 @@ def load_trained(draft_head: DraftHead) -> TorchDraftHead:
 
 
 def same_interface(
-    draft_head: DraftHead, trained: TorchDraftHead, depths: Sequence[str]
+    draft_head: DraftHead, trained: TorchDraftHead, shards: Sequence[str]
 ) -> Iterator[Check]:
     """The checks of vocabulary and taps. A drafter reads them beside the shard, so no logits show a
-    wrong one. `depths` are the shards that `tapped` names."""
+    wrong one. `shards` are those that `tapped` names."""
     tokens = draft_head.vocabulary() != trained.vocabulary.numpy()
-    taps = draft_head.manifest.taps != tuple(depths[tap] for tap in trained.config.taps)
+    taps = draft_head.manifest.taps != tuple(shards[tap] for tap in trained.config.taps)
     yield at_most("tokens that are not the trained ones", float(tokens.sum()), 0)
     yield at_most("other shards tapped than in training", float(taps), 0)
 

@@ -33,8 +33,8 @@ def rotation(context: Context, op: Op) -> list[Op] | None:
     for straight, crossed in (products, products[::-1]):
         if straight is None or crossed is None:
             continue
-        for turned, sin in (("x", "y"), ("y", "x")):
-            source = _turned(context, crossed.inputs[turned][0])
+        for swapped, sin in (("x", "y"), ("y", "x")):
+            source = _swapped(context, crossed.inputs[swapped][0])
             if source is None or source[0] not in (*straight.inputs["x"], *straight.inputs["y"]):
                 continue
             x, axis = source
@@ -44,7 +44,7 @@ def rotation(context: Context, op: Op) -> list[Op] | None:
     return None
 
 
-def _turned(context: Context, value: Argument) -> tuple[Argument, int] | None:
+def _swapped(context: Context, value: Argument) -> tuple[Argument, int] | None:
     """x and the axis, if `value` is [-second half, first half] of x; else None."""
     both = context.producer(value, "concat")
     if both is None or len(both.inputs["values"]) != 2 or context.plain(both, "interleave"):
@@ -81,14 +81,14 @@ def _rotated(
     signs = np.ones([size if a == axis else 1 for a in range(len(type_.shape))], np.float16)
     signs[(slice(None),) * axis + (slice(0, size // 2),)] = -1
     order = constant(np.roll(np.arange(size, dtype=np.int32), size // 2), "int32")
-    signed, turned, product = (
-        f"{op.outputs[0].name}:{part}" for part in ("signed", "turned", "crossed")
+    signed, swapped, product = (
+        f"{op.outputs[0].name}:{part}" for part in ("signed", "swapped", "crossed")
     )
     kept = {"x": straight.outputs[0].name, "y": product}
     return [
         made("mul", signed, context.type(sines), x=sines, y=constant(signs, type_.dtype)),
-        made("gather", turned, type_, x=x, indices=order, axis=literal(axis)),
-        made("mul", product, context.type(crossed.outputs[0].name), x=turned, y=signed),
+        made("gather", swapped, type_, x=x, indices=order, axis=literal(axis)),
+        made("mul", product, context.type(crossed.outputs[0].name), x=swapped, y=signed),
         Op("add", op.name, {name: (value,) for name, value in kept.items()}, op.outputs),
     ]
 
@@ -104,8 +104,8 @@ def attention(context: Context, op: Op) -> list[Op] | None:
     is exact. Keys that are joined from a past and new columns stay apart. A column of scores that
     is cut off after the softmax is a sink.
     """
-    turned = [context.plain(op, f"transpose_{name}") for name in "xy"]
-    if op.kind != "matmul" or turned[0] or not turned[1]:
+    transposes = [context.plain(op, f"transpose_{name}") for name in "xy"]
+    if op.kind != "matmul" or transposes[0] or not transposes[1]:
         return None
     weights, factor = scaled(context, op.inputs["x"][0])
     found = _softmaxed(context, weights)

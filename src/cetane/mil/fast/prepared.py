@@ -51,7 +51,7 @@ def _write_tapes(model: TapeModel, folder: Path) -> None:
     tapes = {}
     with (folder / TAPES).open("wb") as file:
         for name, tape in model.tapes.items():
-            tapes[name] = [len(tape.code), tape.arena, tape.runs, tape.work, tape.turned]
+            tapes[name] = [len(tape.code), tape.arena, tape.runs, tape.work, tape.transposed]
             file.write(tape.code.tobytes() + tape.numbers.tobytes())
     index = {
         "weights": _identity(folder / WEIGHTS),
@@ -68,13 +68,13 @@ def _read_tapes(
     if sha256(folder / TAPES) != index["sha256"]:
         raise CetaneError(f"{folder / TAPES} is damaged")
     tapes, content, start = {}, (folder / TAPES).read_bytes(), 0
-    for name, (count, arena, runs, work, turned) in index["tapes"].items():
+    for name, (count, arena, runs, work, transposed) in index["tapes"].items():
         code = np.frombuffer(content, np.int64, count * WIDTH, start).reshape(count, WIDTH)
         start += code.nbytes
         numbers = np.frombuffer(content, np.float32, count * NUMBERS, start)
         start += numbers.nbytes
         numbers = numbers.reshape(count, NUMBERS)
-        tapes[name] = Tape(code, numbers, arena, runs, work, tuple(turned))
+        tapes[name] = Tape(code, numbers, arena, runs, work, tuple(transposed))
     with (folder / WEIGHTS).open("rb") as file:
         weights = mapped(file)
     return {name: function_of(s, tapes[name], weights, tapes) for name, s in signatures.items()}

@@ -2,7 +2,7 @@
 
 An ANE program keeps channels on the second axis, `(1, C, 1, T)`. In onnxruntime, products take rows
 with channels last, `(1, T, C)`, and a norm over the last axis is one node. So all ops between
-pointwise convolutions compute on rows. A row is turned back where an op needs channels.
+pointwise convolutions compute on rows. A row is transposed back where an op needs channels.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ class _Rows:
         type_ = self._context.type(weight)
         rows, columns, *_ = type_.static_shape or ()
         flat = TensorType((rows, columns), type_.dtype)
-        turned = TensorType((columns, rows), type_.dtype)
+        transposed = TensorType((columns, rows), type_.dtype)
         sizes, swap = literal([rows, columns]), literal([1, 0])
         self._ops += [
             made("reshape", f"{name}:flat", flat, x=weight, shape=sizes),
-            made("transpose", f"{name}:columns", turned, x=f"{name}:flat", perm=swap),
+            made("transpose", f"{name}:columns", transposed, x=f"{name}:flat", perm=swap),
         ]
         return f"{name}:columns"
 

@@ -232,7 +232,7 @@ class Tape:
     runs: int
     work: int = field(default=0)
     """Multiplications of its products, which decide whether threads share it."""
-    turned: tuple[int, ...] = ()
+    transposed: tuple[int, ...] = ()
     """The outputs whose last axis comes first in memory."""
 
     def __post_init__(self) -> None:

@@ -65,7 +65,7 @@ class TapeStage:
         ]
         given += [_floats(states[name]) for name in signature.states]
         results = [np.empty(shape, np.float32) for shape in self._shapes]
-        for number in self._tape.turned:
+        for number in self._tape.transposed:
             *shape, last = self._shapes[number]
             results[number] = np.moveaxis(np.empty((last, *shape), np.float32), 0, -1)
         results += [np.empty(states[name].shape, np.float32) for name in signature.states]

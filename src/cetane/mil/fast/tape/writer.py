@@ -126,19 +126,21 @@ class Writer:
                     if place.shape != shape:
                         raise Unsupported(f"{op.kind} gives {place.shape}, not {shape}")
                     self._values[value.name] = place
-        turned = []
+        transposed = []
         for number, name in enumerate(self._function.outputs):
             place = self.place(name)
             target = _whole(self._results + number, place.shape)
             if place.size >= ROWS_FIRST and place.strides[-1] == max(place.strides) > 1:
                 # Logits: the host wants a row for each token.
-                target = self.turned(target)
-                turned.append(number)
+                target = self.transposed(target)
+                transposed.append(number)
             self.copy(place, target)
         for name, target in self._after.items():
             if self._states[name] != target:
                 self.copy(self._states[name], target)
-        return replace(tape_of(self._instructions, self._blocks, self._runs), turned=tuple(turned))
+        return replace(
+            tape_of(self._instructions, self._blocks, self._runs), transposed=tuple(transposed)
+        )
 
     def _check_integers(self, op: Op) -> None:
         """Raise Unsupported for an op that computes integers that float32 may not hold."""
@@ -213,7 +215,7 @@ class Writer:
         self._blocks[block] = int(np.prod(shape, dtype=np.int64))
         return Place(ARENA, 0, shape, strides, block)
 
-    def turned(self, place: Place) -> Place:
+    def transposed(self, place: Place) -> Place:
         """A whole place of this shape in which the last axis comes first."""
         *shape, last = place.shape
         strides = strides_of((last, *shape))

@@ -42,7 +42,7 @@ def matmul(
     """Products of matrices, of up to two axes of batches."""
     if len(x.shape) < 2 or len(y.shape) < 2:
         raise Unsupported("a product with a vector")
-    x, y = (_turned(w, a) if flag else a for a, flag in ((x, transpose_x), (y, transpose_y)))
+    x, y = (_transposed(w, a) if flag else a for a, flag in ((x, transpose_x), (y, transpose_y)))
     (*batch_x, rows, inner), (*batch_y, _, columns) = x.shape, y.shape
     batch = common(tuple(batch_x), tuple(batch_y))
     sizes = [size for size in batch if size != 1]
@@ -62,7 +62,7 @@ def matmul(
     return w.emit(Code.MATMUL, result, x, y, more=more, shared=large)
 
 
-def _turned(w: Writer, x: Place) -> Place:
+def _transposed(w: Writer, x: Place) -> Place:
     rank = len(x.shape)
     return transpose(w, x, [*range(rank - 2), rank - 1, rank - 2])
 

@@ -92,7 +92,7 @@ def reshaped(w: Writer, x: Place, shape: Sequence[int]) -> Place:
         raise Unsupported(f"{x.size} elements in the shape {tuple(shape)}")
     found = x.reshaped(shape)
     if found is None and len(x.shape) > 1 and x.strides[-1] > min(x.strides[:-1]):
-        rows = w.turned(w.new(x.shape))  # rows of tokens stay rows
+        rows = w.transposed(w.new(x.shape))  # rows of tokens stay rows
         if rows.reshaped(shape) is not None:
             return reshaped(w, w.copy(x, rows), shape)
     found = found or w.copy(x, w.new(x.shape)).reshaped(shape)
