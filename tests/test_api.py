@@ -147,6 +147,12 @@ def test_a_full_context_is_a_reason(names: dict[str, Any]) -> None:
             lm.logits([1.5, 2])  # type: ignore[list-item]
         with pytest.raises(cetane.CetaneError, match="max_new_tokens = 0"):
             lm.generate(ids, max_new_tokens=0)
+        with pytest.raises(cetane.CetaneError, match=r"max_new_tokens: .*fractional"):
+            lm.generate(ids, max_new_tokens=2.5)  # type: ignore[arg-type]
+        with pytest.raises(cetane.CetaneError, match="did you mean 'temperature'"):
+            lm.generate(ids, temperatur=1)  # type: ignore[call-arg]
+        with pytest.raises(cetane.CetaneError, match=r"logit_bias\.the.*valid integer"):
+            lm.stream(ids, logit_bias={"the": 1.0})  # type: ignore[dict-item]
         with pytest.raises(cetane.CetaneError, match="temperature = nan"):
             lm.generate(ids, temperature=float("nan"))
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
+from typing_extensions import is_typeddict
 
 from cetane.errors import CetaneError
 
@@ -87,7 +88,9 @@ def worded(error: ErrorDetails, kind: type[Any] | None = None) -> str:
 
 
 def keys_at(kind: Any, location: tuple[int | str, ...]) -> list[str]:
-    """The known keys of a table inside data of a kind."""
+    """The known keys of a table inside data of a kind, or of a TypedDict."""
+    if is_typeddict(kind):
+        return [*kind.__annotations__]
     models = models_of(kind)
     for part in location:
         variants = [model for model in models if tagged(model, part)]

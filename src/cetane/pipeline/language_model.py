@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict, Unpack
+from typing import Any, Literal, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict  # pydantic reads typing's own from Python 3.12 on
 
 from cetane.bundle import Bundle
 from cetane.engine.generate import Ending, generate
@@ -22,6 +24,7 @@ from cetane.mil.fast import share_threads
 from cetane.mil.fast.compiled import compile_loop
 from cetane.speculate.open import AUTO, DrafterOptions, open_speculator
 from cetane.speculate.speculator import Speculator
+from cetane.validation import validated
 
 Message = Mapping[str, str]
 """A turn of a conversation: its `role` (system, user, assistant) and its `content`."""
@@ -83,6 +86,13 @@ class Sampling(TypedDict, total=False):
     """Subtracted as often as the answer holds the token, -2 to 2."""
     logit_bias: Mapping[int, float]
     """Added to the logits of these tokens."""
+
+
+@with_config(ConfigDict(extra="forbid"))
+class AnswerOptions(Sampling):
+    """All options of an answer."""
+
+    max_new_tokens: int
 
 
 class CompletionStream(Iterator[str]):
@@ -246,9 +256,12 @@ class LanguageModel:
         CetaneError for a prompt that is empty, longer than the context or has an unknown token, and
         for options out of range. A head that gives only its choice takes no sampling.
         """
-        if max_new_tokens < 1:
-            raise CetaneError(f"max_new_tokens = {max_new_tokens}: must be at least 1")
-        settings = Sampler(**sampling)
+        given = {"max_new_tokens": max_new_tokens, **sampling}
+        options: dict[str, Any] = {**validated(AnswerOptions, given, "the options of an answer")}
+        most = options.pop("max_new_tokens")
+        if most < 1:
+            raise CetaneError(f"max_new_tokens = {most}: must be at least 1")
+        settings = Sampler(**options)
         if self.bundle.plan.recipe.head.choose and not settings.plain:
             raise CetaneError(
                 f"{self.bundle.path} gives only its likeliest token",
@@ -266,7 +279,7 @@ class LanguageModel:
             )
         token_ids(ids, self.bundle.plan.vocab)  # refuses before the answer begins
         continues = not any(isinstance(item, Mapping) for item in prompt)
-        return CompletionStream(self, ids, max_new_tokens, settings, continues)
+        return CompletionStream(self, ids, most, settings, continues)
 
     def generate(
         self, prompt: Prompt, *, max_new_tokens: int = ANSWER_TOKENS, **sampling: Unpack[Sampling]
