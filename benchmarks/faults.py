@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,13 +71,14 @@ class Row:
 class Faults:
     """Jobs in folders of their own, hit once each."""
 
-    def __init__(self, root: Path, model: Path, bundle: Path) -> None:
+    def __init__(self, names: Sequence[str], root: Path, model: Path, bundle: Path) -> None:
         self.root, self.bundle = root, bundle
         options = {"verify": 4, "prefill": None, "layout": {"kind": "per-block"}, "context": 64}
         recipe = tiny_recipe(**options)
         known = jobs(model, recipe, root / "source")
-        prepare(root / "source", bundle)
-        known["train-head"].run(root / "source")
+        if "add-head" in names:
+            prepare(root / "source", bundle)
+            known["train-head"].run(root / "source")
         checkpoint = open_checkpoint(model)
 
         def building(folder: Path) -> object:
@@ -245,7 +246,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name, converted_once():
         root = Path(name)
         os.environ["CETANE_CACHE"] = str(root / "cache")
-        faults = Faults(root, *tiny(root))
+        faults = Faults(options.jobs, root, *tiny(root))
         for job in options.jobs:
             draw = random.Random(f"{options.seed} {job}")
             rows.append(faults.row(job, round(SHARES[job] * options.faults), draw))

@@ -14,7 +14,7 @@ from cetane.engine.authored import authored_engine
 from cetane.engine.engine import Engine
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
-from cetane.families.zaya_departures import ZAYA_DEPARTURES
+from cetane.families.zaya_departures import DEPARTURES
 from cetane.gates import metrics
 from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Observed, Reference
@@ -29,7 +29,7 @@ PUBLISHED = ("zaya-exp29-probe", "zaya-exp30", "zaya-exp31")
 
 def variants() -> dict[str, list[str]]:
     """Departures by name of what is measured."""
-    alone = {name: [name] for name in ZAYA_DEPARTURES}
+    alone = {name: [name] for name in DEPARTURES}
     published = {name: load_recipe(name).family["departures"] for name in PUBLISHED}
     return {"none": []} | alone | published
 

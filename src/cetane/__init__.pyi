@@ -1,65 +1,38 @@
 # The public names, and the modules that define them: `__init__.py` reads them here.
-from .bundle import Bundle
-from .errors import CetaneError
-from .evaluation.evaluate import evaluate
-from .evaluation.figures import Evaluation, TaskFigure
-from .pipeline.audit import ResidencyResult, audit
-from .pipeline.diff import DiffResult, diff
-from .pipeline.draft_head import (
-    AddedDraftHeads,
-    DraftHeadSettings,
-    TrainedDraftHead,
-    add_draft_heads,
-    train_draft_head,
-)
-from .pipeline.imports import KitImport, import_kit
-from .pipeline.kit import Kit, make_kit
-from .pipeline.language_model import Completion, CompletionStream, LanguageModel, load
-from .pipeline.plan import plan
-from .pipeline.port import port
-from .pipeline.port_result import PortResult
-from .pipeline.validate import Validation, perplexity, validate
-from .pipeline.versus import Versus, versus
-from .schema.plan import Plan
-from .schema.recipe import Recipe
-from .server.app import serve
-from .sweeps.choose import SweepResult, sweep
+from .bundle import Bundle as Bundle
+from .errors import CetaneError as CetaneError
+from .evaluation.evaluate import evaluate as evaluate
+from .evaluation.figures import Evaluation as Evaluation
+from .evaluation.figures import TaskFigure as TaskFigure
+from .pipeline.audit import ResidencyResult as ResidencyResult
+from .pipeline.audit import audit as audit
+from .pipeline.diff import DiffResult as DiffResult
+from .pipeline.diff import diff as diff
+from .pipeline.draft_head import AddedDraftHeads as AddedDraftHeads
+from .pipeline.draft_head import DraftHeadSettings as DraftHeadSettings
+from .pipeline.draft_head import TrainedDraftHead as TrainedDraftHead
+from .pipeline.draft_head import add_draft_heads as add_draft_heads
+from .pipeline.draft_head import train_draft_head as train_draft_head
+from .pipeline.imports import KitImport as KitImport
+from .pipeline.imports import import_kit as import_kit
+from .pipeline.kit import Kit as Kit
+from .pipeline.kit import make_kit as make_kit
+from .pipeline.language_model import Completion as Completion
+from .pipeline.language_model import CompletionStream as CompletionStream
+from .pipeline.language_model import LanguageModel as LanguageModel
+from .pipeline.language_model import load as load
+from .pipeline.plan import plan as plan
+from .pipeline.port import port as port
+from .pipeline.port_result import PortResult as PortResult
+from .pipeline.validate import Validation as Validation
+from .pipeline.validate import perplexity as perplexity
+from .pipeline.validate import validate as validate
+from .pipeline.versus import Versus as Versus
+from .pipeline.versus import versus as versus
+from .schema.plan import Plan as Plan
+from .schema.recipe import Recipe as Recipe
+from .server.app import serve as serve
+from .sweeps.choose import SweepResult as SweepResult
+from .sweeps.choose import sweep as sweep
 
 __version__: str
-__all__ = [
-    "AddedDraftHeads",
-    "Bundle",
-    "CetaneError",
-    "Completion",
-    "CompletionStream",
-    "DiffResult",
-    "DraftHeadSettings",
-    "Evaluation",
-    "Kit",
-    "KitImport",
-    "LanguageModel",
-    "Plan",
-    "PortResult",
-    "Recipe",
-    "ResidencyResult",
-    "SweepResult",
-    "TaskFigure",
-    "TrainedDraftHead",
-    "Validation",
-    "Versus",
-    "add_draft_heads",
-    "audit",
-    "diff",
-    "evaluate",
-    "import_kit",
-    "load",
-    "make_kit",
-    "perplexity",
-    "plan",
-    "port",
-    "serve",
-    "sweep",
-    "train_draft_head",
-    "validate",
-    "versus",
-]

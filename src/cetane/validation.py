@@ -88,7 +88,7 @@ def worded(error: ErrorDetails, kind: type[Any] | None = None) -> str:
 
 
 def keys_at(kind: Any, location: tuple[int | str, ...]) -> list[str]:
-    """The known keys of a table inside data of a kind, or of a TypedDict."""
+    """The known keys of a table inside data of a kind, or of a TypedDict, which is flat."""
     if is_typeddict(kind):
         return [*kind.__annotations__]
     models = models_of(kind)

@@ -20,7 +20,7 @@ from torch import nn
 
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
-from cetane.families.zaya_departures import ZAYA_DEPARTURES
+from cetane.families.zaya_departures import DEPARTURES
 from cetane.lower.lower import Lowering
 from cetane.mil import load
 from cetane.planner import Planner
@@ -262,7 +262,7 @@ def departing(*names: str, **content: Any) -> Any:
 
 
 def test_every_departure_is_tested() -> None:
-    assert set(PATCHES) == set(ZAYA_DEPARTURES)
+    assert set(PATCHES) == set(DEPARTURES)
 
 
 CONFIGS: tuple[dict[str, Any], ...] = (
@@ -291,7 +291,7 @@ def test_a_departure_with_routed_experts(name: str, order: str) -> None:
     assert_close(engine, truth(model), {"uneven": FEEDS["uneven"]})
 
 
-PORT = tuple(name for name in ZAYA_DEPARTURES if name not in ("query-to-output", "no-convolution"))
+PORT = tuple(name for name in DEPARTURES if name not in ("query-to-output", "no-convolution"))
 """The last version of the port: everything but what it had outgrown."""
 
 
@@ -314,13 +314,13 @@ def test_the_port_as_a_whole() -> None:
 def test_all_at_once(contract: str, kind: str) -> None:
     """Those that another leaves nothing to change do nothing; every feed gives the same."""
     model = model_of()
-    engine = engine_of(model, departing(*ZAYA_DEPARTURES, contract=contract, kind=kind))
+    engine = engine_of(model, departing(*DEPARTURES, contract=contract, kind=kind))
     once = run(engine, FEEDS["prefill"])
     assert np.abs(once - truth(model)).max() > 0.1
     assert_close(engine, once, FEEDS)
 
 
-@pytest.mark.parametrize(("one", "other"), combinations(ZAYA_DEPARTURES, 2))
+@pytest.mark.parametrize(("one", "other"), combinations(DEPARTURES, 2))
 def test_any_two(one: str, other: str) -> None:
     """The order in which a recipe names them is of no matter, and one of them is not lost."""
     engines = [engine_of(MODEL, departing(*names)) for names in ((one, other), (other, one))]
@@ -395,7 +395,7 @@ def test_what_departures_leave_out() -> None:
     """Nothing is kept between calls that a departure has no use for."""
     keeps = {
         name: Planner(InMemoryCheckpoint(MODEL), departing(name)).model.layers[0].keeps
-        for name in ZAYA_DEPARTURES
+        for name in DEPARTURES
     }
     usual = ("kv", "delayed", "conv")
     changed = {name: kept for name, kept in keeps.items() if kept != usual}

@@ -31,11 +31,6 @@ def test_tokens_per_call_against_simulation(chance: float, width: int) -> None:
     )
 
 
-def speedup(spec: DraftingTimes, chance: float) -> float:
-    """The speed over plain decoding, if every drafted token is right with this chance."""
-    return tokens_per_call(chance, spec.width) / spec.slowdown
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     t1=st.floats(1, 200), ratio=st.floats(0.5, 6), width=st.integers(2, 8), draft=st.floats(0, 20)
@@ -46,13 +41,13 @@ def test_break_even_is_where_speed_is_equal(
     spec = DraftingTimes(t1, t1 * ratio, width, draft)
     chance, share = spec.break_even_chance(), spec.break_even_share()
     if not spec.feasible:
-        assert chance is None and share is None and speedup(spec, 1.0) <= 1
+        assert chance is None and share is None and spec.speedup(1.0) <= 1
         return
     assert chance is not None and share is not None
     if spec.slowdown <= 1:
         assert (chance, share) == (0, 0)
         return
-    assert speedup(spec, chance) == pytest.approx(1, abs=1e-6)
+    assert spec.speedup(chance) == pytest.approx(1, abs=1e-6)
     # the share form: 1 + (K - 1) p tokens a call
     assert 1 + (width - 1) * share == pytest.approx(spec.slowdown)
 
@@ -75,7 +70,7 @@ def test_published_cases(t1: float, tk: float, slowdown: float, share: float | N
 
 def test_the_published_formula_is_no_break_even() -> None:
     assert per_slot_formula(112, 499, 4) == pytest.approx(0.10, abs=0.005)
-    assert speedup(DraftingTimes(112, 499, 4), 0.10) < 0.26
+    assert DraftingTimes(112, 499, 4).speedup(0.10) < 0.26
     # where every draft must be right, it says that none need be
     assert per_slot_formula(100, 400, 4) == 0
     assert DraftingTimes(100, 399.99, 4).break_even_share() == pytest.approx(1, abs=1e-3)

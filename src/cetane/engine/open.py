@@ -23,7 +23,7 @@ def open_backend(shards: Compilable, backend: str = "auto") -> Backend:
 
     Raises CetaneError for an unknown name.
     """
-    name, _, units = str(backend).partition(":")
+    name, _, units = str(backend).partition(":")  # the API passes on what a user wrote
     if name not in BACKENDS:
         raise CetaneError(f"unknown backend {name!r}; known: {', '.join(BACKENDS)}")
     if units and name != "coreml":

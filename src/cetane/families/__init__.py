@@ -43,7 +43,7 @@ from cetane.families.caches import (
 from cetane.families.configs import MALFORMED, check_counts, check_sizes, invalid
 from cetane.families.delta import RAISED_ANSWERS
 from cetane.families.grouped_query import AttentionHeads, attend
-from cetane.families.layers import Exchange, Held, Leaf, Projection, RMSNorm, rotate
+from cetane.families.layers import Exchange, Held, Projection, RMSNorm, rotate
 from cetane.families.model import (
     CacheGroup,
     Departure,
@@ -73,14 +73,12 @@ __all__ = [
     "CacheForm",
     "CacheGroup",
     "CacheSpec",
-    "Departure",
     "Exchange",
     "Flow",
     "Head",
     "Held",
     "History",
     "HistorySpec",
-    "Leaf",
     "Matrix",
     "MatrixSpec",
     "Memory",
@@ -182,8 +180,7 @@ def chosen_departures(kind: str, options: Mapping[str, Any]) -> list[Departure]:
 
 def known_departures(kind: str) -> Mapping[str, Departure]:
     """The departures of an architecture, by name."""
-    known: Mapping[str, Departure] = getattr(families()[kind], "DEPARTURES", {})
-    return known
+    return getattr(families()[kind], "DEPARTURES", {})
 
 
 def options_of(kind: str, options: Mapping[str, Any]) -> Any:

@@ -20,11 +20,10 @@ from cetane.families.kinds import LayerKind
 from cetane.families.layers import Held, Leaf, Projection, RMSNorm, activation, first_largest
 from cetane.families.model import Model, StoredTable
 from cetane.families.rotary import rotary_table
-from cetane.families.zaya_departures import ZAYA_DEPARTURES
+from cetane.families.zaya_departures import DEPARTURES as DEPARTURES
 from cetane.validation import Data
 
 MODEL_TYPES = ("zaya",)
-DEPARTURES = ZAYA_DEPARTURES
 
 
 class ZayaOptions(Data):

@@ -1,8 +1,8 @@
 """Departures of the published ANE port of ZAYA1-8B from the model (ane-book, experiments 29 to 35).
 
-Each departure changes one thing in the blocks of `zaya.py`. So its cost can be measured
-alone, and together with others; docs/explanation/zaya.md has the table. A recipe lists departures
-in `family.departures`. Two more differences follow from them. Convolutions without their history
+Each departure changes one thing in the blocks of `zaya.py`. So its cost can be measured alone, and
+together with others; docs/explanation/zaya.md has the table. A recipe lists departures in
+`family.departures`. Two more differences follow from them. Convolutions without their history
 also start differently. And with the neighbour's gates, the last merge before the final norm is left
 out.
 """
@@ -249,7 +249,7 @@ def in_blocks(change: Change, model: Model, weights: Weights) -> Model:
     return model
 
 
-ZAYA_DEPARTURES: Mapping[str, Departure] = {
+DEPARTURES: Mapping[str, Departure] = {
     "query-to-output": partial(in_blocks, query_to_output),
     "no-convolution": partial(in_blocks, no_convolution),
     "current-tap": partial(in_blocks, current_tap),

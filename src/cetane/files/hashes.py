@@ -15,24 +15,6 @@ from cetane.files.reading import open_regular
 from cetane.validation import Data
 
 
-class FileRecord(Data):
-    """The size and the hash that a file must have."""
-
-    bytes: int
-    sha256: str
-
-
-def records(root: Path, folder: Path) -> dict[str, FileRecord]:
-    """The records of all files under `folder` (or of `folder`, a file), by path from `root`."""
-    files = [folder] if folder.is_file() else sorted(p for p in folder.rglob("*") if p.is_file())
-    return {
-        path.relative_to(root).as_posix(): FileRecord(
-            bytes=path.stat().st_size, sha256=sha256(path)
-        )
-        for path in files
-    }
-
-
 def sha256(path: Path) -> str:
     """The hash of a regular file. Raises CetaneError if it cannot be read."""
     try:
@@ -54,6 +36,24 @@ def code_sha256(*folders: Path) -> str:
     for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+class FileRecord(Data):
+    """The size and the hash that a file must have."""
+
+    bytes: int
+    sha256: str
+
+
+def records(root: Path, folder: Path) -> dict[str, FileRecord]:
+    """The records of all files under `folder` (or of `folder`, a file), by path from `root`."""
+    files = [folder] if folder.is_file() else sorted(p for p in folder.rglob("*") if p.is_file())
+    return {
+        path.relative_to(root).as_posix(): FileRecord(
+            bytes=path.stat().st_size, sha256=sha256(path)
+        )
+        for path in files
+    }
 
 
 def check_files(root: Path, files: Mapping[str, FileRecord], hint: str) -> None:

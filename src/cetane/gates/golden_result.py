@@ -8,9 +8,10 @@ from cetane.gates.scores import LogitScore, ShardScore
 from cetane.gates.structure import Deviation
 from cetane.gates.verdict import Check
 from cetane.gates.weights import WrongWeight
+from cetane.mil.program import LARGEST_FP16
 from cetane.validation import Data
 
-NEAR_LIMIT = 32752.0
+NEAR_LIMIT = LARGEST_FP16 / 2
 """Half of the largest fp16 number: a larger residual stream gets a warning."""
 
 

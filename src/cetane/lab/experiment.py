@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from cetane.errors import CetaneError
 from cetane.files import json_sha256, read_toml
-from cetane.hardware.chips import DEFAULT_CHIP, find_chip
+from cetane.hardware.chips import find_chip
 from cetane.lab.metrics import METRICS
 from cetane.schema.recipe import Recipe, load_recipe, override
 from cetane.validation import Data, guess, validated
@@ -153,7 +153,8 @@ class Workload(Data):
     """The context of both arms here; None for the recipes' own."""
     stands_for: Literal["zaya1-8b", "gemma4-e2b"] | None = None
     """The model that it represents, whose speed is predicted; None for `model` itself."""
-    chip: str = DEFAULT_CHIP
+    chip: str = "m4-max"
+    """Written out: what a recorded experiment means must not change with the default."""
 
     @model_validator(mode="after")
     def possible(self) -> "Workload":

@@ -74,6 +74,10 @@ class DraftingTimes:
                 high = middle
         return high if self.slowdown > 1 else 0.0
 
+    def speedup(self, chance: float) -> float:
+        """The speed-up over plain decoding, if every drafted token is right with this chance."""
+        return tokens_per_call(chance, self.width) / self.slowdown
+
 
 def tokens_per_call(chance: float, width: int) -> float:
     """Expected tokens of a call: 1 + a + a^2 + ... + a^(K-1), since the first refusal ends it."""

@@ -5,14 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint
-from cetane.files import Progress, silent
-from cetane.gates.explain import Explanation, explain
-from cetane.gates.golden import golden as compare_with_model
-from cetane.gates.golden_result import GoldenResult
+from cetane.files import Progress
 from cetane.gates.residency.store import InBundle
 from cetane.pipeline.build import build
-from cetane.pipeline.first_shards import Clock, FirstShards, FirstShardsFailed
+from cetane.pipeline.clock import Clock
+from cetane.pipeline.first_shards import FirstShards, FirstShardsFailed
+from cetane.pipeline.golden_gate import judge
 from cetane.pipeline.plan import forecast
 from cetane.pipeline.port_result import PortResult, PortTarget, gate_json
 from cetane.pipeline.request import Request
@@ -98,16 +96,3 @@ class Attempt:
             plan, bundle, first.ladder, first.residency, golden, why or first.explain(plan),
             speed, clock.seconds, self.asked.required,
         )  # fmt: skip
-
-
-def judge(
-    bundle: Bundle, checkpoint: Checkpoint, progress: Progress = silent
-) -> tuple[GoldenResult, Explanation | None]:
-    """Run the golden gate, keep its result in the bundle, and say why it is red if it is."""
-    result = compare_with_model(
-        bundle, checkpoint, lambda what, done, total: progress(f"golden gate: {what}", done, total)
-    )
-    bundle.write_gate("golden", gate_json(result))
-    if not result.passed:
-        progress("golden gate: what is wrong", 0, 1)
-    return result, explain(bundle, checkpoint, result)

@@ -1,9 +1,6 @@
 """The gate of a build: the first shard of every kind is judged before the others are made."""
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 
 from cetane.checkpoint import Checkpoint
@@ -11,32 +8,11 @@ from cetane.files import Progress
 from cetane.gates.explain import Explanation, explain_ladder, explain_residency
 from cetane.gates.ladder import LadderResult, ladder
 from cetane.gates.residency.audit import Audit, audit
-from cetane.hardware.memory import give_back
 from cetane.mil.reader import load
+from cetane.pipeline.clock import Clock
 from cetane.pipeline.port_result import PortTarget
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
-
-
-@dataclass
-class Clock:
-    """Seconds by stage, of all attempts."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """A context whose seconds are counted. What it freed goes back to the system."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            give_back()
-            self.add(name, time.perf_counter() - started)
-
-    def add(self, name: str, seconds: float) -> None:
-        """Count some seconds more."""
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
 
 class FirstShardsFailed(Exception):

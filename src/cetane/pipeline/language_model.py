@@ -254,7 +254,8 @@ class LanguageModel:
         """Write an answer piece by piece; `Sampling` lists the options.
 
         CetaneError for a prompt that is empty, longer than the context or has an unknown token, and
-        for options out of range. A head that gives only its choice takes no sampling.
+        for options that are unknown, of a wrong type or out of range. A head that gives only its
+        choice takes no sampling.
         """
         given = {"max_new_tokens": max_new_tokens, **sampling}
         options: dict[str, Any] = {**validated(AnswerOptions, given, "the options of an answer")}

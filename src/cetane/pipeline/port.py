@@ -19,7 +19,7 @@ from cetane.pipeline.attempt import Attempt, History
 from cetane.pipeline.build import check_place, same
 from cetane.pipeline.chip_layout import recipe_for_chip
 from cetane.pipeline.choose import check_budget, resolutions, with_layout
-from cetane.pipeline.first_shards import Clock
+from cetane.pipeline.clock import Clock
 from cetane.pipeline.port_result import PortResult, PortTarget
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner

@@ -15,7 +15,7 @@ from cetane.gates.layers import LayersResult, judge_layers
 from cetane.gates.quality import Quality, read_tokens
 from cetane.gates.quality import perplexity as measure_perplexity
 from cetane.gates.static import PackageProblem, static_checks
-from cetane.pipeline.attempt import judge
+from cetane.pipeline.golden_gate import judge
 from cetane.pipeline.origin import checkpoint_of, other_checkpoint
 from cetane.pipeline.port_result import explanation_json
 from cetane.schema.draft_head import DraftHeadKind

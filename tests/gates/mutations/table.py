@@ -18,7 +18,7 @@ from cetane.families.attention import UnitNorm
 from cetane.families.base import Block, RoutedBlock, Weight
 from cetane.families.layers import RMSNorm
 from cetane.families.rotary import RotaryTable
-from cetane.families.zaya_departures import ZAYA_DEPARTURES
+from cetane.families.zaya_departures import DEPARTURES
 from cetane.schema.interface import Mask
 
 from .ports import AuthoredPort
@@ -1137,7 +1137,7 @@ def _(port: AuthoredPort) -> None:
 PORT = ("soft-routing", "silu-router", "bias-on-logits", "no-router-state")
 """Four at once: a port that passed the gate that this one replaced."""
 DEPARTURES: dict[str, tuple[str, ...]] = {
-    **{f"departure: {name}": (name,) for name in ZAYA_DEPARTURES
+    **{f"departure: {name}": (name,) for name in DEPARTURES
        if name not in ("skip-large-bias",)},
     "departure: four of the published port": PORT,
 }  # fmt: skip

@@ -18,8 +18,8 @@ def rotary(
     """x * cos + [sign * second, first] * sin over 4 channels on axis 2."""
     first = mb.slice_by_index(x=x, begin=[0] * 4, end=[1, 2, cut, 3])
     second = mb.slice_by_index(x=x, begin=[0, 0, cut, 0], end=[1, 2, 4, 3])
-    turned = mb.concat(values=[mb.mul(x=second, y=np.float32(sign)), first], axis=2)
-    straight, crossed = mb.mul(x=cos, y=x), mb.mul(x=turned, y=sin)
+    swapped = mb.concat(values=[mb.mul(x=second, y=np.float32(sign)), first], axis=2)
+    straight, crossed = mb.mul(x=cos, y=x), mb.mul(x=swapped, y=sin)
     return mb.add(x=crossed, y=straight) if swapped else mb.add(x=straight, y=crossed)
 
 
@@ -37,8 +37,8 @@ def test_rotation(build: Build, swapped: bool) -> None:
     given = inputs()
     (y,) = agree(path, **given)
     x = given["x"]
-    turned = np.concatenate([-x[:, :, 2:], x[:, :, :2]], 2)
-    np.testing.assert_allclose(y, x * given["cos"] + turned * given["sin"], rtol=1e-6, atol=1e-6)
+    swapped = np.concatenate([-x[:, :, 2:], x[:, :, :2]], 2)
+    np.testing.assert_allclose(y, x * given["cos"] + swapped * given["sin"], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("other", [{"cut": 1}, {"sign": 1.0}, {"sign": -2.0}], ids=str)

@@ -49,9 +49,9 @@ def test_attention_of_any_sizes(build: Build, other: dict[str, tuple[int, ...]])
     both(path, **{name: normal(*shape) for name, shape in sizes.items()})
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("cap", [None, 50.0, -5.0])
-def test_bounded_scores(build: Build, turned: bool, cap: float | None) -> None:
+def test_bounded_scores(build: Build, transposed: bool, cap: float | None) -> None:
     """With the rounded 1 / cap that a program in fp16 holds, or a negative bound."""
     sizes = ROWS | {"q": (1, 2, 5, 8), "m": (1, 1, 5, 5)}
 
@@ -61,7 +61,7 @@ def test_bounded_scores(build: Build, turned: bool, cap: float | None) -> None:
             part = np.float32(np.float16(1 / cap))
             scores = mb.mul(x=mb.tanh(x=mb.mul(x=scores, y=part)), y=np.float32(cap))
         weights = mb.softmax(x=mb.add(x=scores, y=m), axis=-1)
-        return mb.matmul(x=weights, y=v, transpose_x=turned, transpose_y=True)
+        return mb.matmul(x=weights, y=v, transpose_x=transposed, transpose_y=True)
 
     path = build({name: (shape, "fp32") for name, shape in sizes.items()}, body)
     both(path, **{name: normal(*shape) for name, shape in sizes.items()})

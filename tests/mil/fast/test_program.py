@@ -107,8 +107,8 @@ class Flexible(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.cat([self.one(x), self.two(x)], 1)
-        turned = torch.cat([-y[:, 8:], y[:, :8]], 1) * x.mean() + y
-        rows = turned.squeeze(2)
+        swapped = torch.cat([-y[:, 8:], y[:, :8]], 1) * x.mean() + y
+        rows = swapped.squeeze(2)
         return torch.softmax(rows.transpose(1, 2) @ rows, -1)[:, 1:].reshape(1, -1, x.shape[3])
 
 

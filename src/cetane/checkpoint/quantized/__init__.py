@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cetane.checkpoint.quantized.awq import awq
-from cetane.checkpoint.quantized.bitsandbytes import bitsandbytes
-from cetane.checkpoint.quantized.compressed_tensors import compressed_tensors
-from cetane.checkpoint.quantized.fp8 import fp8
-from cetane.checkpoint.quantized.gptq import gptq
+from cetane.checkpoint.quantized.awq import read_awq
+from cetane.checkpoint.quantized.bitsandbytes import read_bitsandbytes
+from cetane.checkpoint.quantized.compressed_tensors import read_compressed_tensors
+from cetane.checkpoint.quantized.fp8 import read_fp8
+from cetane.checkpoint.quantized.gptq import read_gptq
 from cetane.checkpoint.quantized.layout import (
     FLOATS,
     QuantizedTensor,
@@ -24,20 +24,20 @@ from cetane.checkpoint.quantized.layout import (
     Tensors,
     refusal,
 )
-from cetane.checkpoint.quantized.mlx import mlx
-from cetane.checkpoint.quantized.mxfp4 import mxfp4
+from cetane.checkpoint.quantized.mlx import read_mlx
+from cetane.checkpoint.quantized.mxfp4 import read_mxfp4
 from cetane.errors import CetaneError
 
 __all__ = ["QuantizedTensor", "dequantized"]
 
 RULES: dict[str, Callable[[QuantizedTensors], Tensors]] = {
-    "fp8": fp8,
-    "compressed-tensors": compressed_tensors,
-    "awq": awq,
-    "gptq": gptq,
-    "bitsandbytes": bitsandbytes,
-    "mlx": mlx,
-    "mxfp4": mxfp4,
+    "fp8": read_fp8,
+    "compressed-tensors": read_compressed_tensors,
+    "awq": read_awq,
+    "gptq": read_gptq,
+    "bitsandbytes": read_bitsandbytes,
+    "mlx": read_mlx,
+    "mxfp4": read_mxfp4,
 }
 COMPANIONS = (
     "_scale", "_scale_inv", "_scales", ".scales", ".qweight", ".qzeros", ".g_idx", "_g_idx",

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def awq(layout: QuantizedTensors) -> Tensors:
+def read_awq(layout: QuantizedTensors) -> Tensors:
     """4 bits. Words lie along the outputs, with nibbles in the order 0 2 4 6 1 3 5 7."""
     version = str(layout.said.get("version", "gemm")).lower()
     if layout.integer("bits", 4) != 4 or version != "gemm":

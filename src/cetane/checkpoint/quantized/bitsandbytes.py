@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def bitsandbytes(layout: QuantizedTensors) -> Tensors:
+def read_bitsandbytes(layout: QuantizedTensors) -> Tensors:
     """int8 rows, or blocks of 4-bit indices, each with its largest magnitude."""
 
     def rows(parts: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def compressed_tensors(layout: QuantizedTensors) -> Tensors:
+def read_compressed_tensors(layout: QuantizedTensors) -> Tensors:
     """int8 and fp8 stored plainly, int4 packed into int32; a scale for a tensor, row or group."""
     plans = weight_plans(layout)
     bits = [plan.get("num_bits") for plan in plans]

@@ -6,7 +6,7 @@ from cetane.checkpoint.quantized.layout import QuantizedTensors, Tensors
 from cetane.checkpoint.quantized.scales import is_pair, scaled
 
 
-def fp8(layout: QuantizedTensors) -> Tensors:
+def read_fp8(layout: QuantizedTensors) -> Tensors:
     """float8_e4m3 with a scale for each block of 128 by 128, or for the tensor: DeepSeek, Qwen."""
     block = layout.said.get("weight_block_size") or [128, 128]
     layout.check(is_pair(block), "weight_block_size")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def gptq(layout: QuantizedTensors) -> Tensors:
+def read_gptq(layout: QuantizedTensors) -> Tensors:
     """Words along the inputs, zero points less one (not in v2), and a group for every input."""
     bits = layout.integer("bits")
     if bits not in (2, 4, 8):

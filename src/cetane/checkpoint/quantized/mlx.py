@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def mlx(layout: QuantizedTensors) -> Tensors:
+def read_mlx(layout: QuantizedTensors) -> Tensors:
     """integers * scale + bias for each group of columns; columns from a word's lowest bits up."""
     if layout.said.get("mode", "affine") != "affine":
         raise layout.bad(f"mode {layout.said['mode']!r}; only affine is supported")

@@ -14,7 +14,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The magnitudes of a 4-bit float; the highest bit is the sign."""
 
 
-def mxfp4(layout: QuantizedTensors) -> Tensors:
+def read_mxfp4(layout: QuantizedTensors) -> Tensors:
     """gpt-oss: 4-bit floats, the low half of a byte first. A block of 32 has a power of two, stored
     plus 127. transformers keeps these matrices transposed."""
 

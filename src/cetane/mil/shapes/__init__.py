@@ -2,7 +2,7 @@
 
 The check of a program and the reference executor ask these rules before they allocate anything. No
 result, and no tensor on the way to it, may have more than `MOST_ELEMENTS`. Importing this package
-fills the table `RULES`, by kind of op as in `mil.ops`.
+fills the table `RULES`.
 """
 
 from cetane.mil.shapes import (  # noqa: F401

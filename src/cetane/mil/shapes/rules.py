@@ -86,7 +86,7 @@ def result_shapes(given: KnownOp) -> Shapes:
         shapes = known(given)
     except Unknown:
         return None
-    if not given.op.kind.startswith("constexpr_"):  # the file bounds these
+    if not given.op.kind.startswith("constexpr_"):  # see `constexpr`
         for shape in shapes or ():
             bounded(shape)
     return shapes

@@ -6,17 +6,6 @@ from collections.abc import Sequence
 from cetane.mil.shapes.rules import KnownOp, Shapes, axis_of, rule
 
 
-def with_kept(wanted: Sequence[int], x: Sequence[int]) -> list[int]:
-    """The sizes of a reshape of a tensor of sizes `x` to `wanted`; a -1 stays.
-
-    A 0 keeps the size of the axis that is equally far from the last one. Where `x` has no such
-    axis, a 0 means 1. Before iOS 17 both shapes have equally many axes, so counting from the first
-    axis gives the same.
-    """
-    kept = [1] * len(wanted) + list(x)
-    return [size or kept[at - len(wanted)] for at, size in enumerate(wanted)]
-
-
 @rule("reshape")
 def _reshape(given: KnownOp) -> Shapes:
     x, wanted = given.shape(), given.values("shape")
@@ -29,6 +18,17 @@ def _reshape(given: KnownOp) -> Shapes:
     if any(size < 0 for size in sizes) or math.prod(sizes) != math.prod(x):
         raise ValueError(f"{x} cannot be reshaped to {tuple(wanted)}")
     return [tuple(sizes)]
+
+
+def with_kept(wanted: Sequence[int], x: Sequence[int]) -> list[int]:
+    """The sizes of a reshape of a tensor of sizes `x` to `wanted`; a -1 stays.
+
+    A 0 keeps the size of the axis that is equally far from the last one. Where `x` has no such
+    axis, a 0 means 1. Before iOS 17 both shapes have equally many axes, so counting from the first
+    axis gives the same.
+    """
+    kept = [1] * len(wanted) + list(x)
+    return [size or kept[at - len(wanted)] for at, size in enumerate(wanted)]
 
 
 @rule("transpose")

@@ -1,4 +1,4 @@
-"""Shape rules of slices, their updates, crops and padding."""
+"""Shape rules of slices, their updates and padding."""
 
 from cetane.mil.shapes.rules import KnownOp, Shape, Shapes, Unknown, axis_of, rule
 
@@ -58,12 +58,3 @@ def _pad(given: KnownOp) -> Shapes:
         raise ValueError(f"{len(pad)} numbers pad no {len(x)} axes")
     edges = [0] * (2 * len(x) - len(pad)) + pad
     return [tuple(n + edges[2 * a] + edges[2 * a + 1] for a, n in enumerate(x))]
-
-
-@rule("crop")
-def _crop(given: KnownOp) -> Shapes:
-    *outer, height, width = given.shape()
-    edges = given.values("crop_height"), given.values("crop_width")
-    if any(edge < 0 for pair in edges for edge in pair):
-        raise ValueError("a crop is negative")
-    return [(*outer, height - sum(edges[0]), width - sum(edges[1]))]

@@ -6,36 +6,6 @@ from cetane.mil.shapes.rules import KnownOp, Shape, Shapes, Unknown, bounded, ru
 from cetane.validation import MOST_ELEMENTS
 
 
-def _windows(given: KnownOp, x: Shape, kernel: Shape) -> list[int]:
-    """The sizes of the axes along which windows move. Bounds the padded tensor on the way."""
-    rank = len(x) - 2
-    if not 1 <= rank <= 3 or len(kernel) != rank or any(taps < 1 for taps in kernel):
-        raise ValueError(f"windows of {kernel} do not fit {x}")
-    strides = given.value("strides") or [1] * rank
-    dilations = given.value("dilations") or [1] * rank
-    custom = str(given.value("pad_type", "valid")).lower() == "custom"
-    pad = (given.value("pad") if custom else None) or [0] * 2 * rank
-    if len(strides) != rank or len(dilations) != rank or len(pad) != 2 * rank:
-        raise ValueError(f"strides, dilations or pad are not those of {rank} axes")
-    if min(*strides, *dilations) < 1 or max(*strides, *dilations) > MOST_ELEMENTS:
-        raise ValueError("a stride or a dilation is no positive number")
-    same = str(given.value("pad_type", "valid")).lower().startswith("same")
-    sizes, padded = [], []
-    for axis, size in enumerate(x[2:]):
-        reach = (kernel[axis] - 1) * dilations[axis] + 1
-        if same:
-            count = -(-size // strides[axis])
-            padded.append(max(size, (count - 1) * strides[axis] + reach))
-        else:
-            padded.append(size + pad[2 * axis] + pad[2 * axis + 1])
-            count = (padded[-1] - reach) // strides[axis] + 1
-        if count < 1 or min(pad) < 0:
-            raise ValueError(f"windows of {kernel} do not fit {x}")
-        sizes.append(count)
-    bounded((*x[:2], *padded))
-    return sizes
-
-
 @rule("conv")
 def _conv(given: KnownOp) -> Shapes:
     x, weight, groups = given.shape("x"), given.shape("weight"), given.value("groups", 1)
@@ -77,6 +47,36 @@ def _pool(given: KnownOp) -> Shapes:
     return None
 
 
+def _windows(given: KnownOp, x: Shape, kernel: Shape) -> list[int]:
+    """The sizes of the axes along which windows move. Bounds the padded tensor on the way."""
+    rank = len(x) - 2
+    if not 1 <= rank <= 3 or len(kernel) != rank or any(taps < 1 for taps in kernel):
+        raise ValueError(f"windows of {kernel} do not fit {x}")
+    strides = given.value("strides") or [1] * rank
+    dilations = given.value("dilations") or [1] * rank
+    custom = str(given.value("pad_type", "valid")).lower() == "custom"
+    pad = (given.value("pad") if custom else None) or [0] * 2 * rank
+    if len(strides) != rank or len(dilations) != rank or len(pad) != 2 * rank:
+        raise ValueError(f"strides, dilations or pad are not those of {rank} axes")
+    if min(*strides, *dilations) < 1 or max(*strides, *dilations) > MOST_ELEMENTS:
+        raise ValueError("a stride or a dilation is no positive number")
+    same = str(given.value("pad_type", "valid")).lower().startswith("same")
+    sizes, padded = [], []
+    for axis, size in enumerate(x[2:]):
+        reach = (kernel[axis] - 1) * dilations[axis] + 1
+        if same:
+            count = -(-size // strides[axis])
+            padded.append(max(size, (count - 1) * strides[axis] + reach))
+        else:
+            padded.append(size + pad[2 * axis] + pad[2 * axis + 1])
+            count = (padded[-1] - reach) // strides[axis] + 1
+        if count < 1 or min(pad) < 0:
+            raise ValueError(f"windows of {kernel} do not fit {x}")
+        sizes.append(count)
+    bounded((*x[:2], *padded))
+    return sizes
+
+
 @rule(
     "upsample_nearest_neighbor", "upsample_bilinear", "resize_nearest_neighbor", "resize_bilinear",
     "resize", "crop_resize", "affine",
@@ -102,6 +102,15 @@ def _resized(given: KnownOp) -> Shapes:
 def _resample(given: KnownOp) -> Shapes:
     x, coordinates = given.shape(), given.shape("coordinates")
     return [(x[0], x[1], *coordinates[1:3])]
+
+
+@rule("crop")
+def _crop(given: KnownOp) -> Shapes:
+    *outer, height, width = given.shape()
+    edges = given.values("crop_height"), given.values("crop_width")
+    if any(edge < 0 for pair in edges for edge in pair):
+        raise ValueError("a crop is negative")
+    return [(*outer, height - sum(edges[0]), width - sum(edges[1]))]
 
 
 @rule("space_to_batch")

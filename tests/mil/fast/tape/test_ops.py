@@ -17,12 +17,12 @@ def test_elements_in_any_order(build: Build) -> None:
     """Transposed, cut, and repeated operands of one op."""
 
     def body(x: Any, y: Any) -> Any:
-        turned = mb.transpose(x=x, perm=[0, 3, 2, 1])
-        part = mb.slice_by_index(x=turned, begin=[0, 1, 0, 0], end=[1, 6, 4, 3])
+        transposed = mb.transpose(x=x, perm=[0, 3, 2, 1])
+        part = mb.slice_by_index(x=transposed, begin=[0, 1, 0, 0], end=[1, 6, 4, 3])
         back = mb.slice_by_index(x=part, begin=[0, 4, 3, 0], end=[0, 0, 0, 3],
                                  stride=[1, -1, -2, 1], begin_mask=[True] * 4,
                                  end_mask=[True] * 4)  # fmt: skip
-        return mb.mul(x=back, y=y), mb.reshape(x=turned, shape=[2, -1]), mb.silu(x=part)
+        return mb.mul(x=back, y=y), mb.reshape(x=transposed, shape=[2, -1]), mb.silu(x=part)
 
     path = build({"x": ((1, 3, 4, 7), "fp32"), "y": ((5, 1, 1), "fp32")}, body)
     tape_agrees(path, x=normal(1, 3, 4, 7), y=normal(5, 1, 1))

@@ -15,8 +15,8 @@ def linear(g: OnnxGraph, x: Tensor, weight: Tensor, bias: Tensor | None = None) 
 
 @translates(ROWS_LINEAR)
 def rows_linear(g: OnnxGraph, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str:
-    """Not an op of MIL: `rows` makes it of a convolution. `weight` is `(K, N)`, already transposed
-    over; if the graph did that, it would hold the weight twice."""
+    """Not an op of MIL: `rows` makes it of a convolution. `weight` is `(K, N)`, already
+    transposed: if the graph did that, it would hold the weight twice."""
     y = g("MatMul", x, weight)
     return y if bias is None else g("Add", y, bias)
 

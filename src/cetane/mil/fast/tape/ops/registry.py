@@ -3,13 +3,13 @@
 The first parameter of a function, `w`, is the writer. The annotation of any other decides what it
 gets: `Place`, where a value lies; `Places`, several; `Argument`, the argument itself; anything
 else, plain Python values. A function raises Unsupported for parameters that no instruction covers.
+Annotations are read as text, so each file of ops needs `from __future__ import annotations`.
 """
 
 from cetane.mil.fast.tape.code import Place
 from cetane.mil.implementation import Implementations
 
 Places = list[Place]
-Mask = list[bool] | None
 _FORMS = {
     "Place": "tensor", "Place | None": "tensor", "Places": "tensors", "Argument": "argument",
 }  # fmt: skip

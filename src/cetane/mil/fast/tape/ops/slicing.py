@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from cetane.mil.fast.context import VIEW
 from cetane.mil.fast.tape.code import MOST_AXES, Code, Place
-from cetane.mil.fast.tape.ops.registry import Mask, enters
+from cetane.mil.fast.tape.ops.registry import enters
 from cetane.mil.fast.tape.ops.shape import part
 from cetane.mil.fast.tape.writer import Unsupported, Writer
 from cetane.mil.program import Argument
+
+Mask = list[bool] | None
 
 
 @enters(VIEW)
