@@ -17,7 +17,24 @@ from cetane.mil.shapes import (  # noqa: F401
     spatial,
     tensor,
 )
-from cetane.mil.shapes.rules import READ_TENSORS, RULES, KnownOp, Shape, bounded, result_shapes
+from cetane.mil.shapes.rules import (
+    READ_TENSORS,
+    RULES,
+    KnownOp,
+    Shape,
+    bounded,
+    broadcast,
+    result_shapes,
+)
 from cetane.mil.shapes.shape import with_kept
 
-__all__ = ["READ_TENSORS", "RULES", "KnownOp", "Shape", "bounded", "result_shapes", "with_kept"]
+__all__ = [
+    "READ_TENSORS",
+    "RULES",
+    "KnownOp",
+    "Shape",
+    "bounded",
+    "broadcast",
+    "result_shapes",
+    "with_kept",
+]

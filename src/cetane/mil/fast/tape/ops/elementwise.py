@@ -6,6 +6,7 @@ from cetane.mil.fast.context import WIDENED
 from cetane.mil.fast.tape.code import Binary, Code, Place, Unary
 from cetane.mil.fast.tape.ops.registry import enters
 from cetane.mil.fast.tape.writer import Unsupported, Writer
+from cetane.mil.shapes import broadcast
 
 _UNARY = {
     "silu": Unary.SILU, "sigmoid": Unary.SIGMOID, "tanh": Unary.TANH, "exp": Unary.EXP,
@@ -88,7 +89,7 @@ def widened(w: Writer, x: Place, scales: Place, mask: Place | None = None) -> Pl
 
 @enters("select")
 def select(w: Writer, cond: Place, a: Place, b: Place) -> Place:
-    shape = common(common(cond.shape, a.shape), b.shape)
+    shape = broadcast(cond.shape, a.shape, b.shape)
     operands = [place.broadcast(shape) for place in (cond, a, b)]
     return w.emit(Code.SELECT, w.new(shape), *operands)
 
@@ -99,7 +100,7 @@ def transformed(w: Writer, x: Place, kind: Unary, *numbers: float) -> Place:
 
 
 def combined(w: Writer, x: Place, y: Place, kind: Binary) -> Place:
-    shape = common(x.shape, y.shape)
+    shape = broadcast(x.shape, y.shape)
     whole = [place for place in (x, y) if place.shape == shape and shape]
     like = min(whole, key=lambda place: place.strides[-1], default=None)
 
@@ -112,10 +113,3 @@ def combined(w: Writer, x: Place, y: Place, kind: Binary) -> Place:
         return w.emit(Code.BINARY, w.new(shape, like), *wide, kind=kind)
 
     return w.once(("combined", x, y, kind), [x, y], made)
-
-
-def common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape to which two shapes broadcast."""
-    rank = max(len(one), len(other))
-    pairs = zip((1,) * (rank - len(one)) + one, (1,) * (rank - len(other)) + other, strict=True)
-    return tuple(b if a == 1 else a for a, b in pairs)

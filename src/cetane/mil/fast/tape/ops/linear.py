@@ -5,11 +5,12 @@ from __future__ import annotations
 from cetane.mil.fast.context import ATTENTION, PACKED_LINEAR
 from cetane.mil.fast.emit import BLOCK
 from cetane.mil.fast.tape.code import Binary, Code, Place, Unary
-from cetane.mil.fast.tape.ops.elementwise import combined, common
+from cetane.mil.fast.tape.ops.elementwise import combined
 from cetane.mil.fast.tape.ops.registry import Places, enters
 from cetane.mil.fast.tape.ops.shape import part, transpose
 from cetane.mil.fast.tape.writer import Unsupported, Writer
 from cetane.mil.program import Argument
+from cetane.mil.shapes import broadcast
 
 
 @enters(PACKED_LINEAR)
@@ -44,7 +45,7 @@ def matmul(
         raise Unsupported("a product with a vector")
     x, y = (_transposed(w, a) if flag else a for a, flag in ((x, transpose_x), (y, transpose_y)))
     (*batch_x, rows, inner), (*batch_y, _, columns) = x.shape, y.shape
-    batch = common(tuple(batch_x), tuple(batch_y))
+    batch = broadcast(tuple(batch_x), tuple(batch_y))
     sizes = [size for size in batch if size != 1]
     if len(sizes) > 2:
         raise Unsupported("a product of more than two axes of matrices")
