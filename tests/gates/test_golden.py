@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.conftest import build_tokenizer, tiny_recipe
 from tests.converting import converted_once
 
 from cetane.bundle import Bundle
@@ -28,8 +29,9 @@ from cetane.gates.structure import OTHER_PLAN, Deviation
 from cetane.gates.structure import judge as judge_structure
 from cetane.mil.blob import BlobFile
 from cetane.mil.package import Package
+from cetane.mil.program import LARGEST_FP16
 from cetane.pipeline.build import build
-from cetane.planner import Planner
+from cetane.planner import Planner, turned
 
 from .conftest import ROUTED, changed, zaya_recipe
 
@@ -344,7 +346,7 @@ def test_ranges(
     hooks = [m.register_forward_hook(note(b)) for m, b in zip(modules, seen, strict=True)]
     with torch.inference_mode():
         for name, tokens in found.probes.items():
-            if name.startswith("text from"):
+            if name.startswith(("text from", "start, ")):
                 zaya_model(torch.tensor([tokens]), use_cache=False)
     for hook in hooks:
         hook.remove()
@@ -393,6 +395,74 @@ def test_a_model_too_large_to_decode(
     assert not [check for check in found.checks if check.name.startswith("greedy")]
     (warning,) = found.warnings
     assert warning.startswith("greedy decoding was left out")
+
+
+def test_a_prompt_that_leaves_fp16_with_its_bos(
+    tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    """No other token reaches the end of fp16's range, but every prompt begins with BOS."""
+    channel, row, bos = 7, 5, 287
+
+    def enlarge(weights: dict[str, torch.Tensor]) -> None:
+        embedding = weights["model.embed_tokens.weight"]
+        embedding[:, channel] *= 0.01
+        embedding[bos] = 0
+        embedding[bos, channel] = 40_000
+        weights["model.layers.0.post_attention_layernorm.weight"][channel] = 1
+        for name in ("gate_proj", "up_proj"):
+            weights[f"model.layers.0.mlp.{name}.weight"][row] = 0
+            weights[f"model.layers.0.mlp.{name}.weight"][row, channel] = 10
+        down = weights["model.layers.0.mlp.down_proj.weight"]
+        down[:, row] = 0
+        down[channel, row] = 5
+
+    folder = changed(tiny_checkpoint_folder, tmp_path / "model", enlarge)
+    tokenizer = build_tokenizer()
+    tokenizer.bos_token = tokenizer.convert_ids_to_tokens(bos)
+    tokenizer.save_pretrained(folder)
+    begins = open_checkpoint(folder)
+    assert begins.tokenizer.bos_id == bos
+    options = {"verify": None, "layout": {"kind": "single"}}
+    unscaled = tiny_recipe(**options, family={"residual_scale": 1.0})
+    with converted_once():
+        bundle = build(begins, unscaled, tmp_path / "bundle", lambda *_: None)
+    found = run(bundle, begins, prompts=0)
+    assert failed(found) == {"fp16"}
+    assert max(one.largest for one in found.ranges) > LARGEST_FP16
+    why = explain(bundle, begins, found)
+    assert why is not None and why.changes == {"family.residual_scale": 0.25}
+    with converted_once():  # a build finds a scale by itself, with BOS too
+        scaled = build(begins, tiny_recipe(**options), tmp_path / "scaled", lambda *_: None)
+    assert run(scaled, begins, prompts=0).passed
+
+
+def test_heads_that_stream_are_judged_by_what_they_miss(
+    tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    """Heads that see two tokens compute their graph exactly, and are not the model."""
+
+    def look_far(weights: dict[str, torch.Tensor]) -> None:
+        for name, weight in weights.items():
+            if name.endswith(("v_proj.weight", "o_proj.weight")):
+                weight *= 6
+
+    folder = changed(tiny_checkpoint_folder, tmp_path / "model", look_far)
+    scores: dict[str, Any] = {"source": "", "model_type": "llama", "method": "mass"}
+    scores |= {"settings": {}, "layers": [[0.1, 0.2], [0.3, 0.4]]}
+    streaming = {"scores": scores, "full": 0.5, "sinks": 0, "window": 2}
+    recipe = tiny_recipe(
+        verify=None,
+        layout={"kind": "single"},
+        cache={"contract": "readonly", "context": 64, "streaming": streaming},
+    )
+    streamed = turned(open_checkpoint(folder), recipe)
+    with converted_once():
+        bundle = build(streamed, recipe, tmp_path / "bundle", lambda *_: None)
+    found = run(bundle, streamed, prompts=1)
+    assert failed(found) == {"compression"}
+    why = explain(bundle, streamed, found)
+    assert why is not None and "heads that stream" in why.sentence
+    assert why.changes == {"cache.streaming.full": 0.75}
 
 
 @pytest.mark.parametrize("contract", ["shift", "readonly"])
@@ -460,6 +530,14 @@ def deviation(**changes: Any) -> Deviation:
 def test_structure_can_fail(changes: dict[str, Any], red: list[str]) -> None:
     checks = judge_structure([deviation(), deviation(**changes)])
     assert [check.name for check in checks if not check.passed] == red
+
+
+def test_choices_that_fp16_changes_can_fail() -> None:
+    right = {"mode": "decode", "positions": 8, "hidden_cosine": 1, "logit_cosine": 1, "kl": 0}
+    for others, passed in ((0, True), (1, True), (2, False)):
+        told = {"finite": True, "chooses": True, "other_choices": others}
+        one = Rounding.model_validate(right | told)
+        assert all(check.passed for check in judge_rounding("fp16", [one])) is passed
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,24 @@
 
 from collections.abc import Callable
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from tests.conftest import build_model, build_tokenizer
 
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.gates import rounding
+from cetane.gates.observe import ProbeTask, Seen
 from cetane.gates.port import Packaged, packaged
-from cetane.gates.rounding import Rounding, judge_rounding, late_rounding
+from cetane.gates.probes import Probe
+from cetane.gates.rounding import (
+    Rounding,
+    judge_rounding,
+    late_rounding,
+    measure_rounding,
+)
 from cetane.pipeline.build import build
 from cetane.planner import Planner
 from cetane.schema.recipe import parse_recipe
@@ -68,7 +78,31 @@ def test_a_large_model_gets_a_shorter_prefix(port, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(rounding, "WORK", 300 * WEIGHTS)
     fed: list[int] = []
     monkeypatch.setattr(
-        rounding, "text_tokens", lambda tokenizer, length: fed.append(length) or [1] * length
+        rounding, "begun", lambda tokenizer, length: fed.append(length) or [1] * length
     )
     late_rounding(port(), WEIGHTS)
     assert fed == [300 + 64]
+
+
+def test_tokens_that_a_rounded_head_chooses_otherwise() -> None:
+    """Of a head that chooses in the graph, one logit of each token is known. The largest logits
+    agree here, but the tokens are the next ones."""
+    count, size = 8, 40
+    tokens = np.arange(count)
+
+    def chosen(at: np.ndarray) -> Seen:
+        logits = np.full((count, size), -4e4, np.float32)
+        logits[tokens, at] = np.linspace(5, 9, count)
+        return Seen(logits, tokens, {})
+
+    plan: Any = SimpleNamespace(
+        tokens=lambda *_: np.arange(size), rows=size, shards=[SimpleNamespace(name="head")],
+        recipe=SimpleNamespace(head=SimpleNamespace(choose=True)),
+    )  # fmt: skip
+    task = ProbeTask("decode", Probe("start", tuple(range(count))), ())
+    sure = tokens < 5
+    for shifted, others in ((0, 0), (1, 5)):
+        exact, rounded = chosen(tokens), chosen(tokens + shifted)
+        one = measure_rounding(task, exact, rounded, {}, plan, decided=sure)
+        assert one.logit_cosine == pytest.approx(1)
+        assert one.other_choices == others

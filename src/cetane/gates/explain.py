@@ -306,6 +306,7 @@ def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Expl
 def too_compressed(verdict: GoldenResult, recipe: Recipe) -> Explanation:
     """The explanation of a port that breaks its recipe's promise of quality."""
     worst = min(verdict.shards, key=lambda one: one.cosine, default=None)
+    where = worst.shard if worst else ""
     failed = [check for check in verdict.checks if not check.passed]
     first = failed[0]
     undecided = all(check.interval is not None and not check.decided for check in failed)
@@ -315,16 +316,28 @@ def too_compressed(verdict: GoldenResult, recipe: Recipe) -> Explanation:
         if undecided
         else ""
     )
+    short = (
+        f"{first.name.partition(': ')[2]} is {first.value:.3g}, the limit {first.limit:g}.{tail}"
+    )
+    streaming = recipe.cache.streaming
+    if streaming and verdict.logits and 2 * verdict.twin_kl < verdict.logits[0].kl:
+        full = min(1.0, streaming.full + 0.25)
+        return Explanation(
+            cause="compression",
+            where=where,
+            sentence="Weights and graph are right; heads that stream miss more than "
+            f"{recipe.quality!r} allows: {short}",
+            changes={"cache.streaming.full": full} if full > streaming.full else {},
+        )
     key, form = fewest_bits(recipe)
     better = next((other for most, other in BETTER.items() if parse_format(form).bits <= most), "")
     if recipe.embedding.rows == "int4" and parse_format(form).bits > ROW_BITS:
         key, form, better = "embedding.format", "int4 rows", "int8"
     return Explanation(
         cause="compression",
-        where=worst.shard if worst else "",
+        where=where,
         sentence=f"Weights and graph are right; compression ({form}) costs "
-        f"more than {recipe.quality!r} allows: {first.name.partition(': ')[2]} is "
-        f"{first.value:.3g}, the limit {first.limit:g}.{tail}",
+        f"more than {recipe.quality!r} allows: {short}",
         changes={key: better} if better else dict(weaker(recipe.quality)),
     )
 

@@ -2,7 +2,8 @@
 
 - *Weights*: is every constant what its format makes of the checkpoint's parameter?
 - *Structure*: do the programs, on the checkpoint's own values, compute the Hugging Face model?
-- *Compression*: is the port, as it ships, as near to that model as its recipe promises?
+- *Compression*: is the port, as it ships, as near to that model as its recipe promises? Heads that
+  stream count as a compression too: of caches.
 - *fp16*: what does the rounding of every result cost?
 - *ane*: what do an ANE's products over many keys cost, late in the context?
 
@@ -10,7 +11,7 @@ One shard is in memory at a time. Only greedy decoding holds all shards, as for 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 from cetane.bundle import Bundle
 from cetane.bundle.tables import Tables
@@ -21,6 +22,7 @@ from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError, installing
 from cetane.files import Progress
+from cetane.gates import metrics
 from cetane.gates.bases import base_checks, unknown_bases
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult, Range
 from cetane.gates.limits import limits
@@ -30,6 +32,7 @@ from cetane.gates.probes import (
     OWN,
     Probe,
     ProbePart,
+    begun,
     chat_prompts,
     parts,
     structure_probes,
@@ -76,6 +79,9 @@ TOO_LONG = (
     "context of {} tokens: more would take too long"
 )
 TOO_WIDE = "no text was longer than the model's window of {} tokens: that takes too much memory"
+TOO_NEAR = (
+    "streaming heads see {} tokens, and no judged text was longer: what they miss was not judged"
+)
 UNRUN = "no token of a probe chose {} functions of experts, so their graphs were not judged: {}"
 NAMED = 3
 """The most functions that a warning names; it counts all."""
@@ -158,6 +164,7 @@ class Proof:
         rows = embedding_rows(self.planner, weights)
         tokens = filled(self.planner, self.plan, reference)
         self.probes = structure_probes(rows, port.tokenizer, self.plan, tokens)
+        self.starts = self.started()
 
     def run(self, prompts: int, greedy_tokens: int) -> GoldenResult:
         """Ask all questions, in order. An adapter's proof leaves out weights and readings: the
@@ -167,9 +174,9 @@ class Proof:
         windows = {window.name: window.tokens for window in text.windows}
         misreadings = list(misread(self.port, self.reference)) if alone else []
         with beside(self.wrong_weights if alone else lambda: ([], [])) as weights:
-            compression, exact = self.compression(text)
+            compression, starts = self.compression(text)
             del text  # logits of a large vocabulary
-            rounding = self.rounding(exact)
+            rounding = self.rounding(starts)
             self.begin("weights", 3)
             wrong, unused = weights()
         ane = self.ane()
@@ -198,7 +205,11 @@ class Proof:
                 *near(compression.ranges, self.planner),
             ),
             greedy=tuple(float(share.mean()) for share in greedy),
-            probes={probe.name: probe.tokens for probe in self.probes} | windows,
+            probes={
+                probe.name: probe.tokens
+                for probe in (*self.probes, *(task.probe for task in self.starts))
+            }
+            | windows,
             greedy_tokens=greedy_tokens,
             wrong_weights=tuple(wrong[:LISTED]),
             unused=tuple(unused[:LISTED]),
@@ -221,6 +232,10 @@ class Proof:
             yield UNRUN.format(len(idle), ", ".join(idle[:NAMED]))
         if read <= window:
             yield TOO_WIDE.format(window)
+        streaming = self.plan.recipe.cache.streaming
+        near = context if streaming is None else streaming.sinks + streaming.window
+        if self.first_positions <= near < context:
+            yield TOO_NEAR.format(near)
         if min(read, late) < context:
             yield TOO_LONG.format(read, late, context)
 
@@ -248,7 +263,7 @@ class Proof:
             for mode in self.plan.modes
             for probe in self.probes
         ]
-        windows = self.windows(0, limits().evidence.positions)
+        windows = self.windows(0, self.first_positions)
         twin = self.port.twin
         seen = observe(twin, self.planner, [*tasks, *self.reading(windows)])
         own, read = seen[: len(tasks)], seen[len(tasks) :]
@@ -256,6 +271,12 @@ class Proof:
         differences = list(deviations(self.plan, self.planner, tasks, own, truths))
         text = Text(windows, [one.logits for one in read])
         return differences, text, unrun(twin, self.adapter)
+
+    @property
+    def first_positions(self) -> int:
+        """The positions that are judged first. Streaming heads need a text beyond what they see."""
+        evidence, streaming = limits().evidence, self.plan.recipe.cache.streaming
+        return evidence.positions if streaming is None else evidence.most
 
     def windows(self, start: int, stop: int) -> list[Probe]:
         return text_windows(self.port.tokenizer, self.plan, start, stop)
@@ -270,53 +291,61 @@ class Proof:
             tasks.append(ProbeTask(self.mode, window, read))
         return tasks
 
-    def compression(self, text: "Text") -> tuple["Compressed", list[Seen]]:
-        """The port's figures against the model on text, and its fp32 results on `brief`.
+    def compression(self, text: "Text") -> tuple["Compressed", list["Start"]]:
+        """The port's figures against the model on text, and what both made of `starts`.
 
         The text grows until every share is decided, up to `evidence.most` positions.
         """
         self.begin("compression", 1)
         evidence, windows = limits().evidence, text.windows
         compression = Compression(self.plan, self.planner, self.mode)
-        tasks = self.reading(windows)
-        seen = observe(self.port.shipped, self.planner, [*tasks, *self.brief()])
-        exact, seen = seen[len(tasks) :], seen[: len(tasks)]
+        tasks = [*self.reading(windows), *self.starts]
+        seen = observe(self.port.shipped, self.planner, tasks)
+        truths = self.ask(tasks, seen)
+        exact, seen = seen[len(windows) :], seen[: len(windows)]
         compression.twin_kl = twin_kl(text, seen, self.plan)
-        compression.add(windows, seen, self.ask(windows, seen))
-        stop = evidence.positions
+        compression.add(windows, seen, truths)
+        starts = []
+        for task, ours in zip(self.starts, exact, strict=True):
+            compression.reach(truths.of(task.probe))
+            starts.append(Start(task, ours, sure(truths.logits(task.probe, ours.at))))
+        stop = self.first_positions
         while stop < evidence.most and not compression.decided:
             windows = self.windows(stop, 2 * stop)
-            seen = observe(self.port.shipped, self.planner, self.reading(windows))
-            compression.add(windows, seen, self.ask(windows, seen))
+            tasks = self.reading(windows)
+            seen = observe(self.port.shipped, self.planner, tasks)
+            compression.add(windows, seen, self.ask(tasks, seen))
             stop *= 2
-        return compression.result(), exact
+        return compression.result(), starts
 
-    def ask(self, windows: Sequence[Probe], seen: Sequence[Seen]) -> Truths:
-        """The model's results on windows, with the residual stream after every block."""
+    def ask(self, tasks: Sequence[ProbeTask], seen: Sequence[Seen]) -> Truths:
+        """The model's results on tasks, with the residual stream after every block. Its heads see
+        all tokens, even if they stream in the port."""
         streams = [
             truth for block in self.planner.model.layers if (truth := block.truths().get("hidden"))
         ]
-        return Truths.ask(self.reference, self.reading(windows), seen, streams, self.scale)
+        with self.reference.seeing_all():
+            return Truths.ask(self.reference, tasks, seen, streams, self.scale)
 
-    def brief(self) -> list[ProbeTask]:
-        """A call of the widest mode, and calls of single tokens: together they use every op and
-        every way of keeping a cache."""
+    def started(self) -> list[ProbeTask]:
+        """Starts of a prompt: a call of the widest mode, and calls of single tokens. Together they
+        use every op and every way of keeping a cache."""
         tasks = []
         for mode in dict.fromkeys((self.mode, "decode")):
             count = max(self.plan.modes[mode].tokens, OWN)
-            probe = replace(self.probes[0], tokens=self.probes[0].tokens[:count])
-            tasks.append(ProbeTask(mode, probe, (ProbePart(mode, len(probe.tokens)),)))
+            count = min(count, self.plan.recipe.cache.context)
+            probe = Probe(f"start, {mode}", begun(self.port.tokenizer, count))
+            tasks.append(ProbeTask(mode, probe, (ProbePart(mode, count),)))
         return tasks
 
-    def rounding(self, exact: Sequence[Seen]) -> list[Rounding]:
+    def rounding(self, starts: Sequence["Start"]) -> list[Rounding]:
         """The port in fp16 against itself in fp32."""
         self.begin("fp16", 2)
-        tasks = self.brief()
-        rounded = observe(self.port.rounded, self.planner, tasks)
+        rounded = observe(self.port.rounded, self.planner, self.starts)
         places = made_by(self.planner, self.plan)
         return [
-            measure_rounding(task, a, b, places, self.plan)
-            for task, a, b in zip(tasks, exact, rounded, strict=True)
+            measure_rounding(one.task, one.exact, made, places, self.plan, decided=one.decided)
+            for one, made in zip(starts, rounded, strict=True)
         ]
 
     def ane(self) -> list[Rounding]:
@@ -338,13 +367,30 @@ class Proof:
         answers = [list(generate(engine.session(modes), q, Sampler(), length)) for q in questions]
         del engine  # the whole model
         asked = [[*q, *a] for q, a in zip(questions, answers, strict=True)]
+        with self.reference.seeing_all():
+            results = self.reference.run(asked)
         margin = limits().evidence.margin
         return [
             choices(result.logits, question, answer, margin)
-            for result, question, answer in zip(
-                self.reference.run(asked), questions, answers, strict=True
-            )
+            for result, question, answer in zip(results, questions, answers, strict=True)
         ]
+
+
+@dataclass(frozen=True)
+class Start:
+    """The start of a prompt."""
+
+    task: ProbeTask
+    exact: Seen
+    """The port's results in fp32."""
+    decided: Array
+    """For each token, whether the model is sure of the next one, bool `(n,)`."""
+
+
+def sure(logits: Array) -> Array:
+    """Whether the model is sure of its best token, for rows of logits `(n, V)`: bool `(n,)`."""
+    wide: Array = metrics.margins(logits) >= limits().evidence.margin
+    return wide
 
 
 def ties(rows: Sequence[Deviation]) -> Iterator[str]:

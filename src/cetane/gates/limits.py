@@ -37,6 +37,13 @@ class RoundingLimits(Data):
     kl: float
 
 
+class HalfLimits(RoundingLimits):
+    """Limits for fp16."""
+
+    other_choices: int = Field(ge=0)
+    """The most decided tokens for which a head that gives only choices gives another one."""
+
+
 class EvidenceLimits(Data):
     """The amount of judged text, in tokens, and the figures by which a share is decided."""
 
@@ -86,7 +93,7 @@ class Limits(Data):
     """The limits of all gates; `limits.toml` gives the reasons."""
 
     structure: StructureLimits
-    fp16: RoundingLimits
+    fp16: HalfLimits
     ane: RoundingLimits
     evidence: EvidenceLimits
     quality: dict[Quality, QualityLimits]

@@ -1,7 +1,9 @@
 """Probes: the tokens that the gates use, seeded, recorded and free of known traps.
 
 A BOS token at the start exaggerates quantisation errors. So do tokens with unusually small
-embeddings beside ordinary ones (ane-book, ZAYA experiments 30 and 31). Probes have neither.
+embeddings beside ordinary ones (ane-book, ZAYA experiments 30 and 31). Probes of structure and
+compression have neither. Those of narrower arithmetic begin as prompts do: of all tokens, BOS comes
+nearest to the end of fp16's range.
 """
 
 import tomllib
@@ -171,6 +173,13 @@ def text_tokens(tokenizer: Tokenizer, length: int, text: str = "") -> tuple[int,
         )
     repeated = tokens * (-(-length // len(tokens)))
     return tuple(repeated[:length])
+
+
+def begun(tokenizer: Tokenizer, length: int, text: str = "") -> tuple[int, ...]:
+    """`text_tokens` behind a BOS token, if the model has one: as prompts begin. `length` counts
+    both."""
+    first = () if tokenizer.bos_id is None else (tokenizer.bos_id,)
+    return (*first, *text_tokens(tokenizer, length, text))[:length]
 
 
 def text_windows(tokenizer: Tokenizer, plan: Plan, start: int, stop: int) -> list[Probe]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint, Tokenizer, streamed_part
+from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
@@ -180,14 +180,14 @@ def perplexity(
     refuse_choices(bundle.plan, str(bundle.path))
     pieces = windows(tokens, bundle.plan.recipe.cache.context)
     engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables())
-    streamed = streamed_part(checkpoint)
-    reference = reference_of(checkpoint if streamed is None else streamed.base)
+    reference = reference_of(checkpoint)
     agreement = Agreement(bundle.plan.recipe, engine.plan.choosable, bundle.plan.vocab)
     for index, piece in enumerate(pieces):
         progress(f"{len(piece)} tokens", index, len(pieces))
         ours = engine.session([widest_mode(bundle.plan), "decode"]).feed(piece, "all")
         assert ours is not None
-        theirs = reference.run([piece])[0].logits
+        with reference.seeing_all():
+            theirs = reference.run([piece])[0].logits
         agreement.add(ours[:-1], theirs[:-1], np.asarray(piece[1:]))
     progress("done", len(pieces), len(pieces))
     limit = limits().quality[bundle.plan.recipe.quality].perplexity_ratio

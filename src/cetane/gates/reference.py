@@ -82,7 +82,8 @@ class Reference:
         (`RotatedCheckpoint`) or with heads in another order (`StreamedCheckpoint`).
 
         Without it, the model has the original tensors. It gives and takes the residual stream of a
-        turned checkpoint in the turned basis. Heads that stream do so in both cases.
+        turned checkpoint in the turned basis. Heads that stream do so in both cases, but for
+        `seeing_all`.
         """
         self.stream: Turn | None = None
         streamed = streamed_part(checkpoint)
@@ -105,9 +106,26 @@ class Reference:
         self.model.requires_grad_(False)
         if loaded is None:
             self._lend(checkpoint)
+        self._plain: str | None = None
+        """transformers' name of the attention in which all heads see all tokens, if some stream."""
         if streamed is not None:
-            let_stream(self.model, streamed.seen.in_order() if own else streamed.seen)
+            seen = streamed.seen.in_order() if own else streamed.seen
+            self._plain = let_stream(self.model, seen)
         self._in_use = nullcontext if loaded is None else OnDisk(self.model).in_use
+
+    @contextmanager
+    def seeing_all(self) -> Iterator[None]:
+        """A context in which every head sees all tokens, also one that streams in the port: the
+        model as it was published."""
+        if self._plain is None:
+            yield
+            return
+        streaming = self.model.config._attn_implementation
+        self.model.set_attn_implementation(self._plain)
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(streaming)
 
     def _lend(self, checkpoint: Checkpoint) -> None:
         """Let modules take their weights from the checkpoint."""

@@ -11,13 +11,14 @@ from typing import Literal
 
 import numpy as np
 
+from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.families import Truth
 from cetane.gates import metrics
 from cetane.gates.limits import limits
 from cetane.gates.observe import ProbeTask, Seen, observe
 from cetane.gates.port import Port
-from cetane.gates.probes import OWN, Probe, ProbePart, text_tokens, widest_mode
+from cetane.gates.probes import OWN, Probe, ProbePart, begun, widest_mode
 from cetane.gates.structure import made_by
 from cetane.gates.verdict import Check, at_least, at_most
 from cetane.mil.ane import SHORT
@@ -47,6 +48,8 @@ class Rounding(Data):
     finite: bool
     chooses: bool = False
     """Whether the head gives tokens and no logits."""
+    other_choices: int = 0
+    """The decided tokens for which such a head gives another token than in fp32."""
     where: str = ""
     """The first shard whose output has infinity or NaN."""
 
@@ -76,7 +79,7 @@ class LateCalls:
         }
         last = max(counts.values())
         prefix = max(min(context - last, WORK // weights), 1)
-        ids = text_tokens(port.tokenizer, prefix + last)
+        ids = begun(port.tokenizer, prefix + last)
         self.before = exact.session()
         exact.run([(self.before, self.before.prepare(ids[:prefix], "none"))])
         self.tasks = [
@@ -105,8 +108,11 @@ def measure_rounding(
     places: dict[Truth, tuple[str, str]],
     plan: Plan,
     before: int = 0,
+    decided: Array | None = None,
 ) -> Rounding:
-    """The loss of one mode by rounding, after `before` tokens. `places` is from `made_by`."""
+    """The loss of one mode by rounding, after `before` tokens. `places` is from `made_by`.
+
+    `decided (n,)` says for which tokens with logits the model is sure of its choice, bool."""
     cosines, where = [], ""
     for truth, (_, rows) in rounded.tensors.items():
         cosines.append(float(metrics.cosine(rows, exact.tensors[truth][1]).mean()))
@@ -115,6 +121,7 @@ def measure_rounding(
     tokens = plan.tokens(0, plan.rows)
     a, b = rounded.logits[:, tokens], exact.logits[:, tokens]
     chooses = plan.recipe.head.choose
+    others = 0 if decided is None else int((decided & (a.argmax(1) != b.argmax(1))).sum())
     if chooses:  # one logit of each token is known: together they are one row
         a, b = a.max(1)[None], b.max(1)[None]
     finite = not where and bool(np.isfinite(a).all())
@@ -128,6 +135,7 @@ def measure_rounding(
         kl=kl,
         finite=finite,
         chooses=chooses,
+        other_choices=others if chooses else 0,
         where=where or ("" if finite else plan.shards[-1].name),
     )
 
@@ -147,5 +155,8 @@ def judge_rounding(
         if arithmetic == "fp16" or one.chooses:
             yield at_least(f"{start} hidden cosine {mode}", one.hidden_cosine, limit.hidden_cosine)
         yield at_least(f"{start} logit cosine {mode}", one.logit_cosine, limit.logit_cosine)
+        if one.chooses and arithmetic == "fp16":
+            name = f"{start} other choices {mode}"
+            yield at_most(name, one.other_choices, limits().fp16.other_choices)
         if not one.chooses:
             yield at_most(f"{start} KL {mode}", one.kl, limit.kl)

@@ -60,11 +60,15 @@ class Compression:
             self.agreement.add(ours.logits[:-1], logits[:-1], np.asarray(window.tokens[1:]))
             self.seen.append(ours.whole(count))
             self.truths.append(Observed(logits, theirs.tensors))
-            for block in self.planner.model.layers:
-                stream = block.truths().get("hidden")
-                if stream:
-                    top = float(np.abs(theirs.tensors[stream]).max())
-                    self.largest[block.name] = max(self.largest.get(block.name, 0.0), top)
+            self.reach(theirs)
+
+    def reach(self, truth: Observed) -> None:
+        """Note how large the residual stream of a sequence becomes."""
+        for block in self.planner.model.layers:
+            stream = block.truths().get("hidden")
+            if stream:
+                top = float(np.abs(truth.tensors[stream]).max())
+                self.largest[block.name] = max(self.largest.get(block.name, 0.0), top)
 
     @property
     def checks(self) -> tuple[Check, ...]:

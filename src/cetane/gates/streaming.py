@@ -126,10 +126,13 @@ def attend_by(model: Any, attention: Any, name: str) -> None:
     model.set_attn_implementation(name)
 
 
-def let_stream(model: Any, seen: SeenByHeads) -> None:
-    """Let a transformers model's heads see only what `seen` says."""
+def let_stream(model: Any, seen: SeenByHeads) -> str:
+    """Let a transformers model's heads see only what `seen` says. The result is the name of the
+    attention that it had before."""
+    before: str = model.config._attn_implementation
     key = json_sha256([sorted(seen.full.items()), seen.sinks, seen.window])
     attend_by(model, StreamingAttention(seen), f"cetane_{key[:16]}")
+    return before
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from cetane.errors import CetaneError
 from cetane.families import Truth, options_of
 from cetane.files import Progress, json_sha256, read_json, silent, write_json
 from cetane.fitting.fit import fit
-from cetane.gates.probes import english
+from cetane.gates.probes import begun, english
 from cetane.gates.reference import reference_of
 from cetane.mil.program import LARGEST_FP16
 from cetane.planner import Planner
@@ -123,8 +123,9 @@ def calibrate(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silen
 
 
 def calibration_tokens(checkpoint: Checkpoint, context: int, vocab: int) -> list[int]:
-    """The tokens of the pass: a text, then random ids below `vocab`. At most `context` together."""
-    text = checkpoint.tokenizer.encode(english())[: min(TEXT_TOKENS, context)]
+    """The tokens of the pass: a text behind BOS, whose residual is often the largest, then random
+    ids below `vocab`. At most `context` together."""
+    text = begun(checkpoint.tokenizer, min(TEXT_TOKENS, context), english())
     room = min(RANDOM_TOKENS, context - len(text))
     drawn = np.random.default_rng(1).integers(0, vocab, room).tolist()
     return [*text, *drawn]
