@@ -27,6 +27,13 @@ class ProbeTask:
     probe: Probe
     parts: tuple[ProbePart, ...]
 
+    def own(self, at: Array) -> Array:
+        """Whether the mode itself takes each of the probe's tokens `at (n,)`: bool `(n,)`."""
+        stops = np.cumsum([part.tokens for part in self.parts])
+        mine = np.array([part.mode == self.mode for part in self.parts])
+        taken: Array = mine[np.searchsorted(stops, at, side="right")]
+        return taken
+
 
 @dataclass(frozen=True)
 class Seen:

@@ -52,8 +52,8 @@ class Deviation(Data):
     positions: int
     """The number of compared tokens."""
     undecided: float = 0.0
-    """The error that `structure.routed.share` of the tokens from the first near tie on do not
-    exceed; 0 without a tie."""
+    """The error that `structure.routed.share` of the mode's own tokens from the first near tie on
+    do not exceed; 0 without such tokens."""
     decided: int | None = None
     """The number of tokens before the first near tie of experts; None in older results."""
 
@@ -180,7 +180,8 @@ def deviation(
 
     From the token `first` on, the model is undecided; None if it never is."""
     decided = at < (np.inf if first is None else first)
-    strict, rest = np.where(decided, errors, 0.0), errors[~decided]
+    # A share of all tokens would be one of the widest mode's: it takes most of a probe.
+    strict, rest = np.where(decided, errors, 0.0), errors[~decided & task.own(at)]
     worst = int(strict.argmax())
     share = limits().structure.routed.share
     return Deviation(
