@@ -343,7 +343,10 @@ def test_validate(cetane: Cetane, gated: Bundle, tmp_path: Path) -> None:
     assert red.code == 1
     assert red.json["golden"]["passed"] is False
     assert red.json["warnings"] == [f"{other} is not the file that {gated.path} was made from"]
-    assert gated.gates()["golden"]["passed"] is False
+    kept = gated.gates()["golden"]
+    assert (kept["passed"], kept["warnings"]) == (False, red.json["warnings"])
+    gated.write_gate("golden", kept | {"limits": "of last year"})
+    assert "by other limits" in " ".join(cetane("info", gated.path).out.split())
 
 
 def test_validate_shards_alone(cetane: Cetane, gated: Bundle) -> None:

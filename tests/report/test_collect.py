@@ -12,6 +12,7 @@ from tests.report.conftest import DEVICE_RESULT, EVALUATION
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
+from cetane.gates.golden_result import OTHER_LIMITS
 from cetane.gates.quality import Quality
 from cetane.gates.scores import shard_score
 from cetane.hardware.chips import find_chip
@@ -200,6 +201,20 @@ def test_a_perplexity_of_another_checkpoint_says_so(judged: Bundle, tmp_path: Pa
     report = bundle_report(bundle, find_chip("m4-max"), None, None, None)
     said = {verdict.gate: verdict for verdict in report.verdicts}["perplexity"]
     assert (said.outcome, said.notes) == ("passed", quality.warnings)
+
+
+def test_a_verdict_by_other_limits_says_so(judged: Bundle, tmp_path: Path) -> None:
+    """Limits improve, and a bundle keeps the verdict of its day."""
+    shutil.copytree(judged.path, tmp_path / "bundle")
+    bundle = Bundle(tmp_path / "bundle")
+
+    def notes() -> tuple[str, ...]:
+        report = bundle_report(bundle, find_chip("m4-max"), None, None, None)
+        return {verdict.gate: verdict for verdict in report.verdicts}["golden"].notes
+
+    assert OTHER_LIMITS not in notes()
+    bundle.write_gate("golden", bundle.gates()["golden"] | {"limits": "of last year"})
+    assert OTHER_LIMITS in notes()
 
 
 def test_what_is_missing_says_how_to_make_it(empty: BundleReport) -> None:

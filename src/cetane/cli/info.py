@@ -78,9 +78,14 @@ def head_row(head: DraftHead) -> list[str]:
 
 def outcome(result: dict[str, object]) -> str:
     """A gate's verdict, with the chip of a prediction; or its figures if it has none."""
+    from cetane.gates.golden_result import OTHER_LIMITS
+    from cetane.gates.limits import limits_digest
+
     if "passed" in result:
         told = "pass" if result["passed"] is True else "FAIL"
         about = "basis" in result and "target" in result
+        if "limits" in result and result["limits"] != limits_digest():
+            return f"{told}, {OTHER_LIMITS}"
         return f"{told}, {result['basis']} for {result['target']}" if about else told
     shown = {key: value for key, value in result.items() if isinstance(value, int | float)}
     return ", ".join(f"{key} {value:.4g}" for key, value in shown.items())

@@ -155,7 +155,6 @@ def show(result: "Validation", verbose: bool, bundle: Path) -> None:
     """Print every gate, and what follows."""
     from cetane.cli.gate_tables import show_golden, show_head, show_why
 
-    show_warnings(result.warnings)
     for finding in result.static:
         warn(str(finding))
     if result.golden is None:

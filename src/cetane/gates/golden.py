@@ -25,7 +25,7 @@ from cetane.files import Progress
 from cetane.gates import metrics
 from cetane.gates.bases import base_checks, unknown_bases
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult, Range
-from cetane.gates.limits import limits
+from cetane.gates.limits import limits, limits_digest
 from cetane.gates.observe import ProbeTask, Seen, observe, unrun
 from cetane.gates.port import Port, packaged
 from cetane.gates.probes import (
@@ -220,6 +220,7 @@ class Proof:
             twin_kl=compression.twin_kl,
             positions=compression.positions,
             loader=self.reference.loader,
+            limits=limits_digest(),
         )
 
     def unjudged(self, idle: Sequence[str], ane: Sequence[Rounding]) -> Iterator[str]:

@@ -23,6 +23,9 @@ class Range(Data):
     """Largest magnitude of any channel of any token."""
 
 
+OTHER_LIMITS = "judged by other limits than those of this cetane"
+
+
 class GoldenResult(Data):
     """The outcome of the golden gate."""
 
@@ -57,6 +60,8 @@ class GoldenResult(Data):
     """The positions of text that judged the compression."""
     loader: str = ""
     """The loader that read the reference's weights."""
+    limits: str = ""
+    """The digest of the limits (`limits_digest`); empty in older results."""
     adapters: dict[str, "GoldenResult"] = Field(
         default_factory=dict, exclude_if=lambda adapters: not adapters
     )

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from cetane.files import json_sha256
 from cetane.schema.recipe import Quality
 from cetane.validation import Data, parse_toml, validated
 
@@ -106,6 +107,11 @@ class Limits(Data):
 def limits() -> Limits:
     """The limits that come with cetane."""
     return read()
+
+
+def limits_digest() -> str:
+    """The hash of all limits. A stored verdict has that of the limits that judged it."""
+    return json_sha256(limits().model_dump(mode="json"))
 
 
 @cache

@@ -36,12 +36,16 @@ class Validation:
     """The cause of a red golden gate, and the remedy; None if the gate is not red."""
     heads: Mapping[DraftHeadKind, DraftHeadResult] = field(default_factory=dict)
     """Draft heads, compared with the trained modules."""
-    warnings: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
         judged = self.golden is not None and self.golden.passed
         return judged and all(head.passed for head in self.heads.values())
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the golden gate could not judge, and whether its model is another one."""
+        return () if self.golden is None else self.golden.warnings
 
     def as_json(self) -> dict[str, Any]:
         """The outcomes of the gates that ran, as a JSON object."""
@@ -85,7 +89,7 @@ def validate(
     checkpoint = checkpoint_of(opened, model, lora, adapters)
     golden, why = judge(opened, checkpoint, progress)
     heads = judge_draft_heads(opened, progress)
-    return Validation((), golden, why, heads, tuple(other_checkpoint(opened, checkpoint)))
+    return Validation((), golden, why, heads)
 
 
 def perplexity(

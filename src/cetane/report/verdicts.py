@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from cetane.bundle import Bundle
-from cetane.gates.golden_result import GoldenResult
+from cetane.gates.golden_result import OTHER_LIMITS, GoldenResult
 from cetane.gates.ladder import LadderResult
+from cetane.gates.limits import limits_digest
 from cetane.gates.quality import Quality
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.store import GATE, MEASURED
@@ -107,6 +108,8 @@ def verdict(gates: Gates, gate: str, audit: Audit) -> GateVerdict:
         case "golden" if (golden := gates.golden) is not None:
             checks = [CheckRow(**check.model_dump(exclude={"interval"})) for check in golden.checks]
             notes = list(golden.warnings)
+            if golden.limits != limits_digest():
+                notes.append(OTHER_LIMITS)
         case "ladder" if (ladder := gates.ladder) is not None:
             checks = [CheckRow(**check.model_dump(exclude={"interval"})) for check in ladder.checks]
         case "device" if (device := gates.read(gate, DeviceResult)) is not None:
