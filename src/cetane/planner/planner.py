@@ -93,9 +93,15 @@ class Planner:
         """`like` is a planner of the same checkpoint, with which this one shares blocks and checks
         as far as the recipes agree. Raises CetaneError for a recipe that does not fit."""
         if recipe.compression.rotate and not isinstance(checkpoint, RotatedCheckpoint):
-            raise CetaneError("compression.rotate: the checkpoint was not turned (planner.turned)")
+            raise CetaneError(
+                "compression.rotate: the checkpoint's channels are not turned",
+                "give the planner planner.as_recipe_asks(checkpoint, recipe)",
+            )
         if recipe.cache.streaming is not None and streamed_part(checkpoint) is None:
-            raise CetaneError("cache.streaming: the checkpoint was not turned (planner.turned)")
+            raise CetaneError(
+                "cache.streaming: the checkpoint's heads are not in the order of the recipe",
+                "give the planner planner.as_recipe_asks(checkpoint, recipe)",
+            )
         self.checkpoint, self.recipe = checkpoint, recipe
         self.adapters = adapters_of(checkpoint)
         self.adapter: str | None = None
