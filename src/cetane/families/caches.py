@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cetane.families.axes import Axes
-from cetane.families.grouped_query import Rounded, Seen, rounded
+from cetane.families.grouped_query import KeysOrValues, Rounded, rounded
 from cetane.schema.interface import (
     FromCache,
     FromHistory,
@@ -100,7 +100,7 @@ class CacheForm(ABC):
     def states(cls, spec: CacheSpec) -> list[State]:
         return []
 
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Seen, Seen]:
+    def extend(self, k: Tensor, v: Tensor) -> tuple[KeysOrValues, KeysOrValues]:
         """Store a layer's new columns; return all keys and values that it may attend to."""
         layer = len(self.written)
         k, v = self.write(layer, self.k, k), self.write(layer, self.v, v)
@@ -138,7 +138,7 @@ class ReadOnly(CacheForm):
             for name, buffer in spec.names()
         ]
 
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Seen, Seen]:
+    def extend(self, k: Tensor, v: Tensor) -> tuple[KeysOrValues, KeysOrValues]:
         layer = len(self.written)
         self.written.append((k, v))
         return self.write(layer, self.k, k), self.write(layer, self.v, v)

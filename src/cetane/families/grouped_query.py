@@ -80,7 +80,7 @@ UNIT_SCALE = 129 / 1024
 that the largest code, 127.008, rounds to 127."""
 LEAST_SCALE = 2.0**-10
 """The least scale. A step of it is the least normal number of fp16."""
-Seen = Tensor | Rounded
+KeysOrValues = Tensor | Rounded
 """Keys or values, as numbers or as whole numbers."""
 
 
@@ -100,8 +100,8 @@ MOST_LIFT = 128.0
 
 def attend(
     q: Tensor,
-    k: Seen,
-    v: Seen,
+    k: KeysOrValues,
+    v: KeysOrValues,
     mask: Tensor,
     heads: AttentionHeads,
     sinks: Tensor | None = None,
@@ -147,12 +147,12 @@ def lift(keys: int) -> float:
     return min(2.0 ** max((keys // 64).bit_length() - 1, 0), MOST_LIFT)
 
 
-def scored(rows: Tensor, k: Seen) -> Tensor:
+def scored(rows: Tensor, k: KeysOrValues) -> Tensor:
     """Queries, divided by `STEPS` for rounded keys, times keys. Scales multiply the scores."""
     return (rows @ k.codes) * k.scales if isinstance(k, Rounded) else rows @ k
 
 
-def mix(weights: Tensor, v: Seen, factor: float) -> Tensor:
+def mix(weights: Tensor, v: KeysOrValues, factor: float) -> Tensor:
     """`weights (..., S)`, lifted by a factor, times values `(..., D, S)`; without the factor.
 
     Scales of rounded values multiply weights. They are first divided by their mean, weighted as the
@@ -177,7 +177,12 @@ def blocks(keys: int, new: int, most: int) -> list[slice]:
 
 
 def attend_in_blocks(
-    rows: Tensor, k: Seen, v: Seen, mask: Tensor, heads: AttentionHeads, parts: list[slice]
+    rows: Tensor,
+    k: KeysOrValues,
+    v: KeysOrValues,
+    mask: Tensor,
+    heads: AttentionHeads,
+    parts: list[slice],
 ) -> Tensor:
     """Attention over some keys at a time; the results of these blocks are weighted as they come.
 

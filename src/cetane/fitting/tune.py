@@ -50,13 +50,13 @@ class Student:
     ) -> None:
         """`layers` and `weights` have the same names. The student changes the model itself."""
         self.model, self.layers, self.weights = model, layers, weights
-        self.kind = torch.bfloat16 if has_bfloat16(model.device.type) else torch.float32
+        self.dtype = torch.bfloat16 if has_bfloat16(model.device.type) else torch.float32
         for module in model.modules():
             if isinstance(module, nn.Linear):
-                module.weight.data = module.weight.data.to(self.kind)
+                module.weight.data = module.weight.data.to(self.dtype)
         for name, weight in weights.items():
             parameter = layers[name].weight
-            parameter.data = weight.values.to(model.device, self.kind, copy=True)
+            parameter.data = weight.values.to(model.device, self.dtype, copy=True)
             parameter.requires_grad_(True)
 
     def write(self) -> None:

@@ -57,7 +57,7 @@ from cetane.schema.recipe import Mode, Recipe
 from cetane.schema.slots import Slots
 from cetane.schema.subset import Subset
 
-CONTEXTS = (512, 1024, 2048, 4096, 8192)
+STATED_CONTEXTS = (512, 1024, 2048, 4096, 8192)
 """Context lengths for which a plan states the cache's size, beside the recipe's context."""
 
 
@@ -285,7 +285,7 @@ class Planner:
         """The whole plan. If this planner is `on` an adapter, the plan's modes include it."""
         recipe, model = self.recipe, self.model
         shards = tuple(self._shard(name, blocks) for name, blocks in self.members.items())
-        contexts = {c for c in CONTEXTS if c <= model.max_context} | {recipe.cache.context}
+        contexts = {c for c in STATED_CONTEXTS if c <= model.max_context} | {recipe.cache.context}
         order, context = self.arrangement.order, recipe.cache.context
         tables = host_tables(self.model, self.recipe)
         plan = Plan(
