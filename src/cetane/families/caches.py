@@ -5,8 +5,8 @@ A shard stacks the keys of its layers into one tensor `(L, KV, D, S)`, and the v
 it has few inputs. Slots are the last axis, since the ANE aligns rows; states need a multiple of 32.
 A layer calls `extend(k, v)` with its new columns `(1, KV, D, T)`; it gets the keys and values that
 it may attend to. A history holds the last few columns of a small tensor, `(L, C, 1, n)`; its layers
-call `extend(x)`. A matrix holds all earlier tokens at once, `(L, heads, keys, values)`; its layers
-call `extend(rule)`.
+call `extend(x)`. A matrix `(L, heads, keys, groups * values)` holds all earlier tokens at once; its
+layers call `extend(rule)`.
 """
 
 from abc import ABC, abstractmethod
