@@ -1,8 +1,14 @@
-"""Llama and its relatives: SmolLM2, Mistral and Ministral, Qwen2 (q/k/v biases), Qwen3 (q/k norms),
-SmolLM3 (some layers do not turn queries and keys), Granite (multipliers), Phi-3 and Phi-4-mini
-(q/k/v and gate/up stored as one, heads turned in part).
+"""Llama and its relatives, which differ by what their configs say:
 
-The config gives their differences. The truth is transformers' `modeling_{model_type}.py`.
+- SmolLM2 has nothing of its own; Mistral and Ministral may have windows;
+- Qwen2 has biases on queries, keys and values;
+- Qwen3 norms queries and keys;
+- SmolLM3 has layers whose queries and keys have no positions;
+- Granite has multipliers;
+- Phi-3 and Phi-4-mini store q/k/v as one tensor, and gate/up as another. Only some channels of a
+  head have positions.
+
+The truth is transformers' `modeling_{model_type}.py`.
 """
 
 from dataclasses import dataclass, replace

@@ -1,8 +1,9 @@
 """Rounded weights that learn to answer as the model does.
 
-The student is the model with its rounded layers. It reads text that the model wrote, and its
-palettes, scales and roundings follow the gradient of the KL from the model's answers (knowledge
-distillation; LLM-QAT, arXiv 2305.17888; end-to-end tuning after rounding, AQLM, arXiv 2401.06118).
+The student is the model with its rounded layers. It reads text that the model wrote. Palettes,
+scales and roundings follow the gradient of the KL from the model's answers. This is knowledge
+distillation. Sources: LLM-QAT (arXiv 2305.17888), and AQLM for tuning the whole model after it was
+rounded (arXiv 2401.06118).
 """
 
 from __future__ import annotations
