@@ -12,7 +12,7 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.gates.activations import LIMIT, Score, judge
 from cetane.gates.quality import read_tokens
-from cetane.planner import turned
+from cetane.planner import as_recipe_asks
 from cetane.schema.recipe import load_recipe, override
 from common import WORK, arguments, bundle_of, report, standard_library_text
 
@@ -50,7 +50,7 @@ def main() -> None:
         weights, turn, how = VARIANTS[name]
         named = {"compression.rotate": turn, "name": f"{weights}-turned" if turn else weights}
         recipe = override(load_recipe(weights), named)
-        sources[turn] = turned(checkpoint, recipe)
+        sources[turn] = as_recipe_asks(checkpoint, recipe)
         made = bundle_of(sources[turn], recipe)
         if how is not None:
             print(name, file=sys.stderr)

@@ -66,11 +66,11 @@ def main() -> None:
     parser.add_argument("bundles", nargs="+", type=Path)
     parser.add_argument("--prompts", type=int, default=500)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--precision", choices=["fp32", "fp16", "stored"], default="stored")
+    parser.add_argument("--arithmetic", choices=["fp32", "fp16", "stored"], default="stored")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     results = [
-        check(Bundle(path), options.precision, options.prompts, options.tokens)
+        check(Bundle(path), options.arithmetic, options.prompts, options.tokens)
         for path in options.bundles
     ]
     if options.json:
@@ -78,8 +78,8 @@ def main() -> None:
     raise SystemExit(any(result["different"] for result in results))
 
 
-def check(bundle: Bundle, precision: Arithmetic, count: int, length: int) -> dict[str, object]:
-    engine = Engine(bundle.plan, PortableBackend(bundle, precision), bundle.tables())
+def check(bundle: Bundle, arithmetic: Arithmetic, count: int, length: int) -> dict[str, object]:
+    engine = Engine(bundle.plan, PortableBackend(bundle, arithmetic), bundle.tables())
     widest = engine.plan.modes["verify"].tokens
     texts = [o + t for o, t in itertools.product(OPENINGS, itertools.chain(*suite().values()))]
     suffix, runs, accepted, different = Suffix(EarlierAnswers()), 0, 0, []
@@ -98,11 +98,11 @@ def check(bundle: Bundle, precision: Arithmetic, count: int, length: int) -> dic
             if found != plain:
                 different.append(tie(engine, prompt, plain, found) | {"prompt": index})
         if (index + 1) % 20 == 0 or index + 1 == min(count, len(texts)):
-            print(f"{bundle.path}, {precision}: {index + 1} prompts, {runs} runs, "
+            print(f"{bundle.path}, {arithmetic}: {index + 1} prompts, {runs} runs, "
                   f"{len(different)} differ", flush=True)  # fmt: skip
     suffix.close()
     return {
-        "bundle": str(bundle.path), "precision": precision, "prompts": min(count, len(texts)),
+        "bundle": str(bundle.path), "arithmetic": arithmetic, "prompts": min(count, len(texts)),
         "runs": runs, "accepted": accepted, "different": different,
     }  # fmt: skip
 

@@ -20,7 +20,7 @@ from cetane.checkpoint import open_checkpoint
 from cetane.compress import parse_format
 from cetane.gates.probes import texts
 from cetane.gates.reference import Reference
-from cetane.planner import turned
+from cetane.planner import as_recipe_asks
 from cetane.schema.recipe import load_recipe, override
 from common import arguments, report, standard_library_text
 
@@ -109,7 +109,7 @@ def main() -> None:
     judged = encode(standard_library_text().read_text())[: options.tokens]
     rows: list[list[Any]] = []
     for turn in (False, True):
-        source = turned(checkpoint, override(recipe, {"compression.rotate": turn}))
+        source = as_recipe_asks(checkpoint, override(recipe, {"compression.rotate": turn}))
         subject = Subject(Reference(source, own=True).model, passages, judged)
         for name, ways in WAYS.items():
             with subject.rounding(*ways):

@@ -32,8 +32,8 @@ def silent(*_: Any) -> None:
     pass
 
 
-def logits(bundle: Bundle, mode: Any, precision: Any = "fp32") -> Any:
-    engine = Engine(bundle.plan, PortableBackend(bundle, precision), bundle.tables())
+def logits(bundle: Bundle, mode: Any, arithmetic: Any = "fp32") -> Any:
+    engine = Engine(bundle.plan, PortableBackend(bundle, arithmetic), bundle.tables())
     return engine.session([mode, "decode"]).feed(TEXT, "all")
 
 

@@ -17,7 +17,7 @@ from cetane.checkpoint import StreamedCheckpoint
 from cetane.engine.authored import authored_engine
 from cetane.engine.engine import Engine
 from cetane.errors import CetaneError
-from cetane.planner import Planner, turned
+from cetane.planner import Planner, as_recipe_asks
 from cetane.schema.recipe import Recipe, parse_recipe
 
 LENGTH = 64
@@ -51,7 +51,7 @@ def recipe(
 
 def engine_of(model: Any, wanted: Recipe) -> Engine:
     plain: Any = InMemoryCheckpoint(model)
-    checkpoint = turned(plain, wanted)
+    checkpoint = as_recipe_asks(plain, wanted)
     return authored_engine(Planner(checkpoint, wanted), checkpoint)
 
 
@@ -190,7 +190,7 @@ def test_the_order_is_of_the_checkpoint() -> None:
     """Only rows and columns move, and only in layers whose first heads are not those that stay."""
     model = build_model("llama", **NINE)
     plain: Any = InMemoryCheckpoint(model)
-    checkpoint = turned(plain, recipe(SCORES))
+    checkpoint = as_recipe_asks(plain, recipe(SCORES))
     assert isinstance(checkpoint, StreamedCheckpoint)
     assert {name.split(".")[2] for name in checkpoint.orders} == {"0", "1"}
     keys, queries, outputs = (
@@ -217,5 +217,5 @@ def test_refusals() -> None:
     with pytest.raises(CetaneError, match="layer 1 cannot stream: a bound holds their scores"):
         engine_of(build_gemma2(), recipe([[], [1.0, 0.0], []]))
     plain: Any = InMemoryCheckpoint(model)
-    with pytest.raises(CetaneError, match="was not turned"):
+    with pytest.raises(CetaneError, match="heads are not in the order"):
         Planner(plain, recipe(SCORES))

@@ -29,7 +29,7 @@ from cetane.pipeline.build import build
 from cetane.pipeline.calibration import resolve_fitted
 from cetane.pipeline.choose import resolve_recipe
 from cetane.pipeline.request import Request, make_request
-from cetane.planner import Encoder, Planner, turned
+from cetane.planner import Encoder, Planner, as_recipe_asks
 from cetane.schema.recipe import Recipe, parse_recipe
 
 
@@ -258,7 +258,7 @@ def test_heads_that_stream_are_fitted_as_they_stream(
     wanted = recipe(method="gptq", rotate=rotate)
     cache = {"context": 64, "streaming": STREAMING}
     wanted = parse_recipe(wanted.model_dump() | {"cache": cache}, "recipe")
-    checkpoint = turned(open_checkpoint(tiny_checkpoint_folder), wanted)
+    checkpoint = as_recipe_asks(open_checkpoint(tiny_checkpoint_folder), wanted)
     planner = Planner(checkpoint, wanted)
     tokens = torch.randint(0, 288, (2, 32))
     with torch.no_grad():

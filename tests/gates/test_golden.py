@@ -247,7 +247,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     opens = PortableBackend.open
 
     def spy(self: PortableBackend, shard: str) -> Any:
-        if self.precision == "fp32":
+        if self.arithmetic == "fp32":
             return opens(self, shard)
         assert [ref for ref in alive if ref() is not None] == []
         program = opens(self, shard)

@@ -17,7 +17,7 @@ from cetane.compress.encoded import Half
 from cetane.gates.golden import golden
 from cetane.gates.weights import (
     BLOCK,
-    WORSE_BLOCK,
+    MOST_BLOCK_ERROR,
     arrays,
     times_best,
     too_far,
@@ -149,7 +149,7 @@ def test_fitted_constants_without_their_file(name: str, wrong: str) -> None:
     times = times_best(fitted.decode(), form.encode(MATRIX).decode(), MATRIX, BLOCK)
     assert times.min() > 1
     changed = times_best(WRONG[wrong](fitted.decode()), form.encode(MATRIX).decode(), MATRIX, BLOCK)
-    assert not (changed <= WORSE_BLOCK).all()
+    assert not (changed <= MOST_BLOCK_ERROR).all()
 
 
 @pytest.mark.parametrize("wrong", ["one channel of zeros", "two channels changed places"])
@@ -160,7 +160,7 @@ def test_a_wrong_channel_of_two_bits(wrong: str) -> None:
     assert too_far(arrays(fitted), MATRIX, form) is None
     changed = WRONG[wrong](fitted.decode())
     plain = form.encode(MATRIX).decode()
-    assert (times_best(changed, plain, MATRIX, BLOCK) <= WORSE_BLOCK).all()
+    assert (times_best(changed, plain, MATRIX, BLOCK) <= MOST_BLOCK_ERROR).all()
     assert "channel 8 " in str(unlike(changed, plain, MATRIX))
 
 

@@ -54,7 +54,7 @@ class ExactBackend(PortableBackend):
     """The reference executor, whatever the program."""
 
     def open(self, shard: str) -> ReferenceProgram:
-        return ReferenceProgram(load(self.packages.shard(shard)), self.precision)
+        return ReferenceProgram(load(self.packages.shard(shard)), self.arithmetic)
 
 
 class PackageBackend:

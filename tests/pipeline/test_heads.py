@@ -17,7 +17,7 @@ from cetane.gates import reference
 from cetane.pipeline import heads
 from cetane.pipeline.heads import cache_sizes, find_heads, scored_layers
 from cetane.pipeline.request import Request
-from cetane.planner import Planner, turned
+from cetane.planner import Planner, as_recipe_asks
 from cetane.schema.recipe import parse_recipe
 from cetane.schema.streaming import HeadScores, Streaming
 
@@ -42,7 +42,7 @@ def asking(tmp_path: Path) -> Asking:
             "compression": {"default": "fp16"},
         }
         recipe = parse_recipe(content, "test")
-        return Request(turned(open_checkpoint(tmp_path / kind), recipe), recipe)
+        return Request(as_recipe_asks(open_checkpoint(tmp_path / kind), recipe), recipe)
 
     return request
 
@@ -157,7 +157,7 @@ def test_bytes_are_the_planner_s(kind: str, cache: Any, config: Any, asking: Ask
         streaming = Streaming(scores=scores, full=full)
         table = request.recipe.cache.model_copy(update={"streaming": streaming})
         recipe = request.recipe.model_copy(update={"cache": table})
-        plan = Planner(turned(request.checkpoint, recipe), recipe).plan()
+        plan = Planner(as_recipe_asks(request.checkpoint, recipe), recipe).plan()
         made.add(sizes.nbytes(streaming))
         assert sizes.nbytes(streaming) == plan.kv_bytes[512]
     assert len(made) == (1 if cache.get("windowed") is False else min(5, 1 + sizes.heads))

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from cetane.checkpoint import open_checkpoint
 from cetane.engine.authored import authored_engine
 from cetane.errors import CetaneError
-from cetane.planner import Planner, can_turn, turned
+from cetane.planner import Planner, as_recipe_asks, can_turn
 from cetane.schema.function import Step
 from cetane.schema.plan import Plan
 from cetane.validation import validated
@@ -80,9 +80,9 @@ def test_turned_channels_take_a_merged_adapter_only(adapted: Any, recipe: Any) -
     beside = open_checkpoint(adapted.base, adapters=adapted.folders)
     assert not can_turn(beside, turning)
     with pytest.raises(CetaneError, match="cannot be turned"):
-        turned(beside, turning)
+        as_recipe_asks(beside, turning)
     merged = open_checkpoint(adapted.base, adapted.folders["dora"])
-    made = turned(merged, turning)
+    made = as_recipe_asks(merged, turning)
     assert made.merged == merged.merged
     ids = list(range(5, 25))
     with torch.inference_mode():

@@ -15,7 +15,7 @@ from cetane.checkpoint.rotated import hartley
 from cetane.engine.authored import authored_engine
 from cetane.errors import CetaneError
 from cetane.gates.reference import Reference
-from cetane.planner import Planner, can_turn, turned
+from cetane.planner import Planner, as_recipe_asks, can_turn
 from cetane.schema.recipe import parse_recipe
 
 TURNED = parse_recipe(
@@ -63,7 +63,7 @@ def checkpoint_of(model: Any) -> InMemoryCheckpoint:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_turned_model_computes_the_same(name: str) -> None:
     model = unlike(MODELS[name]())
-    checkpoint = turned(checkpoint_of(model), TURNED)
+    checkpoint = as_recipe_asks(checkpoint_of(model), TURNED)
     assert isinstance(checkpoint, RotatedCheckpoint)
     assert (checkpoint.stream is not None) == (name in STREAMS)
     changed = [n for n in checkpoint.base.names()
@@ -77,11 +77,11 @@ def test_what_cannot_turn_is_refused() -> None:
     checkpoint = checkpoint_of(build_gemma4())
     assert not can_turn(checkpoint, TURNED)
     with pytest.raises(CetaneError, match="nothing of a gemma4_text can be turned"):
-        turned(checkpoint, TURNED)
+        as_recipe_asks(checkpoint, TURNED)
 
 
 def test_a_recipe_that_turns_needs_a_turned_checkpoint() -> None:
-    with pytest.raises(CetaneError, match="was not turned"):
+    with pytest.raises(CetaneError, match="channels are not turned"):
         Planner(checkpoint_of(build_model("llama")), TURNED)
 
 
@@ -113,7 +113,7 @@ def test_the_hartley_matrix_is_its_own_inverse() -> None:
 
 
 def test_rows_are_the_rows_of_the_whole() -> None:
-    checkpoint = turned(checkpoint_of(unlike(build_model("llama"))), TURNED)
+    checkpoint = as_recipe_asks(checkpoint_of(unlike(build_model("llama"))), TURNED)
     for name in checkpoint.names():
         whole = checkpoint.read(name)
         assert tuple(whole.shape) == tuple(checkpoint.shape(name))
@@ -122,7 +122,7 @@ def test_rows_are_the_rows_of_the_whole() -> None:
 
 def test_the_reference_is_the_original_model_in_the_turned_basis() -> None:
     model = unlike(build_model("llama"))
-    checkpoint = turned(checkpoint_of(model), TURNED)
+    checkpoint = as_recipe_asks(checkpoint_of(model), TURNED)
     assert isinstance(checkpoint, RotatedCheckpoint) and checkpoint.stream is not None
     layer = ("model.layers.0", 0)
     plain, seen = (

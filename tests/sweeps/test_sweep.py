@@ -31,7 +31,7 @@ from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
 from cetane.pipeline.build import build
 from cetane.pipeline.calibration import resolve_fitted
-from cetane.planner import Encoder, Planner, turned
+from cetane.planner import Encoder, Planner, as_recipe_asks
 from cetane.schema.recipe import Recipe, load_recipe
 from cetane.sweeps import moments
 from cetane.sweeps.choose import judged
@@ -176,7 +176,7 @@ def test_a_fitted_point_is_what_its_recipe_ports(
     assert sweep().format(FITTED) == fitted
     recipe = load_recipe(str(write_recipe(work, fitted)))
     monkeypatch.setattr(Fitter, "__init__", lambda *_: pytest.fail("fitted twice"))
-    other = turned(checkpoint, recipe)
+    other = as_recipe_asks(checkpoint, recipe)
     bundle = build(other, resolve_fitted(other, recipe), tmp_path / "bundle", lambda *_: None)
     found = perplexity(bundle, other, list(work.passage.judged), lambda *_: None)
     assert bundle.plan.weight_bytes == fitted.weight_bytes
@@ -318,7 +318,7 @@ def test_sensitivities_of_another_window_or_basis_are_measured_anew(
     passage: Passage, tmp_path: Path,
 ) -> None:  # fmt: skip
     def work(wanted: Recipe) -> Sweep:
-        here = turned(checkpoint, wanted)
+        here = as_recipe_asks(checkpoint, wanted)
         return Sweep(here, wanted, passage, Target("m4-max"), tmp_path, lambda *_: None)
 
     assert work(recipe()).sensitivities.file == SENSITIVITY

@@ -1,9 +1,10 @@
 """SmoothQuant: moves the outliers of channels from activations into weights, exactly.
 
-In an int8 tensor with one scale, the largest channel takes the precision of all others. If a
-projection reads channel j, and a linear op writes it, the writer can be divided and the reader
-multiplied by s_j = max|X_j|^alpha / max|W_j|^(1 - alpha) (Xiao et al., arXiv 2211.10438, eq. 4). A
-family names these places in `Block.exchanges`.
+An int8 tensor has one scale, so its largest channel decides how coarse all others are. Where a
+linear op writes channel j and a projection reads it, a factor can move between the two: the
+writer's weights are divided by s_j, and the reader's multiplied by it. The factor is
+s_j = max|X_j|^alpha / max|W_j|^(1 - alpha) (Xiao et al., arXiv 2211.10438, eq. 4). A family names
+these places in `Block.exchanges`.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The bridge: coremltools' predictions on Linux and Windows, which have no Core ML.
+"""The bridge: coremltools' predictions on a machine without Core ML.
 
     import cetane.bridge
     cetane.bridge.install()

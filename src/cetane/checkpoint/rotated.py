@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 VERSION = 1
-"""Of the rotations: another one gives other weights."""
+"""The version of the rotations. It is part of a checkpoint's identity: other rotations give other
+weights."""
 PIECE = 1 << 24
 """Elements that are turned at a time, in float64."""
 

@@ -110,8 +110,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    epilog="Start with [bold]cetane demo[/]. Exit codes: 0 pass, 1 a gate failed, 2 wrong use, "
-    "3 a fault of cetane.",
+    epilog="Start with [bold]cetane demo[/]. Exit codes: 0 pass, 1 a gate failed, 2 wrong use or "
+    "bad input, 3 a fault of cetane, 130 stopped by Ctrl-C, 141 the reader of the output left.",
 )
 
 

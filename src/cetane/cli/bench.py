@@ -61,9 +61,12 @@ def bench(
 ) -> None:
     """Compare generation with and without drafts, prompt by prompt, in one process.
 
-    Exit code 1 if any token differs, or if drafts make a category of prompts slower than 0.97 of
-    plain decoding: by the clock on an idle machine, by the number of calls on a busy one. With
-    OTHER, compare two bundles instead, in turns: load, first token, prefill, decoding, and energy.
+    The exit code is 1 if any token differs. It is also 1 if drafts slow a category of prompts to
+    less than 0.97 of the speed of plain decoding. On an idle machine the clock judges the speed; on
+    a busy machine the number of calls does.
+
+    With OTHER, compare two bundles instead, in turns: load, first token, prefill, decoding, and
+    energy.
     """
     if other is not None:
         refuse(

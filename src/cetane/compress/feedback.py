@@ -65,9 +65,14 @@ def descend_block(gradients, levels, indices, changes, hessian):  # type: ignore
 def round_rows(offs, moved, levels, indices, errors, rows, factor):  # type: ignore[no-untyped-def]
     """`round_block` for rows that make up for each other: a row's error moves the rows below it.
 
-    `offs` holds the weights, moved by the rows above. It ends as the errors of the rows, each
-    divided by the diagonal of `rows`, which is the upper Cholesky factor of the inverse Hessian of
-    the outputs. `moved` is how far the columns left of the block move the weights.
+    Of a block of B columns of O rows:
+
+    - `offs (O, B)`: the weights when it begins. A row changes the rows below it. At the end, each
+      row is its error, divided by its entry on the diagonal of `rows`.
+    - `moved (O, B)`: how far the errors of the columns left of the block move these weights. It is
+      overwritten.
+    - `levels (O, L)`, `indices (O, B)`, `errors (O, B)`, `factor (B, B)`: as in `round_block`.
+    - `rows (O, O)`: the upper Cholesky factor of the inverse Hessian of the outputs.
     """
     count, size = offs.shape
     for row in range(count):

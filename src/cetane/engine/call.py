@@ -18,19 +18,20 @@ def line(count: int) -> range:
 
 @dataclass(frozen=True)
 class CallSlots:
-    """The slots of one cache group before and after a call.
+    """The slots of one cache group during a call of `n` tokens and `T` columns, and after it.
 
-    A slot is shown as the position of its token, or EMPTY.
+    A slot is represented by the position of the token that it holds, or by EMPTY.
     """
 
     after: Array
-    """All slots after the call, `(S,)`."""
+    """The position in each slot after the call, int `(S,)`."""
     keys: Array
-    """The positions that the call sees: the slots, and in a `readonly` call its own columns too."""
+    """The position of each key to which the call attends. In a `readonly` call these are the slots
+    before the call and then its own columns, int `(S + T,)`; else the slots after it, `(S,)`."""
     targets: Array
-    """The slot into which each token is written; meaningless if the cache shifts."""
+    """The slot into which each token is written, int `(n,)`. A cache that shifts ignores them."""
     own: Array
-    """The places of the call's own tokens in `keys`."""
+    """The index in `keys` of each of the call's own tokens, int `(n,)`."""
 
 
 @dataclass(frozen=True)

@@ -73,13 +73,15 @@ class Memory:
         self.position = start
         """The position of the next token."""
         self.slots = {name: np.full(group.count, EMPTY) for name, group in groups.items()}
-        """The positions that the slots hold, by cache group."""
+        """By cache group: the position that each slot holds, or EMPTY; int `(S,)`."""
         inputs = [item for function in functions for item in function.inputs]
-        self.caches, self.histories = (
-            zeros(inputs, FromCache, dtype),
-            zeros(inputs, FromHistory, dtype),
-        )
+        self.caches = zeros(inputs, FromCache, dtype)
+        """By name: keys or values of a shard's layers, `(L, KV, D, S)`, in `dtype` or int8; and the
+        scales of int8 ones, in `dtype`."""
+        self.histories = zeros(inputs, FromHistory, dtype)
+        """By name: the last columns of a small tensor of each layer."""
         self.matrices = zeros(inputs, FromMatrix, np.float32)
+        """By name: what layers keep of all earlier tokens, `(L, heads, keys, groups * values)`."""
         self.group_of = {
             item.source.name: item.source.group
             for item in inputs

@@ -93,19 +93,19 @@ class PortableBackend:
 
     name = "portable"
 
-    def __init__(self, packages: ShardPaths, precision: Arithmetic = "fp32") -> None:
-        self.packages, self.precision = packages, precision
-        self.by_rows = precision == "stored"  # tapes leave out rows of padding
+    def __init__(self, packages: ShardPaths, arithmetic: Arithmetic = "fp32") -> None:
+        self.packages, self.arithmetic = packages, arithmetic
+        self.by_rows = arithmetic == "stored"  # tapes leave out rows of padding
         self.dtype: type[np.floating[Any]] = np.float32
-        if precision == "fp16" or precision == "ane":
+        if arithmetic == "fp16" or arithmetic == "ane":
             self.dtype = np.float16
 
     def open(self, shard: str) -> ReferenceProgram | FastGraph:
         """Open the package of a shard. Raises CetaneError for an invalid package."""
         path = self.packages.shard(shard)
-        if self.precision == "fp16" or self.precision == "ane":
-            return ReferenceProgram(load(path), self.precision)
-        if self.precision == "stored":
+        if self.arithmetic == "fp16" or self.arithmetic == "ane":
+            return ReferenceProgram(load(path), self.arithmetic)
+        if self.arithmetic == "stored":
             prepared = PreparedProgram(path, pack=True)
             if prepared.known:
                 return FastGraph(prepared)
@@ -117,4 +117,4 @@ class PortableBackend:
 
         if any(unsupported(function) for function in program.functions.values()):
             return ReferenceProgram(program, "fp32")
-        return FastGraph(prepared if self.precision == "stored" else FastProgram(program))
+        return FastGraph(prepared if self.arithmetic == "stored" else FastProgram(program))

@@ -9,7 +9,7 @@ from torch import Tensor, nn, sigmoid
 
 from cetane.families.base import Flow, Memory, ValueSpace
 from cetane.families.blocks import Mixer
-from cetane.families.grouped_query import AttentionHeads, Seen, attend
+from cetane.families.grouped_query import AttentionHeads, KeysOrValues, attend
 from cetane.families.kinds import LayerKind
 from cetane.families.layers import Exchange, Leaf, Projection, RMSNorm, normalize
 
@@ -142,10 +142,10 @@ class Attention(Mixer):
 
     def keys_values(
         self, x: Tensor, turn: Callable[[Tensor], Tensor], flow: Flow, memory: Memory
-    ) -> tuple[Seen, Seen]:
+    ) -> tuple[KeysOrValues, KeysOrValues]:
         """All keys and values that may be seen, the new ones among them."""
         new = self.new_keys_values(x, turn)
-        seen: tuple[Seen, Seen] = memory[self.kind.name](*new)
+        seen: tuple[KeysOrValues, KeysOrValues] = memory[self.kind.name](*new)
         return seen
 
     def new_keys_values(self, x: Tensor, turn: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,8 @@ A shard stacks the keys of its layers into one tensor `(L, KV, D, S)`, and the v
 it has few inputs. Slots are the last axis, since the ANE aligns rows; states need a multiple of 32.
 A layer calls `extend(k, v)` with its new columns `(1, KV, D, T)`; it gets the keys and values that
 it may attend to. A history holds the last few columns of a small tensor, `(L, C, 1, n)`; its layers
-call `extend(x)`. A matrix holds all earlier tokens at once, `(L, heads, keys, values)`; its layers
-call `extend(rule)`.
+call `extend(x)`. A matrix `(L, heads, keys, groups * values)` holds all earlier tokens at once; its
+layers call `extend(rule)`.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cetane.families.axes import Axes
-from cetane.families.grouped_query import Rounded, Seen, rounded
+from cetane.families.grouped_query import KeysOrValues, Rounded, rounded
 from cetane.schema.interface import (
     FromCache,
     FromHistory,
@@ -100,7 +100,7 @@ class CacheForm(ABC):
     def states(cls, spec: CacheSpec) -> list[State]:
         return []
 
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Seen, Seen]:
+    def extend(self, k: Tensor, v: Tensor) -> tuple[KeysOrValues, KeysOrValues]:
         """Store a layer's new columns; return all keys and values that it may attend to."""
         layer = len(self.written)
         k, v = self.write(layer, self.k, k), self.write(layer, self.v, v)
@@ -138,7 +138,7 @@ class ReadOnly(CacheForm):
             for name, buffer in spec.names()
         ]
 
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Seen, Seen]:
+    def extend(self, k: Tensor, v: Tensor) -> tuple[KeysOrValues, KeysOrValues]:
         layer = len(self.written)
         self.written.append((k, v))
         return self.write(layer, self.k, k), self.write(layer, self.v, v)

@@ -192,6 +192,9 @@ class DeltaNet(Mixer):
         return self.out_proj(gated.reshape(self.axes.shape(self.sizes[2], gated.shape[-1])))
 
     def unit(self, x: Tensor) -> Tensor:
-        """Queries or keys of length one."""
+        """Queries or keys `(1, heads, keys, T)`, each divided by its length.
+
+        `normalize` divides by the root of a mean square; the last factor makes a sum of the mean.
+        """
         size = self.heads.keys
         return normalize(x, size, TINY / size, axis=2) * size**-0.5

@@ -70,15 +70,17 @@ class Mixture:
             )
 
     def bounds(self) -> list[tuple[int, int]]:
-        """The first expert of each group, and the one after its last."""
+        """The first expert of each group, and the one after its last. A group is the `together`
+        experts of one set of matrices."""
         starts = range(0, self.count, self.together)
         return [(start, min(start + self.together, self.count)) for start in starts]
 
     def weigh(self, logits: Tensor, axes: Axes) -> Tensor:
-        """The weights of all experts in each token: zero for those that it does not take.
+        """The weights of all experts for each token, zero for those that it does not take.
 
-        Of equal probabilities, the first expert is taken. The largest is taken several times, with
-        neither a sort nor indices, which may leave the ANE.
+        Logits and weights are hidden tensors of E channels, `(1, E, 1, T)`. The largest logit is
+        taken `chosen` times: a sort or indices might leave the ANE. Of equal ones, the first is
+        taken.
         """
         probabilities = left = softmax(logits, dim=1)
         best = taken = first_largest(left, self.count, axes)
@@ -148,12 +150,15 @@ class MixtureExperts(nn.Module):
         self.stored = stored_rows(mixture)
 
     def forward(self, x: Tensor, weights: Tensor) -> Tensor:
-        """What these experts add, for the weights of all experts."""
+        """What these experts add to the residual stream, a hidden tensor like `x (1, H, 1, T)`.
+
+        `weights (1, E, 1, T)` are those of all experts of the layer.
+        """
         inner = self.act(self.gate_proj(x)) * self.up_proj(x)
         return self.down_proj(self.weighted(inner, weights))
 
     def weighted(self, inner: Tensor, weights: Tensor) -> Tensor:
-        """Inner channels, times the weights of their experts."""
+        """Inner channels `(1, experts * I, 1, T)`, each times the weight of its expert."""
         mine = weights[:, self.start : self.stop]
         count = self.stop - self.start
         if count == 1:
@@ -164,7 +169,8 @@ class MixtureExperts(nn.Module):
 
 
 def stored_rows(mixture: Mixture) -> dict[str, StackedRows]:
-    """The places of an MLP's weights: gate rows, then up rows; and the outputs' rows."""
+    """The places of an MLP's weights. One tensor `(E, 2I, H)` has each expert's gate rows and then
+    its up rows; the other `(E, H, I)` has its output rows."""
     hidden, inner = mixture.hidden, mixture.inner
     gate_up = (2 * inner, hidden)
     return {
@@ -175,17 +181,18 @@ def stored_rows(mixture: Mixture) -> dict[str, StackedRows]:
 
 
 def rows_of(start: int, stop: int, stored: Tensor) -> Tensor:
-    """Some rows of each expert, `(experts * rows, columns)`."""
+    """The rows `start .. stop` of each expert: `(experts, rows, columns)` ->
+    `(experts * (stop - start), columns)`."""
     return stored[:, start:stop].flatten(0, 1)
 
 
 def side_by_side(stored: Tensor) -> Tensor:
-    """The columns of all experts, `(rows, experts * columns)`."""
+    """The columns of all experts: `(experts, rows, columns)` -> `(rows, experts * columns)`."""
     return stored.transpose(0, 1).flatten(1)
 
 
 def columns_of(stored: Tensor) -> Tensor:
-    """The rows of all experts as columns, `(H, experts * I)`."""
+    """The rows of all experts as columns: `(experts, I, H)` -> `(H, experts * I)`."""
     return stored.flatten(0, 1).T
 
 

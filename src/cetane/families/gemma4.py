@@ -30,7 +30,7 @@ from cetane.families.gemma import (
     causal_kind_names,
     make_kind,
 )
-from cetane.families.grouped_query import AttentionHeads, Rounded, Seen
+from cetane.families.grouped_query import AttentionHeads, KeysOrValues, Rounded
 from cetane.families.kinds import KINDS, LayerKind
 from cetane.families.layers import Held, Leaf, Projection, RMSNorm, activation, normalize
 from cetane.families.model import Model, StoredTable, TokenTable
@@ -97,7 +97,7 @@ class OwnAttention(Attention):
 
     def keys_values(
         self, x: Tensor, turn: Callable[[Tensor], Tensor], flow: Flow, memory: Memory
-    ) -> tuple[Seen, Seen]:
+    ) -> tuple[KeysOrValues, KeysOrValues]:
         seen = super().keys_values(x, turn, flow, memory)
         if self.hands_on:
             plain = (one.widened() if isinstance(one, Rounded) else one for one in seen)
@@ -118,7 +118,9 @@ class SharedAttention(Attention):
     def owns(self) -> bool:
         return False
 
-    def keys_values(self, x: Tensor, turn: Any, flow: Flow, memory: Any) -> tuple[Seen, Seen]:
+    def keys_values(
+        self, x: Tensor, turn: Any, flow: Flow, memory: Any
+    ) -> tuple[KeysOrValues, KeysOrValues]:
         keys, values = (flow[name] for name in shared_names(self.kind.name))
         return keys, values
 

@@ -52,13 +52,15 @@ def at_least(x: Tensor, least: float) -> Tensor:
 class Rounded:
     """Keys or values `(1, KV, D, S)` as whole numbers, with a scale for each token and head.
 
-    A code counts sixteenths of its scale. So a product with codes is at most 16 times the product
-    with what they stand for, and stays inside fp16.
+    An element is `code * scale / STEPS`. A scale is about an eighth of its column's largest
+    magnitude, and a code is 127 at most. Queries are divided by `STEPS` before they meet codes, so
+    their products stay inside fp16.
     """
 
     codes: Tensor
+    """`(1, KV, D, S)`: whole numbers from -127 to 127, in a type of floats."""
     scales: Tensor
-    """`(1, KV, 1, S)`."""
+    """`(1, KV, 1, S)`: positive, in the same type."""
 
     @property
     def shape(self) -> torch.Size:
@@ -69,19 +71,19 @@ class Rounded:
         return Rounded(self.codes[at], self.scales[at])
 
     def widened(self) -> Tensor:
-        """What the codes stand for."""
+        """Keys or values as numbers, `(1, KV, D, S)`: codes times their scales."""
         return self.codes * (self.scales * (1 / STEPS))
 
 
 STEPS = 16
-"""Codes in a scale."""
+"""The difference of two codes whose elements differ by one scale."""
 UNIT_SCALE = 129 / 1024
-"""The scale of a column whose largest magnitude is 1. It is exact in fp16, and so near 16 / 127
-that the largest code, 127.008, rounds to 127."""
+"""The scale of a column whose largest magnitude is 1. It is exact in fp16, and near 16 / 127: the
+largest element becomes 127.008, which rounds to the code 127."""
 LEAST_SCALE = 2.0**-10
 """The least scale. A step of it is the least normal number of fp16."""
-Seen = Tensor | Rounded
-"""Keys or values, as numbers or as whole numbers."""
+KeysOrValues = Tensor | Rounded
+"""Keys or values `(1, KV, D, S)`: as they are, or rounded."""
 
 
 def rounded(x: Tensor) -> Rounded:
@@ -100,8 +102,8 @@ MOST_LIFT = 128.0
 
 def attend(
     q: Tensor,
-    k: Seen,
-    v: Seen,
+    k: KeysOrValues,
+    v: KeysOrValues,
     mask: Tensor,
     heads: AttentionHeads,
     sinks: Tensor | None = None,
@@ -147,12 +149,16 @@ def lift(keys: int) -> float:
     return min(2.0 ** max((keys // 64).bit_length() - 1, 0), MOST_LIFT)
 
 
-def scored(rows: Tensor, k: Seen) -> Tensor:
-    """Queries, divided by `STEPS` for rounded keys, times keys. Scales multiply the scores."""
+def scored(rows: Tensor, k: KeysOrValues) -> Tensor:
+    """The scores `(1, KV, G*T, S)` of queries `rows (1, KV, G*T, D)` for keys `k (1, KV, D, S)`.
+
+    Rounded keys enter as codes, and their scales multiply the scores: one multiplication for
+    each score takes the place of one for each element. The caller has divided the rows by `STEPS`.
+    """
     return (rows @ k.codes) * k.scales if isinstance(k, Rounded) else rows @ k
 
 
-def mix(weights: Tensor, v: Seen, factor: float) -> Tensor:
+def mix(weights: Tensor, v: KeysOrValues, factor: float) -> Tensor:
     """`weights (..., S)`, lifted by a factor, times values `(..., D, S)`; without the factor.
 
     Scales of rounded values multiply weights. They are first divided by their mean, weighted as the
@@ -177,7 +183,12 @@ def blocks(keys: int, new: int, most: int) -> list[slice]:
 
 
 def attend_in_blocks(
-    rows: Tensor, k: Seen, v: Seen, mask: Tensor, heads: AttentionHeads, parts: list[slice]
+    rows: Tensor,
+    k: KeysOrValues,
+    v: KeysOrValues,
+    mask: Tensor,
+    heads: AttentionHeads,
+    parts: list[slice],
 ) -> Tensor:
     """Attention over some keys at a time; the results of these blocks are weighted as they come.
 

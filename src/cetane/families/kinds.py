@@ -44,7 +44,7 @@ def kind_names(config: KindsConfig) -> list[str]:
     return names
 
 
-def unturned(x: Tensor) -> Tensor:
+def as_it_is(x: Tensor) -> Tensor:
     return x
 
 
@@ -60,7 +60,7 @@ class LayerKind:
     """The name of their cache group."""
     table: str = DEFAULT
     """The name of their rotary table."""
-    turned: bool = True
+    positioned: bool = True
     """Whether queries and keys have positions."""
     mask: str = field(init=False)
     """The name of their mask."""
@@ -71,9 +71,9 @@ class LayerKind:
         object.__setattr__(self, "mask", mask)
 
     @property
-    def turns(self) -> tuple[str, ...]:
+    def rotary_names(self) -> tuple[str, ...]:
         """The names of their cosines and sines."""
-        parts = ("cos", "sin") if self.turned else ()
+        parts = ("cos", "sin") if self.positioned else ()
         return tuple(
             f"rope_{part}" if self.table == DEFAULT else f"{part}_{self.table}" for part in parts
         )
@@ -81,18 +81,18 @@ class LayerKind:
     @property
     def reads(self) -> tuple[str, ...]:
         """The names of the host's tensors that they read."""
-        return *self.turns, self.mask
+        return *self.rotary_names, self.mask
 
     def turn(self, flow: Flow) -> Callable[[Tensor], Tensor]:
         """The function that gives queries and keys their positions."""
-        if not self.turned:
-            return unturned
-        cos, sin = (flow[name] for name in self.turns)
+        if not self.positioned:
+            return as_it_is
+        cos, sin = (flow[name] for name in self.rotary_names)
         return partial(rotate, cos=cos, sin=sin, dim=self.rotary.width)
 
     def host(self) -> dict[str, Source]:
         """The tensors that the host supplies to them."""
-        parts = zip(self.turns, ("cos", "sin"), strict=False)
+        parts = zip(self.rotary_names, ("cos", "sin"), strict=False)
         rotary: dict[str, Source] = {
             name: Rotary(table=self.table, part="cos" if part == "cos" else "sin")
             for name, part in parts

@@ -1,8 +1,14 @@
-"""Llama and its relatives: SmolLM2, Mistral and Ministral, Qwen2 (q/k/v biases), Qwen3 (q/k norms),
-SmolLM3 (some layers do not turn queries and keys), Granite (multipliers), Phi-3 and Phi-4-mini
-(q/k/v and gate/up stored as one, heads turned in part).
+"""Llama and its relatives, which differ by what their configs say:
 
-The config gives their differences. The truth is transformers' `modeling_{model_type}.py`.
+- SmolLM2 has nothing of its own; Mistral and Ministral may have windows;
+- Qwen2 has biases on queries, keys and values;
+- Qwen3 norms queries and keys;
+- SmolLM3 has layers whose queries and keys have no positions;
+- Granite has multipliers;
+- Phi-3 and Phi-4-mini store q/k/v as one tensor, and gate/up as another. Only some channels of a
+  head have positions.
+
+The truth is transformers' `modeling_{model_type}.py`.
 """
 
 from dataclasses import dataclass, replace
@@ -128,29 +134,30 @@ def author(config: LlamaConfig, options: ResidualOptions) -> Model:
 
 
 def layer_kinds(config: LlamaConfig, scores: float | None = None) -> list[LayerKind]:
-    """The kind of every layer: whether it slides, and whether it turns queries and keys."""
+    """The kind of every layer: whether it slides, and whether its queries and keys have
+    positions."""
     heads = heads_of(config, scores)
     phi = config.model_type == "phi3"
     part = config.rope_parameters.get("partial_rotary_factor") if phi else None
     rotary = rotary_table(config, heads.dim, part=part)
     return [
-        LayerKind(heads, rotary, window, turned=turned)
-        for window, turned in zip(layer_windows(config), layer_turns(config), strict=True)
+        LayerKind(heads, rotary, window, positioned=positioned)
+        for window, positioned in zip(layer_windows(config), positioned_layers(config), strict=True)
     ]
 
 
-def layer_turns(config: LlamaConfig) -> list[bool]:
-    """Whether each layer turns queries and keys. CetaneError if a SmolLM3 does not say it of
-    all."""
+def positioned_layers(config: LlamaConfig) -> list[bool]:
+    """Whether the queries and keys of each layer have positions. CetaneError if a SmolLM3 does not
+    say it of all layers."""
     count = config.num_hidden_layers
     if config.model_type != "smollm3":
         return [True] * count
-    turns = [bool(turned) for turned in config.no_rope_layers[:count]]
-    if len(turns) < count:
+    positioned = [bool(one) for one in config.no_rope_layers[:count]]
+    if len(positioned) < count:
         raise invalid(
-            "smollm3", f"no_rope_layers has {len(turns)} entries, num_hidden_layers = {count}"
+            "smollm3", f"no_rope_layers has {len(positioned)} entries, num_hidden_layers = {count}"
         )
-    return turns
+    return positioned
 
 
 def layer_windows(config: LlamaConfig) -> list[int | None]:

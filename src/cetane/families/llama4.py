@@ -109,14 +109,14 @@ def author(config: Llama4Config, options: ExpertOptions) -> Model:
     if config.use_qk_norm:  # transformers norms what was turned, so a factor of the table is lost
         eps, rotary = eps / rotary.scale**2, replace(rotary, scale=1.0)
     inner, wide = config.intermediate_size, config.intermediate_size_mlp
-    kinds = [LayerKind(heads, rotary, turned=bool(one)) for one in config.no_rope_layers]
+    kinds = [LayerKind(heads, rotary, positioned=bool(one)) for one in config.no_rope_layers]
     count = config.num_local_experts
     mixture = mixture_of(config, options, count, inner, normalised=False, sigmoid=True)
     names = PartNames(mlp=HOME)
     layers: list[Block] = []
     with torch.device("meta"):
         for index, kind in enumerate(kinds):
-            normed = config.use_qk_norm and kind.turned
+            normed = config.use_qk_norm and kind.positioned
             form = AttentionForm(qkv_bias=bias, out_bias=bias, norms="unit" if normed else "none")
             attention = Attention(size, eps, kind, form, scale)
             if index not in config.moe_layers:

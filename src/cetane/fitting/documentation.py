@@ -1,8 +1,9 @@
 """Human text beside a model's own, to fit on: the documentation that comes with Python.
 
-A model's own text is plain prose for the most part, since that is what follows a random word.
-Weights that were fitted on it alone lost twice as much on technical text (four bits of SmolLM2: a
-KL of 0.109 in place of 0.054 on the documentation of modules that are not read here).
+A model's own text begins with a random word, so most of it is plain prose. Weights that were fitted
+on it alone lost twice as much on technical text. Measured with SmolLM2 in four bits, on the
+documentation of modules that are not read here: a KL of 0.109 without this text, and of 0.054 with
+it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
 """How much errors of a layer's outputs change what the model answers.
 
-The model wrote the text itself, so its next tokens are samples of its own answers, and products of
-the gradients of their losses are the Fisher information: the second derivative of the KL from what
-the model answers. Of each layer two factors are kept, as K-FAC does (arXiv 1503.05671): products of
-inputs with tokens that count differently (GuidedQuant, arXiv 2505.07004), and products of outputs
-(YAQA, arXiv 2505.22988).
+The model wrote the text itself, so its next tokens are samples of its own answers. The gradients of
+their losses, multiplied with themselves, give the Fisher information on average. This is the second
+derivative of the KL from what the model answers.
+
+It is too large to keep. Of each layer two factors stand for it, as in K-FAC (arXiv 1503.05671):
+
+- products of the inputs, in which important tokens count more (GuidedQuant, arXiv 2505.07004);
+- products of the outputs' gradients (YAQA, arXiv 2505.22988).
 """
 
 from __future__ import annotations

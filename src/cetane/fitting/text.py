@@ -1,7 +1,8 @@
 """Text that a model wrote itself: what its weights are fitted on.
 
-Sampled from the model, it has the model's own distribution, needs no download, and holds nothing
-that a gate judges on (data-free distillation, as in LLM-QAT, arXiv 2305.17888).
+The text is sampled from the model, so it shows what the model itself would say. It needs no
+download, and holds no text on which a gate judges. Source: LLM-QAT, which calls this data-free
+distillation (arXiv 2305.17888).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Rounded weights that learn to answer as the model does.
 
-The student is the model with its rounded layers. It reads text that the model wrote, and its
-palettes, scales and roundings follow the gradient of the KL from the model's answers (knowledge
-distillation; LLM-QAT, arXiv 2305.17888; end-to-end tuning after rounding, AQLM, arXiv 2401.06118).
+The student is the model with its rounded layers. It reads text that the model wrote. Palettes,
+scales and roundings follow the gradient of the KL from the model's answers. This is knowledge
+distillation. Sources: LLM-QAT (arXiv 2305.17888), and AQLM for tuning the whole model after it was
+rounded (arXiv 2401.06118).
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ class Student:
     ) -> None:
         """`layers` and `weights` have the same names. The student changes the model itself."""
         self.model, self.layers, self.weights = model, layers, weights
-        self.kind = torch.bfloat16 if has_bfloat16(model.device.type) else torch.float32
+        self.dtype = torch.bfloat16 if has_bfloat16(model.device.type) else torch.float32
         for module in model.modules():
             if isinstance(module, nn.Linear):
-                module.weight.data = module.weight.data.to(self.kind)
+                module.weight.data = module.weight.data.to(self.dtype)
         for name, weight in weights.items():
             parameter = layers[name].weight
-            parameter.data = weight.values.to(model.device, self.kind, copy=True)
+            parameter.data = weight.values.to(model.device, self.dtype, copy=True)
             parameter.requires_grad_(True)
 
     def write(self) -> None:

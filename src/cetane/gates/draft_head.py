@@ -23,7 +23,7 @@ from cetane.engine.portable import PortableBackend
 from cetane.errors import CetaneError
 from cetane.files import Progress
 from cetane.gates import metrics
-from cetane.gates.limits import Arithmetic, limits
+from cetane.gates.limits import DraftHeadArithmetic, limits
 from cetane.gates.residency.audit import Audit, audit
 from cetane.gates.residency.store import summary
 from cetane.gates.residency.target import Target
@@ -45,7 +45,7 @@ PIECES = (5, 1, 2, 1, 4, 3)
 class DraftHeadScore(Data):
     """Agreement with the torch draft head, over all tokens of all drafts."""
 
-    arithmetic: Arithmetic
+    arithmetic: DraftHeadArithmetic
     tokens: int
     cosine: float
     cosine_min: float
@@ -82,7 +82,7 @@ def judge_draft_head(
     held = draft_head.held_out()[:WINDOWS]
     windows = collect(engine, held.reshape(-1).tolist(), held.shape[1], progress)
     wanted = truth(trained, windows, bundle.tables().embedding)
-    kinds: tuple[Arithmetic, ...] = get_args(Arithmetic)
+    kinds: tuple[DraftHeadArithmetic, ...] = get_args(DraftHeadArithmetic)
     scores = []
     for done, arithmetic in enumerate(kinds):
         progress(f"{draft_head.name} in {arithmetic}", done, len(kinds))
@@ -176,7 +176,7 @@ def drafted(runner: MedusaRunner | Eagle3Runner, windows: Windows) -> Array:
     return np.stack(rows)
 
 
-def score(arithmetic: Arithmetic, logits: Array, wanted: Array) -> DraftHeadScore:
+def score(arithmetic: DraftHeadArithmetic, logits: Array, wanted: Array) -> DraftHeadScore:
     cosines = metrics.cosine(logits, wanted)
     return DraftHeadScore(
         arithmetic=arithmetic,

@@ -193,7 +193,7 @@ def wrong_graph(
             "changed the program. Run cetane diff BUNDLE --model CHECKPOINT.",
         )
     off = sorted({one.mode for one in verdict.structure if off_limit(one)})
-    if len(off) < len(bundle.plan.modes) or mended(bundle, checkpoint, authored):
+    if len(off) < len(bundle.plan.modes) or right_with_host_caches(bundle, checkpoint, authored):
         return Explanation(
             cause="contract",
             where=where,
@@ -221,7 +221,9 @@ def wrong_reading(read: Misread, authored: "Authored") -> Explanation:
     )
 
 
-def mended(bundle: RefusedPort, checkpoint: Checkpoint, authored: "Authored") -> bool:
+def right_with_host_caches(
+    bundle: RefusedPort, checkpoint: Checkpoint, authored: "Authored"
+) -> bool:
     """Whether the torch modules are right with caches that the host writes."""
     recipe = bundle.plan.recipe
     host_written = {"contract": "readonly", "sliding": None, "padded": False}

@@ -12,7 +12,7 @@ from cetane.validation import Data, parse_toml, validated
 
 Share = float
 """A part of a whole, from 0 to 1."""
-Arithmetic = Literal["fp16", "fp32"]
+DraftHeadArithmetic = Literal["fp16", "fp32"]
 
 
 class RoutedLimits(Data):
@@ -98,7 +98,7 @@ class Limits(Data):
     ane: RoundingLimits
     evidence: EvidenceLimits
     quality: dict[Quality, QualityLimits]
-    draft_head: dict[Arithmetic, DraftHeadLimits]
+    draft_head: dict[DraftHeadArithmetic, DraftHeadLimits]
     published: PublishedLimits
     activations: ActivationLimits
     residency: ResidencyLimits

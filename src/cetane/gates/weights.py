@@ -38,13 +38,14 @@ from cetane.validation import Data
 
 ROWS = 4096
 """The rows of a table that are in memory at a time."""
-WORSE = 4.0
+MOST_ERROR = 4.0
 """The largest squared error of a weighted or fitted constant, in multiples of the plain format's
 error for the same parameter. At four bits, another matrix's palette errs by more than 100 times.
 Two bits of SmolLM2 that were rounded and tuned err by 2.5 times at most."""
-BLOCK, WORSE_BLOCK = 8, 8.0
-"""The number of output channels that are judged together, and their factor as in `WORSE`. At four
-bits, other channels in their place err by more. The worst of the same SmolLM2 err by 3.8 times."""
+BLOCK, MOST_BLOCK_ERROR = 8, 8.0
+"""The number of output channels that are judged together, and their largest error, as in
+`MOST_ERROR`. At four bits, other channels in their place err by more. The worst of the same SmolLM2
+err by 3.8 times."""
 LIKE = 0.25
 """The least cosine between an output channel and its weights, in multiples of the plain format's. A
 channel of zeros or another's has about 0: at two bits its error alone could hide among those of the
@@ -135,10 +136,10 @@ def too_far(parts: Mapping[str, Array], values: Array, form: Format) -> str | No
         given = Affine(parts["data"], parts["scale"], form.bits).decode()
     nearest = plain.decode()
     worse = times_best(given, nearest, values, len(values))[0]
-    if not worse <= WORSE:
+    if not worse <= MOST_ERROR:
         return f"its values err by {worse:.3g} times what they need to"
     blocks = times_best(given, nearest, values, BLOCK)
-    if not (blocks <= WORSE_BLOCK).all():
+    if not (blocks <= MOST_BLOCK_ERROR).all():
         at = int(np.argmax(np.nan_to_num(blocks, nan=np.inf)))
         channels = f"{BLOCK * at} to {min(BLOCK * (at + 1), len(values)) - 1}"
         return f"its channels {channels} err by {blocks[at]:.3g} times what they need to"
@@ -242,7 +243,7 @@ def wrong_palette(parts: Mapping[str, Array], values: Array, form: Format) -> st
     even, places = palettes.kmeans(rows, form.bits)
     plain = np.take_along_axis(even, places, 1)
     best = float(np.square(plain.astype(np.float32) - rows).sum())
-    if not error <= WORSE * best + 1e-12:
+    if not error <= MOST_ERROR * best + 1e-12:
         return f"its palettes err by {error / max(best, 1e-30):.3g} times what they need to"
     return unlike(given.reshape(values.shape), plain.reshape(values.shape), values)
 

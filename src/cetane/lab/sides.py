@@ -18,7 +18,7 @@ from cetane.lab.metrics import METRICS
 from cetane.lab.workload import OpenWorkload, Setting
 from cetane.pipeline.assembly import build_key
 from cetane.pipeline.build import build
-from cetane.planner import Planner, turned
+from cetane.planner import Planner, as_recipe_asks
 from cetane.schema.recipe import Recipe, override
 
 
@@ -63,7 +63,7 @@ class Side:
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        return turned(self.workload.checkpoint, self.recipe)
+        return as_recipe_asks(self.workload.checkpoint, self.recipe)
 
     @property
     def bundle(self) -> Bundle:
@@ -95,7 +95,7 @@ class Side:
         if self.workload.spec.stands_for is not None:
             return Planner(self.workload.real, recipe)
         recipe = self.narrowed(recipe)
-        return Planner(turned(self.workload.checkpoint, recipe), recipe)
+        return Planner(as_recipe_asks(self.workload.checkpoint, recipe), recipe)
 
     def narrowed(self, recipe: Recipe) -> Recipe:
         """The recipe with a subset of the vocabulary in its head, if the arm has one."""

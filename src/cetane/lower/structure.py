@@ -182,9 +182,10 @@ class Recorder(TorchDispatchMode):
 
 
 def place_of(func: Any, args: tuple[Any, ...]) -> Slice | None:
-    """The place of a slice whose program contains the place only as two numbers.
+    """The place of a slice, if its program states start and stop as two numbers, and nothing else
+    of the program depends on them.
 
-    None for any other op. A slice up to the end of its axis is one: its program names no end.
+    None for any other op, and for a slice up to the end of its axis: its program states no stop.
     """
     if func is not torch.ops.aten.slice.Tensor or len(args) != 4:  # a fifth is the step
         return None

@@ -39,10 +39,20 @@ RateName = Literal[
     "sort",
     "host",
 ]
-"""What a rate is for: calls (`dispatch`), and more for each on all compute units (`any_unit`);
-weights of 8 bits and fewer (`matvec`); bytes of wider weights (`half`), and of any (`stream`);
-multiply-accumulates (`compute`); bytes of caches (`memory`), and of inputs and outputs (`border`);
-logits that are sorted (`sort`); tokens (`host`)."""
+"""What a rate is for:
+
+- `dispatch`: calls;
+- `any_unit`: calls of a program with states that was loaded for all compute units, beside
+  `dispatch`;
+- `matvec`: weights of 8 bits and fewer, by their number;
+- `half`: wider weights, by their bytes;
+- `stream`: weights of any width, by their bytes, where this takes longer than the two above;
+- `compute`: multiply-accumulates, where they take longer than the weights;
+- `memory`: bytes of caches;
+- `border`: bytes of inputs and outputs;
+- `sort`: logits that are sorted;
+- `host`: tokens.
+"""
 TERM_OF: dict[RateName, Term] = {
     "dispatch": "dispatch",
     "any_unit": "dispatch",

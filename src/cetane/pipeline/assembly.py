@@ -76,8 +76,11 @@ class Build:
         progress("done", len(names), len(names))
 
     def space(self) -> int:
-        """Bytes of the parts that are not there yet, and twice those of the largest shard: while it
-        is made, its template and its stamped package lie beside each other."""
+        """Bytes of disk that the rest of the build needs at most.
+
+        These are the bytes of the missing parts, and twice those of the largest shard: its template
+        and its stamped package lie beside each other while it is made.
+        """
         plan = self.planner.plan()
         there = sum(p.stat().st_size for p in self.partial.bundle.rglob("*") if p.is_file())
         largest = max(shard.weight_bytes for shard in plan.shards)

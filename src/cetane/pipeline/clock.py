@@ -16,7 +16,8 @@ class Clock:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """A context whose seconds are counted. What it freed goes back to the system."""
+        """A context of one stage. Its end adds its seconds to those of the stage, and gives freed
+        memory back to the system."""
         started = time.perf_counter()
         try:
             yield

@@ -256,8 +256,12 @@ def export_coreai(
     """Write a bundle as the folder that Apple's Core AI runner loads, and judge it.
 
     Apple's runtime runs the asset here, on the CPU. `model` and `lora` are as in `export_runtime`.
-    CetaneError if the folder exists, or if the checkpoint is not the bundle's own; also if the
-    bundle has no logits to judge, or if the model does not fit the runner's contract.
+    Raises CetaneError if
+
+    - the folder exists;
+    - the checkpoint is not the bundle's own;
+    - the bundle's head gives choices, so there are no logits to judge;
+    - the model does not fit the runner's contract.
     """
     bundle = Bundle(Path(source))
     target = new_folder(output, bundle.path)

@@ -1,4 +1,8 @@
-"""Mixes of palettes whose weights are fitted: what each weight costs was predicted by rounding."""
+"""Mixes of palettes whose constants are fitted.
+
+Second-order rounding predicts the KL that the errors of each weight cost. A mix is chosen by these
+costs, without another run of the model.
+"""
 
 from functools import cached_property
 

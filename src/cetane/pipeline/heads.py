@@ -13,7 +13,7 @@ from cetane.families import streaming_layers
 from cetane.files import Progress, disk_errors, silent, write_json
 from cetane.gates.probes import english
 from cetane.pipeline.request import Request
-from cetane.planner import Planner, turned
+from cetane.planner import Planner, as_recipe_asks
 from cetane.schema.streaming import HeadScores, Method, Streaming
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def cache_sizes(request: Request, layers: Mapping[int, int], **seen: int) -> Cac
     recipe, context = request.recipe, request.recipe.cache.context
     cache = recipe.cache.model_copy(update={"streaming": Streaming(scores=scores, full=0, **seen)})
     wanted = recipe.model_copy(update={"cache": cache})
-    planner = Planner(turned(request.checkpoint, wanted), wanted)
+    planner = Planner(as_recipe_asks(request.checkpoint, wanted), wanted)
     return CacheSizes(
         request.planner.memory.own_nbytes(context),
         planner.memory.own_nbytes(context),

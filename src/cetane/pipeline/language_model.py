@@ -403,12 +403,15 @@ def load(
 ) -> LanguageModel:
     """Open a bundle for text generation; every file's hash is checked first.
 
-    `backend` is `portable` (any machine), `coreml` (a Mac), or `auto`. `speculative` names a
-    drafter, or is a `DrafterOptions` with its settings; None is plain decoding. By default, drafts
-    come from this process's own texts and from the bundle's draft head, where they pay and where
-    no seed was given: calls of several tokens round differently, and a seed promises the same text.
-    `adapter` is the first value of `LanguageModel.adapter`. With `exclusive`, all programs share
-    one pool of threads. That is faster, but needs a process that runs nothing else on onnxruntime.
+    - `backend` is `portable` (any machine), `coreml` (a Mac), or `auto`.
+    - `speculative` names a drafter, or is a `DrafterOptions` with its settings; None is plain
+      decoding. By default, drafts come from this process's own texts and from the bundle's draft
+      head, where they pay. An answer with a seed takes none: a seed promises the same text, and
+      calls of several tokens can round differently.
+    - `adapter` is the first value of `LanguageModel.adapter`.
+    - With `exclusive`, all programs share one pool of threads. That is faster, but needs a process
+      that runs nothing else on onnxruntime.
+
     CetaneError for a damaged or missing bundle.
 
     >>> with cetane.load(bundle) as lm:

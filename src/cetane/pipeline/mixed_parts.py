@@ -26,8 +26,8 @@ VECTOR_ERRORS = {(1, 2): 0.3635, (1, 4): 0.3449, (2, 2): 0.1085, (2, 4): 0.0977,
                  (4, 2): 0.00787}  # fmt: skip
 """The same for palettes of vectors, by bits and by the weights of a vector. They are of k-means
 palettes of 130,000 vectors, on 60,000 others."""
-LARGE = 32
-"""Channels that may share one of the largest palettes."""
+LARGE_GROUP = 32
+"""Output channels that may share one of the largest palettes."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +166,8 @@ def widths(uniform: Palette) -> Iterator[Palette]:
     channels. For these they take a quarter of the bytes that groups of 8 take, and lose hardly
     anything. With more bits, a vector holds as many weights as 8 bits can name.
     """
-    if uniform.group is not None and uniform.group < LARGE:
-        yield replace(uniform, bits=max(ERRORS), group=LARGE)
+    if uniform.group is not None and uniform.group < LARGE_GROUP:
+        yield replace(uniform, bits=max(ERRORS), group=LARGE_GROUP)
     for bits in ERRORS:
         if bits >= uniform.bits:
             lengths = (v for v in (4, 2, 1) if v <= uniform.vector and v * bits <= max(WIDTHS))

@@ -6,7 +6,7 @@ from pathlib import Path
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
-from cetane.planner import Planner, turned
+from cetane.planner import Planner, as_recipe_asks
 
 
 def checkpoint_of(
@@ -28,7 +28,7 @@ def checkpoint_of(
     folders = {name: origin.source for name, origin in manifest.adapters.items()}
     folders |= {name: str(folder) for name, folder in (adapters or {}).items()}
     try:
-        found = turned(open_checkpoint(model or manifest.source, merged, folders), recipe)
+        found = as_recipe_asks(open_checkpoint(model or manifest.source, merged, folders), recipe)
     except CetaneError as error:
         if model is not None:
             raise

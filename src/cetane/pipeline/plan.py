@@ -170,8 +170,9 @@ class Ranking:
     """The recipe's own."""
     combinations: Sequence[Combination]
     fastest: Combination | None
-    """The fastest at the recipe's own context that the chip holds, no rule refuses and the golden
-    gate is known to pass: in fp16, or in a format that was judged on this model."""
+    """The fastest combination at the recipe's own context that may be recommended. The chip holds
+    it, no rule refuses it, and the golden gate is known to pass it: it is in fp16, or in a format
+    that was judged on this model. None if there is no such combination."""
 
     @cached_property
     def held(self) -> list[Combination]:

@@ -158,9 +158,9 @@ def make_request(
     if read is not None:
         final.compression.find_as(read)
     if final.compression.rotate or final.cache.streaming is not None:
-        from cetane.planner import turned
+        from cetane.planner import as_recipe_asks
 
-        checkpoint = turned(checkpoint, final)
+        checkpoint = as_recipe_asks(checkpoint, final)
     return Request(checkpoint, final, keys_in(wanted), size)
 
 

@@ -5,7 +5,7 @@ from cetane.planner.graphs import FunctionGraph, GraphMaker
 from cetane.planner.layout import Segment, by_layer, chunk_bounds
 from cetane.planner.memory import CachePlan
 from cetane.planner.planner import Planner, Programs
-from cetane.planner.rotation import can_turn, turned
+from cetane.planner.rotation import as_recipe_asks, can_turn
 from cetane.planner.tags import tags
 from cetane.planner.weights import ModelSource
 
@@ -18,9 +18,9 @@ __all__ = [
     "Planner",
     "Programs",
     "Segment",
+    "as_recipe_asks",
     "by_layer",
     "can_turn",
     "chunk_bounds",
     "tags",
-    "turned",
 ]

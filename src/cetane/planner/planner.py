@@ -57,7 +57,7 @@ from cetane.schema.recipe import Mode, Recipe
 from cetane.schema.slots import Slots
 from cetane.schema.subset import Subset
 
-CONTEXTS = (512, 1024, 2048, 4096, 8192)
+STATED_CONTEXTS = (512, 1024, 2048, 4096, 8192)
 """Context lengths for which a plan states the cache's size, beside the recipe's context."""
 
 
@@ -93,9 +93,15 @@ class Planner:
         """`like` is a planner of the same checkpoint, with which this one shares blocks and checks
         as far as the recipes agree. Raises CetaneError for a recipe that does not fit."""
         if recipe.compression.rotate and not isinstance(checkpoint, RotatedCheckpoint):
-            raise CetaneError("compression.rotate: the checkpoint was not turned (planner.turned)")
+            raise CetaneError(
+                "compression.rotate: the checkpoint's channels are not turned",
+                "give the planner planner.as_recipe_asks(checkpoint, recipe)",
+            )
         if recipe.cache.streaming is not None and streamed_part(checkpoint) is None:
-            raise CetaneError("cache.streaming: the checkpoint was not turned (planner.turned)")
+            raise CetaneError(
+                "cache.streaming: the checkpoint's heads are not in the order of the recipe",
+                "give the planner planner.as_recipe_asks(checkpoint, recipe)",
+            )
         self.checkpoint, self.recipe = checkpoint, recipe
         self.adapters = adapters_of(checkpoint)
         self.adapter: str | None = None
@@ -279,7 +285,7 @@ class Planner:
         """The whole plan. If this planner is `on` an adapter, the plan's modes include it."""
         recipe, model = self.recipe, self.model
         shards = tuple(self._shard(name, blocks) for name, blocks in self.members.items())
-        contexts = {c for c in CONTEXTS if c <= model.max_context} | {recipe.cache.context}
+        contexts = {c for c in STATED_CONTEXTS if c <= model.max_context} | {recipe.cache.context}
         order, context = self.arrangement.order, recipe.cache.context
         tables = host_tables(self.model, self.recipe)
         plan = Plan(

@@ -10,10 +10,10 @@ from cetane.planner.weights import ModelSource, adapters_of
 from cetane.schema.recipe import CacheTable, Recipe
 
 
-def turned(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
-    """The checkpoint as a recipe needs it.
+def as_recipe_asks(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
+    """The checkpoint in the form that a recipe asks for.
 
-    With `cache.streaming`, its heads are in another order; with `compression.rotate`, its channels
+    With `cache.streaming`, its heads are in another order. With `compression.rotate`, its channels
     are turned. Without both, it is the checkpoint itself. Raises CetaneError for a recipe that does
     not fit, for adapters beside a base, and for a model of which nothing can be turned.
     """

@@ -103,8 +103,9 @@ class FromHistory(Data):
 
 
 class FromMatrix(Data):
-    """Matrices in which layers keep all earlier tokens, `(L, heads, keys, values)`; the host owns
-    them, in fp32. They are zero before the first token."""
+    """Matrices in which layers keep all earlier tokens, `(L, key heads, keys, groups * values)`. A
+    key head serves `groups` value heads. The host owns the matrices, in fp32. They are zero before
+    the first token."""
 
     host: Literal["matrix"] = "matrix"
     name: str

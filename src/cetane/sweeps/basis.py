@@ -9,7 +9,7 @@ from cetane.checkpoint import Checkpoint
 from cetane.compress import Selection
 from cetane.files import Progress
 from cetane.gates.compressions import Judge, Window
-from cetane.planner import Planner, turned
+from cetane.planner import Planner, as_recipe_asks
 from cetane.schema.recipe import Recipe
 from cetane.sweeps import smoke
 
@@ -21,7 +21,7 @@ class Basis:
     def __init__(self, checkpoint: Checkpoint, recipe: Recipe, progress: Progress) -> None:
         """`recipe` says by `compression.rotate` which basis it is."""
         self.recipe, self.progress = recipe, progress
-        self.checkpoint = turned(checkpoint, recipe)
+        self.checkpoint = as_recipe_asks(checkpoint, recipe)
         self.planner = Planner(self.checkpoint, recipe)
         self.read: dict[tuple[int, ...], list[Window]] = {}
         """The fp16 weights' results on texts."""

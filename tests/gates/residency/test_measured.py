@@ -21,7 +21,7 @@ from cetane.gates.residency.measured import (
     read_measured,
     with_measured,
 )
-from cetane.gates.residency.refuted import Seen, narrowing
+from cetane.gates.residency.refuted import Audited, narrowing
 from cetane.gates.residency.target import Target
 from cetane.measuring.compute_plan import with_default
 from cetane.mil.program import Program
@@ -221,7 +221,7 @@ def test_measurements_are_read_without_what_is_not_known() -> None:
     assert str(said) == "m, s, d"
 
 
-def seen(kind: str, measured: str, tokens: int = 1, package: str = "p") -> Seen:
+def seen(kind: str, measured: str, tokens: int = 1, package: str = "p") -> Audited:
     op = Placed(kind, kind, kind, "ANE", "r", "high", measured=measured)  # type: ignore[arg-type]
     return FunctionAudit(package, "f", "", tokens, (op,), ()), op
 
@@ -238,6 +238,6 @@ def seen(kind: str, measured: str, tokens: int = 1, package: str = "p") -> Seen:
     ],
 )
 def test_what_tells_wrong_ops_from_right_ones(
-    wrong: list[Seen], right: list[Seen], said: str
+    wrong: list[Audited], right: list[Audited], said: str
 ) -> None:
     assert narrowing(wrong, right).startswith(said)

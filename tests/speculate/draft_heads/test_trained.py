@@ -24,7 +24,7 @@ from cetane.errors import CetaneError
 from cetane.pipeline.build import build
 from cetane.pipeline.draft_head import add_draft_heads
 from cetane.pipeline.origin import checkpoint_of
-from cetane.planner import turned
+from cetane.planner import as_recipe_asks
 from cetane.speculate.draft_heads.build import add_draft_head
 from cetane.speculate.draft_heads.modules import (
     DraftHeadConfig,
@@ -94,7 +94,7 @@ def test_it_drafts_the_same_in_another_bundle(
     wanted = tiny_recipe(
         compression={"default": "int8-per-channel", "rotate": True}, family={"residual_scale": 0.5}
     )
-    checkpoint = turned(open_checkpoint(tiny_checkpoint_folder), wanted)
+    checkpoint = as_recipe_asks(open_checkpoint(tiny_checkpoint_folder), wanted)
     bundle = build(checkpoint, wanted, tmp_path / "turned", lambda *_: None)
     (added,) = add_draft_heads(bundle.path, origin.path).heads
     assert added.passed and added.untrained is None and added.held_out == 2
@@ -132,7 +132,7 @@ def test_a_file_may_leave_out_the_models_own_rows(
     assert torch.equal(head.norm, checkpoint.read("model.norm.weight").float())
     assert found.draft_head.output.is_meta, "the source is not changed"
     wanted = tiny_recipe(compression={"rotate": True})
-    moved = turned(open_checkpoint(tiny_checkpoint_folder), wanted)
+    moved = as_recipe_asks(open_checkpoint(tiny_checkpoint_folder), wanted)
     bundle = build(moved, wanted, tmp_path / "turned", lambda *_: None)
     assert torch.equal(fit_to(found, bundle, moved).output, rows)
 
@@ -149,7 +149,7 @@ def test_a_draft_head_of_before_in_turned_channels_is_refused(
 ) -> None:
     """Nothing says whether it reads turned ones."""
     wanted = tiny_recipe(compression={"rotate": True})
-    moved = turned(open_checkpoint(tiny_checkpoint_folder), wanted)
+    moved = as_recipe_asks(open_checkpoint(tiny_checkpoint_folder), wanted)
     bundle = build(moved, wanted, tmp_path / "turned", lambda *_: None)
     with_draft_head(bundle, random_draft_head("eagle3", bundle))
     with pytest.raises(CetaneError, match="does not say which channels it reads"):
@@ -199,7 +199,7 @@ def test_one_kind_that_cannot_turn_adds_none(
     both = Bundle(shutil.copytree(origin.path, tmp_path / "both"))
     with_draft_head(both, random_draft_head("medusa", both))
     wanted = tiny_recipe(compression={"rotate": True})
-    moved = turned(open_checkpoint(tiny_checkpoint_folder), wanted)
+    moved = as_recipe_asks(open_checkpoint(tiny_checkpoint_folder), wanted)
     bundle = build(moved, wanted, tmp_path / "turned", lambda *_: None)
     with pytest.raises(CetaneError, match="a medusa head cannot move between plain and turned"):
         add_draft_heads(bundle.path, both.path)

@@ -5,7 +5,7 @@ rule joins them to one float32 tensor under the weight's own name, and removes i
 format without a rule is refused by name: integers that are read as plain weights give a model that
 runs and writes noise.
 
-Each rule follows the published layout that its file names.
+Each rule follows the published format that its file names.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,15 @@ from cetane.checkpoint.quantized.bitsandbytes import read_bitsandbytes
 from cetane.checkpoint.quantized.compressed_tensors import read_compressed_tensors
 from cetane.checkpoint.quantized.fp8 import read_fp8
 from cetane.checkpoint.quantized.gptq import read_gptq
-from cetane.checkpoint.quantized.layout import (
+from cetane.checkpoint.quantized.mlx import read_mlx
+from cetane.checkpoint.quantized.mxfp4 import read_mxfp4
+from cetane.checkpoint.quantized.tensors import (
     FLOATS,
     QuantizedTensor,
     QuantizedTensors,
     Tensors,
     refusal,
 )
-from cetane.checkpoint.quantized.mlx import read_mlx
-from cetane.checkpoint.quantized.mxfp4 import read_mxfp4
 from cetane.errors import CetaneError
 
 __all__ = ["QuantizedTensor", "dequantized"]

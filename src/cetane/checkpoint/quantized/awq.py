@@ -1,22 +1,22 @@
-"""The layout of casper-hansen/AutoAWQ, 'gemm'."""
+"""The format of casper-hansen/AutoAWQ, 'gemm'."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from cetane.checkpoint.integers import from_words
-from cetane.checkpoint.quantized.layout import QuantizedTensors, Tensors
+from cetane.checkpoint.quantized.tensors import QuantizedTensors, Tensors
 
 if TYPE_CHECKING:
     import torch
 
 
-def read_awq(layout: QuantizedTensors) -> Tensors:
+def read_awq(stored: QuantizedTensors) -> Tensors:
     """4 bits. Words lie along the outputs, with nibbles in the order 0 2 4 6 1 3 5 7."""
-    version = str(layout.said.get("version", "gemm")).lower()
-    if layout.integer("bits", 4) != 4 or version != "gemm":
-        raise layout.bad(
-            f"{layout.said.get('bits')} bits, version {version!r}; only 4 bits, gemm, is supported"
+    version = str(stored.said.get("version", "gemm")).lower()
+    if stored.integer("bits", 4) != 4 or version != "gemm":
+        raise stored.bad(
+            f"{stored.said.get('bits')} bits, version {version!r}; only 4 bits, gemm, is supported"
         )
 
     def unpack(words: torch.Tensor) -> torch.Tensor:
@@ -29,13 +29,13 @@ def read_awq(layout: QuantizedTensors) -> Tensors:
         values = unpack(parts["words"]) - zeros.repeat_interleave(size, 0)
         return (values * scales.repeat_interleave(size, 0)).T
 
-    for module in layout.modules(".qweight"):
-        inputs, words = layout.matrix(f"{module}.qweight")
-        groups, outputs = layout.matrix(f"{module}.scales")
-        layout.check(outputs == 8 * words and inputs % groups == 0, f"{module}.scales")
-        layout.check(layout.shape(f"{module}.qzeros") == (groups, words), f"{module}.qzeros")
-        layout.join(
+    for module in stored.modules(".qweight"):
+        inputs, words = stored.matrix(f"{module}.qweight")
+        groups, outputs = stored.matrix(f"{module}.scales")
+        stored.check(outputs == 8 * words and inputs % groups == 0, f"{module}.scales")
+        stored.check(stored.shape(f"{module}.qzeros") == (groups, words), f"{module}.qzeros")
+        stored.join(
             module, (outputs, inputs), "int4", decode, words=".qweight", zeros=".qzeros",
             scales=".scales",
         )  # fmt: skip
-    return layout.tensors
+    return stored.tensors

@@ -6,60 +6,60 @@ import math
 from typing import TYPE_CHECKING
 
 from cetane.checkpoint.integers import from_fours
-from cetane.checkpoint.quantized.layout import FLOATS, QuantizedTensors, Tensors
+from cetane.checkpoint.quantized.tensors import FLOATS, QuantizedTensors, Tensors
 from cetane.validation import parse_json
 
 if TYPE_CHECKING:
     import torch
 
 
-def read_bitsandbytes(layout: QuantizedTensors) -> Tensors:
+def read_bitsandbytes(stored: QuantizedTensors) -> Tensors:
     """int8 rows, or blocks of 4-bit indices, each with its largest magnitude."""
 
     def rows(parts: dict[str, torch.Tensor]) -> torch.Tensor:
         return parts["weight"].float() * (parts["largest"].float() / 127)[:, None]
 
-    for module in layout.modules(".SCB"):
-        shape = layout.matrix(f"{module}.weight")
-        layout.check(
-            layout.shape(f"{module}.SCB") == (shape[0],)
-            and layout.tensors[f"{module}.SCB"].dtype in FLOATS, f"{module}.SCB",
+    for module in stored.modules(".SCB"):
+        shape = stored.matrix(f"{module}.weight")
+        stored.check(
+            stored.shape(f"{module}.SCB") == (shape[0],)
+            and stored.tensors[f"{module}.SCB"].dtype in FLOATS, f"{module}.SCB",
         )  # fmt: skip
-        layout.check(layout.tensors[f"{module}.weight"].dtype == "I8", f"{module}.weight")
-        layout.take(f"{module}.weight_format", optional=True)
-        layout.join(module, shape, "int8", rows, weight=".weight", largest=".SCB")
+        stored.check(stored.tensors[f"{module}.weight"].dtype == "I8", f"{module}.weight")
+        stored.take(f"{module}.weight_format", optional=True)
+        stored.join(module, shape, "int8", rows, weight=".weight", largest=".SCB")
     for kind in ("nf4", "fp4"):
         end = f".weight.quant_state.bitsandbytes__{kind}"
-        for module in layout.modules(end):
-            fours(layout, module, kind, end)
-    return layout.tensors
+        for module in stored.modules(end):
+            fours(stored, module, kind, end)
+    return stored.tensors
 
 
-def fours(layout: QuantizedTensors, module: str, kind: str, end: str) -> None:
+def fours(stored: QuantizedTensors, module: str, kind: str, end: str) -> None:
     """Join a 4-bit weight of bitsandbytes, whose state is JSON in a tensor."""
-    stored = layout.take(f"{module}{end}")
-    assert stored is not None
-    layout.check(stored.nbytes <= 4096, f"{module}{end}")
-    state = parse_json(stored.read(), f"{layout.path.parent}: {module}{end}")
-    layout.check(isinstance(state, dict), f"{module}{end}")
+    described = stored.take(f"{module}{end}")
+    assert described is not None
+    stored.check(described.nbytes <= 4096, f"{module}{end}")
+    state = parse_json(described.read(), f"{stored.path.parent}: {module}{end}")
+    stored.check(isinstance(state, dict), f"{module}{end}")
     block, shape = state.get("blocksize"), state.get("shape")
-    layout.check(
+    stored.check(
         type(block) is int and block > 0 and isinstance(shape, list) and len(shape) == 2
         and all(type(n) is int and 0 < n <= 2**31 for n in shape), f"{module}{end}",
     )  # fmt: skip
     count = math.prod(shape)
-    fits = layout.stored(f"{module}.weight").nbytes == -(-count // 2)
-    layout.check(fits and layout.shape(f"{module}.weight.quant_map") == (16,), f"{module}.weight")
+    fits = stored.tensor(f"{module}.weight").nbytes == -(-count // 2)
+    stored.check(fits and stored.shape(f"{module}.weight.quant_map") == (16,), f"{module}.weight")
     blocks = -(-count // block)
     nested, offset = state.get("nested_blocksize"), state.get("nested_offset", 0.0)
     kinds = FLOATS if nested is None else {"U8"}
-    fits = layout.shape(f"{module}.weight.absmax") == (blocks,)
-    layout.check(fits and layout.tensors[f"{module}.weight.absmax"].dtype in kinds,
+    fits = stored.shape(f"{module}.weight.absmax") == (blocks,)
+    stored.check(fits and stored.tensors[f"{module}.weight.absmax"].dtype in kinds,
                  f"{module}.weight.absmax")  # fmt: skip
     if nested is not None:
-        layout.check(type(nested) is int and nested > 0 and isinstance(offset, int | float)
-                     and layout.shape(f"{module}.weight.nested_quant_map") == (256,)
-                     and layout.shape(f"{module}.weight.nested_absmax") == (-(-blocks // nested),),
+        stored.check(type(nested) is int and nested > 0 and isinstance(offset, int | float)
+                     and stored.shape(f"{module}.weight.nested_quant_map") == (256,)
+                     and stored.shape(f"{module}.weight.nested_absmax") == (-(-blocks // nested),),
                      f"{module}{end}")  # fmt: skip
 
     def decode(parts: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -71,7 +71,7 @@ def fours(layout: QuantizedTensors, module: str, kind: str, end: str) -> None:
         spread = largest.float().repeat_interleave(min(block, count))[:count]
         return (values * spread).reshape(shape)
 
-    layout.join(
+    stored.join(
         module, tuple(shape), kind, decode, indices=".weight", values=".weight.quant_map",
         largest=".weight.absmax", outer_=".weight.nested_absmax",
         outer_values_=".weight.nested_quant_map",

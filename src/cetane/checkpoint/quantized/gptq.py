@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cetane.checkpoint.integers import from_words
-from cetane.checkpoint.quantized.layout import QuantizedTensors, Tensors
 from cetane.checkpoint.quantized.scales import places
+from cetane.checkpoint.quantized.tensors import QuantizedTensors, Tensors
 
 if TYPE_CHECKING:
     import torch
 
 
-def read_gptq(layout: QuantizedTensors) -> Tensors:
+def read_gptq(stored: QuantizedTensors) -> Tensors:
     """Words along the inputs, zero points less one (not in v2), and a group for every input."""
-    bits = layout.integer("bits")
+    bits = stored.integer("bits")
     if bits not in (2, 4, 8):
-        raise layout.bad(f"{bits} bits; only 2, 4 and 8 are supported")
-    form = layout.said.get("checkpoint_format", "gptq")
+        raise stored.bad(f"{bits} bits; only 2, 4 and 8 are supported")
+    form = stored.said.get("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
-        raise layout.bad(f"checkpoint_format {form!r}; only gptq and gptq_v2 are supported")
+        raise stored.bad(f"checkpoint_format {form!r}; only gptq and gptq_v2 are supported")
     less = 1 if form == "gptq" else 0
 
     def decode(parts: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -35,18 +35,18 @@ def read_gptq(layout: QuantizedTensors) -> Tensors:
         return ((values - zeros[group]) * scales[group]).T
 
     per = 32 // bits
-    for module in layout.modules(".qweight"):
-        words, outputs = layout.matrix(f"{module}.qweight")
-        groups, columns = layout.matrix(f"{module}.scales")
+    for module in stored.modules(".qweight"):
+        words, outputs = stored.matrix(f"{module}.qweight")
+        groups, columns = stored.matrix(f"{module}.scales")
         fits = columns == outputs and (words * per) % groups == 0
-        layout.check(fits, f"{module}.scales")
-        zeros = layout.shape(f"{module}.qzeros")
-        layout.check(zeros == (groups, -(-outputs // per)) and outputs % per == 0,
+        stored.check(fits, f"{module}.scales")
+        zeros = stored.shape(f"{module}.qzeros")
+        stored.check(zeros == (groups, -(-outputs // per)) and outputs % per == 0,
                      f"{module}.qzeros")  # fmt: skip
-        order = layout.tensors.get(f"{module}.g_idx")
-        layout.check(order is None or order.shape == (words * per,), f"{module}.g_idx")
-        layout.join(
+        order = stored.tensors.get(f"{module}.g_idx")
+        stored.check(order is None or order.shape == (words * per,), f"{module}.g_idx")
+        stored.join(
             module, (outputs, words * per), f"int{bits}", decode, words=".qweight", zeros=".qzeros",
             scales=".scales", groups_=".g_idx",
         )  # fmt: skip
-    return layout.tensors
+    return stored.tensors

@@ -1,32 +1,32 @@
-"""The layout of MLX: `mx.quantize`, affine."""
+"""The format of MLX: `mx.quantize`, affine."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from cetane.checkpoint.integers import from_words
-from cetane.checkpoint.quantized.layout import QuantizedTensors, Tensors
+from cetane.checkpoint.quantized.tensors import QuantizedTensors, Tensors
 
 if TYPE_CHECKING:
     import torch
 
 
-def read_mlx(layout: QuantizedTensors) -> Tensors:
+def read_mlx(stored: QuantizedTensors) -> Tensors:
     """integers * scale + bias for each group of columns; columns from a word's lowest bits up."""
-    if layout.said.get("mode", "affine") != "affine":
-        raise layout.bad(f"mode {layout.said['mode']!r}; only affine is supported")
-    for module in layout.modules(".scales"):
-        own = layout.said.get(module)
-        said = {**layout.said, **own} if isinstance(own, dict) else layout.said
+    if stored.said.get("mode", "affine") != "affine":
+        raise stored.bad(f"mode {stored.said['mode']!r}; only affine is supported")
+    for module in stored.modules(".scales"):
+        own = stored.said.get(module)
+        said = {**stored.said, **own} if isinstance(own, dict) else stored.said
         bits = said.get("bits")
         if type(bits) is not int or bits not in (2, 4, 8) or said.get("mode", "affine") != "affine":
-            raise layout.bad(f"{module}: {bits!r} bits; only 2, 4 and 8 are supported")
-        rows, words = layout.matrix(f"{module}.weight")
+            raise stored.bad(f"{module}: {bits!r} bits; only 2, 4 and 8 are supported")
+        rows, words = stored.matrix(f"{module}.weight")
         columns = words * 32 // bits
-        grouping = layout.matrix(f"{module}.scales")
-        layout.check(
+        grouping = stored.matrix(f"{module}.scales")
+        stored.check(
             grouping[0] == rows and columns % grouping[1] == 0
-            and layout.shape(f"{module}.biases") == grouping, f"{module}.scales",
+            and stored.shape(f"{module}.biases") == grouping, f"{module}.scales",
         )  # fmt: skip
 
         def decode(
@@ -39,8 +39,8 @@ def read_mlx(layout: QuantizedTensors) -> Tensors:
             )
             return values * scales + biases
 
-        layout.join(
+        stored.join(
             module, (rows, columns), f"int{bits}", decode, words=".weight", scales=".scales",
             biases=".biases",
         )  # fmt: skip
-    return layout.tensors
+    return stored.tensors

@@ -1,11 +1,11 @@
-"""OCP's Microscaling Formats 1.0 in gpt-oss's layout, which transformers' integrations/mxfp4.py
+"""OCP's Microscaling Formats 1.0 as gpt-oss stores them, which transformers' integrations/mxfp4.py
 reads."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cetane.checkpoint.quantized.layout import QuantizedTensors, Tensors
+from cetane.checkpoint.quantized.tensors import QuantizedTensors, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -14,7 +14,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The magnitudes of a 4-bit float; the highest bit is the sign."""
 
 
-def read_mxfp4(layout: QuantizedTensors) -> Tensors:
+def read_mxfp4(stored: QuantizedTensors) -> Tensors:
     """gpt-oss: 4-bit floats, the low half of a byte first. A block of 32 has a power of two, stored
     plus 127. transformers keeps these matrices transposed."""
 
@@ -26,16 +26,16 @@ def read_mxfp4(layout: QuantizedTensors) -> Tensors:
         halves = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2)
         return torch.ldexp(values[halves], powers.unsqueeze(-1)).flatten(-2).mT
 
-    for module in layout.modules("_blocks"):
-        shape = layout.shape(f"{module}_blocks")
+    for module in stored.modules("_blocks"):
+        shape = stored.shape(f"{module}_blocks")
         fits = len(shape) == 4 and min(shape) > 0 and shape[3] == 16
-        layout.check(fits and layout.tensors[f"{module}_blocks"].dtype == "U8", f"{module}_blocks")
-        scales = layout.shape(f"{module}_scales")
-        kind = layout.tensors[f"{module}_scales"].dtype
-        layout.check(scales == shape[:3] and kind == "U8", f"{module}_scales")
+        stored.check(fits and stored.tensors[f"{module}_blocks"].dtype == "U8", f"{module}_blocks")
+        scales = stored.shape(f"{module}_scales")
+        kind = stored.tensors[f"{module}_scales"].dtype
+        stored.check(scales == shape[:3] and kind == "U8", f"{module}_scales")
         experts, outputs, groups, _ = shape
-        layout.join(
+        stored.join(
             module, (experts, 32 * groups, outputs), "mxfp4", decode, end="", sliced=True,
             blocks="_blocks", powers="_scales",
         )  # fmt: skip
-    return layout.tensors
+    return stored.tensors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cetane.checkpoint.quantized.layout import Decode
+from cetane.checkpoint.quantized.tensors import Decode
 
 if TYPE_CHECKING:
     import torch

@@ -7,8 +7,9 @@ from cetane.gates.residency.audit import Audit, FunctionAudit, Placed
 from cetane.gates.residency.rule import Confidence, Placement
 from cetane.validation import Data
 
-Seen = tuple[FunctionAudit, Placed]
-TRAITS: dict[str, Callable[[Seen], str]] = {
+Audited = tuple[FunctionAudit, Placed]
+"""An op behind the audit of its function."""
+TRAITS: dict[str, Callable[[Audited], str]] = {
     "kind": lambda seen: seen[1].kind,
     "T": lambda seen: str(seen[0].tokens),
     "package": lambda seen: seen[0].package,
@@ -34,7 +35,7 @@ class Refuted(Data):
 
 def refuted(audit: Audit) -> list[Refuted]:
     """The rules that were wrong, the most wrong first. Unknown placements refute nothing."""
-    by_rule: dict[tuple[str, Placement], list[Seen]] = {}
+    by_rule: dict[tuple[str, Placement], list[Audited]] = {}
     for function in audit.functions:
         for op in function.ops:
             if op.measured is not None and op.placement != "unknown":
@@ -43,7 +44,7 @@ def refuted(audit: Audit) -> list[Refuted]:
     return sorted(made, key=lambda one: -one.wrong)
 
 
-def compared(rule: str, predicted: Placement, ops: Sequence[Seen]) -> Iterator[Refuted]:
+def compared(rule: str, predicted: Placement, ops: Sequence[Audited]) -> Iterator[Refuted]:
     """The rule, if it was wrong. Ops that it placed as `wrong` must be measured on the ANE."""
     place = "ANE" if predicted == "wrong" else predicted
     wrong = [seen for seen in ops if seen[1].measured != place]
@@ -60,7 +61,7 @@ def compared(rule: str, predicted: Placement, ops: Sequence[Seen]) -> Iterator[R
         )
 
 
-def narrowing(wrong: Sequence[Seen], right: Sequence[Seen]) -> str:
+def narrowing(wrong: Sequence[Audited], right: Sequence[Audited]) -> str:
     """The trait that separates wrong from right, in words."""
     if not right:
         return "it held for no op here: limit its chips or systems, or withdraw it"

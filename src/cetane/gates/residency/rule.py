@@ -26,14 +26,27 @@ if TYPE_CHECKING:
 GROUPS = ("shapes", "selection", "operations", "weights", "states", "numerics", "programs")
 
 Placement = Literal["ANE", "CPU", "fails", "wrong", "unknown"]
-"""The place of an op. `ANE`: on the ANE; `CPU`: on any other unit; `fails`: the program does not
-compile, load or run; `wrong`: on the ANE with wrong numbers; `unknown`: there is no report."""
+"""The place of an op:
+
+- `ANE`: on the ANE;
+- `CPU`: on any other unit;
+- `fails`: nowhere, since the program does not compile, load or run;
+- `wrong`: on the ANE, with wrong numbers;
+- `unknown`: there is no report.
+"""
 Severity = Literal["fatal", "silent", "risk", "perf", "info"]
-"""`fatal`: the program does not run; `silent`: it silently runs elsewhere or wrong; `risk`: the
-evidence is thin or divided; `perf`: it is slower than necessary; `info`: good to know."""
+"""What a rule's pattern does:
+
+- `fatal`: the program does not run;
+- `silent`: it runs elsewhere or gives wrong numbers, and nothing says so;
+- `risk`: the evidence is thin or divided;
+- `perf`: it is slower than necessary;
+- `info`: good to know.
+"""
 Confidence = Literal["high", "medium", "low"]
 Scope = Literal["op", "function", "places", "bundle"]
-"""What a predicate gets: one op, a function, the places of a function's ops, or all functions."""
+"""What a predicate gets: one op (`op`), a function (`function`), the placements of a function's ops
+(`places`), or all functions of all programs (`bundle`)."""
 
 WORSE: tuple[Placement, ...] = ("ANE", "unknown", "CPU", "wrong", "fails")
 """Placements from good to bad. Of several rules about one op, the one with the worst holds."""

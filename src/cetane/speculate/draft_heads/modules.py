@@ -88,11 +88,12 @@ class TorchDraftHead(nn.Module, ABC):
         self.register_buffer("norm", torch.ones(config.hidden))
 
     def normed(self, hidden: Tensor) -> Tensor:
+        """Hidden states `(..., C)` behind the target's last norm."""
         return F.rms_norm(hidden, (self.config.hidden,), self.norm, self.config.eps)
 
     def target(self, last: Tensor) -> Tensor:
-        """The target's own logits over the vocabulary, from its last hidden state, before any
-        softcap."""
+        """The target's own logits `(..., R)` for the vocabulary, from its last hidden state
+        `(..., C)`, before any softcap."""
         return self.normed(last) @ self.output.T
 
     def capped(self, logits: Tensor) -> Tensor:
@@ -196,11 +197,13 @@ class Medusa(TorchDraftHead, kind="medusa"):
                 nn.init.zeros_(parameter)
 
     def hidden(self, last: Tensor, step: int) -> Tensor:
+        """What the layer of a drafted token makes of the last hidden state; both `(..., C)`."""
         hidden = self.normed(last)
         made: Tensor = hidden + F.silu(self.layers[step](hidden))
         return made
 
     def logits(self, last: Tensor, step: int) -> Tensor:
+        """Logits `(..., R)` of a drafted token, from the last hidden state `(..., C)`."""
         return self.hidden(last, step) @ self.output.T
 
     def teach(self, features: Tensor, embedded: Tensor) -> list[Tensor]:
@@ -209,6 +212,7 @@ class Medusa(TorchDraftHead, kind="medusa"):
 
 
 KeysValues = tuple[Tensor, Tensor]
+"""Keys and values, each `(B, H, n, D)`."""
 
 
 class Eagle3(TorchDraftHead, kind="eagle3"):
@@ -257,7 +261,10 @@ class Eagle3(TorchDraftHead, kind="eagle3"):
         return rotate(q), (rotate(k), v)
 
     def finish(self, feature: Tensor, q: Tensor, past: KeysValues, mask: Tensor | None) -> Tensor:
-        """The layer's output `(B, n, C)`, which is the feature of the next token."""
+        """The layer's output `(B, n, C)`, which is the feature of the next token.
+
+        `feature (B, n, C)`, queries `(B, H, n, D)`, `past` of m tokens, `mask` bool `(n, m)`.
+        """
         mixed = F.scaled_dot_product_attention(q, *past, attn_mask=mask)
         h = feature + self.out(mixed.transpose(1, 2).flatten(2))
         gate, up = self.gate_up(self.norm_mlp(h)).chunk(2, -1)
@@ -265,6 +272,7 @@ class Eagle3(TorchDraftHead, kind="eagle3"):
         return made
 
     def logits(self, h: Tensor) -> Tensor:
+        """Logits `(..., R)` of the next token, from the layer's output `(..., C)`."""
         return self.norm_output(h) @ self.output.T
 
     def teach(self, features: Tensor, embedded: Tensor) -> list[Tensor]:

@@ -46,11 +46,17 @@ SPINS = 2000
 
 @njit(inline="always")
 def _address(row, bases, place):  # type: ignore[no-untyped-def]
+    """The address of an instruction's result (`place` 0), or of its operand `place` from 1 on.
+
+    A row names an array and a first element; `bases` has the arrays' addresses. An element is a
+    float of 4 bytes.
+    """
     return bases[row[_PLACES + 2 * place]] + 4 * row[_PLACES + 2 * place + 1]
 
 
 @njit(inline="always")
 def _other(row, bases, index):  # type: ignore[no-untyped-def]
+    """The address of one of an instruction's further places (`Instruction.others`), from 0 on."""
     return bases[row[MORE + 2 * index]] + 4 * row[MORE + 2 * index + 1]
 
 

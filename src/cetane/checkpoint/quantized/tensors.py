@@ -148,14 +148,14 @@ class QuantizedTensors:
             sliced,
         )
 
-    def stored(self, name: str) -> StoredTensor:
+    def tensor(self, name: str) -> StoredTensor:
         """A tensor, which stays. CetaneError if it is missing."""
         if name not in self.tensors:
             raise self.bad(f"{name} is missing")
         return self.tensors[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.stored(name).shape
+        return self.tensor(name).shape
 
     def matrix(self, name: str) -> tuple[int, int]:
         shape = self.shape(name)
