@@ -31,7 +31,7 @@ from cetane.mil.blob import BlobFile
 from cetane.mil.package import Package
 from cetane.mil.program import LARGEST_FP16
 from cetane.pipeline.build import build
-from cetane.planner import Planner, turned
+from cetane.planner import Planner, as_recipe_asks
 
 from .conftest import ROUTED, changed, zaya_recipe
 
@@ -455,7 +455,7 @@ def test_heads_that_stream_are_judged_by_what_they_miss(
         layout={"kind": "single"},
         cache={"contract": "readonly", "context": 64, "streaming": streaming},
     )
-    streamed = turned(open_checkpoint(folder), recipe)
+    streamed = as_recipe_asks(open_checkpoint(folder), recipe)
     with converted_once():
         bundle = build(streamed, recipe, tmp_path / "bundle", lambda *_: None)
     found = run(bundle, streamed, prompts=1)
