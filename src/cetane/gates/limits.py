@@ -80,6 +80,7 @@ class ResidencyLimits(Data):
 
     severities: tuple[str, ...]
     weights_off_ane: Share
+    against_rules: Share
 
 
 class Limits(Data):
