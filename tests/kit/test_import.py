@@ -10,7 +10,9 @@ import pytest
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
-from cetane.gates.residency.store import MEASURED
+from cetane.gates.residency.audit import audit as examine
+from cetane.gates.residency.store import MEASURED, InBundle
+from cetane.gates.residency.target import Target
 from cetane.kit.device import DEVICE, DeviceResult
 from cetane.kit.judge import expected_of
 from cetane.mil.program import Op
@@ -46,6 +48,25 @@ def test_a_macs_record_becomes_gates_residency_and_evidence(write: Write, bundle
     assert again.audit.basis != "predicted"
     places = {op.kind: op.measured for f in again.audit.functions for op in f.ops}
     assert places["softmax"] == "CPU" and places["conv"] == "ANE"
+
+
+def test_residency_speaks_of_draft_heads_too(
+    write: Write, pair: tuple[Bundle, Bundle], bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kit has none of them, but the verdict that an import stores names them. The other bundle's
+    package stands in for one: its rules are of int8, which the bundle's own shard has not."""
+    only = rules(pair[1]) - rules(bundle)
+    assert only
+    packages = {"model": bundle.shard("model"), "medusa": pair[1].shard("model")}
+    monkeypatch.setattr(InBundle, "packages", packages)
+    imported(write(), bundle)
+    assert only <= bundle.gates()["residency"]["findings"].keys()
+
+
+def rules(bundle: Bundle) -> set[str]:
+    """The rules that apply to the functions of a bundle's shard."""
+    examined = examine({"model": load(bundle.shard("model"))}, Target())
+    return {finding.rule for function in examined.functions for finding in function.findings}
 
 
 def test_rules_show_where_they_were_wrong(write: Write, bundle: Bundle) -> None:
