@@ -62,8 +62,9 @@ def bench(
     """Compare generation with and without drafts, prompt by prompt, in one process.
 
     Exit code 1 if any token differs, or if drafts make a category of prompts slower than 0.97 of
-    plain decoding: by the clock on an idle machine, by the number of calls on a busy one. With
-    OTHER, compare two bundles instead, in turns: load, first token, prefill, decoding, and energy.
+    plain decoding: by the clock on an idle machine, by the number of calls on a busy one. The time
+    counts in which a drafter reads the prompts. With OTHER, compare two bundles instead, in turns:
+    load, first token, prefill, decoding, and energy.
     """
     if other is not None:
         refuse(
@@ -132,6 +133,15 @@ def show(result: DraftingBenchmark) -> None:
         ["category", "drafter", "accepted", "tokens/call", "drafted calls", "plain calls"],
         [drafts(speed) for speed in result.speeds],
     )
+    table(
+        "milliseconds to the first token",
+        ["category", "drafter", "plain", "drafted", "drafter reads"],
+        [
+            [s.category, s.drafter, *(two(1e3 * t) for t in (s.first_plain, s.first_speculative)),
+             two(1e3 * s.reading)]
+            for s in result.speeds
+        ],
+    )  # fmt: skip
 
 
 def drafts(speed: Speed) -> list[object]:
