@@ -250,6 +250,17 @@ def test_a_probe_that_hung_fails(write: Write, bundle: Bundle) -> None:
     ]
 
 
+def test_a_kit_that_compares_nothing_of_a_function_fails(write: Write, bundle: Bundle) -> None:
+    """Whatever the device computed there, nobody looked."""
+    kept = bundle.gates()["kit"]
+    kept["functions"]["model/decode"] = []
+    bundle.write_gate("kit", kept)
+    outcome = imported(write(predicted(errors={})), bundle)
+    assert [(c.name, c.value, c.limit) for c in outcome.checks if not c.passed] == [
+        ("functions without a compared output", 1, 0)
+    ]
+
+
 def test_without_the_kits_gate_it_is_computed_again(write: Write, bundle: Bundle) -> None:
     kept = bundle.gates()["kit"]
     assert kept["functions"]["model/decode"]

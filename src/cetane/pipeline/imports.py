@@ -133,7 +133,7 @@ class OneImport:
         """Keep what a device measured, and return everything."""
         recorded = self.recorded
         placed, ops = self.residency()
-        checks = judge(self.measurements, recorded, self.expected)
+        checks = judge(self.measurements, recorded, self.expected, self.bundle.plan)
         passed = all(check.passed for check in checks)
         compared, rows = self.speed()
         if rows and not passed:
