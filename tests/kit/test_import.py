@@ -39,7 +39,7 @@ def imported(path: Path, bundle: Bundle) -> DeviceResult:
 def test_a_macs_record_becomes_gates_residency_and_evidence(write: Write, bundle: Bundle) -> None:
     outcome = imported(write(), bundle)
     assert outcome.passed and outcome.device and outcome.chip == "m4-max"
-    assert (outcome.positions, outcome.figures.decode_ms, outcome.figures.turns) == (13, 4.0, 2)
+    assert (outcome.positions, outcome.figures.decode_ms, outcome.figures.turns) == (25, 4.0, 2)
     assert outcome.figures.joules_per_token == 0.02 and outcome.caveats
     gates = bundle.gates()
     assert gates[DEVICE]["passed"] and gates[DEVICE]["machine"].startswith("Apple M4 Max")
@@ -246,7 +246,7 @@ def test_a_probe_that_hung_fails(write: Write, bundle: Bundle) -> None:
     bundle.write_gate("kit", kept)
     outcome = imported(write(), bundle)
     assert [(c.name, c.value, c.limit) for c in outcome.checks if not c.passed] == [
-        ("probed positions", 13, 15)
+        ("probed positions", 25, 27)
     ]
 
 

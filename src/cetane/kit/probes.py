@@ -17,6 +17,7 @@ from cetane.engine.portable import PortableBackend
 from cetane.engine.schedule import Schedule, ScheduledCall, Wanted
 from cetane.gates.probes import text_tokens, widest_tokens
 from cetane.gates.reference import RESIDENT
+from cetane.gates.rounding import WORK
 from cetane.schema.interface import FromCache, FromHistory, FromMatrix
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
@@ -24,6 +25,9 @@ from cetane.validation import Data
 
 SHORTEST, STEPS = 16, 12
 """Tokens of the shortest prompt, and decoded tokens after it."""
+MOST_CALLS = 1000
+"""The most calls of full width before the late ones: at half a second each, they take less than the
+script's time limit for a probe."""
 LARGEST_OUTPUT = 1 << 20
 """Elements of the largest output of a function that is kept for comparison."""
 
@@ -72,6 +76,8 @@ def expected_probes(bundle: Bundle) -> list[Expected]:
 
     - `text`: a prompt, then decoded text; the same with every adapter, as `text-NAME`.
     - `verify`: verifying calls, if it has any.
+    - `late`: such calls and decoded text at the end of the context, where attention has the most
+      keys, and windows are in use again. The text before them is silent.
 
     Of several capacities they use only the largest.
     """
@@ -91,7 +97,23 @@ def expected_probes(bundle: Bundle) -> list[Expected]:
     if width and 2 * width <= context:
         verifying = [Part(text[: 2 * width], "all", ["verify"])]
         probes.append(run(engine, "verify", verifying, every=True))
+    before = min(context - width - STEPS, most_tokens(plan))
+    if before > prompt:
+        # Near the end of a window's state there may be no room for a verifying call.
+        verified = before + (width if width <= Schedule(plan).room(before) else 0)
+        late = [
+            Part(text[:before], "none", reading),
+            Part(text[before:verified], "all", ["verify"]),
+            Part(text[verified : before + width + STEPS], "all", ["decode"]),
+        ]
+        probes.append(run(engine, "late", [part for part in late if part.tokens], every=True))
     return probes
+
+
+def most_tokens(plan: Plan) -> int:
+    """The most tokens before the late calls: their time has a limit here and on the Mac."""
+    weights = 8 * plan.weight_bytes / max(plan.mean_bits, 1)
+    return min(int(WORK // weights), MOST_CALLS * widest_tokens(plan))
 
 
 def run(
