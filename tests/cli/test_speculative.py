@@ -240,12 +240,13 @@ def test_bench(cetane: Cetane, ported: Bundle) -> None:
         assert row["ratio"] == pytest.approx(row["speculative"] / row["plain"])
         assert 0 < row["slowest"] <= row["ratio"]
         assert row["by_calls"] > 0
+        assert 0 < row["reading"] < row["first_speculative"] and row["first_plain"] > 0
     by = {"clock": "ratio", "calls": "by_calls"}[found["judged_by"]]
     assert found["passed"] == all(round(row[by], 2) >= 0.97 for row in rows)
     shown = cetane(*bench, "--categories", "edit")
     assert shown.code == (1 if "NO" in shown.out else 0)
     assert "chat" not in shown.out
-    assert "auto" in shown.out
+    assert "auto" in shown.out and "drafter reads" in shown.out
 
 
 @pytest.mark.parametrize("idle", [True, False])
@@ -256,7 +257,7 @@ def test_a_bench_fails_for_one_slow_category_or_token(idle: bool, slow: bool, sa
     good = Speed(
         category="chat", drafter="auto", prompts=1, tokens=9, plain=1, speculative=1, ratio=0.97,
         slowest=0.5, by_calls=0.97, acceptance=None, tokens_per_call=None, verifier_calls=0,
-        fallbacks=8, same=True,
+        fallbacks=8, same=True, first_plain=1, first_speculative=1, reading=0,
     )  # fmt: skip
     bad = {"ratio": 0.96} if idle else {"by_calls": 0.96}
     other = {"ratio": 0.5} if not idle else {"by_calls": 0.5}  # says nothing

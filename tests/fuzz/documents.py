@@ -171,6 +171,7 @@ def benchmark() -> Document:
         "category": "chat", "drafter": "ngram", "prompts": 1, "tokens": 32, "plain": 80.5,
         "speculative": 80.5, "ratio": 1.0, "slowest": 1.0, "by_calls": 1.0, "acceptance": 0.6,
         "tokens_per_call": 2.5, "verifier_calls": 4, "fallbacks": 3, "same": True,
+        "first_plain": 0.4, "first_speculative": 0.5, "reading": 0.1,
     }  # fmt: skip
     content = {"bundle": "b", "draft_tokens": 3, "seconds": {"1": 0.01}, "speeds": [speed]}
     return Document("bench.json", [content], lambda path: read_benchmark(path, path))

@@ -39,8 +39,12 @@ def made_up(contents: Any, pair: tuple[Bundle, Bundle]) -> dict[str, Any]:
     kit = json.load(contents("kit.json"))
     bundles = {}
     for label, bundle in zip("AB", pair, strict=True):
-        expected = np.load(contents(f"{label}/expected-text.npy"))
-        noisy = expected + np.float32(1e-3) * np.sin(np.arange(expected.shape[1]), dtype=np.float32)
+        probes = {}
+        for name in kit["bundles"][label]["probes"]:
+            expected = np.load(contents(f"{label}/expected-{name}.npy"))
+            wave = np.sin(np.arange(expected.shape[1]), dtype=np.float32)
+            noisy = expected + np.float32(1e-3) * wave
+            probes[name] = [position(a, b) for a, b in zip(noisy, expected, strict=True)]
         ops = [
             {"output": op.outputs[0].name if op.outputs else "", "kind": op.kind, "cost": 0.01,
              "device": None if op.kind == "const" else "CPU" if op.kind == "softmax" else "ANE"}
@@ -56,9 +60,7 @@ def made_up(contents: Any, pair: tuple[Bundle, Bundle]) -> dict[str, Any]:
         bundles[label] = {
             "name": f"tiny-{label}", "digest": kit["bundles"][label]["digest"],
             "functions": {"model/decode": function},
-            "probes": {
-                "text": [position(a, b) for a, b in zip(noisy, expected, strict=True)]
-            },
+            "probes": probes,
         }  # fmt: skip
     turns = [
         {"bundle": label, "turn": turn, "prompt_tokens": 20, "first_token_ms": 40.0,

@@ -10,7 +10,9 @@ import pytest
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
-from cetane.gates.residency.store import MEASURED
+from cetane.gates.residency.audit import audit as examine
+from cetane.gates.residency.store import MEASURED, InBundle
+from cetane.gates.residency.target import Target
 from cetane.kit.device import DEVICE, DeviceResult
 from cetane.kit.judge import expected_of
 from cetane.mil.program import Op
@@ -37,7 +39,7 @@ def imported(path: Path, bundle: Bundle) -> DeviceResult:
 def test_a_macs_record_becomes_gates_residency_and_evidence(write: Write, bundle: Bundle) -> None:
     outcome = imported(write(), bundle)
     assert outcome.passed and outcome.device and outcome.chip == "m4-max"
-    assert (outcome.positions, outcome.figures.decode_ms, outcome.figures.turns) == (13, 4.0, 2)
+    assert (outcome.positions, outcome.figures.decode_ms, outcome.figures.turns) == (25, 4.0, 2)
     assert outcome.figures.joules_per_token == 0.02 and outcome.caveats
     gates = bundle.gates()
     assert gates[DEVICE]["passed"] and gates[DEVICE]["machine"].startswith("Apple M4 Max")
@@ -46,6 +48,25 @@ def test_a_macs_record_becomes_gates_residency_and_evidence(write: Write, bundle
     assert again.audit.basis != "predicted"
     places = {op.kind: op.measured for f in again.audit.functions for op in f.ops}
     assert places["softmax"] == "CPU" and places["conv"] == "ANE"
+
+
+def test_residency_speaks_of_draft_heads_too(
+    write: Write, pair: tuple[Bundle, Bundle], bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kit has none of them, but the verdict that an import stores names them. The other bundle's
+    package stands in for one: its rules are of int8, which the bundle's own shard has not."""
+    only = rules(pair[1]) - rules(bundle)
+    assert only
+    packages = {"model": bundle.shard("model"), "medusa": pair[1].shard("model")}
+    monkeypatch.setattr(InBundle, "packages", packages)
+    imported(write(), bundle)
+    assert only <= bundle.gates()["residency"]["findings"].keys()
+
+
+def rules(bundle: Bundle) -> set[str]:
+    """The rules that apply to the functions of a bundle's shard."""
+    examined = examine({"model": load(bundle.shard("model"))}, Target())
+    return {finding.rule for function in examined.functions for finding in function.findings}
 
 
 def test_rules_show_where_they_were_wrong(write: Write, bundle: Bundle) -> None:
@@ -225,7 +246,18 @@ def test_a_probe_that_hung_fails(write: Write, bundle: Bundle) -> None:
     bundle.write_gate("kit", kept)
     outcome = imported(write(), bundle)
     assert [(c.name, c.value, c.limit) for c in outcome.checks if not c.passed] == [
-        ("probed positions", 13, 15)
+        ("probed positions", 25, 27)
+    ]
+
+
+def test_a_kit_that_compares_nothing_of_a_function_fails(write: Write, bundle: Bundle) -> None:
+    """Whatever the device computed there, nobody looked."""
+    kept = bundle.gates()["kit"]
+    kept["functions"]["model/decode"] = []
+    bundle.write_gate("kit", kept)
+    outcome = imported(write(predicted(errors={})), bundle)
+    assert [(c.name, c.value, c.limit) for c in outcome.checks if not c.passed] == [
+        ("functions without a compared output", 1, 0)
     ]
 
 

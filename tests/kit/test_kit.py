@@ -31,6 +31,9 @@ def test_it_holds_packages_inputs_and_expected_outputs(
         tokens = [token for call in probe["calls"] for token in call["tokens"]]
         expected = np.load(contents(f"{label}/expected-text.npy"))
         assert len(expected) == 13 and len(tokens) == 28  # a prompt of 16, then 12 tokens
+        late = json.load(contents(f"{label}/probes.json"))[1]
+        assert [call["logits"] for call in late["calls"]] == [False] * 20 + [True] * 12
+        assert len(np.load(contents(f"{label}/expected-late.npy"))) == 12  # to the end, 32
     assert set(kit["files"]) == {n.removeprefix("kit/") for n in names} - {"kit.json"}
 
 
@@ -79,7 +82,7 @@ def test_through_the_bridge_and_back(pair: tuple[Bundle, Bundle], tmp_path: Path
     assert done.returncode == 0, done.stderr
     (outcome,) = import_kit(kit / "measurements.json", [bundle]).outcomes
     assert outcome.passed and not outcome.device
-    assert outcome.positions == 13 and outcome.figures.turns == 1 and not outcome.faults
+    assert outcome.positions == 25 and outcome.figures.turns == 1 and not outcome.faults
     errors = record(kit)["bundles"]["A"]["functions"]["model/decode"]["predict"]["errors"]
     assert "logits_0" in errors and max(errors.values()) < 2e-3  # fp16 at the border
     assert "not kept" in outcome.notes[-1]

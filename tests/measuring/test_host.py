@@ -21,7 +21,9 @@ from tests.families.zaya_models import recipe
 from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
-from cetane.kit.write import host_description, shipped
+from cetane.kit.probes import expected_probes
+from cetane.kit.write import host_description, probe_entry, shipped
+from cetane.measuring.chain import ChainedRun
 from cetane.measuring.host import Host
 from cetane.schema.manifest import rotary_path, table_path
 from cetane.schema.slots import CONTRACTS
@@ -79,6 +81,19 @@ def follow(bundle: Bundle, folder: Path) -> None:
 
 def test_every_contract(variant: Bundle, tmp_path: Path) -> None:
     follow(variant, tmp_path)
+
+
+def test_probes_with_adapters(adapted: Any, tmp_path: Path) -> None:
+    """A probe's adapter takes part in all its calls."""
+    opened: Any = object.__new__(ChainedRun)
+    opened.host, opened.folder = host_of(adapted.bundle, tmp_path), tmp_path
+    expected = expected_probes(adapted.bundle)
+    opened.probes = [probe_entry(one) for one in expected]
+    assert {probe["adapter"] for probe in opened.probes} == {None, "plain", "dora"}
+    for index, one in enumerate(expected):
+        np.save(tmp_path / opened.probes[index]["expected"], one.logits)
+        rows = opened.probe(index)["positions"]
+        assert len(rows) == len(one.logits) and min(row["cosine"] for row in rows) > 0.9999
 
 
 @pytest.mark.parametrize("rows", ["int8", "int4"])

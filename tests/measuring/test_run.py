@@ -35,7 +35,9 @@ def test_without_faults_all_is_there(kit: Path) -> None:
     for bundle in content["bundles"].values():
         (function,) = bundle["functions"].values()
         assert {"compile_ms", "load_ms", "load_again_ms", "predict", "peak_bytes"} <= set(function)
-        assert len(bundle["probes"]["text"]) == 13
+        assert {name: len(rows) for name, rows in bundle["probes"].items()} == {
+            "text": 13, "late": 12
+        }  # fmt: skip
     assert not list(kit.glob(".compiled-*"))
     assert run(kit).returncode == 0 and record(kit)["jobs"] == content["jobs"]  # nothing again
     path = kit / "measurements.json"

@@ -100,7 +100,7 @@ def speed(category: str, drafter: str, ratio: float) -> dict[str, Any]:
         "category": category, "drafter": drafter, "prompts": 1, "tokens": 32, "plain": 80.5,
         "speculative": 80.5 * ratio, "ratio": ratio, "slowest": ratio, "by_calls": ratio,
         "acceptance": 0.625, "tokens_per_call": 2.5, "verifier_calls": 4, "fallbacks": 3,
-        "same": True,
+        "same": True, "first_plain": 0.4, "first_speculative": 0.5, "reading": 0.1,
     }  # fmt: skip
 
 

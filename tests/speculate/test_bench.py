@@ -1,4 +1,4 @@
-"""Drafters asked turn by turn: the same positions for all, and tries that remember."""
+"""What drafts gain, with all their costs; drafters asked turn by turn, and tries that remember."""
 
 import time
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def test_an_answer_of_one_token_has_no_speed() -> None:
     """It is left out; if all are such, the benchmark says so."""
 
     def of(tokens: int, seconds: float) -> list[Generation]:
-        return [Generation([*range(tokens)], seconds)]
+        return [Generation([*range(tokens)], seconds, 1.0, 0.0)]
 
     counters, costs = Counters(fallbacks=9), {1: [1.0]}
     speed = bench.summary(
@@ -53,6 +53,33 @@ def test_an_answer_of_one_token_has_no_speed() -> None:
     assert (speed.prompts, speed.tokens, speed.ratio, speed.slowest) == (1, 4, 2.0, 2.0)
     with pytest.raises(CetaneError, match="chat: every answer ends with its first token"):
         bench.summary("chat", "auto", [of(1, 0.0)], [of(1, 0.0)], counters, costs)
+
+
+class Reader(Ngram):
+    """A drafter that takes long to read a prompt."""
+
+    def begin(self, session: Session, tokens: Sequence[int]) -> None:
+        time.sleep(0.1)
+        super().begin(session, tokens)
+
+    def read(self) -> None:
+        time.sleep(0.2)
+
+
+def test_reading_a_prompt_costs(tiny_engine) -> None:
+    """By the clock and by calls, although it comes before the first token."""
+    quick, slow = bench.compare(
+        tiny_engine(), {"chat": [[5, 9, 5, 9]]},
+        {"quick": lambda: [Ngram()], "slow": lambda: [Reader()]},
+        {1: [0.1], 4: [9.0]}, 3, 8, 1, (), lambda *_: None,
+    )  # fmt: skip
+    assert slow.first_speculative > slow.reading >= 0.3 > quick.reading
+    assert slow.tokens / slow.speculative > 0.3
+    assert slow.ratio == pytest.approx(slow.speculative / slow.plain)
+    assert slow.slowest == slow.ratio < 1
+    # Seven steps of 0.1 s, since a call of four never pays, and 0.3 s of reading.
+    assert slow.by_calls == pytest.approx(0.7 / (0.7 + slow.reading), rel=0.05)
+    assert slow.by_calls < 0.8 < quick.by_calls
 
 
 class Seeing(Ngram):

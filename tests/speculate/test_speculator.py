@@ -142,6 +142,7 @@ def test_drafts_that_are_always_right(engines, contract: str, width: int) -> Non
         "accepted": 2 * (width - 1), "tokens": 2 * width, "acceptance": 1.0,
         "tokens_per_call": width, "break_even_acceptance": None,
         "draft_seconds": speculator.counters.draft_seconds,
+        "read_seconds": speculator.counters.read_seconds,
     }  # fmt: skip
 
 

@@ -88,6 +88,7 @@ class ResidencyLimits(Data):
 
     severities: tuple[str, ...]
     weights_off_ane: Share
+    against_rules: Share
 
 
 class Limits(Data):

@@ -16,7 +16,7 @@ from cetane.kit.measurements import (
     Spread,
 )
 from cetane.kit.probes import expected_probes, function_calls
-from cetane.kit.write import GATE, Expectation, expectation
+from cetane.kit.write import GATE, Expectation, expectation, uncompared
 from cetane.mil.program import Program
 from cetane.schema.function import Route, Step
 from cetane.schema.plan import Plan
@@ -131,12 +131,14 @@ def alone_ms(recorded: RecordedBundle, steps: Sequence[Step | Route]) -> float:
 
 
 def judge(
-    measurements: Measurements, recorded: RecordedBundle, expected: Expectation
+    measurements: Measurements, recorded: RecordedBundle, expected: Expectation, plan: Plan
 ) -> tuple[Check, ...]:
-    """The checks of the device gate. A figure that is expected and was not recorded fails."""
+    """The checks of the device gate. A figure that is expected and was not recorded fails, and so
+    does a function of which the kit compares nothing."""
     finished = at_least("finished", float(measurements.finished), 1.0)
+    compared = at_most("functions without a compared output", len(uncompared(plan, expected)), 0)
     functions = check_functions(recorded, expected.functions)
-    return (finished, *functions, *check_probes(recorded, expected.positions))
+    return (finished, compared, *functions, *check_probes(recorded, expected.positions))
 
 
 def check_functions(

@@ -4,7 +4,7 @@ The golden gate compared that executor's arithmetic with the Hugging Face model.
 Mac only with the executor.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +14,10 @@ from cetane.engine.backend import Array, Arrays, Backend, OpenShard
 from cetane.engine.call import Running
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
-from cetane.engine.schedule import ScheduledCall, Wanted
+from cetane.engine.schedule import Schedule, ScheduledCall, Wanted
 from cetane.gates.probes import text_tokens, widest_tokens
 from cetane.gates.reference import RESIDENT
+from cetane.gates.rounding import WORK
 from cetane.schema.interface import FromCache, FromHistory, FromMatrix
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
@@ -24,6 +25,9 @@ from cetane.validation import Data
 
 SHORTEST, STEPS = 16, 12
 """Tokens of the shortest prompt, and decoded tokens after it."""
+MOST_CALLS = 1000
+"""The most calls of full width before the late ones: at half a second each, they take less than the
+script's time limit for a probe."""
 LARGEST_OUTPUT = 1 << 20
 """Elements of the largest output of a function that is kept for comparison."""
 
@@ -40,10 +44,11 @@ class KitProbe(Data):
     """Calls, one after the other, from the start of a sequence.
 
     With `every`, every token's logits are judged, else those of each call's last token. `prompt`
-    are the calls that read the prompt.
+    are the calls before those of the last part.
     """
 
     name: str
+    adapter: str | None = None
     calls: tuple[ProbeCall, ...]
     every: bool
     prompt: int
@@ -57,47 +62,81 @@ class Expected:
     logits: Array
 
 
-def expected_probes(bundle: Bundle) -> list[Expected]:
-    """The probes of a bundle: a prompt and decoded text, and verifying calls if it has any.
+@dataclass(frozen=True)
+class Part:
+    """Tokens of a probe, those whose logits are wanted, and the modes that take them."""
 
-    They are the same for the same bundle. Of several capacities they use only the largest.
+    tokens: Sequence[int]
+    wanted: Wanted
+    modes: Collection[Mode]
+
+
+def expected_probes(bundle: Bundle) -> list[Expected]:
+    """The probes of a bundle. They are the same for the same bundle.
+
+    - `text`: a prompt, then decoded text; the same with every adapter, as `text-NAME`.
+    - `verify`: verifying calls, if it has any.
+    - `late`: such calls and decoded text at the end of the context, where attention has the most
+      keys, and windows are in use again. The text before them is silent.
+
+    Of several capacities they use only the largest.
     """
     plan = bundle.plan.at(bundle.plan.recipe.cache.context)
     backend = PortableBackend(bundle, "fp32")
     resident = plan.weight_bytes <= RESIDENT
     engine = Engine(plan, backend, bundle.tables(), resident=resident)
     context, widest = plan.recipe.cache.context, widest_tokens(plan)
-    prompt = min(max(SHORTEST, 2 * widest + widest // 2), context // 2)
-    text = text_tokens(bundle.tokenizer, min(prompt + STEPS, context))
-    probes = [run_prompt(engine, text, prompt)]
     width = plan.modes["verify"].tokens if "verify" in plan.modes else 0
+    text = text_tokens(bundle.tokenizer, context)
+    reading = [mode for mode in plan.modes if mode != "verify"]
+    prompt = min(max(SHORTEST, 2 * widest + widest // 2), context // 2)
+    parts = [Part(text[:prompt], "last", reading),
+             Part(text[prompt : prompt + STEPS], "all", ["decode"])]  # fmt: skip
+    probes = [run(engine, "text", parts)]
+    probes += [run(engine, f"text-{name}", parts, adapter=name) for name in plan.adapters]
     if width and 2 * width <= context:
-        probes.append(run_verifying(engine, text_tokens(bundle.tokenizer, 2 * width)))
+        verifying = [Part(text[: 2 * width], "all", ["verify"])]
+        probes.append(run(engine, "verify", verifying, every=True))
+    before = min(context - width - STEPS, most_tokens(plan))
+    if before > prompt:
+        # Near the end of a window's state there may be no room for a verifying call.
+        verified = before + (width if width <= Schedule(plan).room(before) else 0)
+        late = [
+            Part(text[:before], "none", reading),
+            Part(text[before:verified], "all", ["verify"]),
+            Part(text[verified : before + width + STEPS], "all", ["decode"]),
+        ]
+        probes.append(run(engine, "late", [part for part in late if part.tokens], every=True))
     return probes
 
 
-def run_prompt(engine: Engine, tokens: Sequence[int], prompt: int) -> Expected:
-    """Read a prompt in the widest calls, then the other tokens one by one."""
-    modes: list[Mode] = [mode for mode in engine.plan.modes if mode != "verify"]
-    session = engine.session(modes)
-    reading = with_tokens(session.schedule.cut(0, prompt, "last"), tokens)
-    decoding = [ProbeCall(mode="decode", tokens=(one,), logits=True) for one in tokens[prompt:]]
-    calls = session.prepare(tokens[:prompt], "last")
-    for token in tokens[prompt:]:
-        calls += session.prepare([token], "last", ["decode"])
-    engine.run([(session, calls)], last=True)
-    probe = KitProbe(name="text", calls=(*reading, *decoding), every=False, prompt=len(reading))
-    return Expected(probe, np.stack([rows[-1] for rows in logits_of(calls)]))
+def most_tokens(plan: Plan) -> int:
+    """The most tokens before the late calls: their time has a limit here and on the Mac."""
+    weights = 8 * plan.weight_bytes / max(plan.mean_bits, 1)
+    return min(int(WORK // weights), MOST_CALLS * widest_tokens(plan))
 
 
-def run_verifying(engine: Engine, tokens: Sequence[int]) -> Expected:
-    """Calls of the verifier that keep all their tokens."""
-    session = engine.session(["verify"])
-    scheduled = with_tokens(session.schedule.cut(0, len(tokens), "all"), tokens)
-    calls = session.prepare(tokens, "all")
+def run(
+    engine: Engine,
+    name: str,
+    parts: Sequence[Part],
+    every: bool = False,
+    adapter: str | None = None,
+) -> Expected:
+    """Run the parts of a probe one after the other, with an adapter or without."""
+    session = engine.session(adapter=adapter)
+    listed: list[ProbeCall] = []
+    calls: list[Running] = []
+    for part in parts:
+        prompt = len(listed)
+        cut = Schedule(engine.plan, part.modes).cut(session.position, len(part.tokens), part.wanted)
+        listed += with_tokens(cut, part.tokens)
+        calls += session.prepare(part.tokens, part.wanted, part.modes)
     engine.run([(session, calls)], last=True)
-    probe = KitProbe(name="verify", calls=tuple(scheduled), every=True, prompt=0)
-    return Expected(probe, np.concatenate(logits_of(calls)))
+    probe = KitProbe(name=name, adapter=adapter, calls=tuple(listed), every=every, prompt=prompt)
+    return Expected(
+        probe, np.concatenate([rows if every else rows[-1:] for rows in logits_of(calls)])
+    )
 
 
 def with_tokens(cut: Sequence[ScheduledCall], tokens: Sequence[int]) -> list[ProbeCall]:
@@ -110,13 +149,11 @@ def with_tokens(cut: Sequence[ScheduledCall], tokens: Sequence[int]) -> list[Pro
     return calls
 
 
-def logits_of(calls: Sequence[Running]) -> list[Array]:
+def logits_of(calls: Sequence[Running]) -> Iterator[Array]:
     """The logits `(n, V)` of every call that has some, after it ran."""
-    return [
-        call.logits.rows
-        for call in calls
-        if call.logits is not None and call.logits.rows is not None
-    ]
+    for call in calls:
+        if call.logits is not None and call.logits.rows is not None:
+            yield call.logits.rows
 
 
 @dataclass
@@ -183,7 +220,8 @@ def wide(value: Array) -> Array:
 
 
 def function_calls(bundle: Bundle) -> dict[tuple[str, str], ExampleCall]:
-    """The first call of every function, at the start of a sequence, where all caches are empty.
+    """The first call of every function, at the start of a sequence, where all caches are empty: in
+    every mode, with every adapter and without.
 
     No call reaches some functions, such as an expert that no token chose. Such a function gets the
     inputs of another one with the same signature, and no expected outputs. Without such a twin, it
@@ -194,9 +232,11 @@ def function_calls(bundle: Bundle) -> dict[tuple[str, str], ExampleCall]:
     resident = plan.weight_bytes <= RESIDENT
     for capacity in plan.capacities:
         engine = Engine(plan.at(capacity.tokens), recorder, bundle.tables(), resident=resident)
-        for mode, described in capacity.modes.items():
-            for wanted in ("all", "none"):
-                feed(engine, mode, text_tokens(bundle.tokenizer, described.tokens), wanted)
+        for adapter in (None, *capacity.adapters):
+            for mode, described in capacity.modes.items():
+                tokens = text_tokens(bundle.tokenizer, described.tokens)
+                for wanted in ("all", "none"):
+                    feed(engine, mode, tokens, wanted, adapter)
     signatures = {signature(plan, key): call for key, call in recorder.calls.items()}
     for key in plan.functions:
         twin = signatures.get(signature(plan, key))
@@ -205,9 +245,11 @@ def function_calls(bundle: Bundle) -> dict[tuple[str, str], ExampleCall]:
     return recorder.calls
 
 
-def feed(engine: Engine, mode: Mode, tokens: Sequence[int], wanted: Wanted) -> None:
+def feed(
+    engine: Engine, mode: Mode, tokens: Sequence[int], wanted: Wanted, adapter: str | None
+) -> None:
     """One call of a mode, on a new sequence."""
-    session = engine.session([mode])
+    session = engine.session([mode], adapter=adapter)
     engine.run([(session, session.prepare(tokens, wanted))], last=True)
 
 

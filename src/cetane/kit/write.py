@@ -2,7 +2,9 @@
 
 import json
 import zipfile
+from collections.abc import Iterator
 from importlib import resources
+from math import prod
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,9 +14,15 @@ from cetane.bundle import Bundle
 from cetane.bundle.rows import ROW_FORMATS
 from cetane.files import FileRecord, Progress, json_sha256, records
 from cetane.kit.measurements import Label
-from cetane.kit.probes import ExampleCall, Expected, expected_probes, function_calls
+from cetane.kit.probes import (
+    LARGEST_OUTPUT,
+    ExampleCall,
+    Expected,
+    expected_probes,
+    function_calls,
+)
 from cetane.schema.function import Route
-from cetane.schema.interface import FromCache, ToCache, ToTensor
+from cetane.schema.interface import FromCache, Output, ToCache, ToTensor
 from cetane.schema.manifest import rotary_path, shard_path, table_path
 from cetane.schema.plan import Plan
 from cetane.validation import Data
@@ -47,26 +55,52 @@ def expectation(plan: Plan, probes: list[Expected], calls: Calls) -> Expectation
 
 
 def judged_outputs(plan: Plan, key: tuple[str, str], call: ExampleCall) -> tuple[str, ...]:
+    """The outputs of a function that are compared: of those that an error can judge, all that its
+    example call has."""
+    return tuple(one.name for one in comparable(plan, key) if one.name in call.outputs)
+
+
+def comparable(plan: Plan, key: tuple[str, str]) -> Iterator[Output]:
     """The outputs of a function that an error can judge.
 
     Scores of experts and whole numbers are left out, since a last bit can change them entirely.
     Probes judge what follows from them.
     """
-    steps = [step for mode in plan.modes.values() for step in (*mode.steps, *mode.silent)]
-    scores = {step.scores for step in steps if isinstance(step, Route)}
+    scores = {route.scores for route in routes(plan)}
     function = plan.functions[key]
     whole = {
         item.source.name
         for item in function.inputs
         if isinstance(item.source, FromCache) and item.dtype == "int8"
     }
-    return tuple(
-        item.name
-        for item in function.outputs
-        if item.name in call.outputs
-        and not (isinstance(item.sink, ToTensor) and item.sink.name in scores)
-        and not (isinstance(item.sink, ToCache) and item.sink.name in whole)
-    )
+    for item in function.outputs:
+        scored = isinstance(item.sink, ToTensor) and item.sink.name in scores
+        if not scored and not (isinstance(item.sink, ToCache) and item.sink.name in whole):
+            yield item
+
+
+def uncompared(plan: Plan, expected: Expectation) -> list[str]:
+    """The functions, as SHARD/FUNCTION, of which nothing is compared, although it could be.
+
+    Experts are not among them, since no token may have chosen them; nor are functions that have
+    only outputs too large for a kit.
+    """
+    experts = {(r.shard, name) for r in routes(plan) for names in r.experts for name in names}
+    return [
+        "/".join(key)
+        for key in plan.functions
+        if not expected.functions.get("/".join(key))
+        and key not in experts
+        and any(prod(one.shape) <= LARGEST_OUTPUT for one in comparable(plan, key))
+    ]
+
+
+def routes(plan: Plan) -> Iterator[Route]:
+    """The choices of experts in all modes, at all capacities, with all adapters."""
+    for capacity in plan.capacities:
+        for modes in (capacity.modes, *capacity.adapters.values()):
+            for mode in modes.values():
+                yield from (step for step in (*mode.steps, *mode.silent) if isinstance(step, Route))
 
 
 def write_folder(bundles: list[Bundle], folder: Path, progress: Progress) -> dict[str, Any]:
@@ -166,9 +200,15 @@ def host_description(plan: Plan) -> dict[str, Any]:
         "vocab": plan.vocab,
         "softcap": plan.softcap,
         "caches": {name: slots.model_dump(mode="json") for name, slots in plan.caches.items()},
-        "modes": {name: mode.model_dump(mode="json") for name, mode in plan.modes.items()},
+        "modes": modes_entry(plan),
+        "adapters": {name: modes_entry(plan.on(name)) for name in plan.adapters},
         "functions": functions,
     }
+
+
+def modes_entry(plan: Plan) -> dict[str, Any]:
+    """The calls of every mode, in `host.json`."""
+    return {name: mode.model_dump(mode="json") for name, mode in plan.modes.items()}
 
 
 def probe_entry(expected: Expected) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class Samples(Loose):
 
 
 class XcodeCost(Loose):
-    weight: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
 class Preferred(Loose):

@@ -54,7 +54,7 @@ class ChainedRun:
         self.host.reset()
         rows: list[Array] = []
         for call in probe["calls"]:
-            logits = self.host.call(call["mode"], call["tokens"], call["logits"])
+            logits = self.host.call(call["mode"], call["tokens"], call["logits"], probe["adapter"])
             if logits is not None:
                 rows.extend(logits if probe["every"] else logits[-1:])
         expected = np.load(self.folder / probe["expected"], mmap_mode="r", allow_pickle=False)

@@ -71,12 +71,16 @@ class Host:
         self.position = 0
         self.slots = {name: np.full(g["count"], EMPTY) for name, g in self.plan["caches"].items()}
 
-    def call(self, mode: str, tokens: list[int], logits: bool = True) -> Array | None:
-        """Run one call of a mode. Returns logits fp32 `(len(tokens), V)`; None if it is silent.
+    def call(
+        self, mode: str, tokens: list[int], logits: bool = True, adapter: str | None = None
+    ) -> Array | None:
+        """Run one call of a mode, with an adapter or without. Returns logits fp32
+        `(len(tokens), V)`; None if it is silent.
 
         A call takes at most the mode's tokens; the rest of its columns is padding.
         """
-        chosen = self.plan["modes"][mode]
+        modes = self.plan["modes"] if adapter is None else self.plan["adapters"][adapter]
+        chosen = modes[mode]
         now = HostCall(self, tokens, chosen["tokens"], logits)
         for step in chosen["steps" if logits else "silent"]:
             outputs = now.route(step) if "experts" in step else now.run(step)

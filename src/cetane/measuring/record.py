@@ -15,6 +15,9 @@ Json = dict[str, Any]
 SCHEMA = 1
 TRIES = 2
 """The most times that the script begins a job which kills it."""
+SAME = ("chip", "model", "memory_bytes", "system", "build", "python", "coremltools", "numpy")
+"""The facts of the machine on which a record goes on: one record speaks of one machine. Power, heat
+and load change meanwhile, and are those of the first start."""
 
 
 class Halt(Exception):
@@ -61,8 +64,13 @@ class RunRecord:
         for name in ("kit", "options"):
             if kept[name] != start[name]:
                 raise Halt(f"{self.path} has another {name}; move it away to begin anew")
-        if kept["machine"]["chip"] != start["machine"]["chip"]:
-            raise Halt(f"{self.path} is of {kept['machine']['chip']}; move it away to begin anew")
+        for name in SAME:
+            before, here = kept["machine"][name], start["machine"][name]
+            if before != here:
+                raise Halt(
+                    f"{self.path} is of another machine or system: its {name} is {before}, and "
+                    f"here it is {here}; move it away to begin anew"
+                )
         self.content = kept
         for name, job in kept["jobs"].items():
             if job["state"] == "running":

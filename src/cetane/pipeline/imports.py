@@ -112,8 +112,10 @@ class OneImport:
         self.machine = measurements.machine
         self.chip: Chip | None = chip_named(self.machine.chip)
         self.artifact = InBundle(bundle)
-        shards = {shard.name: bundle.shard(shard.name) for shard in bundle.plan.shards}
-        self.programs: dict[str, Program] = {name: load(path) for name, path in shards.items()}
+        # A kit measures no draft heads, but the verdict on residency is about them too.
+        self.programs: dict[str, Program] = {
+            name: load(path) for name, path in self.artifact.packages.items()
+        }
         self.expected = expected_of(bundle)
         check_origin(self.recorded, bundle, self.programs, self.expected)
         check_reason(measurements, self.recorded, bundle.plan, self.chip)
@@ -131,7 +133,7 @@ class OneImport:
         """Keep what a device measured, and return everything."""
         recorded = self.recorded
         placed, ops = self.residency()
-        checks = judge(self.measurements, recorded, self.expected)
+        checks = judge(self.measurements, recorded, self.expected, self.bundle.plan)
         passed = all(check.passed for check in checks)
         compared, rows = self.speed()
         if rows and not passed:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from itertools import compress
-from statistics import median
+from statistics import mean, median
 
 from cetane.checkpoint import Tokenizer
 from cetane.engine.engine import Engine
@@ -35,13 +35,19 @@ class Speed(Data):
     plain: float
     """Tokens per second of greedy decoding without drafts: medians of the rounds."""
     speculative: float
+    """The same with drafts. The time counts too in which the drafter reads the prompts."""
     ratio: float
     """`speculative` / `plain`."""
     slowest: float
     """The smallest ratio of any prompt."""
     by_calls: float
-    """The ratio computed from the number of calls and the time of one call of each width. Other
-    work on the machine hardly changes it."""
+    """The ratio computed from the number of calls, the time of one call of each width, and the
+    drafter's own time. Other work on the machine hardly changes it."""
+    first_plain: float
+    """Mean seconds to the first token."""
+    first_speculative: float
+    reading: float
+    """Mean seconds in which the drafter reads a prompt, before the first token."""
     acceptance: float | None
     tokens_per_call: float | None
     verifier_calls: int
@@ -71,21 +77,30 @@ class Generation:
     tokens: list[int]
     seconds: float
     """Seconds after the first token."""
+    first: float
+    """Seconds to the first token."""
+    reading: float
+    """Seconds in which the drafters read the prompt."""
 
 
 def take(
     engine: Engine, prompt: Ids, count: int, stop: Ids, speculator: Speculator | None,
     adapter: str | None = None, whole: bool = False,
 ) -> Generation:  # fmt: skip
-    """Generate greedily, and measure the time from the first token on; `whole` as in
+    """Generate greedily, and measure the time to the first token and after it; `whole` as in
     `Engine.session`."""
     tokens, marks = [], []
+    counters = Counters() if speculator is None else speculator.counters
+    read = counters.read_seconds
     watch = watches(engine.plan, [] if speculator is None else speculator.drafters)
     session = engine.session(watch=watch, whole=whole, adapter=adapter)
+    started = time.perf_counter()
     for token in generate(session, prompt, Sampler(), count, stop, speculator):
         tokens.append(token)
         marks.append(time.perf_counter())
-    return Generation(tokens, time.perf_counter() - marks[0] if marks else 0.0)
+    ended = time.perf_counter()
+    first = marks[0] if marks else ended
+    return Generation(tokens, ended - first, first - started, counters.read_seconds - read)
 
 
 def compare(
@@ -153,8 +168,9 @@ def summary(
 ) -> Speed:
     """The speed on all prompts together, from the median time of each prompt's rounds.
 
-    An answer that ends with its first token has no speed. Raises CetaneError if all answers of the
-    category do.
+    What a drafter needs to read the prompts counts as its own clock measures it. The difference of
+    the times to the first token would hide it: feeding a long prompt varies by more. An answer that
+    ends with its first token has no speed. Raises CetaneError if all answers of the category do.
     """
     timed = [i for i, rounds in enumerate(plain) if len(rounds[0].tokens) > 1]
     if not timed:
@@ -164,10 +180,10 @@ def summary(
         )
     tokens = sum(len(plain[i][0].tokens) - 1 for i in timed)
     seconds = [median(taken.seconds for taken in plain[i]) for i in timed]
-    others = [median(taken.seconds for taken in drafted[i]) for i in timed]
+    others = [median(taken.seconds + taken.reading for taken in drafted[i]) for i in timed]
     counted = counters.summary()
     step = median(costs[1])
-    calling = counters.fallbacks * step + counters.draft_seconds
+    calling = counters.fallbacks * step + counters.draft_seconds + counters.read_seconds
     calling += sum(count * cost(costs, t) for t, count in counters.calls.items())
     return Speed(
         category=category,
@@ -178,6 +194,9 @@ def summary(
         speculative=tokens / sum(others),
         ratio=sum(seconds) / sum(others),
         by_calls=counters.tokens * step / calling if calling else 1.0,
+        first_plain=mean(median(taken.first for taken in plain[i]) for i in timed),
+        first_speculative=mean(median(taken.first for taken in drafted[i]) for i in timed),
+        reading=mean(median(taken.reading for taken in drafted[i]) for i in timed),
         slowest=min(one / other for one, other in zip(seconds, others, strict=True)),
         acceptance=counted["acceptance"],
         tokens_per_call=counted["tokens_per_call"],

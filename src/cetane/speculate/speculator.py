@@ -30,6 +30,8 @@ class Counters:
     accepted: int = 0
     tokens: int = 0
     draft_seconds: float = 0.0
+    read_seconds: float = 0.0
+    """Seconds that the drafters took before the first new tokens, to read the prompts."""
     calls: Counter[int] = field(default_factory=Counter)
     """Verifying calls by their number of tokens: the drafted ones, and the one before them."""
 
@@ -84,6 +86,7 @@ class Speculator:
         return open_session(engine, self.drafters)
 
     def begin(self, session: Session, tokens: Sequence[int]) -> None:
+        started = time.perf_counter()
         if not len(self.possible):
             self.possible = np.isin(np.arange(session.plan.vocab), session.plan.choosable)
         self.trees = session.no_trees is None
@@ -92,10 +95,13 @@ class Speculator:
             drafter.begin(session, tokens)
         if self.controller:
             self.controller.begin()
+        self.counters.read_seconds += time.perf_counter() - started
 
     def read(self) -> None:
+        started = time.perf_counter()
         for drafter in self.drafters:
             drafter.read()
+        self.counters.read_seconds += time.perf_counter() - started
 
     def draft(self, new: Sequence[int], most: int) -> Draft:
         started = time.perf_counter()

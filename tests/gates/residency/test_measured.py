@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from cetane.gates.residency.measured import (
     Measured,
     measure,
     read_measured,
+    specification,
     with_measured,
 )
 from cetane.gates.residency.refuted import Audited, narrowing
@@ -116,7 +118,50 @@ def test_measured_wins(package: Path) -> None:
     assert {op.measured for op in refused.ops} == {"fails"}
     assert "-14" in str(said.packages["model"].functions[REFUSED].error)
     assert before.passed
-    assert found.reasons == ("33.3% of the weights are read off the ANE, at most 1% may be",)
+    assert found.reasons == (
+        f"fatal: Core ML refuses model/{REFUSED}: error code: -14 at load",
+        "33.3% of the weights are read off the ANE, at most 1% may be",
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "costs", "said"),
+    [
+        ({"exp": "CPU"}, {"conv": 0.47, "exp": 0.05, "reduce_argmax": 0.01}, None),
+        ({"exp": "CPU"}, {"conv": 0.42, "exp": 0.06, "reduce_argmax": 0.1}, "6% off .*: exp 6%"),
+        ({"exp": "GPU"}, {}, "25% off .*: exp 25%"),  # of four ops
+        ({"reduce_argmax": "CPU"}, {"conv": 0.05, "exp": 0.1, "reduce_argmax": 0.8}, None),
+    ],
+    ids=["little time", "much time", "one of four ops", "a rule knows"],
+)
+def test_what_a_mac_runs_off_the_ane_against_all_rules(
+    device: dict[str, str], costs: dict[str, float], said: str | None, tmp_path: Path
+) -> None:
+    """All weights are read on the ANE. By a rule, an argmax is the CPU's, so it may take time."""
+    wide = {"x": ((1, 2048, 1, 8), "fp16")}
+    Model(
+        lambda x: mb.reduce_argmax(x=many_convs(mb.exp(x=x), 2, "int8"), axis=1),
+        inputs=wide, functions=3,
+    ).program(tmp_path)  # fmt: skip
+    package = tmp_path / "model.mlpackage"
+    functions = {
+        name: {"ops": [
+            {"output": op.outputs[0].name, "kind": op.kind, "device": device.get(op.kind, "ANE"),
+             "cost": costs.get(op.kind)}
+            for op in function.ops
+        ]}
+        for name, function in load(package).functions.items()
+    }  # fmt: skip
+    packages = {"model": {"specification": specification(package), "functions": functions}}
+    measured = Measured.model_validate(
+        {"machine": "m", "system": "s", "tools": "t", "date": "d", "packages": packages}
+    )
+    found = with_measured(audit({"model": load(package)}, Target()), measured, {"model": package})
+    if said is None:
+        assert found.passed
+    else:
+        assert len(found.reasons) == 1
+        assert re.match(f"model/.* and 2 more: a Mac runs {said}; try", found.reasons[0])
 
 
 @pytest.mark.usefixtures("mac")

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from cetane.errors import CetaneError
+from cetane.errors import CetaneError, printable
 from cetane.gates.limits import limits
 from cetane.gates.residency.graph import Graph
 from cetane.gates.residency.rule import (
@@ -44,6 +44,8 @@ class Placed:
     weights: int = 0
     """The elements of the stored matrix that the op multiplies by."""
     measured: Placement | None = None
+    cost: float | None = None
+    """Its share of the function's time, as Core ML estimates it."""
 
     @property
     def final(self) -> Placement:
@@ -80,6 +82,8 @@ class FunctionAudit:
     """The columns of a call."""
     ops: tuple[Placed, ...]
     findings: tuple[Finding, ...]
+    refusal: str | None = None
+    """The error with which Core ML refused it, on a Mac."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -277,12 +281,66 @@ def reasons(functions: Sequence[FunctionAudit], findings: Sequence[Finding]) -> 
     for (rule, severity), of in where.items():
         if severity in ask.severities:
             yield f"{severity}: {rule}" + (f" ({len(of)} functions)" if len(of) > 1 else "")
+    yield from refusals(functions)
+    yield from against_rules(functions)
     share = weights_off_ane(functions)
     if share > ask.weights_off_ane:
         yield (
             f"{share:.1%} of the weights are read off the ANE, "
             f"at most {ask.weights_off_ane:.0%} may be"
         )
+
+
+def refusals(functions: Sequence[FunctionAudit]) -> Iterator[str]:
+    """The reason that a Mac's Core ML refused functions: the first one, and its error."""
+    refused = [function for function in functions if function.refusal is not None]
+    if refused:
+        first = refused[0]
+        yield (
+            f"fatal: Core ML refuses {first.package}/{first.function}"
+            f"{and_more(len(refused) - 1)}: {printable(first.refusal or '')}"
+        )
+
+
+def against_rules(functions: Sequence[FunctionAudit]) -> Iterator[str]:
+    """The reason that a Mac put too much of functions off the ANE: the worst one and its ops.
+
+    Only ops count that no rule puts there. The others are judged as findings, such as a tail behind
+    an argmax, or a tiny program.
+    """
+    limit = limits().residency.against_rules
+    above = []
+    for function in functions:
+        kinds = off_against_rules(function)
+        if (share := sum(kinds.values())) > limit:
+            above.append((share, f"{function.package}/{function.function}", kinds))
+    if above:
+        share, name, kinds = max(above, key=lambda one: one[0])
+        most = sorted(kinds, key=lambda kind: -kinds[kind])[:3]
+        yield (
+            f"{name}{and_more(len(above) - 1)}: a Mac runs {share:.0%} off the ANE against the "
+            f"rules, at most {limit:.0%} may be: "
+            + ", ".join(f"{kind} {kinds[kind]:.0%}" for kind in most)
+            + "; try another layout or format"
+        )
+
+
+def off_against_rules(function: FunctionAudit) -> dict[str, float]:
+    """What a Mac put off the ANE and no rule does, by kind of op: shares of the function's time, as
+    Core ML estimates it, or of its ops if the cost of one is not known."""
+    measured = [op for op in function.ops if op.measured in ("ANE", "CPU")]
+    timed = all(op.cost is not None for op in measured) and any(op.cost for op in measured)
+    costs = [op.cost or 0.0 if timed else 1.0 for op in measured]
+    kinds: defaultdict[str, float] = defaultdict(float)
+    for op, cost in zip(measured, costs, strict=True):
+        if op.measured == "CPU" and op.placement != "CPU":
+            kinds[op.kind] += cost / sum(costs)
+    return kinds
+
+
+def and_more(others: int) -> str:
+    """Further functions, in words."""
+    return f" and {others} more" if others else ""
 
 
 def refuted_findings(function: FunctionAudit) -> list[Finding]:

@@ -40,7 +40,7 @@ class MeasuredOp(Data):
     kind: Annotated[str, StringConstraints(max_length=100)]
     device: Device | None
     """The preferred device; None if there is none, as for constants."""
-    cost: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    cost: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Its share of the function's time, as Core ML estimates it."""
 
 
@@ -127,9 +127,11 @@ def merged(function: FunctionAudit, made: MeasuredFunction | None) -> FunctionAu
             return replace(op, measured="fails")
         queue = nameless[op.kind]
         said = by_output.get(op.output) if op.output else queue.popleft() if queue else None
-        return replace(op, measured=None if said is None else placement(said.device))
+        if said is None:
+            return op
+        return replace(op, measured=placement(said.device), cost=said.cost)
 
-    return replace(function, ops=tuple(place(op) for op in function.ops))
+    return replace(function, ops=tuple(place(op) for op in function.ops), refusal=made.error)
 
 
 def placement(device: Device | None) -> Placement | None:
