@@ -222,6 +222,12 @@ def small_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cetane.pipeline.bench.suite", lambda: prompts)
 
 
+def test_bench_of_single_tokens(cetane: Cetane, ported: Bundle) -> None:
+    refused = cetane("bench", ported.path, "--max-new", 1)
+    assert refused.code == 2
+    assert "an answer of one token has no speed" in refused.error
+
+
 @pytest.mark.usefixtures("small_suite")
 def test_bench(cetane: Cetane, ported: Bundle) -> None:
     bench = ("bench", ported.path, "--max-new", 12, "--rounds", 2)

@@ -28,9 +28,7 @@ class Letters:
         self.answers, self.asked = answers, []  # type: ignore[var-annotated]
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        while not self.answers.queue.empty():
-            time.sleep(0.001)
-        time.sleep(0.01)
+        self.answers.thread.submit(int).result()  # behind all answers
         self.asked.append([message["role"] for message in messages])
         text = "".join(message["role"][0] + message["content"] for message in messages)
         return [ord(letter) % 280 + 1 for letter in text]

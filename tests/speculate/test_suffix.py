@@ -1,5 +1,8 @@
 """Drafts from earlier outputs, which a thread inserts."""
 
+import gc
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,6 +88,18 @@ def test_another_drafter_knows_earlier_answers_of_its_own_adapter() -> None:
     told(Suffix(answers), [1, 2, 3], adapter="poet")
     assert asked(Suffix(answers), [1, 2], adapter="poet")[0] == (3,)
     assert asked(Suffix(answers), [1, 2])[0] == ()
+
+
+def test_it_leaves_no_thread() -> None:
+    """A program may load many models without closing one."""
+    before = threading.active_count()
+    for _ in range(3):
+        EarlierAnswers().add(None, [1, 2, 3])
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
 
 
 def test_it_lasts_from_run_to_run(tmp_path: Path) -> None:

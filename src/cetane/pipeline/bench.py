@@ -89,8 +89,11 @@ def bench(
     The default drafter is that of normal decoding. `categories` selects categories of the suite;
     the default is all. `prompts` limits the prompts of each category, `tokens` the tokens of an
     answer. `adapter` is that of all tokens, and `exclusive` as in `load`. CetaneError for an
-    unknown category, drafter or adapter, and for a prompt that is longer than the context.
+    unknown category, drafter or adapter, for answers of one token, whose speed nothing tells, and
+    for a prompt that is longer than the context.
     """
+    if tokens < 2:
+        raise CetaneError("an answer of one token has no speed", "ask for more: --max-new 64")
     idle = os.getloadavg()[0] < IDLE
     known = suite()
     chosen = list(categories) or list(known)

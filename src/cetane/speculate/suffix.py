@@ -3,10 +3,9 @@
 An answer enters the tries when it is complete. The n-gram drafter covers repetitions within a text.
 """
 
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 
 from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
@@ -31,9 +30,8 @@ class EarlierAnswers:
         """The trie of every adapter that has answered, and of the base (None)."""
         if path is not None and path.exists():
             self.tries[None].load(path, owner)
-        self.queue: SimpleQueue[tuple[str | None, list[int]] | None] = SimpleQueue()
-        self.thread = threading.Thread(target=self._insert, daemon=True)
-        self.thread.start()
+        self.thread = ThreadPoolExecutor(1, "suffix")
+        """It ends with this object: its thread holds no reference while it waits."""
 
     def trie(self, adapter: str | None) -> Trie:
         """An adapter's trie. It may grow during a look-up: nodes are complete before they are
@@ -42,17 +40,14 @@ class EarlierAnswers:
 
     def add(self, adapter: str | None, tokens: Sequence[int]) -> None:
         """Add a part of a text, which ends with an answer."""
-        self.queue.put((adapter, list(tokens)))
+        self.thread.submit(self._insert, adapter, list(tokens))
 
-    def _insert(self) -> None:
-        while (answer := self.queue.get()) is not None:
-            adapter, tokens = answer
-            self.tries[adapter] = self.trie(adapter).insert(tokens)
+    def _insert(self, adapter: str | None, tokens: list[int]) -> None:
+        self.tries[adapter] = self.trie(adapter).insert(tokens)
 
     def close(self) -> None:
         """Wait until all answers are inserted, and save the base's trie."""
-        self.queue.put(None)
-        self.thread.join()
+        self.thread.shutdown()
         if self.path is not None:
             self.tries[None].save(self.path, self.owner)
 

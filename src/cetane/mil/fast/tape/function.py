@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from itertools import islice
+from queue import SimpleQueue
 from typing import BinaryIO
 
 import numpy as np
@@ -86,17 +88,44 @@ class TapeStage:
         threads = available() if _sharing and tape.work >= SMALLEST else 1
         if threads > 1 and _free.acquire(blocking=False):
             try:
-                pool = _pool(threads - 1)
-                others = [pool.submit(work, thread, threads) for thread in range(1, threads)]
-                failed = work(0, threads)
-                for other in others:
-                    other.result()
+                failed = self._divide(work, threads)
             finally:
                 _free.release()
         else:
             failed = work(0, 1)
         if failed >= 0:
             raise CetaneError("a gather or an update has a position outside of its tensor")
+
+    def _divide(self, work: Callable[[int, int], int], threads: int) -> int:
+        """Let threads share the work; this one has the number 0.
+
+        They wait for each other inside of it. So if Ctrl-C comes here, all must still take their
+        shares, and end before the next call."""
+        pool, numbers = _pool(threads - 1), iter(range(1, threads))
+        ended: SimpleQueue[int] = SimpleQueue()
+
+        def take() -> None:
+            """Do another thread's share, if one is left."""
+            for number in islice(numbers, 1):
+                try:
+                    work(number, threads)
+                finally:
+                    ended.put(number)
+
+        try:
+            for _ in range(1, threads):
+                pool.submit(take)
+            failed = work(0, threads)
+        except BaseException:
+            for _ in range(1, threads):  # perhaps some were not called
+                pool.submit(take)
+            if self._shared[0] < threads:  # else this thread's share was done
+                work(0, threads)
+            raise
+        finally:
+            for _ in range(1, threads):
+                ended.get()
+        return failed
 
 
 def _floats(array: Array) -> Array:
