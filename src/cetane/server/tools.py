@@ -122,9 +122,12 @@ def loose(tool: Tool) -> Tool:
 
 def call_schema(tool: Tool, arguments: str) -> Mapping[str, Any]:
     """The JSON schema of a call of a tool. The parameters have an `$id` of their own, so that their
-    references are to themselves, such as `#/$defs/place`."""
+    references are to themselves, such as `#/$defs/place`.
+
+    Arguments are always an object, also where the tool's schema does not say so.
+    """
     name = tool.function.name
-    parameters = mended(tool.function.parameters) | {"$id": f"tool:{name}"}
+    parameters = mended(tool.function.parameters) | {"type": "object", "$id": f"tool:{name}"}
     return {
         "type": "object",
         "properties": {"name": {"const": name}, arguments: parameters},
