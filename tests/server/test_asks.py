@@ -66,3 +66,20 @@ def test_too_many_prompts_are_refused_before_they_are_encoded() -> None:
     with pytest.raises(ApiError, match="more than 2 prompts"):
         completion_asks(request(prompt=["a"] * 3), served, Settings(prompts=2))
     assert not served.encoded
+
+
+@pytest.mark.parametrize(("limit", "most"), [(None, 16), (5, 5), (100, 16)])
+def test_a_limit_shortens_a_default(limit: int | None, most: int) -> None:
+    """OpenAI's API writes 16 tokens of a completion whose request says none."""
+    served: Any = Model()
+    served.context = 64
+    settings = Settings(max_tokens=limit)
+    for left_out in ({}, {"max_tokens": None}):
+        (ask,) = completion_asks(request(prompt="a", **left_out), served, settings)
+        assert ask.most == most
+
+
+def test_a_limit_refuses_what_a_request_asks_for() -> None:
+    served: Any = Model()
+    with pytest.raises(ApiError, match="max_tokens: at most 5 here"):
+        completion_asks(request(prompt="a", max_tokens=6), served, Settings(max_tokens=5))

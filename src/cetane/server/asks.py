@@ -23,6 +23,9 @@ from cetane.server.tools import described, forced_grammar, strict_grammar
 from cetane.server.writing import Ask
 from cetane.validation import MOST_DIGITS, parse_json
 
+COMPLETION = 16
+"""The most tokens of a completion whose request says none, as in OpenAI's API."""
+
 
 def chat_asks(request: ChatRequest, served: Served, settings: Settings) -> list[Ask]:
     """The asks of a chat request, one for each choice. Raises ApiError."""
@@ -41,10 +44,12 @@ def completion_asks(request: CompletionRequest, served: Served, settings: Settin
     prompts = completion_prompts(request, served, settings)
     check_count(request.n, settings)
     grammar = grammar_of(request.response_format)
+    most = request.max_tokens
+    if most is None:  # nobody asked for the default, so a lower limit shortens it
+        most = min(COMPLETION, settings.max_tokens or COMPLETION)
     return asks(
-        request, served, settings, prompts, "prompt", request.max_tokens, request.logprobs, grammar,
-        request.echo,
-    )  # fmt: skip
+        request, served, settings, prompts, "prompt", most, request.logprobs, grammar, request.echo
+    )
 
 
 def check_count(count: int, settings: Settings) -> None:
