@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from cetane.server.asks import check_choices, completion_asks
+from cetane.server.asks import check_choices, completion_asks, plain
 from cetane.server.errors import ApiError
-from cetane.server.requests import ChatRequest, CompletionRequest
+from cetane.server.requests import AssistantMessage, ChatRequest, CompletionRequest
 from cetane.server.settings import Settings
 
 CALL = {"tools": [{"type": "function", "function": {"name": "now"}}], "tool_choice": "required"}
@@ -83,3 +83,20 @@ def test_a_limit_refuses_what_a_request_asks_for() -> None:
     served: Any = Model()
     with pytest.raises(ApiError, match="max_tokens: at most 5 here"):
         completion_asks(request(prompt="a", max_tokens=6), served, Settings(max_tokens=5))
+
+
+def spoken(arguments: str) -> AssistantMessage:
+    """A message of a model that called a function."""
+    call = {"id": "1", "function": {"name": "now", "arguments": arguments}}
+    return AssistantMessage.model_validate({"role": "assistant", "tool_calls": [call]})
+
+
+@pytest.mark.parametrize("arguments", ["", " ", "{}"])
+def test_an_earlier_call_without_arguments(arguments: str) -> None:
+    (call,) = plain(spoken(arguments))["tool_calls"]
+    assert call["function"] == {"name": "now", "arguments": {}}
+
+
+def test_an_earlier_call_that_is_no_json() -> None:
+    with pytest.raises(ApiError, match="the arguments field of a tool call is not valid JSON"):
+        plain(spoken("{"))

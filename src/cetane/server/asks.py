@@ -224,10 +224,11 @@ def plain(message: ChatMessage) -> Mapping[str, Any]:
 
 
 def read(arguments: str) -> Any:
-    """The arguments of an earlier call, which clients send as a text of JSON."""
+    """The arguments of an earlier call, which clients send as a text of JSON. An empty text, as
+    some clients send for a function without parameters, has none."""
     param = "messages"
     try:
-        return parse_json(arguments, f"{param}: the arguments of a tool call")
+        return parse_json(arguments.strip() or "{}", f"{param}: the arguments field of a tool call")
     except CetaneError as error:
         raise ApiError(400, error.message, param, "invalid_value") from error
 
