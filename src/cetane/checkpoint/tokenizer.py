@@ -41,6 +41,9 @@ SentencePiece's kind drop a blank."""
 HELD = 16
 """Tokens that wait for a whole character, which has at most four bytes. More are no text; to decode
 all of them again and again would take quadratic time."""
+MARK = "<the message ends here> "
+"""A text that marks the end of a message in a rendered conversation. Its blank tells whether the
+template trims contents."""
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -161,6 +164,20 @@ class Tokenizer:
         return render(
             self.chat_template, messages, add_generation_prompt, self.special_tokens, tools
         )
+
+    def render_open_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The text of a conversation up to the end of its last message's content, so that a model
+        can go on with that message (transformers' `continue_final_message`).
+
+        Raises CetaneError as `render_chat`, and if the template leaves out the last message.
+        """
+        *earlier, last = messages
+        marked = {**last, "content": last["content"] + MARK}
+        text, found, after = self.render_chat([*earlier, marked], False).rpartition(MARK.strip())
+        if not found:
+            raise CetaneError("the chat template leaves out the message that the model continues")
+        # A template that trims contents would have trimmed the blanks before the mark too.
+        return text if after.startswith(" ") else text.rstrip()
 
     @property
     def has_chat_template(self) -> bool:

@@ -79,6 +79,10 @@ class TokenModel(TemplateLM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
+        """The text of a conversation. The harness gives the begin of an answer (a task's
+        `gen_prefix`) as a last message of the assistant, which stays open."""
+        if not add_generation_prompt and chat_history[-1]["role"] == "assistant":
+            return self.own_tokenizer.render_open_chat(chat_history)
         return self.own_tokenizer.render_chat(chat_history, add_generation_prompt)
 
     def tok_encode(
