@@ -258,6 +258,39 @@ def test_prompts_of_a_task_with_a_begun_answer(bundle: Bundle, tmp_path: Path) -
     assert requests[0][0][0].endswith("assistant\nThe last word is")
 
 
+REFUSING = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + TURNS
+"""As the templates of Gemma 2 and of older Mistrals."""
+DESCRIBED = """
+task: described
+include: {folder}/cetane_cloze.yaml
+description: "Complete the passage."
+"""
+
+
+@pytest.mark.parametrize("last", ["user", "assistant"])
+def test_a_system_message_that_the_template_refuses(bundle: Bundle, last: str) -> None:
+    own = Written(replace(bundle.tokenizer, chat_template=REFUSING), 8, KeptAnswers(None))
+    roles = ["system", "user", "assistant"][: 2 if last == "user" else 3]
+    asked = [{"role": role, "content": f"I am {role}."} for role in roles]
+    wanted = HFLM.apply_chat_template(theirs(bundle, REFUSING), asked, last == "user")
+    assert own.apply_chat_template(asked, last == "user") == wanted
+    with pytest.raises(CetaneError, match="does not accept"):
+        own.apply_chat_template([])
+
+
+def test_a_warning_counts_prompts_without_system_message(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "task.yaml").write_text(DESCRIBED.format(folder=OWN_TASKS))
+    refusing = replace(bundle.tokenizer, chat_template=REFUSING)
+    monkeypatch.setattr(Bundle, "tokenizer", refusing)
+    result = cetane.evaluate(
+        bundle.path, ["described"], limit=2, chat=True, include=tmp_path, backend="portable"
+    )
+    assert len(result.warnings) == 1
+    assert result.warnings[0].startswith("2 prompts lack their system message")
+
+
 class Written(TokenModel):
     """A model that writes a fixed text, and for which every token has a nat."""
 
