@@ -1,11 +1,14 @@
 """From requests to asks: what a model cannot honour, and what the asks of a request share."""
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
-from cetane.server.asks import check_choices, completion_asks, plain
+from cetane.checkpoint import Tokenizer
+from cetane.server.asks import chat_grammar, chat_ids, check_choices, completion_asks, plain
 from cetane.server.errors import ApiError
 from cetane.server.requests import AssistantMessage, ChatRequest, CompletionRequest
 from cetane.server.settings import Settings
@@ -100,3 +103,30 @@ def test_an_earlier_call_without_arguments(arguments: str) -> None:
 def test_an_earlier_call_that_is_no_json() -> None:
     with pytest.raises(ApiError, match="the arguments field of a tool call is not valid JSON"):
         plain(spoken("{"))
+
+
+TOOL_USE = "{{ tools | tojson }} <tool_call>{{ messages[0].content }}"
+NOW = {"type": "function", "function": {"name": "now", "strict": True}}
+
+
+def test_a_request_with_tools_takes_the_template_for_tools(tiny_checkpoint_folder: Path) -> None:
+    """The default one of Hermes 3 and Mixtral knows no tools."""
+    tokenizer = replace(
+        Tokenizer.load(tiny_checkpoint_folder),
+        chat_template="{{ messages[0].content }}", tool_template=TOOL_USE,
+    )  # fmt: skip
+    served: Any = SimpleNamespace(tokenizer=tokenizer, constrains=True)
+
+    def asked(**fields: Any) -> ChatRequest:
+        messages = [{"role": "user", "content": "x"}]
+        return ChatRequest.model_validate({"model": "it", "messages": messages} | fields)
+
+    def prompt(**fields: Any) -> str:
+        return tokenizer.decode(chat_ids(asked(**fields), served))
+
+    assert prompt() == prompt(tools=[NOW], tool_choice="none") == "x"
+    for choice in ("auto", "required", {"type": "function", "function": {"name": "now"}}):
+        assert prompt(tools=[NOW], tool_choice=choice).endswith(" <tool_call>x")
+        grammar = chat_grammar(asked(tools=[NOW], tool_choice=choice), served)
+        assert grammar is not None and "<tool_call>" in grammar
+    assert chat_grammar(asked(tools=[NOW], tool_choice="none"), served) is None

@@ -179,7 +179,7 @@ def chat_grammar(request: ChatRequest, served: Served) -> str | None:
 
     Many clients mark every tool as `strict`. So a model that takes no grammar ignores the mark.
     """
-    template = served.tokenizer.chat_template or ""
+    template = served.tokenizer.template_for(request.tools) or ""
     asked = forced_grammar(request, template) or grammar_of(request.response_format)
     if asked is None and served.constrains:
         return strict_grammar(request, template)
@@ -188,15 +188,15 @@ def chat_grammar(request: ChatRequest, served: Served) -> str | None:
 
 def chat_ids(request: ChatRequest, served: Served) -> list[int]:
     """The tokens of a conversation, by the model's own template."""
-    template = served.tokenizer.chat_template
-    if template is None:
-        raise unsupported(
-            "messages", "this model has no chat template, so it is only for /v1/completions"
-        )
     tools = [] if request.tool_choice == "none" else request.tools
     if isinstance(request.tool_choice, NamedTool):
         name = request.tool_choice.function.name
         tools = [tool for tool in tools if tool.function.name == name]
+    template = served.tokenizer.template_for(tools)
+    if template is None:
+        raise unsupported(
+            "messages", "this model has no chat template, so it is only for /v1/completions"
+        )
     if tools and "tools" not in template:
         raise unsupported("tools", "the model's chat template knows no tools")
     messages = [plain(message) for message in request.messages]
