@@ -158,6 +158,20 @@ def test_flags_template_and_stop_tokens(tmp_path: Path) -> None:
     assert tokenizer.eos_ids == (2, 1)
 
 
+def test_a_template_for_tools(tmp_path: Path) -> None:
+    """llama.cpp's converter writes every template of a model, by its name."""
+
+    def extra(writer: gguf.GGUFWriter) -> None:
+        texts = {"default": "{{ messages[0].content }}", "tool_use": "{{ tools[0].name }}"}
+        writer.add_chat_template([{"name": n, "template": text} for n, text in texts.items()])
+
+    tokenizer = load(byte_level_gguf(tmp_path / "m.gguf", byte_level_backend("gpt-2"), "gpt-2",
+                                     extra))  # fmt: skip
+    messages = [{"role": "user", "content": "it's"}]
+    assert tokenizer.render_chat(messages) == "it's"
+    assert tokenizer.render_chat(messages, tools=[{"name": "weather"}]) == "weather"
+
+
 PIECES = [
     *("<unk>", "<s>", "</s>"),
     *(f"<0x{i:02X}>" for i in range(256)),

@@ -12,6 +12,7 @@ import torch
 
 from cetane.checkpoint import open_checkpoint
 from cetane.checkpoint.remote import RemoteFile
+from cetane.checkpoint.tokenizer import TEMPLATE_FILES
 from cetane.errors import CetaneError
 
 URL = "memory://models/tiny"
@@ -113,6 +114,14 @@ def test_identities(in_memory_files: Any) -> None:
     in_memory_files.pipe_file("/models/tiny/model.safetensors", bytes(changed))
     other = open_checkpoint(URL)
     assert other.content != content
+
+
+def test_a_file_in_a_folder(in_memory_files: Any) -> None:
+    plain = open_checkpoint(URL)
+    in_memory_files.pipe_file(f"/models/tiny/{TEMPLATE_FILES['tool_use']}", b"tools")
+    other = open_checkpoint(URL)
+    assert plain.tokenizer.tool_template is None and other.tokenizer.tool_template == "tools"
+    assert other.content != plain.content
 
 
 def test_what_is_no_checkpoint(in_memory_files: Any) -> None:

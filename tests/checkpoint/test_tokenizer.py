@@ -172,6 +172,46 @@ def test_template_from_the_config(folder: Path, tmp_path: Path) -> None:
         assert Tokenizer.load(tmp_path).chat_template == expected
 
 
+DEFAULT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+TOOL_USE = "<tools>{{ tools | tojson }}</tools>" + DEFAULT
+NAMED = [{"name": "default", "template": DEFAULT}, {"name": "tool_use", "template": TOOL_USE}]
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.parametrize(
+    ("configured", "files"),
+    [
+        (NAMED, {}),
+        ([{"name": "rag", "template": "x"}, *NAMED], {}),
+        (None, {"chat_template": DEFAULT, "additional_chat_templates/tool_use": TOOL_USE}),
+        (NAMED, {"chat_template": "of a file"}),
+        (DEFAULT, {}),
+    ],
+)
+def test_a_template_for_tools(
+    configured: Any, files: dict[str, str], folder: Path, tmp_path: Path
+) -> None:
+    """As Hermes 3 and Mixtral have it. Saved, it is the same for transformers and for cetane."""
+    model, saved = tmp_path / "model", tmp_path / "saved"
+    (model / "additional_chat_templates").mkdir(parents=True)
+    (model / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": configured}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    for name, text in files.items():
+        (model / f"{name}.jinja").write_text(text)
+    Tokenizer.load(model).save(saved)
+    theirs = transformers.AutoTokenizer.from_pretrained(model)
+    again = transformers.AutoTokenizer.from_pretrained(saved)
+    asked: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
+    for tools in ([], TOOLS):
+        wanted = theirs.apply_chat_template(MESSAGES, tools=tools or None, **asked)
+        assert again.apply_chat_template(MESSAGES, tools=tools or None, **asked) == wanted
+        for path in (model, saved):
+            own = Tokenizer.load(path)
+            assert own.render_chat(MESSAGES, tools=tools) == wanted
+            assert own.chat(MESSAGES, tools=tools) == own.encode_plain(wanted)
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"model": 1}'])
 def test_malformed_files(content: str, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(content)

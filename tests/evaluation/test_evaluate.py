@@ -3,15 +3,19 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.loggers import EvaluationTracker
+from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from tests.server.conftest import running
+from transformers import AutoTokenizer
 
 import cetane
 from cetane.bundle import Bundle
@@ -195,6 +199,96 @@ def test_an_adapter_scores_as_the_merged_model(adapted: Any) -> None:
         assert given == pytest.approx(wanted, abs=0.02)
     with pytest.raises(CetaneError, match="no adapter 'other'"):
         cetane.evaluate(adapted.bundle.path, TASKS, adapter="other")
+
+
+TURNS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""A template of ChatML."""
+TRIMMED = TURNS.replace("m.content }}", "m.content | trim }}")
+"""As Gemma and Llama 3 trim contents."""
+LAST_WORD = """
+task: last_word
+include: {folder}/cetane_cloze.yaml
+gen_prefix: "The last word is"
+"""
+
+
+def theirs(bundle: Bundle, template: str) -> Any:
+    """What lm_eval's `HFLM.apply_chat_template` reads, with transformers' own tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(bundle.path / "tokenizer")
+    tokenizer.chat_template = template
+    return SimpleNamespace(tokenizer=tokenizer, chat_template_args={})
+
+
+@pytest.mark.parametrize("prefix", ["The best answer is", " a blank ", "user", ""])
+@pytest.mark.parametrize("template", [TURNS, TRIMMED])
+def test_an_answer_that_a_task_begins(bundle: Bundle, template: str, prefix: str) -> None:
+    """Its turn stays open, as in `lm_eval --model hf`."""
+    own = Written(replace(bundle.tokenizer, chat_template=template), 8, KeptAnswers(None))
+    asked = [{"role": "user", "content": "Why? "}, {"role": "assistant", "content": prefix}]
+    wanted = HFLM.apply_chat_template(theirs(bundle, template), asked, add_generation_prompt=False)
+    assert own.apply_chat_template(asked, add_generation_prompt=False) == wanted
+    assert wanted.strip().endswith(prefix.strip())
+
+
+def test_a_template_that_hides_the_begun_answer(bundle: Bundle) -> None:
+    tokenizer = replace(bundle.tokenizer, chat_template="{{ messages[0].content }}")
+    with pytest.raises(CetaneError, match="leaves out the message"):
+        tokenizer.render_open_chat([{"role": "user", "content": "a"}] * 2)
+
+
+def test_prompts_of_a_task_with_a_begun_answer(bundle: Bundle, tmp_path: Path) -> None:
+    """The harness makes the same requests for both models."""
+    (tmp_path / "task.yaml").write_text(LAST_WORD.format(folder=OWN_TASKS))
+    manager = TaskManager(include_path=[str(tmp_path)], include_defaults=False)
+    own = Written(replace(bundle.tokenizer, chat_template=TURNS), 1024, KeptAnswers(None))
+    hf = HFLM(pretrained=bundle.manifest.source, dtype="float32", device="cpu", batch_size=1)
+    hf.tokenizer.chat_template = TURNS
+    requests = []
+    for model in (own, hf):
+        results = simple_evaluate(
+            model=model, tasks=["last_word"], limit=1, task_manager=manager, bootstrap_iters=0,
+            apply_chat_template=True,
+        )  # fmt: skip
+        ((sample,),) = results["samples"].values()
+        requests.append(sample["arguments"])
+    assert requests[0] == requests[1]
+    assert requests[0][0][0].endswith("assistant\nThe last word is")
+
+
+REFUSING = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + TURNS
+"""As the templates of Gemma 2 and of older Mistrals."""
+DESCRIBED = """
+task: described
+include: {folder}/cetane_cloze.yaml
+description: "Complete the passage."
+"""
+
+
+@pytest.mark.parametrize("last", ["user", "assistant"])
+def test_a_system_message_that_the_template_refuses(bundle: Bundle, last: str) -> None:
+    own = Written(replace(bundle.tokenizer, chat_template=REFUSING), 8, KeptAnswers(None))
+    roles = ["system", "user", "assistant"][: 2 if last == "user" else 3]
+    asked = [{"role": role, "content": f"I am {role}."} for role in roles]
+    wanted = HFLM.apply_chat_template(theirs(bundle, REFUSING), asked, last == "user")
+    assert own.apply_chat_template(asked, last == "user") == wanted
+    with pytest.raises(CetaneError, match="does not accept"):
+        own.apply_chat_template([])
+
+
+def test_a_warning_counts_prompts_without_system_message(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "task.yaml").write_text(DESCRIBED.format(folder=OWN_TASKS))
+    refusing = replace(bundle.tokenizer, chat_template=REFUSING)
+    monkeypatch.setattr(Bundle, "tokenizer", refusing)
+    result = cetane.evaluate(
+        bundle.path, ["described"], limit=2, chat=True, include=tmp_path, backend="portable"
+    )
+    assert len(result.warnings) == 1
+    assert result.warnings[0].startswith("2 prompts lack their system message")
 
 
 class Written(TokenModel):

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.conftest import InMemoryCheckpoint, build_model, build_tokenizer, tin
 from tests.export.anemll_host import Folder, Host
 from tests.families.gemma_models import build_gemma3, build_gemma4
 from tests.families.zaya_models import build_zaya
+from transformers import AutoTokenizer
 
 import cetane.bridge
 from cetane.checkpoint import open_checkpoint
@@ -148,6 +150,24 @@ def test_a_window_in_an_older_config(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "folder/config.json").read_text())
     assert sizes.window == WINDOW and written["layer_types"] == kinds
     assert list(check_window(written, sizes)) == []
+
+
+@pytest.mark.parametrize("tool_template", [None, "with {{ tools[0].name }}"])
+def test_templates_in_the_config_alone(
+    tool_template: str | None, tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    """The app reads them there, as transformers does of a folder without files of templates."""
+    checkpoint = open_checkpoint(tiny_checkpoint_folder)
+    own = replace(checkpoint.tokenizer, tool_template=tool_template)
+    write_tokenizer(own, checkpoint.config, tmp_path / "folder")
+    (tmp_path / "app").mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tmp_path / "folder" / name, tmp_path / "app")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "app")
+    messages = [{"role": "user", "content": "Hello"}]
+    for tools in ([], [{"name": "weather"}]):
+        written = theirs.apply_chat_template(messages, tools=tools or None, tokenize=False)
+        assert written == own.render_chat(messages, add_generation_prompt=False, tools=tools)
 
 
 def test_metadata(exported) -> None:

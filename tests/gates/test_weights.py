@@ -4,6 +4,7 @@ the tokenizer."""
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ def swap_two_tokens(content: Any) -> None:
         ("tokenizer_config.json", lambda made: made.update(bos_token="a"), "special tokens"),
         ("generation_config.json", lambda made: made.update(eos_token_id=[5]), "stop tokens"),
         ("chat_template.jinja", None, "chat template"),
+        ("additional_chat_templates/tool_use.jinja", None, "tool template"),
     ],
 )
 def test_another_tokenizer(
@@ -81,7 +83,7 @@ def test_another_tokenizer(
     tiny_checkpoint_folder: Path,
     tmp_path: Path,
 ) -> None:
-    model = open_checkpoint(tiny_checkpoint_folder).tokenizer
+    model = replace(open_checkpoint(tiny_checkpoint_folder).tokenizer, tool_template="tools")
     model.save(tmp_path)
     assert not list(wrong_tokenizer(Tokenizer.load(tmp_path), model))
     path = tmp_path / file

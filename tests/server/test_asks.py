@@ -1,13 +1,16 @@
 """From requests to asks: what a model cannot honour, and what the asks of a request share."""
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
-from cetane.server.asks import check_choices, completion_asks
+from cetane.checkpoint import Tokenizer
+from cetane.server.asks import chat_grammar, chat_ids, check_choices, completion_asks, plain
 from cetane.server.errors import ApiError
-from cetane.server.requests import ChatRequest, CompletionRequest
+from cetane.server.requests import AssistantMessage, ChatRequest, CompletionRequest
 from cetane.server.settings import Settings
 
 CALL = {"tools": [{"type": "function", "function": {"name": "now"}}], "tool_choice": "required"}
@@ -66,3 +69,64 @@ def test_too_many_prompts_are_refused_before_they_are_encoded() -> None:
     with pytest.raises(ApiError, match="more than 2 prompts"):
         completion_asks(request(prompt=["a"] * 3), served, Settings(prompts=2))
     assert not served.encoded
+
+
+@pytest.mark.parametrize(("limit", "most"), [(None, 16), (5, 5), (100, 16)])
+def test_a_limit_shortens_a_default(limit: int | None, most: int) -> None:
+    """OpenAI's API writes 16 tokens of a completion whose request says none."""
+    served: Any = Model()
+    served.context = 64
+    settings = Settings(max_tokens=limit)
+    for left_out in ({}, {"max_tokens": None}):
+        (ask,) = completion_asks(request(prompt="a", **left_out), served, settings)
+        assert ask.most == most
+
+
+def test_a_limit_refuses_what_a_request_asks_for() -> None:
+    served: Any = Model()
+    with pytest.raises(ApiError, match="max_tokens: at most 5 here"):
+        completion_asks(request(prompt="a", max_tokens=6), served, Settings(max_tokens=5))
+
+
+def spoken(arguments: str) -> AssistantMessage:
+    """A message of a model that called a function."""
+    call = {"id": "1", "function": {"name": "now", "arguments": arguments}}
+    return AssistantMessage.model_validate({"role": "assistant", "tool_calls": [call]})
+
+
+@pytest.mark.parametrize("arguments", ["", " ", "{}"])
+def test_an_earlier_call_without_arguments(arguments: str) -> None:
+    (call,) = plain(spoken(arguments))["tool_calls"]
+    assert call["function"] == {"name": "now", "arguments": {}}
+
+
+def test_an_earlier_call_that_is_no_json() -> None:
+    with pytest.raises(ApiError, match="the arguments field of a tool call is not valid JSON"):
+        plain(spoken("{"))
+
+
+TOOL_USE = "{{ tools | tojson }} <tool_call>{{ messages[0].content }}"
+NOW = {"type": "function", "function": {"name": "now", "strict": True}}
+
+
+def test_a_request_with_tools_takes_the_template_for_tools(tiny_checkpoint_folder: Path) -> None:
+    """The default one of Hermes 3 and Mixtral knows no tools."""
+    tokenizer = replace(
+        Tokenizer.load(tiny_checkpoint_folder),
+        chat_template="{{ messages[0].content }}", tool_template=TOOL_USE,
+    )  # fmt: skip
+    served: Any = SimpleNamespace(tokenizer=tokenizer, constrains=True)
+
+    def asked(**fields: Any) -> ChatRequest:
+        messages = [{"role": "user", "content": "x"}]
+        return ChatRequest.model_validate({"model": "it", "messages": messages} | fields)
+
+    def prompt(**fields: Any) -> str:
+        return tokenizer.decode(chat_ids(asked(**fields), served))
+
+    assert prompt() == prompt(tools=[NOW], tool_choice="none") == "x"
+    for choice in ("auto", "required", {"type": "function", "function": {"name": "now"}}):
+        assert prompt(tools=[NOW], tool_choice=choice).endswith(" <tool_call>x")
+        grammar = chat_grammar(asked(tools=[NOW], tool_choice=choice), served)
+        assert grammar is not None and "<tool_call>" in grammar
+    assert chat_grammar(asked(tools=[NOW], tool_choice="none"), served) is None

@@ -1,6 +1,7 @@
 """The unmodified `openai` package against a server: every answer is valid against its types."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -187,6 +188,43 @@ def test_a_conversation_with_a_call(client: Any) -> None:
     for spoken in (call, call.model_dump()):  # as the package got it
         answer = chat(client, messages=[*MESSAGES, spoken, result], tools=[WEATHER])
         assert answer.choices[0].message.content
+
+
+MISTRAL = """
+{%- if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}
+{%- for message in messages %}
+    {%- if message.tool_calls %}
+        {%- for call in message.tool_calls %}
+            {%- if call.id | length != 9 %}
+                {{- raise_exception("Tool call IDs should be alphanumeric strings") }}
+            {%- endif %}
+            {{- "[TOOL_CALLS]" + call.function | tojson + call.id }}
+        {%- endfor %}
+    {%- elif message.role == "tool" %}
+        {%- if message.tool_call_id | length != 9 %}
+            {{- raise_exception("Tool call IDs should be alphanumeric strings") }}
+        {%- endif %}
+        {{- "[TOOL_RESULTS]" + message.content + message.tool_call_id }}
+    {%- else %}
+        {{- "[INST]" + message.content + "[/INST]" }}
+    {%- endif %}
+{%- endfor %}"""
+"""The checks and the marks of the templates in mistralai's repositories."""
+
+
+def test_a_template_that_takes_ids_of_nine_characters(
+    client: Any, application: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (worker,) = application.state.service.workers
+    mistral = replace(worker.served.tokenizer, chat_template=MISTRAL)
+    monkeypatch.setattr(worker.served, "tokenizer", mistral)
+    asked = {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 100}
+    messages: list[Any] = list(MESSAGES)
+    for _ in range(2):
+        spoken = chat(client, messages=messages, **asked).choices[0].message
+        (call,) = spoken.tool_calls
+        assert call.id.isalnum()
+        messages += [spoken, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
 
 
 def test_json_object_and_text(client: Any) -> None:

@@ -150,6 +150,22 @@ def test_references_of_a_tool_are_to_its_own_schema(
     assert allows(grammar or "", tokenizer, call) is valid
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [{}, {"properties": {"place": {"enum": ["Oslo"]}}}, {"type": ["object", "null"]},
+     {"$ref": "#/$defs/any", "$defs": {"any": {}}}],
+)  # fmt: skip
+@pytest.mark.parametrize("arguments", ["3", '"x"', "[]", "null", "{}", '{"place": "Oslo"}'])
+def test_arguments_are_an_object(
+    parameters: dict[str, Any], arguments: str, tokenizer: Tokenizer
+) -> None:
+    """Whatever the grammar allows is a call, even if the tool's schema names no type."""
+    asked = request({"name": "weather", "parameters": parameters}, tool_choice="required")
+    call = f'{{"name": "weather", "arguments": {arguments}}}'
+    allowed = allows(forced_grammar(asked, "a template") or "", tokenizer, call)
+    assert allowed is bool(parse_calls(call, NAMES)[1]) is arguments.startswith("{")
+
+
 SHARE = {"type": "object", "properties": {"share": {"type": "number", "exclusiveMinimum": 0,
          "maximum": 0.5}}, "required": ["share"], "additionalProperties": False}  # fmt: skip
 

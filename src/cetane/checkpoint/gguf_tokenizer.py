@@ -93,6 +93,7 @@ def load_gguf_tokenizer(file: GGUFFile) -> Tokenizer:
         special_tokens=vocabulary.special_tokens(),
         eos_ids=vocabulary.eos_ids(),
         chat_template=vocabulary.get("tokenizer.chat_template", str),
+        tool_template=vocabulary.get("tokenizer.chat_template.tool_use", str),
     )
 
 

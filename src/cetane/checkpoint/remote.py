@@ -137,6 +137,7 @@ def copied(url: str) -> Path:
             for name, file in files.items():
                 if file.size > LARGEST:
                     raise CetaneError(f"{file} is larger than the {LARGEST:,} bytes it may have")
+                (partial / name).parent.mkdir(exist_ok=True)
                 (partial / name).write_bytes(file.read(0, file.size))
     return folder
 

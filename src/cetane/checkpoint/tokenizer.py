@@ -20,12 +20,17 @@ from cetane.checkpoint.trial import check_tokenizer
 from cetane.errors import CetaneError
 from cetane.files import read_json_if_present, read_text
 
+TEMPLATE_FILES = {
+    "default": "chat_template.jinja",
+    "tool_use": "additional_chat_templates/tool_use.jinja",
+}
+"""The files of chat templates, by the template's name."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     *SOURCES,
     "tokenizer_config.json",
     "special_tokens_map.json",
-    "chat_template.jinja",
+    *TEMPLATE_FILES.values(),
     "generation_config.json",
 )
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -41,6 +46,9 @@ SentencePiece's kind drop a blank."""
 HELD = 16
 """Tokens that wait for a whole character, which has at most four bytes. More are no text; to decode
 all of them again and again would take quadratic time."""
+MARK = "<the message ends here> "
+"""A text that marks the end of a message in a rendered conversation. Its blank tells whether the
+template trims contents."""
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -62,12 +70,14 @@ def library_errors(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A `tokenizers.Tokenizer`, with the special tokens and template of its model's files."""
+    """A `tokenizers.Tokenizer`, with the special tokens and templates of its model's files."""
 
     backend: tokenizers.Tokenizer
     special_tokens: dict[str, str]  # text by role: bos_token, eos_token, unk_token, pad_token
     eos_ids: tuple[int, ...]  # every token that ends a generation
     chat_template: str | None
+    tool_template: str | None = None
+    """The template of conversations with tools, if the model has one beside its chat template."""
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -98,11 +108,13 @@ class Tokenizer:
         known = {token.content for token in backend.get_added_tokens_decoder().values()}
         with library_errors(f"{folder}: its special tokens are not valid"):
             backend.add_special_tokens([text for text in special.values() if text not in known])
+        templates = _chat_templates(folder, config.get("chat_template"))
         return cls(
             backend,
             special,
             _eos_ids(folder, backend, special.get("eos_token")),
-            _chat_template(folder, config.get("chat_template")),
+            chat_template=templates.get("default"),
+            tool_template=templates.get("tool_use"),
         )
 
     def save(self, folder: Path) -> None:
@@ -117,8 +129,10 @@ class Tokenizer:
         (folder / "tokenizer.json").write_text(self.backend.to_str(), encoding="utf-8")
         _write_json(folder / "tokenizer_config.json", config)
         _write_json(folder / "generation_config.json", {"eos_token_id": list(self.eos_ids)})
-        if self.chat_template is not None:
-            (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
+        for name, template in self.templates.items():
+            path = folder / TEMPLATE_FILES[name]
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(template, encoding="utf-8")
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, with the special tokens around it that the model expects, such as
@@ -156,11 +170,36 @@ class Tokenizer:
 
         Raises CetaneError if the model has no chat template, or if it refuses the messages.
         """
-        if self.chat_template is None:
+        template = self.template_for(tools)
+        if template is None:
             raise CetaneError("this model has no chat template", "encode plain text instead")
-        return render(
-            self.chat_template, messages, add_generation_prompt, self.special_tokens, tools
-        )
+        return render(template, messages, add_generation_prompt, self.special_tokens, tools)
+
+    def render_open_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The text of a conversation up to the end of its last message's content, so that a model
+        can go on with that message (transformers' `continue_final_message`).
+
+        Raises CetaneError as `render_chat`, and if the template leaves out the last message.
+        """
+        *earlier, last = messages
+        marked = {**last, "content": last["content"] + MARK}
+        text, found, after = self.render_chat([*earlier, marked], False).rpartition(MARK.strip())
+        if not found:
+            raise CetaneError("the chat template leaves out the message that the model continues")
+        # A template that trims contents would have trimmed the blanks before the mark too.
+        return text if after.startswith(" ") else text.rstrip()
+
+    def template_for(self, tools: Sequence[Any]) -> str | None:
+        """The template of a conversation with these tools, if any, chosen as in transformers."""
+        if tools and self.tool_template is not None:
+            return self.tool_template
+        return self.chat_template
+
+    @property
+    def templates(self) -> dict[str, str]:
+        """Its chat templates, by the names that Hugging Face gives them."""
+        named = {"default": self.chat_template, "tool_use": self.tool_template}
+        return {name: template for name, template in named.items() if template is not None}
 
     @property
     def has_chat_template(self) -> bool:
@@ -301,15 +340,23 @@ def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, eos: str | None) -> tu
     return tuple(dict.fromkeys(i for i in ids if type(i) is int))
 
 
-def _chat_template(folder: Path, configured: Any) -> str | None:
-    """chat_template.jinja, else the config's template: of several, the one named "default"."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return read_text(path, LARGEST_TEMPLATE)
-    if isinstance(configured, list):
-        named = [entry for entry in configured if isinstance(entry, dict)]
-        configured = next((e.get("template") for e in named if e.get("name") == "default"), None)
-    return configured if isinstance(configured, str) else None
+def _chat_templates(folder: Path, configured: Any) -> dict[str, str]:
+    """The chat templates by name: those of files, else those of the config.
+
+    As in transformers, a file with the default template replaces all of the config's.
+    """
+    if not isinstance(configured, list):
+        configured = [{"name": "default", "template": configured}]
+    named: dict[str, str] = {}
+    if not (folder / TEMPLATE_FILES["default"]).is_file():
+        for entry in configured:
+            match entry:
+                case {"name": str(name), "template": str(template)}:
+                    named[name] = template
+    for name, file in TEMPLATE_FILES.items():
+        if (folder / file).is_file():
+            named[name] = read_text(folder / file, LARGEST_TEMPLATE)
+    return named
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

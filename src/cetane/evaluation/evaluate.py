@@ -87,6 +87,9 @@ def evaluate(
     if own.shortened:
         text = "answers had less room in the context than their task wanted"
         warnings.append(f"{own.shortened} {text}")
+    if own.without_system:
+        text = "prompts lack their system message, which the model's chat template refuses"
+        warnings.append(f"{own.without_system} {text}")
     result = Evaluation(
         figures=tuple(figures(ours, theirs)), limit=limit, fewshot=fewshot, chat=chat,
         adapter=adapter,

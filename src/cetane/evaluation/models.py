@@ -45,6 +45,8 @@ class TokenModel(TemplateLM):
         self.answers, self.progress = answers, progress
         self.shortened = 0
         """The number of answers that had less room than their task wanted."""
+        self.without_system = 0
+        """The number of prompts without their system message, which the template refuses."""
         self.scored: dict[str, tuple[float, int]] = {}
         """The log likelihood of every scored continuation and its number of tokens, by the key of
         its request."""
@@ -79,7 +81,24 @@ class TokenModel(TemplateLM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        return self.own_tokenizer.render_chat(chat_history, add_generation_prompt)
+        """The text of a conversation. A system message that the template refuses is left out, as
+        in lm_eval's own model."""
+        try:
+            return self.conversation(chat_history, add_generation_prompt)
+        except CetaneError:
+            others = [message for message in chat_history if message["role"] != "system"]
+            if len(others) == len(chat_history):
+                raise
+            text = self.conversation(others, add_generation_prompt)
+        self.without_system += 1
+        return text
+
+    def conversation(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        """The text of a conversation. The harness gives the begin of an answer (a task's
+        `gen_prefix`) as a last message of the assistant, which stays open."""
+        if not add_generation_prompt and messages[-1]["role"] == "assistant":
+            return self.own_tokenizer.render_open_chat(messages)
+        return self.own_tokenizer.render_chat(messages, add_generation_prompt)
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any

@@ -291,6 +291,7 @@ def wrong_tokenizer(given: Tokenizer, model: Tokenizer) -> Iterator[WrongWeight]
         "special tokens": (given.special_tokens, wanted.special_tokens),
         "stop tokens": (given.eos_ids, wanted.eos_ids),
         "chat template": (given.chat_template, wanted.chat_template),
+        "tool template": (given.tool_template, wanted.tool_template),
     }
     for label, (own, other) in parts.items():
         if own != other:

@@ -23,6 +23,9 @@ from cetane.server.tools import described, forced_grammar, strict_grammar
 from cetane.server.writing import Ask
 from cetane.validation import MOST_DIGITS, parse_json
 
+COMPLETION = 16
+"""The most tokens of a completion whose request says none, as in OpenAI's API."""
+
 
 def chat_asks(request: ChatRequest, served: Served, settings: Settings) -> list[Ask]:
     """The asks of a chat request, one for each choice. Raises ApiError."""
@@ -41,10 +44,12 @@ def completion_asks(request: CompletionRequest, served: Served, settings: Settin
     prompts = completion_prompts(request, served, settings)
     check_count(request.n, settings)
     grammar = grammar_of(request.response_format)
+    most = request.max_tokens
+    if most is None:  # nobody asked for the default, so a lower limit shortens it
+        most = min(COMPLETION, settings.max_tokens or COMPLETION)
     return asks(
-        request, served, settings, prompts, "prompt", request.max_tokens, request.logprobs, grammar,
-        request.echo,
-    )  # fmt: skip
+        request, served, settings, prompts, "prompt", most, request.logprobs, grammar, request.echo
+    )
 
 
 def check_count(count: int, settings: Settings) -> None:
@@ -174,7 +179,7 @@ def chat_grammar(request: ChatRequest, served: Served) -> str | None:
 
     Many clients mark every tool as `strict`. So a model that takes no grammar ignores the mark.
     """
-    template = served.tokenizer.chat_template or ""
+    template = served.tokenizer.template_for(request.tools) or ""
     asked = forced_grammar(request, template) or grammar_of(request.response_format)
     if asked is None and served.constrains:
         return strict_grammar(request, template)
@@ -183,15 +188,15 @@ def chat_grammar(request: ChatRequest, served: Served) -> str | None:
 
 def chat_ids(request: ChatRequest, served: Served) -> list[int]:
     """The tokens of a conversation, by the model's own template."""
-    template = served.tokenizer.chat_template
-    if template is None:
-        raise unsupported(
-            "messages", "this model has no chat template, so it is only for /v1/completions"
-        )
     tools = [] if request.tool_choice == "none" else request.tools
     if isinstance(request.tool_choice, NamedTool):
         name = request.tool_choice.function.name
         tools = [tool for tool in tools if tool.function.name == name]
+    template = served.tokenizer.template_for(tools)
+    if template is None:
+        raise unsupported(
+            "messages", "this model has no chat template, so it is only for /v1/completions"
+        )
     if tools and "tools" not in template:
         raise unsupported("tools", "the model's chat template knows no tools")
     messages = [plain(message) for message in request.messages]
@@ -219,10 +224,11 @@ def plain(message: ChatMessage) -> Mapping[str, Any]:
 
 
 def read(arguments: str) -> Any:
-    """The arguments of an earlier call, which clients send as a text of JSON."""
+    """The arguments of an earlier call, which clients send as a text of JSON. An empty text, as
+    some clients send for a function without parameters, has none."""
     param = "messages"
     try:
-        return parse_json(arguments, f"{param}: the arguments of a tool call")
+        return parse_json(arguments.strip() or "{}", f"{param}: the arguments field of a tool call")
     except CetaneError as error:
         raise ApiError(400, error.message, param, "invalid_value") from error
 

@@ -251,7 +251,6 @@ class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
     prompt: str | Ids | Items[str] | Items[Ids]
-    max_tokens: int | None = Field(default=16, ge=0)
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=20)
     best_of: Literal[1] = 1

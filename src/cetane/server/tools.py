@@ -79,7 +79,8 @@ def one_call(value: Any, names: Sequence[str]) -> MadeCall | None:
     except ValueError:  # a number beyond float64, or NaN, which JSON cannot hold
         return None
     function = CalledFunction(name=value["name"], arguments=text)
-    return MadeCall(id=f"call_{secrets.token_hex(12)}", function=function)
+    # Templates of Mistral refuse every id but nine letters or digits.
+    return MadeCall(id=secrets.token_hex(5)[:9], function=function)
 
 
 def forced_grammar(request: ChatRequest, template: str) -> str | None:
@@ -121,9 +122,12 @@ def loose(tool: Tool) -> Tool:
 
 def call_schema(tool: Tool, arguments: str) -> Mapping[str, Any]:
     """The JSON schema of a call of a tool. The parameters have an `$id` of their own, so that their
-    references are to themselves, such as `#/$defs/place`."""
+    references are to themselves, such as `#/$defs/place`.
+
+    Arguments are always an object, also where the tool's schema does not say so.
+    """
     name = tool.function.name
-    parameters = mended(tool.function.parameters) | {"$id": f"tool:{name}"}
+    parameters = mended(tool.function.parameters) | {"type": "object", "$id": f"tool:{name}"}
     return {
         "type": "object",
         "properties": {"name": {"const": name}, arguments: parameters},

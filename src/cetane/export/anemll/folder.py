@@ -127,13 +127,15 @@ def write_tokenizer(tokenizer: Tokenizer, config: Mapping[str, Any], folder: Pat
     """Write the tokenizer and the config.
 
     The chat template goes into `tokenizer_config.json`: the app downloads no other file with one.
-    The config gets the tokenizer's stop tokens. It also says which layers slide, since older
-    configs leave that to transformers.
+    If there is one for tools too, both have names there. The config gets the tokenizer's stop
+    tokens. It also says which layers slide, since older configs leave that to transformers.
     """
     tokenizer.save(folder)
-    if tokenizer.chat_template is not None:
+    if tokenizer.has_chat_template:
         path = folder / "tokenizer_config.json"
-        write_json(path, read_json(path) | {"chat_template": tokenizer.chat_template})
+        named = [{"name": name, "template": text} for name, text in tokenizer.templates.items()]
+        template = tokenizer.chat_template if tokenizer.tool_template is None else named
+        write_json(path, read_json(path) | {"chat_template": template})
     parsed = parse_config(dict(config))
     stated = {
         key: value
