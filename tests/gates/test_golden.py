@@ -570,3 +570,15 @@ def test_every_capacity_is_judged(
     crossing = {one.mode for one in right.structure if one.probe == "beyond 64"}
     assert crossing == {"decode", "prefill"}
     assert [one.mode for one in right.ane] == ["prefill", "decode"]
+
+
+def test_a_zaya_of_flexible_shapes_passes(
+    zaya_bundle: Callable[..., Bundle], zaya_checkpoint: Checkpoint
+) -> None:
+    """The published verifier of 1 to 4 tokens, with all of ZAYA in it."""
+    flexible = zaya_bundle(
+        tensor_layout="ct1",
+        cache={"contract": "blend", "context": 64},
+        tokens={"verify": 4, "prefill": 0, "shapes": "range"},
+    )
+    assert run(flexible, zaya_checkpoint, prompts=0).passed

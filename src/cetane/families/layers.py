@@ -218,10 +218,12 @@ class CausalTaps(Leaf):
             self.bias = None
 
     def forward(self, x: Tensor) -> Tensor:
-        length = x.shape[self.time] - len(self.taps) + 1
+        # Ends count from the last column, so that they are constants for flexible T as well.
+        ends = [*range(1 - len(self.taps), 0), None]
+        before = (slice(None),) * self.time
         first, *rest = (
-            x.narrow(self.time, start, length) * getattr(self, name)
-            for start, name in enumerate(self.taps)
+            x[(*before, slice(start, end))] * getattr(self, name)
+            for start, (name, end) in enumerate(zip(self.taps, ends, strict=True))
         )
         summed = first if self.bias is None else self.bias + first
         for product in rest:
@@ -366,7 +368,7 @@ def first_largest(scores: Tensor, classes: int, axes: Axes) -> Tensor:
 
     It uses neither argmax nor one-hot, which may leave the ANE. Ties do occur in fp16.
     """
-    one, zero = (make(1, dtype=scores.dtype) for make in (torch.ones, torch.zeros))
+    one, zero = torch.ones_like(scores), torch.zeros_like(scores)  # scalars fail for flexible T
     largest = torch.where(scores == scores.amax(1, keepdim=True), one, zero)
     rows = largest.reshape(1, 1, classes, -1)
     earlier = torch.tril(torch.ones(classes, classes, dtype=scores.dtype), -1) @ rows
