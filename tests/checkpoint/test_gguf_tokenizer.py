@@ -140,7 +140,7 @@ def test_byte_level(pre: str, tmp_path: Path) -> None:
         assert tokenizer.encode(text) == bos + ids
         assert tokenizer.decode(ids) == backend.decode(ids)
     assert tokenizer.vocab_size == backend.get_vocab_size()
-    assert tokenizer.bos_id == 0 and tokenizer.eos_ids == (2,)
+    assert tokenizer.bos_id == 0 and tokenizer.eos_ids == (2, 0)
 
 
 def test_flags_template_and_stop_tokens(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_flags_template_and_stop_tokens(tmp_path: Path) -> None:
     ids = backend.encode("it's").ids
     assert tokenizer.encode("it's") == [0, *ids, 2]
     assert tokenizer.chat([{"role": "user", "content": "it's"}]) == [0, *ids, 2]
-    assert tokenizer.eos_ids == (2, 1)
+    assert tokenizer.eos_ids == (2, 1, 0)
 
 
 PIECES = [
@@ -233,6 +233,31 @@ def test_gemma_matches_transformers(tmp_path: Path) -> None:
         assert ids == [1, *theirs.encode(text, add_special_tokens=False).ids]
     assert tokenizer.eos_ids == (2, tokens.index("<end_of_turn>"))
     assert tokenizer.encode("   o")[1:] == [tokens.index("   "), tokens.index("o")]
+
+
+@pytest.mark.parametrize(
+    ("eos", "others", "ends"),
+    [
+        # What the models' own generation_config.json files list, eos first.
+        ("<|endoftext|>", ["<|assistant|>", "<|end|>"], ["<|end|>"]),  # Phi-3
+        ("<|return|>", ["<|call|>", "<|end|>", "<|endoftext|>"], ["<|call|>", "<|endoftext|>"]),
+        ("<eos>", ["<|tool_response>", "<|turn>", "<turn|>"], ["<|tool_response>", "<turn|>"]),
+        ("<|im_end|>", ["<|endoftext|>", "<|im_start|>"], ["<|endoftext|>"]),  # Qwen
+    ],
+)
+def test_all_tokens_that_end_an_answer(
+    eos: str, others: list[str], ends: list[str], tmp_path: Path
+) -> None:
+    tokens = ["<unk>", "<s>", "</s>", eos, *others]
+
+    def metadata(writer: gguf.GGUFWriter) -> None:
+        writer.add_token_list(tokens)
+        writer.add_token_scores([0.0] * len(tokens))
+        writer.add_token_types([TokenType.CONTROL] * len(tokens))
+        writer.add_eos_token_id(3)
+
+    tokenizer = load(write(tmp_path / "m.gguf", "llama", "llama", metadata))
+    assert [tokens[i] for i in tokenizer.eos_ids] == [eos, *ends]
 
 
 def test_saved_tokenizer_reads_the_same(tmp_path: Path) -> None:

@@ -22,8 +22,20 @@ sum is the work of `_merges`. Released vocabularies come to 2**24."""
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
 
-# Tokens that end a turn, from llama.cpp's list: files often leave them out of their metadata.
-_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
+_ENDS = frozenset(
+    (
+        "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>",
+        "<|flush|>", "<end_of_turn>", "<turn|>", "<|tool_response>", "<eos>", "<|endoftext|>",
+        "<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>",
+        "<｜end▁of▁sentence｜>", "[e~[",
+    )
+)  # fmt: skip
+"""Tokens that end an answer: files often leave them out of their metadata.
+
+It is llama.cpp's list, without `</s>`: that is a tag of HTML to Gemma.
+"""
+_HARMONY_ENDS = frozenset(("<|return|>", "<|call|>"))
+"""Where one of them ends an answer, `<|end|>` only ends a message (gpt-oss)."""
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
@@ -150,12 +162,14 @@ class _Vocabulary:
 
     def eos_ids(self) -> tuple[int, ...]:
         declared = [self.token_id(role) for role in ("eos", "eot", "eom")]
-        by_name = [
-            i
+        by_name = {
+            token: i
             for i, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
-            if kind in (_CONTROL, _USER_DEFINED) and token in _END_OF_TURN
-        ]
-        return tuple(dict.fromkeys(i for i in declared + by_name if i is not None))
+            if kind in (_CONTROL, _USER_DEFINED) and token in _ENDS
+        }
+        if by_name.keys() & _HARMONY_ENDS:
+            by_name.pop("<|end|>", None)
+        return tuple(dict.fromkeys(i for i in (*declared, *by_name.values()) if i is not None))
 
     def build(self) -> tokenizers.Tokenizer:
         with library_errors(f"{self.file.path} has no usable tokenizer"):
