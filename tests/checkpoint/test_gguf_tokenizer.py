@@ -13,11 +13,13 @@ from gguf import TokenType
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QWEN2
 from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX as QWEN35
 
 from cetane.checkpoint import Tokenizer
 from cetane.checkpoint.gguf_file import read_gguf
+from cetane.checkpoint.gguf_pre_tokenizers import PRE_TOKENIZERS
 from cetane.checkpoint.gguf_tokenizer import load_gguf_tokenizer
 from cetane.errors import CetaneError
 
@@ -36,6 +38,9 @@ TEXTS = [
     "<|im_start|>user\nhi<think>there<|im_end|>",
     "e\u0301 \u00a0nbsp\u2003em",
     "HELLO'S World's",
+    "C:\\path\\to [x](y) don't.stop",
+    "中文2024年，「引号」。 yes!‘x’ the中文 \ufb01n  ",
+    "x = {\n\n    'y': -1.5e3,\r\n}",
 ]
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 LLAMA3 = QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|")
@@ -50,11 +55,18 @@ O200K = (
 )
 
 
-def split_on(regex: str) -> Any:
+# What DeepSeek-V2-Lite's file has as ranges: letters of two cases. It leaves some scripts out.
+CASED = r"[[\p{Lu}\p{Ll}\p{Lt}]&&[\p{Latin}\p{Greek}\p{Cyrillic}]]"
+CJK = "[一-龥ࠀ-一가-퟿]+"
+
+
+def split_on(*regexes: str, digits: bool = False) -> Any:
+    """Pieces by each regex in turn; `digits` apart at the end, if asked."""
+    parts: list[Any] = [pre_tokenizers.Split(Regex(r), behavior="isolated") for r in regexes]
+    if digits:
+        parts.append(pre_tokenizers.Digits(individual_digits=True))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(regex), behavior="isolated"), byte_level]
-    )
+    return pre_tokenizers.Sequence([*parts, byte_level])
 
 
 # What the models' own tokenizer.json files say.
@@ -72,6 +84,21 @@ PUBLISHED: dict[str, Callable[[], Any]] = {
     "smaug-bpe": lambda: split_on(LLAMA3),
     "qwen35": lambda: split_on(QWEN35),
     "gpt-4o": lambda: split_on(O200K),
+    "olmo": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "seed-coder": lambda: split_on(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}"
+        r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "deepseek-llm": lambda: split_on(
+        "[\r\n]", rf"\s?{CASED}+", "\\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", CJK, digits=True
+    ),
+    "deepseek-coder": lambda: split_on("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK, digits=True),
+    "deepseek-v3": lambda: split_on(
+        r"\p{N}{1,3}",
+        "[一-龥぀-ゟ゠-ヿ]+",
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
 }
 
 
@@ -139,8 +166,18 @@ def test_byte_level(pre: str, tmp_path: Path) -> None:
         ids = backend.encode(text).ids
         assert tokenizer.encode(text) == bos + ids
         assert tokenizer.decode(ids) == backend.decode(ids)
+        pieces = backend.pre_tokenizer.pre_tokenize_str(text)
+        assert tokenizer.backend.pre_tokenizer.pre_tokenize_str(text) == pieces
     assert tokenizer.vocab_size == backend.get_vocab_size()
     assert tokenizer.bos_id == 0 and tokenizer.eos_ids == (2, 0)
+
+
+def test_splits_are_those_of_transformers() -> None:
+    """Its reader of GGUF files has the rules of the models that it reads."""
+    both = GGUF_PRE_TOKENIZER_SPLITS.keys() & PRE_TOKENIZERS.keys()
+    assert {"llama4", "pixtral", "tekken", "dbrx", "megrez"} <= both
+    for name in both:
+        assert PRE_TOKENIZERS[name].splits == (GGUF_PRE_TOKENIZER_SPLITS[name],), name
 
 
 def test_flags_template_and_stop_tokens(tmp_path: Path) -> None:
@@ -317,7 +354,7 @@ def good_bpe(writer: gguf.GGUFWriter) -> None:
         (
             "gpt2",
             [lambda w: w.add_token_list(["a"]), lambda w: w.add_tokenizer_pre("new")],
-            "pre-tokenizer 'new' is not known; known are: dbrx, deepseek-r1-qwen, ",
+            "pre-tokenizer 'new' is not known; known are: dbrx, deepseek-coder, ",
         ),
         ("gpt2", [good_tokens], r"no tokenizer\.ggml\.merges"),
         ("gpt2", [good_tokens, lambda w: w.add_token_merges(["a z"])], "out of vocabulary"),
@@ -353,6 +390,8 @@ def test_bad_metadata(kind: str, extras: list[Extra], match: str, tmp_path: Path
     with pytest.raises(CetaneError, match=match) as caught:
         load(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    if "not known" in match or "not one of" in match:
+        assert "safetensors" in str(caught.value.hint)
 
 
 def test_damaged_metadata_never_escapes_as_another_error(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from cetane.checkpoint.gguf_file import GGUFFile
+from cetane.checkpoint.gguf_pre_tokenizers import PRE_TOKENIZERS
 from cetane.checkpoint.tokenizer import Tokenizer, library_errors
 from cetane.errors import CetaneError
 from cetane.files import cache_dir, write_cache
@@ -21,6 +21,8 @@ _LONG_TOKEN, _MOST_WORK = 64, 1 << 28
 sum is the work of `_merges`. Released vocabularies come to 2**24."""
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
+
+_SAFETENSORS = "use the model's safetensors, which have its tokenizer.json"
 
 _ENDS = frozenset(
     (
@@ -36,55 +38,6 @@ It is llama.cpp's list, without `</s>`: that is a tag of HTML to Gemma.
 """
 _HARMONY_ENDS = frozenset(("<|return|>", "<|call|>"))
 """Where one of them ends an answer, `<|end|>` only ends a message (gpt-oss)."""
-
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-_QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
-    r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
-)
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_GPT4O = (
-    _TEKKEN.replace(r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + _ENDINGS + "|")
-    .replace(r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + _ENDINGS + "|")
-    .replace(r"|\p{N}|", r"|\p{N}{1,3}|")
-)
-
-
-@dataclass(frozen=True)
-class _PreTokenizer:
-    """The meaning of one value of `tokenizer.ggml.pre` (llama.cpp's llama-vocab.cpp)."""
-
-    splits: tuple[str, ...]  # applied one after the other; each match becomes a piece
-    nfc: bool = False
-    ignore_merges: bool = False  # a piece that is itself a token stays whole
-    add_bos: bool = False
-
-
-_PRE_TOKENIZERS = (
-    dict.fromkeys(("gpt-2", "default"), _PreTokenizer((_GPT2,)))
-    | dict.fromkeys(("smollm", "starcoder", "refact"), _PreTokenizer((r"\p{N}", _GPT2)))
-    | dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2"),
-        _PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True),
-    )
-    | dict.fromkeys(("dbrx", "smaug-bpe"), _PreTokenizer((_LLAMA3,)))
-    | {
-        "qwen2": _PreTokenizer((_QWEN2,), nfc=True),
-        "deepseek-r1-qwen": _PreTokenizer((_QWEN2,)),
-        "qwen35": _PreTokenizer((_QWEN35,), nfc=True),
-        "gpt-4o": _PreTokenizer((_GPT4O,)),
-        "tekken": _PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
-    }
-)
 
 
 def load_gguf_tokenizer(file: GGUFFile) -> Tokenizer:
@@ -115,15 +68,15 @@ class _Vocabulary:
         self.file = file
         self.kind = self.get("tokenizer.ggml.model", str)
         if self.kind not in ("gpt2", "llama"):
-            raise self.bad(f"tokenizer model {self.kind!r} is not one of gpt2, llama")
+            raise self.bad(f"tokenizer model {self.kind!r} is not one of gpt2, llama", _SAFETENSORS)
         tokens = self.get("tokenizer.ggml.tokens", list)
         if not tokens:
             raise self.bad("it has no tokenizer.ggml.tokens")
         self.tokens: list[str] = tokens
         self.types = self.numbers("tokenizer.ggml.token_type", default=_NORMAL)
 
-    def bad(self, why: str) -> CetaneError:
-        return CetaneError(f"{self.file.path} has no usable tokenizer: {why}")
+    def bad(self, why: str, hint: str | None = None) -> CetaneError:
+        return CetaneError(f"{self.file.path} has no usable tokenizer: {why}", hint)
 
     def get(self, key: str, kind: type) -> Any:
         """The value of `key`; None if the file has none."""
@@ -189,10 +142,11 @@ class _Vocabulary:
 
     def _byte_level(self) -> tuple[tokenizers.Tokenizer, bool]:
         name = self.get("tokenizer.ggml.pre", str)
-        rule = _PRE_TOKENIZERS.get(name)
+        rule = PRE_TOKENIZERS.get(name)
         if rule is None:
-            known = ", ".join(sorted(_PRE_TOKENIZERS))
-            raise self.bad(f"pre-tokenizer {name!r} is not known; known are: {known}")
+            known = ", ".join(sorted(PRE_TOKENIZERS))
+            why = f"pre-tokenizer {name!r} is not known; known are: {known}"
+            raise self.bad(why, _SAFETENSORS)
         merges = self.get("tokenizer.ggml.merges", list)
         if merges is None:
             raise self.bad("it has no tokenizer.ggml.merges")
