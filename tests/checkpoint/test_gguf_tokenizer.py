@@ -272,6 +272,41 @@ def test_gemma_matches_transformers(tmp_path: Path) -> None:
     assert tokenizer.encode("   o")[1:] == [tokens.index("   "), tokens.index("o")]
 
 
+def test_gemma4_matches_transformers(tmp_path: Path) -> None:
+    """As the converter writes it: the merges of its tokenizer.json, and scores of no meaning."""
+    tokens = [
+        *("<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>"),
+        *(f"<0x{i:02X}>" for i in range(256)),
+        *("▁", "h", "e", "l", "o", "w", "é", "\n", "▁▁", "\n\n", "he", "lo", "ll", "hel", "llo"),
+        *("▁he", "▁w", "hello", "▁hello", "<|channel>"),
+    ]
+    merges = ["▁ ▁", "\n \n", "l l", "l o", "h e", "ll o", "he l", "▁ he", "▁ w", "he llo"]
+    kinds = dict.fromkeys(tokens[:6], TokenType.CONTROL) | {"<|channel>": TokenType.USER_DEFINED}
+    kinds |= dict.fromkeys(tokens[6:262], TokenType.BYTE)
+
+    def metadata(writer: gguf.GGUFWriter) -> None:
+        writer.add_token_list(tokens)
+        writer.add_token_scores([-1000.0] * len(tokens))
+        writer.add_token_types([kinds.get(token, TokenType.NORMAL) for token in tokens])
+        writer.add_token_merges(merges)
+        for role, i in (("pad", 0), ("eos", 1), ("bos", 2), ("unk", 3)):
+            getattr(writer, f"add_{role}_token_id")(i)
+        writer.add_add_space_prefix(False)
+        writer.add_add_bos_token(True)
+
+    path = write(tmp_path / "m.gguf", "gemma4", "gemma4", metadata)
+    architecture, description, _ = get_gguf_tokenizer(str(path))
+    theirs, _ = convert_gguf_tokenizer(architecture, description)
+    tokenizer = load(path)
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (2, (1, 5))
+    texts = [*SPM_TEXTS, "hello   world", " hello\n\n\nhe", "<|turn>he<|channel>\nllo<turn|>\n"]
+    for text in texts:
+        ids = tokenizer.encode(text)
+        assert ids == [2, *theirs.encode(text, add_special_tokens=False).ids]
+        assert tokenizer.decode(ids) == theirs.decode(ids)
+    assert [tokens[i] for i in tokenizer.encode(" hello")] == ["<bos>", "▁he", "llo"]
+
+
 @pytest.mark.parametrize(
     ("eos", "others", "ends"),
     [
@@ -348,7 +383,7 @@ def good_bpe(writer: gguf.GGUFWriter) -> None:
 @pytest.mark.parametrize(
     ("kind", "extras", "match"),
     [
-        ("bert", [], "'bert' is not one of gpt2, llama"),
+        ("bert", [], "'bert' is not one of gpt2, llama, gemma4"),
         ("gpt2", [], r"no tokenizer\.ggml\.tokens"),
         ("gpt2", [lambda w: w.add_token_list(["a"])], "pre-tokenizer None is not known"),
         (
@@ -357,6 +392,7 @@ def good_bpe(writer: gguf.GGUFWriter) -> None:
             "pre-tokenizer 'new' is not known; known are: dbrx, deepseek-coder, ",
         ),
         ("gpt2", [good_tokens], r"no tokenizer\.ggml\.merges"),
+        ("gemma4", [good_tokens], r"no tokenizer\.ggml\.merges"),
         ("gpt2", [good_tokens, lambda w: w.add_token_merges(["a z"])], "out of vocabulary"),
         ("gpt2", [good_tokens, lambda w: w.add_token_merges(["ab"])], "'ab' is not two tokens"),
         ("gpt2", [good_tokens, lambda w: w.add_token_types([1])], "1 entries for 3 tokens"),

@@ -20,6 +20,9 @@ _LONG_TOKEN, _MOST_WORK = 64, 1 << 28
 """The characters of a long token, and the most for the sum of squared lengths of longer ones. This
 sum is the work of `_merges`. Released vocabularies come to 2**24."""
 
+_KINDS = ("gpt2", "llama", "gemma4")
+"""The values of tokenizer.ggml.model: bytes, SentencePiece, and SentencePiece with merges."""
+
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
 
 _SAFETENSORS = "use the model's safetensors, which have its tokenizer.json"
@@ -67,8 +70,9 @@ class _Vocabulary:
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
         self.kind = self.get("tokenizer.ggml.model", str)
-        if self.kind not in ("gpt2", "llama"):
-            raise self.bad(f"tokenizer model {self.kind!r} is not one of gpt2, llama", _SAFETENSORS)
+        if self.kind not in _KINDS:
+            why = f"tokenizer model {self.kind!r} is not one of {', '.join(_KINDS)}"
+            raise self.bad(why, _SAFETENSORS)
         tokens = self.get("tokenizer.ggml.tokens", list)
         if not tokens:
             raise self.bad("it has no tokenizer.ggml.tokens")
@@ -140,13 +144,8 @@ class _Vocabulary:
             raise self.bad("a token appears twice")
         return ids
 
-    def _byte_level(self) -> tuple[tokenizers.Tokenizer, bool]:
-        name = self.get("tokenizer.ggml.pre", str)
-        rule = PRE_TOKENIZERS.get(name)
-        if rule is None:
-            known = ", ".join(sorted(PRE_TOKENIZERS))
-            why = f"pre-tokenizer {name!r} is not known; known are: {known}"
-            raise self.bad(why, _SAFETENSORS)
+    def _own_merges(self) -> list[tuple[str, str]]:
+        """The merges that the file lists."""
         merges = self.get("tokenizer.ggml.merges", list)
         if merges is None:
             raise self.bad("it has no tokenizer.ggml.merges")
@@ -156,8 +155,17 @@ class _Vocabulary:
             if space < 0:
                 raise self.bad(f"its merge {merge!r} is not two tokens")
             pairs.append((merge[:space], merge[space + 1 :]))
+        return pairs
+
+    def _byte_level(self) -> tuple[tokenizers.Tokenizer, bool]:
+        name = self.get("tokenizer.ggml.pre", str)
+        rule = PRE_TOKENIZERS.get(name)
+        if rule is None:
+            known = ", ".join(sorted(PRE_TOKENIZERS))
+            why = f"pre-tokenizer {name!r} is not known; known are: {known}"
+            raise self.bad(why, _SAFETENSORS)
         backend = tokenizers.Tokenizer(
-            models.BPE(self.ids(self.tokens), pairs, ignore_merges=rule.ignore_merges)
+            models.BPE(self.ids(self.tokens), self._own_merges(), ignore_merges=rule.ignore_merges)
         )
         if rule.nfc:
             backend.normalizer = normalizers.NFC()
@@ -170,10 +178,12 @@ class _Vocabulary:
         backend.decoder = decoders.ByteLevel()
         return backend, rule.add_bos
 
-    def _sentencepiece(self) -> tokenizers.Tokenizer:
+    def _pieces(self) -> tuple[dict[str, int], list[tuple[str, str]]]:
+        """The ids of SentencePiece's tokens, and the merges that make them."""
         tokens = self.tokens
-        gemma = self.file.metadata["general.architecture"].startswith("gemma")
-        if gemma:
+        if self.kind == "gemma4":
+            return self.ids(tokens), self._own_merges()
+        if self.file.metadata["general.architecture"].startswith("gemma"):
             # The converter wrote runs of "▁" as spaces. Gemma's merges follow the order of its
             # tokens, not their scores.
             tokens = ["▁" * len(t) if t.isspace() and set(t) == {" "} else t for t in tokens]
@@ -181,19 +191,16 @@ class _Vocabulary:
         else:
             ranks = self.numbers("tokenizer.ggml.scores")
         ids = self.ids(tokens)
-        unknown = self.token_id("unknown")
-        assert unknown is not None  # SentencePiece has a default
+        return ids, _merges(ids, ranks, self.types)
+
+    def _sentencepiece(self) -> tokenizers.Tokenizer:
+        ids, merges = self._pieces()
+        unknown = self.special_tokens().get("unk_token")
         backend = tokenizers.Tokenizer(
-            models.BPE(
-                ids,
-                _merges(ids, ranks, self.types),
-                unk_token=tokens[unknown],
-                fuse_unk=True,
-                byte_fallback=True,
-            )
+            models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
         )
         prefix = self.get("tokenizer.ggml.add_space_prefix", bool)
-        prefix = True if prefix is None else prefix
+        prefix = self.kind == "llama" if prefix is None else prefix
         to_underline = normalizers.Replace(" ", "▁")
         to_space = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
         if prefix:
