@@ -136,9 +136,31 @@ def test_shards_and_single_files(tmp_path: Path) -> None:
     assert open_checkpoint(folder / "part-1.safetensors").names() == ["b"]
     # Without an index, several files are ambiguous and one is not.
     (folder / "model.safetensors.index.json").unlink()
-    refused(folder, "2 safetensors files but no")
+    refused(
+        folder, r"safetensors files \(2\), but no .* \(download model\.safetensors\.index\.json"
+    )
     (folder / "part-1.safetensors").unlink()
     assert open_checkpoint(folder).names() == ["a"]
+
+
+def test_shards_without_an_index(tmp_path: Path, tiny_model: Any) -> None:
+    """Names that count to their end are a whole model, as `save_pretrained` writes it."""
+    model = tiny_model("qwen3")
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    (tmp_path / "model.safetensors.index.json").unlink()
+    shards = sorted(tmp_path.glob("model-*-of-*.safetensors"))
+    assert len(shards) > 2
+    assert open_checkpoint(tmp_path).names() == sorted(model.state_dict())
+    refused(shards[0], f"one of {len(shards)} shards of a model .give its folder: {tmp_path}")
+
+    other = tmp_path / "consolidated.safetensors"
+    other.write_bytes(shards[0].read_bytes())
+    refused(tmp_path, r"but no model\.safetensors\.index\.json")
+    shards[0].rename(other)
+    refused(tmp_path, r"but no model\.safetensors\.index\.json")
+    for path in (other, *shards[2:]):
+        path.unlink()
+    refused(tmp_path, r"safetensors files \(1\), but no model\.safetensors\.index\.json")
 
 
 @pytest.mark.parametrize(

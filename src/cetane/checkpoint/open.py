@@ -11,7 +11,7 @@ from cetane.checkpoint.convert_tokenizer import SOURCES
 from cetane.checkpoint.gguf import GGUFCheckpoint
 from cetane.checkpoint.gguf_file import MAGIC
 from cetane.checkpoint.names import HUB_ID
-from cetane.checkpoint.safetensors import SafetensorsCheckpoint, refuse_pickle
+from cetane.checkpoint.safetensors import SafetensorsCheckpoint, refuse_pickle, shard_of_name
 from cetane.errors import CetaneError
 
 _WEIGHT_FILE = re.compile(r".*\.(gguf|safetensors|bin|pth?|ckpt|pkl)", re.IGNORECASE)
@@ -64,6 +64,11 @@ def open_base(source: str | Path) -> Checkpoint:
 def _open_file(path: Path) -> Checkpoint:
     refuse_pickle([path])
     if path.suffix == ".safetensors":
+        shard = shard_of_name(path.name)
+        if shard is not None and shard[2] > 1:
+            raise CetaneError(
+                f"{path} is one of {shard[2]} shards of a model", f"give its folder: {path.parent}"
+            )
         return SafetensorsCheckpoint.open(path.parent, weights=path)
     if path.suffix == ".gguf" or _starts_with(path, MAGIC):
         return GGUFCheckpoint.open(path)

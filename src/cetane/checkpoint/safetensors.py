@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ _MAX_HEADER = 100_000_000  # bytes; the format's own limit
 _PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
+_SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)\.safetensors")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 PIECE = 1 << 22
 """Bytes that are compared at a time."""
@@ -148,15 +150,43 @@ def _read_shards(folder: Path) -> dict[str, StoredTensor]:
     if (folder / INDEX).is_file():
         return read_index(folder / INDEX, partial(_shard_path, folder / INDEX))
     files = sorted(folder.glob("*.safetensors"))
-    if len(files) == 1:
-        return read_header(files[0])
+    if _is_whole(files):
+        return _merged(files, folder)
     if files:
         raise CetaneError(
-            f"{folder} has {len(files)} safetensors files but no {INDEX}",
-            "give the path of the one to open",
+            f"{folder} has safetensors files ({len(files)}), but no {INDEX}",
+            f"download {INDEX} and all files that it names, or give the path of a whole model",
         )
     refuse_pickle(sorted(folder.iterdir()))
     raise CetaneError(f"{folder} has no safetensors file", "a checkpoint needs model.safetensors")
+
+
+def _is_whole(files: list[Path]) -> bool:
+    """Whether files are one model: a single file, or all shards by their names."""
+    shards = [shard for file in files if (shard := shard_of_name(file.name))]
+    if not shards:
+        return len(files) == 1
+    stem, _, count = shards[0]
+    expected = [(stem, number, count) for number in range(1, len(files) + 1)]
+    return count == len(files) and sorted(shards) == expected
+
+
+def shard_of_name(name: str) -> tuple[str, int, int] | None:
+    """Stem, number and count of a name such as `model-00001-of-00004.safetensors`."""
+    parts = _SHARD.fullmatch(name)
+    return (parts[1], int(parts[2]), int(parts[3])) if parts else None
+
+
+def _merged(files: Iterable[StoredFile], folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of some files. CetaneError for a name that two of them have."""
+    tensors: dict[str, StoredTensor] = {}
+    for file in files:
+        for name, tensor in read_header(file).items():
+            if name in tensors:
+                other = tensors[name].file.name
+                raise CetaneError(f"{folder} holds tensor {name!r} in {other} and {file.name}")
+            tensors[name] = tensor
+    return tensors
 
 
 def read_index(index: Path, shard_of: Callable[[str], StoredFile]) -> dict[str, StoredTensor]:
@@ -166,14 +196,10 @@ def read_index(index: Path, shard_of: Callable[[str], StoredFile]) -> dict[str, 
         raise CetaneError(f"{index} has no weight_map")
     if not all(isinstance(file, str) for file in weight_map.values()):
         raise CetaneError(f"{index} has a weight_map that does not map names to files")
-    tensors: dict[str, StoredTensor] = {}
-    for file in dict.fromkeys(weight_map.values()):
+    shards = list(dict.fromkeys(weight_map.values()))
+    for file in shards:
         check_shard_name(index, file)
-        for name, tensor in read_header(shard_of(file)).items():
-            if name in tensors:
-                other = tensors[name].file.name
-                raise CetaneError(f"{index.parent} holds tensor {name!r} in {other} and {file}")
-            tensors[name] = tensor
+    tensors = _merged(map(shard_of, shards), index.parent)
     for name, file in weight_map.items():
         if name not in tensors or tensors[name].file.name != file:
             raise CetaneError(f"{index} places tensor {name!r} in {file}, which does not hold it")
