@@ -106,9 +106,9 @@ def _download(repo_id: str) -> Path:
         names = _names_in(repo_id)
         refuse_pickle(Path(repo_id, name) for name in names)
         files = [name for name in names if name.endswith(".gguf")]
-        if files and not (Path(folder) / "config.json").is_file():
+        if files:
             raise CetaneError(
-                f"{repo_id} holds GGUF files, and no config.json",
+                f"{repo_id} holds GGUF files, and no safetensors",
                 f"hf download {repo_id} {files[0]} --local-dir . , then give that file",
             )
     return Path(folder)

@@ -73,9 +73,10 @@ class SafetensorsCheckpoint(Checkpoint):
     ) -> SafetensorsCheckpoint:
         """Open `folder`, or only the file `weights` in it. CetaneError names the file at fault."""
         if not (folder / "config.json").is_file():
-            ggufs = sorted(folder.glob("*.gguf"))
-            hint = f"open {ggufs[0]} itself" if ggufs else "give the folder that holds config.json"
-            raise CetaneError(f"{folder} has no config.json", hint)
+            raise CetaneError(
+                f"{folder} has no config.json",
+                _open_gguf(folder) or "give the folder that holds config.json",
+            )
         tensors = _read_shards(folder) if weights is None else read_header(weights)
         return cls(source or str(weights or folder), folder, tensors)
 
@@ -158,7 +159,16 @@ def _read_shards(folder: Path) -> dict[str, StoredTensor]:
             f"download {INDEX} and all files that it names, or give the path of a whole model",
         )
     refuse_pickle(sorted(folder.iterdir()))
-    raise CetaneError(f"{folder} has no safetensors file", "a checkpoint needs model.safetensors")
+    raise CetaneError(
+        f"{folder} has no safetensors file",
+        _open_gguf(folder) or "a checkpoint needs model.safetensors",
+    )
+
+
+def _open_gguf(folder: Path) -> str | None:
+    """The hint for a folder that holds GGUF files; None if it holds none."""
+    ggufs = sorted(folder.glob("*.gguf"))
+    return f"open {ggufs[0]} itself" if ggufs else None
 
 
 def _is_whole(files: list[Path]) -> bool:
