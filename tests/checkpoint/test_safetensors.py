@@ -121,6 +121,24 @@ def test_folder_written_by_transformers(tmp_path: Path, tiny_model: Any) -> None
     assert checkpoint.config["hidden_size"] == model.config.hidden_size
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_that_was_saved_without_its_head(
+    tied: bool, tmp_path: Path, tiny_model: Any
+) -> None:
+    """transformers loads it into a model with a head, and so puts `model.` in front of names."""
+    model = tiny_model("qwen3")
+    model.config.tie_word_embeddings = tied
+    head = {} if tied else {"lm_head.weight": model.lm_head.weight}
+    folder = folder_with(tmp_path / "m", model.model.state_dict() | head)
+    model.config.save_pretrained(folder)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    checkpoint = open_checkpoint(folder)
+    stored = theirs.keys() - ({"lm_head.weight"} if tied else set())
+    assert checkpoint.names() == sorted(stored)
+    for name in stored:
+        assert torch.equal(checkpoint.read(name), theirs[name])
+
+
 def test_a_read_tensor_is_the_callers_own(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(folder_with(tmp_path / "m", {"w": torch.ones(4)}))
     checkpoint.read("w").zero_()

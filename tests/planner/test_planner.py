@@ -390,6 +390,31 @@ def test_more_layers_than_tensors_are_refused_before_any_is_made() -> None:
         Planner(checkpoint, parse_recipe({"name": "test", "cache": {"context": 64}}, "test"))
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "hint"),
+    [
+        ("lm_head.", None, 'write "tie_word_embeddings": true into config.json'),
+        ("", "_orig_mod.", "_orig_mod.model.embed_tokens.weight is there"),
+        ("model.", "language_model.", "language_model.embed_tokens.weight is there"),
+        ("model.", "transformer.h.", "transformer.h.embed_tokens.weight is there"),
+        ("model.embed_tokens.", "model.wte.", None),
+    ],
+)
+def test_a_missing_tensor_that_has_another_name(
+    before: str, after: str | None, hint: str | None
+) -> None:
+    """`before` stands in front of names, and gives way to `after`; None drops the tensor."""
+    checkpoint = InMemoryCheckpoint(build_model("llama", tie_word_embeddings=False))
+    checkpoint.tensors = {
+        name if not name.startswith(before) else f"{after}{name.removeprefix(before)}": tensor
+        for name, tensor in checkpoint.tensors.items()
+        if after is not None or not name.startswith(before)
+    }
+    with pytest.raises(CetaneError, match="no tensor ") as caught:
+        Planner(checkpoint, parse_recipe({"name": "test", "cache": {"context": 64}}, "test"))
+    assert caught.value.hint is None if hint is None else hint in str(caught.value.hint)
+
+
 def uncalled(content: dict[str, Any], host: str) -> None:
     """A function that no mode calls, which takes rows of a table that is not there."""
     for shard in content["shards"]:

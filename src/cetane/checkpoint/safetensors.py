@@ -37,7 +37,8 @@ _PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 _SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)\.safetensors")
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_PREFIX = "model."
+EMBEDDING, HEAD = f"{_PREFIX}embed_tokens.weight", "lm_head.weight"
 PIECE = 1 << 22
 """Bytes that are compared at a time."""
 
@@ -59,6 +60,8 @@ class SafetensorsCheckpoint(Checkpoint):
             tensors = hf_tensors(tensors, config, path)
         elif has_text_part(config):
             config, tensors = text_config(config, path), text_tensors(tensors, path)
+        else:
+            tensors = with_prefix(tensors)
         tensors = stack_experts(tensors, path)
         if config.get("tie_word_embeddings") is not False and has_own_head(tensors):
             config = config | {"tie_word_embeddings": False}
@@ -105,6 +108,17 @@ class SafetensorsCheckpoint(Checkpoint):
     def _identity_beside(self, path: Path, identity: Identity) -> str:
         """The identity of a file beside the weights."""
         return identity(path)
+
+
+def with_prefix(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors by the names of a model with a head.
+
+    A model without a head is saved without `model.` in front. transformers loads it into one with a
+    head too.
+    """
+    if EMBEDDING.removeprefix(_PREFIX) not in tensors or EMBEDDING in tensors:
+        return tensors
+    return {n if n.startswith("lm_head.") else f"{_PREFIX}{n}": t for n, t in tensors.items()}
 
 
 def has_own_head(tensors: Mapping[str, StoredTensor]) -> bool:
