@@ -81,6 +81,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "linear": ("llama", {"rope_parameters": ROPES["linear"]}),
     "llama3": ("llama", {"rope_parameters": ROPES["llama3"]}),
     "yarn": ("llama", {"rope_parameters": ROPES["yarn"]}),
+    "dynamic": ("llama", {"rope_parameters": ROPES["linear"] | {"rope_type": "dynamic"}}),
     **{f"head of {d}": ("llama", {"head_dim": d}) for d in (6, 10, 12, 20, 24)},
     "head unsaid": ("llama", {"head_dim": None}),
     **{act: ("llama", {"hidden_act": act}) for act in ("gelu", "gelu_pytorch_tanh", "relu")},
