@@ -84,7 +84,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "dynamic": ("llama", {"rope_parameters": ROPES["linear"] | {"rope_type": "dynamic"}}),
     **{f"head of {d}": ("llama", {"head_dim": d}) for d in (6, 10, 12, 20, 24)},
     "head unsaid": ("llama", {"head_dim": None}),
-    **{act: ("llama", {"hidden_act": act}) for act in ("gelu", "gelu_pytorch_tanh", "relu")},
+    **{a: ("llama", {"hidden_act": a}) for a in ("gelu", "gelu_pytorch_tanh", "gelu_new", "relu")},
     "eps": ("llama", {"rms_norm_eps": 0.1}),
     "one layer": ("llama", {"num_hidden_layers": 1}),
     "five layers": ("llama", {"num_hidden_layers": 5}),
