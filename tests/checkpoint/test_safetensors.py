@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 from safetensors.torch import save_file
 from tests.conftest import build_model, tiny_recipe
 from tests.families.parity import TOLERANCE, tokens, truth
 
 from cetane.checkpoint import open_checkpoint
-from cetane.checkpoint.safetensors import DTYPES
+from cetane.checkpoint.integers import READ
 from cetane.engine.authored import authored_engine
 from cetane.errors import CetaneError
 from cetane.gates.reference import Reference
@@ -94,7 +95,7 @@ def test_a_head_that_the_config_ties_wrongly(tmp_path: Path) -> None:
 def test_every_dtype_and_shape(tmp_path: Path) -> None:
     tensors = {
         name: torch.tensor([[0, 1, 2], [3, 4, 5]]).to(getattr(torch, torch_name))
-        for name, (torch_name, _) in DTYPES.items()
+        for name, torch_name in READ.items()
     }
     tensors |= {"scalar": torch.tensor(3.0), "empty": torch.zeros(0, 4, dtype=torch.bfloat16)}
     checkpoint = open_checkpoint(folder_with(tmp_path / "m", tensors))
@@ -212,6 +213,24 @@ def entry(begin: Any, end: Any, shape: Any = (2,), dtype: Any = "F32") -> dict[s
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
+def test_dtypes_that_no_model_needs(tmp_path: Path) -> None:
+    """A file may hold any dtype of the format. Only the read of such a tensor is refused."""
+    widths = {"F8_E8M0": 2, "F4": 4, "F6_E2M3": 8, "F6_E3M2": 8, "C64": 1, "U64": 1, "U16": 4,
+              "F8_E4M3FNUZ": 2, "F8_E5M2FNUZ": 2, "F32": 1}  # fmt: skip
+    header, at = {}, 0
+    for dtype, count in widths.items():
+        size = {"F8": 2, "F4": 2, "F6": 6, "F3": 4}.get(dtype[:2], 8)
+        header[dtype], at = entry(at, at + size, [count], dtype), at + size
+    path = write_raw(tmp_path / "m", header, bytes(at))
+    with safe_open(path, "pt") as theirs:  # safetensors' own reader takes the file
+        assert set(theirs.keys()) == set(widths)
+    checkpoint = open_checkpoint(path.parent)
+    assert checkpoint.names() == sorted(widths) and checkpoint.read("F32").tolist() == [0]
+    for dtype in widths.keys() - {"F32"}:
+        with pytest.raises(CetaneError, match=f"a tensor of {dtype} is not supported"):
+            checkpoint.read(dtype)
+
+
 @pytest.mark.parametrize(
     ("header", "match"),
     [
@@ -224,8 +243,9 @@ def entry(begin: Any, end: Any, shape: Any = (2,), dtype: Any = "F32") -> dict[s
         ({"a": entry(0, 16, [-4])}, "malformed"),
         ({"a": entry(0, 16, 4)}, "malformed"),
         ({"a": entry(0.0, 16, [4])}, "malformed"),
-        ({"a": entry(0, 16, [4], "F12")}, "unsupported dtype 'F12'"),
-        ({"a": entry(0, 16, [4], ["F32"])}, "unsupported dtype"),
+        ({"a": entry(0, 16, [4], "F12")}, "unknown dtype 'F12'"),
+        ({"a": entry(0, 16, [4], ["F32"])}, "unknown dtype"),
+        ({"a": entry(0, 16, [31], "F4")}, r"'a' of shape \[31\] in F4 has 16 bytes"),
         ({"a": {"dtype": "F32"}}, "lacks a dtype, shape or data_offsets"),
         ({"a": None}, "lacks a dtype, shape or data_offsets"),
         ([], "not a JSON object"),

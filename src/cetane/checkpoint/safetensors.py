@@ -19,7 +19,7 @@ from cetane.checkpoint.checkpoint import (
     read_range,
 )
 from cetane.checkpoint.experts import stack_experts
-from cetane.checkpoint.integers import DTYPES, to_torch
+from cetane.checkpoint.integers import BITS, to_torch
 from cetane.checkpoint.quantized import QuantizedTensor, dequantized
 from cetane.checkpoint.text_part import has_text_part, text_config, text_tensors
 from cetane.checkpoint.tokenizer import TOKENIZER_FILES, Tokenizer
@@ -272,11 +272,11 @@ def read_header(path: StoredFile) -> dict[str, StoredTensor]:
             dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         except (KeyError, TypeError, ValueError):
             raise bad(f"tensor {name!r} lacks a dtype, shape or data_offsets") from None
-        if not isinstance(dtype, str) or dtype not in DTYPES:
-            raise bad(f"tensor {name!r} has unsupported dtype {dtype!r}")
+        if not isinstance(dtype, str) or dtype not in BITS:
+            raise bad(f"tensor {name!r} has unknown dtype {dtype!r}")
         if not isinstance(shape, list) or not all(_is_count(n) for n in (*shape, begin, end)):
             raise bad(f"tensor {name!r} has a malformed shape or offset")
-        if len(shape) > _MAX_DIMS or end - begin != math.prod(shape) * DTYPES[dtype][1]:
+        if len(shape) > _MAX_DIMS or (end - begin) * 8 != math.prod(shape) * BITS[dtype]:
             raise bad(f"tensor {name!r} of shape {shape} in {dtype} has {end - begin} bytes")
         if start + end > size:
             raise bad(f"tensor {name!r} ends {start + end - size} bytes after the end of the file")
