@@ -360,6 +360,15 @@ def test_recipes_that_do_not_fit_the_model(content: dict[str, Any], message: str
         plan(**content)
 
 
+@pytest.mark.parametrize(("positions", "hint"), [(100, "--context 96"), (16, None)])
+def test_a_context_beyond_the_models(positions: int, hint: str | None) -> None:
+    """A context is a multiple of 32, so a model of fewer positions has none."""
+    checkpoint = InMemoryCheckpoint(build_model("llama", max_position_embeddings=positions))
+    with pytest.raises(CetaneError, match=f"was trained for {positions} positions") as caught:
+        Planner(checkpoint, parse_recipe({"name": "test", "cache": {"context": 128}}, "test"))
+    assert caught.value.hint == hint
+
+
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_json(contract: str) -> None:
     made = plan(cache={"contract": contract, "context": 128}, head={"slices": 2})
