@@ -231,6 +231,12 @@ def test_dtypes_that_no_model_needs(tmp_path: Path) -> None:
             checkpoint.read(dtype)
 
 
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.0.mlp.experts.gate_up_proj"])
+def test_dtypes_of_weights(name: str, tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "m", {name: entry(0, 16, [32], "F4")}, bytes(16))
+    refused(path.parent, f"{name} holds F4 without a scale")
+
+
 @pytest.mark.parametrize(
     ("header", "match"),
     [
