@@ -1,5 +1,6 @@
 """Models as llama.cpp's converter writes them: hyperparameters and tensors."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -227,6 +228,9 @@ def write_gguf(
         for name in ("long", "short"):
             factors = np.array(rope[f"{name}_factor"], np.float32)
             writer.add_tensor(f"rope_factors_{name}.weight", factors)
+        trained = config.original_max_position_embeddings
+        growth = math.log(config.max_position_embeddings / trained)
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + growth / math.log(trained)))
         rope = rope | {"rope_type": "default"}  # llama.cpp tells it by the tensors
     if architecture in ("gemma2", "gemma3", "qwen3", "qwen3moe", "gpt-oss", "qwen3next",
                         "qwen35", "qwen35moe", "mistral3"):  # fmt: skip

@@ -53,6 +53,25 @@ def test_tensors_and_config_rebuild_the_model(
         torch.testing.assert_close(rebuilt(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
 
 
+def test_the_attention_factor_of_an_olmo3_is_transformers_own(
+    tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    model = tiny_model("olmo3")
+    _, factor = ROPE_INIT_FUNCTIONS["yarn"](model.config, "cpu", layer_type="full_attention")
+    assert factor > 1.1
+    plain = open_checkpoint(write_gguf(tmp_path / "p.gguf", "olmo3", model))
+
+    def written(value: float) -> Path:
+        extra = lambda w: w.add_rope_scaling_attn_factors(value)  # noqa: E731
+        path: Path = write_gguf(tmp_path / "m.gguf", "olmo3", model, extra=extra)
+        return path
+
+    assert open_checkpoint(written(factor)).config == plain.config
+    with pytest.raises(CetaneError, match=r"attn_factor is not 1\.13863") as caught:
+        open_checkpoint(written(factor + 0.01))
+    assert "safetensors" in str(caught.value.hint)
+
+
 @pytest.mark.parametrize("variant", ["llama", "gemma3"])
 def test_config_agrees_with_transformers_own_gguf_reader(
     variant: str, tmp_path: Path, tiny_model: Any, write_gguf: Any

@@ -13,11 +13,13 @@ from gguf import TokenType
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QWEN2
 from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX as QWEN35
 
 from cetane.checkpoint import Tokenizer
 from cetane.checkpoint.gguf_file import read_gguf
+from cetane.checkpoint.gguf_pre_tokenizers import PRE_TOKENIZERS
 from cetane.checkpoint.gguf_tokenizer import load_gguf_tokenizer
 from cetane.errors import CetaneError
 
@@ -36,6 +38,9 @@ TEXTS = [
     "<|im_start|>user\nhi<think>there<|im_end|>",
     "e\u0301 \u00a0nbsp\u2003em",
     "HELLO'S World's",
+    "C:\\path\\to [x](y) don't.stop",
+    "中文2024年，「引号」。 yes!‘x’ the中文 \ufb01n  ",
+    "x = {\n\n    'y': -1.5e3,\r\n}",
 ]
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 LLAMA3 = QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|")
@@ -50,11 +55,18 @@ O200K = (
 )
 
 
-def split_on(regex: str) -> Any:
+# What DeepSeek-V2-Lite's file has as ranges: letters of two cases. It leaves some scripts out.
+CASED = r"[[\p{Lu}\p{Ll}\p{Lt}]&&[\p{Latin}\p{Greek}\p{Cyrillic}]]"
+CJK = "[一-龥ࠀ-一가-퟿]+"
+
+
+def split_on(*regexes: str, digits: bool = False) -> Any:
+    """Pieces by each regex in turn; `digits` apart at the end, if asked."""
+    parts: list[Any] = [pre_tokenizers.Split(Regex(r), behavior="isolated") for r in regexes]
+    if digits:
+        parts.append(pre_tokenizers.Digits(individual_digits=True))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(regex), behavior="isolated"), byte_level]
-    )
+    return pre_tokenizers.Sequence([*parts, byte_level])
 
 
 # What the models' own tokenizer.json files say.
@@ -72,6 +84,21 @@ PUBLISHED: dict[str, Callable[[], Any]] = {
     "smaug-bpe": lambda: split_on(LLAMA3),
     "qwen35": lambda: split_on(QWEN35),
     "gpt-4o": lambda: split_on(O200K),
+    "olmo": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "seed-coder": lambda: split_on(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}"
+        r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "deepseek-llm": lambda: split_on(
+        "[\r\n]", rf"\s?{CASED}+", "\\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", CJK, digits=True
+    ),
+    "deepseek-coder": lambda: split_on("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK, digits=True),
+    "deepseek-v3": lambda: split_on(
+        r"\p{N}{1,3}",
+        "[一-龥぀-ゟ゠-ヿ]+",
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
 }
 
 
@@ -139,8 +166,18 @@ def test_byte_level(pre: str, tmp_path: Path) -> None:
         ids = backend.encode(text).ids
         assert tokenizer.encode(text) == bos + ids
         assert tokenizer.decode(ids) == backend.decode(ids)
+        pieces = backend.pre_tokenizer.pre_tokenize_str(text)
+        assert tokenizer.backend.pre_tokenizer.pre_tokenize_str(text) == pieces
     assert tokenizer.vocab_size == backend.get_vocab_size()
-    assert tokenizer.bos_id == 0 and tokenizer.eos_ids == (2,)
+    assert tokenizer.bos_id == 0 and tokenizer.eos_ids == (2, 0)
+
+
+def test_splits_are_those_of_transformers() -> None:
+    """Its reader of GGUF files has the rules of the models that it reads."""
+    both = GGUF_PRE_TOKENIZER_SPLITS.keys() & PRE_TOKENIZERS.keys()
+    assert {"llama4", "pixtral", "tekken", "dbrx", "megrez"} <= both
+    for name in both:
+        assert PRE_TOKENIZERS[name].splits == (GGUF_PRE_TOKENIZER_SPLITS[name],), name
 
 
 def test_flags_template_and_stop_tokens(tmp_path: Path) -> None:
@@ -155,7 +192,7 @@ def test_flags_template_and_stop_tokens(tmp_path: Path) -> None:
     ids = backend.encode("it's").ids
     assert tokenizer.encode("it's") == [0, *ids, 2]
     assert tokenizer.chat([{"role": "user", "content": "it's"}]) == [0, *ids, 2]
-    assert tokenizer.eos_ids == (2, 1)
+    assert tokenizer.eos_ids == (2, 1, 0)
 
 
 def test_a_template_for_tools(tmp_path: Path) -> None:
@@ -249,6 +286,66 @@ def test_gemma_matches_transformers(tmp_path: Path) -> None:
     assert tokenizer.encode("   o")[1:] == [tokens.index("   "), tokens.index("o")]
 
 
+def test_gemma4_matches_transformers(tmp_path: Path) -> None:
+    """As the converter writes it: the merges of its tokenizer.json, and scores of no meaning."""
+    tokens = [
+        *("<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>"),
+        *(f"<0x{i:02X}>" for i in range(256)),
+        *("▁", "h", "e", "l", "o", "w", "é", "\n", "▁▁", "\n\n", "he", "lo", "ll", "hel", "llo"),
+        *("▁he", "▁w", "hello", "▁hello", "<|channel>"),
+    ]
+    merges = ["▁ ▁", "\n \n", "l l", "l o", "h e", "ll o", "he l", "▁ he", "▁ w", "he llo"]
+    kinds = dict.fromkeys(tokens[:6], TokenType.CONTROL) | {"<|channel>": TokenType.USER_DEFINED}
+    kinds |= dict.fromkeys(tokens[6:262], TokenType.BYTE)
+
+    def metadata(writer: gguf.GGUFWriter) -> None:
+        writer.add_token_list(tokens)
+        writer.add_token_scores([-1000.0] * len(tokens))
+        writer.add_token_types([kinds.get(token, TokenType.NORMAL) for token in tokens])
+        writer.add_token_merges(merges)
+        for role, i in (("pad", 0), ("eos", 1), ("bos", 2), ("unk", 3)):
+            getattr(writer, f"add_{role}_token_id")(i)
+        writer.add_add_space_prefix(False)
+        writer.add_add_bos_token(True)
+
+    path = write(tmp_path / "m.gguf", "gemma4", "gemma4", metadata)
+    architecture, description, _ = get_gguf_tokenizer(str(path))
+    theirs, _ = convert_gguf_tokenizer(architecture, description)
+    tokenizer = load(path)
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (2, (1, 5))
+    texts = [*SPM_TEXTS, "hello   world", " hello\n\n\nhe", "<|turn>he<|channel>\nllo<turn|>\n"]
+    for text in texts:
+        ids = tokenizer.encode(text)
+        assert ids == [2, *theirs.encode(text, add_special_tokens=False).ids]
+        assert tokenizer.decode(ids) == theirs.decode(ids)
+    assert [tokens[i] for i in tokenizer.encode(" hello")] == ["<bos>", "▁he", "llo"]
+
+
+@pytest.mark.parametrize(
+    ("eos", "others", "ends"),
+    [
+        # What the models' own generation_config.json files list, eos first.
+        ("<|endoftext|>", ["<|assistant|>", "<|end|>"], ["<|end|>"]),  # Phi-3
+        ("<|return|>", ["<|call|>", "<|end|>", "<|endoftext|>"], ["<|call|>", "<|endoftext|>"]),
+        ("<eos>", ["<|tool_response>", "<|turn>", "<turn|>"], ["<|tool_response>", "<turn|>"]),
+        ("<|im_end|>", ["<|endoftext|>", "<|im_start|>"], ["<|endoftext|>"]),  # Qwen
+    ],
+)
+def test_all_tokens_that_end_an_answer(
+    eos: str, others: list[str], ends: list[str], tmp_path: Path
+) -> None:
+    tokens = ["<unk>", "<s>", "</s>", eos, *others]
+
+    def metadata(writer: gguf.GGUFWriter) -> None:
+        writer.add_token_list(tokens)
+        writer.add_token_scores([0.0] * len(tokens))
+        writer.add_token_types([TokenType.CONTROL] * len(tokens))
+        writer.add_eos_token_id(3)
+
+    tokenizer = load(write(tmp_path / "m.gguf", "llama", "llama", metadata))
+    assert [tokens[i] for i in tokenizer.eos_ids] == [eos, *ends]
+
+
 def test_saved_tokenizer_reads_the_same(tmp_path: Path) -> None:
     for path in (
         sentencepiece_gguf(tmp_path / "s.gguf"),
@@ -300,15 +397,16 @@ def good_bpe(writer: gguf.GGUFWriter) -> None:
 @pytest.mark.parametrize(
     ("kind", "extras", "match"),
     [
-        ("bert", [], "'bert' is not one of gpt2, llama"),
+        ("bert", [], "'bert' is not one of gpt2, llama, gemma4"),
         ("gpt2", [], r"no tokenizer\.ggml\.tokens"),
         ("gpt2", [lambda w: w.add_token_list(["a"])], "pre-tokenizer None is not known"),
         (
             "gpt2",
             [lambda w: w.add_token_list(["a"]), lambda w: w.add_tokenizer_pre("new")],
-            "pre-tokenizer 'new' is not known; known are: dbrx, deepseek-r1-qwen, ",
+            "pre-tokenizer 'new' is not known; known are: dbrx, deepseek-coder, ",
         ),
         ("gpt2", [good_tokens], r"no tokenizer\.ggml\.merges"),
+        ("gemma4", [good_tokens], r"no tokenizer\.ggml\.merges"),
         ("gpt2", [good_tokens, lambda w: w.add_token_merges(["a z"])], "out of vocabulary"),
         ("gpt2", [good_tokens, lambda w: w.add_token_merges(["ab"])], "'ab' is not two tokens"),
         ("gpt2", [good_tokens, lambda w: w.add_token_types([1])], "1 entries for 3 tokens"),
@@ -342,6 +440,8 @@ def test_bad_metadata(kind: str, extras: list[Extra], match: str, tmp_path: Path
     with pytest.raises(CetaneError, match=match) as caught:
         load(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    if "not known" in match or "not one of" in match:
+        assert "safetensors" in str(caught.value.hint)
 
 
 def test_damaged_metadata_never_escapes_as_another_error(tmp_path: Path) -> None:

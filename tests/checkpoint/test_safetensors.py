@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 from safetensors.torch import save_file
 from tests.conftest import build_model, tiny_recipe
 from tests.families.parity import TOLERANCE, tokens, truth
 
 from cetane.checkpoint import open_checkpoint
-from cetane.checkpoint.safetensors import DTYPES
+from cetane.checkpoint.integers import READ
 from cetane.engine.authored import authored_engine
 from cetane.errors import CetaneError
 from cetane.gates.reference import Reference
@@ -94,7 +95,7 @@ def test_a_head_that_the_config_ties_wrongly(tmp_path: Path) -> None:
 def test_every_dtype_and_shape(tmp_path: Path) -> None:
     tensors = {
         name: torch.tensor([[0, 1, 2], [3, 4, 5]]).to(getattr(torch, torch_name))
-        for name, (torch_name, _) in DTYPES.items()
+        for name, torch_name in READ.items()
     }
     tensors |= {"scalar": torch.tensor(3.0), "empty": torch.zeros(0, 4, dtype=torch.bfloat16)}
     checkpoint = open_checkpoint(folder_with(tmp_path / "m", tensors))
@@ -121,6 +122,24 @@ def test_folder_written_by_transformers(tmp_path: Path, tiny_model: Any) -> None
     assert checkpoint.config["hidden_size"] == model.config.hidden_size
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_that_was_saved_without_its_head(
+    tied: bool, tmp_path: Path, tiny_model: Any
+) -> None:
+    """transformers loads it into a model with a head, and so puts `model.` in front of names."""
+    model = tiny_model("qwen3")
+    model.config.tie_word_embeddings = tied
+    head = {} if tied else {"lm_head.weight": model.lm_head.weight}
+    folder = folder_with(tmp_path / "m", model.model.state_dict() | head)
+    model.config.save_pretrained(folder)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    checkpoint = open_checkpoint(folder)
+    stored = theirs.keys() - ({"lm_head.weight"} if tied else set())
+    assert checkpoint.names() == sorted(stored)
+    for name in stored:
+        assert torch.equal(checkpoint.read(name), theirs[name])
+
+
 def test_a_read_tensor_is_the_callers_own(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(folder_with(tmp_path / "m", {"w": torch.ones(4)}))
     checkpoint.read("w").zero_()
@@ -136,9 +155,31 @@ def test_shards_and_single_files(tmp_path: Path) -> None:
     assert open_checkpoint(folder / "part-1.safetensors").names() == ["b"]
     # Without an index, several files are ambiguous and one is not.
     (folder / "model.safetensors.index.json").unlink()
-    refused(folder, "2 safetensors files but no")
+    refused(
+        folder, r"safetensors files \(2\), but no .* \(download model\.safetensors\.index\.json"
+    )
     (folder / "part-1.safetensors").unlink()
     assert open_checkpoint(folder).names() == ["a"]
+
+
+def test_shards_without_an_index(tmp_path: Path, tiny_model: Any) -> None:
+    """Names that count to their end are a whole model, as `save_pretrained` writes it."""
+    model = tiny_model("qwen3")
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    (tmp_path / "model.safetensors.index.json").unlink()
+    shards = sorted(tmp_path.glob("model-*-of-*.safetensors"))
+    assert len(shards) > 2
+    assert open_checkpoint(tmp_path).names() == sorted(model.state_dict())
+    refused(shards[0], f"one of {len(shards)} shards of a model .give its folder: {tmp_path}")
+
+    other = tmp_path / "consolidated.safetensors"
+    other.write_bytes(shards[0].read_bytes())
+    refused(tmp_path, r"but no model\.safetensors\.index\.json")
+    shards[0].rename(other)
+    refused(tmp_path, r"but no model\.safetensors\.index\.json")
+    for path in (other, *shards[2:]):
+        path.unlink()
+    refused(tmp_path, r"safetensors files \(1\), but no model\.safetensors\.index\.json")
 
 
 @pytest.mark.parametrize(
@@ -172,6 +213,30 @@ def entry(begin: Any, end: Any, shape: Any = (2,), dtype: Any = "F32") -> dict[s
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
+def test_dtypes_that_no_model_needs(tmp_path: Path) -> None:
+    """A file may hold any dtype of the format. Only the read of such a tensor is refused."""
+    widths = {"F8_E8M0": 2, "F4": 4, "F6_E2M3": 8, "F6_E3M2": 8, "C64": 1, "U64": 1, "U16": 4,
+              "F8_E4M3FNUZ": 2, "F8_E5M2FNUZ": 2, "F32": 1}  # fmt: skip
+    header, at = {}, 0
+    for dtype, count in widths.items():
+        size = {"F8": 2, "F4": 2, "F6": 6, "F3": 4}.get(dtype[:2], 8)
+        header[dtype], at = entry(at, at + size, [count], dtype), at + size
+    path = write_raw(tmp_path / "m", header, bytes(at))
+    with safe_open(path, "pt") as theirs:  # safetensors' own reader takes the file
+        assert set(theirs.keys()) == set(widths)
+    checkpoint = open_checkpoint(path.parent)
+    assert checkpoint.names() == sorted(widths) and checkpoint.read("F32").tolist() == [0]
+    for dtype in widths.keys() - {"F32"}:
+        with pytest.raises(CetaneError, match=f"a tensor of {dtype} is not supported"):
+            checkpoint.read(dtype)
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.0.mlp.experts.gate_up_proj"])
+def test_dtypes_of_weights(name: str, tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "m", {name: entry(0, 16, [32], "F4")}, bytes(16))
+    refused(path.parent, f"{name} holds F4 without a scale")
+
+
 @pytest.mark.parametrize(
     ("header", "match"),
     [
@@ -184,8 +249,9 @@ def entry(begin: Any, end: Any, shape: Any = (2,), dtype: Any = "F32") -> dict[s
         ({"a": entry(0, 16, [-4])}, "malformed"),
         ({"a": entry(0, 16, 4)}, "malformed"),
         ({"a": entry(0.0, 16, [4])}, "malformed"),
-        ({"a": entry(0, 16, [4], "F12")}, "unsupported dtype 'F12'"),
-        ({"a": entry(0, 16, [4], ["F32"])}, "unsupported dtype"),
+        ({"a": entry(0, 16, [4], "F12")}, "unknown dtype 'F12'"),
+        ({"a": entry(0, 16, [4], ["F32"])}, "unknown dtype"),
+        ({"a": entry(0, 16, [31], "F4")}, r"'a' of shape \[31\] in F4 has 16 bytes"),
         ({"a": {"dtype": "F32"}}, "lacks a dtype, shape or data_offsets"),
         ({"a": None}, "lacks a dtype, shape or data_offsets"),
         ([], "not a JSON object"),
@@ -241,7 +307,7 @@ def test_bad_folders(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").touch()
     refused(tmp_path, r"a\.gguf itself")
     (tmp_path / "config.json").write_text("{}")
-    refused(tmp_path, "no safetensors file")
+    refused(tmp_path, r"no safetensors file .open .*a\.gguf itself")
     for text in ("[]", "{", "\udc80"):
         save_file({}, tmp_path / "model.safetensors")
         (tmp_path / "config.json").write_bytes(text.encode(errors="surrogateescape"))

@@ -155,8 +155,9 @@ def test_a_shape_that_differs_from_what_the_headers_say(checkpoint) -> None:
 @pytest.mark.parametrize("name", [*NAMES, KEY, DOWN, HEAD, NORM, TABLE])
 def test_missing_tensors(checkpoint, name: str) -> None:
     del checkpoint.tensors[name]
-    with pytest.raises(CetaneError, match=f"^a tiny llama: no tensor {name}$"):
+    with pytest.raises(CetaneError) as error:
         Planner(checkpoint, RECIPE)
+    assert error.value.message == f"a tiny llama: no tensor {name}"
 
 
 @pytest.mark.parametrize("kind", [None, "gpt2", "", "LLAMA", ["llama"], 7])

@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.zaya.modeling_zaya import ZayaRotaryEmbedding
 
 from cetane.errors import CetaneError
-from cetane.families.rotary import rotary_table
+from cetane.families.rotary import longest, rotary_table
 
 POSITIONS = 300
 
@@ -67,17 +67,23 @@ def test_a_table_by_hand() -> None:
     torch.testing.assert_close(table[:, 2], torch.stack([angles.cos(), angles.sin()]))
 
 
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {"rope_type": "dynamic", "factor": 2.0},
-        {"rope_type": "longrope", "factor": 2.0, "short_factor": [1] * 8, "long_factor": [2] * 8},
-    ],
-)
-def test_frequencies_that_depend_on_the_length_are_refused(rope: dict[str, Any]) -> None:
-    message = f"rope type '{rope['rope_type']}' is not supported; known: default, linear, llama3"
+def test_frequencies_that_depend_on_the_length_are_refused() -> None:
+    factors = {"factor": 2.0, "short_factor": [1] * 8, "long_factor": [2] * 8}
+    message = "rope type 'longrope' is not supported; known: default, linear, llama3"
     with pytest.raises(CetaneError, match=message):
-        rotary_table(config(**rope), 16)
+        rotary_table(config(rope_type="longrope", **factors), 16)
+
+
+@pytest.mark.parametrize("dim", [6, 16, 64])
+def test_a_table_that_grows_only_beyond_the_context(dim: int) -> None:
+    settings = config(dim, rope_type="dynamic", factor=2.0)
+    reference = LlamaRotaryEmbedding(settings)
+    table = rotary_table(settings, dim).cos_sin(POSITIONS)
+    expected = reference(torch.zeros(1), torch.arange(POSITIONS)[None])
+    torch.testing.assert_close(table, torch.cat(expected), rtol=0, atol=1e-6)
+    longer = torch.cat(reference(torch.zeros(1), torch.arange(POSITIONS + 1)[None]))
+    assert (longer[:, :POSITIONS] - table).abs().max() > 1e-3
+    assert longest(settings, POSITIONS) == POSITIONS
 
 
 def test_partial_rotary_is_refused() -> None:

@@ -53,6 +53,17 @@ def test_a_model_with_other_names() -> None:
     assert {"state_size", "conv_kernel"} <= set(told.keys)
 
 
+def test_layers_that_the_tensors_cannot_fill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A config of a few bytes makes no family build a thousand layers."""
+    checkpoint = InMemoryCheckpoint(build_model("starcoder2"))
+    checkpoint.config["num_hidden_layers"] = 1000
+    monkeypatch.setattr("cetane.planner.nearest.author", None)
+    recipe = parse_recipe({"name": "test", "cache": {"context": 128}}, "test")
+    for refused in (nearest_family, lambda checkpoint: Planner(checkpoint, recipe)):
+        with pytest.raises(CetaneError, match="the config says 1000 layers, but there are only"):
+            refused(checkpoint)
+
+
 def test_the_page_on_adding_is_there() -> None:
     assert "# Add a family" in Path(ADDING).read_text()
 

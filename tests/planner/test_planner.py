@@ -360,6 +360,15 @@ def test_recipes_that_do_not_fit_the_model(content: dict[str, Any], message: str
         plan(**content)
 
 
+@pytest.mark.parametrize(("positions", "hint"), [(100, "--context 96"), (16, None)])
+def test_a_context_beyond_the_models(positions: int, hint: str | None) -> None:
+    """A context is a multiple of 32, so a model of fewer positions has none."""
+    checkpoint = InMemoryCheckpoint(build_model("llama", max_position_embeddings=positions))
+    with pytest.raises(CetaneError, match=f"was trained for {positions} positions") as caught:
+        Planner(checkpoint, parse_recipe({"name": "test", "cache": {"context": 128}}, "test"))
+    assert caught.value.hint == hint
+
+
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_json(contract: str) -> None:
     made = plan(cache={"contract": contract, "context": 128}, head={"slices": 2})
@@ -388,6 +397,31 @@ def test_more_layers_than_tensors_are_refused_before_any_is_made() -> None:
     checkpoint.config = checkpoint.config | {"num_hidden_layers": 10**9}
     with pytest.raises(CetaneError, match="1000000000 layers, but there are only"):
         Planner(checkpoint, parse_recipe({"name": "test", "cache": {"context": 64}}, "test"))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "hint"),
+    [
+        ("lm_head.", None, 'write "tie_word_embeddings": true into config.json'),
+        ("", "_orig_mod.", "_orig_mod.model.embed_tokens.weight is there"),
+        ("model.", "language_model.", "language_model.embed_tokens.weight is there"),
+        ("model.", "transformer.h.", "transformer.h.embed_tokens.weight is there"),
+        ("model.embed_tokens.", "model.wte.", None),
+    ],
+)
+def test_a_missing_tensor_that_has_another_name(
+    before: str, after: str | None, hint: str | None
+) -> None:
+    """`before` stands in front of names, and gives way to `after`; None drops the tensor."""
+    checkpoint = InMemoryCheckpoint(build_model("llama", tie_word_embeddings=False))
+    checkpoint.tensors = {
+        name if not name.startswith(before) else f"{after}{name.removeprefix(before)}": tensor
+        for name, tensor in checkpoint.tensors.items()
+        if after is not None or not name.startswith(before)
+    }
+    with pytest.raises(CetaneError, match="no tensor ") as caught:
+        Planner(checkpoint, parse_recipe({"name": "test", "cache": {"context": 64}}, "test"))
+    assert caught.value.hint is None if hint is None else hint in str(caught.value.hint)
 
 
 def uncalled(content: dict[str, Any], host: str) -> None:

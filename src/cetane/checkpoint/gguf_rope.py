@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ _LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+
+_SAFETENSORS = "use the model's safetensors, which name the scaling's parameters"
 
 _YARN = {
     "attention_factor": "yarn_attn_factor",
@@ -41,11 +44,12 @@ def rope_parameters(file: GGUFFile, keys: Keys, head_dim: int) -> dict[str, Any]
         rope |= {"rope_type": kind, "factor": keys.number(scaled)}
     elif kind != "none":
         raise CetaneError(f"{file.path} uses rope scaling {kind!r}, which is not supported")
-    # llama.cpp applies these to any model. transformers has no such values.
-    for key, neutral in (("attn_factor", 1.0), ("yarn_ext_factor", float(kind == "yarn"))):
+    # llama.cpp applies these to any model. transformers has no such values, or its own.
+    own = {"attn_factor": _attention_factor(keys, rope), "yarn_ext_factor": float(kind == "yarn")}
+    for key, wanted in own.items():
         value = keys.get(f"rope.scaling.{key}")
-        if value is not None and not (isinstance(value, float) and value == neutral):
-            raise CetaneError(f"{file.path}: rope.scaling.{key} is not {neutral:g}")
+        if value is not None and not (isinstance(value, float) and abs(value - wanted) <= 1e-4):
+            raise CetaneError(f"{file.path}: rope.scaling.{key} is not {wanted:.6g}", _SAFETENSORS)
     if kind == "yarn":
         length = keys.integer("rope.scaling.original_context_length")
         rope["original_max_position_embeddings"] = length
@@ -57,6 +61,22 @@ def rope_parameters(file: GGUFFile, keys: Keys, head_dim: int) -> dict[str, Any]
             raise CetaneError(f"{file.path} has both rope_freqs.weight and {kind} rope scaling")
         rope |= _llama3_scaling(file, theta, head_dim)
     return rope
+
+
+def _attention_factor(keys: Keys, rope: dict[str, Any]) -> float:
+    """The factor on cosines and sines that the converter may write, and transformers computes.
+
+    llama.cpp's conversion writes it for Phi-3's two tables (conversion/phi.py). In 2025 it did so
+    for OLMo 3 (convert_hf_to_gguf.py).
+    """
+    if "rope_factors_long.weight" in keys.file.tensors:
+        length = keys.integer("context_length")
+        trained = keys.integer("rope.scaling.original_context_length", length)
+        if length > trained > 1:
+            return math.sqrt(1 + math.log(length / trained) / math.log(trained))
+    elif keys.architecture == "olmo2" and rope["rope_type"] == "yarn":
+        return 1 + 0.1 * math.log(max(rope["factor"], 1.0))
+    return 1.0
 
 
 def _llama3_scaling(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
@@ -79,6 +99,6 @@ def _llama3_scaling(file: GGUFFile, theta: float, head_dim: int) -> dict[str, An
     if not np.allclose(factors, expected, rtol=1e-3):
         raise CetaneError(
             f"{file.path}: rope_freqs.weight does not hold the factors of Llama 3's rope scaling",
-            "use the model's safetensors, which name the scaling's parameters",
+            _SAFETENSORS,
         )
     return {"rope_type": "llama3", "factor": factor, **_LLAMA3_SCALING}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from cetane.checkpoint.gguf_file import GGUFFile
+from cetane.checkpoint.gguf_pre_tokenizers import PRE_TOKENIZERS
 from cetane.checkpoint.tokenizer import Tokenizer, library_errors
 from cetane.errors import CetaneError
 from cetane.files import cache_dir, write_cache
@@ -20,59 +20,27 @@ _LONG_TOKEN, _MOST_WORK = 64, 1 << 28
 """The characters of a long token, and the most for the sum of squared lengths of longer ones. This
 sum is the work of `_merges`. Released vocabularies come to 2**24."""
 
+_KINDS = ("gpt2", "llama", "gemma4")
+"""The values of tokenizer.ggml.model: bytes, SentencePiece, and SentencePiece with merges."""
+
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
 
-# Tokens that end a turn, from llama.cpp's list: files often leave them out of their metadata.
-_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
+_SAFETENSORS = "use the model's safetensors, which have its tokenizer.json"
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-_QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
-    r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
-)
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_GPT4O = (
-    _TEKKEN.replace(r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + _ENDINGS + "|")
-    .replace(r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + _ENDINGS + "|")
-    .replace(r"|\p{N}|", r"|\p{N}{1,3}|")
-)
-
-
-@dataclass(frozen=True)
-class _PreTokenizer:
-    """The meaning of one value of `tokenizer.ggml.pre` (llama.cpp's llama-vocab.cpp)."""
-
-    splits: tuple[str, ...]  # applied one after the other; each match becomes a piece
-    nfc: bool = False
-    ignore_merges: bool = False  # a piece that is itself a token stays whole
-    add_bos: bool = False
-
-
-_PRE_TOKENIZERS = (
-    dict.fromkeys(("gpt-2", "default"), _PreTokenizer((_GPT2,)))
-    | dict.fromkeys(("smollm", "starcoder", "refact"), _PreTokenizer((r"\p{N}", _GPT2)))
-    | dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2"),
-        _PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True),
+_ENDS = frozenset(
+    (
+        "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>",
+        "<|flush|>", "<end_of_turn>", "<turn|>", "<|tool_response>", "<eos>", "<|endoftext|>",
+        "<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>",
+        "<｜end▁of▁sentence｜>", "[e~[",
     )
-    | dict.fromkeys(("dbrx", "smaug-bpe"), _PreTokenizer((_LLAMA3,)))
-    | {
-        "qwen2": _PreTokenizer((_QWEN2,), nfc=True),
-        "deepseek-r1-qwen": _PreTokenizer((_QWEN2,)),
-        "qwen35": _PreTokenizer((_QWEN35,), nfc=True),
-        "gpt-4o": _PreTokenizer((_GPT4O,)),
-        "tekken": _PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
-    }
-)
+)  # fmt: skip
+"""Tokens that end an answer: files often leave them out of their metadata.
+
+It is llama.cpp's list, without `</s>`: that is a tag of HTML to Gemma.
+"""
+_HARMONY_ENDS = frozenset(("<|return|>", "<|call|>"))
+"""Where one of them ends an answer, `<|end|>` only ends a message (gpt-oss)."""
 
 
 def load_gguf_tokenizer(file: GGUFFile) -> Tokenizer:
@@ -103,16 +71,17 @@ class _Vocabulary:
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
         self.kind = self.get("tokenizer.ggml.model", str)
-        if self.kind not in ("gpt2", "llama"):
-            raise self.bad(f"tokenizer model {self.kind!r} is not one of gpt2, llama")
+        if self.kind not in _KINDS:
+            why = f"tokenizer model {self.kind!r} is not one of {', '.join(_KINDS)}"
+            raise self.bad(why, _SAFETENSORS)
         tokens = self.get("tokenizer.ggml.tokens", list)
         if not tokens:
             raise self.bad("it has no tokenizer.ggml.tokens")
         self.tokens: list[str] = tokens
         self.types = self.numbers("tokenizer.ggml.token_type", default=_NORMAL)
 
-    def bad(self, why: str) -> CetaneError:
-        return CetaneError(f"{self.file.path} has no usable tokenizer: {why}")
+    def bad(self, why: str, hint: str | None = None) -> CetaneError:
+        return CetaneError(f"{self.file.path} has no usable tokenizer: {why}", hint)
 
     def get(self, key: str, kind: type) -> Any:
         """The value of `key`; None if the file has none."""
@@ -151,12 +120,14 @@ class _Vocabulary:
 
     def eos_ids(self) -> tuple[int, ...]:
         declared = [self.token_id(role) for role in ("eos", "eot", "eom")]
-        by_name = [
-            i
+        by_name = {
+            token: i
             for i, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
-            if kind in (_CONTROL, _USER_DEFINED) and token in _END_OF_TURN
-        ]
-        return tuple(dict.fromkeys(i for i in declared + by_name if i is not None))
+            if kind in (_CONTROL, _USER_DEFINED) and token in _ENDS
+        }
+        if by_name.keys() & _HARMONY_ENDS:
+            by_name.pop("<|end|>", None)
+        return tuple(dict.fromkeys(i for i in (*declared, *by_name.values()) if i is not None))
 
     def build(self) -> tokenizers.Tokenizer:
         with library_errors(f"{self.file.path} has no usable tokenizer"):
@@ -174,12 +145,8 @@ class _Vocabulary:
             raise self.bad("a token appears twice")
         return ids
 
-    def _byte_level(self) -> tuple[tokenizers.Tokenizer, bool]:
-        name = self.get("tokenizer.ggml.pre", str)
-        rule = _PRE_TOKENIZERS.get(name)
-        if rule is None:
-            known = ", ".join(sorted(_PRE_TOKENIZERS))
-            raise self.bad(f"pre-tokenizer {name!r} is not known; known are: {known}")
+    def _own_merges(self) -> list[tuple[str, str]]:
+        """The merges that the file lists."""
         merges = self.get("tokenizer.ggml.merges", list)
         if merges is None:
             raise self.bad("it has no tokenizer.ggml.merges")
@@ -189,8 +156,17 @@ class _Vocabulary:
             if space < 0:
                 raise self.bad(f"its merge {merge!r} is not two tokens")
             pairs.append((merge[:space], merge[space + 1 :]))
+        return pairs
+
+    def _byte_level(self) -> tuple[tokenizers.Tokenizer, bool]:
+        name = self.get("tokenizer.ggml.pre", str)
+        rule = PRE_TOKENIZERS.get(name)
+        if rule is None:
+            known = ", ".join(sorted(PRE_TOKENIZERS))
+            why = f"pre-tokenizer {name!r} is not known; known are: {known}"
+            raise self.bad(why, _SAFETENSORS)
         backend = tokenizers.Tokenizer(
-            models.BPE(self.ids(self.tokens), pairs, ignore_merges=rule.ignore_merges)
+            models.BPE(self.ids(self.tokens), self._own_merges(), ignore_merges=rule.ignore_merges)
         )
         if rule.nfc:
             backend.normalizer = normalizers.NFC()
@@ -203,10 +179,12 @@ class _Vocabulary:
         backend.decoder = decoders.ByteLevel()
         return backend, rule.add_bos
 
-    def _sentencepiece(self) -> tokenizers.Tokenizer:
+    def _pieces(self) -> tuple[dict[str, int], list[tuple[str, str]]]:
+        """The ids of SentencePiece's tokens, and the merges that make them."""
         tokens = self.tokens
-        gemma = self.file.metadata["general.architecture"].startswith("gemma")
-        if gemma:
+        if self.kind == "gemma4":
+            return self.ids(tokens), self._own_merges()
+        if self.file.metadata["general.architecture"].startswith("gemma"):
             # The converter wrote runs of "▁" as spaces. Gemma's merges follow the order of its
             # tokens, not their scores.
             tokens = ["▁" * len(t) if t.isspace() and set(t) == {" "} else t for t in tokens]
@@ -214,19 +192,16 @@ class _Vocabulary:
         else:
             ranks = self.numbers("tokenizer.ggml.scores")
         ids = self.ids(tokens)
-        unknown = self.token_id("unknown")
-        assert unknown is not None  # SentencePiece has a default
+        return ids, _merges(ids, ranks, self.types)
+
+    def _sentencepiece(self) -> tokenizers.Tokenizer:
+        ids, merges = self._pieces()
+        unknown = self.special_tokens().get("unk_token")
         backend = tokenizers.Tokenizer(
-            models.BPE(
-                ids,
-                _merges(ids, ranks, self.types),
-                unk_token=tokens[unknown],
-                fuse_unk=True,
-                byte_fallback=True,
-            )
+            models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
         )
         prefix = self.get("tokenizer.ggml.add_space_prefix", bool)
-        prefix = True if prefix is None else prefix
+        prefix = self.kind == "llama" if prefix is None else prefix
         to_underline = normalizers.Replace(" ", "▁")
         to_space = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
         if prefix:

@@ -5,33 +5,47 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cetane.checkpoint.checkpoint import StoredTensor
+from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
     import torch
 
-DTYPES = {
-    "F64": ("float64", 8),
-    "F32": ("float32", 4),
-    "F16": ("float16", 2),
-    "BF16": ("bfloat16", 2),
-    "F8_E4M3": ("float8_e4m3fn", 1),
-    "F8_E5M2": ("float8_e5m2", 1),
-    "I64": ("int64", 8),
-    "I32": ("int32", 4),
-    "I16": ("int16", 2),
-    "I8": ("int8", 1),
-    "U32": ("uint32", 4),
-    "U8": ("uint8", 1),
-    "BOOL": ("bool", 1),
+BITS = {
+    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4, "C64": 64,
+    "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
+}  # fmt: skip
+"""The bits of an element of each of safetensors' dtypes (its `Dtype`)."""
+READ = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U32": "uint32",
+    "U8": "uint8",
+    "BOOL": "bool",
 }
-"""safetensors' dtypes: torch's name, and bytes per element."""
+"""torch's names of the dtypes that are read. A file may hold others in tensors that no model
+needs."""
 
 
 def to_torch(stored: StoredTensor) -> torch.Tensor:
-    """The tensor in its stored dtype, in memory of its own."""
+    """The tensor in its stored dtype, in memory of its own. CetaneError for a dtype that is not
+    read."""
     import torch  # here, so that opening a checkpoint does not load it
 
-    dtype = getattr(torch, DTYPES[stored.dtype][0])
+    if stored.dtype not in READ:
+        raise CetaneError(
+            f"{stored.file}: a tensor of {stored.dtype} is not supported",
+            "load the model with transformers in bfloat16, and save it",
+        )
+    dtype = getattr(torch, READ[stored.dtype])
     if stored.nbytes == 0:
         return torch.empty(stored.shape, dtype=dtype)
     return torch.frombuffer(stored.read(), dtype=dtype).reshape(stored.shape)

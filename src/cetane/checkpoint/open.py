@@ -11,7 +11,7 @@ from cetane.checkpoint.convert_tokenizer import SOURCES
 from cetane.checkpoint.gguf import GGUFCheckpoint
 from cetane.checkpoint.gguf_file import MAGIC
 from cetane.checkpoint.names import HUB_ID
-from cetane.checkpoint.safetensors import SafetensorsCheckpoint, refuse_pickle
+from cetane.checkpoint.safetensors import SafetensorsCheckpoint, refuse_pickle, shard_of_name
 from cetane.errors import CetaneError
 
 _WEIGHT_FILE = re.compile(r".*\.(gguf|safetensors|bin|pth?|ckpt|pkl)", re.IGNORECASE)
@@ -64,6 +64,11 @@ def open_base(source: str | Path) -> Checkpoint:
 def _open_file(path: Path) -> Checkpoint:
     refuse_pickle([path])
     if path.suffix == ".safetensors":
+        shard = shard_of_name(path.name)
+        if shard is not None and shard[2] > 1:
+            raise CetaneError(
+                f"{path} is one of {shard[2]} shards of a model", f"give its folder: {path.parent}"
+            )
         return SafetensorsCheckpoint.open(path.parent, weights=path)
     if path.suffix == ".gguf" or _starts_with(path, MAGIC):
         return GGUFCheckpoint.open(path)
@@ -101,9 +106,9 @@ def _download(repo_id: str) -> Path:
         names = _names_in(repo_id)
         refuse_pickle(Path(repo_id, name) for name in names)
         files = [name for name in names if name.endswith(".gguf")]
-        if files and not (Path(folder) / "config.json").is_file():
+        if files:
             raise CetaneError(
-                f"{repo_id} holds GGUF files, and no config.json",
+                f"{repo_id} holds GGUF files, and no safetensors",
                 f"hf download {repo_id} {files[0]} --local-dir . , then give that file",
             )
     return Path(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from cetane.checkpoint.checkpoint import (
     read_range,
 )
 from cetane.checkpoint.experts import stack_experts
-from cetane.checkpoint.integers import DTYPES, to_torch
+from cetane.checkpoint.integers import BITS, to_torch
 from cetane.checkpoint.quantized import QuantizedTensor, dequantized
 from cetane.checkpoint.text_part import has_text_part, text_config, text_tensors
 from cetane.checkpoint.tokenizer import TOKENIZER_FILES, Tokenizer
@@ -35,7 +36,9 @@ _MAX_HEADER = 100_000_000  # bytes; the format's own limit
 _PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)\.safetensors")
+_PREFIX = "model."
+EMBEDDING, HEAD = f"{_PREFIX}embed_tokens.weight", "lm_head.weight"
 PIECE = 1 << 22
 """Bytes that are compared at a time."""
 
@@ -57,6 +60,8 @@ class SafetensorsCheckpoint(Checkpoint):
             tensors = hf_tensors(tensors, config, path)
         elif has_text_part(config):
             config, tensors = text_config(config, path), text_tensors(tensors, path)
+        else:
+            tensors = with_prefix(tensors)
         tensors = stack_experts(tensors, path)
         if config.get("tie_word_embeddings") is not False and has_own_head(tensors):
             config = config | {"tie_word_embeddings": False}
@@ -71,9 +76,10 @@ class SafetensorsCheckpoint(Checkpoint):
     ) -> SafetensorsCheckpoint:
         """Open `folder`, or only the file `weights` in it. CetaneError names the file at fault."""
         if not (folder / "config.json").is_file():
-            ggufs = sorted(folder.glob("*.gguf"))
-            hint = f"open {ggufs[0]} itself" if ggufs else "give the folder that holds config.json"
-            raise CetaneError(f"{folder} has no config.json", hint)
+            raise CetaneError(
+                f"{folder} has no config.json",
+                _open_gguf(folder) or "give the folder that holds config.json",
+            )
         tensors = _read_shards(folder) if weights is None else read_header(weights)
         return cls(source or str(weights or folder), folder, tensors)
 
@@ -102,6 +108,17 @@ class SafetensorsCheckpoint(Checkpoint):
     def _identity_beside(self, path: Path, identity: Identity) -> str:
         """The identity of a file beside the weights."""
         return identity(path)
+
+
+def with_prefix(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors by the names of a model with a head.
+
+    A model without a head is saved without `model.` in front. transformers loads it into one with a
+    head too.
+    """
+    if EMBEDDING.removeprefix(_PREFIX) not in tensors or EMBEDDING in tensors:
+        return tensors
+    return {n if n.startswith("lm_head.") else f"{_PREFIX}{n}": t for n, t in tensors.items()}
 
 
 def has_own_head(tensors: Mapping[str, StoredTensor]) -> bool:
@@ -148,15 +165,52 @@ def _read_shards(folder: Path) -> dict[str, StoredTensor]:
     if (folder / INDEX).is_file():
         return read_index(folder / INDEX, partial(_shard_path, folder / INDEX))
     files = sorted(folder.glob("*.safetensors"))
-    if len(files) == 1:
-        return read_header(files[0])
+    if _is_whole(files):
+        return _merged(files, folder)
     if files:
         raise CetaneError(
-            f"{folder} has {len(files)} safetensors files but no {INDEX}",
-            "give the path of the one to open",
+            f"{folder} has safetensors files ({len(files)}), but no {INDEX}",
+            f"download {INDEX} and all files that it names, or give the path of a whole model",
         )
     refuse_pickle(sorted(folder.iterdir()))
-    raise CetaneError(f"{folder} has no safetensors file", "a checkpoint needs model.safetensors")
+    raise CetaneError(
+        f"{folder} has no safetensors file",
+        _open_gguf(folder) or "a checkpoint needs model.safetensors",
+    )
+
+
+def _open_gguf(folder: Path) -> str | None:
+    """The hint for a folder that holds GGUF files; None if it holds none."""
+    ggufs = sorted(folder.glob("*.gguf"))
+    return f"open {ggufs[0]} itself" if ggufs else None
+
+
+def _is_whole(files: list[Path]) -> bool:
+    """Whether files are one model: a single file, or all shards by their names."""
+    shards = [shard for file in files if (shard := shard_of_name(file.name))]
+    if not shards:
+        return len(files) == 1
+    stem, _, count = shards[0]
+    expected = [(stem, number, count) for number in range(1, len(files) + 1)]
+    return count == len(files) and sorted(shards) == expected
+
+
+def shard_of_name(name: str) -> tuple[str, int, int] | None:
+    """Stem, number and count of a name such as `model-00001-of-00004.safetensors`."""
+    parts = _SHARD.fullmatch(name)
+    return (parts[1], int(parts[2]), int(parts[3])) if parts else None
+
+
+def _merged(files: Iterable[StoredFile], folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of some files. CetaneError for a name that two of them have."""
+    tensors: dict[str, StoredTensor] = {}
+    for file in files:
+        for name, tensor in read_header(file).items():
+            if name in tensors:
+                other = tensors[name].file.name
+                raise CetaneError(f"{folder} holds tensor {name!r} in {other} and {file.name}")
+            tensors[name] = tensor
+    return tensors
 
 
 def read_index(index: Path, shard_of: Callable[[str], StoredFile]) -> dict[str, StoredTensor]:
@@ -166,14 +220,10 @@ def read_index(index: Path, shard_of: Callable[[str], StoredFile]) -> dict[str, 
         raise CetaneError(f"{index} has no weight_map")
     if not all(isinstance(file, str) for file in weight_map.values()):
         raise CetaneError(f"{index} has a weight_map that does not map names to files")
-    tensors: dict[str, StoredTensor] = {}
-    for file in dict.fromkeys(weight_map.values()):
+    shards = list(dict.fromkeys(weight_map.values()))
+    for file in shards:
         check_shard_name(index, file)
-        for name, tensor in read_header(shard_of(file)).items():
-            if name in tensors:
-                other = tensors[name].file.name
-                raise CetaneError(f"{index.parent} holds tensor {name!r} in {other} and {file}")
-            tensors[name] = tensor
+    tensors = _merged(map(shard_of, shards), index.parent)
     for name, file in weight_map.items():
         if name not in tensors or tensors[name].file.name != file:
             raise CetaneError(f"{index} places tensor {name!r} in {file}, which does not hold it")
@@ -222,11 +272,11 @@ def read_header(path: StoredFile) -> dict[str, StoredTensor]:
             dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         except (KeyError, TypeError, ValueError):
             raise bad(f"tensor {name!r} lacks a dtype, shape or data_offsets") from None
-        if not isinstance(dtype, str) or dtype not in DTYPES:
-            raise bad(f"tensor {name!r} has unsupported dtype {dtype!r}")
+        if not isinstance(dtype, str) or dtype not in BITS:
+            raise bad(f"tensor {name!r} has unknown dtype {dtype!r}")
         if not isinstance(shape, list) or not all(_is_count(n) for n in (*shape, begin, end)):
             raise bad(f"tensor {name!r} has a malformed shape or offset")
-        if len(shape) > _MAX_DIMS or end - begin != math.prod(shape) * DTYPES[dtype][1]:
+        if len(shape) > _MAX_DIMS or (end - begin) * 8 != math.prod(shape) * BITS[dtype]:
             raise bad(f"tensor {name!r} of shape {shape} in {dtype} has {end - begin} bytes")
         if start + end > size:
             raise bad(f"tensor {name!r} ends {start + end - size} bytes after the end of the file")

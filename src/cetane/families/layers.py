@@ -347,10 +347,12 @@ class MLP(nn.Module):
         return (Exchange((self.writer,), (f"{up}.weight", f"{up}.bias")),)
 
 
+tanh_gelu = partial(nn.functional.gelu, approximate="tanh")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": nn.functional.silu,
     "gelu": nn.functional.gelu,
-    "gelu_pytorch_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": tanh_gelu,
+    "gelu_new": tanh_gelu,
     "relu": nn.functional.relu,
     "swish": nn.functional.silu,
 }

@@ -9,8 +9,11 @@ from torch import Tensor
 from cetane.errors import CetaneError
 from cetane.families.configs import LARGEST, LARGEST_HEAD, invalid
 
-STATIC = ("default", "linear", "llama3", "yarn", "proportional")
-"""The rope types whose frequencies do not depend on the length of the text."""
+STATIC = ("default", "linear", "llama3", "yarn", "proportional", "dynamic")
+"""The rope types whose frequencies do not depend on the length of the text.
+
+Those of `dynamic` do so beyond `max_position_embeddings`, where a port's context ends.
+"""
 
 
 class RotaryConfig(Protocol):

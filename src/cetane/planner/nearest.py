@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cetane.errors import CetaneError
 from cetane.families import ADDING, author, families
-from cetane.planner.weights import ModelSource
+from cetane.planner.weights import ModelSource, check_layers
 
 UPKEEP = re.compile(
     r"_|architectures$|model_type$|transformers_version$|(torch_)?dtype$|use_cache$|auto_map$"
@@ -36,8 +36,10 @@ def nearest_family(checkpoint: ModelSource) -> Nearest | None:
     """The family that would read most of a checkpoint's tensors; None if its config fits none.
 
     Ties go to the family that reads most keys of the config, next to the one with the fewest
-    tensors, last to the one whose module has its name.
+    tensors, last to the one whose module has its name. CetaneError for a config with more layers
+    than the checkpoint has tensors: every family would make them all.
     """
+    check_layers(checkpoint)
 
     def fit(one: tuple[float, str, set[str]]) -> tuple[float, int, int, bool]:
         share, kind, wanted = one

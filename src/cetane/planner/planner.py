@@ -112,10 +112,11 @@ class Planner:
         self.authored: Model = self._author() if shared is None else shared.authored
         self.model = self.authored.with_lookup() if recipe.embedding.inside else self.authored
         if recipe.cache.context > self.model.max_context:
+            most = self.model.max_context // 32 * 32
             raise CetaneError(
                 f"cache.context = {recipe.cache.context}: {checkpoint.source} was trained for "
                 f"{self.model.max_context} positions",
-                f"--context {self.model.max_context // 32 * 32}",
+                f"--context {most}" if most else None,
             )
         self.memory = self.cache_plan(self.model, recipe, checkpoint.source)
         self.heads = self._make_heads()

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from cetane.checkpoint.lora import Lora
+from cetane.checkpoint.safetensors import EMBEDDING, HEAD
 from cetane.compress import Format, Fp16, Selection, parse_format
 from cetane.compress.select import NEXT, SMALLEST
 from cetane.errors import CetaneError
@@ -111,9 +112,18 @@ def needed_tensors(model: Model) -> Iterator[tuple[str, Shape]]:
 def check_shape(checkpoint: ModelSource, name: str, wanted: Shape) -> None:
     """Raise CetaneError if a checkpoint lacks a tensor, or has it in another shape."""
     if name not in checkpoint:
-        raise CetaneError(f"{checkpoint.source}: no tensor {name}")
+        raise CetaneError(f"{checkpoint.source}: no tensor {name}", other_name(checkpoint, name))
     stored = tuple(checkpoint.shape(name))
     if stored != wanted:
         raise CetaneError(
             f"{checkpoint.source}: {name} has shape {stored}, but the config says {wanted}"
         )
+
+
+def other_name(checkpoint: ModelSource, name: str) -> str | None:
+    """The hint for a tensor that a checkpoint lacks; None if it has no tensor like that."""
+    if name == HEAD and EMBEDDING in checkpoint:
+        return 'if the head is the embedding, write "tie_word_embeddings": true into config.json'
+    ending = f".{name.removeprefix('model.')}"
+    found = next((other for other in checkpoint.names() if other.endswith(ending)), None)
+    return f"{found} is there: name the tensors as transformers does" if found else None

@@ -81,5 +81,6 @@ def refuse_leftovers(tensors: Tensors, path: Path) -> None:
         alone = name.endswith((".qweight", "_packed", "_blocks", ".SCB")) and tensor.dtype != "F32"
         if ".quant_state." in name or (base is not None and (alone or beside & set(tensors))):
             raise refusal(path, "unnamed", f"{name} belongs to a quantised weight")
-        if name.endswith(".weight") and tensor.dtype not in FLOATS:
+        # Experts that are stored as one tensor have no `.weight`.
+        if name.endswith((".weight", "_proj")) and tensor.dtype not in FLOATS:
             raise refusal(path, "unnamed", f"{name} holds {tensor.dtype} without a scale")
