@@ -14,6 +14,7 @@ from typing import Any
 
 import tokenizers
 
+from cetane.checkpoint.added_tokens import declared_tokens
 from cetane.checkpoint.chat_template import LARGEST_TEMPLATE, render
 from cetane.checkpoint.convert_tokenizer import SOURCES, converted
 from cetane.checkpoint.trial import check_tokenizer
@@ -24,6 +25,7 @@ TOKENIZER_FILES = (
     "tokenizer.json",
     *SOURCES,
     "tokenizer_config.json",
+    "added_tokens.json",
     "special_tokens_map.json",
     "chat_template.jinja",
     "generation_config.json",
@@ -91,13 +93,12 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
 
-        config = read_json_if_present(folder / "special_tokens_map.json")
-        config |= read_json_if_present(folder / "tokenizer_config.json")
-        special = {role: text for role in _ROLES if (text := _text_of(config.get(role)))}
-        # As in transformers, the config decides which tokens are special.
-        known = {token.content for token in backend.get_added_tokens_decoder().values()}
-        with library_errors(f"{folder}: its special tokens are not valid"):
-            backend.add_special_tokens([text for text in special.values() if text not in known])
+        with library_errors(f"{folder}: its added tokens are not valid"):
+            named, tokens = declared_tokens(folder, backend)
+            if path.parent == folder:  # transformers has added them to what it made
+                backend.add_tokens(tokens)
+        special = {role: named[role] for role in _ROLES if role in named}
+        config = read_json_if_present(folder / "tokenizer_config.json")
         return cls(
             backend,
             special,
@@ -276,12 +277,6 @@ class TextStream:
     def _waiting(self) -> str:
         before = self.tokenizer.decode(self._ids[: self._emitted])
         return self.tokenizer.decode(self._ids)[len(before) :]
-
-
-def _text_of(token: Any) -> str | None:
-    """The text of a special token, which files give as text or as a serialised AddedToken."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
 
 
 def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, eos: str | None) -> tuple[int, ...]:
