@@ -16,7 +16,9 @@ SOURCES = ("tokenizer.model", "tiktoken.model", "tekken.json")
 """Files that transformers converts, in the order of preference."""
 SECONDS, MEMORY, LARGEST = 300, 16 << 30, 1 << 28
 """CPU seconds, bytes of address space, and bytes of the result."""
-VERSION = 1
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
+"""Files that decide what transformers makes of a source."""
+VERSION = 2
 """The version of the conversion, a part of the cache's key."""
 CODE = """
 try:
@@ -40,9 +42,9 @@ def converted(folder: Path) -> Path | None:
     source = next((folder / name for name in SOURCES if (folder / name).is_file()), None)
     if source is None:
         return None
-    beside = [folder / name for name in ("tokenizer_config.json", "config.json")]
-    files = [source, *(path for path in beside if path.is_file())]
-    digest = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
+    files = [source, *(path for name in BESIDE if (path := folder / name).is_file())]
+    told = "".join(f"{path.name} {sha256(path)}\n" for path in files)
+    digest = hashlib.sha256(told.encode()).hexdigest()
     kept = cache_dir() / "tokenizers" / f"converted-{VERSION}-{digest}.json"
     if not kept.is_file():
         write_cache(kept, convert(folder, source))
