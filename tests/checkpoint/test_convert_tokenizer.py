@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 import tiktoken
+from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer
 
 from cetane.checkpoint.convert_tokenizer import converted
@@ -58,7 +59,14 @@ def test_added_tokens_of_a_converted_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"]
+    "name",
+    [
+        "vocab.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "config.json",
+    ],
 )
 def test_a_conversion_is_of_the_files_as_they_are(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -87,6 +95,33 @@ def test_tiktoken(tmp_path: Path) -> None:
     ours = Tokenizer.load(tmp_path)
     for text in TEXTS:
         assert ours.encode_plain(text) == theirs.encode(text)
+
+
+def gpt2_files(folder: Path, tokenizer_class: str) -> None:
+    """Write a tiny vocab.json and merges.txt."""
+    config(folder, tokenizer_class=tokenizer_class, unk_token="<unk>", eos_token="<unk>")
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(CORPUS, 300, special_tokens=["<unk>"], show_progress=False)
+    trained.save_model(str(folder))
+
+
+def test_vocabulary_and_merges(tmp_path: Path) -> None:
+    gpt2_files(tmp_path, "Qwen2Tokenizer")
+    ours, theirs = Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert max(map(len, theirs.get_vocab())) > 4  # it has merged some
+    for text in [*TEXTS, "<unk>a"]:
+        assert ours.encode_plain(text) == theirs.encode(text)
+        assert ours.decode(ours.encode(text), False) == text
+    (tmp_path / "vocab.json").unlink()
+    with pytest.raises(CetaneError, match=r"merges.txt but no vocab.json"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_class_that_ignores_the_files(tmp_path: Path) -> None:
+    gpt2_files(tmp_path, "LlamaTokenizer")
+    with pytest.raises(CetaneError, match="LlamaTokenizer finds no tokens") as caught:
+        Tokenizer.load(tmp_path)
+    assert "tokenizer_class" in str(caught.value.hint)
 
 
 def test_an_empty_file(tmp_path: Path) -> None:

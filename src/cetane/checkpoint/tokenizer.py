@@ -16,7 +16,7 @@ import tokenizers
 
 from cetane.checkpoint.added_tokens import declared_tokens
 from cetane.checkpoint.chat_template import LARGEST_TEMPLATE, render
-from cetane.checkpoint.convert_tokenizer import SOURCES, converted
+from cetane.checkpoint.convert_tokenizer import SOURCES, VOCABULARY, converted
 from cetane.checkpoint.trial import check_tokenizer
 from cetane.errors import CetaneError
 from cetane.files import read_json_if_present, read_text
@@ -24,6 +24,7 @@ from cetane.files import read_json_if_present, read_text
 TOKENIZER_FILES = (
     "tokenizer.json",
     *SOURCES,
+    VOCABULARY,
     "tokenizer_config.json",
     "added_tokens.json",
     "special_tokens_map.json",
@@ -75,8 +76,8 @@ class Tokenizer:
     def load(cls, folder: Path) -> Tokenizer:
         """Read tokenizer.json, and the optional files beside it.
 
-        Without one, transformers makes it of SentencePiece's or tiktoken's file. Raises CetaneError
-        if there is none of these, or if a file is malformed.
+        Without one, transformers makes it of another form (`SOURCES`). Raises CetaneError if there
+        is none of these, or if a file is malformed.
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
