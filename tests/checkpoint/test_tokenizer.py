@@ -257,6 +257,21 @@ def test_malformed_files(content: str, folder: Path, tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([1, 3], "has '<pad>' as token 3, but the model has only 3 tokens"),
+        ([-1], "token -1 is not in the vocabulary of 3"),
+        ([2**40], "token 1099511627776 is not in the vocabulary of 3"),
+    ],
+)
+def test_tokens_that_a_model_lacks(ids: list[int], message: str, tokenizer: Tokenizer) -> None:
+    tokenizer.check_known([0, 1, 2], 3)
+    with pytest.raises(CetaneError, match=message) as caught:
+        tokenizer.check_known(ids, 3)
+    assert caught.value.hint
+
+
 def test_text_that_is_no_unicode(tokenizer: Tokenizer) -> None:
     with pytest.raises(CetaneError, match="not valid Unicode"):
         tokenizer.encode("a\ud800")

@@ -210,6 +210,24 @@ class Tokenizer:
             return bytes([int(text[3:5], 16)])
         return text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
+    def check_known(self, ids: Iterable[int], vocab: int) -> None:
+        """Raise CetaneError, which names the token, if a model of `vocab` tokens lacks one of
+        `ids`."""
+        unknown = next((token for token in ids if not 0 <= token < vocab), None)
+        if unknown is None:
+            return
+        text = {token: text for text, token in self.backend.get_vocab().items()}.get(unknown)
+        if text is None:
+            raise CetaneError(
+                f"token {unknown} is not in the vocabulary of {vocab}",
+                "give tokens of the model's own tokenizer",
+            )
+        raise CetaneError(
+            f"the tokenizer has {text!r} as token {unknown}, but the model has only {vocab} tokens",
+            "take the tokenizer that the model was trained with, or resize the model's embedding"
+            " (transformers: resize_token_embeddings)",
+        )
+
     def special_id(self, text: str) -> int | None:
         """The id of a special token, which `decode` skips; None for any other text."""
         token = self.backend.token_to_id(text)
