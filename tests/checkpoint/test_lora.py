@@ -228,6 +228,24 @@ def test_pickles_and_half_folders_are_refused(
         open_checkpoint(tiny_checkpoint_folder, tmp_path)
 
 
+def test_an_adapter_is_no_model(saved: Path, damaged: Any) -> None:
+    folder = damaged({"base_model_name_or_path": "org/base"}, {})
+    with pytest.raises(CetaneError, match="holds an adapter, not a model") as caught:
+        open_checkpoint(folder)
+    assert caught.value.hint == f"give org/base, and add --lora {folder}"
+
+
+def test_an_adapter_of_mlx_lm(tiny_checkpoint_folder: Path, tmp_path: Path) -> None:
+    """The keys are those that `mlx_lm.lora` writes."""
+    content = {"fine_tune_type": "lora", "model": "org/base", "lora_parameters": {"rank": 8}}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(content))
+    (tmp_path / "adapters.safetensors").write_bytes(b"")
+    with pytest.raises(CetaneError, match="only adapters of peft") as caught:
+        open_checkpoint(tiny_checkpoint_folder, tmp_path)
+    merge = f"mlx_lm.fuse --model org/base --adapter-path {tmp_path} --save-path merged"
+    assert merge in str(caught.value.hint)
+
+
 def test_each_pattern_is_compiled_once(damaged: Any, tiny_checkpoint_folder: Path) -> None:
     """Not once for each module."""
     patterns = {f"module{number}": 2 for number in range(1024)}

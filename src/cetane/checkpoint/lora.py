@@ -211,6 +211,12 @@ def read_config(path: Path) -> LoraConfig:
     """The config of an adapter. CetaneError names a key that would change what it computes."""
     content = read_json(path)
     kind = content.get("peft_type")
+    if kind is None and "lora_parameters" in content:
+        raise CetaneError(
+            f"{path} is of mlx-lm; only adapters of peft are known",
+            f"merge it: mlx_lm.fuse --model {content.get('model') or 'BASE'} --adapter-path"
+            f" {path.parent} --save-path merged; then give the folder merged",
+        )
     if kind != "LORA":
         raise CetaneError(f"{path}: peft_type is {kind!r}; only LORA is known", MERGED_ELSEWHERE)
     known = LoraConfig.model_fields.keys()
