@@ -157,6 +157,16 @@ def test_a_full_context_is_a_reason(names: dict[str, Any]) -> None:
             lm.generate(ids, temperature=float("nan"))
 
 
+def test_a_prompt_with_a_token_that_the_model_lacks(names: dict[str, Any]) -> None:
+    with cetane.load(names["bundle"]) as lm:
+        vocab = lm.bundle.plan.vocab
+        lm.bundle.tokenizer.backend.add_tokens([f"<{number}>" for number in range(vocab)])
+        with pytest.raises(
+            cetane.CetaneError, match=f"has '<{vocab - 1}>' as token .* only {vocab}"
+        ):
+            lm.stream(f"x <{vocab - 1}>")
+
+
 def test_the_import_is_instant_and_every_name_is_there() -> None:
     code = (
         "import sys, time; t = time.process_time(); import cetane; "

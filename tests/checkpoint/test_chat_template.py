@@ -1,6 +1,7 @@
 """Chat templates are programs of strangers: none runs for long or fills the memory."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 GROWS = (
     "{%% set ns = namespace(s=%s) %%}{%% for a in range(99) %%}{%% set ns.s = %s %%}{%% endfor %%}"
 )
+SAME_HASH = "range(0, 99999 * (2 ** 61 - 1), 2 ** 61 - 1)|groupby('real')"
+"""Pairs whose first numbers Python's dict keeps in one place."""
 GREEDY = {
     "nested loops": "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
     "joined": GROWS % ("'aaaa'", "ns.s ~ ns.s"),
@@ -58,6 +61,26 @@ GREEDY = {
     "a list of letters": "{{ ('\u4e2d' * 4000000)|list|length }}",
     "summed": "{{ range(99999)|map('string')|map('list')|sum(start=[])|length }}",
     "escaped": "{{ ('&' * 4000000)|forceescape|length }}",
+    "sought from the right": "{{ ('a' * 2000000).rfind('ab' ~ 'a' * 1000000) }}",
+    "sought by index": "{{ ('a' * 2000000).rindex('ab' ~ 'a' * 1000000) }}",
+    "split from the right": "{{ ('a' * 2000000).rsplit(sep='ab' ~ 'a' * 1000000) }}",
+    "parted from the right": "{{ ('a' * 2000000).rpartition('ab' ~ 'a' * 1000000) }}",
+    "stripped": "{{ ('b' * 2000000).strip('a' * 2000000 ~ 'b') }}",
+    "stripped on the left": "{{ ('b' * 2000000).lstrip('a' * 2000000 ~ 'b') }}",
+    "stripped on the right": "{{ ('b' * 2000000).rstrip('a' * 2000000 ~ 'b') }}",
+    "a marked text, stripped": "{{ (('b' * 2000000)|safe).strip('a' * 2000000 ~ 'b') }}",
+    "trimmed": "{{ ('b' * 2000000)|trim('a' * 2000000 ~ 'b') }}",
+    "trimmed by map": "{{ ['b' * 2000000]|map('trim', 'a' * 2000000 ~ 'b')|list }}",
+    "keys of one hash": f"{{{{ dict({SAME_HASH})|length }}}}",
+    "names of one hash": f"{{% set ns = namespace({SAME_HASH}) %}}",
+    "items, compared": (
+        "{% set d = dict(range(30000)|groupby('real')) %}"
+        "{{ [d.items()] * 100000 == [d.items()] * 100000 }}"
+    ),
+    "keys, subtracted": (
+        "{% set d = dict(range(30000)|groupby('real')) %}"
+        "{{ [d.keys() - []] * 100000 == [d.keys() - []] * 100000 }}"
+    ),
     "brackets": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
     "a long template": "a" * 1_000_000,
 }
@@ -84,11 +107,23 @@ def test_what_real_templates_do() -> None:
         "{{ 'a</b>c'.split('</b>')[-1].lstrip('\\n') }}{{ 1.55 | round(1, 'floor') }}"
         "{{ 1.5 | round(10 ** 9, 'ceil') }}{{ 15 | round(-1) }}"
         "{{ 5 | round(-(10 ** 9), 'floor') }}{{ 5 | round(-(10 ** 9)) }}"
+        "{{ dict([('a', 1)], b=2) }}{{ dict({'c': 3}) }}{{ ' x\\n' | trim }}{{ 5 | trim }}"
+        "{{ 'a|b'.rsplit('|', 1)[1] }}{{ [1] | tojson(separators=(',', ':')) }}"
     )
     assert render(template, MESSAGES, True, {}) == (
         '<user>hi1True[{"role": "user", "content": "hi"}]a, bya-b114abab'
-        "hi[][1, 2]3[('a', 1)]c1.51.5200.00"
+        "hi[][1, 2]3[('a', 1)]c1.51.5200.00{'a': 1, 'b': 2}{'c': 3}x5b[1]"
     )
+
+
+def test_json_keeps_no_long_separators() -> None:
+    """One copy for each level would take 400 MB here."""
+    long = "{{ ns.s|tojson(indent=1, separators=('a' * 4000000, ':'))|length }}"
+    tracemalloc.start()
+    render(GROWS % ("[]", "[ns.s]") + long, MESSAGES, True, {})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50e6
 
 
 @pytest.mark.parametrize("indent", [None, 4])

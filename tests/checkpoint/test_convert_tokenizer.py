@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import sentencepiece
 import tiktoken
+from tokenizers import ByteLevelBPETokenizer
+from transformers import AutoTokenizer
 
+from cetane.checkpoint.convert_tokenizer import converted
 from cetane.checkpoint.tokenizer import Tokenizer
 from cetane.errors import CetaneError
 
@@ -20,20 +23,61 @@ def config(folder: Path, **said: object) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(said))
 
 
+def trained(folder: Path) -> None:
+    """Train a tokenizer.model as Llama's."""
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS), model_prefix=str(folder / "tokenizer"), vocab_size=300,
+        model_type="bpe", byte_fallback=True, hard_vocab_limit=False, minloglevel=2,
+        normalization_rule_name="identity", remove_extra_whitespaces=False,
+    )  # fmt: skip
+    (folder / "tokenizer.vocab").unlink()
+
+
 def test_sentencepiece(tmp_path: Path) -> None:
     config(tmp_path, tokenizer_class="LlamaTokenizer", legacy=False)
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS), model_prefix=str(tmp_path / "tokenizer"), vocab_size=300,
-        model_type="bpe", byte_fallback=True, hard_vocab_limit=False, minloglevel=2,
-        normalization_rule_name="identity", remove_extra_whitespaces=False,  # as Llama's
-    )  # fmt: skip
-    (tmp_path / "tokenizer.vocab").unlink()
+    trained(tmp_path)
     theirs = sentencepiece.SentencePieceProcessor(str(tmp_path / "tokenizer.model"))
     ours = Tokenizer.load(tmp_path)
     for text in TEXTS:
         assert ours.encode_plain(text) == theirs.encode(text)
         assert ours.decode(theirs.encode(text)) == text
     assert Tokenizer.load(tmp_path).digest == ours.digest  # from the cache
+
+
+def test_added_tokens_of_a_converted_tokenizer(tmp_path: Path) -> None:
+    """Their flags are those that the conversion gives: the library changes the declared ones."""
+    token = {"content": "<c>", "lstrip": False, "normalized": True, "rstrip": False}
+    config(
+        tmp_path, tokenizer_class="PreTrainedTokenizerFast", legacy=False,
+        added_tokens_decoder={300: token}, extra_special_tokens=["<d>"],
+    )  # fmt: skip
+    trained(tmp_path)
+    ours, theirs = Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("a fuel<c> b<d>", "<c><d>"):
+        assert ours.encode_plain(text) == theirs.encode(text, add_special_tokens=False)
+    assert repr(ours.backend.get_added_tokens_decoder()) == repr(theirs.added_tokens_decoder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vocab.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "config.json",
+    ],
+)
+def test_a_conversion_is_of_the_files_as_they_are(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cetane.checkpoint.convert_tokenizer.convert", lambda *_: "{}")
+    config(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"a")
+    before = converted(tmp_path)
+    assert converted(tmp_path) == before
+    (tmp_path / name).write_text('{"a": 1}')
+    assert converted(tmp_path) not in (None, before)
 
 
 def test_tiktoken(tmp_path: Path) -> None:
@@ -51,6 +95,33 @@ def test_tiktoken(tmp_path: Path) -> None:
     ours = Tokenizer.load(tmp_path)
     for text in TEXTS:
         assert ours.encode_plain(text) == theirs.encode(text)
+
+
+def gpt2_files(folder: Path, tokenizer_class: str) -> None:
+    """Write a tiny vocab.json and merges.txt."""
+    config(folder, tokenizer_class=tokenizer_class, unk_token="<unk>", eos_token="<unk>")
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(CORPUS, 300, special_tokens=["<unk>"], show_progress=False)
+    trained.save_model(str(folder))
+
+
+def test_vocabulary_and_merges(tmp_path: Path) -> None:
+    gpt2_files(tmp_path, "Qwen2Tokenizer")
+    ours, theirs = Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert max(map(len, theirs.get_vocab())) > 4  # it has merged some
+    for text in [*TEXTS, "<unk>a"]:
+        assert ours.encode_plain(text) == theirs.encode(text)
+        assert ours.decode(ours.encode(text), False) == text
+    (tmp_path / "vocab.json").unlink()
+    with pytest.raises(CetaneError, match=r"merges.txt but no vocab.json"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_class_that_ignores_the_files(tmp_path: Path) -> None:
+    gpt2_files(tmp_path, "LlamaTokenizer")
+    with pytest.raises(CetaneError, match="LlamaTokenizer finds no tokens") as caught:
+        Tokenizer.load(tmp_path)
+    assert "tokenizer_class" in str(caught.value.hint)
 
 
 def test_an_empty_file(tmp_path: Path) -> None:

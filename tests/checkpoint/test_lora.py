@@ -15,6 +15,7 @@ from tests.gguf_files import write_gguf
 from tests.peft_folders import save_adapter
 
 from cetane.checkpoint import open_checkpoint
+from cetane.checkpoint.lora import compiled
 from cetane.errors import CetaneError
 
 KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -142,6 +143,11 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "a slow pattern": ({"alpha_pattern": {"(a+)+b": 1}}, "not a plain name"),
     "a range from z to a": ({"rank_pattern": {"[z-a]": 2}}, "not a plain name"),
     "a pattern of stars": ({"rank_pattern": {".*.*.*q_proj": 2}}, "not a plain name"),
+    "many ranks": ({"rank_pattern": {f"m{n}": 2 for n in range(1025)}}, "1,025 entries, more than"),
+    "many alphas": (
+        {"alpha_pattern": {f"m{n}": 2 for n in range(1025)}},
+        "alpha_pattern has 1,025",
+    ),
     "rank": ({"r": 3}, "rank 2, but the config says 3"),
     "DoRA without magnitudes": ({"use_dora": True}, "use_dora is True"),
 }
@@ -220,6 +226,33 @@ def test_pickles_and_half_folders_are_refused(
     (tmp_path / "adapter_model.bin").write_bytes(b"\x80\x04")
     with pytest.raises(CetaneError, match="is a pickle"):
         open_checkpoint(tiny_checkpoint_folder, tmp_path)
+
+
+def test_an_adapter_is_no_model(saved: Path, damaged: Any) -> None:
+    folder = damaged({"base_model_name_or_path": "org/base"}, {})
+    with pytest.raises(CetaneError, match="holds an adapter, not a model") as caught:
+        open_checkpoint(folder)
+    assert caught.value.hint == f"give org/base, and add --lora {folder}"
+
+
+def test_an_adapter_of_mlx_lm(tiny_checkpoint_folder: Path, tmp_path: Path) -> None:
+    """The keys are those that `mlx_lm.lora` writes."""
+    content = {"fine_tune_type": "lora", "model": "org/base", "lora_parameters": {"rank": 8}}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(content))
+    (tmp_path / "adapters.safetensors").write_bytes(b"")
+    with pytest.raises(CetaneError, match="only adapters of peft") as caught:
+        open_checkpoint(tiny_checkpoint_folder, tmp_path)
+    merge = f"mlx_lm.fuse --model org/base --adapter-path {tmp_path} --save-path merged"
+    assert merge in str(caught.value.hint)
+
+
+def test_each_pattern_is_compiled_once(damaged: Any, tiny_checkpoint_folder: Path) -> None:
+    """Not once for each module."""
+    patterns = {f"module{number}": 2 for number in range(1024)}
+    folder = damaged({"rank_pattern": patterns, "alpha_pattern": patterns}, {})
+    compiled.cache_clear()
+    open_checkpoint(tiny_checkpoint_folder, folder)
+    assert compiled.cache_info().misses == len(patterns)
 
 
 def test_a_truncated_file_is_refused(damaged: Any, tiny_checkpoint_folder: Path) -> None:

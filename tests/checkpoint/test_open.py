@@ -29,6 +29,7 @@ def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def snapshot_download(repo_id: str, **patterns: Any) -> str:
         asked.append(repo_id)
         assert "*.bin" not in patterns["allow_patterns"]
+        assert {"*.json", "tokenizer.model", "merges.txt"} < {*patterns["allow_patterns"]}
         if repo_id != "org/model-1.5":
             raise OSError(f"{repo_id} was not found\nwith details\non more lines")
         return str(folder)

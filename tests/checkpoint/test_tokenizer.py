@@ -160,6 +160,80 @@ def test_eos_ids_from_other_files(folder: Path, tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path).eos_ids == (9, 2)
 
 
+def entry(text: str, special: bool, **flags: bool) -> dict[str, Any]:
+    """An added token, as transformers writes it."""
+    plain = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+    return {"__type": "AddedToken", "content": text, "special": special} | plain | flags
+
+
+DECODER = {"402": entry("<a>", False, lstrip=True), "401": entry("<b>", True)}
+DECLARED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, int] | None]] = {
+    # tokenizer_config.json, special_tokens_map.json, added_tokens.json
+    "a decoder": ({"added_tokens_decoder": DECODER}, {}, None),
+    "a decoder beside other files": (
+        {"added_tokens_decoder": DECODER},
+        {"additional_special_tokens": ["<c>"], "pad_token": "<d>"},
+        {"<e>": 403},
+    ),
+    "a decoder that changes a token": (
+        {"added_tokens_decoder": {"3": entry("<pad>", False, rstrip=True)}}, {}, None,
+    ),
+    "additional": (
+        {"additional_special_tokens": ["<a>", entry("<b>", False, lstrip=True)]}, {}, None,
+    ),
+    "extra": ({"extra_special_tokens": ["<b>", "<a>"], "mask_token": "<c>"}, {}, None),
+    "extra by name": (
+        {"extra_special_tokens": {"image_token": "<b>"}, "additional_special_tokens": ["<a>"]},
+        {}, None,
+    ),
+    "names of its own": ({"image_token": "<b>", "pad_token": "<a>"}, {"cls_token": "<c>"}, None),
+    "additional in the map": ({}, {"additional_special_tokens": ["<a>", "<b>"]}, None),
+    "extra in both": (
+        {"extra_special_tokens": ["<b>"]}, {"extra_special_tokens": ["<a>", "<b>"]}, None,
+    ),
+    "a role in both": ({"pad_token": "<a>"}, {"pad_token": {"content": "<b>"}}, None),
+    "added": ({}, {}, {"<a>": 401, "<b>": 400}),
+    "added, some special": (
+        {"additional_special_tokens": ["<a>"], "pad_token": "<b>"}, {},
+        {"<c>": 402, "<b>": 401, "<a>": 400},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", DECLARED)
+def test_tokens_that_only_other_files_declare(form: str, folder: Path, tmp_path: Path) -> None:
+    config, older, added = DECLARED[form]
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>"} | config
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(older))
+    if added is not None:
+        (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = Tokenizer.load(tmp_path)
+    wanted = theirs.backend_tokenizer.get_added_tokens_decoder()
+    assert {i: repr(t) for i, t in ours.backend.get_added_tokens_decoder().items()} == {
+        i: repr(t) for i, t in wanted.items()
+    }
+    text = "hello <a> <b>x<c> <d> <e> <pad> w"
+    ids = ours.encode(text)
+    assert ids == theirs(text).input_ids
+    for skip in (True, False):
+        assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
+    assert ours.special_tokens.get("pad_token") == theirs.pad_token
+    ours.save(tmp_path / "saved")
+    assert Tokenizer.load(tmp_path / "saved").encode(text) == ids
+
+
+@pytest.mark.parametrize("content", [[], {"x": {"content": "<a>"}}])
+def test_malformed_added_tokens(content: Any, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    config = json.dumps({"added_tokens_decoder": content})
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    with pytest.raises(CetaneError, match="added tokens are not valid"):
+        Tokenizer.load(tmp_path)
+
+
 def test_template_from_the_config(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     for value, expected in (
@@ -221,6 +295,21 @@ def test_malformed_files(content: str, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("[]")
     with pytest.raises(CetaneError, match=r"generation_config\.json"):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([1, 3], "has '<pad>' as token 3, but the model has only 3 tokens"),
+        ([-1], "token -1 is not in the vocabulary of 3"),
+        ([2**40], "token 1099511627776 is not in the vocabulary of 3"),
+    ],
+)
+def test_tokens_that_a_model_lacks(ids: list[int], message: str, tokenizer: Tokenizer) -> None:
+    tokenizer.check_known([0, 1, 2], 3)
+    with pytest.raises(CetaneError, match=message) as caught:
+        tokenizer.check_known(ids, 3)
+    assert caught.value.hint
 
 
 def test_text_that_is_no_unicode(tokenizer: Tokenizer) -> None:

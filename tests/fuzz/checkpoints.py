@@ -298,10 +298,20 @@ class NoWeights:
         raise CetaneError(f"no tensor {name}")
 
 
+ADDED = {"content": "<a>", "lstrip": True, "normalized": False, "special": True}
+BESIDE: list[tuple[str, dict[str, Any]]] = [
+    ("tokenizer_config", {"eos_token": "</s>", "chat_template": "{{ messages }}"}),
+    ("tokenizer_config", {"added_tokens_decoder": {"31": ADDED, "32": ADDED | {"x": 1}}}),
+    ("tokenizer_config", {"extra_special_tokens": {"image_token": "<a>"}, "pad_token": ADDED}),
+    ("special_tokens_map", {"additional_special_tokens": ["<a>", ADDED], "eos_token": ADDED}),
+    ("added_tokens", {"<a>": 31, "ab": 27}),
+]
+
+
 class TokenizerFile(Fuzzer):
     @property
     def seeds(self) -> list[Files]:
-        return [{"tokenizer.json": dumped(self.seed), "tokenizer_config.json": b"{}"}]
+        return [self.files()]
 
     @cached_property
     def seed(self) -> dict[str, Any]:
@@ -322,17 +332,26 @@ class TokenizerFile(Fuzzer):
         content: dict[str, Any] = json.loads(made.to_str())
         return content
 
+    def files(self, **changed: bytes) -> Files:
+        """The good files, of which some are changed; those of the input before stay otherwise."""
+        names = ("tokenizer_config", "special_tokens_map", "added_tokens")
+        content = {"tokenizer": dumped(self.seed)} | dict.fromkeys(names, b"{}") | changed
+        return {f"{name}.json": data for name, data in content.items()}
+
     def mutate(self, random: Random) -> Files:
-        content = damaged(random, self.seed)
         if random.random() < 0.1:
-            content = damaged(random, {"eos_token": "</s>", "chat_template": "{{ messages }}"})
-            return {"tokenizer.json": dumped(self.seed), "tokenizer_config.json": dumped(content)}
-        return {"tokenizer.json": dumped(content), "tokenizer_config.json": b"{}"}
+            name, content = random.choice(BESIDE)
+            return self.files(**{name: dumped(damaged(random, content))})
+        return self.files(tokenizer=dumped(damaged(random, self.seed)))
 
     def check(self, files: Files) -> None:
         self.write(files)
         tokenizer = Tokenizer.load(self.folder)
         tokenizer.decode(tokenizer.encode("ab xyz 123"))
+
+
+SAME_HASH = "range(0, 99999 * (2 ** 61 - 1), 2 ** 61 - 1)|groupby('real')"
+"""Pairs whose first numbers Python's dict keeps in one place."""
 
 
 class ChatTemplate(Fuzzer):
@@ -344,7 +363,8 @@ class ChatTemplate(Fuzzer):
 
     def expression(self, random: Random, depth: int = 0) -> str:
         atoms = ("messages", "m", "x", "'ab'", "messages[0].content", "7", "99999", "1.5", "[]",
-                 "none", "bos_token", "range(99999)", "{}", "''", "namespace()")  # fmt: skip
+                 "none", "bos_token", "range(99999)", "{}", "''", "namespace()", "('b' * 2000000)",
+                 f"dict({SAME_HASH})")  # fmt: skip
         if depth > 3 or random.random() < 0.5:
             return random.choice(atoms)
         left, right = (self.expression(random, depth + 1) for _ in range(2))
@@ -353,11 +373,14 @@ class ChatTemplate(Fuzzer):
                    "reverse", "center(99999999)", "batch(9)", "int", "sum",
                    "tojson(indent=9999999)", "map('replace', 'a', 'b' * 20000)", "forceescape",
                    "select('in', 'b' * 4000000)", "map('list')", "round(10**9, 'ceil')",
-                   "attr('encode')")  # fmt: skip
+                   "attr('encode')", "trim('a' * 2000000 ~ 'b')", "groupby('real')",
+                   "tojson(indent=1, separators=('a' * 4000000, ''))")  # fmt: skip
         methods = ("format", "ljust(10**9)", "split('a')", "replace('', 'xxxx')", "join(m)",
                    "__class__", "append(x)", "update(a=x)", "zfill(9999999)",
                    "upper()", "encode()", "to_bytes(10**9, 'big')", "translate({97: x * 99999})",
-                   "fromkeys(x)", "rsplit('a')")  # fmt: skip
+                   "fromkeys(x)", "rsplit('a')", "items()", "keys()",
+                   "lstrip('a' * 2000000 ~ 'b')", "rsplit('ab' ~ 'b' * 1000000)",
+                   "rfind('ab' ~ 'b' * 1000000)")  # fmt: skip
         forms = (
             lambda: f"({left} {random.choice(('+', '*', '**', '%', '~', '-', '/', '//'))} {right})",
             lambda: f"({left})|{random.choice(filters)}",

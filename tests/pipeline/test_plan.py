@@ -1,5 +1,6 @@
 """A ranking recommends nothing that a rule or the golden gate refuses."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,31 @@ def test_a_plan_refuses_a_recipe_whose_files_are_gone(
     ):  # fmt: skip
         with pytest.raises(CetaneError, match=r"compression\.\w+: cannot read .*gone"):
             plan(tiny_checkpoint_folder, changes=changes)
+
+
+@pytest.fixture
+def more_tokens(tiny_checkpoint_folder: Path, tmp_path: Path) -> Path:
+    """The tiny model, whose tokenizer has one token more."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint_folder, folder)
+    (folder / "added_tokens.json").write_text('{"<x>": 288}')
+    return folder
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", "{{ 1 / 0 }}<x>", None])
+def test_a_token_of_no_use_is_no_obstacle(template: str | None, more_tokens: Path) -> None:
+    (more_tokens / "chat_template.jinja").unlink()
+    if template is not None:
+        (more_tokens / "chat_template.jinja").write_text(template)
+    assert plan(more_tokens)
+
+
+def test_a_template_with_a_token_that_the_model_lacks(more_tokens: Path) -> None:
+    (more_tokens / "chat_template.jinja").write_text("<x>{{ messages[0].content }}")
+    message = "the tokenizer has '<x>' as token 288, but the model has only 288 tokens"
+    with pytest.raises(CetaneError, match=message) as caught:
+        plan(more_tokens)
+    assert "resize_token_embeddings" in str(caught.value.hint)
 
 
 def test_an_older_system_holds_nothing(request_of_tiny: Request) -> None:

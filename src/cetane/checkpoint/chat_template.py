@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache, wraps
@@ -18,10 +18,11 @@ from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
-from jinja2.filters import do_round
+from jinja2.filters import do_round, do_trim
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from cetane.errors import CetaneError
@@ -34,6 +35,8 @@ LARGEST = 1 << 22
 """The most characters or items of a text or list that a template makes."""
 MOST_BITS = 4096
 """The most bits of a whole number that a template computes."""
+MOST_COMPARISONS = 10**8
+"""The most pairs of characters that one call compares: 0.1 s. Nothing stops a call of C code."""
 _ITEM = 32
 """The size of a list item, in characters."""
 OWNERS = (str, dict, list, tuple)
@@ -43,6 +46,9 @@ REFUSED = {
     "translate", "zfill",
 }  # fmt: skip
 """Methods of texts that make a text of any length, make bytes, or take long."""
+COMPARING = {"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip"}
+"""Methods of texts that may compare each character with each of their argument. Python's searches
+from the left take linear time."""
 UNBOUNDED = (
     "batch", "center", "filesizeformat", "format", "pprint", "slice", "striptags", "urlize",
     "wordwrap", "xmlattr",
@@ -151,6 +157,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         _tick()
         if operator == "+":
             _check(_size(left) + _size(right))
+        elif operator == "-" and isinstance(left, Set):  # one call, however many keys
+            raise TemplateError("a template may not subtract keys")
         elif operator == "%" and isinstance(left, str):
             raise TemplateError("a template may not format with %")
         elif operator == "*":
@@ -173,6 +181,10 @@ class _Environment(ImmutableSandboxedEnvironment):
                 return _replace(owner, *args)
             if name == "join":
                 return _join(_counted(args[0]), owner)
+            if name in COMPARING:
+                _check_comparisons(owner, *args, *kwargs.values())
+        if obj is dict or obj is Namespace:  # many keys of one hash take quadratic time
+            args = tuple(_counted(a) if isinstance(a, list | tuple | Iterator) else a for a in args)
         return _sized(super().call(context, obj, *args, **kwargs))
 
 
@@ -196,19 +208,26 @@ def _check(size: int) -> None:
         raise TemplateError(f"it makes more than {LARGEST:,} characters")
 
 
+def _check_comparisons(text: str, *wanted: Any) -> None:
+    longest = max((len(value) for value in wanted if isinstance(value, str)), default=0)
+    if len(text) * longest > MOST_COMPARISONS:
+        raise TemplateError(f"it looks for {longest:,} characters in {len(text):,}")
+
+
 def _size(value: Any) -> int:
-    """The size of a text or list, in characters. A shared list counts each time it occurs."""
+    """The size of a text, list or dict, or of a dict's keys or items, in characters. A shared list
+    counts each time it occurs."""
     size, waiting = 0, [value]
     while waiting:
         item = waiting.pop()
         if isinstance(item, str | bytes):
             size += len(item)
-        elif isinstance(item, dict | list | tuple):
+        elif isinstance(item, dict | list | tuple | Set):
             size += _ITEM * len(item)
         _check(size)
         if isinstance(item, dict):
             waiting += [*item, *item.values()]
-        elif isinstance(item, list | tuple):
+        elif isinstance(item, list | tuple | Set):
             waiting += item
     return size
 
@@ -285,6 +304,12 @@ def _replace(text: Any, old: str, new: str, count: int | None = None) -> str:
     return text.replace(str(old), new, -1 if count is None else count)
 
 
+def _trim(value: Any, chars: str | None = None) -> str:
+    """Jinja's `trim`."""
+    _check_comparisons(str(value), chars)
+    return do_trim(value, chars)
+
+
 def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
     """Jinja's `indent`."""
     prefix = width if isinstance(width, str) else " " * min(int(width), 64)
@@ -314,6 +339,7 @@ def _compile(template: str) -> Template:
         "tojson": _tojson,
         "join": _join_filter,
         "replace": _replace,
+        "trim": _trim,
         "indent": _indent,
         "round": _round,
         "counted": _counted,
@@ -342,7 +368,8 @@ def _tojson(
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii,
         indent=min(int(indent), 16) if indent else indent,
-        separators=separators,
+        # The encoder keeps a copy for each level.
+        separators=separators and (separators[0][:64], separators[1][:64]),
         sort_keys=sort_keys,
     )
     return _join(encoder.iterencode(value))

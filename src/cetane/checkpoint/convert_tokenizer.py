@@ -1,4 +1,5 @@
-"""Tokenizers of SentencePiece and tiktoken as tokenizer.json, by transformers' own converters.
+"""Tokenizers of SentencePiece, tiktoken and GPT-2's form as tokenizer.json, by transformers' own
+converters.
 
 The conversion runs once for each file, in a child process: a foreign file may make a library write
 gigabytes, or end the process. Code that comes with a model is never run.
@@ -12,11 +13,18 @@ from cetane.checkpoint.sandbox import Sandbox
 from cetane.errors import CetaneError
 from cetane.files import cache_dir, sha256, write_cache
 
-SOURCES = ("tokenizer.model", "tiktoken.model", "tekken.json")
+SOURCES = ("tokenizer.model", "tiktoken.model", "tekken.json", "merges.txt")
 """Files that transformers converts, in the order of preference."""
 SECONDS, MEMORY, LARGEST = 300, 16 << 30, 1 << 28
 """CPU seconds, bytes of address space, and bytes of the result."""
-VERSION = 1
+VOCABULARY = "vocab.json"
+"""The tokens that merges.txt merges."""
+BESIDE = (
+    VOCABULARY, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "config.json",
+)  # fmt: skip
+"""Files that decide what transformers makes of a source."""
+VERSION = 2
 """The version of the conversion, a part of the cache's key."""
 CODE = """
 try:
@@ -24,7 +32,10 @@ try:
     tokenizer = AutoTokenizer.from_pretrained(
         sys.argv[1], local_files_only=True, trust_remote_code=False
     )
-    sys.stdout.write(tokenizer.backend_tokenizer.to_str())
+    backend = tokenizer.backend_tokenizer
+    if not backend.encode("a", add_special_tokens=False).ids:
+        sys.exit(f"error: {type(tokenizer).__name__} finds no tokens in it")
+    sys.stdout.write(backend.to_str())
 except Exception as error:
     sys.exit("error: " + " ".join(str(error).split()))
 """
@@ -40,9 +51,9 @@ def converted(folder: Path) -> Path | None:
     source = next((folder / name for name in SOURCES if (folder / name).is_file()), None)
     if source is None:
         return None
-    beside = [folder / name for name in ("tokenizer_config.json", "config.json")]
-    files = [source, *(path for path in beside if path.is_file())]
-    digest = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
+    files = [source, *(path for name in BESIDE if (path := folder / name).is_file())]
+    told = "".join(f"{path.name} {sha256(path)}\n" for path in files)
+    digest = hashlib.sha256(told.encode()).hexdigest()
     kept = cache_dir() / "tokenizers" / f"converted-{VERSION}-{digest}.json"
     if not kept.is_file():
         write_cache(kept, convert(folder, source))
@@ -53,6 +64,8 @@ def convert(folder: Path, source: Path) -> str:
     """The content of the tokenizer.json, as a child process makes it."""
     if not source.stat().st_size:  # transformers would make a tokenizer without tokens
         raise CetaneError(f"{source} is empty", "download it again")
+    if source.name == "merges.txt" and not (folder / VOCABULARY).is_file():
+        raise CetaneError(f"{folder} has merges.txt but no {VOCABULARY}", f"get its {VOCABULARY}")
     try:
         done = SANDBOX.run(folder)
     except subprocess.TimeoutExpired:
@@ -63,6 +76,7 @@ def convert(folder: Path, source: Path) -> str:
         why = said[-1].removeprefix("error: ")[:200] if said else "it gives nothing"
         raise CetaneError(
             f"transformers cannot make a tokenizer.json of {source}: {why}",
-            "get a tokenizer.json of the same model",
+            "get a tokenizer.json of the same model, or set tokenizer_class in"
+            " tokenizer_config.json to the model's own",
         )
     return done.stdout.decode("utf-8")

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -51,9 +52,10 @@ PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` that leave the base as it is."""
 ATOM = r"(?:[\w.-]|\\[.d]|\[[\w-]+\])"
 PATTERN = re.compile(rf"\^?(?:{ATOM}[*+]?)+\$?")
-MOST_REPEATS, LONGEST_PATTERN = 2, 200
+MOST_REPEATS, LONGEST_PATTERN, MOST_PATTERNS = 2, 200, 1024
 """Patterns of names are regular expressions of an untrusted file: without groups and with few
-repeats, a match takes no long time."""
+repeats, a match takes no long time. Each module is matched with all of them; the largest adapters
+name each of some 900 modules."""
 
 Pattern = Annotated[str, Field(max_length=LONGEST_PATTERN)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -87,7 +89,12 @@ class LoraConfig(Data):
 
 def matching(patterns: Mapping[str, object], module: str) -> str:
     """The first pattern that a module's path ends with, as in peft; else the path."""
-    return next((p for p in patterns if re.match(rf"(.*\.)?({p})$", module)), module)
+    return next((p for p in patterns if compiled(p).match(module)), module)
+
+
+@lru_cache(2 * MOST_PATTERNS)  # for each module again; re itself keeps 512
+def compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(rf"(.*\.)?({pattern})$")
 
 
 @dataclass(frozen=True)
@@ -204,6 +211,12 @@ def read_config(path: Path) -> LoraConfig:
     """The config of an adapter. CetaneError names a key that would change what it computes."""
     content = read_json(path)
     kind = content.get("peft_type")
+    if kind is None and "lora_parameters" in content:
+        raise CetaneError(
+            f"{path} is of mlx-lm; only adapters of peft are known",
+            f"merge it: mlx_lm.fuse --model {content.get('model') or 'BASE'} --adapter-path"
+            f" {path.parent} --save-path merged; then give the folder merged",
+        )
     if kind != "LORA":
         raise CetaneError(f"{path}: peft_type is {kind!r}; only LORA is known", MERGED_ELSEWHERE)
     known = LoraConfig.model_fields.keys()
@@ -216,8 +229,14 @@ def read_config(path: Path) -> LoraConfig:
             f"{path}: init_lora_weights = {config.init_lora_weights!r} also changed the base",
             "convert it with peft: save_pretrained(..., path_initial_model_for_weight_conversion)",
         )
-    for pattern in (*config.rank_pattern, *config.alpha_pattern):
-        check_pattern(pattern, path)
+    for key, patterns in (("rank", config.rank_pattern), ("alpha", config.alpha_pattern)):
+        if len(patterns) > MOST_PATTERNS:
+            raise CetaneError(
+                f"{path}: {key}_pattern has {len(patterns):,} entries, more than {MOST_PATTERNS:,}",
+                MERGED_ELSEWHERE,
+            )
+        for pattern in patterns:
+            check_pattern(pattern, path)
     return config
 
 

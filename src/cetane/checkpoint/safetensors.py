@@ -76,6 +76,7 @@ class SafetensorsCheckpoint(Checkpoint):
     ) -> SafetensorsCheckpoint:
         """Open `folder`, or only the file `weights` in it. CetaneError names the file at fault."""
         if not (folder / "config.json").is_file():
+            refuse_adapter(folder)
             raise CetaneError(
                 f"{folder} has no config.json",
                 _open_gguf(folder) or "give the folder that holds config.json",
@@ -145,6 +146,17 @@ def has_own_head(tensors: Mapping[str, StoredTensor]) -> bool:
 def read_tensor(stored: StoredTensor) -> torch.Tensor:
     """The tensor in its stored dtype; a quantised weight in fp32."""
     return stored.values() if isinstance(stored, QuantizedTensor) else to_torch(stored)
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Raise CetaneError, which names the base, if a folder holds an adapter of peft or mlx-lm."""
+    path = folder / "adapter_config.json"
+    if path.is_file():
+        config = read_json(path)
+        base = config.get("base_model_name_or_path") or config.get("model") or "its base model"
+        raise CetaneError(
+            f"{folder} holds an adapter, not a model", f"give {base}, and add --lora {folder}"
+        )
 
 
 def refuse_pickle(paths: Iterable[Path]) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 
 import tokenizers
 
+from cetane.checkpoint.added_tokens import declared_tokens
 from cetane.checkpoint.chat_template import LARGEST_TEMPLATE, render
-from cetane.checkpoint.convert_tokenizer import SOURCES, converted
+from cetane.checkpoint.convert_tokenizer import SOURCES, VOCABULARY, converted
 from cetane.checkpoint.trial import check_tokenizer
 from cetane.errors import CetaneError
 from cetane.files import read_json_if_present, read_text
@@ -28,7 +29,9 @@ TEMPLATE_FILES = {
 TOKENIZER_FILES = (
     "tokenizer.json",
     *SOURCES,
+    VOCABULARY,
     "tokenizer_config.json",
+    "added_tokens.json",
     "special_tokens_map.json",
     *TEMPLATE_FILES.values(),
     "generation_config.json",
@@ -83,8 +86,8 @@ class Tokenizer:
     def load(cls, folder: Path) -> Tokenizer:
         """Read tokenizer.json, and the optional files beside it.
 
-        Without one, transformers makes it of SentencePiece's or tiktoken's file. Raises CetaneError
-        if there is none of these, or if a file is malformed.
+        Without one, transformers makes it of another form (`SOURCES`). Raises CetaneError if there
+        is none of these, or if a file is malformed.
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -101,13 +104,12 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
 
-        config = read_json_if_present(folder / "special_tokens_map.json")
-        config |= read_json_if_present(folder / "tokenizer_config.json")
-        special = {role: text for role in _ROLES if (text := _text_of(config.get(role)))}
-        # As in transformers, the config decides which tokens are special.
-        known = {token.content for token in backend.get_added_tokens_decoder().values()}
-        with library_errors(f"{folder}: its special tokens are not valid"):
-            backend.add_special_tokens([text for text in special.values() if text not in known])
+        with library_errors(f"{folder}: its added tokens are not valid"):
+            named, tokens = declared_tokens(folder, backend)
+            if path.parent == folder:  # transformers has added them to what it made
+                backend.add_tokens(tokens)
+        special = {role: named[role] for role in _ROLES if role in named}
+        config = read_json_if_present(folder / "tokenizer_config.json")
         templates = _chat_templates(folder, config.get("chat_template"))
         return cls(
             backend,
@@ -247,6 +249,24 @@ class Tokenizer:
             return bytes([int(text[3:5], 16)])
         return text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
+    def check_known(self, ids: Iterable[int], vocab: int) -> None:
+        """Raise CetaneError, which names the token, if a model of `vocab` tokens lacks one of
+        `ids`."""
+        unknown = next((token for token in ids if not 0 <= token < vocab), None)
+        if unknown is None:
+            return
+        text = {token: text for text, token in self.backend.get_vocab().items()}.get(unknown)
+        if text is None:
+            raise CetaneError(
+                f"token {unknown} is not in the vocabulary of {vocab}",
+                "give tokens of the model's own tokenizer",
+            )
+        raise CetaneError(
+            f"the tokenizer has {text!r} as token {unknown}, but the model has only {vocab} tokens",
+            "take the tokenizer that the model was trained with, or resize the model's embedding"
+            " (transformers: resize_token_embeddings)",
+        )
+
     def special_id(self, text: str) -> int | None:
         """The id of a special token, which `decode` skips; None for any other text."""
         token = self.backend.token_to_id(text)
@@ -315,12 +335,6 @@ class TextStream:
     def _waiting(self) -> str:
         before = self.tokenizer.decode(self._ids[: self._emitted])
         return self.tokenizer.decode(self._ids)[len(before) :]
-
-
-def _text_of(token: Any) -> str | None:
-    """The text of a special token, which files give as text or as a serialised AddedToken."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
 
 
 def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, eos: str | None) -> tuple[int, ...]:

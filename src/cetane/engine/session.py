@@ -228,7 +228,10 @@ def token_ids(tokens: Sequence[int], vocab: int) -> list[int]:
         raise CetaneError("a token is not a whole number", "give a list of token ids") from error
     unknown = [token for token in ids if not 0 <= token < vocab]
     if unknown:
-        raise CetaneError(f"token {unknown[0]} is not in the vocabulary of {vocab}")
+        raise CetaneError(
+            f"token {unknown[0]} is not in the vocabulary of {vocab}",
+            "give tokens of the model's own tokenizer",
+        )
     return ids
 
 

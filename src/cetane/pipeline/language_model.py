@@ -18,7 +18,7 @@ from cetane.engine.generate import Ending, generate
 from cetane.engine.open import open_engine
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
-from cetane.engine.session import Session, token_ids
+from cetane.engine.session import Session
 from cetane.errors import CetaneError
 from cetane.mil.fast import share_threads
 from cetane.mil.fast.compiled import compile_loop
@@ -278,7 +278,7 @@ class LanguageModel:
                 f"the prompt has {len(ids)} tokens, the context holds {self.context}",
                 "port with a larger --context, or ask something shorter",
             )
-        token_ids(ids, self.bundle.plan.vocab)  # refuses before the answer begins
+        self.bundle.tokenizer.check_known(ids, self.bundle.plan.vocab)  # before the answer begins
         continues = not any(isinstance(item, Mapping) for item in prompt)
         return CompletionStream(self, ids, most, settings, continues)
 

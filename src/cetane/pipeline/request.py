@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.checkpoint import Checkpoint, Tokenizer, open_checkpoint
 from cetane.compress.beside import TextFile
 from cetane.errors import CetaneError
 from cetane.files import nameable
@@ -61,6 +62,7 @@ class Request:
 
         planner = Planner(self.checkpoint, self.recipe)
         tokenizer = self.checkpoint.tokenizer
+        check_prompts(tokenizer, planner.model.vocab)
         if self.recipe.head.subset is not None:
             self.recipe.head.subset.check(tokenizer)
         compression = self.recipe.compression
@@ -103,6 +105,17 @@ class Request:
         if path.name in ("", ".."):
             raise CetaneError(f"--output {path}: does not end with a name for the bundle")
         return path
+
+
+def check_prompts(tokenizer: Tokenizer, vocab: int) -> None:
+    """Raise CetaneError if plain prompts hold tokens that a model of `vocab` tokens lacks: a text,
+    and a question in the chat template."""
+    from cetane.gates.probes import QUESTIONS, asked, texts
+
+    prompt = tokenizer.encode(texts())
+    with suppress(CetaneError):  # a template that refuses the question spoils only conversations
+        prompt += asked(tokenizer, QUESTIONS[0])
+    tokenizer.check_known(prompt, vocab)
 
 
 def make_request(

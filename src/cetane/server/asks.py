@@ -118,9 +118,10 @@ def check_prompt(ids: Sequence[int], served: Served, param: str) -> None:
 
 def check_known(ids: Sequence[int], served: Served, param: str) -> None:
     """Raise ApiError for a token that the model does not have."""
-    unknown = next((token for token in ids if token >= served.plan.vocab), None)
-    if unknown is not None:
-        raise ApiError(400, f"{param}: token {unknown} is not in the vocabulary", param)
+    try:
+        served.tokenizer.check_known(ids, served.plan.vocab)
+    except CetaneError as error:
+        raise ApiError(400, f"{param}: {error.message}", param) from error
 
 
 def check_choices(

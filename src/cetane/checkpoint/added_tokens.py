@@ -1,0 +1,82 @@
+"""Tokens that the files beside tokenizer.json declare.
+
+Source: transformers 5, `PreTrainedTokenizerBase._from_pretrained` and `TokenizersBackend.__init__`.
+Older versions of transformers wrote all these forms.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from cetane.files import read_json_if_present
+
+ROLES = (
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+)  # fmt: skip
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def declared_tokens(folder: Path, backend: Tokenizer) -> tuple[dict[str, str], list[AddedToken]]:
+    """The text of each token that the folder's files name, such as eos_token; and the tokens to add
+    to its tokenizer.json.
+
+    A backend gives them the next ids in this order. Raises an error of any kind if the files are
+    malformed.
+    """
+    config = read_json_if_present(folder / "tokenizer_config.json")
+    named: dict[str, Any] = {role: None for role in ROLES} | _names_in(config)
+    others = _extra_in(config) or config.get("additional_special_tokens") or []
+    extra = [_token(value) for value in others]
+    if "added_tokens_decoder" in config:  # it stands for all other files
+        entries = config["added_tokens_decoder"].items()
+        declared = {int(number): _token(value) for number, value in entries}
+    else:
+        older = read_json_if_present(folder / "special_tokens_map.json")
+        named |= _names_in(older)
+        extra += [_token(value, special=True) for value in _extra_in(older)]
+        special = {token.content for token in (*map(_token, named.values()), *extra) if token}
+        declared = {
+            number: AddedToken(text, normalized=text not in special, special=text in special)
+            for text, number in read_json_if_present(folder / "added_tokens.json").items()
+        }
+        declared |= backend.get_added_tokens_decoder()
+        if not extra:
+            others = older.get("additional_special_tokens") or []
+            extra = [_token(value, special=True) for value in others]
+
+    tokens = {name: token for name, value in named.items() if (token := _token(value, True))}
+    present = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    wanted = [token for _, token in sorted(declared.items()) if token]
+    known = present.keys() | {token.content for token in wanted}
+    wanted += [t for t in (*tokens.values(), *extra) if t and t.content not in known]
+    with_a_name = {token.content for token in tokens.values()}
+    for token in wanted:
+        token.special = token.special or token.content in with_a_name
+    texts = {name: token.content for name, token in tokens.items()}
+    return texts, [token for token in wanted if token != present.get(token.content)]
+
+
+def _names_in(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokens that a file names: `bos_token`, and others such as `image_token`."""
+    extra = config.get("extra_special_tokens")
+    names = {key: value for key, value in config.items() if key.endswith("_token")}
+    return names | extra if isinstance(extra, dict) else names
+
+
+def _extra_in(config: Mapping[str, Any]) -> list[Any]:
+    """The special tokens without names that a file lists."""
+    extra = config.get("extra_special_tokens")
+    return extra if isinstance(extra, list) else []
+
+
+def _token(value: Any, special: bool = False) -> AddedToken | None:
+    """A token that a file gives as a text, or with its flags; None for anything else."""
+    if isinstance(value, str):
+        value = {"content": value, "special": True}
+    text = value.get("content") if isinstance(value, dict) else None
+    if not isinstance(text, str) or not text:
+        return None
+    flags = {"special": special} | {flag: bool(value[flag]) for flag in FLAGS if flag in value}
+    return AddedToken(text, **flags)
