@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cetane.gates.residency.audit import UNSEEN, Audit, Placed, weights_off_ane
 from cetane.gates.residency.graph import Graph
-from cetane.gates.residency.rule import WORSE, Evidence, Placement, find
+from cetane.gates.residency.rule import GOOD_TO_BAD, Evidence, Placement, find
 from cetane.mil.program import Op, Program
 from cetane.report.content import Cell, Column, KindRow, PlacementMap, Reason, Residency
 from cetane.schema.function import Route
@@ -133,7 +133,7 @@ def cell(ops: Sequence[Placed]) -> Cell | None:
 
 
 def worst_last(placed: Counter[Placement]) -> dict[Placement, int]:
-    return {place: placed[place] for place in WORSE if placed[place]}
+    return {place: placed[place] for place in GOOD_TO_BAD if placed[place]}
 
 
 def reasons(ops: Sequence[Placed]) -> Iterator[Reason]:
@@ -142,14 +142,14 @@ def reasons(ops: Sequence[Placed]) -> Iterator[Reason]:
     for op in ops:
         by_rule.setdefault("measured" if op.measured else op.rule, []).append(op)
     order = sorted(
-        by_rule.items(), key=lambda item: (-WORSE.index(item[1][0].final), -len(item[1]))
+        by_rule.items(), key=lambda item: (-GOOD_TO_BAD.index(item[1][0].final), -len(item[1]))
     )
     for rule, mine in order:
         message, fix, source = explain(rule)
         kinds = Counter(op.kind for op in mine)
         yield Reason(
             rule=rule,
-            placement=max((op.final for op in mine), key=WORSE.index),
+            placement=max((op.final for op in mine), key=GOOD_TO_BAD.index),
             confidence="high" if rule == "measured" else mine[0].confidence,
             ops=len(mine),
             kinds=tuple(kind for kind, _ in kinds.most_common()),

@@ -7,7 +7,7 @@ from tests.gates.residency.cases import CASES, in_form, scaled, wide
 from tests.gates.residency.graphs import Model, mb
 
 from cetane.gates.residency.audit import Audit, audit
-from cetane.gates.residency.rule import PREDICATES, WORSE, load_evidence, load_rules, seen
+from cetane.gates.residency.rule import GOOD_TO_BAD, PREDICATES, load_evidence, load_rules, seen
 from cetane.gates.residency.target import Target
 from cetane.mil.program import Program
 
@@ -36,7 +36,7 @@ def test_rule(id: str, tmp_path: Path) -> None:
     placement = load_rules()[id].placement
     if placement is not None:  # at least as bad as the rule says
         places = [op.placement for function in found.functions for op in function.ops]
-        assert max(map(WORSE.index, places)) >= WORSE.index(placement)
+        assert max(map(GOOD_TO_BAD.index, places)) >= GOOD_TO_BAD.index(placement)
 
 
 @pytest.mark.parametrize("model", [in_form("lut8-pairs"), Model(lambda x: scaled(x, 2))])

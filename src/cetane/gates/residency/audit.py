@@ -10,8 +10,8 @@ from cetane.errors import CetaneError, printable
 from cetane.gates.limits import limits
 from cetane.gates.residency.graph import Graph
 from cetane.gates.residency.rule import (
+    GOOD_TO_BAD,
     PREDICATES,
-    WORSE,
     Confidence,
     Placement,
     Rule,
@@ -241,7 +241,7 @@ def by_evidence(op: Op, graph: Graph) -> Placed:
 
 def worsen(placed: Placed, rule: Rule) -> None:
     """Take the placement of a rule, if it is worse than the current one."""
-    if rule.placement and WORSE.index(rule.placement) > WORSE.index(placed.placement):
+    if rule.placement and GOOD_TO_BAD.index(rule.placement) > GOOD_TO_BAD.index(placed.placement):
         placed.placement, placed.rule = rule.placement, rule.id
         placed.confidence = rule.confidence
 

@@ -48,7 +48,7 @@ Scope = Literal["op", "function", "places", "bundle"]
 """What a predicate gets: one op (`op`), a function (`function`), the placements of a function's ops
 (`places`), or all functions of all programs (`bundle`)."""
 
-WORSE: tuple[Placement, ...] = ("ANE", "unknown", "CPU", "wrong", "fails")
+GOOD_TO_BAD: tuple[Placement, ...] = ("ANE", "unknown", "CPU", "wrong", "fails")
 """Placements from good to bad. Of several rules about one op, the one with the worst holds."""
 
 
