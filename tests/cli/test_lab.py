@@ -1,6 +1,7 @@
 """cetane lab: what it prints, writes and refuses."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,22 @@ def test_figures_of_an_experiment_that_changed(
         assert "passed, changed since" in cetane("lab", *command, "--lab", lab).out
 
 
+def test_all_runs_anew_what_read_another_text_or_model(
+    cetane: Cetane, lab: Path, tiny_checkpoint_folder: Path, faked: dict
+) -> None:
+    run(cetane, lab, tiny_checkpoint_folder, "--all")
+    (lab.parent / "text.txt").write_text("Another text, of other words. " * 8)
+    for command in (("list",), ("show", "tiny")):
+        assert "passed, changed since" in cetane("lab", *command, "--lab", lab).out
+    other = lab.parent / "other"
+    shutil.copytree(tiny_checkpoint_folder, other)
+    tokenizer = other / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text() + " ")
+    for model, count in ((tiny_checkpoint_folder, 2), (other, 3), (other, 3)):
+        run(cetane, lab, model, "--all")
+        assert len(Journal(lab / "journal.jsonl").runs()["tiny"]) == count
+
+
 def test_a_cut_journal_is_told_of(
     cetane: Cetane,
     lab: Path,
@@ -178,7 +195,7 @@ def test_json_is_of_the_shape_that_is_documented(
     run(cetane, lab, tiny_checkpoint_folder, "tiny")
     intent, outcome = map(json.loads, (lab / "journal.jsonl").read_text().splitlines())
     assert {"run", "experiment", "at", "experiment_sha256", "command", "recipes", "machine",
-            "versions"} < set(intent)  # fmt: skip
+            "versions", "inputs"} <= set(intent)  # fmt: skip
     assert {"status", "seconds", "arms", "gates", "surprise", "lesson", "next", "error"} < set(
         outcome
     )

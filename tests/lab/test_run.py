@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +84,7 @@ def test_ctrl_c_is_logged_and_goes_on(
     with pytest.raises(KeyboardInterrupt):
         runs.run(tiny, setting, journal, quiet)
     assert journal.runs()["tiny"][-1].status == "interrupted"
-    assert runs.settled(tiny, journal.runs()["tiny"]) is None
+    assert runs.settled(tiny, setting, journal.runs()["tiny"]) is None
 
 
 def test_a_measure_that_is_not_there_fails(
@@ -106,21 +108,69 @@ def test_a_recipe_that_is_gone_is_an_error_of_the_run(
     assert outcome.status == "error" and "gone.toml" in outcome.error
 
 
+def test_inputs_that_are_gone_are_errors_of_the_run(
+    tiny: Experiment, setting: Setting, journal: Journal, tmp_path: Path
+) -> None:
+    gone = Setting(setting.folder, {"zaya-tiny": tmp_path / "gone"})
+    assert tiny.workload is not None
+    Path(tiny.workload.text).unlink()
+    outcome = runs.run(tiny, gone, journal, quiet)
+    assert outcome.status == "error" and "gone" in outcome.error
+    assert journal.runs()["tiny"][0].intent.inputs == {}
+
+
 def test_when_a_run_still_holds(
     tiny: Experiment, setting: Setting, journal: Journal, faked: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    assert runs.settled(tiny, []) is None
+    assert runs.settled(tiny, setting, []) is None
     outcome = runs.run(tiny, setting, journal, quiet)
     mine = journal.runs()["tiny"]
-    held = runs.settled(tiny, mine)
+    held = runs.settled(tiny, setting, mine)
     assert held is not None and held.outcome == outcome
     content = tiny.model_dump(mode="json")
     other = parse_experiment(content | {"metrics": ["weight_bytes", "perplexity_ratio"]}, "x")
-    assert runs.settled(other, mine) is None
-    assert runs.settled(parse_experiment(content | {"lesson": "?"}, "x"), mine) is not None
+    assert runs.settled(other, setting, mine) is None
+    prose = parse_experiment(content | {"lesson": "?"}, "x")
+    assert runs.settled(prose, setting, mine) is not None
     monkeypatch.setattr(runs, "versions", lambda: {"cetane": "another"})
-    assert runs.settled(tiny, mine) is None
+    assert runs.settled(tiny, setting, mine) is None
+
+
+def test_a_run_holds_for_its_text_and_its_model_alone(
+    tiny: Experiment, setting: Setting, journal: Journal, faked: dict[str, Any], tmp_path: Path
+) -> None:
+    runs.run(tiny, setting, journal, quiet)
+    (mine,) = journal.runs()["tiny"]
+    assert set(mine.intent.inputs) == {"model", "text"}
+    other = tmp_path / "other"
+    shutil.copytree(setting.models["zaya-tiny"], other)
+    copied = Setting(setting.folder, {"zaya-tiny": other})
+    assert runs.settled(tiny, copied, [mine]) is mine  # the same content, wherever it lies
+    tokenizer = other / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text() + " ")
+    assert runs.settled(tiny, copied, [mine]) is None
+    gone = Setting(setting.folder, {"zaya-tiny": tmp_path / "gone"})
+    assert runs.settled(tiny, gone, [mine]) is mine  # nobody knows of a change
+    assert tiny.workload is not None
+    text = Path(tiny.workload.text)
+    text.write_text("Another text.")
+    assert runs.settled(tiny, setting, [mine]) is None and not mine.intent.fits(tiny)
+    old = replace(mine, intent=mine.intent.model_copy(update={"inputs": {}}))
+    assert runs.settled(tiny, copied, [old]) is old and old.intent.fits(tiny)
+
+
+def test_a_python_has_its_own_documentation(
+    tiny: Experiment, setting: Setting, journal: Journal, faked: dict[str, Any]
+) -> None:
+    assert tiny.workload is not None
+    workload = tiny.workload.model_copy(update={"text": "stdlib"})
+    one = tiny.model_copy(update={"workload": workload})
+    runs.run(one, setting, journal, quiet)
+    (mine,) = journal.runs()["tiny"]
+    assert runs.settled(one, setting, [mine]) is mine
+    setting.text(workload).write_text("That of another Python.")
+    assert runs.settled(one, setting, [mine]) is None and mine.intent.fits(one)
 
 
 def test_planned_ones_do_not_run(setting: Setting, journal: Journal) -> None:

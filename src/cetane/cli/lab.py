@@ -201,7 +201,7 @@ def run(
     held = {
         one.id: outcome
         for one in (chosen if every and not again else [])
-        if (outcome := settled_outcome(opened, one)) is not None
+        if (outcome := settled_outcome(opened, one, setting)) is not None
     }
     made: dict[str, Outcome] = {}
     with crew(workers, scheduler, store) as helpers:
@@ -246,11 +246,11 @@ def run_all(
             yield known[outcome.experiment], outcome
 
 
-def settled_outcome(lab: "Lab", experiment: "Experiment") -> "Outcome | None":
+def settled_outcome(lab: "Lab", experiment: "Experiment", setting: "Setting") -> "Outcome | None":
     """The outcome of the last run, if another run would give the same; else None."""
     from cetane.lab.run import settled
 
-    held = settled(experiment, lab.journal.runs().get(experiment.id, []))
+    held = settled(experiment, setting, lab.journal.runs().get(experiment.id, []))
     return None if held is None else held.outcome
 
 

@@ -4,6 +4,7 @@ import datetime
 import json
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -11,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from cetane.errors import CetaneError
-from cetane.files import json_sha256, read_toml
+from cetane.files import json_sha256, read_toml, sha256
 from cetane.hardware.chips import find_chip
 from cetane.lab.metrics import METRICS
 from cetane.schema.recipe import Recipe, load_recipe, override
@@ -22,6 +23,8 @@ Status = Literal["Planned", "Prototype", "Measured", "Shipping", "Shelved", "Rej
 STATUS_WORDS: tuple[Status, ...] = get_args(Status)
 ArmName = Literal["baseline", "candidate"]
 ARMS: tuple[ArmName, ...] = ("baseline", "candidate")
+InputName = Literal["model", "text"]
+"""The files that a workload names, and does not hold."""
 BURIED: tuple[Status, ...] = ("Shelved", "Rejected")
 """The statuses that need an obituary, so that the idea is not built again."""
 ID = r"^[a-z0-9][a-z0-9-]*$"
@@ -251,6 +254,15 @@ class Experiment(Data):
             return {name: recipe_sha256(self.arm(name).recipe_here()) for name in ARMS}
         except CetaneError:
             return {}
+
+    @property
+    def inputs_sha256(self) -> dict[InputName, str]:
+        """The hash of the text, if it is a file that can be read. The user may give the model with
+        each run, so that only `Setting.inputs` knows it."""
+        if self.workload is not None and self.workload.text != "stdlib":
+            with suppress(CetaneError):
+                return {"text": sha256(Path(self.workload.text))}
+        return {}
 
 
 def recipe_sha256(recipe: Recipe) -> str:

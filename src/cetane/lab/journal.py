@@ -7,7 +7,7 @@ after any end. `cetane.ledger` tells how it survives a power loss.
 import datetime
 import os
 import platform
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, TypeAdapter, model_validator
 
-from cetane.lab.experiment import ARMS, ArmName, Experiment, Status, bounds, within
+from cetane.lab.experiment import ARMS, ArmName, Experiment, InputName, Status, bounds, within
 from cetane.ledger import Ledger
 from cetane.validation import Data
 
@@ -84,13 +84,20 @@ class Intent(Data):
     recipes: dict[ArmName, str]
     machine: dict[str, str | int]
     versions: dict[str, str]
+    inputs: dict[InputName, str] = Field(default_factory=dict)
+    """The hashes of the model's content and of the text. Older lines have none."""
 
     def fits(self, experiment: Experiment) -> bool:
-        """Whether the experiment and its recipes are still those of this run."""
+        """Whether the experiment, its recipes and its text are still those of this run."""
         return (
             self.experiment_sha256 == experiment.sha256
             and self.recipes == experiment.recipes_sha256
+            and self.saw(experiment.inputs_sha256)
         )
+
+    def saw(self, inputs: Mapping[InputName, str]) -> bool:
+        """Whether this run had these inputs, as far as it noted them."""
+        return all(self.inputs.get(name, digest) == digest for name, digest in inputs.items())
 
 
 class Outcome(Data):

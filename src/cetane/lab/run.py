@@ -38,7 +38,7 @@ def run(experiment: Experiment, setting: Setting, journal: Journal, progress: Pr
     intent without an outcome.
     """
     check_runnable(experiment)
-    intent = declare(experiment)
+    intent = declare(experiment, setting)
     journal.append(intent)
 
     def gather() -> Iterator[Part]:
@@ -62,7 +62,7 @@ def run_together(
 
     for experiment in experiments:
         check_runnable(experiment)
-    intents = {one.id: declare(one) for one in experiments}
+    intents = {one.id: declare(one, setting) for one in experiments}
     for intent in intents.values():
         journal.append(intent)
     try:
@@ -122,8 +122,8 @@ def ended(intent: Intent, status: Ended, **found: Any) -> Outcome:
     )
 
 
-def declare(experiment: Experiment) -> Intent:
-    """The intent of a run, with its recipes, machine and versions."""
+def declare(experiment: Experiment, setting: Setting) -> Intent:
+    """The intent of a run, with its recipes, inputs, machine and versions."""
     return Intent(
         run=secrets.token_hex(8),
         experiment=experiment.id,
@@ -133,6 +133,7 @@ def declare(experiment: Experiment) -> Intent:
         recipes=experiment.recipes_sha256,
         machine=machine(),
         versions=versions(),
+        inputs=setting.inputs(experiment),
     )
 
 
@@ -237,13 +238,16 @@ def surprises(experiment: Experiment, arms: Mapping[ArmName, ArmOutcome]) -> lis
     return result
 
 
-def settled(experiment: Experiment, runs: list[Run]) -> Run | None:
+def settled(experiment: Experiment, setting: Setting, runs: list[Run]) -> Run | None:
     """The last run, if another would give the same result; else None.
 
-    It must have ended, with the same experiment, the same recipes and the same cetane.
+    It must have ended, with the same experiment, recipes, model, text and version of cetane. An
+    input counts only if its hash is known of both.
     """
     last = runs[-1] if runs else None
     if last is None or last.status not in ("passed", "failed"):
         return None
     same = last.intent.versions.get("cetane") == versions()["cetane"]
-    return last if same and last.intent.fits(experiment) else None
+    if not same or not last.intent.fits(experiment):
+        return None
+    return last if last.intent.saw(setting.inputs(experiment)) else None

@@ -4,6 +4,7 @@ import pkgutil
 import pydoc
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -13,10 +14,10 @@ from pathlib import Path
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
-from cetane.files import cache_dir, replacing
+from cetane.files import cache_dir, replacing, sha256
 from cetane.gates.probes import asked
 from cetane.gates.quality import read_tokens
-from cetane.lab.experiment import Workload
+from cetane.lab.experiment import Experiment, InputName, Workload
 from cetane.lab.synthetic import Shapes, write_gemma4
 from cetane.planner import ModelSource
 from cetane.speculate.bench import suite
@@ -109,6 +110,19 @@ class Setting:
         if not path.exists():
             write_documentation(path)
         return path
+
+    def inputs(self, experiment: Experiment) -> dict[InputName, str]:
+        """The hashes of the model's content and of the text of a runnable experiment.
+
+        It leaves out those that cannot be read, which a run reports.
+        """
+        assert experiment.workload is not None
+        found: dict[InputName, str] = {}
+        with suppress(CetaneError, OSError):
+            found["model"] = self.checkpoint(experiment.workload).content
+        with suppress(CetaneError, OSError):
+            found["text"] = sha256(self.text(experiment.workload))
+        return found
 
 
 def write_documentation(path: Path) -> None:
