@@ -131,6 +131,31 @@ def test_figures_of_an_experiment_that_changed(
         assert "passed, changed since" in cetane("lab", *command, "--lab", lab).out
 
 
+def test_figures_of_an_earlier_definition(
+    cetane: Cetane, lab: Path, tiny_checkpoint_folder: Path, faked: dict
+) -> None:
+    """A run of the new definition that ends in an error does not make them current."""
+    run(cetane, lab, tiny_checkpoint_folder, "tiny")
+    earlier = f"figures of an earlier definition\nnext: cetane lab run tiny --lab {lab}"
+    assert earlier not in cetane("lab", "show", "tiny", "--lab", lab).out
+    path = lab / "tiny.toml"
+    path.write_text(path.read_text().replace("most = 0.6", "most = 0.4"))
+    faked["decode_ms"] = ZeroDivisionError("by zero")
+    run(cetane, lab, tiny_checkpoint_folder, "tiny")
+    shown = cetane("lab", "show", "tiny", "--lab", lab, "--json").json
+    assert (shown["last_run"], shown["outcome"]["status"]) == ("error", "passed")
+    assert not shown["current"]
+    assert earlier in cetane("lab", "show", "tiny", "--lab", lab).out
+    page = lab.parent / "page.md"
+    cetane("lab", "report", "--lab", lab, "-o", page)
+    assert "figures of an earlier definition" in page.read_text()
+    refused = cetane(
+        "lab", "verdict", "tiny", "Shipping", "--reason", "0.5 of the bytes", "--lab", lab
+    )
+    assert refused.error == "tiny, as it is now, was never run to its end"
+    assert "cetane lab run tiny" in refused.err
+
+
 def test_all_runs_anew_what_read_another_text_or_model(
     cetane: Cetane, lab: Path, tiny_checkpoint_folder: Path, faked: dict
 ) -> None:

@@ -20,7 +20,7 @@ from cetane.errors import CetaneError
 from cetane.lab import run as runs
 from cetane.lab import sides as benches
 from cetane.lab import tasks
-from cetane.lab.experiment import ARMS, Experiment, load_experiment, parse_experiment
+from cetane.lab.experiment import ARMS, Experiment, Limit, load_experiment, parse_experiment
 from cetane.lab.journal import ArmOutcome, Figure, Intent, Journal
 from cetane.lab.verdict import decide
 from cetane.lab.workload import Setting
@@ -182,8 +182,6 @@ def test_planned_ones_do_not_run(setting: Setting, journal: Journal) -> None:
 
 
 def test_values_and_ratios() -> None:
-    from cetane.lab.experiment import Limit
-
     def arms(theirs: float | None, ours: float | None) -> dict[Any, ArmOutcome]:
         return {
             "baseline": ArmOutcome(metrics={"kl": Figure(value=theirs)}),
@@ -271,6 +269,11 @@ def test_verdicts(tiny: Experiment, setting: Setting, journal: Journal, faked: A
                 decide(tiny, mine, status, "0.5", obituary)
     assert decide(tiny, mine, "Shelved", "0.5 of the bytes", "It was.").status == "Shelved"
     assert decide(tiny, mine, "Measured", "0.5 of the bytes", "").obituary == ""
+    stricter = tiny.model_copy(update={"gates": (Limit(metric="weight_bytes", most=10),)})
+    with pytest.raises(CetaneError, match="as it is now, was never run") as caught:
+        decide(stricter, mine, "Shipping", "0.5 of the bytes", "")
+    assert caught.value.hint == "cetane lab run tiny"
+    assert decide(stricter, mine, "Planned", "0.5 of the bytes", "").status == "Planned"
 
 
 def test_workers_give_what_one_process_gives(

@@ -77,7 +77,7 @@ class LastRun(Data):
     bundles: dict[ArmName, str]
     """Digests of the bundles that were built."""
     current: bool
-    """Whether the experiment and its recipes are still those of the run."""
+    """Whether the experiment, its recipes and its text are still those of the run."""
 
 
 class ExperimentReport(Data):
@@ -145,8 +145,13 @@ class Entry:
 
     @property
     def current(self) -> bool:
-        """Whether the experiment and its recipes are still those of the last run."""
+        """Whether the experiment, its recipes and its text are still those of the last run."""
         return self.latest is None or self.latest.intent.fits(self.experiment)
+
+    @property
+    def outcome_current(self) -> bool:
+        """Whether they are still those of the run that gave the figures, if there is one."""
+        return self.last is None or self.last.intent.fits(self.experiment)
 
     def state(self) -> str:
         """The end of its last run, in a word."""
@@ -191,8 +196,20 @@ class Entry:
             decided=self.verdict.at[:10] if self.verdict else "",
             obituary=(self.verdict.obituary if self.verdict else "") or one.obituary,
             references=one.references,
-            last=last_run(one, self.last.intent, outcome) if self.last and outcome else None,
+            last=self.last_run(),
             runs=tuple(run_row(run) for run in reversed(self.runs)),
+        )
+
+    def last_run(self) -> LastRun | None:
+        """The run that gave the figures."""
+        if self.last is None or self.outcome is None:
+            return None
+        arms = self.outcome.arms
+        return LastRun(
+            intent=self.last.intent,
+            seconds=self.outcome.seconds,
+            bundles={name: arm.artefact for name, arm in arms.items() if arm.artefact},
+            current=self.outcome_current,
         )
 
 
@@ -257,11 +274,3 @@ def run_row(run: Run) -> RunRow:
         seconds=run.outcome.seconds if run.outcome else None,
         error=run.outcome.error if run.outcome else "",
     )
-
-
-def last_run(experiment: Experiment, intent: Intent, outcome: Outcome) -> LastRun:
-    bundles = {name: arm.artefact for name, arm in outcome.arms.items() if arm.artefact}
-    return LastRun(
-        intent=intent, seconds=outcome.seconds, bundles=bundles,
-        current=intent.fits(experiment),
-    )  # fmt: skip

@@ -13,7 +13,7 @@ def decide(
     """A verdict for the journal.
 
     Raises CetaneError for a reason without a number, and for Shelved or Rejected without an
-    obituary. Without a finished run, only Planned is allowed.
+    obituary. Without a finished run of the present definition, only Planned is allowed.
     """
     if not re.search(r"\d", reason):
         raise CetaneError(
@@ -23,9 +23,11 @@ def decide(
         raise CetaneError(
             f"{status} needs an obituary, so that it is not built again", "add --obituary TEXT"
         )
-    if status != "Planned" and not any(run.status in ("passed", "failed") for run in runs):
+    judged = any(run.status in ("passed", "failed") and run.intent.fits(experiment) for run in runs)
+    if status != "Planned" and not judged:
         raise CetaneError(
-            f"{experiment.id} was never run to its end", f"cetane lab run {experiment.id}"
+            f"{experiment.id}, as it is now, was never run to its end",
+            f"cetane lab run {experiment.id}",
         )
     return Verdict(
         experiment=experiment.id, at=now(), status=status, reason=reason, obituary=obituary
