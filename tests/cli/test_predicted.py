@@ -85,6 +85,22 @@ def test_a_chip_without_figures_has_no_number(
     assert "no speed is predicted" in cetane(*plan, "--sweep").error
 
 
+def test_a_plan_off_the_ane_says_so(
+    cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path
+) -> None:
+    """A plan builds nothing, so what port would refuse is a warning."""
+    plan = ("plan", tiny_checkpoint_folder, "-r", recipe_file)
+    plan = (*plan, "--set", "compression.default=int4-per-block32")
+    shown = cetane(*plan, "--chip", "m4-max")
+    assert shown.code == 0 and "predicted on M4 Max" in shown.out
+    assert "residency, predicted for m4-max, OS 26: FAIL: silent: int4-per-block" in shown.err
+    assert 'default = "palette4-kmeans-group32"' in shown.err
+    found = cetane(*plan, "--chip", "m4-max", "--json").json["residency"]
+    assert found["passed"] is False and "int4-per-block" in found["reasons"][0]
+    assert found["explanation"]["changes"] == {"compression.default": "palette4-kmeans-group32"}
+    assert "residency" not in cetane(*plan, "--json").json
+
+
 def test_the_plan_for_a_chip_is_what_a_port_begins_with(
     cetane: Cetane, tiny_checkpoint_folder: Path
 ) -> None:

@@ -1,5 +1,7 @@
 """Sessions: which function runs, what is refused, and what padding must not leave behind."""
 
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -331,6 +333,19 @@ def test_how_tokens_are_grouped(zaya_engine, choices, width: int, calls: list[st
         expected = engine.open("moe-00").call(name, inputs, None)["hidden_out"]
         assert np.abs(together[..., index] - expected[..., 0]).max() <= 1e-5
     assert not together[..., len(choices) :].any()
+
+
+def test_a_step_of_a_route_takes_the_time_of_all_its_experts(zaya_engine, monkeypatch) -> None:
+    """By a clock that counts its own calls: each call of an expert takes a second."""
+    clock = SimpleNamespace(perf_counter=count().__next__)
+    monkeypatch.setattr("cetane.engine.shards.time", clock)
+    engine = zaya_engine(routed=ROUTES)
+    route = next(s for s in engine.plan.modes["verify"].steps if isinstance(s, Route))
+    for choices, width in (([2, 1, 3, 1], 4), ([2], 1), ([1], 1), ([4, 4], 4)):
+        routed(engine, choices, width)
+    assert list(engine.shards.latest(route, 4)) == [3, 1]
+    assert list(engine.shards.latest(route, 1)) == [1, 1]
+    assert list(engine.shards.latest(route, 8)) == []
 
 
 @pytest.mark.parametrize("kind", ["per-block", "single"])

@@ -53,6 +53,13 @@ def test_what_the_user_names_stays(e2b: Planner) -> None:
     assert recipe_for_chip(Planner(e2b.checkpoint, chunks, e2b), Target("a19-pro")) == chunks
 
 
+def test_auto_may_be_named(e2b: Planner) -> None:
+    """Then the choice is the same as if the recipe alone says so."""
+    named = recipe_for_chip(e2b, Target("a19-pro"), {"layout", "layout.kind"})
+    assert named == recipe_for_chip(e2b, Target("a19-pro"))
+    assert (named.layout.kind, named.layout.chunks) == ("chunks", 4)
+
+
 def test_a_padded_cache_needs_its_contract_to_be_named(e2b: Planner) -> None:
     """The rules ask for another one than padding does."""
     cache = {"cache.contract": "stateful", "cache.padded": True}

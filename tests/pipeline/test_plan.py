@@ -11,7 +11,7 @@ from cetane.gates.residency import audit
 from cetane.gates.residency.target import Target
 from cetane.perf.combinations import FORMATS
 from cetane.pipeline.choose import known_to_hold, resolve_recipe
-from cetane.pipeline.plan import plan, rank
+from cetane.pipeline.plan import PlannedResidency, plan, planner_for, rank
 from cetane.pipeline.request import Request, make_request
 from cetane.schema.recipe import load_recipe, override
 
@@ -55,6 +55,20 @@ def test_what_a_rule_refuses_is_not_recommended(request_of_tiny: Request) -> Non
     assert all(c.contract == "blend" for c in refused)
     assert ranking.fastest is not None and ranking.fastest.contract != "blend"
     assert all(one.refused is None for one in ranking.held)
+
+
+def test_what_a_rule_refuses_is_told_before_a_port(
+    request_of_tiny: Request, tiny_checkpoint_folder: Path
+) -> None:
+    """Graphs with 4-bit weights per block leave the ANE."""
+    target, key = Target("m4-max"), "compression.default"
+    for form, mend in (("fp16", None), ("int4-per-block32", "palette4-kmeans-group32")):
+        request = make_request(tiny_checkpoint_folder, request_of_tiny.recipe, changes={key: form})
+        residency = PlannedResidency(planner_for(request, target), target)
+        told = residency.as_json()
+        assert told["passed"] is (mend is None) and told["basis"] == "predicted"
+        assert ("int4-per-block" in told["findings"]) is (mend is not None)
+        assert (told["explanation"] or {"changes": {key: None}})["changes"] == {key: mend}
 
 
 def test_a_plan_refuses_a_recipe_whose_files_are_gone(

@@ -103,7 +103,7 @@ def test_modes_can_be_left_out() -> None:
         ({"layout": {"kind": "chunks", "chunks": 0}}, "layout.chunks: "),
         (
             {"layout": {"kind": "single", "chunks": 4}},
-            "layout: chunks = 4 is only for the layout 'chunks'",
+            "layout: chunks = 4 is only for the layout 'chunks': layout.kind = 'chunks'",
         ),
         (
             {"layout": {"kind": "per-block", "chunks": 4}},

@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
-from cetane.cli.output import table, tell
+from cetane.cli.gate_tables import show_why
+from cetane.cli.output import show_warnings, table, tell
 from cetane.hardware.chips import load_chips
 from cetane.perf.cost import TERM_OF
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from cetane.perf.breakeven import DraftingTimes
     from cetane.perf.combinations import Combination
     from cetane.perf.predict import Prediction, Predictor
-    from cetane.pipeline.plan import Forecast, Ranking
+    from cetane.pipeline.plan import Forecast, PlannedResidency, Ranking
 
 SHOWN = 15
 """The number of combinations that are printed."""
@@ -75,6 +76,16 @@ def show(forecast: Forecast, explain: bool) -> None:
         show_capacities(forecast)
     if explain:
         explain_rates(forecast.predictor)
+
+
+def show_residency(residency: PlannedResidency) -> None:
+    """Warn of a plan that rules put off the ANE, where no prediction holds."""
+    audit = residency.audit
+    if not audit.passed:
+        named = f"residency, {audit.basis} for {audit.target}: FAIL"
+        show_warnings(f"{named}: {reason}" for reason in audit.reasons)
+        show_why(residency.explanation)
+        show_warnings(["port --chip stops there; predicted speeds are those of the ANE alone"])
 
 
 def show_capacities(forecast: Forecast) -> None:

@@ -52,8 +52,8 @@ def plan(
 ) -> None:
     """Show the shards, functions and bytes of a port, without reading weights.
 
-    Refuses whatever port would refuse. With --chip, shows the layout that port would choose for
-    that chip, and predicts its speed there.
+    Refuses whatever input port would refuse. With --chip, shows the layout that port would choose
+    for that chip, predicts its speed there, and warns where rules put it off the ANE.
     """
     from cetane.cli import forecast as shown
     from cetane.cli import plan_tables
@@ -64,7 +64,7 @@ def plan(
         raise CetaneError("--sweep, --explain and --os need a chip", shown.known_chips())
     with progress("plan"):  # which imports for seconds
         from cetane.gates.residency.target import DEFAULT_OS, Target
-        from cetane.pipeline.plan import forecast, planner_for
+        from cetane.pipeline.plan import PlannedResidency, forecast, planner_for
         from cetane.pipeline.request import make_request
 
         target = Target(chip, os or DEFAULT_OS) if chip else None
@@ -78,16 +78,20 @@ def plan(
     with progress("plan"):
         planner = planner_for(request, target)
         resolved = planner.plan()
-        predicted = forecast(planner, chip) if chip else None
+        predicted = forecast(planner, target.chip) if target else None
+        residency = PlannedResidency(planner, target) if target else None
     warnings = [request.warning] if request.warning else []
     if json:
         content = resolved.model_dump(mode="json") | {"warnings": warnings}
-        print_json(content | ({"predicted": predicted.as_json()} if predicted else {}))
+        for name, told in (("predicted", predicted), ("residency", residency)):
+            content |= {} if told is None else {name: told.as_json()}
+        print_json(content)
     else:
         plan_tables.show(resolved, chip, verbose or predicted is None)
         show_warnings(warnings)
-        if predicted:
+        if predicted and residency:
             shown.show(predicted, explain)
+            shown.show_residency(residency)
         else:
             say("to predict the speed on a chip, add --chip m4-max")
         options = {

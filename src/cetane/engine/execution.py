@@ -68,7 +68,8 @@ class Execution:
     def step(self, step: Step | Route, running: Running) -> None:
         """Run one step of a call."""
         if isinstance(step, Route):
-            outputs = self._route(step, running)
+            with self.shards.route_clock(step, running.call.width):
+                outputs = self._route(step, running)
             function = self.functions[step.shard, step.experts[0][0]]
         else:
             function = self.functions[step.shard, step.function]

@@ -10,7 +10,7 @@ from typing import Any
 
 from cetane.engine.backend import Arrays, Backend, NarrowerShard, OpenShard
 from cetane.errors import CetaneError
-from cetane.schema.function import Function
+from cetane.schema.function import Function, Route, Step
 
 RECENT = 1000
 """How many of a function's latest calls keep their times: a server makes calls for days."""
@@ -50,6 +50,11 @@ class OpenShards:
         """Seconds spent in each shard, in opening shards (`load`), and by the host (`host`)."""
         self.times: dict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
         """Seconds of the latest calls, by shard and function."""
+        self.routes: dict[tuple[str, str, int], deque[float]] = defaultdict(
+            lambda: deque(maxlen=RECENT)
+        )
+        """Seconds of the latest steps of routes, all experts of a step together, by shard, function
+        of the first expert and width of the call."""
         self.loads: dict[str, float] = {}
         """Seconds of the first opening of each shard."""
         self._open: dict[str, OpenShard] = {}
@@ -106,12 +111,27 @@ class OpenShards:
                 )
         return outputs
 
+    def latest(self, step: Step | Route, tokens: int) -> Sequence[float]:
+        """Seconds of the latest calls of a step, in calls of `tokens` tokens."""
+        if isinstance(step, Step):
+            return self.times.get((step.shard, step.function), ())
+        return self.routes.get((step.shard, step.experts[0][0], tokens), ())
+
     def restart_clocks(self) -> None:
         """Set the time of all calls to zero; the time of loading stays."""
         loading = self.seconds["load"]
         self.seconds.clear()
         self.times.clear()
+        self.routes.clear()
         self.seconds["load"] = loading
+
+    @contextmanager
+    def route_clock(self, route: Route, tokens: int) -> Iterator[None]:
+        """A context: the calls of experts in it are one step of a route, in a call of `tokens`."""
+        before = self.seconds[route.shard]
+        yield
+        spent = self.seconds[route.shard] - before
+        self.routes[route.shard, route.experts[0][0], tokens].append(spent)
 
     @contextmanager
     def host_clock(self) -> Iterator[None]:

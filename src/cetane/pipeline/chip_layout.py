@@ -33,7 +33,8 @@ def recipe_for_chip(planner: Planner, target: Target, named: Collection[str] = (
     """The planner's recipe with a contract, head slices, a layout and a verifier's width for a
     chip, each with its reason.
 
-    Values whose dotted keys are `named` stay. A recipe that says its layout comes back as it is.
+    Values whose dotted keys are `named` stay, but for a layout that is named "auto". A recipe that
+    says its layout comes back as it is.
     CetaneError if the chip holds no layout, and for a padded cache whose contract is not named.
     """
     recipe = planner.recipe
@@ -48,7 +49,7 @@ def recipe_for_chip(planner: Planner, target: Target, named: Collection[str] = (
     steps = (by_rules, by_longest_axis, by_known_programs, by_free_drafts)
     for step in steps:
         values, reason = step(Planner(planner.checkpoint, recipe, planner), target)
-        open_values = {key: value for key, value in values.items() if key not in named}
+        open_values = {key: v for key, v in values.items() if key == KIND or key not in named}
         recipe = decided(recipe, open_values, dict.fromkeys(open_values, reason))
     return recipe
 

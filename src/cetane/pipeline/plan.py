@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cetane.files import Progress, silent
-from cetane.gates.residency.audit import audit
+from cetane.gates.residency.audit import Audit, audit
 from cetane.gates.residency.sketch import sketch
+from cetane.gates.residency.store import summary
 from cetane.gates.residency.target import Target
 from cetane.hardware.chips import DEFAULT_CHIP, Chip, find_chip
 from cetane.perf.breakeven import DraftingTimes
@@ -21,6 +22,9 @@ from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Recipe
+
+if TYPE_CHECKING:  # explanations need a second to import, and only failures have one
+    from cetane.gates.explain import Explanation
 
 
 def plan(
@@ -51,6 +55,35 @@ def planner_for(request: Request, target: Target | None) -> Planner:
         return request.planner
     recipe = recipe_for_chip(request.planner, target, request.named)
     return Planner(request.checkpoint, recipe, request.planner)
+
+
+@dataclass(frozen=True)
+class PlannedResidency:
+    """Where rules put the weights and caches of a plan on a target. A port audits its first shards,
+    which have the ops between these too."""
+
+    planner: Planner
+    target: Target
+
+    @cached_property
+    def audit(self) -> Audit:
+        """The audit of the plan's sketch."""
+        return audit(sketch(self.planner), self.target)
+
+    @cached_property
+    def explanation(self) -> "Explanation | None":
+        """Why a port would be refused, and what mends it; None where rules do not refuse it."""
+        if self.audit.passed:
+            return None
+        from cetane.gates.explain import explain_residency
+
+        return explain_residency(self.audit, self.planner.plan())
+
+    def as_json(self) -> dict[str, Any]:
+        """The verdict as a bundle keeps it, and its explanation."""
+        why = self.explanation
+        told = None if why is None else why.model_dump(mode="json")
+        return summary(self.audit) | {"explanation": told}
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,17 @@
 """The profile of a run: the figures that the published ports print."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 from cetane.engine.engine import Engine
+from cetane.engine.shards import OpenShards
 from cetane.pipeline.language_model import Completion
-from cetane.schema.function import Route, Step
+from cetane.schema.function import ModePlan
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
-
-Times = Mapping[tuple[str, str], Sequence[float]]
-"""Seconds of calls, by shard and function."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class ShardLoad:
 class Profile:
     """Where the time of a run went. A figure is None if the run made no such call.
 
-    Times of a token are those of decode calls: medians of every function, added up.
+    Times of a token are those of decode calls: medians of every step, added up.
     """
 
     decode_tok_s: float | None
@@ -55,9 +53,9 @@ class Profile:
 
 def profile(engine: Engine, completion: Completion | None = None) -> Profile:
     """The profile of an engine that has run. Opens every shard that it used once more."""
-    plan, times = engine.plan, engine.shards.times
-    decode = by_shard(smallest_called(plan, times, "decode"), times)
-    verify = by_shard(smallest_called(plan, times, "verify"), times)
+    plan = engine.plan
+    decode = smallest_called(plan, engine.shards, "decode")
+    verify = smallest_called(plan, engine.shards, "verify")
     kinds = {shard.name: shard.kind for shard in plan.shards}
     layers = [ms for name, ms in decode.items() if kinds[name] != "head"]
     head = [ms for name, ms in decode.items() if kinds[name] == "head"]
@@ -74,37 +72,30 @@ def profile(engine: Engine, completion: Completion | None = None) -> Profile:
     )
 
 
-def smallest_called(plan: Plan, times: Times, mode: Mode) -> Sequence[Step | Route]:
-    """The steps of a mode at the smallest capacity at which it was called; none if it was not.
+def smallest_called(plan: Plan, shards: OpenShards, mode: Mode) -> dict[str, float]:
+    """Milliseconds of a mode's call in each shard, at the smallest capacity at which it was called;
+    empty if it was not.
 
-    At each capacity, those of the base come before those with an adapter.
+    At each capacity, the base comes before its adapters.
     """
     ways = [modes for one in plan.capacities for modes in (one.modes, *one.adapters.values())]
-    steps = [modes[mode].steps for modes in ways if mode in modes]
-    return next((called for called in steps if by_shard(called, times)), ())
+    called = (by_shard(modes[mode], shards) for modes in ways if mode in modes)
+    return next(filter(None, called), {})
 
 
-def by_shard(steps: Sequence[Step | Route], times: Times) -> dict[str, float]:
-    """Milliseconds of these steps in each shard; empty if one was not called.
+def by_shard(mode: ModePlan, shards: OpenShards) -> dict[str, float]:
+    """Milliseconds of a mode's call in each shard: medians of its steps; empty if one was not
+    called.
 
-    Of a route, the median over all calls of its experts counts once: a decode step calls one.
+    The experts that a route calls in a step count together.
     """
     made: dict[str, float] = {}
-    for step in steps:
-        called = calls_of(step, times)
-        if not called:
+    for step in mode.steps:
+        latest = shards.latest(step, mode.tokens)
+        if not latest:
             return {}
-        made[step.shard] = made.get(step.shard, 0.0) + 1e3 * median(called)
+        made[step.shard] = made.get(step.shard, 0.0) + 1e3 * median(latest)
     return made
-
-
-def calls_of(step: Step | Route, times: Times) -> Sequence[float]:
-    """The seconds of a step's calls."""
-    if isinstance(step, Step):
-        return times.get((step.shard, step.function), [])
-    return [
-        s for group in step.experts for name in group for s in times.get((step.shard, name), [])
-    ]
 
 
 def loads(engine: Engine) -> dict[str, ShardLoad]:

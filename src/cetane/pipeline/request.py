@@ -136,8 +136,9 @@ def make_request(
     `budget` is the most that weights and tables may take, as "300MB". A recipe that comes with
     cetane gets no longer a context than the model's, unless `context` or `changes` name one. `lora`
     and `adapters` are folders of peft adapters: one to merge, and some to keep beside the model, by
-    name. `text` is a file that few bits are fitted on. CetaneError for a value that is none, and
-    for a model, a recipe or a text that cannot be read.
+    name. `text` is a file that few bits are fitted on. Named chunks or cuts make a layout of chunks
+    of one that is left to cetane. CetaneError for a value that is none, and for a model, a recipe
+    or a text that cannot be read.
     """
     wanted: dict[str, Any] = {}
     if context is not None:
@@ -156,6 +157,8 @@ def make_request(
     if wanted.get("compression.method") == "plain":
         wanted.pop("compression.mix_to", None)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
+    if chosen.layout.kind == "auto" and keys_in(wanted) & {"layout.chunks", "layout.cuts"}:
+        wanted = {"layout.kind": "chunks"} | wanted
     if any(key.startswith("compression") for key in keys_in(wanted)):
         wanted = {"compression.fitted": None} | wanted  # those are of another compression
     checkpoint = open_checkpoint(model, lora, adapters)

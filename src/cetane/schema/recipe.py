@@ -45,7 +45,9 @@ class Layout(Data):
     @model_validator(mode="after")
     def consistent(self) -> "Layout":
         if self.chunks is not None and self.kind != "chunks":
-            raise ValueError(f"chunks = {self.chunks} is only for the layout 'chunks'")
+            raise ValueError(
+                f"chunks = {self.chunks} is only for the layout 'chunks': layout.kind = 'chunks'"
+            )
         if self.cuts and (self.chunks is not None or self.kind != "chunks"):
             raise ValueError("cuts are only for the layout 'chunks', and replace chunks = N")
         if list(self.cuts) != sorted(set(self.cuts)):
