@@ -49,6 +49,9 @@ class Model:
     def special_id(self, _: str) -> None:
         return None
 
+    def check_known(self, ids: list[int], vocab: int) -> None:
+        assert max(ids) < vocab
+
 
 def request(**fields: Any) -> CompletionRequest:
     return CompletionRequest.model_validate({"model": "it"} | fields)

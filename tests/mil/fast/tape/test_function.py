@@ -1,6 +1,5 @@
 """Threads that share a tape, when Ctrl-C comes at the worst moment."""
 
-import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -48,10 +47,10 @@ class Interrupting:
     def submit(self, *call: Any) -> Any:
         self.calls += 1
         if self.before and self.calls == self.at:
-            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt
         future = self.pool.submit(*call)
         if not self.before and self.calls == self.at:
-            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt
         return future
 
 
@@ -88,7 +87,7 @@ def test_ctrl_c_behind_the_work(
         def run(thread: int, threads: int) -> int:
             made: int = work(thread, threads)
             if thread == 0:
-                signal.raise_signal(signal.SIGINT)
+                raise KeyboardInterrupt
             return made
 
         return run
