@@ -12,7 +12,14 @@ from cetane.checkpoint import Checkpoint, Tokenizer, open_checkpoint
 from cetane.compress.beside import TextFile
 from cetane.errors import CetaneError
 from cetane.files import nameable
-from cetane.schema.recipe import Recipe, keys_in, load_recipe, override, shipped
+from cetane.schema.recipe import (
+    Recipe,
+    keys_in,
+    load_recipe,
+    override,
+    shipped,
+    without_reasons,
+)
 
 if TYPE_CHECKING:  # plans need torch; a bundle that comes from a store needs no plan
     from cetane.planner import Planner
@@ -47,7 +54,7 @@ class Request:
     recipe: Recipe
     named: frozenset[str] = frozenset()
     """Values of the recipe that the user chose, by dotted key: no choice for a chip changes
-    them."""
+    them, and no advice of a gate without `--fix`."""
     budget: int | None = None
     """Bytes of weights and tables, at most."""
 
@@ -156,6 +163,7 @@ def make_request(
     if wanted.get("compression.method") == "plain":
         wanted.pop("compression.mix_to", None)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
+    chosen = without_reasons(chosen, keys_in(wanted))
     if any(key.startswith("compression") for key in keys_in(wanted)):
         wanted = {"compression.fitted": None} | wanted  # those are of another compression
     checkpoint = open_checkpoint(model, lora, adapters)
