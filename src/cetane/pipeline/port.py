@@ -9,7 +9,7 @@ from typing import Any
 from cetane.bundle import Bundle
 from cetane.compress.select import AUTO, UNFITTED
 from cetane.errors import CetaneError
-from cetane.files import Progress, silent
+from cetane.files import Progress, claimed, disk_errors, silent
 from cetane.gates.explain import Explanation
 from cetane.gates.reference import forget_reference
 from cetane.gates.residency.target import DEFAULT_OS, Target
@@ -20,6 +20,7 @@ from cetane.pipeline.build import check_place, same
 from cetane.pipeline.chip_layout import recipe_for_chip
 from cetane.pipeline.choose import check_budget, resolutions, with_layout
 from cetane.pipeline.clock import Clock
+from cetane.pipeline.partial import Partial
 from cetane.pipeline.port_result import PortResult, PortTarget
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
@@ -118,6 +119,8 @@ def port_request(
     """Port a request, as `port` does. The caller can show the request's plan before."""
     target = request.target(output)
     _ = request.planner  # refuses before any work
+    with claimed(target, f"porting {request.recipe.name}"), disk_errors(target):
+        Partial(target).resume()
     check_place(target, request.checkpoint, force)
     with one_reference():
         clock = Clock()
