@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 from tests.converting import converted_once
 
+from cetane.bundle import Bundle
 from cetane.cli.options import parse_changes
 from cetane.errors import CetaneError
+from cetane.files import silent
 from cetane.gates.explain import Explanation
 from cetane.gates.limits import Limits, read
+from cetane.pipeline.attempt import History
+from cetane.pipeline.build import build
 from cetane.pipeline.port import is_open, mended, next_recipe, port
 from cetane.pipeline.request import make_request, read_size
 from cetane.schema.recipe import Recipe, decided, load_recipe, override, parse_recipe
@@ -214,6 +218,20 @@ def test_advice_beyond_the_budget_is_not_taken(
     )  # fmt: skip
     assert not red.passed and red.bundle is not None and not red.changes
     assert red.refused is not None and "what the gate advises takes" in red.refused
+
+
+def test_a_bundle_that_an_earlier_port_mended_holds_the_budget(
+    small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    """It was built of a larger recipe than the one that is asked for."""
+    target, request = tmp_path / "out", make_request(tiny_checkpoint_folder, small, changes=ONE_BIT)
+    plan = request.planner.plan()
+    bundle = build(request.checkpoint, small, target, silent)
+    History(first=request.recipe, changes=("six bits",)).keep(bundle)
+    budget = f"{(plan.weight_bytes + plan.embedding_bytes + 1) / 1e6:.6f}MB"
+    with pytest.raises(CetaneError, match="--budget 0 MB: the bundle there takes"):
+        port(tiny_checkpoint_folder, recipe=small, output=target, changes=ONE_BIT, budget=budget)
+    assert Bundle(target).digest == bundle.digest
 
 
 SIX_BITS = Explanation(

@@ -132,6 +132,8 @@ def port_request(
         before = None if force else History.of(target)
         if before is not None and same(before.first, recipe):
             recipe, changes = Bundle(target).plan.recipe, list(before.changes)
+            planner = Planner(request.checkpoint, recipe, request.planner)
+            check_budget(planner, request.budget, "the bundle there takes")
             tried.append(recipe)
         kept = recipe
         while True:
