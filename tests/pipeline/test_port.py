@@ -125,6 +125,19 @@ def test_a_context_that_was_asked_for_is_not_changed(tiny_checkpoint_folder: Pat
         _ = make_request(tiny_checkpoint_folder, context=512).planner
 
 
+@pytest.mark.parametrize(("bits", "form"), [(16, "fp16"), (8, "int8-per-channel")])
+def test_many_bits_in_place_of_few(
+    bits: int, form: str, small: Recipe, tiny_checkpoint_folder: Path
+) -> None:
+    """The recipe of a bundle of few bits says how these are fitted and mixed."""
+    few = make_request(tiny_checkpoint_folder, small, bits=4).recipe
+    assert few.compression.mix_to == 4.6 and few.compression.method == "gptq"
+    many = make_request(tiny_checkpoint_folder, few, bits=bits).recipe.compression
+    assert (many.default, many.method, many.mix_to) == (form, "plain", None)
+    plain = make_request(tiny_checkpoint_folder, few, changes={"compression.method": "plain"})
+    assert plain.recipe.compression.mix_to is None
+
+
 @pytest.mark.parametrize(("text", "size"), [("300MB", 300_000_000), ("1.25GB", 1_250_000_000)])
 def test_sizes(text: str, size: int) -> None:
     assert read_size(text) == size

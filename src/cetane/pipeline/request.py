@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cetane.checkpoint import Checkpoint, Tokenizer, open_checkpoint
 from cetane.compress.beside import TextFile
+from cetane.compress.select import UNFITTED
 from cetane.errors import CetaneError
 from cetane.files import nameable
 from cetane.schema.recipe import (
@@ -156,12 +157,14 @@ def make_request(
         if bits <= FITTED_BITS:
             wanted["compression.method"] = "gptq"
             wanted["compression.mix_to"] = MIXED[bits]
+        else:  # a recipe of few bits, as a bundle's, may fit constants and mix palettes
+            wanted |= {f"compression.{key}": value for key, value in UNFITTED.items()}
     read = None if text is None else TextFile.of(Path(text))
     if read is not None:
         wanted["compression.text"] = read.model_dump()
     wanted |= changes or {}
     if wanted.get("compression.method") == "plain":
-        wanted.pop("compression.mix_to", None)
+        wanted["compression.mix_to"] = None
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
     chosen = without_reasons(chosen, keys_in(wanted))
     if any(key.startswith("compression") for key in keys_in(wanted)):
