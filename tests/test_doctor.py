@@ -14,7 +14,7 @@ from cetane import doctor as upkeep
 from cetane.doctor import Diagnosis, clean, diagnose, leftovers
 from cetane.errors import CetaneError
 from cetane.files import claimed, remove
-from cetane.pipeline.assembly import Partial
+from cetane.pipeline.partial import Partial
 
 Make = Callable[..., Path]
 
@@ -150,6 +150,8 @@ def test_everything_that_a_killed_process_leaves(
         machine("cache/prepared/abc", days=40),
     ]
     stopped(tmp_path / "new", days=0)
+    for kept in ("earlier", "heads"):  # they may hold draft heads that took long to train
+        (stopped(tmp_path / f"has-{kept}", days=2).root / kept).mkdir()
     machine("download.partial/bundle", days=9)
     machine("cache/prepared/def", days=3)
     half, theirs = tmp_path / "cache/tokenizers/.tmp1234", tmp_path / "cache/work/.settings"

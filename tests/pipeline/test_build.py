@@ -22,11 +22,12 @@ import cetane.pipeline.assembly
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
-from cetane.files import records
+from cetane.files import records, remove
 from cetane.lower.lower import Lowering
 from cetane.pipeline import choose
-from cetane.pipeline.assembly import Partial, build_key
+from cetane.pipeline.assembly import build_key
 from cetane.pipeline.build import build, build_only
+from cetane.pipeline.partial import Partial
 from cetane.pipeline.parts import job_of, make_part, opened
 from cetane.pipeline.whole import bundle_key
 from cetane.schema.recipe import Recipe, override
@@ -349,7 +350,7 @@ def test_another_bundle_is_replaced_only_by_force(
 
 
 def test_a_bundle_that_is_built_again_keeps_its_draft_heads(
-    checkpoint: Checkpoint, small: Recipe, tmp_path: Path
+    checkpoint: Checkpoint, small: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They took long to train. A bundle of another recipe has other hidden states."""
     target = tmp_path / "bundle"
@@ -362,6 +363,45 @@ def test_a_bundle_that_is_built_again_keeps_its_draft_heads(
     assert not Partial(target).root.exists()
     build(checkpoint, override(small, {"cache.context": 64}), target, silent, force=True)
     assert not trained.exists()
+    assert "the draft heads of the replaced bundle are removed" in caplog.text
+
+
+@pytest.mark.parametrize("force", [True, False], ids=["force", "rebuild"])
+@pytest.mark.parametrize("step", ["before", "between", "heads", "half-removed", "removing"])
+def test_a_kill_while_a_bundle_is_replaced(
+    step: str, force: bool, checkpoint: Checkpoint, small: Recipe, tmp_path: Path,
+    undisturbed: Bundle, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The same command goes on, and the draft heads are where they were."""
+    target = shutil.copytree(undisturbed.path, tmp_path / "bundle")
+    trained = target / "heads" / "medusa" / "head.json"
+    trained.parent.mkdir(parents=True)
+    trained.write_text("{}")
+    partial, rename = Partial(target), Path.rename
+    ends = {"before": partial.earlier, "between": target, "heads": target / "heads"}
+
+    def renaming(self: Path, to: Path) -> Path:
+        if to == ends.get(step):
+            raise Stop
+        return rename(self, to)
+
+    def removing(path: Path) -> None:
+        if step == "half-removed" and path == partial.earlier:
+            (path / "manifest.json").unlink()
+            raise Stop
+        if step == "removing" and path == partial.root and partial.done.exists():
+            shutil.rmtree(partial.done)
+            raise Stop
+        remove(path)
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(Path, "rename", renaming)
+        patch.setattr("cetane.pipeline.partial.remove", removing)
+        build(checkpoint, small, target, silent, force=force, rebuild=not force)
+    build(checkpoint, small, target, silent, force=force, rebuild=not force)
+    assert trained.read_text() == "{}"
+    shutil.rmtree(target / "heads")
+    assert_same(Bundle(target), undisturbed)
 
 
 def test_force_never_replaces_what_is_no_bundle(
@@ -689,7 +729,7 @@ def test_a_kill_while_a_part_is_made_anew(
             raise Stop
 
         patch.setattr(Lowering, "lower", write)
-        patch.setattr(cetane.pipeline.assembly.Partial, "record", die)
+        patch.setattr(Partial, "record", die)
         build_only(checkpoint, small, stopped, ["layer-00"], silent, rebuild=True)
     assert_same(build(checkpoint, small, stopped, silent), undisturbed)
     assert lowered == ["layer-00"]

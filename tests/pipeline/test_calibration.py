@@ -1,5 +1,6 @@
 """Calibration against transformers' own activations, and what a recipe makes of it."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from cetane.pipeline.calibration import (
     resolve_scale,
 )
 from cetane.schema.recipe import Recipe, parse_recipe
+from cetane.store.settings import using
 
 FP16_MAX = 65504
 
@@ -65,6 +67,16 @@ def test_one_pass_serves_every_recipe(
         file.write_bytes(wrong)
         assert load_calibration(file) is None
     assert load_calibration(file.with_name("missing.json")) is None
+
+
+def test_two_machines_calibrate_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = open_checkpoint(str(saved(build_model("llama"), tmp_path / "model")))
+    monkeypatch.setattr(calibration.store, "opened", lambda _: nullcontext())
+    with using(str(tmp_path / "shared")):
+        for largest in (1.0, 1.0000001):
+            made = Calibration(residuals={"layer-00": largest})
+            monkeypatch.setattr(calibration, "run_pass", lambda *_, made=made: made)
+            assert calibrate(checkpoint, recipe()) == made
 
 
 @pytest.mark.parametrize(

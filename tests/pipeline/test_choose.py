@@ -21,11 +21,12 @@ from cetane.gates.limits import Limits, read
 from cetane.pipeline import candidate_judge
 from cetane.pipeline.calibration import resolve_fitted
 from cetane.pipeline.candidate_judge import CandidateJudge
-from cetane.pipeline.choose import resolutions, resolve_recipe
+from cetane.pipeline.choose import Harms, resolutions, resolve_recipe
 from cetane.pipeline.judgement import MARGIN, Judgement
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, load_recipe, override, recipe_files
+from cetane.store.settings import using
 
 SMALL, LARGE = "palette6-kmeans-group32", "int8-per-channel"
 
@@ -309,6 +310,17 @@ def test_plain_constants_are_not_mixed(tiny_checkpoint_folder: Path, recipe: Rec
         tiny_checkpoint_folder, recipe, bits=4, changes={"compression.method": "plain"}
     )
     assert plain.recipe.compression.mix_to is None
+
+
+def test_two_machines_judge_at_once(
+    checkpoint: Checkpoint, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = CandidateJudge(checkpoint, recipe, silent)
+    monkeypatch.setattr(judge, "stored", lambda *_: None)
+    with using(str(tmp_path / "shared")):
+        for rest in (1.0, 1.0000001):
+            made = Harms(rest=rest, groups=())
+            assert judge.kept(Harms, recipe, lambda made=made: made) == made
 
 
 def test_a_second_port_judges_nothing(

@@ -7,13 +7,17 @@ from typing import Any
 import pytest
 from tests.converting import converted_once
 
+from cetane.bundle import Bundle
 from cetane.cli.options import parse_changes
 from cetane.errors import CetaneError
+from cetane.files import silent
 from cetane.gates.explain import Explanation
 from cetane.gates.limits import Limits, read
-from cetane.pipeline.port import is_open, mended, port
+from cetane.pipeline.attempt import History
+from cetane.pipeline.build import build
+from cetane.pipeline.port import is_open, mended, next_recipe, port
 from cetane.pipeline.request import make_request, read_size
-from cetane.schema.recipe import Recipe, load_recipe, override, parse_recipe
+from cetane.schema.recipe import Recipe, decided, load_recipe, override, parse_recipe
 
 
 @pytest.fixture
@@ -121,6 +125,19 @@ def test_a_context_that_was_asked_for_is_not_changed(tiny_checkpoint_folder: Pat
         _ = make_request(tiny_checkpoint_folder, context=512).planner
 
 
+@pytest.mark.parametrize(("bits", "form"), [(16, "fp16"), (8, "int8-per-channel")])
+def test_many_bits_in_place_of_few(
+    bits: int, form: str, small: Recipe, tiny_checkpoint_folder: Path
+) -> None:
+    """The recipe of a bundle of few bits says how these are fitted and mixed."""
+    few = make_request(tiny_checkpoint_folder, small, bits=4).recipe
+    assert few.compression.mix_to == 4.6 and few.compression.method == "gptq"
+    many = make_request(tiny_checkpoint_folder, few, bits=bits).recipe.compression
+    assert (many.default, many.method, many.mix_to) == (form, "plain", None)
+    plain = make_request(tiny_checkpoint_folder, few, changes={"compression.method": "plain"})
+    assert plain.recipe.compression.mix_to is None
+
+
 @pytest.mark.parametrize(("text", "size"), [("300MB", 300_000_000), ("1.25GB", 1_250_000_000)])
 def test_sizes(text: str, size: int) -> None:
     assert read_size(text) == size
@@ -216,22 +233,59 @@ def test_advice_beyond_the_budget_is_not_taken(
     assert red.refused is not None and "what the gate advises takes" in red.refused
 
 
-def test_another_format_keeps_no_constants_of_the_one_before() -> None:
+def test_a_bundle_that_an_earlier_port_mended_holds_the_budget(
+    small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    """It was built of a larger recipe than the one that is asked for."""
+    target, request = tmp_path / "out", make_request(tiny_checkpoint_folder, small, changes=ONE_BIT)
+    plan = request.planner.plan()
+    bundle = build(request.checkpoint, small, target, silent)
+    History(first=request.recipe, changes=("six bits",)).keep(bundle)
+    budget = f"{(plan.weight_bytes + plan.embedding_bytes + 1) / 1e6:.6f}MB"
+    with pytest.raises(CetaneError, match="--budget 0 MB: the bundle there takes"):
+        port(tiny_checkpoint_folder, recipe=small, output=target, changes=ONE_BIT, budget=budget)
+    assert Bundle(target).digest == bundle.digest
+
+
+SIX_BITS = Explanation(
+    cause="compression", where="", sentence="It costs too much.",
+    changes={"compression.default": "palette6-kmeans-group32"},
+)  # fmt: skip
+
+
+def test_a_value_that_the_user_named_is_not_changed_without_fix(
+    small: Recipe, tiny_checkpoint_folder: Path
+) -> None:
+    """Not even if the recipe comes from a bundle, where cetane once chose another value."""
+    key = "compression.default"
+    chosen = decided(small, {key: "palette6-kmeans-group32"}, {key: "six bits are good"})
+    named = make_request(tiny_checkpoint_folder, chosen, changes=ONE_BIT)
+    assert not named.recipe.reasons
+    assert next_recipe(named, SIX_BITS, iter(()), [named.recipe], fix=False) is None
+    after_fix = decided(named.recipe, {key: "palette2-kmeans-group32"}, {key: "1 bit is not good"})
+    assert not is_open(named, after_fix, SIX_BITS)
+    advised = next_recipe(named, SIX_BITS, iter(()), [named.recipe], fix=True)
+    assert advised is not None and advised.compression.default == "palette6-kmeans-group32"
+
+    left = make_request(tiny_checkpoint_folder, small, changes={key: "auto"})
+    assert is_open(left, after_fix, SIX_BITS), "the user left it to cetane"
+
+
+def test_another_format_keeps_no_constants_of_the_one_before(
+    small: Recipe, tiny_checkpoint_folder: Path
+) -> None:
     """And four bits that were asked for stay four bits, unless `--fix` asks for a mend."""
-    why = Explanation(
-        cause="compression", where="", sentence="Four bits cost too much.",
-        changes={"compression.default": "palette6-kmeans-group32"},
-    )  # fmt: skip
+    request = make_request(tiny_checkpoint_folder, small)
     compression = {
         "default": "palette4-kmeans-group8", "method": "gptq",
         "mix_to": 4.6, "fitted": {"file": "f", "sha256": "0" * 64},
     }  # fmt: skip
     content = {"name": "few", "compression": compression}
     recipe = parse_recipe({**content, "reasons": {"compression.default": "the smallest"}}, "here")
-    assert not is_open(recipe, why)
-    after = mended(recipe, why).compression
+    assert not is_open(request, recipe, SIX_BITS)
+    after = mended(recipe, SIX_BITS).compression
     assert (after.default, after.method) == ("palette6-kmeans-group32", "plain")
     assert after.fitted is None and after.mix_to is None
     plain = {**compression, "method": "plain", "fitted": None, "mix_to": None}
     open_ = parse_recipe({**content, "compression": plain, "reasons": recipe.reasons}, "here")
-    assert is_open(open_, why)
+    assert is_open(request, open_, SIX_BITS)

@@ -8,7 +8,15 @@ import pytest
 
 from cetane.errors import CetaneError
 from cetane.families.options import ResidualOptions
-from cetane.schema.recipe import Recipe, load_recipe, override, parse_recipe, shipped
+from cetane.schema.recipe import (
+    Recipe,
+    decided,
+    load_recipe,
+    override,
+    parse_recipe,
+    shipped,
+    without_reasons,
+)
 from cetane.validation import check_keys, parse_json, parse_toml, validated
 
 
@@ -220,6 +228,19 @@ def test_files_that_are_not_toml(tmp_path: Path, content: bytes) -> None:
 def test_what_is_no_key(key: str) -> None:
     with pytest.raises(CetaneError, match="is not a key of a recipe"):
         override(parse(), {key: 3})
+
+
+def test_a_reason_goes_with_its_value_and_with_all_that_it_speaks_of() -> None:
+    reasons = {
+        "compression.default": "six bits are good", "embedding.format": "six bits are good",
+        "family.residual_scale": "residuals are large",
+    }  # fmt: skip
+    recipe = decided(parse(), {}, reasons)
+    assert without_reasons(recipe, {"cache.context", "compression.defaults"}) == recipe
+    scale = {"family.residual_scale": "residuals are large"}
+    assert without_reasons(recipe, {"embedding.format"}).reasons == scale
+    assert without_reasons(recipe, {"compression"}).reasons == scale, "a table has its values"
+    assert not without_reasons(recipe, {"family", "compression.default"}).reasons
 
 
 def test_a_file_of_an_editor_that_marks_its_encoding(tmp_path: Path) -> None:

@@ -269,6 +269,21 @@ def test_a_cache_on_another_disk(
     assert (tmp_path / "out" / "x").read_bytes() == bytes(3 << 20)
 
 
+def test_figures_that_two_machines_measured_at_once(
+    cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums depend on the number of threads; a template that differs is still an error."""
+    with using(str(tmp_path / "shared")):
+        cache.keep(KEY, write(1), measured=True)
+        monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "another"))
+        cache.keep(KEY, write(2), measured=True)
+        with pytest.raises(CetaneError, match="two workers made different results"):
+            cache.keep(KEY, write(3))
+        monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "a-third"))
+        assert cache.kept(KEY, tmp_path / "first")
+    assert content(tmp_path / "first") == {"x": b"\1" * 1000}
+
+
 def test_what_another_has_made_is_kept_here_too(
     cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

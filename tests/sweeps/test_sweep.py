@@ -246,6 +246,18 @@ def test_what_is_known_is_not_judged_again(
     assert "judge" not in vars(third.own)
 
 
+def test_figures_of_other_code_are_measured_anew(
+    sweep: Callable[[], Sweep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mended format or judge gives others."""
+    before = sweep()
+    assert before.format(NAME) and before.sensitivities
+    monkeypatch.setattr("cetane.sweeps.sweep.code_version", lambda: "another")
+    after = sweep()
+    assert not after.has_sensitivities
+    assert not after.knows(candidate(parse_way(NAME), after.planner, None))
+
+
 @pytest.mark.parametrize("target", [Target("m1"), Target("m4-max", 18)])
 def test_another_target_is_predicted_and_not_judged(
     sweep: Callable[[], Sweep], monkeypatch: pytest.MonkeyPatch, target: Target

@@ -25,7 +25,7 @@ def add_head(
 
     They must be of the same model, and read the hidden states of the same layers. Bits may differ.
     An added draft head replaces an earlier one of its kind.
-    Exit code 1 when the golden gate of one fails.
+    Exit code 1 when the golden gate of one fails: then an earlier one stays.
     """
     from cetane.pipeline.draft_head import add_draft_heads
 

@@ -42,7 +42,8 @@ def train_head(
     """Train a draft head for a bundle, and add it to the bundle as a shard.
 
     It learns from hidden states of decoding calls, and replaces an earlier draft head of its kind.
-    With `torchrun`, it trains on several devices. Exit code 1 when its golden gate fails.
+    With `torchrun`, it trains on several devices. Exit code 1 when its golden gate fails: then an
+    earlier one stays.
     """
     from cetane.pipeline.draft_head import DraftHeadSettings
     from cetane.pipeline.draft_head import train_draft_head as train
@@ -92,6 +93,9 @@ def show(result: TrainedDraftHead) -> None:
             "row that the model would choose"
         )
     show_head(result.head.name, result.golden)
+    if not result.placed:
+        warn(f"the earlier {result.head.name} head stays in the bundle, since the new one failed")
+        return
     for reason in result.residency.reasons:
         warn(f"warning: residency on {result.residency.target}, predicted: {reason}")
     if result.worse:

@@ -68,16 +68,17 @@ def judge_draft_heads(bundle: Bundle, progress: Progress) -> dict[DraftHeadKind,
     if not draft_heads:
         return {}
     engine = open_engine(bundle, "portable")
-    return {
-        kind: judge_draft_head(bundle, draft_head, engine, progress)
-        for kind, draft_head in draft_heads.items()
-    }
+    results = {}
+    for kind, draft_head in draft_heads.items():
+        results[kind] = judge_draft_head(bundle, draft_head, engine, progress)
+        keep_verdict(bundle, results[kind])
+    return results
 
 
 def judge_draft_head(
     bundle: Bundle, draft_head: DraftHead, engine: Engine, progress: Progress
 ) -> DraftHeadResult:
-    """Judge one draft head on hidden states of its bundle's engine; the bundle keeps the result."""
+    """Judge one draft head, in its bundle or beside it, on hidden states of the bundle's engine."""
     trained = load_trained(draft_head)
     held = draft_head.held_out()[:WINDOWS]
     windows = collect(engine, held.reshape(-1).tolist(), held.shape[1], progress)
@@ -89,14 +90,18 @@ def judge_draft_head(
         runner = open_runner(draft_head, bundle, PortableBackend(draft_head, arithmetic))
         scores.append(score(arithmetic, drafted(runner, windows), wanted))
     checks = (*same_interface(draft_head, trained, tapped(engine.plan)), *judge(scores))
-    result = DraftHeadResult(
+    return DraftHeadResult(
         passed=all(check.passed for check in checks),
         heads={draft_head.name: draft_head.digest},
         checks=checks,
         scores=tuple(scores),
     )
-    bundle.write_gate(f"golden-{draft_head.name}", result.model_dump(mode="json"))
-    return result
+
+
+def keep_verdict(bundle: Bundle, result: DraftHeadResult) -> None:
+    """Keep the result of a draft head in its bundle."""
+    (kind,) = result.heads
+    bundle.write_gate(f"golden-{kind}", result.model_dump(mode="json"))
 
 
 def audit_draft_head(bundle: Bundle, draft_head: DraftHead) -> Audit:

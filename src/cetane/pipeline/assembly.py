@@ -1,29 +1,16 @@
-"""An unfinished bundle: its parts, and how far it has come."""
+"""The assembly of a bundle: its parts are made, judged and put together."""
 
-import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
-from cetane.files import (
-    FileRecord,
-    Progress,
-    check_space,
-    json_sha256,
-    records,
-    remove,
-    replacing,
-    write_json,
-)
+from cetane.files import Progress, check_space, json_sha256, remove, replacing, write_json
+from cetane.pipeline.partial import Partial
 from cetane.pipeline.parts import BuildJob, job_of, lowering_of, parts, task_of
 from cetane.pipeline.whole import origins, publish
 from cetane.planner import Planner, tags
-from cetane.schema.draft_head import FOLDER
 from cetane.schema.manifest import MANIFEST, Manifest, producers, shard_path
 from cetane.schema.recipe import Recipe
 from cetane.store.settings import shared_store
@@ -156,7 +143,7 @@ class Build:
         return job_of(self.checkpoint, self.recipe)
 
     def finish(self, asked: Recipe) -> None:
-        """Write the manifest and rename the folder to the bundle's name. The shared store gets the
+        """Write the manifest and move the folder to the bundle's place. The shared store gets the
         bundle too, under the key of the recipe that was `asked` for."""
         manifest = Manifest(
             producer=producers(),
@@ -168,21 +155,7 @@ class Build:
         if self.store is not None:
             publish(self.store, self.checkpoint, asked, self.partial.bundle, manifest)
         write_json(self.partial.bundle / MANIFEST, manifest.model_dump(mode="json"))
-        heads = self.target / FOLDER
-        aside = self.partial.root / FOLDER
-        if kept := heads.is_dir() and self.replaces_itself():
-            heads.rename(aside)
-        remove(self.target)
-        self.partial.bundle.rename(self.target)
-        if kept:
-            aside.rename(heads)
-        remove(self.partial.root)
-
-    def replaces_itself(self) -> bool:
-        """Whether the target has the bundle that was just made: its draft heads fit this one."""
-        with suppress(CetaneError):
-            return Bundle(self.target).digest == Bundle(self.partial.bundle).digest
-        return False
+        self.partial.replace()
 
 
 def refuse(failures: dict[str, CetaneError]) -> None:
@@ -195,81 +168,6 @@ def refuse(failures: dict[str, CetaneError]) -> None:
             f"{len(failures)} parts failed: {listed}",
             "what was made is kept: mend the cause and run the same command again",
         )
-
-
-class Partial:
-    """An unfinished bundle: what is done in `NAME.partial/bundle`, and a record of every part."""
-
-    def __init__(self, target: Path) -> None:
-        self.root = target.with_name(target.name + ".partial")
-        self.bundle = self.root / "bundle"
-        self.done = self.root / "done"
-        self.key = self.root / "key.json"
-        self.store = self.root / "store"
-        """Parts that workers have made, if there is no shared store."""
-
-    def start(self, key: str) -> None:
-        """Keep what an interrupted build of the same key left, else start anew.
-
-        CetaneError for a file or folder of this name that no build has left.
-        """
-        if not self.ours:
-            raise CetaneError(
-                f"{self.root} exists, and no build has left it",
-                "move it away, or choose another --output",
-            )
-        if read_note(self.key) != key:
-            remove(self.root)
-        for folder in (self.bundle / "shards", self.done):
-            folder.mkdir(parents=True, exist_ok=True)
-        for leftover in (*self.bundle.glob(".*"), *self.bundle.glob("shards/.*")):
-            remove(leftover)
-        write_json(self.key, key)
-
-    @property
-    def ours(self) -> bool:
-        """Whether the folder is missing, or holds only what a killed build leaves at any step."""
-        if not self.root.is_dir():
-            return not self.root.exists()
-        known = {path.name for path in (self.bundle, self.done, self.key, self.store)}
-        return all(p.name in known or p.name.startswith(".") for p in self.root.iterdir())
-
-    def record(self, name: str) -> dict[str, FileRecord]:
-        """Note that a part is finished, with the hashes of its files, and return them."""
-        made = records(self.bundle, self.bundle / name)
-        write_json(self._note(name), dumped(made))
-        return made
-
-    def forget(self, names: list[str]) -> None:
-        """Have parts made anew, by this build or by one that takes it up."""
-        remove(self.store)
-        for name in names:
-            remove(self._note(name))
-
-    def has(self, name: str) -> bool:
-        """Whether a part is there, whole and as recorded."""
-        made = records(self.bundle, self.bundle / name)
-        return bool(made) and read_note(self._note(name)) == dumped(made)
-
-    def files(self) -> dict[str, FileRecord]:
-        """The records of all parts."""
-        notes = [read_note(path) for path in sorted(self.done.glob("*.json"))]
-        return {path: FileRecord(**record) for note in notes for path, record in note.items()}
-
-    def _note(self, name: str) -> Path:
-        return self.done / (name.replace("/", "-") + ".json")
-
-
-def dumped(made: dict[str, FileRecord]) -> dict[str, Any]:
-    return {path: record.model_dump() for path, record in made.items()}
-
-
-def read_note(path: Path) -> Any:
-    """A record of a build; None if there is none, or if a crash left something else."""
-    try:
-        return json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
 
 
 def build_key(checkpoint: Checkpoint, recipe: Recipe) -> str:

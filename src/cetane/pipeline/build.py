@@ -11,6 +11,7 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
 from cetane.files import Progress, claimed, disk_errors, remove
+from cetane.pipeline.partial import Partial, read_note
 from cetane.pipeline.request import Request
 from cetane.pipeline.whole import fetched
 from cetane.schema.manifest import MANIFEST, shard_path
@@ -44,6 +45,9 @@ def build(
     failed before the judgement stops the build there.
     """
     with claimed(target, f"building {recipe.name}"):
+        partial = Partial(target)
+        with disk_errors(target):
+            partial.resume()
         check_place(target, checkpoint, force)
         if not target.exists() and gate is None and not rebuild and (store := shared_store()):
             with disk_errors(target):
@@ -58,7 +62,7 @@ def build(
             if not same(Bundle(target).plan.recipe, chosen):
                 raise another(target)
             if not rebuild:
-                return existing(target, checkpoint)
+                return existing(partial, checkpoint)
         work = Build(checkpoint, chosen, target, rebuild, workers)
         with disk_errors(work.partial.bundle):
             work.make(list(work.jobs), progress, gate)
@@ -92,13 +96,12 @@ def build_only(
     return {name: work.partial.bundle / shard_path(name) for name in chosen}
 
 
-def existing(target: Path, checkpoint: Checkpoint) -> Bundle:
+def existing(partial: Partial, checkpoint: Checkpoint) -> Bundle:
     """A finished bundle of the same checkpoint and recipe; CetaneError if it is damaged."""
-    bundle = Bundle(target)
+    bundle = Bundle(partial.target)
     bundle.verify()
-    from cetane.pipeline.assembly import Partial, build_key, read_note
+    from cetane.pipeline.assembly import build_key
 
-    partial = Partial(target)
     mine = (None, build_key(checkpoint, bundle.plan.recipe))
     if partial.ours and read_note(partial.key) in mine:
         remove(partial.root)  # left by a kill between the last two steps of this build

@@ -118,7 +118,7 @@ def calibrate(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silen
     progress("calibration", 0, 1)
     made = run_pass(checkpoint, blocks, tokens)
     progress("calibration", 1, 1)
-    store.keep(key, lambda folder: write_json(folder / FILE, made.model_dump()))
+    store.keep(key, lambda folder: write_json(folder / FILE, made.model_dump()), measured=True)
     return made
 
 

@@ -92,7 +92,8 @@ class CandidateJudge:
             return known
         made = make()
         content = made.model_dump(mode="json")
-        store.keep(self.key(kind, candidate), lambda folder: write_json(folder / FILE, content))
+        key = self.key(kind, candidate)
+        store.keep(key, lambda folder: write_json(folder / FILE, content), measured=True)
         return made
 
     def known(self, candidate: Recipe) -> Judgement | None:

@@ -24,7 +24,12 @@ from cetane.files import Progress, cache_dir, claimed, disk_errors, replacing, s
 from cetane.fitting.attention import fuse_attention
 from cetane.fitting.conversations import write_conversations
 from cetane.fitting.teacher import narrowed
-from cetane.gates.draft_head import DraftHeadResult, audit_draft_head, judge_draft_head
+from cetane.gates.draft_head import (
+    DraftHeadResult,
+    audit_draft_head,
+    judge_draft_head,
+    keep_verdict,
+)
 from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Reference
 from cetane.gates.residency.audit import Audit
@@ -72,6 +77,7 @@ class TrainedDraftHead:
     """A trained draft head and its gates."""
 
     head: DraftHead
+    """The draft head in the bundle: the earlier one, if the new one failed its golden gate."""
     untrained: Acceptance | None
     """None for a draft head that was trained elsewhere."""
     trained: Acceptance
@@ -80,7 +86,7 @@ class TrainedDraftHead:
     golden: DraftHeadResult
     """The finished shard, compared with the trained module."""
     residency: Audit
-    """A prediction: it warns, and does not affect `passed`."""
+    """Of `head`. A prediction: it warns, and does not affect `passed`."""
     windows: int
     """Windows of text for training."""
     held_out: int
@@ -91,6 +97,11 @@ class TrainedDraftHead:
     @property
     def passed(self) -> bool:
         return self.golden.passed
+
+    @property
+    def placed(self) -> bool:
+        """Whether the bundle has the new draft head, and not an earlier one of its kind."""
+        return self.golden.heads[self.head.name] == self.head.digest
 
     @property
     def judged(self) -> bool:
@@ -111,6 +122,7 @@ class TrainedDraftHead:
             "head": str(self.head.path),
             "digest": self.head.digest,
             "passed": self.passed,
+            "placed": self.placed,
             "windows": self.windows,
             "held_out": self.held_out,
             "untrained": self.untrained and self.untrained.model_dump(mode="json"),
@@ -246,15 +258,25 @@ def finish(
     untrained: Acceptance | None = None,
     elsewhere: Acceptance | None = None,
 ) -> TrainedDraftHead:
-    """Lower a draft head whose weights are rounded, and judge its shard."""
+    """Lower a draft head whose weights are rounded, and judge its shard. One that fails does not
+    replace an earlier one."""
+    verdicts: list[DraftHeadResult] = []
+
+    def passes(made: DraftHead) -> bool:
+        verdicts.append(judge_draft_head(bundle, made, engine, progress))
+        return verdicts[-1].passed
+
     progress("lower", 0, 1)
-    shard = add_draft_head(bundle, head, held.tokens, record)
-    golden = judge_draft_head(bundle, shard, engine, progress)
-    return TrainedDraftHead(
+    shard = add_draft_head(bundle, head, held.tokens, record, passes)
+    (golden,) = verdicts
+    result = TrainedDraftHead(
         shard, untrained, trained, elsewhere, golden, audit_draft_head(bundle, shard),
         record.windows, len(held),
         minutes=(time.monotonic() - started) / 60, cpu_minutes=time.process_time() / 60,
     )  # fmt: skip
+    if result.placed:
+        keep_verdict(bundle, golden)
+    return result
 
 
 def window_for(bundle: Bundle, settings: DraftHeadSettings) -> int:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from cetane.bundle import Bundle
-from cetane.compress.select import UNFITTED
+from cetane.compress.select import AUTO, UNFITTED
 from cetane.errors import CetaneError
-from cetane.files import Progress, silent
+from cetane.files import Progress, claimed, disk_errors, silent
 from cetane.gates.explain import Explanation
 from cetane.gates.reference import forget_reference
 from cetane.gates.residency.target import DEFAULT_OS, Target
@@ -20,6 +20,7 @@ from cetane.pipeline.build import check_place, same
 from cetane.pipeline.chip_layout import recipe_for_chip
 from cetane.pipeline.choose import check_budget, resolutions, with_layout
 from cetane.pipeline.clock import Clock
+from cetane.pipeline.partial import Partial
 from cetane.pipeline.port_result import PortResult, PortTarget
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
@@ -118,6 +119,8 @@ def port_request(
     """Port a request, as `port` does. The caller can show the request's plan before."""
     target = request.target(output)
     _ = request.planner  # refuses before any work
+    with claimed(target, f"porting {request.recipe.name}"), disk_errors(target):
+        Partial(target).resume()
     check_place(target, request.checkpoint, force)
     with one_reference():
         clock = Clock()
@@ -129,6 +132,8 @@ def port_request(
         before = None if force else History.of(target)
         if before is not None and same(before.first, recipe):
             recipe, changes = Bundle(target).plan.recipe, list(before.changes)
+            planner = Planner(request.checkpoint, recipe, request.planner)
+            check_budget(planner, request.budget, "the bundle there takes")
             tried.append(recipe)
         kept = recipe
         while True:
@@ -184,7 +189,7 @@ def next_recipe(
     """The recipe to build after a red gate. It is the next choice where the compression is at
     fault, else the last recipe as the gate advises; None if there is neither.
 
-    Advice is taken with `fix`, or where the recipe left the values to cetane. CetaneError for
+    Advice is taken with `fix`, or where user and recipe left the values to cetane. CetaneError for
     advice beyond the budget, or that does not fit the model.
     """
     if why.cause == "compression":
@@ -192,7 +197,7 @@ def next_recipe(
             if not any(same(choice, before) for before in tried):
                 return choice
     recipe = tried[-1]
-    if not why.mends or not (fix or is_open(recipe, why)):
+    if not why.mends or not (fix or is_open(request, recipe, why)):
         return None
     advised = mended(recipe, why)
     planner = Planner(request.checkpoint, advised, request.planner)
@@ -200,10 +205,14 @@ def next_recipe(
     return advised
 
 
-def is_open(recipe: Recipe, why: Explanation) -> bool:
-    """Whether a gate's advice changes only values that the recipe left to cetane. It never does if
-    constants were fitted: the user asked for these few bits."""
-    return recipe.compression.fitted is None and recipe.reasons.keys() >= why.changes.keys()
+def is_open(request: Request, recipe: Recipe, why: Explanation) -> bool:
+    """Whether a gate's advice changes only values that were left to cetane.
+
+    These have a reason in the recipe, and the user named none but "auto". It never does if
+    constants were fitted: the user asked for these few bits.
+    """
+    named = {key for key in request.named if value_of(request.recipe, key) != AUTO}
+    return recipe.compression.fitted is None and recipe.reasons.keys() - named >= why.changes.keys()
 
 
 def mended(recipe: Recipe, why: Explanation) -> Recipe:

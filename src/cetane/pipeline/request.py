@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from cetane.checkpoint import Checkpoint, Tokenizer, open_checkpoint
 from cetane.compress.beside import TextFile
+from cetane.compress.select import UNFITTED
 from cetane.errors import CetaneError
 from cetane.files import nameable
-from cetane.schema.recipe import Recipe, keys_in, load_recipe, override, shipped
+from cetane.schema.recipe import (
+    Recipe,
+    keys_in,
+    load_recipe,
+    override,
+    shipped,
+    without_reasons,
+)
 
 if TYPE_CHECKING:  # plans need torch; a bundle that comes from a store needs no plan
     from cetane.planner import Planner
@@ -47,7 +55,7 @@ class Request:
     recipe: Recipe
     named: frozenset[str] = frozenset()
     """Values of the recipe that the user chose, by dotted key: no choice for a chip changes
-    them."""
+    them, and no advice of a gate without `--fix`."""
     budget: int | None = None
     """Bytes of weights and tables, at most."""
 
@@ -150,15 +158,18 @@ def make_request(
         if bits <= FITTED_BITS:
             wanted["compression.method"] = "gptq"
             wanted["compression.mix_to"] = MIXED[bits]
+        else:  # a recipe of few bits, as a bundle's, may fit constants and mix palettes
+            wanted |= {f"compression.{key}": value for key, value in UNFITTED.items()}
     read = None if text is None else TextFile.of(Path(text))
     if read is not None:
         wanted["compression.text"] = read.model_dump()
     wanted |= changes or {}
     if wanted.get("compression.method") == "plain":
-        wanted.pop("compression.mix_to", None)
+        wanted["compression.mix_to"] = None
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
     if chosen.layout.kind == "auto" and keys_in(wanted) & {"layout.chunks", "layout.cuts"}:
         wanted = {"layout.kind": "chunks"} | wanted
+    chosen = without_reasons(chosen, keys_in(wanted))
     if any(key.startswith("compression") for key in keys_in(wanted)):
         wanted = {"compression.fitted": None} | wanted  # those are of another compression
     checkpoint = open_checkpoint(model, lora, adapters)

@@ -1,7 +1,7 @@
 """Recipes: what to build, as data. TOML in, a validated frozen object out."""
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -300,6 +300,19 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 def decided(recipe: Recipe, values: Mapping[str, Any], reasons: Mapping[str, str]) -> Recipe:
     """A recipe with some values that cetane chose, by dotted key, and why."""
     return override(recipe, {**values, "reasons": {**recipe.reasons, **reasons}})
+
+
+def without_reasons(recipe: Recipe, keys: Collection[str]) -> Recipe:
+    """A recipe without the reasons for some values, by dotted key, which somebody else chooses.
+
+    A sentence is about one choice. So it goes with its other values, and with those inside a table.
+    """
+    gone = {
+        reason for own, reason in recipe.reasons.items()
+        if any(own == key or own.startswith(f"{key}.") for key in keys)
+    }  # fmt: skip
+    kept = {key: reason for key, reason in recipe.reasons.items() if reason not in gone}
+    return recipe.model_copy(update={"reasons": kept})
 
 
 def value_of(recipe: Recipe, key: str) -> Any:

@@ -56,17 +56,18 @@ def opened(key: str) -> Iterator[Path | None]:
         yield target if kept(key, target) else None
 
 
-def keep(key: str, write: Callable[[Path], None]) -> None:
+def keep(key: str, write: Callable[[Path], None], measured: bool = False) -> None:
     """Keep what `write` puts into an empty folder, here and in the shared store.
 
-    It is no error if the cache folder cannot be written.
+    Two machines may have `measured` other figures of one key: the first ones stay. It is no error
+    if the cache folder cannot be written.
     """
     shared = shared_store()
     with suppress(OSError), made_beside(folder() / "kept") as made:
         write(made)
         _keep_here(Store(folder(), private=True), key, made)
         if shared is not None:
-            shared.publish(key, made, records(made, made))
+            shared.publish(key, made, records(made, made), measured)
 
 
 def _keep_here(own: Store, key: str, made: Path) -> None:

@@ -154,7 +154,7 @@ class Store:
 
         Whatever is there stays, if it is whole. False for a store that is only read. Raises
         CetaneError if another writer has made other files of the same key, unless they hold
-        `measured` times.
+        `measured` figures.
         """
         files = {name: StoredFile(**record.model_dump()) for name, record in made.items()}
         result, other = Result(key=key, files=files), self.find(key)

@@ -15,7 +15,7 @@ from cetane.compress.sensitivity import SENSITIVITY, stored_key
 from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import Progress, disk_errors, replacing
-from cetane.fitting.fit import VERSION, fit
+from cetane.fitting.fit import fit
 from cetane.gates.residency.target import Target
 from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
@@ -36,6 +36,7 @@ from cetane.sweeps.points import (
     SweptModel,
     key_of,
 )
+from cetane.tasks.task import code_version
 
 CALIBRATION, LAYERS, JUDGED = 512, 128, 1024
 """Tokens of the text. The first `CALIBRATION` measure sensitivities; `LAYERS` of these also measure
@@ -237,7 +238,7 @@ class Sweep:
         return self.scores.get(key) is not None
 
     def key(self, selection: Selection, tokens: Sequence[int]) -> str:
-        """A hash of everything that a figure depends on."""
+        """A hash of everything that a figure depends on: the code and its prompts, too."""
         base = self.recipe.model_dump(mode="json", exclude={"name", "description", "compression"})
         return key_of(
             self.checkpoint.fingerprint,
@@ -245,7 +246,7 @@ class Sweep:
             selection.model_dump(mode="json"),
             tokens,
             producers(),
-            *([] if selection.method == "plain" else [str(VERSION)]),
+            code_version(),
         )
 
     def point(self, wanted: Candidate) -> Point:

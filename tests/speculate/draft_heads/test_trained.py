@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +22,12 @@ from tests.speculate.lessons import KINDS, config
 from cetane.bundle import Bundle
 from cetane.checkpoint import Turn, open_checkpoint
 from cetane.errors import CetaneError
+from cetane.pipeline import draft_head
 from cetane.pipeline.build import build
 from cetane.pipeline.draft_head import add_draft_heads
 from cetane.pipeline.origin import checkpoint_of
 from cetane.planner import as_recipe_asks
+from cetane.speculate.draft_heads import build as build_module
 from cetane.speculate.draft_heads.build import add_draft_head
 from cetane.speculate.draft_heads.modules import (
     DraftHeadConfig,
@@ -135,6 +138,33 @@ def test_a_file_may_leave_out_the_models_own_rows(
     moved = as_recipe_asks(open_checkpoint(tiny_checkpoint_folder), wanted)
     bundle = build(moved, wanted, tmp_path / "turned", lambda *_: None)
     assert torch.equal(fit_to(found, bundle, moved).output, rows)
+
+
+def test_one_that_fails_its_gate_does_not_replace_an_earlier_one(
+    origin: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = Bundle(shutil.copytree(origin.path, tmp_path / "bundle"))
+    shutil.rmtree(bundle.path / "heads")
+    model, judge, reds = checkpoint_of(bundle).source, draft_head.judge_draft_head, []
+
+    def red(*given: Any) -> Any:
+        reds.append(judge(*given).model_copy(update={"passed": False}))
+        return reds[-1]
+
+    (first,) = add_draft_heads(bundle.path, origin.path, model=model).heads
+    before = bundle.draft_heads()["eagle3"].digest
+    assert first.placed and first.head.digest == before
+    monkeypatch.setattr(draft_head, "judge_draft_head", red)
+    monkeypatch.setattr(build_module, "producers", lambda: {"cetane": "another"})
+    added = add_draft_heads(bundle.path, origin.path, model=model)
+    assert not added.passed and not added.heads[0].placed
+    assert reds[0].heads["eagle3"] != before == bundle.draft_heads()["eagle3"].digest
+    assert bundle.gates()["golden-eagle3"]["passed"]
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+    shutil.rmtree(bundle.path / "heads")
+    (alone,) = add_draft_heads(bundle.path, origin.path, model=model).heads
+    assert alone.placed and not bundle.gates()["golden-eagle3"]["passed"]
 
 
 def test_a_draft_head_of_before_says_what_it_reads_by_its_bundle(origin: Bundle) -> None:

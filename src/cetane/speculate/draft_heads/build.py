@@ -1,5 +1,6 @@
 """The build of a draft head: lowers a trained one into a shard of its bundle."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +30,15 @@ from cetane.speculate.draft_heads.planner import DraftHeadPlanner, DraftHeadWeig
 
 
 def add_draft_head(
-    bundle: Bundle, draft_head: TorchDraftHead, held_out: torch.Tensor, training: Training
+    bundle: Bundle,
+    draft_head: TorchDraftHead,
+    held_out: torch.Tensor,
+    training: Training,
+    passes: Callable[[DraftHead], bool] = lambda _: True,
 ) -> DraftHead:
     """Lower a draft head, and put it into its bundle in place of an earlier one of its kind.
 
+    An earlier one stays, and is returned, unless the new one `passes`.
     `TorchDraftHead.round` must have rounded its weights. `held_out (W, n)` are windows of text that
     were kept out of training. The draft head is made beside the bundle, and moved when complete. A
     kill leaves the bundle unchanged or, between two renames, without a draft head of this kind. It
@@ -45,7 +51,9 @@ def add_draft_head(
         made = folder / kind
         made.mkdir(parents=True)
         write(bundle, draft_head, held_out, training, made)
-        place(made, bundle.file(f"{FOLDER}/{kind}"))
+        good = passes(DraftHead(made, bundle.digest, bundle.plan))
+        if good or kind not in bundle.draft_heads():
+            place(made, bundle.file(f"{FOLDER}/{kind}"))
         remove(folder)
     return bundle.draft_heads()[kind]
 
