@@ -7,17 +7,19 @@ import pytest
 import torch
 import transformers
 from tests.conftest import InMemoryCheckpoint, build_model
+from tests.families.gemma_models import build_gemma3
 
 from cetane.hardware.chips import find_chip
 from cetane.perf.combinations import Combinations
 from cetane.perf.cost import load_fit
 from cetane.perf.predict import Predictor, distinct
-from cetane.planner import Planner
-from cetane.schema.recipe import Recipe, load_recipe, parse_recipe
+from cetane.planner import Planner, as_recipe_asks
+from cetane.schema.recipe import Mode, Recipe, load_recipe, parse_recipe
 from cetane.schema.slots import CONTRACTS
 
 LAYER = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 96 * 64  # q, k and v, o, mlp
 GAINS = 2 * 64  # two norms a layer, in fp16
+FEW = {"verify": 4, "prefill": 16}
 
 
 class Shapes(InMemoryCheckpoint):
@@ -126,6 +128,31 @@ def test_more_context_more_shards_and_more_tokens_cost_more(
     assert first.binds == "host"
     assert first.low is not None and first.high is not None and first.low < first.ms < first.high
     assert first.tok_s == pytest.approx(1000 / first.ms)
+
+
+@pytest.mark.parametrize("contract", ["readonly", "shift", "blend", "stateful"])
+@pytest.mark.parametrize("mode", ["decode", "prefill"])
+def test_windows_at_other_contexts(predictor: Predictor, contract: str, mode: Mode) -> None:
+    """A context has one prediction, whether the recipe's or another's."""
+    gemma = Shapes(build_gemma3())  # windows of 32 tokens
+    short, long = (
+        Planner(gemma, recipe(tokens=FEW, cache={"contract": contract, "context": context}))
+        for context in (32, 128)
+    )
+    assert not any(slots.limited for slots in short.slots.values())
+    assert predictor.predict(short, mode, 128) == predictor.predict(long, mode)
+
+
+def test_heads_that_stream_at_other_contexts(predictor: Predictor) -> None:
+    scores = {"source": "test", "model_type": "test", "method": "mass", "settings": {}}
+    streaming = {"scores": scores | {"layers": [[0.9, 0.1]] * 2}, "sinks": 2, "window": 30}
+    short, long = (
+        recipe(tokens=FEW, cache={"context": context, "streaming": streaming | {"full": 0.5}})
+        for context in (32, 128)
+    )
+    model: Any = Shapes(build_model("llama"))
+    one, other = (Planner(as_recipe_asks(model, made), made) for made in (short, long))
+    assert predictor.predict(one, "decode", 128) == predictor.predict(other, "decode")
 
 
 def test_no_interval_for_a_chip_that_was_never_fitted(tiny: Shapes) -> None:

@@ -13,12 +13,12 @@ from math import prod
 
 from cetane.compress import Fp16
 from cetane.errors import CetaneError
-from cetane.families import Block, CacheGroup, Head, Part, Weight
+from cetane.families import Block, Head, Part, Weight
 from cetane.hardware.chips import Chip, find_chip, load_chips
 from cetane.perf.cost import Rates, Term, Work, costs_of, load_fit, on_chip, terms, total
 from cetane.perf.shapes import COPIES, HALF
 from cetane.perf.slow_forms import slowness
-from cetane.planner import Planner, Segment
+from cetane.planner import CachePlan, Planner, Segment
 from cetane.schema.recipe import Mode
 from cetane.schema.slots import ContractName
 
@@ -102,16 +102,16 @@ class Predictor:
 
     def works(self, planner: Planner, mode: Mode, context: int) -> list[Work]:
         """The work of every call of a mode, and of the host."""
-        tokens = planner.recipe.tokens.by_mode()[mode]
+        tokens, memory = planner.recipe.tokens.by_mode()[mode], planner.memory.at(context)
         works = [GREEDY]
         for segment, blocks, routed in planner.calls(mode):
             weights = self.weights(planner, blocks)
             if routed:
                 one = {bits: count / len(blocks) for bits, count in weights.items()}
-                work = self.call(planner, segment, blocks[:1], one, tokens, context)
+                work = self.call(planner, segment, blocks[:1], one, tokens, memory)
                 works.append(work.times(distinct(len(blocks), tokens, routed)))
             else:
-                works.append(self.call(planner, segment, blocks, weights, tokens, context))
+                works.append(self.call(planner, segment, blocks, weights, tokens, memory))
         return works
 
     def call(
@@ -121,23 +121,20 @@ class Predictor:
         blocks: Sequence[Block],
         weights: Counts,
         tokens: int,
-        context: int,
+        memory: CachePlan,
     ) -> Work:
         """The work of one call of these blocks."""
-        memory = border = macs = 0
+        moved = border = macs = 0
         if any(block.keeps for block in blocks):
-            for cache in planner.caches(segment, tokens):
-                group = planner.model.memory[cache.group]
-                assert isinstance(group, CacheGroup)
-                contract = cache.form.contract
-                slots = cache.slots if planner.slots[cache.group].limited else context
-                visible = slots + tokens if contract == "readonly" else slots
-                wide = 2 * HALF * prod(cache.shape[:3]) * slots
+            for cache in memory.caches(segment, tokens):
+                group, contract = memory.groups[cache.group], cache.form.contract
+                visible = memory.visible(cache.group, tokens)
+                wide = 2 * HALF * prod(cache.shape)
                 held = (
-                    2 * cache.layers * group.heads * slots * planner.memory.head_nbytes(cache.group)
+                    2 * cache.layers * group.heads * cache.slots * memory.head_nbytes(cache.group)
                 )
-                memory += (1 + COPIED[contract]) * wide
-                memory += held + wide if held < wide else 0  # a cast reads one and writes the other
+                moved += (1 + COPIED[contract]) * wide
+                moved += held + wide if held < wide else 0  # a cast reads one and writes the other
                 border += CROSSES[contract] * held
                 macs += 2 * cache.layers * group.query * group.dim * visible * tokens
         channels = planner.model.channels
@@ -148,7 +145,7 @@ class Predictor:
             tokens=tokens,
             weights=weights,
             attention_macs=macs,
-            memory=memory,
+            memory=moved,
             border=border + HALF * tokens * columns,
         )
 
