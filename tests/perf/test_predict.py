@@ -1,18 +1,21 @@
 """Predictions of plans: the work by hand for the tiny llama, and for ZAYA1-8B."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 import transformers
 from tests.conftest import InMemoryCheckpoint, build_model
-from tests.families.gemma_models import build_gemma3
+from tests.families.gemma_models import build_gemma3, build_gemma4
 
 from cetane.hardware.chips import find_chip
+from cetane.lab.synthetic import SHAPES
 from cetane.perf.combinations import Combinations
 from cetane.perf.cost import load_fit
 from cetane.perf.predict import Predictor, distinct
+from cetane.perf.shapes import load_decoders
 from cetane.planner import Planner, as_recipe_asks
 from cetane.schema.recipe import Mode, Recipe, load_recipe, parse_recipe
 from cetane.schema.slots import CONTRACTS
@@ -28,11 +31,11 @@ class Shapes(InMemoryCheckpoint):
 
 
 class Deep(Shapes):
-    """ZAYA1-8B as transformers knows it, without a single weight."""
+    """A large model as transformers knows it, without a single weight."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
         with torch.device("meta"):
-            config = transformers.AutoConfig.for_model("zaya")
+            config = transformers.AutoConfig.for_model(**config)
             super().__init__(transformers.AutoModelForCausalLM.from_config(config))
 
 
@@ -43,7 +46,7 @@ def tiny() -> Shapes:
 
 @pytest.fixture(scope="module")
 def zaya8b() -> Deep:
-    return Deep()
+    return Deep(SHAPES["zaya1-8b"])
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +131,48 @@ def test_more_context_more_shards_and_more_tokens_cost_more(
     assert first.binds == "host"
     assert first.low is not None and first.high is not None and first.low < first.ms < first.high
     assert first.tok_s == pytest.approx(1000 / first.ms)
+
+
+@pytest.mark.parametrize("context", [2048, 8192])
+def test_layers_that_read_the_caches_of_others(predictor: Predictor, context: int) -> None:
+    """Gemma 4 E2B as CoreML-LLM cuts it, as `Decoder` counts it. Only that port repeats keys, and
+    keeps those of windows as wide as the others."""
+    cuts = (8, 15, 25)
+    content = {
+        "layout": {"kind": "chunks", "cuts": cuts, "head": "last"},
+        "cache": {"contract": "blend", "sliding": "shift", "context": context},
+        "head": {"slices": 1},
+    }
+    planner = Planner(Deep(SHAPES["gemma4-e2b"]), recipe(**content))
+    _, *ours = predictor.works(planner, "decode", context)
+    port = load_decoders()["gemma4-e2b"]
+    plain = port.model_copy(update={"repeats_keys": False, "cache_dim": 0})
+    bits = {"attention": 16.0, "mlp": 16.0, "head": 16.0}
+    # what `Decoder` leaves out: hidden columns, rows of the layers' own embeddings, and logits
+    per_layer = 35 * 256
+    columns = [1536 + 2 * per_layer, 1536 + per_layer, 1536 + per_layer, 1536 + per_layer + 262144]
+    theirs = plain.chunked(cuts, context, bits, "io")
+    for one, other, handed in zip(ours, theirs, columns, strict=True):
+        assert (one.memory, one.attention_macs) == (other.memory, other.attention_macs)
+        assert one.border == other.border + 2 * handed
+
+
+def test_one_program_hands_no_keys_on(predictor: Predictor) -> None:
+    """Layers 4 and 5 read two tensors of keys and two of values, which no call takes or gives."""
+    gemma = Shapes(build_gemma4())
+    content = {"tokens": FEW, "cache": {"contract": "stateful", "context": 128}}
+    one, cut = (
+        Planner(gemma, recipe(layout={"kind": "chunks", "chunks": chunks}, **content))
+        for chunks in (1, 3)
+    )
+    _, whole, _ = predictor.works(one, "decode", 128)
+    assert whole.border == 2 * (64 + 2 * 6 * 8)
+    _, first, second, third, _ = predictor.works(cut, "decode", 128)
+    # a window of 32 tokens, and the 15 that a call of 16 writes before its first one reads
+    shared = 2 * 2 * (16 * 64 + 32 * 128)
+    assert first.border == 2 * (64 + 2 * 6 * 8)
+    assert second.border == third.border == 2 * (64 + 6 * 8) + shared
+    assert third.memory == shared  # each is read once
 
 
 @pytest.mark.parametrize("contract", ["readonly", "shift", "blend", "stateful"])

@@ -139,9 +139,9 @@ class Combinations:
                 most = self.limits["program_bytes"]
                 return f"{shard} has {size / 1e9:.2f} GB, {most / 1e9:.2f} at most"
         programs = sum(
-            len(blocks) if routed else 1
+            len(call.blocks) if call.routed else 1
             for mode in planner.recipe.tokens.by_mode()
-            for _, blocks, routed in planner.calls(mode)
+            for call in planner.calls(mode)
         )
         if programs > self.limits["programs"]:
             return f"{programs} programs, {self.limits['programs']:.0f} at most"

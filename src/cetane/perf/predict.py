@@ -8,7 +8,7 @@ No port with some kinds of work was measured. The same rates price these:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from cetane.compress import Fp16
@@ -18,7 +18,7 @@ from cetane.hardware.chips import Chip, find_chip, load_chips
 from cetane.perf.cost import Rates, Term, Work, costs_of, load_fit, on_chip, terms, total
 from cetane.perf.shapes import COPIES, HALF
 from cetane.perf.slow_forms import slowness
-from cetane.planner import CachePlan, Planner, Segment
+from cetane.planner import CachePlan, Call, Planner
 from cetane.schema.recipe import Mode
 from cetane.schema.slots import ContractName
 
@@ -104,29 +104,25 @@ class Predictor:
         """The work of every call of a mode, and of the host."""
         tokens, memory = planner.recipe.tokens.by_mode()[mode], planner.memory.at(context)
         works = [GREEDY]
-        for segment, blocks, routed in planner.calls(mode):
-            weights = self.weights(planner, blocks)
-            if routed:
-                one = {bits: count / len(blocks) for bits, count in weights.items()}
-                work = self.call(planner, segment, blocks[:1], one, tokens, memory)
-                works.append(work.times(distinct(len(blocks), tokens, routed)))
+        for call in planner.calls(mode):
+            count, weights = len(call.blocks), self.weights(planner, call.blocks)
+            if call.routed:
+                one = {bits: number / count for bits, number in weights.items()}
+                expert = replace(call, blocks=call.blocks[:1])
+                work = self.call(planner, expert, one, tokens, memory)
+                works.append(work.times(distinct(count, tokens, call.routed)))
             else:
-                works.append(self.call(planner, segment, blocks, weights, tokens, memory))
+                works.append(self.call(planner, call, weights, tokens, memory))
         return works
 
     def call(
-        self,
-        planner: Planner,
-        segment: Segment,
-        blocks: Sequence[Block],
-        weights: Counts,
-        tokens: int,
-        memory: CachePlan,
+        self, planner: Planner, call: Call, weights: Counts, tokens: int, memory: CachePlan
     ) -> Work:
-        """The work of one call of these blocks."""
+        """The work of one call with these weights."""
         moved = border = macs = 0
+        blocks = call.blocks
         if any(block.keeps for block in blocks):
-            for cache in memory.caches(segment, tokens):
+            for cache in memory.caches(call.segment, tokens):
                 group, contract = memory.groups[cache.group], cache.form.contract
                 visible = memory.visible(cache.group, tokens)
                 wide = 2 * HALF * prod(cache.shape)
@@ -137,6 +133,13 @@ class Predictor:
                 moved += held + wide if held < wide else 0  # a cast reads one and writes the other
                 border += CROSSES[contract] * held
                 macs += 2 * cache.layers * group.query * group.dim * visible * tokens
+        for tensor, name in planner.model.shared.items():  # keys or values, in fp16
+            group, visible = memory.groups[name], memory.visible(name, tokens)
+            readers = sum(tensor in block.reads for block in blocks)
+            wide = HALF * group.heads * group.dim * visible
+            moved += readers * wide
+            border += wide if tensor in call.shared else 0
+            macs += readers * group.query * group.dim * visible * tokens
         channels = planner.model.channels
         named = {name for block in blocks for name in (*block.reads, *block.writes)}
         columns = sum(channels.get(name, 0) for name in named)

@@ -1,15 +1,29 @@
 """The calls of a mode: steps, each with its blocks, and routes, which send tokens to experts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from cetane.families import Block, Head, Model, Part, RoutedBlock
-from cetane.planner.layout import Arrangement, Segment
+from cetane.planner.layout import Arrangement, Segment, needed
 from cetane.schema.function import Route, Step
 from cetane.schema.recipe import Mode, Recipe
 
 Parts = tuple[Part, tuple[Part, ...]]
 """The router and the experts of a block."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a mode, by its blocks."""
+
+    segment: Segment
+    blocks: tuple[Block, ...]
+    routed: int
+    """The number of these blocks that a token is routed to, 0 without routing."""
+    shared: frozenset[str]
+    """The keys and values of the model's `shared` that it takes from other calls or gives to
+    them."""
 
 
 class Calls:
@@ -75,6 +89,23 @@ class Calls:
             return [segment.blocks]
         router, experts = self.parts(block)
         return [(*segment.blocks[:-1], router), experts]
+
+    def calls(self, mode: Mode) -> Iterator[Call]:
+        """Every call of a mode, in order."""
+        for segment in self.arrangement.order:
+            block = self.routed(segment, mode)
+            for index, blocks in enumerate(self.step_blocks(segment, mode)):
+                chosen = block.chosen if block is not None and index == 1 else 0
+                yield Call(segment, blocks, chosen, self.crossing(segment, blocks))
+
+    def crossing(self, segment: Segment, blocks: Sequence[Block]) -> frozenset[str]:
+        """The shared keys and values that some blocks of a segment take from other calls, or give
+        to them."""
+        if not self.model.shared:
+            return frozenset()
+        written = {name for block in blocks for name in block.writes}
+        given = written & needed(self.arrangement.after(segment))
+        return frozenset(self.model.shared.keys() & (needed(blocks) | given))
 
     def silent_steps(self, segment: Segment, mode: Mode) -> Iterator[Step | Route]:
         """The silent calls of a segment."""
