@@ -73,6 +73,16 @@ def test_the_work_of_a_chunk(tiny: Shapes, predictor: Predictor) -> None:
     assert head.border == 2 * (64 + 288)
 
 
+@pytest.mark.parametrize("slices", [1, 3])
+def test_a_head_that_chooses_gives_rows_and_no_logits(
+    tiny: Shapes, predictor: Predictor, slices: int
+) -> None:
+    planner = Planner(tiny, recipe(layout={"chunks": 1}, head={"choose": True, "slices": slices}))
+    _, _, *heads = predictor.works(planner, "verify", 128)
+    tokens = planner.recipe.tokens.verify
+    assert [head.border for head in heads] == [2 * tokens * (64 + 2 + 1)] * slices
+
+
 def test_palettes_of_single_rows_take_longer(tiny: Shapes, predictor: Predictor) -> None:
     """Four times as long as those that 8 rows share (coremltools, guide on OPT-1.3B)."""
     rows, groups = (

@@ -35,6 +35,8 @@ COPIED: dict[ContractName, int] = {
 """The number of reads and writes of a cache inside the program, before attention reads it once."""
 GREEDY = Work(calls=0, host=1)
 """The host's work for a step: one token, chosen greedily."""
+CHOICE = 3
+"""The numbers for each token of a head that chooses: its row, in two parts, and its logit."""
 FP16 = Fp16()
 
 
@@ -143,7 +145,9 @@ class Predictor:
         channels = planner.model.channels
         named = {name for block in blocks for name in (*block.reads, *block.writes)}
         columns = sum(channels.get(name, 0) for name in named)
-        columns += sum(block.stop - block.start for block in blocks if isinstance(block, Head))
+        choose = planner.recipe.head.choose
+        columns += sum(CHOICE if choose else block.stop - block.start
+                       for block in blocks if isinstance(block, Head))  # fmt: skip
         return Work(
             tokens=tokens,
             weights=weights,
