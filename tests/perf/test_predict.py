@@ -13,7 +13,7 @@ from tests.families.gemma_models import build_gemma3, build_gemma4
 from cetane.hardware.chips import find_chip
 from cetane.lab.synthetic import SHAPES
 from cetane.perf.combinations import Combinations
-from cetane.perf.cost import load_fit
+from cetane.perf.cost import load_fit, terms
 from cetane.perf.predict import Predictor, distinct
 from cetane.perf.shapes import load_decoders
 from cetane.planner import Planner, as_recipe_asks
@@ -49,7 +49,7 @@ def zaya8b() -> Deep:
     return Deep(SHAPES["zaya1-8b"])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def predictor() -> Predictor:
     return Predictor(find_chip("m4-max"))
 
@@ -165,6 +165,39 @@ def test_layers_that_read_the_caches_of_others(predictor: Predictor, context: in
     for one, other, handed in zip(ours, theirs, columns, strict=True):
         assert (one.memory, one.attention_macs) == (other.memory, other.attention_macs)
         assert one.border == other.border + 2 * handed
+
+
+def test_calls_for_a_prompt_have_no_head(tiny: Shapes, predictor: Predictor) -> None:
+    apart, whole = (
+        Planner(tiny, recipe(layout=how)) for how in ({"chunks": 2}, {"kind": "single"})
+    )
+    *layers, _ = predictor.works(apart, "prefill", 128)
+    assert predictor.works(apart, "prefill", 128, silent=True) == layers
+    told = predictor.predict(apart, "prefill").terms
+    assert told == terms(layers, predictor.costs)
+    # a single program is called whole
+    told = predictor.predict(whole, "prefill").terms
+    assert told == terms(predictor.works(whole, "prefill", 128), predictor.costs)
+
+
+def test_calls_for_a_prompt_skip_layers_that_only_read_caches(predictor: Predictor) -> None:
+    """The 15 layers of Gemma 4 E2B that keep caches, as `Decoder` counts them; the last 20 keep
+    none, so a prompt's calls need no tensor that only these read."""
+    content = {
+        "layout": {"kind": "chunks", "cuts": (14,)},
+        "compression": {"default": "palette4-kmeans-group32"},
+        "cache": {"contract": "stateful", "context": 2048},
+    }
+    planner = Planner(Deep(SHAPES["gemma4-e2b"]), recipe(**content))
+    _, first, second = predictor.works(planner, "prefill", 2048, silent=True)
+    bits = {"attention": 4.0, "mlp": 4.0, "head": 4.0}
+    port = load_decoders()["gemma4-e2b"]
+    for one, start, stop in ((first, 0, 14), (second, 14, 15)):
+        assert one.weights[4] == port.program(start, stop, 2048, bits, "none").weights[4]
+    # layer 13 hands on the keys and values of windows, since decoding calls the same function
+    slots = 512 + 64
+    assert first.border == 2 * 64 * (1536 + 2 * 35 * 256) + 2 * 2 * 256 * slots
+    assert second.border == 2 * 64 * (1536 + 35 * 256)
 
 
 def test_one_program_hands_no_keys_on(predictor: Predictor) -> None:

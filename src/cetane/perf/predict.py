@@ -87,9 +87,12 @@ class Predictor:
         self._weights: dict[tuple[str, str], Counts] = {}
 
     def predict(self, planner: Planner, mode: Mode, context: int | None = None) -> Prediction:
-        """One step of a mode, with caches of `context` slots; None for the recipe's context."""
+        """One step of a mode, with caches of `context` slots; None for the recipe's context.
+
+        A step of `prefill` is one before a prompt's last, without logits.
+        """
         context = context or planner.recipe.cache.context
-        named = terms(self.works(planner, mode, context), self.costs)
+        named = terms(self.works(planner, mode, context, mode == "prefill"), self.costs)
         ms, errors = total(named), self.fit.errors
         known = bool(self.chip.devices)
         return Prediction(
@@ -102,11 +105,11 @@ class Predictor:
             high=ms * errors.high if known else None,
         )
 
-    def works(self, planner: Planner, mode: Mode, context: int) -> list[Work]:
-        """The work of every call of a mode, and of the host."""
+    def works(self, planner: Planner, mode: Mode, context: int, silent: bool = False) -> list[Work]:
+        """The work of the host, and of every call of a mode, or of every silent one."""
         tokens, memory = planner.recipe.tokens.by_mode()[mode], planner.memory.at(context)
         works = [GREEDY]
-        for call in planner.calls(mode):
+        for call in planner.calls(mode, silent):
             count, weights = len(call.blocks), self.weights(planner, call.blocks)
             if call.routed:
                 one = {bits: number / count for bits, number in weights.items()}

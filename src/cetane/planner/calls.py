@@ -90,26 +90,30 @@ class Calls:
         router, experts = self.parts(block)
         return [(*segment.blocks[:-1], router), experts]
 
-    def calls(self, mode: Mode) -> Iterator[Call]:
-        """Every call of a mode, in order."""
+    def calls(self, mode: Mode, silent: bool = False) -> Iterator[Call]:
+        """Every call of a mode, or every silent one, in order."""
         for segment in self.arrangement.order:
-            block = self.routed(segment, mode)
-            for index, blocks in enumerate(self.step_blocks(segment, mode)):
+            block, later = self.routed(segment, mode), self.arrangement.after(segment)
+            called = self.step_blocks(segment, mode)
+            if silent and self.fills(segment, mode):
+                called, later = [self.silent(segment)], [b for b in later if b in self.filling]
+            elif silent and not self.silent(segment):
+                continue
+            for index, blocks in enumerate(called):
                 chosen = block.chosen if block is not None and index == 1 else 0
-                yield Call(segment, blocks, chosen, self.crossing(segment, blocks))
+                yield Call(segment, blocks, chosen, self.crossing(blocks, later))
 
-    def crossing(self, segment: Segment, blocks: Sequence[Block]) -> frozenset[str]:
-        """The shared keys and values that some blocks of a segment take from other calls, or give
-        to them."""
+    def crossing(self, blocks: Sequence[Block], later: Sequence[Block]) -> frozenset[str]:
+        """The shared keys and values that a call of some blocks takes, or gives to later blocks."""
         if not self.model.shared:
             return frozenset()
         written = {name for block in blocks for name in block.writes}
-        given = written & needed(self.arrangement.after(segment))
+        given = written & needed(later)
         return frozenset(self.model.shared.keys() & (needed(blocks) | given))
 
     def silent_steps(self, segment: Segment, mode: Mode) -> Iterator[Step | Route]:
         """The silent calls of a segment."""
-        if "main" not in self.widths and self.fills(segment, mode):
+        if self.fills(segment, mode):
             yield Step(shard=segment.shard, function=f"fill{segment.suffix}")
         elif self.silent(segment):
             yield from self.steps(segment, mode)
@@ -137,8 +141,8 @@ class Calls:
     def fills(self, segment: Segment, mode: str) -> bool:
         """Whether a segment has a function of its own for silent calls.
 
-        It has one in prefill, if silent calls run only some of its layers.
+        It has one in prefill of static shapes, if silent calls run only some of its layers.
         """
         layers = [block for block in segment.blocks if not isinstance(block, Head)]
         some = 0 < len(self.silent(segment)) < len(layers)
-        return mode == "prefill" and bool(self.model.shared) and some
+        return mode == "prefill" and mode in self.widths and bool(self.model.shared) and some

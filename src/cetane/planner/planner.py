@@ -254,9 +254,9 @@ class Planner:
             graph.function.adapter,
         )
 
-    def calls(self, mode: Mode) -> Iterator[Call]:
-        """Every call of a mode, in order."""
-        return self.calling.calls(mode)
+    def calls(self, mode: Mode, silent: bool = False) -> Iterator[Call]:
+        """Every call of a mode, or every silent one, in order."""
+        return self.calling.calls(mode, silent)
 
     def truths(self, mode: Mode) -> dict[Step | Route, dict[str, Truth]]:
         """The truths of every step's outputs in a mode, by output name.
