@@ -73,6 +73,21 @@ def test_the_work_of_a_chunk(tiny: Shapes, predictor: Predictor) -> None:
     assert head.border == 2 * (64 + 288)
 
 
+def test_a_lookup_inside_reads_a_row_for_each_token(tiny: Shapes, predictor: Predictor) -> None:
+    """A table of 288 rows of 64 bytes, of which no weight is multiplied."""
+    content = {"layout": {"chunks": 1}, "compression": {"default": "int8-per-channel"}}
+    outside, inside = (
+        Planner(tiny, recipe(embedding={"inside": inside}, **content)) for inside in (False, True)
+    )
+    tokens = inside.recipe.tokens.verify
+    _, plain, _ = predictor.works(outside, "verify", 128)
+    _, looked_up, _ = predictor.works(inside, "verify", 128)
+    assert looked_up.weights == plain.weights
+    assert looked_up.memory - plain.memory == tokens * 64
+    program = inside.members["chunk-00"]
+    assert predictor.nbytes(inside, program) == 288 * 64 + 2 * (LAYER + 2 * GAINS)
+
+
 @pytest.mark.parametrize("slices", [1, 3])
 def test_a_head_that_chooses_gives_rows_and_no_logits(
     tiny: Shapes, predictor: Predictor, slices: int

@@ -133,8 +133,7 @@ class Combinations:
         except CetaneError as error:
             return error.message
         for shard, blocks in planner.members.items():
-            weights = self.predictor.weights(planner, blocks)
-            size = sum(bits / 8 * count for bits, count in weights.items())
+            size = self.predictor.nbytes(planner, blocks)
             if size > self.limits["program_bytes"]:
                 most = self.limits["program_bytes"]
                 return f"{shard} has {size / 1e9:.2f} GB, {most / 1e9:.2f} at most"

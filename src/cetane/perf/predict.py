@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from cetane.compress import Fp16
+from cetane.compress import Format, Fp16
 from cetane.errors import CetaneError
-from cetane.families import Block, Head, Part, Weight
+from cetane.families import Block, Head, Lookup, Part, Weight
 from cetane.hardware.chips import Chip, find_chip, load_chips
 from cetane.perf.cost import Rates, Term, Work, costs_of, load_fit, on_chip, terms, total
 from cetane.perf.shapes import COPIES, HALF
@@ -22,8 +22,8 @@ from cetane.planner import CachePlan, Call, Planner
 from cetane.schema.recipe import Mode
 from cetane.schema.slots import ContractName
 
-Counts = Mapping[float, float]
-"""The number of weights, by their bits."""
+Counts = Mapping[Format, int]
+"""The number of weights, by their format."""
 CROSSES: dict[ContractName, int] = {"readonly": 1, "blend": 2, "shift": 2, "stateful": 0}
 """The number of times that a cache crosses the program's border, in or out."""
 COPIED: dict[ContractName, int] = {
@@ -84,7 +84,7 @@ class Predictor:
         self.rates: Rates = rates_of(chip)
         self.costs = costs_of(self.rates)
         self._listed: dict[str, list[tuple[str, Weight]]] = {}
-        self._weights: dict[tuple[str, str], Counts] = {}
+        self._counts: dict[tuple[str, str], Counts] = {}
 
     def predict(self, planner: Planner, mode: Mode, context: int | None = None) -> Prediction:
         """One step of a mode, with caches of `context` slots; None for the recipe's context.
@@ -110,7 +110,7 @@ class Predictor:
         tokens, memory = planner.recipe.tokens.by_mode()[mode], planner.memory.at(context)
         works = [GREEDY]
         for call in planner.calls(mode, silent):
-            count, weights = len(call.blocks), self.weights(planner, call.blocks)
+            count, weights = len(call.blocks), self.streamed(planner, call.blocks)
             if call.routed:
                 one = {bits: number / count for bits, number in weights.items()}
                 expert = replace(call, blocks=call.blocks[:1])
@@ -121,11 +121,18 @@ class Predictor:
         return works
 
     def call(
-        self, planner: Planner, call: Call, weights: Counts, tokens: int, memory: CachePlan
+        self,
+        planner: Planner,
+        call: Call,
+        weights: Mapping[float, float],
+        tokens: int,
+        memory: CachePlan,
     ) -> Work:
-        """The work of one call with these weights."""
-        moved = border = macs = 0
+        """The work of one call that streams these weights, by their bits."""
+        border = macs = 0
         blocks = call.blocks
+        tables = [block for block in blocks if isinstance(block, Lookup)]  # a row for each token
+        moved = tokens * self.nbytes(planner, tables) / planner.model.vocab
         if any(block.keeps for block in blocks):
             for cache in memory.caches(call.segment, tokens):
                 group, contract = memory.groups[cache.group], cache.form.contract
@@ -159,23 +166,38 @@ class Predictor:
             border=border + HALF * tokens * columns,
         )
 
-    def weights(self, planner: Planner, blocks: Sequence[Block]) -> Counts:
-        """The number of these blocks' weights, by their bits; those of slow forms count more.
+    def streamed(self, planner: Planner, blocks: Sequence[Block]) -> dict[float, float]:
+        """The number of weights that a call of these blocks multiplies, by their bits; those of
+        slow forms count more. Tables are looked up, not multiplied."""
+        counts: dict[float, float] = {}
+        multiplied = [block for block in blocks if not isinstance(block, Lookup)]
+        for form, count in self.counts(planner, multiplied).items():
+            bits = float(form.bits)
+            counts[bits] = counts.get(bits, 0) + count * slowness(form)
+        return counts
+
+    def nbytes(self, planner: Planner, blocks: Sequence[Block]) -> float:
+        """Bytes of these blocks' weights, without scales and palettes."""
+        return sum(form.bits / 8 * count for form, count in self.counts(planner, blocks).items())
+
+    def counts(self, planner: Planner, blocks: Sequence[Block]) -> Counts:
+        """The number of these blocks' weights, by their format.
 
         The blocks follow each other in the model, so the first and the last tell which they are.
         """
+        if not blocks:
+            return {}
         formats = planner.recipe.compression
         rows = blocks[0].stop - blocks[0].start if isinstance(blocks[0], Head) else 0
         key = (f"{blocks[0].name} {blocks[-1].name} {rows}", formats.model_dump_json())
-        if key not in self._weights:
-            counts: dict[float, float] = {}
+        if key not in self._counts:
+            counts: dict[Format, int] = {}
             for block in blocks:
                 for _, weight in self._list(block):
                     form = formats.format_for(weight.name, weight.kind) if weight.kind else FP16
-                    counted = weight.elements * slowness(form)
-                    counts[float(form.bits)] = counts.get(float(form.bits), 0) + counted
-            self._weights[key] = counts
-        return self._weights[key]
+                    counts[form] = counts.get(form, 0) + weight.elements
+            self._counts[key] = counts
+        return self._counts[key]
 
     def _list(self, block: Block) -> list[tuple[str, Weight]]:
         """The paths of a block's weights, with these."""
