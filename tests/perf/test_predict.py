@@ -73,6 +73,18 @@ def test_the_work_of_a_chunk(tiny: Shapes, predictor: Predictor) -> None:
     assert head.border == 2 * (64 + 288)
 
 
+@pytest.mark.parametrize(("chip", "unpacked"), [("m1-max", True), ("m2", False)])
+def test_bytes_that_a_chip_unpacks_stream_as_fp16(tiny: Shapes, chip: str, unpacked: bool) -> None:
+    """int8 becomes fp16 on M1 (arXiv 2606.22283); 4-bit palettes stream as they are on all."""
+    predictor = Predictor(find_chip(chip))
+    fp16, int8, palette = (
+        predictor.predict(Planner(tiny, recipe(compression={"default": name})), "decode").ms
+        for name in ("fp16", "int8-per-channel", "palette4-kmeans-group8")
+    )
+    assert palette < fp16
+    assert (int8 == fp16) == unpacked
+
+
 def test_a_lookup_inside_reads_a_row_for_each_token(tiny: Shapes, predictor: Predictor) -> None:
     """A table of 288 rows of 64 bytes, of which no weight is multiplied."""
     content = {"layout": {"chunks": 1}, "compression": {"default": "int8-per-channel"}}

@@ -17,7 +17,7 @@ from cetane.families import Block, Head, Lookup, Part, Weight
 from cetane.hardware.chips import Chip, find_chip, load_chips
 from cetane.perf.cost import Rates, Term, Work, costs_of, load_fit, on_chip, terms, total
 from cetane.perf.shapes import COPIES, HALF
-from cetane.perf.slow_forms import slowness
+from cetane.perf.slow_forms import streamed_as
 from cetane.planner import CachePlan, Call, Planner
 from cetane.schema.recipe import Mode
 from cetane.schema.slots import ContractName
@@ -172,8 +172,8 @@ class Predictor:
         counts: dict[float, float] = {}
         multiplied = [block for block in blocks if not isinstance(block, Lookup)]
         for form, count in self.counts(planner, multiplied).items():
-            bits = float(form.bits)
-            counts[bits] = counts.get(bits, 0) + count * slowness(form)
+            bits, slower = streamed_as(form, self.chip.id)
+            counts[bits] = counts.get(bits, 0) + count * slower
         return counts
 
     def nbytes(self, planner: Planner, blocks: Sequence[Block]) -> float:
