@@ -1,23 +1,28 @@
 """Predictions of plans: the work by hand for the tiny llama, and for ZAYA1-8B."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 import transformers
 from tests.conftest import InMemoryCheckpoint, build_model
+from tests.families.gemma_models import build_gemma3, build_gemma4
 
 from cetane.hardware.chips import find_chip
+from cetane.lab.synthetic import SHAPES
 from cetane.perf.combinations import Combinations
-from cetane.perf.cost import load_fit
+from cetane.perf.cost import load_fit, terms
 from cetane.perf.predict import Predictor, distinct
-from cetane.planner import Planner
-from cetane.schema.recipe import Recipe, load_recipe, parse_recipe
+from cetane.perf.shapes import load_decoders
+from cetane.planner import Planner, as_recipe_asks
+from cetane.schema.recipe import Mode, Recipe, load_recipe, parse_recipe
 from cetane.schema.slots import CONTRACTS
 
 LAYER = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 96 * 64  # q, k and v, o, mlp
 GAINS = 2 * 64  # two norms a layer, in fp16
+FEW = {"verify": 4, "prefill": 16}
 
 
 class Shapes(InMemoryCheckpoint):
@@ -26,11 +31,11 @@ class Shapes(InMemoryCheckpoint):
 
 
 class Deep(Shapes):
-    """ZAYA1-8B as transformers knows it, without a single weight."""
+    """A large model as transformers knows it, without a single weight."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
         with torch.device("meta"):
-            config = transformers.AutoConfig.for_model("zaya")
+            config = transformers.AutoConfig.for_model(**config)
             super().__init__(transformers.AutoModelForCausalLM.from_config(config))
 
 
@@ -41,10 +46,10 @@ def tiny() -> Shapes:
 
 @pytest.fixture(scope="module")
 def zaya8b() -> Deep:
-    return Deep()
+    return Deep(SHAPES["zaya1-8b"])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def predictor() -> Predictor:
     return Predictor(find_chip("m4-max"))
 
@@ -66,6 +71,43 @@ def test_the_work_of_a_chunk(tiny: Shapes, predictor: Predictor) -> None:
     assert layers.attention_macs == 2 * 2 * 4 * 16 * 129  # four query heads, with that column
     assert layers.border == 2 * own + 2 * 64  # the cache comes in, and a hidden column goes
     assert head.border == 2 * (64 + 288)
+
+
+@pytest.mark.parametrize(("chip", "unpacked"), [("m1-max", True), ("m2", False)])
+def test_bytes_that_a_chip_unpacks_stream_as_fp16(tiny: Shapes, chip: str, unpacked: bool) -> None:
+    """int8 becomes fp16 on M1 (arXiv 2606.22283); 4-bit palettes stream as they are on all."""
+    predictor = Predictor(find_chip(chip))
+    fp16, int8, palette = (
+        predictor.predict(Planner(tiny, recipe(compression={"default": name})), "decode").ms
+        for name in ("fp16", "int8-per-channel", "palette4-kmeans-group8")
+    )
+    assert palette < fp16
+    assert (int8 == fp16) == unpacked
+
+
+def test_a_lookup_inside_reads_a_row_for_each_token(tiny: Shapes, predictor: Predictor) -> None:
+    """A table of 288 rows of 64 bytes, of which no weight is multiplied."""
+    content = {"layout": {"chunks": 1}, "compression": {"default": "int8-per-channel"}}
+    outside, inside = (
+        Planner(tiny, recipe(embedding={"inside": inside}, **content)) for inside in (False, True)
+    )
+    tokens = inside.recipe.tokens.verify
+    _, plain, _ = predictor.works(outside, "verify", 128)
+    _, looked_up, _ = predictor.works(inside, "verify", 128)
+    assert looked_up.weights == plain.weights
+    assert looked_up.memory - plain.memory == tokens * 64
+    program = inside.members["chunk-00"]
+    assert predictor.nbytes(inside, program) == 288 * 64 + 2 * (LAYER + 2 * GAINS)
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_a_head_that_chooses_gives_rows_and_no_logits(
+    tiny: Shapes, predictor: Predictor, slices: int
+) -> None:
+    planner = Planner(tiny, recipe(layout={"chunks": 1}, head={"choose": True, "slices": slices}))
+    _, _, *heads = predictor.works(planner, "verify", 128)
+    tokens = planner.recipe.tokens.verify
+    assert [head.border for head in heads] == [2 * tokens * (64 + 2 + 1)] * slices
 
 
 def test_palettes_of_single_rows_take_longer(tiny: Shapes, predictor: Predictor) -> None:
@@ -126,6 +168,106 @@ def test_more_context_more_shards_and_more_tokens_cost_more(
     assert first.binds == "host"
     assert first.low is not None and first.high is not None and first.low < first.ms < first.high
     assert first.tok_s == pytest.approx(1000 / first.ms)
+
+
+@pytest.mark.parametrize("context", [2048, 8192])
+def test_layers_that_read_the_caches_of_others(predictor: Predictor, context: int) -> None:
+    """Gemma 4 E2B as CoreML-LLM cuts it, as `Decoder` counts it. Only that port repeats keys, and
+    keeps those of windows as wide as the others."""
+    cuts = (8, 15, 25)
+    content = {
+        "layout": {"kind": "chunks", "cuts": cuts, "head": "last"},
+        "cache": {"contract": "blend", "sliding": "shift", "context": context},
+        "head": {"slices": 1},
+    }
+    planner = Planner(Deep(SHAPES["gemma4-e2b"]), recipe(**content))
+    _, *ours = predictor.works(planner, "decode", context)
+    port = load_decoders()["gemma4-e2b"]
+    plain = port.model_copy(update={"repeats_keys": False, "cache_dim": 0})
+    bits = {"attention": 16.0, "mlp": 16.0, "head": 16.0}
+    # what `Decoder` leaves out: hidden columns, rows of the layers' own embeddings, and logits
+    per_layer = 35 * 256
+    columns = [1536 + 2 * per_layer, 1536 + per_layer, 1536 + per_layer, 1536 + per_layer + 262144]
+    theirs = plain.chunked(cuts, context, bits, "io")
+    for one, other, handed in zip(ours, theirs, columns, strict=True):
+        assert (one.memory, one.attention_macs) == (other.memory, other.attention_macs)
+        assert one.border == other.border + 2 * handed
+
+
+def test_calls_for_a_prompt_have_no_head(tiny: Shapes, predictor: Predictor) -> None:
+    apart, whole = (
+        Planner(tiny, recipe(layout=how)) for how in ({"chunks": 2}, {"kind": "single"})
+    )
+    *layers, _ = predictor.works(apart, "prefill", 128)
+    assert predictor.works(apart, "prefill", 128, silent=True) == layers
+    told = predictor.predict(apart, "prefill").terms
+    assert told == terms(layers, predictor.costs)
+    # a single program is called whole
+    told = predictor.predict(whole, "prefill").terms
+    assert told == terms(predictor.works(whole, "prefill", 128), predictor.costs)
+
+
+def test_calls_for_a_prompt_skip_layers_that_only_read_caches(predictor: Predictor) -> None:
+    """The 15 layers of Gemma 4 E2B that keep caches, as `Decoder` counts them; the last 20 keep
+    none, so a prompt's calls need no tensor that only these read."""
+    content = {
+        "layout": {"kind": "chunks", "cuts": (14,)},
+        "compression": {"default": "palette4-kmeans-group32"},
+        "cache": {"contract": "stateful", "context": 2048},
+    }
+    planner = Planner(Deep(SHAPES["gemma4-e2b"]), recipe(**content))
+    _, first, second = predictor.works(planner, "prefill", 2048, silent=True)
+    bits = {"attention": 4.0, "mlp": 4.0, "head": 4.0}
+    port = load_decoders()["gemma4-e2b"]
+    for one, start, stop in ((first, 0, 14), (second, 14, 15)):
+        assert one.weights[4] == port.program(start, stop, 2048, bits, "none").weights[4]
+    # layer 13 hands on the keys and values of windows, since decoding calls the same function
+    slots = 512 + 64
+    assert first.border == 2 * 64 * (1536 + 2 * 35 * 256) + 2 * 2 * 256 * slots
+    assert second.border == 2 * 64 * (1536 + 35 * 256)
+
+
+def test_one_program_hands_no_keys_on(predictor: Predictor) -> None:
+    """Layers 4 and 5 read two tensors of keys and two of values, which no call takes or gives."""
+    gemma = Shapes(build_gemma4())
+    content = {"tokens": FEW, "cache": {"contract": "stateful", "context": 128}}
+    one, cut = (
+        Planner(gemma, recipe(layout={"kind": "chunks", "chunks": chunks}, **content))
+        for chunks in (1, 3)
+    )
+    _, whole, _ = predictor.works(one, "decode", 128)
+    assert whole.border == 2 * (64 + 2 * 6 * 8)
+    _, first, second, third, _ = predictor.works(cut, "decode", 128)
+    # a window of 32 tokens, and the 15 that a call of 16 writes before its first one reads
+    shared = 2 * 2 * (16 * 64 + 32 * 128)
+    assert first.border == 2 * (64 + 2 * 6 * 8)
+    assert second.border == third.border == 2 * (64 + 6 * 8) + shared
+    assert third.memory == shared  # each is read once
+
+
+@pytest.mark.parametrize("contract", ["readonly", "shift", "blend", "stateful"])
+@pytest.mark.parametrize("mode", ["decode", "prefill"])
+def test_windows_at_other_contexts(predictor: Predictor, contract: str, mode: Mode) -> None:
+    """A context has one prediction, whether the recipe's or another's."""
+    gemma = Shapes(build_gemma3())  # windows of 32 tokens
+    short, long = (
+        Planner(gemma, recipe(tokens=FEW, cache={"contract": contract, "context": context}))
+        for context in (32, 128)
+    )
+    assert not any(slots.limited for slots in short.slots.values())
+    assert predictor.predict(short, mode, 128) == predictor.predict(long, mode)
+
+
+def test_heads_that_stream_at_other_contexts(predictor: Predictor) -> None:
+    scores = {"source": "test", "model_type": "test", "method": "mass", "settings": {}}
+    streaming = {"scores": scores | {"layers": [[0.9, 0.1]] * 2}, "sinks": 2, "window": 30}
+    short, long = (
+        recipe(tokens=FEW, cache={"context": context, "streaming": streaming | {"full": 0.5}})
+        for context in (32, 128)
+    )
+    model: Any = Shapes(build_model("llama"))
+    one, other = (Planner(as_recipe_asks(model, made), made) for made in (short, long))
+    assert predictor.predict(one, "decode", 128) == predictor.predict(other, "decode")
 
 
 def test_no_interval_for_a_chip_that_was_never_fitted(tiny: Shapes) -> None:

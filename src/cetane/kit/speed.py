@@ -184,10 +184,10 @@ def by_shard(planner: Planner, mode: Mode, works: Sequence[Work]) -> dict[str, l
     """The work of every shard in a mode. Shards with routed calls are left out."""
     grouped: dict[str, list[Work]] = {}
     routed = set()
-    for (segment, _, route), work in zip(planner.calls(mode), works, strict=True):
-        grouped.setdefault(segment.shard, []).append(work)
-        if route:
-            routed.add(segment.shard)
+    for call, work in zip(planner.calls(mode), works, strict=True):
+        grouped.setdefault(call.segment.shard, []).append(work)
+        if call.routed:
+            routed.add(call.segment.shard)
     return {shard: mine for shard, mine in grouped.items() if shard not in routed}
 
 

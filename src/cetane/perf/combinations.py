@@ -133,15 +133,14 @@ class Combinations:
         except CetaneError as error:
             return error.message
         for shard, blocks in planner.members.items():
-            weights = self.predictor.weights(planner, blocks)
-            size = sum(bits / 8 * count for bits, count in weights.items())
+            size = self.predictor.nbytes(planner, blocks)
             if size > self.limits["program_bytes"]:
                 most = self.limits["program_bytes"]
                 return f"{shard} has {size / 1e9:.2f} GB, {most / 1e9:.2f} at most"
         programs = sum(
-            len(blocks) if routed else 1
+            len(call.blocks) if call.routed else 1
             for mode in planner.recipe.tokens.by_mode()
-            for _, blocks, routed in planner.calls(mode)
+            for call in planner.calls(mode)
         )
         if programs > self.limits["programs"]:
             return f"{programs} programs, {self.limits['programs']:.0f} at most"

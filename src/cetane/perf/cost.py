@@ -184,21 +184,18 @@ def on_chip(rates: Rates, chip: Chip, fitted_on: Chip) -> dict[RateName, Rate]:
     """
     own, peak, base = chip.figure("stream"), chip.figure("compute"), fitted_on.figure("compute")
     compute = rates["compute"]
-    scaled = (
-        compute
-        if chip.id == fitted_on.id
-        else compute.model_copy(
-            update={
-                "value": compute.value * peak.value / base.value,
-                "source": f"{compute.source}; times {chip.id}'s peak, {cite(peak)}",
-            }
-        )
-    )
+    if chip.id != fitted_on.id:
+        ratio = peak.value / base.value
+        compute = Rate(
+            value=ratio * compute.value, unit=compute.unit, kind=compute.kind,
+            low=ratio * compute.low, high=ratio * compute.high,
+            source=f"{compute.source}; times {chip.id}'s peak, {cite(peak)}",
+        )  # fmt: skip
     stream = Rate(
         value=own.value, unit="GB/s", kind="published", low=own.value, high=own.value,
         source=cite(own),
     )  # fmt: skip
-    return {**rates, "stream": stream, "compute": scaled}
+    return {**rates, "stream": stream, "compute": compute}
 
 
 def cite(figure: ChipFigure) -> str:

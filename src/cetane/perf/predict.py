@@ -8,22 +8,22 @@ No port with some kinds of work was measured. The same rates price these:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
-from cetane.compress import Fp16
+from cetane.compress import Format, Fp16
 from cetane.errors import CetaneError
-from cetane.families import Block, CacheGroup, Head, Part, Weight
+from cetane.families import Block, Head, Lookup, Part, Weight
 from cetane.hardware.chips import Chip, find_chip, load_chips
 from cetane.perf.cost import Rates, Term, Work, costs_of, load_fit, on_chip, terms, total
 from cetane.perf.shapes import COPIES, HALF
-from cetane.perf.slow_forms import slowness
-from cetane.planner import Planner, Segment
+from cetane.perf.slow_forms import streamed_as
+from cetane.planner import CachePlan, Call, Planner
 from cetane.schema.recipe import Mode
 from cetane.schema.slots import ContractName
 
-Counts = Mapping[float, float]
-"""The number of weights, by their bits."""
+Counts = Mapping[Format, int]
+"""The number of weights, by their format."""
 CROSSES: dict[ContractName, int] = {"readonly": 1, "blend": 2, "shift": 2, "stateful": 0}
 """The number of times that a cache crosses the program's border, in or out."""
 COPIED: dict[ContractName, int] = {
@@ -35,6 +35,8 @@ COPIED: dict[ContractName, int] = {
 """The number of reads and writes of a cache inside the program, before attention reads it once."""
 GREEDY = Work(calls=0, host=1)
 """The host's work for a step: one token, chosen greedily."""
+CHOICE = 3
+"""The numbers for each token of a head that chooses: its row, in two parts, and its logit."""
 FP16 = Fp16()
 
 
@@ -82,12 +84,15 @@ class Predictor:
         self.rates: Rates = rates_of(chip)
         self.costs = costs_of(self.rates)
         self._listed: dict[str, list[tuple[str, Weight]]] = {}
-        self._weights: dict[tuple[str, str], Counts] = {}
+        self._counts: dict[tuple[str, str], Counts] = {}
 
     def predict(self, planner: Planner, mode: Mode, context: int | None = None) -> Prediction:
-        """One step of a mode, with caches of `context` slots; None for the recipe's context."""
+        """One step of a mode, with caches of `context` slots; None for the recipe's context.
+
+        A step of `prefill` is one before a prompt's last, without logits.
+        """
         context = context or planner.recipe.cache.context
-        named = terms(self.works(planner, mode, context), self.costs)
+        named = terms(self.works(planner, mode, context, mode == "prefill"), self.costs)
         ms, errors = total(named), self.fit.errors
         known = bool(self.chip.devices)
         return Prediction(
@@ -100,75 +105,99 @@ class Predictor:
             high=ms * errors.high if known else None,
         )
 
-    def works(self, planner: Planner, mode: Mode, context: int) -> list[Work]:
-        """The work of every call of a mode, and of the host."""
-        tokens = planner.recipe.tokens.by_mode()[mode]
+    def works(self, planner: Planner, mode: Mode, context: int, silent: bool = False) -> list[Work]:
+        """The work of the host, and of every call of a mode, or of every silent one."""
+        tokens, memory = planner.recipe.tokens.by_mode()[mode], planner.memory.at(context)
         works = [GREEDY]
-        for segment, blocks, routed in planner.calls(mode):
-            weights = self.weights(planner, blocks)
-            if routed:
-                one = {bits: count / len(blocks) for bits, count in weights.items()}
-                work = self.call(planner, segment, blocks[:1], one, tokens, context)
-                works.append(work.times(distinct(len(blocks), tokens, routed)))
+        for call in planner.calls(mode, silent):
+            count, weights = len(call.blocks), self.streamed(planner, call.blocks)
+            if call.routed:
+                one = {bits: number / count for bits, number in weights.items()}
+                expert = replace(call, blocks=call.blocks[:1])
+                work = self.call(planner, expert, one, tokens, memory)
+                works.append(work.times(distinct(count, tokens, call.routed)))
             else:
-                works.append(self.call(planner, segment, blocks, weights, tokens, context))
+                works.append(self.call(planner, call, weights, tokens, memory))
         return works
 
     def call(
         self,
         planner: Planner,
-        segment: Segment,
-        blocks: Sequence[Block],
-        weights: Counts,
+        call: Call,
+        weights: Mapping[float, float],
         tokens: int,
-        context: int,
+        memory: CachePlan,
     ) -> Work:
-        """The work of one call of these blocks."""
-        memory = border = macs = 0
+        """The work of one call that streams these weights, by their bits."""
+        border = macs = 0
+        blocks = call.blocks
+        tables = [block for block in blocks if isinstance(block, Lookup)]  # a row for each token
+        moved = tokens * self.nbytes(planner, tables) / planner.model.vocab
         if any(block.keeps for block in blocks):
-            for cache in planner.caches(segment, tokens):
-                group = planner.model.memory[cache.group]
-                assert isinstance(group, CacheGroup)
-                contract = cache.form.contract
-                slots = cache.slots if planner.slots[cache.group].limited else context
-                visible = slots + tokens if contract == "readonly" else slots
-                wide = 2 * HALF * prod(cache.shape[:3]) * slots
+            for cache in memory.caches(call.segment, tokens):
+                group, contract = memory.groups[cache.group], cache.form.contract
+                visible = memory.visible(cache.group, tokens)
+                wide = 2 * HALF * prod(cache.shape)
                 held = (
-                    2 * cache.layers * group.heads * slots * planner.memory.head_nbytes(cache.group)
+                    2 * cache.layers * group.heads * cache.slots * memory.head_nbytes(cache.group)
                 )
-                memory += (1 + COPIED[contract]) * wide
-                memory += held + wide if held < wide else 0  # a cast reads one and writes the other
+                moved += (1 + COPIED[contract]) * wide
+                moved += held + wide if held < wide else 0  # a cast reads one and writes the other
                 border += CROSSES[contract] * held
                 macs += 2 * cache.layers * group.query * group.dim * visible * tokens
+        for tensor, name in planner.model.shared.items():  # keys or values, in fp16
+            group, visible = memory.groups[name], memory.visible(name, tokens)
+            readers = sum(tensor in block.reads for block in blocks)
+            wide = HALF * group.heads * group.dim * visible
+            moved += readers * wide
+            border += wide if tensor in call.shared else 0
+            macs += readers * group.query * group.dim * visible * tokens
         channels = planner.model.channels
         named = {name for block in blocks for name in (*block.reads, *block.writes)}
         columns = sum(channels.get(name, 0) for name in named)
-        columns += sum(block.stop - block.start for block in blocks if isinstance(block, Head))
+        choose = planner.recipe.head.choose
+        columns += sum(CHOICE if choose else block.stop - block.start
+                       for block in blocks if isinstance(block, Head))  # fmt: skip
         return Work(
             tokens=tokens,
             weights=weights,
             attention_macs=macs,
-            memory=memory,
+            memory=moved,
             border=border + HALF * tokens * columns,
         )
 
-    def weights(self, planner: Planner, blocks: Sequence[Block]) -> Counts:
-        """The number of these blocks' weights, by their bits; those of slow forms count more.
+    def streamed(self, planner: Planner, blocks: Sequence[Block]) -> dict[float, float]:
+        """The number of weights that a call of these blocks multiplies, by their bits; those of
+        slow forms count more. Tables are looked up, not multiplied."""
+        counts: dict[float, float] = {}
+        multiplied = [block for block in blocks if not isinstance(block, Lookup)]
+        for form, count in self.counts(planner, multiplied).items():
+            bits, slower = streamed_as(form, self.chip.id)
+            counts[bits] = counts.get(bits, 0) + count * slower
+        return counts
+
+    def nbytes(self, planner: Planner, blocks: Sequence[Block]) -> float:
+        """Bytes of these blocks' weights, without scales and palettes."""
+        return sum(form.bits / 8 * count for form, count in self.counts(planner, blocks).items())
+
+    def counts(self, planner: Planner, blocks: Sequence[Block]) -> Counts:
+        """The number of these blocks' weights, by their format.
 
         The blocks follow each other in the model, so the first and the last tell which they are.
         """
+        if not blocks:
+            return {}
         formats = planner.recipe.compression
         rows = blocks[0].stop - blocks[0].start if isinstance(blocks[0], Head) else 0
         key = (f"{blocks[0].name} {blocks[-1].name} {rows}", formats.model_dump_json())
-        if key not in self._weights:
-            counts: dict[float, float] = {}
+        if key not in self._counts:
+            counts: dict[Format, int] = {}
             for block in blocks:
                 for _, weight in self._list(block):
                     form = formats.format_for(weight.name, weight.kind) if weight.kind else FP16
-                    counted = weight.elements * slowness(form)
-                    counts[float(form.bits)] = counts.get(float(form.bits), 0) + counted
-            self._weights[key] = counts
-        return self._weights[key]
+                    counts[form] = counts.get(form, 0) + weight.elements
+            self._counts[key] = counts
+        return self._counts[key]
 
     def _list(self, block: Block) -> list[tuple[str, Weight]]:
         """The paths of a block's weights, with these."""

@@ -15,11 +15,22 @@ class SlowForm(Data):
 
     formats: str
     """A glob pattern of their names."""
-    slower: float = Field(ge=1)
-    low: float
-    high: float
+    chips: tuple[str, ...] = ("*",)
+    """Glob patterns of the ids of chips on which they are slow."""
+    bits: float | None = Field(default=None, gt=0)
+    """The bits to which the chip unpacks each weight first; None if it does not."""
+    slower: float = Field(default=1, ge=1)
+    low: float = 1
+    high: float = 1
+    """`low` and `high`: the range of the reports."""
     source: str
     date: str
+
+    def holds(self, form: Format, chip: str) -> bool:
+        """Whether a format is slow on a chip."""
+        return fnmatchcase(form.name, self.formats) and any(
+            fnmatchcase(chip, pattern) for pattern in self.chips
+        )
 
 
 class SlowForms(Data):
@@ -36,7 +47,10 @@ def load_slow_forms() -> tuple[SlowForm, ...]:
     return tuple(validated(SlowForms, parse_toml(text, name), name).form)
 
 
-def slowness(form: Format) -> float:
-    """The time of a weight in this format, relative to others of its bits: 1 for most formats."""
-    known = (slow.slower for slow in load_slow_forms() if fnmatchcase(form.name, slow.formats))
-    return next(known, 1.0)
+def streamed_as(form: Format, chip: str) -> tuple[float, float]:
+    """The bits as which a chip streams a weight of this format, and the time that it takes relative
+    to others of these bits: the format's own, and 1, for most formats."""
+    slow = next((one for one in load_slow_forms() if one.holds(form, chip)), None)
+    if slow is None:
+        return float(form.bits), 1.0
+    return slow.bits or float(form.bits), slow.slower

@@ -1,5 +1,6 @@
 """The planner: it resolves a recipe against a checkpoint into shards, functions and calls."""
 
+from cetane.planner.calls import Call
 from cetane.planner.encoding import Encoder
 from cetane.planner.graphs import FunctionGraph, GraphMaker
 from cetane.planner.layout import Segment, by_layer, chunk_bounds
@@ -11,6 +12,7 @@ from cetane.planner.weights import ModelSource
 
 __all__ = [
     "CachePlan",
+    "Call",
     "Encoder",
     "FunctionGraph",
     "GraphMaker",

@@ -1,15 +1,29 @@
 """The calls of a mode: steps, each with its blocks, and routes, which send tokens to experts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from cetane.families import Block, Head, Model, Part, RoutedBlock
-from cetane.planner.layout import Arrangement, Segment
+from cetane.planner.layout import Arrangement, Segment, needed
 from cetane.schema.function import Route, Step
 from cetane.schema.recipe import Mode, Recipe
 
 Parts = tuple[Part, tuple[Part, ...]]
 """The router and the experts of a block."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a mode, by its blocks."""
+
+    segment: Segment
+    blocks: tuple[Block, ...]
+    routed: int
+    """The number of these blocks that a token is routed to, 0 without routing."""
+    shared: frozenset[str]
+    """The keys and values of the model's `shared` that it takes from other calls or gives to
+    them."""
 
 
 class Calls:
@@ -76,9 +90,30 @@ class Calls:
         router, experts = self.parts(block)
         return [(*segment.blocks[:-1], router), experts]
 
+    def calls(self, mode: Mode, silent: bool = False) -> Iterator[Call]:
+        """Every call of a mode, or every silent one, in order."""
+        for segment in self.arrangement.order:
+            block, later = self.routed(segment, mode), self.arrangement.after(segment)
+            called = self.step_blocks(segment, mode)
+            if silent and self.fills(segment, mode):
+                called, later = [self.silent(segment)], [b for b in later if b in self.filling]
+            elif silent and not self.silent(segment):
+                continue
+            for index, blocks in enumerate(called):
+                chosen = block.chosen if block is not None and index == 1 else 0
+                yield Call(segment, blocks, chosen, self.crossing(blocks, later))
+
+    def crossing(self, blocks: Sequence[Block], later: Sequence[Block]) -> frozenset[str]:
+        """The shared keys and values that a call of some blocks takes, or gives to later blocks."""
+        if not self.model.shared:
+            return frozenset()
+        written = {name for block in blocks for name in block.writes}
+        given = written & needed(later)
+        return frozenset(self.model.shared.keys() & (needed(blocks) | given))
+
     def silent_steps(self, segment: Segment, mode: Mode) -> Iterator[Step | Route]:
         """The silent calls of a segment."""
-        if "main" not in self.widths and self.fills(segment, mode):
+        if self.fills(segment, mode):
             yield Step(shard=segment.shard, function=f"fill{segment.suffix}")
         elif self.silent(segment):
             yield from self.steps(segment, mode)
@@ -106,8 +141,8 @@ class Calls:
     def fills(self, segment: Segment, mode: str) -> bool:
         """Whether a segment has a function of its own for silent calls.
 
-        It has one in prefill, if silent calls run only some of its layers.
+        It has one in prefill of static shapes, if silent calls run only some of its layers.
         """
         layers = [block for block in segment.blocks if not isinstance(block, Head)]
         some = 0 < len(self.silent(segment)) < len(layers)
-        return mode == "prefill" and bool(self.model.shared) and some
+        return mode == "prefill" and mode in self.widths and bool(self.model.shared) and some

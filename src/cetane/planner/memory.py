@@ -47,10 +47,14 @@ class CachePlan:
         """The slots of every group at a context length."""
         return {name: self._slots(group, context) for name, group in self.groups.items()}
 
-    def at(self, capacity: int) -> Self:
-        """The same caches at a smaller capacity."""
+    def at(self, context: int) -> Self:
+        """The same caches at another context. At a smaller one, windows keep their slots."""
         view = copy(self)
-        view.slots = {name: smaller(slots, capacity) for name, slots in self.slots.items()}
+        view.slots = (
+            self.slots_for(context)
+            if context > self.recipe.cache.context
+            else {name: smaller(slots, context) for name, slots in self.slots.items()}
+        )
         return view
 
     def _slots(self, group: CacheGroup, context: int) -> Slots:

@@ -25,7 +25,7 @@ from cetane.families import (
     author,
     streamed,
 )
-from cetane.planner.calls import Calls, Parts
+from cetane.planner.calls import Call, Calls, Parts
 from cetane.planner.graphs import FunctionGraph, Graphs
 from cetane.planner.layout import Arrangement, Segment
 from cetane.planner.memory import CachePlan
@@ -254,13 +254,9 @@ class Planner:
             graph.function.adapter,
         )
 
-    def calls(self, mode: Mode) -> Iterator[tuple[Segment, tuple[Block, ...], int]]:
-        """Every call of a mode, in order: its segment, its blocks, and the number of these blocks
-        that a token is routed to, 0 without routing."""
-        for segment in self.arrangement.order:
-            routed = self.calling.routed(segment, mode)
-            for index, blocks in enumerate(self.calling.step_blocks(segment, mode)):
-                yield segment, blocks, routed.chosen if routed is not None and index == 1 else 0
+    def calls(self, mode: Mode, silent: bool = False) -> Iterator[Call]:
+        """Every call of a mode, or every silent one, in order."""
+        return self.calling.calls(mode, silent)
 
     def truths(self, mode: Mode) -> dict[Step | Route, dict[str, Truth]]:
         """The truths of every step's outputs in a mode, by output name.
