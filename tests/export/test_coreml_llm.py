@@ -26,6 +26,7 @@ from cetane.export.coreml_llm import check, contract, export
 from cetane.export.coreml_llm.adapter import Adapter
 from cetane.export.coreml_llm.check import caches
 from cetane.export.coreml_llm.contract import CHUNKS
+from cetane.export.coreml_llm.folder import write_config
 from cetane.export.coreml_llm.planner import planners
 from cetane.families import Head
 from cetane.files import LARGEST, sha256
@@ -280,6 +281,26 @@ def test_the_folder_prefills_verifies_and_decodes(folder: Path) -> None:
     assert [found[p] for p in judged] == [choices()[p] for p in judged]
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.125])
+def test_the_config_has_the_factors_of_the_graphs(
+    folder: Path, tmp_path: Path, scale: float
+) -> None:
+    """Graphs whose residual stream is scaled expect rows of that scale."""
+    options = {"layout": FOUR, "family": {"residual_scale": scale}}
+    checkpoint = open_checkpoint(folder.parent / "checkpoint")
+    planner, *_ = planners(checkpoint, wanted(**options))
+    write_config(planner, checkpoint, tmp_path)
+    config = json.loads((tmp_path / "model_config.json").read_text())
+    rows, per_layer = (
+        checkpoint.read(f"model.{name}.weight").half().float().numpy()
+        for name in ("embed_tokens", "embed_tokens_per_layer")
+    )
+    session = authored(options)
+    session.embed = lambda token: rows[token] * config["embed_scale"]
+    session.raw = lambda token: per_layer[token] * config["per_layer_embed_scale"]
+    assert_decodes(session)
+
+
 def test_the_contract_is_kept(folder: Path) -> None:
     assert check(folder) == []
     assert sorted(path.stem for path in folder.glob("*.mlpackage")) == [
@@ -371,6 +392,10 @@ DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda f: edit(f, context_length=128), r"causal_mask_full of shape \(1, 1, 1, 64\), not"),
     (lambda f: edit(f, sliding_window=16), "causal_mask_sliding of shape"),
     (lambda f: edit(f, vocab_size=None), "vocab_size = None"),
+    (lambda f: edit(f, embed_scale=16.0), "embed_scale = 16.0, but the model's is 8"),
+    (lambda f: edit(f, embed_scale=0), "embed_scale = 0"),
+    (lambda f: edit(f, per_layer_embed_scale="4"), "per_layer_embed_scale = '4'"),
+    (lambda f: edit(f, per_layer_embed_scale=0.5), "per_layer_embed_scale = 0.5"),
     (lambda f: edit(f, layer_types=["full_attention"]), "layer_types are not"),
     (lambda f: edit(f, num_kv_shared_layers=8), "num_kv_shared_layers = 8"),
     (lambda f: edit(f, num_kv_shared_layers=3), "packages have 6 caches, not 5"),
