@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,13 +13,18 @@ import yaml
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
+from cetane.pipeline.export import export_contract, export_runtime
 from cetane.report.push import push
+
+BUNDLE: dict[str, Any] = {
+    "contract": "stateful", "layout": {"kind": "single"}, "tensor_layout": "ct1",
+    "head": {"slices": 2},
+}  # fmt: skip
 
 
 @pytest.fixture
 def bundle(tiny_bundle) -> Bundle:
-    return tiny_bundle(contract="stateful", layout={"kind": "single"}, tensor_layout="ct1",
-                       head={"slices": 2})  # fmt: skip
+    return tiny_bundle(**BUNDLE)
 
 
 class Hub:
@@ -110,14 +116,64 @@ def test_what_is_refused(bundle: Bundle, tmp_path: Path) -> None:
         push(tmp_path, "me/tiny", dry_run=True)
 
 
-def test_an_exported_folder(bundle: Bundle, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def exports(tiny_bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of each layout."""
+    root, bundle = tmp_path_factory.mktemp("exports"), tiny_bundle(**BUNDLE)
+    export_runtime(bundle.path, root / "anemll", "anemll")
+    export_contract(bundle.path, root / "contract")
+    return root
+
+
+def files_in(folder: Path) -> set[str]:
+    return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(("kind", "said"), [("anemll", "compile.sh"), ("contract", "host.py")])
+def test_an_exported_folder(kind: str, said: str, bundle: Bundle, exports: Path) -> None:
     """Its card has the gates of its bundle, and says how its app runs it."""
-    (tmp_path / "meta.yaml").write_text("{}")
-    (tmp_path / "cetane.json").write_text(json.dumps({"bundle": bundle.digest}))
-    done = push(tmp_path, "me/tiny-anemll", bundle=bundle.path, dry_run=True)
-    assert done.kind == "anemll" and "compile.sh" in done.card
-    assert set(done.files) == {"cetane.json", "meta.yaml"}
+    done = push(exports / kind, "me/tiny", bundle=bundle.path, dry_run=True)
+    assert done.kind == kind and said in done.card
+    assert set(done.files) == files_in(exports / kind)
     json.dumps(done.as_json())
+
+
+WRONG: list[tuple[str, Callable[[Path], Any], str]] = [
+    ("anemll", lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json"),
+    ("anemll", lambda f: (f / "meta.yaml").write_text("{}"), "meta.yaml"),
+    ("anemll", lambda f: shutil.rmtree(f / "llama_lm_head.mlpackage"), "llama_lm_head"),
+    ("contract", lambda f: (f / "embedding.npy").unlink(), "embedding.npy is missing"),
+    ("contract", lambda f: shutil.rmtree(f / "tokenizer"), "tokenizer/.* is missing"),
+    ("contract", lambda f: (f / "shards/model.mlpackage/Manifest.json").write_text("{}"),
+     "Manifest.json is not the file that was built"),
+    ("contract", lambda f: edit(f / "contract.json", context=1), "contract.json is not what an"),
+    ("contract", lambda f: edit(f / "contract.json", tables={"x": ["cetane.json"]}),
+     "contract.json is not what an export"),
+]  # fmt: skip
+
+
+def edit(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize(("kind", "damage", "said"), WRONG)
+def test_an_exported_folder_that_is_wrong(
+    kind: str, damage: Callable[[Path], Any], said: str, bundle: Bundle, exports: Path,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """The gates of the bundle are not about it."""
+    folder = shutil.copytree(exports / kind, tmp_path / "folder")
+    damage(folder)
+    with pytest.raises(CetaneError, match=f"no whole export of .*{said}") as caught:
+        push(folder, "me/tiny", bundle=bundle.path, dry_run=True)
+    assert f"--layout {kind}" in str(caught.value.hint)
+
+
+def test_a_folder_for_coreml_llm_that_is_wrong(bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "model_config.json").write_text("{}")
+    (tmp_path / "cetane.json").write_text(json.dumps({"bundle": bundle.digest}))
+    with pytest.raises(CetaneError, match=r"no whole export of .*model_config\.json"):
+        push(tmp_path, "me/tiny", bundle=bundle.path, dry_run=True)
 
 
 @pytest.mark.parametrize(

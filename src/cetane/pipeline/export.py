@@ -153,8 +153,10 @@ def export_runtime(
     module = RUNTIMES[runtime]
     with writing(target, source):
         module.export(bundle.plan.recipe, checkpoint, target, progress)
-        write_json(target / ORIGIN, {"bundle": bundle.digest})
-    return RuntimeFolder(target, module.COMPILE, module.check(target))
+        problems = module.check(target)
+        if not problems:  # by this file the folder counts as one of the bundle's
+            write_json(target / ORIGIN, {"bundle": bundle.digest})
+    return RuntimeFolder(target, module.COMPILE, problems)
 
 
 def replace_package(

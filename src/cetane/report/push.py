@@ -9,8 +9,10 @@ from cetane.bundle import Bundle
 from cetane.bundle.folder import HUB_CACHE, HUB_FILES
 from cetane.checkpoint.names import HUB_ID
 from cetane.errors import CetaneError
+from cetane.export import contract
 from cetane.files import read_json_if_present, regular_files
 from cetane.hardware.chips import DEFAULT_CHIP, find_chip
+from cetane.pipeline.export import check_folder
 from cetane.report.card import FolderKind, card
 from cetane.schema.manifest import MANIFEST, ORIGIN
 
@@ -57,7 +59,7 @@ def push(
 
     The folder is one of the layouts `contract`, `anemll` and `coreml-llm`. A repository that is not
     there yet is made, private unless `public`. A dry run contacts nothing. CetaneError for a
-    damaged bundle, a folder of no known kind, and a refusal of the hub.
+    damaged bundle, a wrong exported folder, a folder of no known kind, and a refusal of the hub.
     """
     path = Path(folder)
     if not HUB_ID.fullmatch(repo):
@@ -71,6 +73,7 @@ def push(
     source.verify()
     if kind != "bundle":
         check_origin(path / ("contract.json" if kind == "contract" else ORIGIN), source)
+        check_export(path, kind, source)
     files = {
         name: (path / name).stat().st_size
         for name in regular_files(path)
@@ -93,6 +96,18 @@ def check_origin(file: Path, source: Bundle) -> None:
         )
     if told != source.digest:
         raise CetaneError(f"{file.parent} was exported from another bundle than {source.path}")
+
+
+def check_export(folder: Path, kind: FolderKind, source: Bundle) -> None:
+    """Raise CetaneError for an exported folder that its own check refuses."""
+    checked = (
+        contract.check(folder, source) if kind == "contract" else check_folder(folder).problems
+    )
+    if checked:
+        raise CetaneError(
+            f"{folder} is no whole export of {source.path}: {checked[0]}",
+            f"cetane export {quote(str(source.path))} --layout {kind} -o FOLDER makes one",
+        )
 
 
 def kind_of(folder: Path) -> FolderKind:

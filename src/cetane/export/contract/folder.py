@@ -13,22 +13,30 @@ from cetane.files import Progress, replacing, write_json
 from cetane.schema.manifest import TOKENIZER
 from cetane.templates import environment
 
+CONTRACT = "contract.json"
+
 
 def export(bundle: Bundle, target: Path, progress: Progress) -> None:
     """Write the folder; `target` must not exist."""
     contract = contract_of(bundle)
     with replacing(target) as folder:
         folder.mkdir(parents=True)
-        parts = [shard["package"] for shard in contract["shards"]]
-        parts += [file for files in contract["tables"].values() for file in files]
-        parts += [file for head in contract["draft_heads"].values() for file in head["files"]]
-        for done, part in enumerate([*parts, TOKENIZER]):
-            progress(part, done, len(parts) + 1)
+        parts = parts_of(contract)
+        for done, part in enumerate(parts):
+            progress(part, done, len(parts))
             copy(bundle.file(part), folder / part)
-        write_json(folder / "contract.json", contract)
+        write_json(folder / CONTRACT, contract)
         (folder / "host.py").write_text(host(contract), encoding="utf-8")
         (folder / "CONTRACT.md").write_text(document(contract), encoding="utf-8")
-        progress("done", len(parts) + 1, len(parts) + 1)
+        progress("done", len(parts), len(parts))
+
+
+def parts_of(contract: dict[str, Any]) -> list[str]:
+    """The files and folders of a bundle that an export copies."""
+    parts = [shard["package"] for shard in contract["shards"]]
+    parts += [file for files in contract["tables"].values() for file in files]
+    parts += [file for head in contract["draft_heads"].values() for file in head["files"]]
+    return [*parts, TOKENIZER]
 
 
 def contract_of(bundle: Bundle) -> dict[str, Any]:
