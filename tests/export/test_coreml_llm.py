@@ -26,7 +26,7 @@ from cetane.export.coreml_llm import check, contract, export
 from cetane.export.coreml_llm.adapter import Adapter
 from cetane.export.coreml_llm.check import caches
 from cetane.export.coreml_llm.contract import CHUNKS
-from cetane.export.coreml_llm.folder import write_config
+from cetane.export.coreml_llm.folder import FILES, write_config
 from cetane.export.coreml_llm.planner import planners
 from cetane.families import Head
 from cetane.files import LARGEST, sha256
@@ -308,6 +308,8 @@ def test_the_contract_is_kept(folder: Path) -> None:
         *(f"prefill_chunk{i}" for i in (1, 2, 3, 4)),
     ]
     assert load(folder / "chunk1.mlpackage").default == "decode_q1"
+    beside = [p for p in folder.rglob("*") if p.is_file() and ".mlpackage/" not in p.as_posix()]
+    assert {p.relative_to(folder).as_posix() for p in beside} <= set(FILES)
 
 
 def swap(folder: Path, name: str, other: str) -> None:

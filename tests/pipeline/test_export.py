@@ -21,7 +21,7 @@ FILES = ("model", "weights")
 class Pairs:
     """A runtime whose packages are two files of one text."""
 
-    COMPILE = ""
+    COMPILE, FILES = "", ()
     made = "new"
 
     def packages(self, *_: Any) -> dict[str, Callable[[Path], None]]:

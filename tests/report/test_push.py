@@ -1,6 +1,7 @@
 """Uploads to the Hugging Face hub: the card, the files, and what is refused; no network."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -167,6 +168,37 @@ def test_an_exported_folder_that_is_wrong(
     with pytest.raises(CetaneError, match=f"no whole export of .*{said}") as caught:
         push(folder, "me/tiny", bundle=bundle.path, dry_run=True)
     assert f"--layout {kind}" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("kind", ["anemll", "contract"])
+@pytest.mark.parametrize(
+    "stray",
+    [".env", "notes.txt", "tokenizer/.env", "shards/model.mlpackage/.env", "recipe.toml",
+     "llama_lm_head.mlpackage/.env", "llama_lm_head.mlpackage/.git/config"],
+)  # fmt: skip
+def test_files_of_no_export(
+    kind: str, stray: str, bundle: Bundle, exports: Path, tmp_path: Path
+) -> None:
+    """They may be private."""
+    folder = shutil.copytree(exports / kind, tmp_path / "folder")
+    (folder / stray).parent.mkdir(parents=True, exist_ok=True)
+    (folder / stray).write_text("TOKEN=1")
+    with pytest.raises(CetaneError, match=f"{re.escape(stray)} is no file of the layout {kind}"):
+        push(folder, "me/tiny", bundle=bundle.path, dry_run=True)
+
+
+def test_files_that_tools_leave(bundle: Bundle, exports: Path, tmp_path: Path) -> None:
+    """Python's cache beside a host stays here; a package that a Mac compiled goes up."""
+    host = shutil.copytree(exports / "contract", tmp_path / "contract")
+    (host / "__pycache__").mkdir()
+    (host / "__pycache__" / "host.cpython-312.pyc").write_bytes(b"x")
+    assert set(push(host, "me/x", bundle=bundle.path, dry_run=True).files) == files_in(
+        exports / "contract"
+    )
+    app = shutil.copytree(exports / "anemll", tmp_path / "anemll")
+    for package in app.glob("*.mlpackage"):
+        package.rename(package.with_suffix(".mlmodelc"))
+    assert set(push(app, "me/x", bundle=bundle.path, dry_run=True).files) == files_in(app)
 
 
 def test_a_folder_for_coreml_llm_that_is_wrong(bundle: Bundle, tmp_path: Path) -> None:

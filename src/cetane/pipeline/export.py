@@ -38,6 +38,8 @@ class RuntimeModule(Protocol):
     """A package of `cetane.export` for a runtime whose packages are lowered once more."""
 
     COMPILE: str
+    FILES: Sequence[str]
+    """All files that its folder may hold beside its packages and `cetane.json`."""
 
     def export(
         self, recipe: Recipe, checkpoint: Checkpoint, target: Path, progress: Progress, /

@@ -1,5 +1,7 @@
 """Uploads of folders to the Hugging Face hub, with their model cards."""
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -12,7 +14,7 @@ from cetane.errors import CetaneError
 from cetane.export import contract
 from cetane.files import read_json_if_present, regular_files
 from cetane.hardware.chips import DEFAULT_CHIP, find_chip
-from cetane.pipeline.export import check_folder
+from cetane.pipeline.export import RUNTIMES, check_folder
 from cetane.report.card import FolderKind, card
 from cetane.schema.manifest import MANIFEST, ORIGIN
 
@@ -24,6 +26,8 @@ KINDS: dict[str, FolderKind] = {
     "model_config.json": "coreml-llm",
 }
 """The kind of a folder with this file."""
+PACKAGED = re.compile(r"[\w-][\w.-]*\.(mlpackage|mlmodelc)(/[\w-][\w. -]*)+")
+"""A file of a package, compiled or not; a hidden file is none."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,8 @@ def push(
 
     The folder is one of the layouts `contract`, `anemll` and `coreml-llm`. A repository that is not
     there yet is made, private unless `public`. A dry run contacts nothing. CetaneError for a
-    damaged bundle, a wrong exported folder, a folder of no known kind, and a refusal of the hub.
+    damaged bundle, an exported folder that is wrong or holds other files, a folder of no known
+    kind, and a refusal of the hub.
     """
     path = Path(folder)
     if not HUB_ID.fullmatch(repo):
@@ -74,11 +79,9 @@ def push(
     if kind != "bundle":
         check_origin(path / ("contract.json" if kind == "contract" else ORIGIN), source)
         check_export(path, kind, source)
-    files = {
-        name: (path / name).stat().st_size
-        for name in regular_files(path)
-        if name not in HUB_FILES and not name.startswith(HUB_CACHE)
-    }
+    files = {name: (path / name).stat().st_size for name in regular_files(path) if goes_up(name)}
+    if kind != "bundle":
+        refuse_strangers(path, kind, source, files)
     upload = Upload(repo, kind, card(source, kind, repo, license, find_chip(chip)), files)
     if dry_run:
         return upload
@@ -107,6 +110,27 @@ def check_export(folder: Path, kind: FolderKind, source: Bundle) -> None:
         raise CetaneError(
             f"{folder} is no whole export of {source.path}: {checked[0]}",
             f"cetane export {quote(str(source.path))} --layout {kind} -o FOLDER makes one",
+        )
+
+
+def goes_up(name: str) -> bool:
+    """Whether a file is the folder's: the hub writes some, and Python does where a host ran."""
+    cached = name.startswith(HUB_CACHE) or "__pycache__" in name.split("/")
+    return name not in HUB_FILES and not cached
+
+
+def refuse_strangers(folder: Path, kind: FolderKind, source: Bundle, names: Iterable[str]) -> None:
+    """Raise CetaneError for a file that no export wrote: it may be private."""
+    if kind == "anemll" or kind == "coreml-llm":
+        known = {ORIGIN, *RUNTIMES[kind].FILES}
+        names = (name for name in names if not PACKAGED.fullmatch(name))
+    else:
+        known = contract.files(folder, source)
+    stranger = next((name for name in names if name not in known), None)
+    if stranger is not None:
+        raise CetaneError(
+            f"{folder}: {stranger} is no file of the layout {kind}",
+            "move it away: push uploads only what an export has",
         )
 
 

@@ -6,7 +6,13 @@ from typing import Any
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
-from cetane.export.contract.folder import CONTRACT, contract_of, parts_of
+from cetane.export.contract.folder import (
+    CONTRACT,
+    DOCUMENT,
+    HOST,
+    contract_of,
+    parts_of,
+)
 from cetane.files import FileRecord, check_files, read_json
 from cetane.schema.draft_head import FOLDER
 
@@ -29,6 +35,11 @@ def check(folder: Path, bundle: Bundle) -> list[str]:
     except CetaneError as error:
         return [error.message]
     return []
+
+
+def files(folder: Path, bundle: Bundle) -> set[str]:
+    """The files that an export wrote into a folder; `check` has found no problem of it."""
+    return {CONTRACT, HOST, DOCUMENT, *copied(bundle, read_json(folder / CONTRACT))}
 
 
 def copied(bundle: Bundle, contract: dict[str, Any]) -> dict[str, FileRecord]:

@@ -13,7 +13,7 @@ from cetane.files import Progress, replacing, write_json
 from cetane.schema.manifest import TOKENIZER
 from cetane.templates import environment
 
-CONTRACT = "contract.json"
+CONTRACT, HOST, DOCUMENT = "contract.json", "host.py", "CONTRACT.md"
 
 
 def export(bundle: Bundle, target: Path, progress: Progress) -> None:
@@ -26,8 +26,8 @@ def export(bundle: Bundle, target: Path, progress: Progress) -> None:
             progress(part, done, len(parts))
             copy(bundle.file(part), folder / part)
         write_json(folder / CONTRACT, contract)
-        (folder / "host.py").write_text(host(contract), encoding="utf-8")
-        (folder / "CONTRACT.md").write_text(document(contract), encoding="utf-8")
+        (folder / HOST).write_text(host(contract), encoding="utf-8")
+        (folder / DOCUMENT).write_text(document(contract), encoding="utf-8")
         progress("done", len(parts), len(parts))
 
 

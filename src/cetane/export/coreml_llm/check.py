@@ -87,7 +87,8 @@ def check_factors(config: dict[str, Any]) -> Iterator[str]:
         ("embed_scale", "hidden_size", 0.0),
         ("per_layer_embed_scale", "per_layer_dim", 0.999),
     ):
-        found, own = config.get(key), math.sqrt(config[size])
+        found: Any = config.get(key)
+        own = math.sqrt(config[size])
         if type(found) not in (int, float) or not least * own < found < 1.001 * own:
             yield f"model_config.json: {key} = {found!r}, but the model's is {own:.6g}"
 

@@ -10,7 +10,8 @@ import torch
 
 from cetane.bundle.rows import ROW_FORMATS
 from cetane.checkpoint import Checkpoint
-from cetane.export.coreml_llm.contract import positions
+from cetane.checkpoint.tokenizer import TOKENIZER_FILES
+from cetane.export.coreml_llm.contract import FULL, SLIDING, positions
 from cetane.export.coreml_llm.planner import ContractPlanner, planners
 from cetane.families import parse_config
 from cetane.files import Progress, replacing, write_json
@@ -21,6 +22,19 @@ from cetane.schema.recipe import Recipe
 
 COMPILE = "for p in *.mlpackage; do xcrun coremlcompiler compile $p . && rm -r $p; done"
 """The command to run in the folder on a Mac: phones only load compiled packages."""
+FILES = (
+    "model_config.json",
+    *(
+        f"embed_tokens{table}_{part}.bin"
+        for table in ("", "_per_layer")
+        for part in ("q8", "scales")
+    ),
+    "per_layer_projection.bin",
+    "per_layer_norm_weight.bin",
+    *(f"{part}_{layers}.npy" for part in ("cos", "sin") for layers in (SLIDING, FULL)),
+    *(f"hf_model/{name}" for name in ("config.json", *TOKENIZER_FILES)),
+)
+"""All files that a folder may hold beside its packages."""
 ROWS = 1 << 12
 """The rows of an embedding that are in memory at a time."""
 
