@@ -11,11 +11,13 @@ from typing import Any, ClassVar
 import huggingface_hub
 import pytest
 import yaml
+from tests.speculate.draft_head_models import NOTHING, held_out, random_draft_head
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
 from cetane.pipeline.export import export_contract, export_runtime
 from cetane.report.push import push
+from cetane.speculate.draft_heads.build import add_draft_head
 
 BUNDLE: dict[str, Any] = {
     "contract": "stateful", "layout": {"kind": "single"}, "tensor_layout": "ct1",
@@ -220,6 +222,26 @@ def test_a_folder_of_another_bundle(kind: str, origin: str, bundle: Bundle, tmp_
     (tmp_path / origin).write_text('{"bundle": "0000"}')
     with pytest.raises(CetaneError, match="exported from another bundle"):
         push(tmp_path, "me/tiny", bundle=bundle.path, dry_run=True)
+
+
+def test_text_in_a_draft_head(judged: Bundle, tmp_path: Path) -> None:
+    """The user agrees before their own text goes up; other text is only named."""
+    made = Bundle(shutil.copytree(judged.path, tmp_path / "made"))
+    name = "heads/medusa/held-out.npy"
+    head, windows = random_draft_head("medusa", made), held_out(made)
+    draft = add_draft_head(made, head, windows, NOTHING)
+    done = push(made.path, "me/tiny", dry_run=True)
+    assert name in done.files and done.texts == [name]
+    shutil.rmtree(draft.path)
+    mine = NOTHING.model_copy(update={"data": {"diary.txt": "0" * 64}})
+    add_draft_head(made, head, windows, mine)
+    with pytest.raises(CetaneError, match=r"a tenth of diary\.txt in heads/medusa") as caught:
+        push(made.path, "me/tiny", dry_run=True)
+    assert "--held-out" in str(caught.value.hint)
+    assert push(made.path, "me/tiny", held_out=True, dry_run=True).texts == [name]
+    folder = export_contract(made.path, tmp_path / "contract")  # without the text
+    done = push(folder, "me/tiny", bundle=made.path, dry_run=True)
+    assert not done.texts and name not in done.files
 
 
 def test_the_card_says_what_a_device_measured(judged: Bundle, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class RuntimeModule(Protocol):
     """A package of `cetane.export` for a runtime whose packages are lowered once more."""
 
     COMPILE: str
-    FILES: Sequence[str]
+    FILES: tuple[str, ...]
     """All files that its folder may hold beside its packages and `cetane.json`."""
 
     def export(

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -16,6 +16,7 @@ from cetane.files import read_json_if_present, regular_files
 from cetane.hardware.chips import DEFAULT_CHIP, find_chip
 from cetane.pipeline.export import RUNTIMES, check_folder
 from cetane.report.card import FolderKind, card
+from cetane.schema.draft_head import FOLDER, HELD_OUT
 from cetane.schema.manifest import MANIFEST, ORIGIN
 
 CARD = "README.md"
@@ -39,13 +40,15 @@ class Upload:
     card: str
     files: dict[str, int]
     """The bytes of every file, by its path, without the card and what only the hub writes."""
+    texts: list[str]
+    """The files that hold windows of text, of which no draft head learned."""
     url: str | None = None
     """The address of the commit; None for a dry run."""
 
     def as_json(self) -> dict[str, Any]:
         return {
             "repo": self.repo, "kind": self.kind, "files": self.files, "card": self.card,
-            "url": self.url,
+            "texts": self.texts, "url": self.url,
         }  # fmt: skip
 
 
@@ -57,14 +60,18 @@ def push(
     license: str | None = None,
     chip: str = DEFAULT_CHIP,
     public: bool = False,
+    held_out: bool = False,
     dry_run: bool = False,
 ) -> Upload:
     """Upload a bundle, or a folder that was exported from `bundle`, with a model card.
 
     The folder is one of the layouts `contract`, `anemll` and `coreml-llm`. A repository that is not
-    there yet is made, private unless `public`. A dry run contacts nothing. CetaneError for a
-    damaged bundle, an exported folder that is wrong or holds other files, a folder of no known
-    kind, and a refusal of the hub.
+    there yet is made, private unless `public`. A dry run contacts nothing. Raises CetaneError for
+
+    - a damaged bundle, or a folder of no known kind;
+    - an exported folder that is wrong or holds other files;
+    - a draft head with windows of the user's own text, unless `held_out`;
+    - a refusal of the hub.
     """
     path = Path(folder)
     if not HUB_ID.fullmatch(repo):
@@ -82,10 +89,25 @@ def push(
     files = {name: (path / name).stat().st_size for name in regular_files(path) if goes_up(name)}
     if kind != "bundle":
         refuse_strangers(path, kind, source, files)
-    upload = Upload(repo, kind, card(source, kind, repo, license, find_chip(chip)), files)
-    if dry_run:
-        return upload
-    return Upload(repo, kind, upload.card, files, url=commit(path, upload, public))
+    texts = held_out_texts(source) if kind == "bundle" else {}
+    owned = [name for name, learned in texts.items() if learned]
+    if owned and not held_out:
+        raise CetaneError(
+            f"{path}: anyone can read a tenth of {', '.join(texts[owned[0]])} in {owned[0]}",
+            "if the text may be known there, add --held-out",
+        )
+    about = card(source, kind, repo, license, find_chip(chip))
+    upload = Upload(repo, kind, about, files, list(texts))
+    return upload if dry_run else replace(upload, url=commit(path, upload, public))
+
+
+def held_out_texts(bundle: Bundle) -> dict[str, list[str]]:
+    """The files with windows of text, and the user's texts that each is from: none if the model
+    wrote the text itself."""
+    return {
+        f"{FOLDER}/{kind}/{HELD_OUT}": list(head.manifest.training.data)
+        for kind, head in bundle.draft_heads().items()
+    }
 
 
 def check_origin(file: Path, source: Bundle) -> None:

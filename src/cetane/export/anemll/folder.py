@@ -28,7 +28,7 @@ for package in *.mlpackage; do
 done
 """
 META = "meta.yaml"
-FILES = (META, "config.json", "compile.sh", *TOKENIZER_FILES)
+FILES: tuple[str, ...] = (META, "config.json", "compile.sh", *TOKENIZER_FILES)
 """All files that a folder may hold beside its packages."""
 
 

@@ -22,7 +22,7 @@ from cetane.schema.recipe import Recipe
 
 COMPILE = "for p in *.mlpackage; do xcrun coremlcompiler compile $p . && rm -r $p; done"
 """The command to run in the folder on a Mac: phones only load compiled packages."""
-FILES = (
+FILES: tuple[str, ...] = (
     "model_config.json",
     *(
         f"embed_tokens{table}_{part}.bin"
