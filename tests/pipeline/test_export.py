@@ -151,3 +151,13 @@ def test_a_package_with_a_problem(folder: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Pairs, "made", "wrong")
     assert anew(folder, "one").problems == ["damaged"] and texts(folder, "one") == ("old", "old")
     assert [path.name for path in folder.parent.iterdir()] == ["folder"]
+
+
+def test_a_package_with_a_problem_in_a_compiled_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiled one is the old one, and stays alone."""
+    (folder / "one.mlpackage").rename(folder / "one.mlmodelc")
+    monkeypatch.setattr(Pairs, "made", "wrong")
+    assert anew(folder, "one").problems == ["damaged"]
+    assert sorted(path.name for path in folder.iterdir()) == ["one.mlmodelc", "two.mlpackage"]

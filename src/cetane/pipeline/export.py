@@ -217,7 +217,8 @@ def check_folder(folder: str | Path) -> RuntimeFolder:
 
 
 def swapped(folder: Path, package: str, fresh: Path, module: RuntimeModule) -> Sequence[str]:
-    """The problems of a folder with a fresh package; if there are any, the old one is back.
+    """The problems of a folder with a fresh package; if there are any, the old one is back. If that
+    is compiled, the fresh one only lay beside it.
 
     Without problems, the old one is at the path `fresh`.
     """
@@ -229,7 +230,9 @@ def swapped(folder: Path, package: str, fresh: Path, module: RuntimeModule) -> S
     try:
         problems = module.check(folder)
     finally:
-        if problems:
+        if problems and not old.exists() and target.with_suffix(".mlmodelc").exists():
+            remove(target)
+        elif problems:
             restore(folder, package)
         elif old.exists():
             old.rename(fresh)  # no kill may leave a part of it where `restore` looks
