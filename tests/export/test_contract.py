@@ -213,6 +213,9 @@ def test_a_bundle_through_core_ml(tiny_bundle, tmp_path: Path) -> None:
     )
     assert long.returncode == 2 and not long.stdout
     assert "a prompt of 65 tokens, for a context of 64" in long.stderr
+    assert str(Path(bundle.manifest.source).parent) not in "".join(
+        (folder / name).read_text() for name in ("contract.json", "CONTRACT.md", "host.py")
+    )
     code = (folder / "host.py").read_text()
     assert imported(code) == {"argparse", "coremltools", "functools", "json", "numpy", "pathlib"}
     contract = json.loads((folder / "contract.json").read_text())

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cetane.bundle import Bundle
+from cetane.checkpoint.names import model_name
 from cetane.export.contract.describe import describe
 from cetane.export.contract.draft_heads import draft_head
 from cetane.export.contract.memory import memory_figures
@@ -46,7 +47,7 @@ def contract_of(bundle: Bundle) -> dict[str, Any]:
         shard["bytes"] = memory.packages[shard["name"]]
     return contract | {
         "bundle": bundle.digest,
-        "source": bundle.manifest.source,
+        "source": model_name(bundle.manifest.source),
         "stop": list(bundle.tokenizer.eos_ids),
         "memory": memory.as_json(),
         "draft_heads": {str(kind): draft_head(h) for kind, h in bundle.draft_heads().items()},
@@ -67,7 +68,7 @@ def host(contract: dict[str, Any]) -> str:
     functions, steps, groups = functions_of(contract), steps_of(contract), contract["groups"]
     sources = [item["source"] for function in functions for item in function["inputs"]]
     return templates().get_template("host.py.j2").render(
-        name=plain(Path(contract["source"]).name),
+        name=plain(contract["source"]),
         order=contract["order"],
         time=3 if contract["order"] == "c1t" else 2,
         sources={source["host"] for source in sources},
