@@ -297,8 +297,9 @@ def own_checkpoint(bundle: Bundle, model: str | Path | None, lora: str | Path | 
     checkpoint = checkpoint_of(bundle, model, lora)
     if checkpoint.fingerprint != bundle.manifest.fingerprint:
         raise CetaneError(
-            f"{checkpoint.source} is not the checkpoint that {bundle.path} was built from",
-            "port the model again",
+            f"{checkpoint.source} is not the checkpoint that {bundle.path} was built from: files "
+            "have other names, sizes or dates",
+            "a copy must keep the dates (cp -a, rsync -a); if you have none, port the model again",
         )
     return checkpoint
 
