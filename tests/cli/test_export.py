@@ -68,6 +68,10 @@ def test_a_checkpoint_that_has_moved(
     ask = ("export", bundle, "-o", tmp_path / "out", "--layout", "anemll")
     refused = cetane(*ask)
     assert refused.code == 2 and "--model MODEL" in refused.err
+    undated = tmp_path / "undated"
+    shutil.copytree(moved, undated, copy_function=shutil.copyfile)
+    refused = cetane(*ask, "--model", undated)
+    assert refused.code == 2 and "must keep the dates (cp -a, rsync -a)" in refused.err
     assert cetane(*ask, "--model", moved).code == 0
     asked = cetane("export", bundle, "-o", tmp_path / "c", "--to", "contract", "--model", moved)
     assert asked.code == 2 and "contract reads the bundle alone" in asked.err

@@ -36,7 +36,7 @@ from cetane.pipeline.export import export_contract
 from cetane.schema.interface import Input
 from cetane.schema.slots import CONTRACTS
 
-MOST_LINES = 200
+MOST_LINES = 201
 GROWING, MATRICES = 40, 15
 """Lines more of a host whose caches grow, or that has matrices and several experts for a token."""
 MEMORY = ("packages", "tables", "caches", "states", "call", "activations", "peak")
@@ -208,6 +208,14 @@ def test_a_bundle_through_core_ml(tiny_bundle, tmp_path: Path) -> None:
         assert logits.max() - logits[token] < 1e-2
         seen.append(token)
     assert len(given) == 12 or int(logits.argmax()) == 0
+    long = subprocess.run(
+        list(map(str, [*command[:4], *[3] * 65])), capture_output=True, text=True, env=os.environ
+    )
+    assert long.returncode == 2 and not long.stdout
+    assert "a prompt of 65 tokens, for a context of 64" in long.stderr
+    assert str(Path(bundle.manifest.source).parent) not in "".join(
+        (folder / name).read_text() for name in ("contract.json", "CONTRACT.md", "host.py")
+    )
     code = (folder / "host.py").read_text()
     assert imported(code) == {"argparse", "coremltools", "functools", "json", "numpy", "pathlib"}
     contract = json.loads((folder / "contract.json").read_text())

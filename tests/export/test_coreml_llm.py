@@ -26,6 +26,7 @@ from cetane.export.coreml_llm import check, contract, export
 from cetane.export.coreml_llm.adapter import Adapter
 from cetane.export.coreml_llm.check import caches
 from cetane.export.coreml_llm.contract import CHUNKS
+from cetane.export.coreml_llm.folder import FILES, write_config
 from cetane.export.coreml_llm.planner import planners
 from cetane.families import Head
 from cetane.files import LARGEST, sha256
@@ -280,6 +281,26 @@ def test_the_folder_prefills_verifies_and_decodes(folder: Path) -> None:
     assert [found[p] for p in judged] == [choices()[p] for p in judged]
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.125])
+def test_the_config_has_the_factors_of_the_graphs(
+    folder: Path, tmp_path: Path, scale: float
+) -> None:
+    """Graphs whose residual stream is scaled expect rows of that scale."""
+    options = {"layout": FOUR, "family": {"residual_scale": scale}}
+    checkpoint = open_checkpoint(folder.parent / "checkpoint")
+    planner, *_ = planners(checkpoint, wanted(**options))
+    write_config(planner, checkpoint, tmp_path)
+    config = json.loads((tmp_path / "model_config.json").read_text())
+    rows, per_layer = (
+        checkpoint.read(f"model.{name}.weight").half().float().numpy()
+        for name in ("embed_tokens", "embed_tokens_per_layer")
+    )
+    session = authored(options)
+    session.embed = lambda token: rows[token] * config["embed_scale"]
+    session.raw = lambda token: per_layer[token] * config["per_layer_embed_scale"]
+    assert_decodes(session)
+
+
 def test_the_contract_is_kept(folder: Path) -> None:
     assert check(folder) == []
     assert sorted(path.stem for path in folder.glob("*.mlpackage")) == [
@@ -287,6 +308,8 @@ def test_the_contract_is_kept(folder: Path) -> None:
         *(f"prefill_chunk{i}" for i in (1, 2, 3, 4)),
     ]
     assert load(folder / "chunk1.mlpackage").default == "decode_q1"
+    beside = [p for p in folder.rglob("*") if p.is_file() and ".mlpackage/" not in p.as_posix()]
+    assert {p.relative_to(folder).as_posix() for p in beside} <= set(FILES)
 
 
 def swap(folder: Path, name: str, other: str) -> None:
@@ -371,6 +394,10 @@ DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda f: edit(f, context_length=128), r"causal_mask_full of shape \(1, 1, 1, 64\), not"),
     (lambda f: edit(f, sliding_window=16), "causal_mask_sliding of shape"),
     (lambda f: edit(f, vocab_size=None), "vocab_size = None"),
+    (lambda f: edit(f, embed_scale=16.0), "embed_scale = 16.0, but the model's is 8"),
+    (lambda f: edit(f, embed_scale=0), "embed_scale = 0"),
+    (lambda f: edit(f, per_layer_embed_scale="4"), "per_layer_embed_scale = '4'"),
+    (lambda f: edit(f, per_layer_embed_scale=0.5), "per_layer_embed_scale = 0.5"),
     (lambda f: edit(f, layer_types=["full_attention"]), "layer_types are not"),
     (lambda f: edit(f, num_kv_shared_layers=8), "num_kv_shared_layers = 8"),
     (lambda f: edit(f, num_kv_shared_layers=3), "packages have 6 caches, not 5"),
@@ -513,6 +540,16 @@ def small() -> InMemoryCheckpoint:
 def test_bundles_that_their_runtime_cannot_load(options: Any, message: str) -> None:
     with pytest.raises(CetaneError, match=message):
         planners(small(), wanted(**options))
+
+
+def test_a_head_that_chooses_among_too_many_rows() -> None:
+    """Gemma's own vocabulary is wider than an argmax that is right on the ANE."""
+    wide = {"vocab_size": 65_537, "vocab_size_per_layer_input": 65_537, "hidden_size": 32}
+    checkpoint = InMemoryCheckpoint(build_gemma4(**MODEL | wide))
+    with pytest.raises(CetaneError, match="a slice of this bundle has 65,537") as caught:
+        planners(checkpoint, wanted(head={"slices": 1}))
+    assert caught.value.hint == "port with --set head.slices=2"
+    assert planners(checkpoint, wanted(head={"slices": 2}))
 
 
 def test_modes_that_a_bundle_does_not_have() -> None:

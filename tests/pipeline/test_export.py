@@ -21,7 +21,7 @@ FILES = ("model", "weights")
 class Pairs:
     """A runtime whose packages are two files of one text."""
 
-    COMPILE = ""
+    COMPILE, FILES = "", ()
     made = "new"
 
     def packages(self, *_: Any) -> dict[str, Callable[[Path], None]]:
@@ -35,6 +35,8 @@ class Pairs:
     def export(self, recipe: Any, checkpoint: Any, target: Path, progress: Any) -> None:
         with replacing(target) as folder:
             folder.mkdir()
+            for name, make in self.packages().items():
+                make(folder / f"{name}.mlpackage")
 
     def check(self, folder: Path) -> list[str]:
         return [] if {texts(folder, name) for name in ("one", "two")} <= GOOD else ["damaged"]
@@ -135,7 +137,27 @@ def test_a_folder_says_from_which_bundle_it_is(folder: Path, tmp_path: Path) -> 
         assert (folder / "cetane.json").exists() == (digest == "b1")
 
 
+def test_a_folder_with_a_problem_is_no_bundles(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing may publish it under the bundle's gates."""
+    export.Bundle("").path = tmp_path / "bundle"
+    monkeypatch.setattr(Pairs, "made", "wrong")
+    made = export_runtime("bundle", tmp_path / "new", "anemll")
+    assert made.problems == ["damaged"] and not (made.path / "cetane.json").exists()
+
+
 def test_a_package_with_a_problem(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pairs, "made", "wrong")
     assert anew(folder, "one").problems == ["damaged"] and texts(folder, "one") == ("old", "old")
     assert [path.name for path in folder.parent.iterdir()] == ["folder"]
+
+
+def test_a_package_with_a_problem_in_a_compiled_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiled one is the old one, and stays alone."""
+    (folder / "one.mlpackage").rename(folder / "one.mlmodelc")
+    monkeypatch.setattr(Pairs, "made", "wrong")
+    assert anew(folder, "one").problems == ["damaged"]
+    assert sorted(path.name for path in folder.iterdir()) == ["one.mlmodelc", "two.mlpackage"]

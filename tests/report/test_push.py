@@ -1,7 +1,9 @@
 """Uploads to the Hugging Face hub: the card, the files, and what is refused; no network."""
 
 import json
+import re
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,16 +11,23 @@ from typing import Any, ClassVar
 import huggingface_hub
 import pytest
 import yaml
+from tests.speculate.draft_head_models import NOTHING, held_out, random_draft_head
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
+from cetane.pipeline.export import export_contract, export_runtime
 from cetane.report.push import push
+from cetane.speculate.draft_heads.build import add_draft_head
+
+BUNDLE: dict[str, Any] = {
+    "contract": "stateful", "layout": {"kind": "single"}, "tensor_layout": "ct1",
+    "head": {"slices": 2},
+}  # fmt: skip
 
 
 @pytest.fixture
 def bundle(tiny_bundle) -> Bundle:
-    return tiny_bundle(contract="stateful", layout={"kind": "single"}, tensor_layout="ct1",
-                       head={"slices": 2})  # fmt: skip
+    return tiny_bundle(**BUNDLE)
 
 
 class Hub:
@@ -110,14 +119,95 @@ def test_what_is_refused(bundle: Bundle, tmp_path: Path) -> None:
         push(tmp_path, "me/tiny", dry_run=True)
 
 
-def test_an_exported_folder(bundle: Bundle, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def exports(tiny_bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of each layout."""
+    root, bundle = tmp_path_factory.mktemp("exports"), tiny_bundle(**BUNDLE)
+    export_runtime(bundle.path, root / "anemll", "anemll")
+    export_contract(bundle.path, root / "contract")
+    return root
+
+
+def files_in(folder: Path) -> set[str]:
+    return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(("kind", "said"), [("anemll", "compile.sh"), ("contract", "host.py")])
+def test_an_exported_folder(kind: str, said: str, bundle: Bundle, exports: Path) -> None:
     """Its card has the gates of its bundle, and says how its app runs it."""
-    (tmp_path / "meta.yaml").write_text("{}")
-    (tmp_path / "cetane.json").write_text(json.dumps({"bundle": bundle.digest}))
-    done = push(tmp_path, "me/tiny-anemll", bundle=bundle.path, dry_run=True)
-    assert done.kind == "anemll" and "compile.sh" in done.card
-    assert set(done.files) == {"cetane.json", "meta.yaml"}
+    done = push(exports / kind, "me/tiny", bundle=bundle.path, dry_run=True)
+    assert done.kind == kind and said in done.card
+    assert set(done.files) == files_in(exports / kind)
     json.dumps(done.as_json())
+
+
+WRONG: list[tuple[str, Callable[[Path], Any], str]] = [
+    ("anemll", lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json"),
+    ("anemll", lambda f: (f / "meta.yaml").write_text("{}"), "meta.yaml"),
+    ("anemll", lambda f: shutil.rmtree(f / "llama_lm_head.mlpackage"), "llama_lm_head"),
+    ("contract", lambda f: (f / "embedding.npy").unlink(), "embedding.npy is missing"),
+    ("contract", lambda f: shutil.rmtree(f / "tokenizer"), "tokenizer/.* is missing"),
+    ("contract", lambda f: (f / "shards/model.mlpackage/Manifest.json").write_text("{}"),
+     "Manifest.json is not the file that was built"),
+    ("contract", lambda f: edit(f / "contract.json", context=1), "contract.json is not what an"),
+    ("contract", lambda f: edit(f / "contract.json", tables={"x": ["cetane.json"]}),
+     "contract.json is not what an export"),
+]  # fmt: skip
+
+
+def edit(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize(("kind", "damage", "said"), WRONG)
+def test_an_exported_folder_that_is_wrong(
+    kind: str, damage: Callable[[Path], Any], said: str, bundle: Bundle, exports: Path,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """The gates of the bundle are not about it."""
+    folder = shutil.copytree(exports / kind, tmp_path / "folder")
+    damage(folder)
+    with pytest.raises(CetaneError, match=f"no whole export of .*{said}") as caught:
+        push(folder, "me/tiny", bundle=bundle.path, dry_run=True)
+    assert f"--layout {kind}" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("kind", ["anemll", "contract"])
+@pytest.mark.parametrize(
+    "stray",
+    [".env", "notes.txt", "tokenizer/.env", "shards/model.mlpackage/.env", "recipe.toml",
+     "llama_lm_head.mlpackage/.env", "llama_lm_head.mlpackage/.git/config"],
+)  # fmt: skip
+def test_files_of_no_export(
+    kind: str, stray: str, bundle: Bundle, exports: Path, tmp_path: Path
+) -> None:
+    """They may be private."""
+    folder = shutil.copytree(exports / kind, tmp_path / "folder")
+    (folder / stray).parent.mkdir(parents=True, exist_ok=True)
+    (folder / stray).write_text("TOKEN=1")
+    with pytest.raises(CetaneError, match=f"{re.escape(stray)} is no file of the layout {kind}"):
+        push(folder, "me/tiny", bundle=bundle.path, dry_run=True)
+
+
+def test_files_that_tools_leave(bundle: Bundle, exports: Path, tmp_path: Path) -> None:
+    """Python's cache beside a host stays here; a package that a Mac compiled goes up."""
+    host = shutil.copytree(exports / "contract", tmp_path / "contract")
+    (host / "__pycache__").mkdir()
+    (host / "__pycache__" / "host.cpython-312.pyc").write_bytes(b"x")
+    assert set(push(host, "me/x", bundle=bundle.path, dry_run=True).files) == files_in(
+        exports / "contract"
+    )
+    app = shutil.copytree(exports / "anemll", tmp_path / "anemll")
+    for package in app.glob("*.mlpackage"):
+        package.rename(package.with_suffix(".mlmodelc"))
+    assert set(push(app, "me/x", bundle=bundle.path, dry_run=True).files) == files_in(app)
+
+
+def test_a_folder_for_coreml_llm_that_is_wrong(bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "model_config.json").write_text("{}")
+    (tmp_path / "cetane.json").write_text(json.dumps({"bundle": bundle.digest}))
+    with pytest.raises(CetaneError, match=r"no whole export of .*model_config\.json"):
+        push(tmp_path, "me/tiny", bundle=bundle.path, dry_run=True)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +222,26 @@ def test_a_folder_of_another_bundle(kind: str, origin: str, bundle: Bundle, tmp_
     (tmp_path / origin).write_text('{"bundle": "0000"}')
     with pytest.raises(CetaneError, match="exported from another bundle"):
         push(tmp_path, "me/tiny", bundle=bundle.path, dry_run=True)
+
+
+def test_text_in_a_draft_head(judged: Bundle, tmp_path: Path) -> None:
+    """The user agrees before their own text goes up; other text is only named."""
+    made = Bundle(shutil.copytree(judged.path, tmp_path / "made"))
+    name = "heads/medusa/held-out.npy"
+    head, windows = random_draft_head("medusa", made), held_out(made)
+    draft = add_draft_head(made, head, windows, NOTHING)
+    done = push(made.path, "me/tiny", dry_run=True)
+    assert name in done.files and done.texts == [name]
+    shutil.rmtree(draft.path)
+    mine = NOTHING.model_copy(update={"data": {"diary.txt": "0" * 64}})
+    add_draft_head(made, head, windows, mine)
+    with pytest.raises(CetaneError, match=r"a tenth of diary\.txt in heads/medusa") as caught:
+        push(made.path, "me/tiny", dry_run=True)
+    assert "--held-out" in str(caught.value.hint)
+    assert push(made.path, "me/tiny", held_out=True, dry_run=True).texts == [name]
+    folder = export_contract(made.path, tmp_path / "contract")  # without the text
+    done = push(folder, "me/tiny", bundle=made.path, dry_run=True)
+    assert not done.texts and name not in done.files
 
 
 def test_the_card_says_what_a_device_measured(judged: Bundle, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cetane.cli.options import ChipName, Json
-from cetane.cli.output import follow, print_json, progress, say
+from cetane.cli.output import follow, print_json, progress, say, warn
 
 
 def push(
@@ -21,6 +21,12 @@ def push(
     ] = None,
     chip: ChipName = None,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
+    held_out: Annotated[
+        bool,
+        typer.Option(
+            "--held-out", help="Upload the windows of your --text that a draft head did not learn."
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the card and the files; upload nothing.")
     ] = False,
@@ -41,6 +47,7 @@ def push(
             license=license,
             chip=chip or DEFAULT_CHIP,
             public=public,
+            held_out=held_out,
             dry_run=dry_run,
         )
     if json:
@@ -50,8 +57,11 @@ def push(
         say(done.card)
         for name, size in done.files.items():
             say(f"{size:>14,} {name}")
+    for name in done.texts:
+        warn(f"{name} holds windows of text as tokens, which anyone can read there")
     megabytes = sum(done.files.values()) / 1e6
     say(f"{len(done.files)} files, {megabytes:.1f} MB: {done.url or 'nothing uploaded, dry run'}")
     if dry_run:
-        options = {"--bundle": bundle, "--license": license, "--chip": chip, "--public": public}
+        options = {"--bundle": bundle, "--license": license, "--chip": chip, "--public": public,
+                   "--held-out": held_out}  # fmt: skip
         follow("push", folder, repo, options=options)

@@ -3,6 +3,9 @@
 from cetane.errors import CetaneError
 from cetane.schema.recipe import Recipe
 
+MOST_ROWS = 1 << 16
+"""The most rows of a head's part or slice: on the ANE, an argmax over more is wrong."""
+
 
 def refuse_capacities(recipe: Recipe, what: str) -> None:
     """Raise CetaneError for a recipe with several capacities: the caches of `what` never grow."""
@@ -20,6 +23,16 @@ def refuse_streaming(recipe: Recipe, what: str) -> None:
         raise CetaneError(
             f"{what} has one cache for a layer, but heads of recipe {recipe.name} stream",
             "port without cache.streaming",
+        )
+
+
+def refuse_wide_slices(rows: int, vocab: int, what: str) -> None:
+    """Raise CetaneError for a head whose widest slice has `rows`: `what` chooses in each slice."""
+    if rows > MOST_ROWS:
+        raise CetaneError(
+            f"{what} chooses a token in each slice of the head, and on the ANE an argmax over more "
+            f"than {MOST_ROWS:,} rows is wrong, but a slice of this bundle has {rows:,}",
+            f"port with --set head.slices={-(-vocab // MOST_ROWS)}",
         )
 
 

@@ -38,6 +38,8 @@ class RuntimeModule(Protocol):
     """A package of `cetane.export` for a runtime whose packages are lowered once more."""
 
     COMPILE: str
+    FILES: tuple[str, ...]
+    """All files that its folder may hold beside its packages and `cetane.json`."""
 
     def export(
         self, recipe: Recipe, checkpoint: Checkpoint, target: Path, progress: Progress, /
@@ -153,8 +155,10 @@ def export_runtime(
     module = RUNTIMES[runtime]
     with writing(target, source):
         module.export(bundle.plan.recipe, checkpoint, target, progress)
-        write_json(target / ORIGIN, {"bundle": bundle.digest})
-    return RuntimeFolder(target, module.COMPILE, module.check(target))
+        problems = module.check(target)
+        if not problems:  # by this file the folder counts as one of the bundle's
+            write_json(target / ORIGIN, {"bundle": bundle.digest})
+    return RuntimeFolder(target, module.COMPILE, problems)
 
 
 def replace_package(
@@ -213,7 +217,8 @@ def check_folder(folder: str | Path) -> RuntimeFolder:
 
 
 def swapped(folder: Path, package: str, fresh: Path, module: RuntimeModule) -> Sequence[str]:
-    """The problems of a folder with a fresh package; if there are any, the old one is back.
+    """The problems of a folder with a fresh package; if there are any, the old one is back. If that
+    is compiled, the fresh one only lay beside it.
 
     Without problems, the old one is at the path `fresh`.
     """
@@ -225,7 +230,9 @@ def swapped(folder: Path, package: str, fresh: Path, module: RuntimeModule) -> S
     try:
         problems = module.check(folder)
     finally:
-        if problems:
+        if problems and not old.exists() and target.with_suffix(".mlmodelc").exists():
+            remove(target)
+        elif problems:
             restore(folder, package)
         elif old.exists():
             old.rename(fresh)  # no kill may leave a part of it where `restore` looks
@@ -290,8 +297,9 @@ def own_checkpoint(bundle: Bundle, model: str | Path | None, lora: str | Path | 
     checkpoint = checkpoint_of(bundle, model, lora)
     if checkpoint.fingerprint != bundle.manifest.fingerprint:
         raise CetaneError(
-            f"{checkpoint.source} is not the checkpoint that {bundle.path} was built from",
-            "port the model again",
+            f"{checkpoint.source} is not the checkpoint that {bundle.path} was built from: files "
+            "have other names, sizes or dates",
+            "a copy must keep the dates (cp -a, rsync -a); if you have none, port the model again",
         )
     return checkpoint
 

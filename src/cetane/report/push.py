@@ -1,6 +1,8 @@
 """Uploads of folders to the Hugging Face hub, with their model cards."""
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -9,9 +11,12 @@ from cetane.bundle import Bundle
 from cetane.bundle.folder import HUB_CACHE, HUB_FILES
 from cetane.checkpoint.names import HUB_ID
 from cetane.errors import CetaneError
+from cetane.export import contract
 from cetane.files import read_json_if_present, regular_files
 from cetane.hardware.chips import DEFAULT_CHIP, find_chip
+from cetane.pipeline.export import RUNTIMES, check_folder
 from cetane.report.card import FolderKind, card
+from cetane.schema.draft_head import FOLDER, HELD_OUT
 from cetane.schema.manifest import MANIFEST, ORIGIN
 
 CARD = "README.md"
@@ -22,6 +27,8 @@ KINDS: dict[str, FolderKind] = {
     "model_config.json": "coreml-llm",
 }
 """The kind of a folder with this file."""
+PACKAGED = re.compile(r"[\w-][\w.-]*\.(mlpackage|mlmodelc)(/[\w-][\w. -]*)+")
+"""A file of a package, compiled or not; a hidden file is none."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +40,15 @@ class Upload:
     card: str
     files: dict[str, int]
     """The bytes of every file, by its path, without the card and what only the hub writes."""
+    texts: list[str]
+    """The files that hold windows of text, of which no draft head learned."""
     url: str | None = None
     """The address of the commit; None for a dry run."""
 
     def as_json(self) -> dict[str, Any]:
         return {
             "repo": self.repo, "kind": self.kind, "files": self.files, "card": self.card,
-            "url": self.url,
+            "texts": self.texts, "url": self.url,
         }  # fmt: skip
 
 
@@ -51,13 +60,18 @@ def push(
     license: str | None = None,
     chip: str = DEFAULT_CHIP,
     public: bool = False,
+    held_out: bool = False,
     dry_run: bool = False,
 ) -> Upload:
     """Upload a bundle, or a folder that was exported from `bundle`, with a model card.
 
     The folder is one of the layouts `contract`, `anemll` and `coreml-llm`. A repository that is not
-    there yet is made, private unless `public`. A dry run contacts nothing. CetaneError for a
-    damaged bundle, a folder of no known kind, and a refusal of the hub.
+    there yet is made, private unless `public`. A dry run contacts nothing. Raises CetaneError for
+
+    - a damaged bundle, or a folder of no known kind;
+    - an exported folder that is wrong or holds other files;
+    - a draft head with windows of the user's own text, unless `held_out`;
+    - a refusal of the hub.
     """
     path = Path(folder)
     if not HUB_ID.fullmatch(repo):
@@ -71,15 +85,29 @@ def push(
     source.verify()
     if kind != "bundle":
         check_origin(path / ("contract.json" if kind == "contract" else ORIGIN), source)
-    files = {
-        name: (path / name).stat().st_size
-        for name in regular_files(path)
-        if name not in HUB_FILES and not name.startswith(HUB_CACHE)
+        check_export(path, kind, source)
+    files = {name: (path / name).stat().st_size for name in regular_files(path) if goes_up(name)}
+    if kind != "bundle":
+        refuse_strangers(path, kind, source, files)
+    texts = held_out_texts(source) if kind == "bundle" else {}
+    owned = [name for name, learned in texts.items() if learned]
+    if owned and not held_out:
+        raise CetaneError(
+            f"{path}: anyone can read a tenth of {', '.join(texts[owned[0]])} in {owned[0]}",
+            "if the text may be known there, add --held-out",
+        )
+    about = card(source, kind, repo, license, find_chip(chip))
+    upload = Upload(repo, kind, about, files, list(texts))
+    return upload if dry_run else replace(upload, url=commit(path, upload, public))
+
+
+def held_out_texts(bundle: Bundle) -> dict[str, list[str]]:
+    """The files with windows of text, and the user's texts that each is from: none if the model
+    wrote the text itself."""
+    return {
+        f"{FOLDER}/{kind}/{HELD_OUT}": list(head.manifest.training.data)
+        for kind, head in bundle.draft_heads().items()
     }
-    upload = Upload(repo, kind, card(source, kind, repo, license, find_chip(chip)), files)
-    if dry_run:
-        return upload
-    return Upload(repo, kind, upload.card, files, url=commit(path, upload, public))
 
 
 def check_origin(file: Path, source: Bundle) -> None:
@@ -93,6 +121,39 @@ def check_origin(file: Path, source: Bundle) -> None:
         )
     if told != source.digest:
         raise CetaneError(f"{file.parent} was exported from another bundle than {source.path}")
+
+
+def check_export(folder: Path, kind: FolderKind, source: Bundle) -> None:
+    """Raise CetaneError for an exported folder that its own check refuses."""
+    checked = (
+        contract.check(folder, source) if kind == "contract" else check_folder(folder).problems
+    )
+    if checked:
+        raise CetaneError(
+            f"{folder} is no whole export of {source.path}: {checked[0]}",
+            f"cetane export {quote(str(source.path))} --layout {kind} -o FOLDER makes one",
+        )
+
+
+def goes_up(name: str) -> bool:
+    """Whether a file is the folder's: the hub writes some, and Python does where a host ran."""
+    cached = name.startswith(HUB_CACHE) or "__pycache__" in name.split("/")
+    return name not in HUB_FILES and not cached
+
+
+def refuse_strangers(folder: Path, kind: FolderKind, source: Bundle, names: Iterable[str]) -> None:
+    """Raise CetaneError for a file that no export wrote: it may be private."""
+    if kind == "anemll" or kind == "coreml-llm":
+        known = {ORIGIN, *RUNTIMES[kind].FILES}
+        names = (name for name in names if not PACKAGED.fullmatch(name))
+    else:
+        known = contract.files(folder, source)
+    stranger = next((name for name in names if name not in known), None)
+    if stranger is not None:
+        raise CetaneError(
+            f"{folder}: {stranger} is no file of the layout {kind}",
+            "move it away: push uploads only what an export has",
+        )
 
 
 def kind_of(folder: Path) -> FolderKind:

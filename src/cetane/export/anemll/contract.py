@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cetane.export.refusals import MOST_ROWS
+
 STATE = "model_model_kv_cache_0"
 """The state of all packages. A host makes it once, from the first chunk's `prefill`."""
 INFER, PREFILL = "infer", "prefill"
@@ -12,8 +14,6 @@ PARTS = {"gemma2": 16, "gemma3_text": 16, "qwen2": 16, "qwen3": 16}
 """Parts of the logits that their converters make, by architecture; 8 for others."""
 PREFIXES = {"gemma3_text": "gemma3", "gemma2": "gemma2", "qwen2": "qwen25"}
 """Prefixes of file names, by architecture, where they differ from its name."""
-MOST_ROWS = 1 << 16
-"""The most rows of a part: on the ANE, an argmax over more is wrong."""
 
 Shape = tuple[int, ...]
 

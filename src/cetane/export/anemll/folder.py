@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from cetane.checkpoint import Checkpoint, Tokenizer
+from cetane.checkpoint.tokenizer import TOKENIZER_FILES
 from cetane.export.anemll.planner import EMBEDDINGS, LM_HEAD, AnemllPlanner
 from cetane.families import parse_config
 from cetane.files import Progress, read_json, replacing, write_json
@@ -27,6 +28,8 @@ for package in *.mlpackage; do
 done
 """
 META = "meta.yaml"
+FILES: tuple[str, ...] = (META, "config.json", "compile.sh", *TOKENIZER_FILES)
+"""All files that a folder may hold beside its packages."""
 
 
 def export(recipe: Recipe, checkpoint: Checkpoint, target: Path, progress: Progress) -> None:

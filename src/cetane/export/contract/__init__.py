@@ -5,6 +5,7 @@ with NumPy and Core ML, and imports nothing of cetane. It is written for the bun
 only for what the bundle's functions take and give.
 """
 
+from cetane.export.contract.check import check, files
 from cetane.export.contract.folder import export
 
-__all__ = ["export"]
+__all__ = ["check", "export", "files"]

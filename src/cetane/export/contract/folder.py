@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cetane.bundle import Bundle
+from cetane.checkpoint.names import model_name
 from cetane.export.contract.describe import describe
 from cetane.export.contract.draft_heads import draft_head
 from cetane.export.contract.memory import memory_figures
@@ -13,22 +14,30 @@ from cetane.files import Progress, replacing, write_json
 from cetane.schema.manifest import TOKENIZER
 from cetane.templates import environment
 
+CONTRACT, HOST, DOCUMENT = "contract.json", "host.py", "CONTRACT.md"
+
 
 def export(bundle: Bundle, target: Path, progress: Progress) -> None:
     """Write the folder; `target` must not exist."""
     contract = contract_of(bundle)
     with replacing(target) as folder:
         folder.mkdir(parents=True)
-        parts = [shard["package"] for shard in contract["shards"]]
-        parts += [file for files in contract["tables"].values() for file in files]
-        parts += [file for head in contract["draft_heads"].values() for file in head["files"]]
-        for done, part in enumerate([*parts, TOKENIZER]):
-            progress(part, done, len(parts) + 1)
+        parts = parts_of(contract)
+        for done, part in enumerate(parts):
+            progress(part, done, len(parts))
             copy(bundle.file(part), folder / part)
-        write_json(folder / "contract.json", contract)
-        (folder / "host.py").write_text(host(contract), encoding="utf-8")
-        (folder / "CONTRACT.md").write_text(document(contract), encoding="utf-8")
-        progress("done", len(parts) + 1, len(parts) + 1)
+        write_json(folder / CONTRACT, contract)
+        (folder / HOST).write_text(host(contract), encoding="utf-8")
+        (folder / DOCUMENT).write_text(document(contract), encoding="utf-8")
+        progress("done", len(parts), len(parts))
+
+
+def parts_of(contract: dict[str, Any]) -> list[str]:
+    """The files and folders of a bundle that an export copies."""
+    parts = [shard["package"] for shard in contract["shards"]]
+    parts += [file for files in contract["tables"].values() for file in files]
+    parts += [file for head in contract["draft_heads"].values() for file in head["files"]]
+    return [*parts, TOKENIZER]
 
 
 def contract_of(bundle: Bundle) -> dict[str, Any]:
@@ -38,7 +47,7 @@ def contract_of(bundle: Bundle) -> dict[str, Any]:
         shard["bytes"] = memory.packages[shard["name"]]
     return contract | {
         "bundle": bundle.digest,
-        "source": bundle.manifest.source,
+        "source": model_name(bundle.manifest.source),
         "stop": list(bundle.tokenizer.eos_ids),
         "memory": memory.as_json(),
         "draft_heads": {str(kind): draft_head(h) for kind, h in bundle.draft_heads().items()},
@@ -59,7 +68,7 @@ def host(contract: dict[str, Any]) -> str:
     functions, steps, groups = functions_of(contract), steps_of(contract), contract["groups"]
     sources = [item["source"] for function in functions for item in function["inputs"]]
     return templates().get_template("host.py.j2").render(
-        name=plain(Path(contract["source"]).name),
+        name=plain(contract["source"]),
         order=contract["order"],
         time=3 if contract["order"] == "c1t" else 2,
         sources={source["host"] for source in sources},

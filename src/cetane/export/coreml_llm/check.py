@@ -1,5 +1,6 @@
 """Static checks of a folder: problems that stop CoreML-LLM's runtime or make it compute wrongly."""
 
+import math
 import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ def check(folder: Path) -> list[str]:
         problems.append(f"model_config.json: num_kv_shared_layers = {shared!r}")
     if problems:
         return problems
+    problems += check_factors(config)
     problems += check_files(folder, counts)
     for name, dim in ((SLIDING, "head_dim"), (FULL, "global_head_dim")):
         for part in ("cos", "sin"):
@@ -76,6 +78,19 @@ def check(folder: Path) -> list[str]:
     )
     owners = [KINDS[kind] for kind in layers[: len(layers) - shared]]
     return problems + list(check_packages(folder, sizes, owners))
+
+
+def check_factors(config: dict[str, Any]) -> Iterator[str]:
+    """Problems of the factors on rows. A bundle may scale down Gemma's own factor on embeddings
+    (`family.residual_scale`), but not the one on per-layer rows."""
+    for key, size, least in (
+        ("embed_scale", "hidden_size", 0.0),
+        ("per_layer_embed_scale", "per_layer_dim", 0.999),
+    ):
+        found: Any = config.get(key)
+        own = math.sqrt(config[size])
+        if type(found) not in (int, float) or not least * own < found < 1.001 * own:
+            yield f"model_config.json: {key} = {found!r}, but the model's is {own:.6g}"
 
 
 def check_files(folder: Path, counts: dict[str, int]) -> Iterator[str]:

@@ -10,7 +10,8 @@ import torch
 
 from cetane.bundle.rows import ROW_FORMATS
 from cetane.checkpoint import Checkpoint
-from cetane.export.coreml_llm.contract import positions
+from cetane.checkpoint.tokenizer import TOKENIZER_FILES
+from cetane.export.coreml_llm.contract import FULL, SLIDING, positions
 from cetane.export.coreml_llm.planner import ContractPlanner, planners
 from cetane.families import parse_config
 from cetane.files import Progress, replacing, write_json
@@ -21,6 +22,19 @@ from cetane.schema.recipe import Recipe
 
 COMPILE = "for p in *.mlpackage; do xcrun coremlcompiler compile $p . && rm -r $p; done"
 """The command to run in the folder on a Mac: phones only load compiled packages."""
+FILES: tuple[str, ...] = (
+    "model_config.json",
+    *(
+        f"embed_tokens{table}_{part}.bin"
+        for table in ("", "_per_layer")
+        for part in ("q8", "scales")
+    ),
+    "per_layer_projection.bin",
+    "per_layer_norm_weight.bin",
+    *(f"{part}_{layers}.npy" for part in ("cos", "sin") for layers in (SLIDING, FULL)),
+    *(f"hf_model/{name}" for name in ("config.json", *TOKENIZER_FILES)),
+)
+"""All files that a folder may hold beside its packages."""
 ROWS = 1 << 12
 """The rows of an embedding that are in memory at a time."""
 
@@ -116,10 +130,10 @@ def write_config(planner: ContractPlanner, checkpoint: Checkpoint, folder: Path)
             "num_layers": config.num_hidden_layers,
             "num_hidden_layers": config.num_hidden_layers,
             "sliding_window": config.sliding_window,
-            "embed_scale": config.hidden_size**0.5,
+            "embed_scale": planner.model.embedding.factor,
             "per_layer_model_projection_scale": config.hidden_size**-0.5,
             "per_layer_input_scale": 2**-0.5,
-            "per_layer_embed_scale": width**0.5,
+            "per_layer_embed_scale": planner.model.tables["per_layer"].table.factor,
             "layer_types": config.layer_types,
             "num_kv_shared_layers": config.num_kv_shared_layers,
             "num_attention_heads": config.num_attention_heads,

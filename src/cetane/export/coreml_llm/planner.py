@@ -27,6 +27,7 @@ from cetane.export.refusals import (
     refuse_int4_rows,
     refuse_int8_caches,
     refuse_streaming,
+    refuse_wide_slices,
 )
 from cetane.families import CacheForm, CacheGroup, Head, ReadOnly
 from cetane.planner import (
@@ -117,12 +118,12 @@ class ContractPlanner(Planner):
             segment, mode, self.tokens(mode), blocks, after, wanted={"hidden"}
         )
 
-    def _heads(self, shard: str) -> tuple[Head, ...]:
+    def heads_of(self, shard: str) -> tuple[Head, ...]:
         return tuple(block for block in self.members[shard] if isinstance(block, Head))
 
     def ports(self, shard: str, mode: Mode, inner: Function) -> dict[str, str]:
         """Their names of the function's inputs and outputs, by cetane's names."""
-        last = bool(self._heads(shard))
+        last = bool(self.heads_of(shard))
         made = [o.name for o in inner.outputs if not (last and o.name == "hidden_out")]
         return {name: theirs(name, mode) for name in (*(i.name for i in inner.inputs), *made)}
 
@@ -132,7 +133,7 @@ class ContractPlanner(Planner):
     def _outer(self, shard: str, name: str, mode: Mode) -> FunctionGraph:
         inner, tokens = self.inner(shard, mode), self.tokens(mode)
         ports = self.ports(shard, mode, inner.function)
-        heads, sizes = self._heads(shard), self.sizes()
+        heads, sizes = self.heads_of(shard), self.sizes()
         owned = {cache.group: cache.layers for cache in inner.caches}
         shapes = sizes.inputs(mode, tokens, owned)
         inputs = {
@@ -180,7 +181,7 @@ class ContractPlanner(Planner):
             function,
             mode,
             self.ports(shard, mode, inner.function),
-            self._heads(shard),
+            self.heads_of(shard),
             self.slots[SLIDING].count,
         )
 
@@ -311,6 +312,9 @@ def refuse(planner: ContractPlanner) -> None:
         raise CetaneError(
             "CoreML-LLM's runtime needs a head with all tokens", "port without head.subset"
         )
+    *_, last = planner.members
+    rows = max(head.stop - head.start for head in planner.heads_of(last))
+    refuse_wide_slices(rows, planner.model.vocab, "CoreML-LLM's last package")
     if recipe.embedding.inside or any(planner.group(name).dim > WIDTH for name in SHARED):
         raise CetaneError(
             "CoreML-LLM's runtime looks tokens up itself, and has attention heads of at most "
