@@ -67,7 +67,7 @@ def show(forecast: Forecast, explain: bool) -> None:
     if len({p.mode for p in predictions}) > 1:
         tell("tok/s of a verifying call assumes that every draft is accepted")
     if any(p.mode == "prefill" for p in predictions):
-        tell("prefill is a call before a prompt's last one, which runs the head too")
+        tell("a prefill call has no head; the last call of a prompt runs it too")
     spec = forecast.speculation
     if spec is not None:
         tell(
