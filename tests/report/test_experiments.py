@@ -35,6 +35,14 @@ def test_the_last_verdict_and_all_runs(run: ExperimentReport) -> None:
     assert run.runs[-1].error == "disk full"
 
 
+def test_figures_of_an_earlier_definition_are_marked(run: ExperimentReport) -> None:
+    assert run.last is not None
+    for current in (True, False):
+        last = run.last.model_copy(update={"current": current})
+        shown = page(run.model_copy(update={"last": last}))
+        assert ("figures of an earlier definition" in shown) is not current
+
+
 def test_what_was_reported_stands_beside(run: ExperimentReport, planned: ExperimentReport) -> None:
     assert "predicted" in page(run)
     for report in (*run.reported, *planned.reported):
