@@ -24,6 +24,7 @@ LIGHT = (
     "cetane.compress",
     "cetane.doctor",
     "cetane.files",
+    "cetane.gates.limits",
     "cetane.hardware.chips",
     "cetane.lab.document",
     "cetane.lab.experiment",
@@ -74,6 +75,12 @@ def test_a_light_command(arguments: list[str], tmp_path: Path) -> None:
         f"sys.argv = ['cetane', *{arguments!r}]\n"
         "try:\n    main()\nexcept SystemExit:\n    pass"
     )
+    assert not imported(code, tmp_path) & SLOW
+
+
+def test_a_verdict_is_told_without_what_judges(tmp_path: Path) -> None:
+    """`info` tells the verdicts of a bundle."""
+    code = "from cetane.cli.info import outcome; outcome({'passed': True, 'limits': ''})"
     assert not imported(code, tmp_path) & SLOW
 
 

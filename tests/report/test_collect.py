@@ -12,7 +12,7 @@ from tests.report.conftest import DEVICE_RESULT, EVALUATION
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
-from cetane.gates.golden_result import OTHER_LIMITS
+from cetane.gates.limits import OTHER_LIMITS
 from cetane.gates.quality import Quality
 from cetane.gates.scores import shard_score
 from cetane.hardware.chips import find_chip

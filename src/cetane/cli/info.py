@@ -78,8 +78,7 @@ def head_row(head: DraftHead) -> list[str]:
 
 def outcome(result: dict[str, object]) -> str:
     """A gate's verdict, with the chip of a prediction; or its figures if it has none."""
-    from cetane.gates.golden_result import OTHER_LIMITS
-    from cetane.gates.limits import limits_digest
+    from cetane.gates.limits import OTHER_LIMITS, limits_digest
 
     if "passed" in result:
         told = "pass" if result["passed"] is True else "FAIL"

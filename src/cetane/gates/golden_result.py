@@ -23,9 +23,6 @@ class Range(Data):
     """Largest magnitude of any channel of any token."""
 
 
-OTHER_LIMITS = "judged by other limits than those of this cetane"
-
-
 class GoldenResult(Data):
     """The outcome of the golden gate."""
 

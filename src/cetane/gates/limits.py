@@ -10,6 +10,7 @@ from cetane.files import json_sha256
 from cetane.schema.recipe import Quality
 from cetane.validation import Data, parse_toml, validated
 
+OTHER_LIMITS = "judged by other limits than those of this cetane"
 Share = float
 """A part of a whole, from 0 to 1."""
 DraftHeadArithmetic = Literal["fp16", "fp32"]

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from cetane.bundle import Bundle
-from cetane.gates.golden_result import OTHER_LIMITS, GoldenResult
+from cetane.gates.golden_result import GoldenResult
 from cetane.gates.ladder import LadderResult
-from cetane.gates.limits import limits_digest
+from cetane.gates.limits import OTHER_LIMITS, limits_digest
 from cetane.gates.quality import Quality
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.store import GATE, MEASURED
