@@ -79,7 +79,7 @@ class SafetensorsCheckpoint(Checkpoint):
             refuse_adapter(folder)
             raise CetaneError(
                 f"{folder} has no config.json",
-                _open_gguf(folder) or "give the folder that holds config.json",
+                _gguf_hint(folder) or "give the folder that holds config.json",
             )
         tensors = _read_shards(folder) if weights is None else read_header(weights)
         return cls(source or str(weights or folder), folder, tensors)
@@ -187,11 +187,11 @@ def _read_shards(folder: Path) -> dict[str, StoredTensor]:
     refuse_pickle(sorted(folder.iterdir()))
     raise CetaneError(
         f"{folder} has no safetensors file",
-        _open_gguf(folder) or "a checkpoint needs model.safetensors",
+        _gguf_hint(folder) or "a checkpoint needs model.safetensors",
     )
 
 
-def _open_gguf(folder: Path) -> str | None:
+def _gguf_hint(folder: Path) -> str | None:
     """The hint for a folder that holds GGUF files; None if it holds none."""
     ggufs = sorted(folder.glob("*.gguf"))
     return f"open {ggufs[0]} itself" if ggufs else None
