@@ -22,7 +22,6 @@ from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError, installing
 from cetane.files import Progress
-from cetane.gates import metrics
 from cetane.gates.bases import base_checks, unknown_bases
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult, Range
 from cetane.gates.limits import limits, limits_digest
@@ -39,7 +38,7 @@ from cetane.gates.probes import (
     text_windows,
     widest_mode,
 )
-from cetane.gates.quality import greedy_check
+from cetane.gates.quality import greedy_check, sure
 from cetane.gates.readings import judge as judge_readings
 from cetane.gates.readings import misread
 from cetane.gates.reference import RESIDENT, Reference, choices, reference_of
@@ -234,9 +233,9 @@ class Proof:
         if read <= window:
             yield TOO_WIDE.format(window)
         streaming = self.plan.recipe.cache.streaming
-        near = context if streaming is None else streaming.sinks + streaming.window
-        if self.first_positions <= near < context:
-            yield TOO_NEAR.format(near)
+        seen = context if streaming is None else streaming.sinks + streaming.window
+        if self.first_positions <= seen < context:
+            yield TOO_NEAR.format(seen)
         if min(read, late) < context:
             yield TOO_LONG.format(read, late, context)
 
@@ -386,12 +385,6 @@ class Start:
     """The port's results in fp32."""
     decided: Array
     """For each token, whether the model is sure of the next one, bool `(n,)`."""
-
-
-def sure(logits: Array) -> Array:
-    """Whether the model is sure of its best token, for rows of logits `(n, V)`: bool `(n,)`."""
-    wide: Array = metrics.margins(logits) >= limits().evidence.margin
-    return wide
 
 
 def ties(rows: Sequence[Deviation]) -> Iterator[str]:

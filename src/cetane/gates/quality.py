@@ -61,6 +61,12 @@ class Quality(Data):
     warnings: tuple[str, ...] = ()
 
 
+def sure(logits: Array) -> Array:
+    """Whether the model is sure of its best token, for rows of logits `(n, V)`: bool `(n,)`."""
+    wide: Array = metrics.margins(logits) >= limits().evidence.margin
+    return wide
+
+
 class Agreement:
     """The agreement of a port's predictions with the model's, window by window."""
 
@@ -89,7 +95,7 @@ class Agreement:
             "reference": metrics.losses(p, targets),
             "kl": metrics.kl(q, p),
             "top1": metrics.contains_top(ours, theirs, 1),
-            "decided": best & (metrics.margins(theirs) >= limits().evidence.margin),
+            "decided": best & sure(theirs),
             "best": best,
         }
         for name, values in rows.items():
