@@ -2,11 +2,19 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
 from cetane.planner import Planner, as_recipe_asks
+
+if TYPE_CHECKING:
+    from cetane.gates.golden_result import GoldenResult
+    from cetane.gates.layers import LayersResult
+    from cetane.gates.quality import Quality
+
+Judged = TypeVar("Judged", "GoldenResult", "LayersResult", "Quality")
 
 
 def checkpoint_of(
@@ -66,3 +74,9 @@ def other_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> list[str]:
     if checkpoint.fingerprint == bundle.manifest.fingerprint:
         return []
     return [f"{checkpoint.source} is not the file that {bundle.path} was made from"]
+
+
+def warned(result: Judged, bundle: Bundle, checkpoint: Checkpoint) -> Judged:
+    """A gate's result with the warning of `other_checkpoint` before its own."""
+    warnings = (*other_checkpoint(bundle, checkpoint), *result.warnings)
+    return result.model_copy(update={"warnings": warnings})

@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint
 from cetane.files import Progress, silent
 from cetane.gates.draft_head import DraftHeadResult, judge_draft_heads
 from cetane.gates.explain import Explanation
@@ -16,11 +15,9 @@ from cetane.gates.quality import Quality, read_tokens
 from cetane.gates.quality import perplexity as measure_perplexity
 from cetane.gates.static import PackageProblem, static_checks
 from cetane.pipeline.golden_gate import judge
-from cetane.pipeline.origin import checkpoint_of, other_checkpoint
+from cetane.pipeline.origin import checkpoint_of, warned
 from cetane.pipeline.port_result import explanation_json
 from cetane.schema.draft_head import DraftHeadKind
-
-Judged = TypeVar("Judged", Quality, LayersResult)
 
 
 @dataclass(frozen=True)
@@ -142,8 +139,3 @@ def validate_layers(
     result = warned(result, opened, checkpoint)
     opened.write_gate("layers", result.model_dump(mode="json"))
     return result
-
-
-def warned(result: Judged, bundle: Bundle, checkpoint: Checkpoint) -> Judged:
-    """A result with the warning of `other_checkpoint`."""
-    return result.model_copy(update={"warnings": tuple(other_checkpoint(bundle, checkpoint))})
