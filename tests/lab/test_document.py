@@ -53,12 +53,29 @@ def test_the_page_says_what_the_files_say(lab: Path, journal: Journal) -> None:
         load_experiments(lab), journal
     )
     journal.append(
-        Verdict(experiment="tiny", at="2026-05-01T00:00:00", status="Rejected", reason="0.5",
+        Verdict(experiment="tiny", at="2999-05-01T00:00:00", status="Rejected", reason="0.5",
                 obituary="No."),
     )  # fmt: skip
     page = markdown(load_experiments(lab), journal)
-    assert "### Tiny — Rejected" in page and "**Verdict (2026-05-01).** Rejected: 0.5" in page
+    assert "### Tiny — Rejected" in page and "**Verdict (2999-05-01).** Rejected: 0.5" in page
     assert "**Obituary.** No." in page
+
+
+def test_a_verdict_that_a_later_run_may_contradict(lab: Path, journal: Journal) -> None:
+    verdict = Verdict(experiment="tiny", at="2026-05-01T00:00:00", status="Measured", reason="0.5")
+    journal.append(verdict)
+    assert "**Verdict (2026-05-01).** Measured" in markdown(load_experiments(lab), journal)
+    filled(journal)
+    page = markdown(load_experiments(lab), journal)
+    assert "**Verdict (2026-05-01, before the last run).** Measured" in page
+
+
+def test_the_status_in_the_words_of_the_original(lab: Path, journal: Journal) -> None:
+    path = lab / "tiny.toml"
+    path.write_text(path.read_text().replace("\ndate", '\noriginal = "In training"\ndate'))
+    page = markdown(load_experiments(lab), journal)
+    assert "| Tiny (`tiny`) | In training | Measured | not run |" in page
+    assert "`tiny`; original 2026-04-13: In training." in page
 
 
 def test_it_is_always_the_same(lab: Path, journal: Journal) -> None:

@@ -84,7 +84,7 @@ def list_experiments(
                 "id": name,
                 "title": entry.experiment.title,
                 "group": entry.experiment.group,
-                "original": entry.experiment.status,
+                "original": entry.experiment.originally,
                 "status": entry.status,
                 "last_run": entry.state(),
                 "current": entry.current,

@@ -18,7 +18,7 @@ def show_entry(entry: Entry) -> None:
     one = entry.experiment
     facts(
         {
-            "status": f"{entry.status}; original {one.date}: {one.status}",
+            "status": f"{entry.status}; original {one.date}: {one.originally}",
             "idea": one.hypothesis,
             "expects": "; ".join(map(str, one.expects)),
             "design": one.design,
@@ -34,12 +34,13 @@ def show_entry(entry: Entry) -> None:
         rows = [[r.what, r.baseline, r.candidate, r.source] for r in one.reported]
         table("reported", columns, rows)
     decided = entry.verdict
+    when = ", decided before the last run" if entry.decided_earlier else ""
     facts(
         {
             "why ours differs": one.differs,
             "not judged here": one.unjudged,
             "next": one.next,
-            "verdict": f"{decided.status}: {decided.reason}" if decided else "",
+            "verdict": f"{decided.status}{when}: {decided.reason}" if decided else "",
             "obituary": (decided and decided.obituary) or one.obituary,
             "references": "; ".join(one.references),
         },

@@ -90,10 +90,10 @@ class ExperimentReport(Data):
     group: str
     date: str
     """The original's date."""
-    original: Status
-    """The original's status."""
+    original: str
+    """The original's status, in its own word."""
     status: Status
-    """The last verdict's status; without a verdict, the original's."""
+    """The last verdict's status; without a verdict, the experiment's."""
     state: str
     """The end of the last run, in a word."""
     runnable: bool
@@ -119,6 +119,8 @@ class ExperimentReport(Data):
     verdict: Verdict | None
     decided: str
     """The verdict's day, in UTC; empty without a verdict."""
+    decided_earlier: bool
+    """Whether the verdict is older than the run that gave the figures."""
     obituary: str
     references: tuple[str, ...]
     last: LastRun | None
@@ -153,6 +155,11 @@ class Entry:
         """Whether they are still those of the run that gave the figures, if there is one."""
         return self.last is None or self.last.intent.fits(self.experiment)
 
+    @property
+    def decided_earlier(self) -> bool:
+        """Whether the verdict is older than the run that gave the figures."""
+        return bool(self.verdict and self.last and self.verdict.at < self.last.intent.at)
+
     def state(self) -> str:
         """The end of its last run, in a word."""
         if not self.experiment.runnable:
@@ -171,7 +178,7 @@ class Entry:
             title=one.title,
             group=one.group,
             date=one.date.isoformat(),
-            original=one.status,
+            original=one.originally,
             status=self.status,
             state=self.state(),
             runnable=one.runnable,
@@ -194,6 +201,7 @@ class Entry:
             next=one.next or (outcome.next if outcome else ""),
             verdict=self.verdict,
             decided=self.verdict.at[:10] if self.verdict else "",
+            decided_earlier=self.decided_earlier,
             obituary=(self.verdict.obituary if self.verdict else "") or one.obituary,
             references=one.references,
             last=self.last_run(),

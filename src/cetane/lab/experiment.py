@@ -187,6 +187,9 @@ class Experiment(Data):
     title: str = Field(min_length=1)
     group: str = "Experiments"
     status: Status
+    """The status here, until there is a verdict."""
+    original: str = ""
+    """The original's own word for its status, if that is not `status`."""
     date: datetime.date
     """The day of the original."""
     hypothesis: str = Field(min_length=1)
@@ -230,6 +233,11 @@ class Experiment(Data):
             if limit.metric not in self.metrics:
                 raise ValueError(f"{limit.metric} has a limit, but is not among the metrics")
         return self
+
+    @property
+    def originally(self) -> str:
+        """The original's status, in its own word."""
+        return self.original or self.status
 
     @property
     def runnable(self) -> bool:
