@@ -37,3 +37,10 @@ def test_plain_checks() -> None:
     assert not at_most("x", float("nan"), 1e9).passed
     assert not at_most("x", float("inf"), 1e9).passed
     assert at_most("x", 0.5, 0.9).decided
+
+
+def test_a_share_above_its_limit_is_shown_with_the_interval_that_fails_it() -> None:
+    failed = share("greedy tokens", 51, 64, limit=0.7, confidence=0.95)
+    assert failed.value > failed.limit and not failed.passed
+    assert failed.between == " (0.683 to 0.877)"
+    assert at_most("KL", 0.1, 0.2).between == ""

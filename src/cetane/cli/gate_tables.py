@@ -29,7 +29,9 @@ def summary(result: CheckedGate) -> str:
     failed = [check for check in result.checks if not check.passed]
     if not failed:
         return f"{verdict(result.passed)}, {len(result.checks)} checks against the model"
-    listed = "; ".join(f"{c.name} {c.value:.5g}, limit {c.limit:.5g}" for c in failed[:3])
+    listed = "; ".join(
+        f"{c.name} {c.value:.5g}{c.between}, limit {c.limit:.5g}" for c in failed[:3]
+    )
     more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
     return f"{verdict(result.passed)}, {listed}{more}"
 
@@ -74,5 +76,6 @@ def show_checks(title: str, checks: Sequence[Check]) -> None:
     table(
         title,
         ["check", "value", "limit", "verdict"],
-        [[c.name, c.value, c.limit, "pass" if c.passed else "FAIL"] for c in checks],
-    )
+        [[c.name, f"{c.value:.5g}{c.between}", c.limit, "pass" if c.passed else "FAIL"]
+         for c in checks],
+    )  # fmt: skip

@@ -319,7 +319,8 @@ def too_compressed(verdict: GoldenResult, recipe: Recipe) -> Explanation:
         else ""
     )
     short = (
-        f"{first.name.partition(': ')[2]} is {first.value:.3g}, the limit {first.limit:g}.{tail}"
+        f"{first.name.partition(': ')[2]} is {first.value:.3g}{first.between}, the limit "
+        f"{first.limit:g}.{tail}"
     )
     streaming = recipe.cache.streaming
     if streaming and verdict.logits and 2 * verdict.twin_kl < verdict.logits[0].kl:

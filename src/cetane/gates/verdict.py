@@ -20,6 +20,11 @@ class Check(Data):
         """Whether the limit is outside the interval, if there is one."""
         return self.interval is None or not self.interval[0] < self.limit <= self.interval[1]
 
+    @property
+    def between(self) -> str:
+        """The interval in brackets, behind a value that is above its limit and yet fails."""
+        return "" if self.interval is None else " ({:.3g} to {:.3g})".format(*self.interval)
+
 
 def at_least(name: str, value: float, limit: float) -> Check:
     """A check that the value reaches the limit. NaN fails."""

@@ -29,8 +29,8 @@ class Judgement(Data):
 
 def shown(check: Check) -> str:
     """A figure, its interval if it has one, and its limit."""
-    between = "" if check.interval is None else " ({:.3g} to {:.3g})".format(*check.interval)
-    return f"{check.name.partition(': ')[2]} {check.value:.3g}{between}, limit {check.limit:g}"
+    name = check.name.partition(": ")[2]
+    return f"{name} {check.value:.3g}{check.between}, limit {check.limit:g}"
 
 
 def holds(check: Check) -> bool:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from cetane.evaluation.figures import TaskFigure
 from cetane.gates.residency.rule import Placement
+from cetane.gates.verdict import Check
 from cetane.validation import Data
 
 Judgement = Literal["passed", "failed", "not run"]
@@ -19,15 +20,6 @@ class Absent(Data):
     kind: Literal["absent"] = "absent"
     why: str
     command: str
-
-
-class CheckRow(Data):
-    """A figure of a gate, with its limit."""
-
-    name: str
-    value: float
-    limit: float
-    passed: bool
 
 
 class GateVerdict(Data):
@@ -46,7 +38,7 @@ class GateVerdict(Data):
     held: int = 0
     """The number of checks that passed."""
     count: int = 0
-    checks: tuple[CheckRow, ...] = ()
+    checks: tuple[Check, ...] = ()
 
 
 class Column(Data):

@@ -15,8 +15,9 @@ from cetane.gates.limits import OTHER_LIMITS, limits_digest
 from cetane.gates.quality import Quality
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.store import GATE, MEASURED
+from cetane.gates.verdict import Check
 from cetane.kit.device import DeviceResult
-from cetane.report.content import CheckRow, GateVerdict, Judgement
+from cetane.report.content import GateVerdict, Judgement
 from cetane.schema.manifest import GATES
 from cetane.validation import validated
 
@@ -101,24 +102,24 @@ def verdicts(gates: Gates, audit: Audit) -> Iterator[GateVerdict]:
 def verdict(gates: Gates, gate: str, audit: Audit) -> GateVerdict:
     """One gate's verdict. Residency is judged again: it takes no time, and rules improve."""
     notes: list[str] = []
-    checks: list[CheckRow] = []
+    checks: list[Check] = []
     result: dict[str, Any] = gates.results.get(gate, {})
     outcome, basis = said(result.get("passed")), "measured"
     match gate:
         case "golden" if (golden := gates.golden) is not None:
-            checks = [CheckRow(**check.model_dump(exclude={"interval"})) for check in golden.checks]
+            checks = list(golden.checks)
             notes = list(golden.warnings)
             if golden.limits != limits_digest():
                 notes.append(OTHER_LIMITS)
         case "ladder" if (ladder := gates.ladder) is not None:
-            checks = [CheckRow(**check.model_dump(exclude={"interval"})) for check in ladder.checks]
+            checks = list(ladder.checks)
         case "device" if (device := gates.read(gate, DeviceResult)) is not None:
-            checks = [CheckRow(**check.model_dump(exclude={"interval"})) for check in device.checks]
+            checks = list(device.checks)
             notes = [f"{device.machine}, {device.date}", *device.faults]
         case "perplexity" if (judged := gates.perplexity) is not None:
             quality, _ = judged
-            checks = [CheckRow(name="perplexity, times the reference's", value=quality.ratio,
-                              limit=quality.limit, passed=quality.passed)]  # fmt: skip
+            checks = [Check(name="perplexity, times the reference's", value=quality.ratio,
+                            limit=quality.limit, passed=quality.passed)]  # fmt: skip
             notes = list(quality.warnings)
         case _ if gate == GATE:
             outcome, basis = said(audit.passed), audit.basis

@@ -78,8 +78,8 @@ def open_drafters(
     if options.drafter in KINDS:
         raise CetaneError(
             f"{bundle.path} has no {options.drafter} draft head",
-            f"cetane train-head {bundle.path} {options.drafter} --text FILE makes one; cetane "
-            "add-head takes one of another bundle",
+            f"cetane train-head {bundle.path} {options.drafter} makes one; cetane add-head takes "
+            "one of another bundle",
         )
     path = Path(options.drafter)
     if not path.exists():
