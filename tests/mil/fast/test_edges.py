@@ -202,6 +202,18 @@ def test_integers_that_float32_does_not_hold(ops: int, given: int) -> None:
     assert found({"x": x})["y"].tolist() == ((ops + 1) * x + 100_000_001).tolist()
 
 
+@pytest.mark.parametrize(("kind", "truth"), [("floor_div", np.floor_divide), ("mod", np.mod)])
+def test_quotients_of_zeros_and_infinities(build: Build, kind: str, truth: Any) -> None:
+    """And of numbers whose product, or rounded quotient, misleads."""
+    numbers = [0, 1, -1, 2.5, np.inf, -np.inf, np.nan, 1e-30, -1e-30, 9e6, -9000001, 0.7]
+    x = np.array(numbers, np.float32)
+    path = build({"x": ((12,), "fp32"), "y": ((12, 1), "fp32")}, getattr(mb, kind))
+    (made,) = FastProgram(load(path)).function("main")({"x": x, "y": x[:, None]}).values()
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(made, truth(x, x[:, None]))
+    both(path, x=x, y=x[:, None])
+
+
 @pytest.mark.parametrize("kind", ["floor_div", "mod"])
 def test_the_lowest_integer_over_minus_one(kind: str) -> None:
     """It has no quotient. A processor's division of the two would end the process."""
