@@ -143,6 +143,24 @@ def test_indices_beyond_the_end(start: int) -> None:
         FastProgram(path, pack=True).function("main")({"x": np.ones(4, np.float32)})
 
 
+def test_a_failure_names_the_op(build: Build) -> None:
+    """And neither onnxruntime nor a place in its source."""
+    inputs = {"x": ((4,), "fp32"), "i": ((2,), "int32")}
+    bodies: dict[str, Callable[..., Any]] = {
+        "gather taken: indices element out of data bounds, idx=9": lambda x, i: mb.gather(
+            x=x, indices=i, axis=0, name="taken"
+        ),
+        "reshape turned: The input tensor cannot be reshaped": lambda x, i: mb.reduce_sum(
+            x=mb.reshape(x=x, shape=i, name="turned")
+        ),
+    }
+    for message, body in bodies.items():
+        function = FastProgram(load(build(inputs, body))).function("main")
+        with pytest.raises(CetaneError) as error:
+            function({"x": np.ones(4, np.float32), "i": np.array([1, 9], np.int32)})
+        assert error.value.message.startswith(f"function main, {message}")
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_indices_beyond_a_palette(dtype: str) -> None:
     """Palettes of a tape's look-up have 16 or 64 entries, whatever the package's have."""
