@@ -84,13 +84,16 @@ def test_wrong_image() -> None:
         compiled.predict({"x": PIXELS})
 
 
-@pytest.mark.parametrize("value", [2**31, -(2**31) - 1, 2**40])
-def test_integers_beyond_the_type(value: int) -> None:
-    """They are not wrapped around to others."""
+@pytest.mark.parametrize("value", [2**31, -(2**31) - 1, 2**40, 1.9, -0.5, 1e10, np.nan, np.inf])
+def test_numbers_beyond_the_integers(value: float) -> None:
+    """They are not wrapped around, rounded or replaced."""
     array, feature = np.array([1, value]), Feature("array", "int32")
     with pytest.raises(CetaneError, match="input x: has values that do not fit int32"):
         as_array("x", feature, TensorType((2,), "int32"), array)
-    assert as_array("x", feature, TensorType((2,), "int64"), array).tolist() == [1, value]
+    wide = np.array([1, 2**40])
+    assert as_array("x", feature, TensorType((2,), "int64"), wide).tolist() == [1, 2**40]
+    whole = as_array("x", feature, TensorType((2,), "int32"), [0.0, 4.0])
+    assert whole.tolist() == [0, 4] and whole.dtype == np.int32
 
 
 @pytest.mark.parametrize("classes", [["a", "b", "c"], [10, 20, 30]], ids=["names", "numbers"])

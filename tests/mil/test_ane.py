@@ -1,6 +1,7 @@
 """The "ane" arithmetic's products, against numpy's float16 by the rules of `cetane.mil.ane`."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,55 @@ def test_short_sums_are_those_of_fp16() -> None:
     x, y = torch.randn(2, 8), torch.randn(8, 3)
     truth = (x.double() @ y.double()).float()
     torch.testing.assert_close(matmul(x, y), truth, atol=0, rtol=0)
+
+
+SIZES = {"q": (1, 2, 5, 64), "k": (1, 2, 2048, 64), "v": (1, 2, 2048, 16), "m": (1, 1, 5, 2048)}
+
+
+def written_out(q: Any, k: Any, v: Any, m: Any, boolean: bool = False) -> Any:
+    """Attention as coremltools writes it for iOS 17."""
+    if boolean:
+        nothing, all_ = (np.full(SIZES["m"], number, np.float16) for number in (-np.inf, 0))
+        m = mb.select(cond=mb.greater(x=m, y=np.float16(0)), a=all_, b=nothing)
+    scores = mb.matmul(x=mb.mul(x=q, y=np.float16(1 / 8)), y=k, transpose_y=True)
+    return mb.matmul(x=mb.softmax(x=mb.add(x=scores, y=m), axis=-1), y=v)
+
+
+def one_op(q: Any, k: Any, v: Any, m: Any, boolean: bool = False) -> Any:
+    mask = mb.greater(x=m, y=np.float16(0)) if boolean else m
+    return mb.scaled_dot_product_attention(query=q, key=k, value=v, attn_mask=mask)
+
+
+def by_equations(q: Any, k: Any, v: Any, m: Any) -> Any:
+    def product(x: Any, y: Any) -> Any:
+        turned = [mb.transpose(x=one, perm=[0, 2, 1, 3]) for one in (x, y)]
+        made = mb.einsum(values=turned, equation="nchw,nwhu->nchu")
+        return mb.transpose(x=made, perm=[0, 2, 1, 3])
+
+    keys = mb.transpose(x=k, perm=[0, 1, 3, 2])
+    scores = product(mb.mul(x=q, y=np.float16(1 / 8)), keys)
+    return product(mb.softmax(x=mb.add(x=scores, y=m), axis=-1), v)
+
+
+@pytest.mark.parametrize(
+    ("body", "options"), [(one_op, {}), (one_op, {"boolean": True}), (by_equations, {})]
+)
+def test_attention_in_other_ops(
+    build: Callable[..., Path], body: Any, options: dict[str, bool]
+) -> None:
+    """It has the products of the same attention written with `matmul`, and so its errors."""
+    random = np.random.default_rng(0)
+    arrays = {n: random.standard_normal(s).astype(np.float16) for n, s in SIZES.items()}
+    inputs = {name: (shape, "fp16") for name, shape in SIZES.items()}
+
+    def run(body: Any, precision: Any) -> np.ndarray:
+        function = load(build(inputs, partial(body, **options))).functions["main"]
+        (result,) = compile(function, precision)(arrays).values()
+        return np.asarray(result, np.float64)
+
+    made, truth, exact = run(body, "ane"), run(written_out, "ane"), run(written_out, "fp32")
+    np.testing.assert_array_equal(made, truth)
+    assert np.linalg.norm(made - exact) > 0.005 * np.linalg.norm(exact)
 
 
 def test_the_executor_uses_them_in_ane_precision(build: Callable[..., Path]) -> None:

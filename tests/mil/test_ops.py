@@ -434,6 +434,8 @@ SHAPE = [
 UPDATE = normal(1, 2)
 UPDATED = A.copy()
 UPDATED[1:2, 0, 2:0:-1] = UPDATE
+PART, WITH_PART = normal(1, 2), A.copy()
+WITH_PART[1:2, -2, ::3] = PART
 
 SLICING = [
     unary(
@@ -472,6 +474,19 @@ SLICING = [
         end_mask=[False, True, False],
     ),
     unary("slice_by_size", lambda x: x[1:2, 1:3, 2:], A, begin=[1, -2, 2], size=[1, 2, -1]),
+    Case(
+        "slice_update",
+        {"x": A, "update": PART},
+        WITH_PART,
+        {
+            "begin": [1, -2, 0],
+            "end": [2, 0, 0],
+            "stride": [1, 5, 3],
+            "squeeze_mask": [False, True, False],
+            "begin_mask": [False, False, True],
+            "end_mask": [False, False, True],
+        },
+    ),
     Case(
         "slice_update",
         {"x": A, "update": UPDATE},
@@ -543,6 +558,12 @@ GATHER = [
         {"x": A, "indices": ROWS},
         np.stack([A[b][:, ROWS[b]] for b in range(2)]),
         {"axis": 2, "batch_dims": 1},
+    ),
+    Case(
+        "gather",
+        {"x": A, "indices": PICK},
+        np.stack([A[b, PICK[b]] for b in range(2)]),
+        {"axis": 1, "batch_dims": 1},
     ),
     Case(
         "gather_along_axis",
@@ -691,9 +712,7 @@ def lacks_translation(case: Case) -> bool:
     return (
         (case.op not in TRANSLATIONS and bool(case.inputs))  # without, it is a constant
         or case.params.get("mode") == "div"
-        or ("dilations" in case.params and "same" in case.params["pad_type"])
-        or (case.op == "gather" and "batch_dims" in case.params)
-        or (case.op == "slice_update" and "squeeze_mask" in case.params)
+        or (case.op == "slice_update" and min(case.params.get("stride", [1])) < 0)
     )
 
 

@@ -11,6 +11,9 @@ Sums of fewer than `SHORT` terms are computed as in "fp16": the published figure
 them, and there the rules change little.
 """
 
+import math
+import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +24,9 @@ from torch import Tensor
 
 from cetane.compress.kernels import over_rows
 from cetane.mil.ops import linear
+from cetane.mil.ops.activation import softmax
 from cetane.mil.program import LARGEST_FP16
+from cetane.mil.storage import to_dtype
 
 SHORT = 256
 """The fewest terms of a sum to which the rules apply. Heads have fewer channels, so only sums over
@@ -35,6 +40,7 @@ EDGE = np.float32(2.0**-14 - 2.0**-25)
 """The least number that rounds to `LEAST`."""
 LARGEST = np.float32(LARGEST_FP16)
 
+_MATRICES = re.compile(r"(\w?)(\w)(\w)(\w),\1\4\3(\w)->\1\2\3\5")
 Matrix = npt.NDArray[np.float32]
 _Rows = types.Array(types.float32, 2, "C", readonly=True)
 
@@ -89,6 +95,37 @@ def matmul(x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = 
     for left, right, result in zip(lefts, rights, results, strict=True):
         over_rows(lambda *parts, columns=right: multiply(*parts, columns), left, result)
     return torch.from_numpy(results).reshape(*batch, *results.shape[1:])
+
+
+def einsum(values: list[Tensor], equation: str) -> Tensor:
+    """MIL's `einsum` of matrices `(..., M, B, K)` and `(..., K, B, N)`: the only products that Core
+    ML takes. Other equations go to `linear.einsum`."""
+    if not _MATRICES.fullmatch(equation.replace(" ", "")):
+        return linear.einsum(values, equation)
+    x, y = (value.transpose(-3, -2) for value in values)
+    return matmul(x, y).transpose(-3, -2)
+
+
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None
+) -> Tensor:
+    """MIL's attention in the steps that coremltools writes for iOS 17, each rounded to fp16."""
+    scaled = half(query * half(torch.tensor(1 / math.sqrt(query.shape[-1]))))
+    scores = half(matmul(scaled, key, transpose_y=True))
+    return matmul(half(softmax(half(linear.masked(scores, attn_mask)))), value)
+
+
+PRODUCTS: dict[str, Callable[..., Tensor]] = {
+    "matmul": matmul,
+    "einsum": einsum,
+    "scaled_dot_product_attention": scaled_dot_product_attention,
+}
+"""The ops that multiply computed matrices, by kind."""
+
+
+def half(x: Tensor) -> Tensor:
+    """A tensor rounded to fp16."""
+    return to_dtype(x, "fp16", rounds=True)
 
 
 def rows_of(x: Tensor) -> npt.NDArray[Any]:

@@ -83,8 +83,9 @@ class BoundBody:
 def bind(function: MilFunction, precision: Precision, decoded: Decoded) -> BoundBody:
     """Bind every op of a function.
 
-    All precisions but "fp32" keep fp16 results to float16 values; "ane" has its own `matmul`.
-    `decoded` holds the weights of functions that were bound before; this function's are added.
+    All precisions but "fp32" keep fp16 results to float16 values; "ane" has its own products
+    of computed matrices. `decoded` holds the weights of functions that were bound before; this
+    function's are added.
     Raises CetaneError for ops without an implementation, and for constants that cannot be decoded.
     """
     require_ops(function)
@@ -92,7 +93,7 @@ def bind(function: MilFunction, precision: Precision, decoded: Decoded) -> Bound
     if precision == "ane":
         from cetane.mil import ane  # compiles its loops
 
-        ops["matmul"] = replace(ops["matmul"], call=ane.matmul)
+        ops |= {kind: replace(ops[kind], call=call) for kind, call in ane.PRODUCTS.items()}
     return _Binder(function, ops, precision != "fp32", decoded).body(function.body, {})
 
 

@@ -59,17 +59,18 @@ def _feature(message: Any) -> Feature:
 def as_array(name: str, feature: Feature, type_: TensorType, value: Any) -> Array:
     """A caller's value as the array that the function takes.
 
-    Raises CetaneError if the value is not an image or an array of numbers, and for integers that
-    the function's type does not hold. The function checks shapes, but a single number may stand for
-    a tensor without axes.
+    Raises CetaneError if the value is not an image or an array of numbers, and for numbers that
+    the function's integers do not hold: fractions, NaN, numbers out of range. The function checks
+    shapes, but a single number may stand for a tensor without axes.
     """
     array = _pixels(name, feature, value) if feature.kind == "image" else np.asarray(value)
     if array.dtype.kind not in "fiub":
         raise CetaneError(f"input {name}: expected {type_}, got {type(value).__name__}")
     if feature.kind == "image" or (array.size == 1 and not type_.shape):
         array = array.reshape(array.shape[array.ndim - len(type_.shape) :])
-    fitted = array.astype(NUMPY[type_.dtype], copy=False)
-    if array.dtype.kind in "iu" and fitted.dtype.kind in "iu" and not np.array_equal(fitted, array):
+    with np.errstate(invalid="ignore"):
+        fitted = array.astype(NUMPY[type_.dtype], copy=False)
+    if fitted.dtype.kind in "iu" and not np.array_equal(fitted, array):
         raise CetaneError(f"input {name}: has values that do not fit {type_.dtype}")
     return fitted
 

@@ -143,6 +143,24 @@ def test_indices_beyond_the_end(start: int) -> None:
         FastProgram(path, pack=True).function("main")({"x": np.ones(4, np.float32)})
 
 
+def test_a_failure_names_the_op(build: Build) -> None:
+    """And neither onnxruntime nor a place in its source."""
+    inputs = {"x": ((4,), "fp32"), "i": ((2,), "int32")}
+    bodies: dict[str, Callable[..., Any]] = {
+        "gather taken: indices element out of data bounds, idx=9": lambda x, i: mb.gather(
+            x=x, indices=i, axis=0, name="taken"
+        ),
+        "reshape turned: The input tensor cannot be reshaped": lambda x, i: mb.reduce_sum(
+            x=mb.reshape(x=x, shape=i, name="turned")
+        ),
+    }
+    for message, body in bodies.items():
+        function = FastProgram(load(build(inputs, body))).function("main")
+        with pytest.raises(CetaneError) as error:
+            function({"x": np.ones(4, np.float32), "i": np.array([1, 9], np.int32)})
+        assert error.value.message.startswith(f"function main, {message}")
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_indices_beyond_a_palette(dtype: str) -> None:
     """Palettes of a tape's look-up have 16 or 64 entries, whatever the package's have."""
@@ -200,6 +218,18 @@ def test_integers_that_float32_does_not_hold(ops: int, given: int) -> None:
     x = np.array([given, -given, 1], np.int32)
     found = FastProgram(program({"x": (3,)}, *made, dtype="int32"), pack=True).function("main")
     assert found({"x": x})["y"].tolist() == ((ops + 1) * x + 100_000_001).tolist()
+
+
+@pytest.mark.parametrize(("kind", "truth"), [("floor_div", np.floor_divide), ("mod", np.mod)])
+def test_quotients_of_zeros_and_infinities(build: Build, kind: str, truth: Any) -> None:
+    """And of numbers whose product, or rounded quotient, misleads."""
+    numbers = [0, 1, -1, 2.5, np.inf, -np.inf, np.nan, 1e-30, -1e-30, 9e6, -9000001, 0.7]
+    x = np.array(numbers, np.float32)
+    path = build({"x": ((12,), "fp32"), "y": ((12, 1), "fp32")}, getattr(mb, kind))
+    (made,) = FastProgram(load(path)).function("main")({"x": x, "y": x[:, None]}).values()
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(made, truth(x, x[:, None]))
+    both(path, x=x, y=x[:, None])
 
 
 @pytest.mark.parametrize("kind", ["floor_div", "mod"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -12,7 +13,7 @@ from cetane.errors import CetaneError
 from cetane.mil.dtypes import NUMPY, Array
 from cetane.mil.fast.arrays import accepted, declared, held
 from cetane.mil.fast.attend import AttentionStage, Operand, View, value_of
-from cetane.mil.guard import reason
+from cetane.mil.guard import LONGEST, reason
 from cetane.mil.program import Signature
 
 if TYPE_CHECKING:
@@ -71,6 +72,23 @@ class CompiledStage:
         results = self.session.run(list(feeding.results.values()), feeds)
         for name, array in zip(feeding.results, results, strict=True):
             (states if name in states else values)[name] = array
+
+
+_FAILURE = re.compile(
+    r"Name:'(?P<op>.*?)\|[^|]*' Status Message: "
+    r"(?:\S+:\d+ .*?\) (?:.*? was false\. )?)?"  # a place in onnxruntime's source
+    r"(?P<message>.+)"
+)
+"""What onnxruntime says of a node that fails. See `onnx_graph.Node.name`."""
+
+
+def _place(error: Exception) -> str:
+    """The op that failed, if onnxruntime names it, and why."""
+    failure = _FAILURE.search(str(error))
+    if failure is None:
+        return f": {reason(error)}"
+    op = f", {failure['op']}" if failure["op"] else ""
+    return f"{op}: {failure['message'][:LONGEST]}"
 
 
 class Stage(Protocol):
@@ -137,6 +155,6 @@ class FastFunction:
                 else:
                     stage.run(values, states)
         except Exception as error:  # onnxruntime's exceptions have no common base
-            raise CetaneError(f"function {self.function.name}: {reason(error)}") from error
+            raise CetaneError(f"function {self.function.name}{_place(error)}") from error
         held_states.update(states)
         return {name: declared(values[name], type_) for name, type_ in types.items()}

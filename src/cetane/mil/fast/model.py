@@ -43,14 +43,16 @@ def model(graphs: Sequence[OnnxGraph]) -> ModelProto:
     """One model for graphs that are alike.
 
     Constants that differ become inputs. Weights are named but not included; the session's maker
-    supplies them.
+    supplies them. Nodes have the names of the first graph's ops.
     """
     first = graphs[0]
     variable = differing_literals(graphs)
     proto = GraphProto(name="function")
     for node in first.nodes:
         proto.node.append(
-            helper.make_node(node.kind, node.inputs, node.outputs, **dict(node.attributes))
+            helper.make_node(
+                node.kind, node.inputs, node.outputs, node.name, **dict(node.attributes)
+            )
         )
     for name in first.inputs:
         proto.input.append(_input(name, [graph.inputs[name] for graph in graphs]))

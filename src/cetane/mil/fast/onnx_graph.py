@@ -49,12 +49,21 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Node:
-    """An ONNX node: op type, names of inputs and results, and attributes sorted by name."""
+    """An ONNX node: op type, names of inputs and results, and attributes sorted by name.
+
+    `op` names the MIL op that it is a part of, for errors.
+    """
 
     kind: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: tuple[tuple[str, Any], ...]
+    op: str = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        """A name of its own that tells the op."""
+        return f"{self.op}|{self.outputs[0]}"
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,8 @@ class OnnxGraph:
     literals: dict[str, Array] = field(default_factory=dict)
     weights: dict[str, OnnxWeight] = field(default_factory=dict)
     views: dict[str, View] = field(default_factory=dict)
+    op: str = ""
+    """The MIL op of the nodes that are added now: its kind and name."""
 
     def __call__(self, kind: str, *inputs: Tensor | str, **attributes: Any) -> str:
         """Add a node with one result, and return the result's name."""
@@ -97,7 +108,7 @@ class OnnxGraph:
         base = self._name(kind)
         results = (base, *(f"{base}.{index}" for index in range(1, count)))
         names = tuple(item if isinstance(item, str) else item.name for item in inputs)
-        self.nodes.append(Node(kind, names, results, tuple(sorted(attributes.items()))))
+        self.nodes.append(Node(kind, names, results, tuple(sorted(attributes.items())), self.op))
         return results
 
     def floats(self, value: float | Sequence[float]) -> str:

@@ -68,8 +68,10 @@ class _Translator:
             self._states[name] = Tensor(name, type_.shape, type_.dtype)
         for op in live_ops(function):
             if not all(value.name in self._constants for value in op.outputs) or not op.outputs:
-                with failures_at(f"function {function.name}, {op.kind} {op.name}"):
+                self.graph.op = f"{op.kind} {op.name}"
+                with failures_at(f"function {function.name}, {self.graph.op}"):
                     self._translate(op)
+        self.graph.op = ""
         self._set_interface()
 
     def _set_interface(self) -> None:

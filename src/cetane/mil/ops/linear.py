@@ -71,12 +71,17 @@ def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None
 ) -> Tensor:
     scores = _matmul(query, key.mT) / math.sqrt(query.shape[-1])
-    if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, -math.inf)
-        else:
-            scores = scores + attn_mask
-    return _matmul(torch.softmax(scores.double(), -1).float(), value)
+    weights = torch.softmax(masked(scores, attn_mask).double(), -1).float()
+    return _matmul(weights, value)
+
+
+def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Scores under a mask: booleans tell which keys count, numbers are added."""
+    if mask is None:
+        return scores
+    if mask.dtype == torch.bool:
+        return scores.masked_fill(~mask, -math.inf)
+    return scores + mask
 
 
 @op("conv")

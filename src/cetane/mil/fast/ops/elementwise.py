@@ -96,13 +96,24 @@ def real_div(g: OnnxGraph, x: Tensor, y: Tensor) -> str:
 
 @translates("floor_div")
 def floor_div(g: OnnxGraph, x: Tensor, y: Tensor) -> str:
-    multiple = g("Sub", x, mod(g, x, y))
     if x.is_float:
-        return g("Round", g("Div", multiple, y))
+        return _floor_div_of_floats(g, x, y)
+    multiple = g("Sub", x, mod(g, x, y))
     # A processor that divides the lowest integer by -1 ends the process.
     one, negative = g.like(1, x), g("Equal", y, g.like(-1, x))
     quotient = g("Div", multiple, g("Where", negative, one, y))
     return g("Mul", quotient, g("Where", negative, y, one))
+
+
+def _floor_div_of_floats(g: OnnxGraph, x: Tensor, y: Tensor) -> str:
+    """The steps of numpy and torch, so that zeros and infinities give the same."""
+    rest, opposite = _rest(g, x, y)
+    quotient = g("Div", g("Sub", x, rest), y)
+    quotient = g("Where", opposite, g("Sub", quotient, g.floats(1)), quotient)
+    lower = g("Floor", quotient)
+    above = g("Greater", g("Sub", quotient, lower), g.floats(0.5))
+    nearest = g("Where", above, g("Add", lower, g.floats(1)), lower)
+    return g("Where", g("Equal", y, g.floats(0)), g("Div", x, y), nearest)
 
 
 @translates("mod")
@@ -110,9 +121,14 @@ def mod(g: OnnxGraph, x: Tensor, y: Tensor) -> str:
     """The sign is the divisor's."""
     if not x.is_float:
         return g("Mod", x, y)
-    rest = g("Mod", x, y, fmod=1)
-    opposite = g("Less", g("Mul", rest, y), g.floats(0))
+    rest, opposite = _rest(g, x, y)
     return g("Where", opposite, g("Add", rest, y), rest)
+
+
+def _rest(g: OnnxGraph, x: Tensor, y: Tensor) -> tuple[str, str]:
+    """What a division of floats towards zero leaves, and whether the divisor's sign is another."""
+    rest = g("Mod", x, y, fmod=1)
+    return rest, g("Less", g("Mul", g("Sign", rest), y), g.floats(0))
 
 
 @translates("inverse")

@@ -9,8 +9,21 @@ _MODES = {"update": "none", "add": "add", "sub": "add", "mul": "mul", "max": "ma
 @translates("gather", ignores=("validate_indices",))
 def gather(g: OnnxGraph, x: Tensor, indices: Tensor, axis: int = 0, batch_dims: int = 0) -> str:
     if batch_dims:
-        raise ValueError("batch_dims is not supported")
+        return _by_batch(g, x, indices, axis % x.rank, batch_dims)
     return g("Gather", x, indices, axis=axis)
+
+
+def _by_batch(g: OnnxGraph, x: Tensor, indices: Tensor, axis: int, batch_dims: int) -> str:
+    """Every member of a batch has its own indices. ONNX takes them from the first axis after the
+    batch's, so the gathered axis moves there, and the axes of the indices move back."""
+    others = [a for a in range(x.rank) if a != axis]
+    order = [*others[:batch_dims], axis, *others[batch_dims:]]
+    at = g("Unsqueeze", g.indices(indices), g.ints([-1]))
+    taken = g("GatherND", g("Transpose", x, perm=order), at, batch_dims=batch_dims)
+    first = list(range(indices.rank))  # the axes of the batch and of its indices
+    rest = list(range(indices.rank, indices.rank + x.rank - 1 - batch_dims))
+    batch, own, between = first[:batch_dims], first[batch_dims:], axis - batch_dims
+    return g("Transpose", taken, perm=[*batch, *rest[:between], *own, *rest[between:]])
 
 
 @translates("gather_along_axis", ignores=("validate_indices",))

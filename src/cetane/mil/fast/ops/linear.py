@@ -1,6 +1,7 @@
 """Products: matrices, convolutions, attention."""
 
 import math
+from typing import Any
 
 from cetane.mil.fast.context import ROWS_LINEAR
 from cetane.mil.fast.onnx_graph import OnnxGraph, Tensor
@@ -68,6 +69,7 @@ def conv(
     """Convolutions of width 1 stay convolutions too: onnxruntime stores their weights in blocks.
     For one token, it was measured to read these at 28 GB/s, and matrices at 21 GB/s."""
     rank = x.rank - 2
+    strides, dilations = strides or [1] * rank, dilations or [1] * rank
     padding: dict[str, str | list[int]]
     match pad_type:
         case "valid":
@@ -76,20 +78,32 @@ def conv(
             edges = pad or [0] * 2 * rank
             padding = {"pads": [*edges[::2], *edges[1::2]]}
         case "same" | "same_lower":
-            if any(dilation != 1 for dilation in dilations or ()):
-                raise ValueError("implied padding with dilations is not supported")
-            padding = {"auto_pad": "SAME_UPPER" if pad_type == "same" else "SAME_LOWER"}
+            if any(dilation != 1 for dilation in dilations):
+                padding = {"pads": _implied(pad_type, weight.shape[2:], strides, dilations)}
+            else:
+                padding = {"auto_pad": "SAME_UPPER" if pad_type == "same" else "SAME_LOWER"}
         case _:
             raise ValueError(f"unknown pad_type {pad_type!r}")
     return g(
         "Conv",
         *((x, weight) if bias is None else (x, weight, bias)),
         kernel_shape=list(weight.shape[2:]),
-        strides=strides or [1] * rank,
-        dilations=dilations or [1] * rank,
+        strides=strides,
+        dilations=dilations,
         group=groups,
         **padding,
     )
+
+
+def _implied(
+    pad_type: str, kernel: tuple[Any, ...], strides: list[int], dilations: list[int]
+) -> list[int]:
+    """The padding that keeps every size. onnxruntime implies none beside dilations."""
+    if any(step != 1 for step in strides):
+        raise ValueError("implied padding with dilations and strides is not supported")
+    total = [(taps - 1) * by for taps, by in zip(kernel, dilations, strict=True)]
+    small, large = [n // 2 for n in total], [n - n // 2 for n in total]
+    return small + large if pad_type == "same" else large + small
 
 
 def _transposed(g: OnnxGraph, x: Tensor) -> str:

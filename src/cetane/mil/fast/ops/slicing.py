@@ -57,12 +57,14 @@ def slice_update(
 
     The shape of the update gives the end of the slice.
     """
-    steps = stride or [1] * x.rank
+    squeezed = [axis for axis in range(x.rank) if squeeze_mask and squeeze_mask[axis]]
+    update = _unsqueezed(g, update, squeezed)
+    steps = [1 if a in squeezed else step for a, step in enumerate(stride or [1] * x.rank)]
     sizes = [size for size in x.shape if isinstance(size, int)]
     if len(sizes) < x.rank or update.rank != x.rank:
         raise ValueError("tensor and update must have fixed shapes of the same rank")
-    if min(steps) < 0 or any(squeeze_mask or ()):
-        raise ValueError("only forward strides without squeezed axes are supported")
+    if min(steps) < 0:
+        raise ValueError("only forward strides are supported")
     starts = _masked(g, begin, {a: 0 for a in range(x.rank) if begin_mask and begin_mask[a]})
     from_end = g("Less", starts, g.ints(0))
     starts = g("Where", from_end, g("Add", starts, g.ints(sizes)), starts)
@@ -91,6 +93,16 @@ def slice_update(
         axis=0,
     )
     return g("Reshape", updated, g.ints(sizes))
+
+
+def _unsqueezed(g: OnnxGraph, x: Tensor, axes: list[int]) -> Tensor:
+    """A tensor with axes of size 1 added."""
+    if not axes:
+        return x
+    shape = list(x.shape)
+    for axis in axes:
+        shape.insert(axis, 1)
+    return Tensor(g("Unsqueeze", x, g.ints(axes)), tuple(shape), x.dtype)
 
 
 @translates("slice_by_size")
