@@ -19,6 +19,7 @@ from cetane.gates.streaming import let_stream
 from cetane.gates.transformers_model import (
     Lender,
     by_parent,
+    config_of,
     load_by_transformers,
     own_tensors,
     stored_names,
@@ -72,7 +73,8 @@ class Reference:
 
     transformers' own loader reads the weights if it knows the checkpoint's files and the model fits
     in memory (`loader` says so). So the gates see errors of cetane's own reader. For the same
-    reason, peft merges adapters if it is installed. Else each module takes its weights from the
+    reason, transformers reads the config (`config_of`), and peft merges adapters if it is
+    installed. Else each module takes its weights from the
     checkpoint when it runs. If the model is larger than `RESIDENT`, the module then gives them
     back, so a large model is never in memory as a whole.
     """
@@ -91,7 +93,7 @@ class Reference:
             self.stream, checkpoint = checkpoint.stream, checkpoint.base
         if streamed is not None and not own:
             checkpoint = streamed.base
-        config = parse_config(checkpoint.config)
+        config = parse_config(checkpoint.config) if own else config_of(checkpoint)
         empty = unfilled(config)
         size = sum(4 * parameter.numel() for parameter in empty.parameters())
         self.names = stored_names(empty, config)
