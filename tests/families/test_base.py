@@ -267,6 +267,45 @@ def test_invalid_configs(checkpoint, change: dict[str, Any], named: str) -> None
     assert "\n" not in str(error.value)
 
 
+NO_WINDOW = {"layer_types": FULL, "sliding_window": None}
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "named"),
+    [
+        ("ministral3", {"rope_parameters": ROPE}, "llama_4_scaling_beta = None"),
+        (
+            "ministral3",
+            {"rope_parameters": ROPE | {"llama_4_scaling_beta": 0.1}},
+            "original_max_position_embeddings = None",
+        ),
+        ("llama4_text", {"layer_types": SLIDING}, "'sliding_attention'; known: chunked_attention"),
+        (
+            "llama4_text",
+            {"layer_types": CHUNKED, "attention_chunk_size": None},
+            "attention_chunk_size = None",
+        ),
+        ("lfm2", {"layer_types": SLIDING}, "'sliding_attention'; known: conv"),
+        *(
+            (kind, NO_WINDOW, "sliding_window = None")
+            for kind in ("gemma2", "gemma3_text", "gpt_oss", "ministral", "olmo3")
+        ),
+    ],
+    ids=str,
+)
+def test_configs_that_transformers_cannot_run(
+    kind: str, change: dict[str, Any], named: str
+) -> None:
+    few = {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 8}
+    model = build_model(kind, **few, **change)
+    with pytest.raises((AttributeError, KeyError, TypeError, ValueError)):
+        model(torch.tensor([[1, 2, 3]]))
+    with pytest.raises(CetaneError) as error:
+        author(model.config.to_dict())
+    assert named in str(error.value)
+
+
 def test_a_config_prints_nothing(checkpoint, capfd: pytest.CaptureFixture[str]) -> None:
     """transformers would quote it to the terminal, escape sequences too."""
     with pytest.raises(CetaneError):

@@ -61,8 +61,9 @@ def test_a_port_ends_where_chunks_or_late_queries_begin() -> None:
 
     assert longest(attention_chunk_size=40, floor_scale=100) == 40
     assert longest(attention_chunk_size=100, floor_scale=50) == 49
-    assert longest(no_rope_layers=[1, 1, 1], attention_chunk_size=None) == 256
-    assert longest(attn_temperature_tuning=False, attention_chunk_size=None) == 256
+    whole = {"layer_types": ["full_attention"] * 3, "attention_chunk_size": None}
+    assert longest(no_rope_layers=[1, 1, 1], **whole) == 256
+    assert longest(attn_temperature_tuning=False, **whole) == 256
 
 
 def test_a_factor_on_all_queries_is_refused() -> None:

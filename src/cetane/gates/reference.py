@@ -22,6 +22,7 @@ from cetane.gates.transformers_model import (
     config_of,
     load_by_transformers,
     own_tensors,
+    runs,
     stored_names,
     unfilled,
 )
@@ -64,7 +65,7 @@ class Asked:
     """The numbers of the tokens whose logits are wanted, ascending."""
 
 
-class Stop(Exception):
+class Stop(BaseException):
     """Ends a model's pass when all requested tensors are there."""
 
 
@@ -94,7 +95,9 @@ class Reference:
         if streamed is not None and not own:
             checkpoint = streamed.base
         config = parse_config(checkpoint.config) if own else config_of(checkpoint)
-        empty = unfilled(config)
+        self.source = checkpoint.source
+        with runs(self.source):
+            empty = unfilled(config)
         size = sum(4 * parameter.numel() for parameter in empty.parameters())
         self.names = stored_names(empty, config)
         """The checkpoint's names of each module's own tensors, by module path."""
@@ -197,6 +200,7 @@ class Reference:
             self._keeping(wanted, seen),
             self._scaled(scales),
             self._routing(batch, margins),
+            runs(self.source),
         ):
             logits = self.model(
                 batch,
@@ -269,6 +273,7 @@ class Reference:
             quiet_transformers(),
             self._keeping(wanted, seen, stop=True),
             suppress(Stop),
+            runs(self.source),
         ):
             self.model(torch.tensor([list(tokens)]), use_cache=False)
         return {truth: self._given(truth, tensor[0]) for truth, tensor in seen.items()}

@@ -94,6 +94,21 @@ def read_by_transformers(content: dict[str, Any], path: Path) -> Any:
             raise CetaneError(f"transformers cannot read {path}: {error}") from error
 
 
+@contextmanager
+def runs(source: str) -> Iterator[None]:
+    """A context in which the transformers model of a checkpoint runs. CetaneError if it cannot:
+    configs that transformers reads may lack what its model needs."""
+    try:
+        yield
+    except CetaneError:
+        raise
+    except Exception as error:  # it raises many kinds
+        raise CetaneError(
+            f"transformers cannot run the config of {source}: {type(error).__name__}: {error}",
+            "compare its config.json with that of a published model of this type",
+        ) from error
+
+
 def unfilled(config: Any) -> Any:
     """The transformers model of a config, its fp32 weights not initialised: so they take no
     memory yet."""
