@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from cetane.families.base import Flow
-from cetane.families.configs import invalid
+from cetane.families.configs import LARGEST, invalid
 from cetane.families.grouped_query import AttentionHeads
 from cetane.families.layers import rotate
 from cetane.families.model import CacheGroup
@@ -73,6 +73,9 @@ class LayerKind:
     """The name of their mask."""
 
     def __post_init__(self) -> None:
+        """Raises ValueError for a window of no size."""
+        if self.window is not None and not 1 <= self.window <= LARGEST:
+            raise ValueError(f"sliding_window = {self.window}, not from 1 to {LARGEST}")
         shared = "mask" if self.window is None else "mask_window"
         mask = shared if self.name == ALL else f"mask_{self.name}"
         object.__setattr__(self, "mask", mask)
