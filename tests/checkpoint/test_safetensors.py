@@ -92,6 +92,39 @@ def test_a_head_that_the_config_ties_wrongly(tmp_path: Path) -> None:
     assert np.abs(reference.run([tokens(288)])[0].logits - found).max() <= TOLERANCE
 
 
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize("types", [[FULL, SLIDING], [FULL, FULL], None])
+def test_a_mistral_that_says_which_layers_slide(tmp_path: Path, types: list[str] | None) -> None:
+    """transformers reads it as a Ministral, also the reference of the gates."""
+    build_model("mistral", sliding_window=4).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_types": types}))
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.config["model_type"] == loaded.config.model_type == "ministral"
+    engine = authored_engine(Planner(checkpoint, tiny_recipe()), checkpoint)
+    found, expected = engine.session().feed(tokens(288), "all"), truth(loaded)
+    assert found is not None
+    assert np.abs(found - expected).max() <= TOLERANCE
+    checkpoint.config = checkpoint.config | {"model_type": "mistral"}  # a reader that errs
+    seen = Reference(checkpoint).run([tokens(288)])[0].logits
+    assert np.abs(seen - expected).max() <= TOLERANCE
+
+
+def test_a_config_of_other_files_is_refused(tmp_path: Path) -> None:
+    """transformers reads one of them in place of config.json."""
+    folder = folder_with(tmp_path, {"model.norm.weight": torch.ones(4)})
+    config = {"model_type": "llama", "num_hidden_layers": 3}
+    names = ["config.4.0.0.json"]
+    (folder / "config.json").write_text(json.dumps(config | {"configuration_files": names}))
+    (folder / names[0]).write_text(json.dumps(config | {"num_hidden_layers": 5}))
+    assert transformers.AutoConfig.from_pretrained(folder).num_hidden_layers == 5
+    with pytest.raises(CetaneError, match=r"config\.json names other files .* configuration_files"):
+        open_checkpoint(folder)
+
+
 def test_every_dtype_and_shape(tmp_path: Path) -> None:
     tensors = {
         name: torch.tensor([[0, 1, 2], [3, 4, 5]]).to(getattr(torch, torch_name))

@@ -116,7 +116,13 @@ def test_the_whole_models_config_ties_the_head(tmp_path: Path, outer: bool, said
     assert np.abs(logits(tmp_path, 32) - expected).max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("text", [{}, {"model_type": "mistral"}, {"model_type": "ministral3"}])
+@pytest.mark.parametrize(
+    "text",
+    [
+        {}, {"model_type": "mistral"}, {"model_type": "ministral3"},
+        {"model_type": "mistral", "num_hidden_layers": 1, "layer_types": ["full_attention"]},
+    ],
+)  # fmt: skip
 def test_the_type_of_mistral_3s_text_part_is_what_its_config_says(
     tmp_path: Path, text: dict[str, Any]
 ) -> None:

@@ -5,6 +5,11 @@ from typing import Any
 import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model
+from tests.families.parity import FEEDS, assert_parity
+from tests.families.test_deepseek_v2 import CONFIG as DEEPSEEK
+from tests.families.test_llama import recipe
+from tests.families.test_mixtral import build
+from tests.families.test_qwen3_next import MODELS
 
 from cetane.errors import CetaneError
 from cetane.families import author as author_with
@@ -177,6 +182,7 @@ def test_known_architectures() -> None:
 FULL = ["full_attention"] * 2
 SLIDING = ["sliding_attention", "full_attention"]
 CHUNKED = ["chunked_attention", "full_attention"]
+CONVOLVED = ["conv", "full_attention"]
 
 
 def until(positions: Any) -> dict[str, Any]:
@@ -232,14 +238,13 @@ UNBOUND = "sliding_window = None, but some layers slide"
         ({"model_type": "gemma2", "layer_types": SLIDING, "sliding_window": None}, UNBOUND),
         ({"hidden_size": 2**20, "num_attention_heads": 4, "head_dim": None}, "262144 channels"),
         ({"model_type": "lfm2", "conv_L_cache": 20_000}, "conv_L_cache = 20000, more than"),
-        ({"model_type": "lfm2", "conv_L_cache": 0}, "conv_L_cache = 0"),
+        ({"model_type": "lfm2", "layer_types": CONVOLVED, "conv_L_cache": 0}, "conv_L_cache = 0"),
         ({"model_type": "zaya", "cca_time0": 20_000}, "cca_time0 = 20000, more than"),
         ({"model_type": "qwen3_next", "linear_conv_kernel_dim": 20_000}, "20000, more than"),
         (until(None), "original_max_position_embeddings = None"),
         (until("b"), "original_max_position_embeddings = 'b'"),
         (until(float("inf")), "original_max_position_embeddings = inf"),
         (until(0), "original_max_position_embeddings = 0"),
-        ({"model_type": "zaya", "intermediate_size": "x"}, "intermediate_size = 'x'"),
         ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling = 0"),
         ({"model_type": "lfm2", "block_multiple_of": 0}, "division"),
         ({"model_type": "lfm2", "block_ffn_dim_multiplier": 1e308}, "infinity"),
@@ -265,6 +270,72 @@ def test_invalid_configs(checkpoint, change: dict[str, Any], named: str) -> None
         author(checkpoint.config | change)
     assert named in str(error.value)
     assert "\n" not in str(error.value)
+
+
+UNREAD = {
+    "num_experts": 0, "sliding_window": -1, "moe_intermediate_size": 0, "clip_qkv": 0.0,
+    "logits_scaling": 0, "task_specific_params": {"x": {"factor": 0}},
+}  # fmt: skip
+"""Keys of other model types."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("llama", UNREAD),
+        ("olmo2", {"sliding_window": 0}),
+        ("gemma3_text", {"attn_logit_softcapping": 0.0}),
+        ("gemma3_text", {"layer_types": FULL, "sliding_window": 0}),
+        ("deepseek_v2", DEEPSEEK | {"n_shared_experts": 0}),
+        *(
+            (kind, MODELS[kind] | {"shared_expert_intermediate_size": 0})
+            for kind in ("qwen3_next", "qwen3_5_moe_text")
+        ),
+    ],
+    ids=str,
+)
+def test_numbers_that_have_no_effect(kind: str, change: dict[str, Any]) -> None:
+    """transformers runs these configs, and the port is the same model."""
+    assert_parity(build(kind, **change), recipe(), {"uneven": FEEDS["uneven"]})
+
+
+NO_WINDOW = {"layer_types": FULL, "sliding_window": None}
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "named"),
+    [
+        ("ministral3", {"rope_parameters": ROPE}, "llama_4_scaling_beta = None"),
+        (
+            "ministral3",
+            {"rope_parameters": ROPE | {"llama_4_scaling_beta": 0.1}},
+            "original_max_position_embeddings = None",
+        ),
+        ("llama4_text", {"layer_types": SLIDING}, "'sliding_attention'; known: chunked_attention"),
+        (
+            "llama4_text",
+            {"layer_types": CHUNKED, "attention_chunk_size": None},
+            "attention_chunk_size = None",
+        ),
+        ("lfm2", {"layer_types": SLIDING}, "'sliding_attention'; known: conv"),
+        *(
+            (kind, NO_WINDOW, "sliding_window = None")
+            for kind in ("gemma2", "gemma3_text", "gpt_oss", "ministral", "olmo3")
+        ),
+    ],
+    ids=str,
+)
+def test_configs_that_transformers_cannot_run(
+    kind: str, change: dict[str, Any], named: str
+) -> None:
+    few = {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 8}
+    model = build_model(kind, **few, **change)
+    with pytest.raises((AttributeError, KeyError, TypeError, ValueError)):
+        model(torch.tensor([[1, 2, 3]]))
+    with pytest.raises(CetaneError) as error:
+        author(model.config.to_dict())
+    assert named in str(error.value)
 
 
 def test_a_config_prints_nothing(checkpoint, capfd: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,10 @@ def test_causal_taps(taps: int, order: str) -> None:
     torch.testing.assert_close(out.reshape(1, 12, 5), theirs(x))
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+SYNONYMS = ("gelu_fast", "gelu_accurate", "gelu_python_tanh", "gelu_python")
+
+
+@pytest.mark.parametrize("name", sorted({*ACTIVATIONS, *SYNONYMS}))
 def test_activations(name: str) -> None:
     x = torch.linspace(-8, 8, 101)
     torch.testing.assert_close(activation(name)(x), ACT2FN[name](x))

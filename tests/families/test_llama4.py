@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint
@@ -12,6 +13,8 @@ from tests.families.test_mixtral import DECODE, build
 from tests.families.zaya_models import recipe
 
 from cetane.errors import CetaneError
+from cetane.families.axes import Axes
+from cetane.families.experts import Mixture
 from cetane.planner import Planner
 from cetane.schema.slots import CONTRACTS
 
@@ -55,14 +58,26 @@ def test_routed_experts_are_the_same_model(kind: str, together: int) -> None:
     assert_parity(model, routed, {"uneven": FEEDS["uneven"]}, drafts=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_choice_among_logits_far_apart(dtype: torch.dtype) -> None:
+    """In shares of all, every logit but the largest would be zero, and the first of them chosen."""
+    logits = torch.tensor([200.0, -300.0, 3.0, 7.0, -250.0, 5.0], dtype=dtype)
+    mixture = Mixture(1, 1, 6, 3, normalised=False, act="silu", together=1, sigmoid=True)
+    weights = mixture.weigh(logits.reshape(1, 6, 1, 1), Axes()).flatten()
+    best = torch.topk(logits, 3)
+    expected = torch.full_like(logits, float("-inf")).scatter(0, best.indices, best.values)
+    torch.testing.assert_close(weights, torch.sigmoid(expected))
+
+
 def test_a_port_ends_where_chunks_or_late_queries_begin() -> None:
     def longest(**config: Any) -> int:
         return Planner(InMemoryCheckpoint(build_llama4(**config)), recipe()).model.max_context
 
     assert longest(attention_chunk_size=40, floor_scale=100) == 40
     assert longest(attention_chunk_size=100, floor_scale=50) == 49
-    assert longest(no_rope_layers=[1, 1, 1], attention_chunk_size=None) == 256
-    assert longest(attn_temperature_tuning=False, attention_chunk_size=None) == 256
+    whole = {"layer_types": ["full_attention"] * 3, "attention_chunk_size": None}
+    assert longest(no_rope_layers=[1, 1, 1], **whole) == 256
+    assert longest(attn_temperature_tuning=False, **whole) == 256
 
 
 def test_a_factor_on_all_queries_is_refused() -> None:

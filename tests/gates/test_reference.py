@@ -417,3 +417,15 @@ def test_margins_of_routers(model_type: str) -> None:
     assert seen.margins.keys() == wanted.keys() != set()
     for number, margins in wanted.items():
         np.testing.assert_allclose(seen.margins[number], margins, rtol=1e-3, atol=1e-6)
+
+
+def test_a_config_that_transformers_cannot_run(in_memory: Callable[..., Any]) -> None:
+    """It reads this one, and its model then ends in an error."""
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    checkpoint = in_memory(build_model("ministral3", rope_parameters=rope))
+    reference = Reference(checkpoint)
+    cannot = "transformers cannot run the config of a tiny ministral3: TypeError"
+    with pytest.raises(CetaneError, match=cannot):
+        reference.run([TOKENS])
+    with pytest.raises(CetaneError, match=cannot):
+        reference.tensors(TOKENS, [("model.layers.1", 0)])

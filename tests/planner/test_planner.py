@@ -328,6 +328,22 @@ def test_windows_become_masks_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "config", "why"),
+    [
+        ("llama", {}, "no layers of .* see only a window"),
+        ("mistral", {"sliding_window": 5}, "all layers of .* share one kind of cache"),
+    ],
+)
+def test_caches_of_no_window_have_no_contract_of_their_own(
+    kind: str, config: dict[str, Any], why: str
+) -> None:
+    content = {"name": "test", "cache": {"context": 64, "sliding": "shift"}}
+    checkpoint, recipe = Shapes(build_model(kind, **config)), parse_recipe(content, "test")
+    with pytest.raises(CetaneError, match=rf"cache\.sliding: {why}"):
+        Planner(checkpoint, recipe)
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         (

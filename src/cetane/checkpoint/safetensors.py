@@ -52,6 +52,11 @@ class SafetensorsCheckpoint(Checkpoint):
     def __init__(self, source: str, folder: Path, tensors: dict[str, StoredTensor]) -> None:
         path = folder / "config.json"
         config = read_json(path)
+        if "configuration_files" in config:
+            raise CetaneError(
+                f"{path} names other files for versions of transformers: configuration_files",
+                "make config.json of the file for your version, without that key",
+            )
         self._folder = folder
         self._in_files = tensors  # under the files' own names
         tensors, config, quantization = dequantized(tensors, config, path)
@@ -61,7 +66,7 @@ class SafetensorsCheckpoint(Checkpoint):
         elif has_text_part(config):
             config, tensors = text_config(config, path), text_tensors(tensors, path)
         else:
-            tensors = with_prefix(tensors)
+            config, tensors = as_whole_model(config), with_prefix(tensors)
         tensors = stack_experts(tensors, path)
         if config.get("tie_word_embeddings") is not False and has_own_head(tensors):
             config = config | {"tie_word_embeddings": False}
@@ -109,6 +114,16 @@ class SafetensorsCheckpoint(Checkpoint):
     def _identity_beside(self, path: Path, identity: Identity) -> str:
         """The identity of a file beside the weights."""
         return identity(path)
+
+
+def as_whole_model(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of a model that is no part of another one.
+
+    A Mistral that says which layers slide is a Ministral: `AutoConfig.from_pretrained` changes its
+    type. A Mistral has one kind of layers, and would ignore it.
+    """
+    sorts_layers = config.get("model_type") == "mistral" and "layer_types" in config
+    return config | {"model_type": "ministral"} if sorts_layers else config
 
 
 def with_prefix(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:

@@ -40,7 +40,7 @@ from cetane.families.caches import (
     Stateful,
     cache_form,
 )
-from cetane.families.configs import MALFORMED, check_counts, check_sizes, invalid
+from cetane.families.configs import MALFORMED, CheckedConfig, check_counts, check_sizes, invalid
 from cetane.families.delta import RAISED_ANSWERS
 from cetane.families.grouped_query import AttentionHeads, attend
 from cetane.families.layers import Exchange, Held, Projection, RMSNorm, rotate
@@ -152,7 +152,7 @@ def author(
     chosen = options_of(kind, options)
     with tensor_layout(order):
         try:
-            model: Model = families()[kind].author(parsed, chosen)
+            model: Model = families()[kind].author(CheckedConfig(parsed), chosen)
         except MALFORMED as error:
             reason = str(error).partition("\n")[0]  # torch adds the place in its own code
             raise invalid(kind, reason) from error

@@ -1,4 +1,4 @@
-"""Checks of a config's numbers, before transformers reads it and after."""
+"""Checks of a config's numbers: before and after transformers reads it, and as a family does."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
@@ -7,7 +7,7 @@ from cetane.errors import CetaneError
 
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "sliding_window", "max_position_embeddings",
+    "num_key_value_heads", "head_dim", "max_position_embeddings",
     "num_experts", "num_local_experts", "num_experts_per_tok", "decoder_sparse_step",
     "moe_intermediate_size", "router_hidden_size", "cca_time0", "cca_time1",
     "vocab_size_per_layer_input", "query_pre_attn_scalar", "linear_conv_kernel_dim",
@@ -19,16 +19,20 @@ SIZES = (
 """The keys of configs that hold sizes."""
 
 LEAST = {
-    ("qwen3_moe", "num_local_experts"): 0,
+    ("deepseek_v2", "n_shared_experts"): 0,
+    ("qwen3_5_moe_text", "shared_expert_intermediate_size"): 0,
+    ("qwen3_moe", "num_experts"): 0,
     ("qwen3_next", "num_experts"): 0,
+    ("qwen3_next", "shared_expert_intermediate_size"): 0,
 }
-"""The least value of a size of a model type, where it is not 1: no experts mean MLPs."""
+"""The least value of a size of a model type, where it is not 1. No experts mean MLPs, and no shared
+ones mean none."""
 LARGEST = 2**31
 """The limit of every size in a config; no model reaches it."""
 LARGEST_HEAD = 1 << 16
 """The limit of an attention head's width, in channels, which is also the width of real tables."""
 LARGEST_NUMBERS = {
-    "rope_theta": 1e12, "rope_local_base_freq": 1e12, "factor": 1e6, "rms_norm_eps": 1.0,
+    "rope_theta": 1e12, "factor": 1e6, "rms_norm_eps": 1.0,
     "final_logit_softcapping": 1e6, "attn_logit_softcapping": 1e6, "clip_qkv": 1e6,
     "swiglu_alpha": 1e4, "swiglu_limit": 1e4, "logits_scaling": 1e6,
 }  # fmt: skip
@@ -67,13 +71,25 @@ def check_counts(kind: str, settings: Mapping[str, Any]) -> None:
         )
 
 
-def numbers(settings: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers of a config and of its tables, with their names."""
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from numbers(value)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield name, value
+def numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """The number of a key, or those in its tables, with their names."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from numbers(key, inner)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield name, value
+
+
+def check_value(kind: str, name: str, value: Any) -> None:
+    """Raise CetaneError for a value that the key `name` has in no model of a type."""
+    if name in SIZES and value is not None:
+        least = LEAST.get((kind, name), 1)
+        if not isinstance(value, int | float) or not least <= value <= LARGEST:
+            raise invalid(kind, f"{name} = {value!r}, not from {least} to {LARGEST}")
+    for key, number in numbers(name, value):
+        limit = LARGEST_NUMBERS.get(key)
+        if limit is not None and not 0 < number <= limit:
+            raise invalid(kind, f"{key} = {number:g}, not above 0 and up to {limit:g}")
 
 
 class SizedConfig(Protocol):
@@ -82,22 +98,27 @@ class SizedConfig(Protocol):
     model_type: str
 
 
+class CheckedConfig:
+    """A transformers config that checks each value when a family reads it: transformers lets wrong
+    ones pass. Keys that no family reads may have any values, as in transformers."""
+
+    def __init__(self, config: SizedConfig) -> None:
+        self._config = config
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._config, name)
+        check_value(self._config.model_type, name, value)
+        return value
+
+
 def check_sizes(config: SizedConfig) -> None:
-    """Raise CetaneError for sizes that no model has. transformers lets them pass."""
-    kind = config.model_type
-    for name in SIZES:
-        size = vars(config).get(name)  # where layers differ, that of layers without their own
-        if size is None:
-            continue
-        least = LEAST.get((kind, name), 1)
-        if not isinstance(size, int | float) or not least <= size <= LARGEST:
-            raise invalid(kind, f"{name} = {size!r}, not from {least} to {LARGEST}")
-    check_counts(kind, vars(config))
-    for name, value in numbers(vars(config)):
-        if name in LARGEST_NUMBERS and not 0 < value <= LARGEST_NUMBERS[name]:
-            limit = LARGEST_NUMBERS[name]
-            raise invalid(kind, f"{name} = {value:g}, not above 0 and up to {limit:g}")
-    query, kv = (vars(config)[f"num_{of}_heads"] for of in ("attention", "key_value"))
+    """Raise CetaneError for counts of layers and heads that no model has. transformers lets them
+    pass."""
+    kind, own = config.model_type, vars(config)  # where layers differ, of those without their own
+    for name in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads"):
+        check_value(kind, name, own.get(name))
+    check_counts(kind, own)
+    query, kv = (own[f"num_{of}_heads"] for of in ("attention", "key_value"))
     if query % kv:
         raise invalid(
             kind,

@@ -106,7 +106,8 @@ def author(config: DeepseekConfig, options: ExpertOptions) -> Model:
                 mlp = MLP(size, config.intermediate_size, act, config.mlp_bias, scale)
                 layers.append(LatentBlock(index, norm(), attention, norm(), mlp))
                 continue
-            shared = SharedExpert(size, inner * together, act, scale, config.mlp_bias)
+            wide, bias = inner * together, config.mlp_bias
+            shared = SharedExpert(size, wide, act, scale, bias) if together else None
             layers.append(LatentBlock(index, norm(), attention))
             layers.append(
                 MixtureBlock(mixture, index, norm(), shared=shared, shared_name="shared_experts")

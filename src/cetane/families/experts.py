@@ -19,6 +19,8 @@ from cetane.families.options import ResidualOptions
 
 WEIGHTS = "weights"
 """The tensor of a layer's router: the weight of each expert in each token, `(1, E, 1, T)`."""
+FAR = 2.0**15
+"""More than logits of a router lie apart, and within fp16's range below any of them."""
 NORMED = "normed"
 """The tensor that a layer's experts read."""
 
@@ -82,13 +84,15 @@ class Mixture:
         taken `chosen` times: a sort or indices might leave the ANE. Of equal ones, the first is
         taken.
         """
-        probabilities = left = softmax(logits, dim=1)
+        # A share of all would underflow beside a large one, where a sigmoid does not.
+        scores = left = logits if self.sigmoid else softmax(logits, dim=1)
+        away = FAR if self.sigmoid else 2.0  # below all others: shares are at most 1
         best = taken = first_largest(left, self.count, axes)
         for _ in range(1, self.chosen):
-            left = left - 2 * best  # below all others, since these are at most 1
+            left = left - away * best
             best = first_largest(left, self.count, axes)
             taken = taken + best
-        weights = (sigmoid(logits) if self.sigmoid else probabilities) * taken
+        weights = (sigmoid(logits) if self.sigmoid else scores) * taken
         return weights / weights.sum(1, keepdim=True) if self.normalised else weights
 
 

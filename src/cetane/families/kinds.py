@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from cetane.families.base import Flow
-from cetane.families.configs import invalid
+from cetane.families.configs import LARGEST, invalid
 from cetane.families.grouped_query import AttentionHeads
 from cetane.families.layers import rotate
 from cetane.families.model import CacheGroup
@@ -17,6 +17,8 @@ from cetane.schema.interface import Mask, Rotary, Source
 
 KINDS = {"sliding_attention": "sliding", "full_attention": "full"}
 """The names of kinds, by the `layer_types` of a config."""
+ALWAYS_WINDOWED = ("gemma2", "gemma3_text", "gpt_oss", "ministral", "olmo3")
+"""The model types of which transformers makes the mask of a window even if no layer slides."""
 ALL = "kv"
 """The cache group of all layers, where their caches have the same length."""
 DEFAULT = "default"
@@ -33,7 +35,7 @@ class KindsConfig(Protocol):
 
 def kind_names(config: KindsConfig) -> list[str]:
     """The kind of each layer. CetaneError for a type that is neither sliding nor full, and for a
-    layer that slides without a window."""
+    window that transformers needs and the config lacks."""
     for layer_type in config.layer_types:
         if layer_type not in KINDS:
             known = ", ".join(KINDS)
@@ -41,6 +43,11 @@ def kind_names(config: KindsConfig) -> list[str]:
     names = [KINDS[layer_type] for layer_type in config.layer_types]
     if "sliding" in names and config.sliding_window is None:
         raise invalid(config.model_type, "sliding_window = None, but some layers slide")
+    if config.model_type in ALWAYS_WINDOWED and config.sliding_window is None:
+        raise invalid(
+            config.model_type,
+            "sliding_window = None, which transformers cannot run: give any number",
+        )
     return names
 
 
@@ -66,6 +73,9 @@ class LayerKind:
     """The name of their mask."""
 
     def __post_init__(self) -> None:
+        """Raises ValueError for a window of no size."""
+        if self.window is not None and not 1 <= self.window <= LARGEST:
+            raise ValueError(f"sliding_window = {self.window}, not from 1 to {LARGEST}")
         shared = "mask" if self.window is None else "mask_window"
         mask = shared if self.name == ALL else f"mask_{self.name}"
         object.__setattr__(self, "mask", mask)

@@ -353,6 +353,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": nn.functional.gelu,
     "gelu_pytorch_tanh": tanh_gelu,
     "gelu_new": tanh_gelu,
+    "gelu_fast": tanh_gelu,
+    "gelu_accurate": tanh_gelu,
+    "gelu_python_tanh": tanh_gelu,
+    "gelu_python": nn.functional.gelu,
     "relu": nn.functional.relu,
     "swish": nn.functional.silu,
 }

@@ -12,6 +12,7 @@ from torch import Tensor
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Flow, Memory
 from cetane.families.blocks import Mixer, PartNames, PreNormBlock
+from cetane.families.configs import invalid
 from cetane.families.decoder import DecoderConfig, decoder_model, heads_of
 from cetane.families.kinds import LayerKind
 from cetane.families.layers import MLP, CausalTaps, Projection, RMSNorm
@@ -78,6 +79,7 @@ def author(config: Lfm2Config, options: ResidualOptions) -> Model:
     eps, inner = residual_eps(config.norm_eps, scale), inner_channels(config)
     names = PartNames("operator_norm", mlp_norm="ffn_norm", mlp="feed_forward")
     convolved = PartNames("operator_norm", "conv", "ffn_norm", "feed_forward")
+    check(config)
     layers = []
     with torch.device("meta"):
         for index, layer_type in enumerate(config.layer_types):
@@ -103,3 +105,13 @@ def author(config: Lfm2Config, options: ResidualOptions) -> Model:
         eps=config.norm_eps,
         memory=memory,
     )
+
+
+def check(config: Lfm2Config) -> None:
+    """Raise CetaneError for a layer that neither convolves nor attends: transformers has no mask
+    for it."""
+    for layer_type in config.layer_types:
+        if layer_type not in ("conv", "full_attention"):
+            raise invalid(
+                config.model_type, f"layer_types: {layer_type!r}; known: conv, full_attention"
+            )

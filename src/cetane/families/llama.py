@@ -120,6 +120,7 @@ class PhiLayer(PreNormBlock):
 
 def author(config: LlamaConfig, options: ResidualOptions) -> Model:
     """The model for a config of one of `MODEL_TYPES`."""
+    check(config)
     own, scale, size = traits(config), options.scale, config.hidden_size
     kinds, norm, added = layer_kinds(config, own.scores), Norms(config, scale), scale * own.residual
     block = PhiLayer if config.model_type == "phi3" else PreNormBlock
@@ -131,6 +132,17 @@ def author(config: LlamaConfig, options: ResidualOptions) -> Model:
             mlp = MLP(size, inner, act, own.mlp_bias, added)
             layers.append(block(index, norm(), attention, norm(), mlp))
     return decoder_model(config, layers, scale, kinds, embedding=own.embedding, logits=own.logits)
+
+
+def check(config: LlamaConfig) -> None:
+    """Raise CetaneError for a Ministral 3 without the numbers of its factor on late queries:
+    transformers cannot run it."""
+    if config.model_type != "ministral3":
+        return
+    for key in ("llama_4_scaling_beta", "original_max_position_embeddings"):
+        value = config.rope_parameters.get(key)
+        if not isinstance(value, int | float):
+            raise invalid(config.model_type, f"rope_parameters: {key} = {value!r}, not a number")
 
 
 def layer_kinds(config: LlamaConfig, scores: float | None = None) -> list[LayerKind]:

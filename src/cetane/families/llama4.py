@@ -38,6 +38,7 @@ Options = ExpertOptions
 MODEL_TYPES = ("llama4_text",)
 HOME = "feed_forward"
 """The checkpoint's name for what follows attention."""
+CHUNKED = "chunked_attention"
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
@@ -103,6 +104,7 @@ def columns_as_rows(start: int, stop: int, stored: Tensor) -> Tensor:
 
 def author(config: Llama4Config, options: ExpertOptions) -> Model:
     """The model of a Llama4TextConfig."""
+    check(config)
     scale, size, bias = options.scale, config.hidden_size, config.attention_bias
     heads, norm, eps = heads_of(config), Norms(config, scale), config.rms_norm_eps
     rotary, act = rotary_table(config, heads.dim), config.hidden_act
@@ -142,10 +144,8 @@ def author(config: Llama4Config, options: ExpertOptions) -> Model:
 
 def positions(config: Llama4Config) -> int:
     """The tokens for which all layers see everything, and no query has a factor."""
-    if len(config.no_rope_layers) != config.num_hidden_layers:
-        raise invalid(config.model_type, f"no_rope_layers has {len(config.no_rope_layers)} entries")
     limits = [config.max_position_embeddings]
-    if "chunked_attention" in config.layer_types and config.attention_chunk_size is not None:
+    if CHUNKED in config.layer_types and config.attention_chunk_size is not None:
         limits.append(config.attention_chunk_size)
     if config.attn_temperature_tuning and not all(config.no_rope_layers):
         if config.floor_scale == 1:
@@ -154,3 +154,15 @@ def positions(config: Llama4Config) -> int:
             )
         limits.append(config.floor_scale - 1)
     return min(limits)
+
+
+def check(config: Llama4Config) -> None:
+    """Raise CetaneError for a config that transformers cannot run."""
+    kind, types = config.model_type, config.layer_types
+    if len(config.no_rope_layers) != config.num_hidden_layers:
+        raise invalid(kind, f"no_rope_layers has {len(config.no_rope_layers)} entries")
+    for layer_type in types:
+        if layer_type not in (CHUNKED, "full_attention"):
+            raise invalid(kind, f"layer_types: {layer_type!r}; known: {CHUNKED}, full_attention")
+    if CHUNKED in types and config.attention_chunk_size is None:
+        raise invalid(kind, "attention_chunk_size = None, but some layers attend in chunks")

@@ -143,7 +143,7 @@ def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
             layers.append(block)
             if experts is not None and not own:
                 inner = config.shared_expert_intermediate_size
-                shared = SharedExpert(size, inner, act, scale, gated=True)
+                shared = SharedExpert(size, inner, act, scale, gated=True) if inner else None
                 layers.append(MixtureBlock(experts, index, norm(), shared=shared))
     return decoder_model(
         config,

@@ -19,8 +19,10 @@ from cetane.gates.streaming import let_stream
 from cetane.gates.transformers_model import (
     Lender,
     by_parent,
+    config_of,
     load_by_transformers,
     own_tensors,
+    runs,
     stored_names,
     unfilled,
 )
@@ -63,7 +65,7 @@ class Asked:
     """The numbers of the tokens whose logits are wanted, ascending."""
 
 
-class Stop(Exception):
+class Stop(BaseException):
     """Ends a model's pass when all requested tensors are there."""
 
 
@@ -72,7 +74,8 @@ class Reference:
 
     transformers' own loader reads the weights if it knows the checkpoint's files and the model fits
     in memory (`loader` says so). So the gates see errors of cetane's own reader. For the same
-    reason, peft merges adapters if it is installed. Else each module takes its weights from the
+    reason, transformers reads the config (`config_of`), and peft merges adapters if it is
+    installed. Else each module takes its weights from the
     checkpoint when it runs. If the model is larger than `RESIDENT`, the module then gives them
     back, so a large model is never in memory as a whole.
     """
@@ -91,8 +94,10 @@ class Reference:
             self.stream, checkpoint = checkpoint.stream, checkpoint.base
         if streamed is not None and not own:
             checkpoint = streamed.base
-        config = parse_config(checkpoint.config)
-        empty = unfilled(config)
+        config = parse_config(checkpoint.config) if own else config_of(checkpoint)
+        self.source = checkpoint.source
+        with runs(self.source):
+            empty = unfilled(config)
         size = sum(4 * parameter.numel() for parameter in empty.parameters())
         self.names = stored_names(empty, config)
         """The checkpoint's names of each module's own tensors, by module path."""
@@ -195,6 +200,7 @@ class Reference:
             self._keeping(wanted, seen),
             self._scaled(scales),
             self._routing(batch, margins),
+            runs(self.source),
         ):
             logits = self.model(
                 batch,
@@ -267,6 +273,7 @@ class Reference:
             quiet_transformers(),
             self._keeping(wanted, seen, stop=True),
             suppress(Stop),
+            runs(self.source),
         ):
             self.model(torch.tensor([list(tokens)]), use_cache=False)
         return {truth: self._given(truth, tensor[0]) for truth, tensor in seen.items()}

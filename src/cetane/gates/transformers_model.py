@@ -1,10 +1,12 @@
 """A checkpoint's transformers model, and the two ways in which its weights come: transformers reads
 them, or each module borrows its own from cetane's reader."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import gguf
@@ -13,10 +15,19 @@ from torch import Tensor, nn
 
 from cetane.checkpoint import Checkpoint
 from cetane.checkpoint.lora import WEIGHTS, Lora
+from cetane.checkpoint.quantized import QUANTIZATION_KEYS
+from cetane.checkpoint.safetensors import HEAD
+from cetane.checkpoint.text_part import has_text_part
+from cetane.checkpoint.zaya_original import is_original
+from cetane.errors import CetaneError
+from cetane.families import parse_config
+from cetane.files import read_json
 from cetane.hardware.quiet import quiet_transformers
 
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 """The plainest arithmetic that transformers has."""
+OF_TEXT = ("model_type", "text_config", "tie_word_embeddings")
+"""The keys of a multimodal model's config that concern its text part."""
 
 
 class Lender:
@@ -40,6 +51,62 @@ class Lender:
         for tensor in own_tensors(self.module).values():
             tensor.data = torch.empty(0)
         self.lent = False
+
+
+def config_of(checkpoint: Checkpoint) -> Any:
+    """The transformers config of a checkpoint: as transformers reads it from the folder, so the
+    gates see errors of cetane's own reading.
+
+    cetane's config counts where transformers reads no such file or only a part of it: GGUF, and
+    Zyphra's own form. It also counts for a head that is stored although the config ties it.
+    CetaneError if transformers refuses the file.
+    """
+    ours = parse_config(checkpoint.config)  # before transformers: it has no limits
+    path = Path(checkpoint.source) / "config.json"
+    stored = read_json(path) if path.is_file() else None
+    if stored is None or is_original(stored):
+        return ours
+    if has_text_part(stored):  # of the other parts, cetane has checked no sizes
+        whole = read_by_transformers({key: stored[key] for key in OF_TEXT if key in stored}, path)
+        config = whole.text_config
+        config.tie_word_embeddings = whole.tie_word_embeddings
+    else:
+        plain = {key: stored[key] for key in stored if key not in QUANTIZATION_KEYS}
+        config = read_by_transformers(plain, path)
+    if HEAD in checkpoint:
+        config.tie_word_embeddings = ours.tie_word_embeddings
+    return config
+
+
+def read_by_transformers(content: dict[str, Any], path: Path) -> Any:
+    """The config that transformers reads from a file with this content. `path` is the file that it
+    comes from, for errors."""
+    from transformers import AutoConfig
+
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(content))
+        try:
+            with quiet_transformers():
+                return AutoConfig.from_pretrained(
+                    folder, local_files_only=True, trust_remote_code=False
+                )
+        except Exception as error:  # it raises many kinds
+            raise CetaneError(f"transformers cannot read {path}: {error}") from error
+
+
+@contextmanager
+def runs(source: str) -> Iterator[None]:
+    """A context in which the transformers model of a checkpoint runs. CetaneError if it cannot:
+    configs that transformers reads may lack what its model needs."""
+    try:
+        yield
+    except CetaneError:
+        raise
+    except Exception as error:  # it raises many kinds
+        raise CetaneError(
+            f"transformers cannot run the config of {source}: {type(error).__name__}: {error}",
+            "compare its config.json with that of a published model of this type",
+        ) from error
 
 
 def unfilled(config: Any) -> Any:

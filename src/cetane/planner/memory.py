@@ -21,7 +21,7 @@ from cetane.families import (
 )
 from cetane.planner.layout import Segment
 from cetane.schema.check import smaller
-from cetane.schema.interface import State
+from cetane.schema.interface import Mask, State
 from cetane.schema.recipe import Recipe
 from cetane.schema.slots import PADDED, Slots
 
@@ -92,7 +92,13 @@ class CachePlan:
         if self.recipe.cache.sliding is not None and not any(
             group.window for group in self.groups.values()
         ):
-            raise CetaneError(f"cache.sliding: no layers of {self.source} see only a window")
+            slides = any(isinstance(s, Mask) and s.window for s in self.model.host.values())
+            why = (
+                f"all layers of {self.source} share one kind of cache, as long as the context"
+                if slides
+                else f"no layers of {self.source} see only a window"
+            )
+            raise CetaneError(f"cache.sliding: {why}", "leave cache.sliding out")
         for name, slots in self.slots.items():
             if not slots.limited or slots.contract not in ("shift", "blend"):
                 continue

@@ -39,6 +39,8 @@ RULES: dict[str, Callable[[QuantizedTensors], Tensors]] = {
     "mlx": read_mlx,
     "mxfp4": read_mxfp4,
 }
+QUANTIZATION_KEYS = ("quantization_config", "quantization", "compression_config")
+"""The keys of a config that tell a checkpoint's quantisation."""
 COMPANIONS = (
     "_scale", "_scale_inv", "_scales", ".scales", ".qweight", ".qzeros", ".g_idx", "_g_idx",
     "_zero_point", "_packed", "_blocks", ".biases", ".SCB", ".absmax", ".nested_absmax",
@@ -55,9 +57,8 @@ def dequantized(
 
     Raises CetaneError for a format without a rule, and for companions that are left over.
     """
-    keys = ("quantization_config", "quantization", "compression_config")
-    said = next((config[key] for key in keys if config.get(key)), None)
-    rest = {key: value for key, value in config.items() if key not in keys}
+    said = next((config[key] for key in QUANTIZATION_KEYS if config.get(key)), None)
+    rest = {key: value for key, value in config.items() if key not in QUANTIZATION_KEYS}
     name = None
     if said is not None:
         if not isinstance(said, dict):
