@@ -77,7 +77,7 @@ def bundle_report(
         positions=positions(golden, path) if golden else no_golden,
         ranges=ranges(golden) if golden and golden.ranges else no_golden,
         sizes=disk,
-        developers=for_developers(bundle, disk),
+        developers=for_developers(bundle, programs.values(), disk),
         perplexity=perplexity(gates),
         tasks=tasks(gates),
         quality=quality
