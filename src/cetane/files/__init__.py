@@ -32,6 +32,7 @@ from cetane.files.reading import (
     read_text,
     read_toml,
     regular_files,
+    shipped_text,
 )
 from cetane.files.writing import check_space, disk_errors, remove, replacing, write_json, write_toml
 
@@ -69,6 +70,7 @@ __all__ = [
     "remove",
     "replacing",
     "sha256",
+    "shipped_text",
     "silent",
     "write_cache",
     "write_json",

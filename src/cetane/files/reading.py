@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from importlib import resources
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,12 @@ def read_text(path: Path, most: int = LARGEST, follow: bool = True) -> str:
         return read_bytes(path, most, follow).decode("utf-8")
     except UnicodeDecodeError as error:
         raise CetaneError(f"cannot read {path}: it is not UTF-8: {error}") from error
+
+
+def shipped_text(path: str) -> str:
+    """The text of a file that comes with cetane, by its path in the package. It is UTF-8 whatever
+    the user's locale is."""
+    return (resources.files("cetane") / path).read_text(encoding="utf-8")
 
 
 def read_json(path: Path, follow: bool = True, unique: bool = False) -> dict[str, Any]:

@@ -15,12 +15,12 @@ written and read as well.
 import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 from itertools import pairwise
 from typing import Literal
 
 from pydantic import Field
 
+from cetane.files import shipped_text
 from cetane.perf.cost import Work
 from cetane.validation import Data
 
@@ -183,5 +183,5 @@ class Decoder(Data):
 @cache
 def load_decoders() -> dict[str, Decoder]:
     """The models of the evidence, by their names in its rows."""
-    text = (resources.files("cetane") / "data" / "evidence" / "models.toml").read_text("utf-8")
+    text = shipped_text("data/evidence/models.toml")
     return {name: Decoder.model_validate(body) for name, body in tomllib.loads(text).items()}

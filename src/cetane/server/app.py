@@ -8,7 +8,6 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from cetane.errors import CetaneError
+from cetane.files import shipped_text
 from cetane.server.asks import chat_asks, check_known, completion_asks
 from cetane.server.errors import ApiError
 from cetane.server.forms import ChatForm, CompletionForm, Form
@@ -264,7 +264,7 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.include_router(routes(service))
-    page = resources.files("cetane.server").joinpath("page.html").read_text(encoding="utf-8")
+    page = shipped_text("server/page.html")
     policy = page_policy(page)
 
     @app.get("/")
