@@ -106,7 +106,7 @@ class PortableBackend:
         if self.arithmetic == "fp16" or self.arithmetic == "ane":
             return ReferenceProgram(load(path), self.arithmetic)
         if self.arithmetic == "stored":
-            prepared = PreparedProgram(path, pack=True)
+            prepared = PreparedProgram(path)
             if prepared.known:
                 return FastGraph(prepared)
             program = prepared.fast.program

@@ -51,10 +51,10 @@ def read_bytes(path: Path, most: int = LARGEST, follow: bool = True) -> bytes:
     return content
 
 
-def read_text(path: Path, most: int = LARGEST, follow: bool = True) -> str:
+def read_text(path: Path, most: int = LARGEST) -> str:
     """The UTF-8 text of `path`. Raises CetaneError as `read_bytes`."""
     try:
-        return read_bytes(path, most, follow).decode("utf-8")
+        return read_bytes(path, most).decode("utf-8")
     except UnicodeDecodeError as error:
         raise CetaneError(f"cannot read {path}: it is not UTF-8: {error}") from error
 
@@ -74,9 +74,9 @@ def read_json(path: Path, follow: bool = True, unique: bool = False) -> dict[str
     return value
 
 
-def read_json_if_present(path: Path, follow: bool = True) -> dict[str, Any]:
+def read_json_if_present(path: Path) -> dict[str, Any]:
     """As `read_json`, but empty if there is no such file."""
-    return read_json(path, follow) if path.is_file() else {}
+    return read_json(path) if path.is_file() else {}
 
 
 def read_named(kind: type[Content], path: Path, most: int, key: str, hint: str) -> Content:

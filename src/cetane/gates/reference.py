@@ -279,10 +279,6 @@ class Reference:
             tensor = self.stream(tensor).float()
         return tensor.numpy()
 
-    def agrees(self, prompt: Sequence[int], generated: Sequence[int]) -> Array:
-        """`choices` of the model itself."""
-        return choices(self.run([[*prompt, *generated]])[0].logits, prompt, generated)
-
     @torch.inference_mode()
     def head(self, hidden: Array, norm: str) -> Array:
         """Logits `(n, V)` for hidden states `(n, C)` after the last layer; `norm` is the path of

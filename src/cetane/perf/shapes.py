@@ -93,18 +93,6 @@ class Decoder(Data):
             window=None if full else self.window,
         )
 
-    def matrices(self) -> list[tuple[int, int]]:
-        """The shapes `(O, I)` of all weights, without per-layer embeddings."""
-        shapes = [(self.vocab, self.hidden)]
-        for index in range(self.layers):
-            layer = self.layer(index)
-            keys = self.kv_heads * layer.query // self.query_heads
-            shapes += [(layer.query, self.hidden), (self.hidden, layer.query)]
-            shapes += [(keys, self.hidden)] * 2 * self.owns(index)
-            inner = layer.mlp // 3 // self.hidden
-            shapes += [(inner, self.hidden), (inner, self.hidden), (self.hidden, inner)]
-        return shapes
-
     def shared(self, slots: int) -> int:
         """Bytes of the caches that layers without own caches read."""
         if self.own_layers is None:

@@ -255,18 +255,6 @@ class FirstTokens:
         return sum(asked) / len(asked) if asked else None
 
 
-def first_tokens(
-    engine: Engine, prompts: Sequence[Ids], drafter: Drafter, count: int, stop: Ids
-) -> FirstTokens:
-    """Ask a drafter after every token of the greedy answers to some prompts."""
-    asked = FirstTokens(drafter)
-    for prompt in prompts:
-        session = open_session(engine, [drafter])
-        for _ in generate(session, prompt, Sampler(), count, stop, asked):
-            pass
-    return asked
-
-
 class Together:
     """Several drafters, each asked at every position; a `DraftSource`."""
 
