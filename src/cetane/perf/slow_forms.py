@@ -48,8 +48,8 @@ def load_slow_forms() -> tuple[SlowForm, ...]:
 
 
 def streamed_as(form: Format, chip: str) -> tuple[float, float]:
-    """The bits as which a chip streams a weight of this format, and the time that it takes relative
-    to others of these bits: the format's own, and 1, for most formats."""
+    """The bits as which a chip streams a weight of this format, and its time relative to others of
+    these bits. Most formats have their own bits, and 1."""
     slow = next((one for one in load_slow_forms() if one.holds(form, chip)), None)
     if slow is None:
         return float(form.bits), 1.0
