@@ -18,7 +18,7 @@ from tests.gates.residency.graphs import Model, mb
 from cetane.bundle import Bundle
 from cetane.gates.residency.measured import Measured, specification
 from cetane.gates.residency.rule import load_rules
-from cetane.mil.reader import load
+from cetane.mil import load
 
 from .conftest import Cetane
 

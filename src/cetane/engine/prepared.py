@@ -17,9 +17,9 @@ import onnxruntime
 import cetane.mil
 from cetane.errors import CetaneError
 from cetane.files import cache_dir, code_sha256, forget_oldest, remove, sha256
+from cetane.mil import load
 from cetane.mil.fast.functions import FastFunction
 from cetane.mil.fast.prepared import PreparedModel, holds, write
-from cetane.mil.reader import load
 
 if TYPE_CHECKING:
     from cetane.mil.fast.program import FastProgram, SharedModel

@@ -34,13 +34,22 @@ from cetane.files.reading import (
     regular_files,
     shipped_text,
 )
-from cetane.files.writing import check_space, disk_errors, remove, replacing, write_json, write_toml
+from cetane.files.writing import (
+    READ_ONLY,
+    check_space,
+    disk_errors,
+    remove,
+    replacing,
+    write_json,
+    write_toml,
+)
 
 __all__ = [
     "KERNELS",
     "KERNELS_OF",
     "LARGEST",
     "LARGEST_TEXT",
+    "READ_ONLY",
     "FileRecord",
     "Progress",
     "cache_dir",

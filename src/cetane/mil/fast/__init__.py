@@ -5,7 +5,7 @@
     state = decode.make_state()
     outputs = decode({"hidden": hidden, ...}, state)
 
-Calls mean the same as those of the reference, `mil.compile(function)`. The reference also runs
+Calls mean the same as those of the reference, `mil.Executable(function)`. The reference also runs
 functions with ops that the fast executor lacks; `unsupported` lists these ops.
 """
 
