@@ -18,7 +18,6 @@ from cetane.mil.program import (
     Op,
     Program,
     SizeRange,
-    StoredConstant,
     TensorType,
 )
 from cetane.mil.reader import load
@@ -34,7 +33,6 @@ __all__ = [
     "Op",
     "Program",
     "SizeRange",
-    "StoredConstant",
     "TensorState",
     "TensorType",
     "load",
