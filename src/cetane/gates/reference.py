@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cetane.checkpoint import Checkpoint, RotatedCheckpoint, Turn, streamed_part
+from cetane.checkpoint import Checkpoint, RotatedCheckpoint, Rotation, streamed_part
 from cetane.engine.backend import Array
 from cetane.errors import CetaneError
 from cetane.families import Truth, parse_config
@@ -85,7 +85,7 @@ class Reference:
         turned checkpoint in the turned basis. Heads that stream do so in both cases, but for
         `seeing_all`.
         """
-        self.stream: Turn | None = None
+        self.stream: Rotation | None = None
         streamed = streamed_part(checkpoint)
         if isinstance(checkpoint, RotatedCheckpoint) and not own:
             self.stream, checkpoint = checkpoint.stream, checkpoint.base

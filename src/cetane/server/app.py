@@ -24,7 +24,7 @@ from cetane.errors import CetaneError
 from cetane.files import shipped_text
 from cetane.server.asks import chat_asks, check_known, completion_asks
 from cetane.server.errors import ApiError
-from cetane.server.forms import ChatForm, CompletionForm, Form
+from cetane.server.forms import AnswerForm, ChatForm, CompletionForm
 from cetane.server.metrics import Metrics
 from cetane.server.requests import (
     ChatRequest,
@@ -121,7 +121,7 @@ async def unless_gone(http: Request, work: Awaitable[Result]) -> Result | None:
                 await one
 
 
-async def respond(http: Request, worker: Worker, form: Form) -> Response:
+async def respond(http: Request, worker: Worker, form: AnswerForm) -> Response:
     """Run a request and give its answer, whole or as a stream."""
     job = worker.submit(form.asks)
     events = job.events()
