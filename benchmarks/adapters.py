@@ -26,7 +26,7 @@ from cetane.gates.bases import base_checks
 from cetane.gates.probes import chat_prompts
 from cetane.gates.reference import Reference, reference_of
 from cetane.schema.recipe import load_recipe, override
-from common import WORK, arguments, bundle_of, report, standard_library_text
+from common import WORK, agreement, arguments, bundle_of, report, standard_library_text
 
 WINDOW, BATCH = 64, 1
 ADAPTERS = {
@@ -102,7 +102,7 @@ def tokens_equal(
             session = engine.session(adapter=adapter)
             answer = list(generate(session, prompt, Sampler(), count))
             answers.setdefault(adapter, []).append(answer)
-            worst = min(worst, float(truth.agrees(prompt, answer).mean()))
+            worst = min(worst, agreement(truth, prompt, answer))
         shares[f"{adapter or 'base'}, tokens of {truth.loader}"] = worst
         print(f"{adapter or 'base'}: {worst:.3f} of {truth.loader}", file=sys.stderr)
         if adapter is not None:

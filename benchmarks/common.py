@@ -4,7 +4,7 @@ import argparse
 import json
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from rich.table import Table
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
+from cetane.gates.reference import Reference, choices
 from cetane.lab.workload import write_documentation
 from cetane.pipeline.build import build
 from cetane.schema.recipe import Recipe
@@ -37,6 +38,12 @@ def bundle_of(checkpoint: Checkpoint, recipe: Recipe) -> Bundle:
         print(f"build {recipe.name}: {what} ({done}/{total})", file=sys.stderr)
 
     return build(checkpoint, recipe, WORK / recipe.name, progress)
+
+
+def agreement(reference: Reference, prompt: Sequence[int], answer: Sequence[int]) -> float:
+    """The share of an answer's tokens that the reference chooses too."""
+    logits = reference.run([[*prompt, *answer]])[0].logits
+    return float(choices(logits, prompt, answer).mean())
 
 
 def standard_library_text() -> Path:

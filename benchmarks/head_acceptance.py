@@ -5,13 +5,16 @@ first drafter had a proposal.
 """
 
 import time
+from collections import deque
 from pathlib import Path
 
 from cetane.bundle import Bundle
+from cetane.engine.generate import generate
 from cetane.engine.open import open_engine
 from cetane.engine.sampling import Sampler
 from cetane.gates.probes import asked
-from cetane.speculate.bench import FirstTokens, first_tokens, suite
+from cetane.speculate.bench import FirstTokens, suite
+from cetane.speculate.drafter import open_session
 from cetane.speculate.open import DrafterOptions, open_drafters
 from common import arguments, report
 
@@ -24,7 +27,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96, help="most tokens of an answer")
     options = parser.parse_args()
     bundle = Bundle(Path(options.model))
-    engine, rows, results = open_engine(bundle), [], []
+    engine, stop, rows, results = open_engine(bundle), bundle.tokenizer.eos_ids, [], []
     for category in options.only.split(","):
         texts = suite()[category][: options.prompts]
         prompts = [asked(bundle.tokenizer, text) for text in texts]
@@ -33,7 +36,10 @@ def main() -> None:
             chosen = DrafterOptions(name)
             (drafter,) = open_drafters(chosen, bundle, Sampler(), "auto", remember=False)
             started = time.process_time()
-            one = first_tokens(engine, prompts, drafter, options.tokens, bundle.tokenizer.eos_ids)
+            one = FirstTokens(drafter)
+            for prompt in prompts:
+                session = open_session(engine, [drafter])
+                deque(generate(session, prompt, Sampler(), options.tokens, stop, one), maxlen=0)
             found.append(one)
             row = [category, drafter.name, len(prompts), len(one.right), sum(one.proposed),
                    sum(one.right), one.share(), one.share(one.proposed),

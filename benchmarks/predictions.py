@@ -8,22 +8,23 @@ import argparse
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cetane.hardware.chips import find_chip, load_chips
+from cetane.hardware.notch import on_notch
 from cetane.lab.synthetic import SHAPES, Shapes
-from cetane.perf.breakeven import DraftingTimes, per_slot_formula
+from cetane.perf.breakeven import DraftingTimes, per_slot_formula, tokens_per_call
 from cetane.perf.coreml_llm import formats
 from cetane.perf.cost import TERM_OF, Work, costs_of, load_fit, terms, total
 from cetane.perf.evidence import load_evidence, read
 from cetane.perf.fit import Checked, check, leave_one_group_out
 from cetane.perf.measurement import Measurement
-from cetane.perf.notch_cost import cost, hit_bytes
 from cetane.perf.predict import Predictor, rates_of
-from cetane.perf.shapes import load_decoders
+from cetane.perf.shapes import Decoder, load_decoders
 from cetane.planner import Planner
 from cetane.schema.recipe import load_recipe, parse_recipe
 
@@ -127,6 +128,11 @@ def zaya() -> str:
     return markdown(["recipe", "mode", "T", "ms", "interval", "tok/s", "binds", *TERMS], rows)
 
 
+def speedup(spec: DraftingTimes, chance: float) -> float:
+    """The speed-up over plain decoding, if every drafted token is right with this chance."""
+    return tokens_per_call(chance, spec.width) / spec.slowdown
+
+
 def verifier() -> str:
     shapes, predictor = Shapes("zaya1-8b"), Predictor(find_chip("m4-max"))
     rows = []
@@ -140,7 +146,7 @@ def verifier() -> str:
             share, chance = spec.break_even_share(), spec.break_even_chance()
             pays = ["never", "never"] if share is None else [f"{share:.2f}", f"{chance:.2f}"]
             rows.append([f"`{name}`", width, f"{t1:.1f}", f"{tk:.1f}", f"{spec.slowdown:.2f}",
-                         *pays, f"{spec.speedup(0.5):.2f}", f"{spec.ceiling:.2f}"])  # fmt: skip
+                         *pays, f"{speedup(spec, 0.5):.2f}", f"{spec.ceiling:.2f}"])  # fmt: skip
     columns = ["recipe", "K", "t1", "tK", "tK/t1", "pays from share", "pays from chance",
                "speed-up at chance 0.5", "if all are right"]  # fmt: skip
     return markdown(columns, rows)
@@ -194,7 +200,7 @@ def speculation() -> str:
             share = spec.break_even_share()
             rows.append([model, weights, f"`{chip}`", width, f"{t1:.1f}", f"{tk:.1f}",
                          f"{spec.slowdown:.2f}", "never" if share is None else f"{share:.2f}",
-                         *(f"{spec.speedup(chance):.2f}" for chance in (0.4, 0.6, 0.8)),
+                         *(f"{speedup(spec, chance):.2f}" for chance in (0.4, 0.6, 0.8)),
                          reported if width == widths[-1] else ""])  # fmt: skip
     columns = ["model", "weights", "chip", "K", "t1", "tK", "tK/t1", "pays from share",
                "speed-up at chance 0.4", "0.6", "0.8", "reported"]  # fmt: skip
@@ -224,12 +230,31 @@ def gemma() -> str:
     return markdown(columns, rows)
 
 
+def matrices(model: Decoder) -> Iterable[tuple[int, int]]:
+    """The shapes `(O, I)` of all weights, without per-layer embeddings."""
+    yield model.vocab, model.hidden
+    for index in range(model.layers):
+        layer = model.layer(index)
+        keys = model.kv_heads * layer.query // model.query_heads
+        yield from ((layer.query, model.hidden), (model.hidden, layer.query))
+        yield from [(keys, model.hidden)] * 2 * model.owns(index)
+        inner = layer.mlp // 3 // model.hidden
+        yield from ((inner, model.hidden), (inner, model.hidden), (model.hidden, inner))
+
+
+def hit_bytes(shapes: Iterable[tuple[int, ...]], bits: int) -> float:
+    """Bytes of the weights `(O, I, ...)` that are on the notch."""
+    return sum(prod(s) * bits / 8 for s in shapes if on_notch(s[0], prod(s[1:]), bits))
+
+
 def notch() -> str:
+    """The cost of weights on the notch is no part of the fitted model: the evidence shows no such
+    slowness for 4- and 8-bit weights of these shapes."""
     chip = find_chip("m4-max")
-    rates = rates_of(chip)
+    slower = max(0.0, 1e-6 / chip.figure("notch").value - rates_of(chip)["half"].ms)
     rows = []
     shapes: dict[str, list[tuple[int, ...]]] = {
-        name: list(model.matrices()) for name, model in load_decoders().items() if not model.experts
+        name: list(matrices(model)) for name, model in load_decoders().items() if not model.experts
     }
     planner = Planner(Shapes("zaya1-8b"), load_recipe("zaya-int8"))  # type: ignore[arg-type]
     dense = [w.shape for b in (*planner.model.layers, *planner.heads) for _, w in b.weights()
@@ -243,7 +268,7 @@ def notch() -> str:
             for bits in (8, 6, 4)
         )
         rows.append([name, f"{whole / 1e9:.2f} GB", f"{100 * hit / whole:.0f} %",
-                     f"{cost(weights, chip, rates):.0f}", other])  # fmt: skip
+                     f"{hit * slower:.0f}", other])  # fmt: skip
     columns = ["model", "fp16", "hit in fp16", "cost of a step in fp16, ms",
                "hit, if fewer bits were"]  # fmt: skip
     return markdown(columns, rows)

@@ -3,8 +3,6 @@
 import sys
 import time
 
-import numpy as np
-
 from cetane.checkpoint import open_checkpoint
 from cetane.engine.generate import generate
 from cetane.engine.open import open_engine
@@ -12,7 +10,7 @@ from cetane.engine.sampling import Sampler
 from cetane.gates.probes import chat_prompts
 from cetane.gates.reference import Reference
 from cetane.schema.recipe import parse_recipe
-from common import arguments, bundle_of, report
+from common import agreement, arguments, bundle_of, report
 
 VARIANTS = [
     ("chunks", "readonly"), ("chunks", "blend"), ("chunks", "shift"), ("chunks", "stateful"),
@@ -40,7 +38,7 @@ def main() -> None:
             tokens = list(
                 generate(engine.session(["decode", "prefill"]), prompt, Sampler(), options.tokens)
             )
-            shares.append(float(np.mean(reference.agrees(prompt, tokens))))
+            shares.append(agreement(reference, prompt, tokens))
             print(f"{name}: {shares[-1]:.3f}", file=sys.stderr)
         result[name] = {"agreement": shares, "equal": min(shares) == 1.0}
         rows.append([layout, contract, min(shares), f"{time.perf_counter() - started:.0f} s"])

@@ -17,7 +17,7 @@ from cetane.engine.sampling import Sampler
 from cetane.gates.golden import golden
 from cetane.gates.reference import Reference, choices
 from cetane.schema.recipe import Recipe, load_recipe
-from common import arguments, bundle_of, report
+from common import agreement, arguments, bundle_of, report
 
 PROMPTS = ("def __init__(self", "import os\n", "class Parser:\n    ", "    for name in ")
 
@@ -49,7 +49,7 @@ def main() -> None:
         for prompt in PROMPTS:
             ids = bundle.tokenizer.encode(prompt)
             tokens = list(generate(engine.session(["decode"]), ids, Sampler(), options.tokens))
-            found["decode"].append(float(reference.agrees(ids, tokens).mean()))
+            found["decode"].append(agreement(reference, ids, tokens))
             logits = engine.session(["verify", "decode"]).feed([*ids, *tokens], "all")
             assert logits is not None
             found["verify"].append(float(choices(logits, ids, tokens).mean()))

@@ -20,7 +20,8 @@ from packaging.requirements import Requirement
 
 from cetane.errors import CetaneError
 from cetane.files import cache_dir, is_claimed, remove
-from cetane.hardware.mac import is_mac, os_build
+from cetane.hardware.mac import os_build
+from cetane.measuring.machine import is_mac
 
 NATIVE = ("libmilstoragepython", "libmodelpackage")
 NATIVE_ON_MAC = (*NATIVE, "libcoremlpython")

@@ -23,7 +23,7 @@ from cetane.engine.backend import Arrays
 from cetane.errors import CetaneError
 from cetane.lower.package import single_function
 from cetane.mil import load
-from cetane.mil.executor import compile
+from cetane.mil.executor import Executable
 from cetane.mil.lineage import Lineage
 
 SHARD = "head-0"
@@ -125,7 +125,7 @@ def test_it_computes_what_coremltools_own_entry_point_makes(
         plain = model.predict(calls[1])
     made = tmp_path / "made.mlpackage"
     quantize_package(package, calibrate(package, {"decode": calls[:1]}), "all", False, made)
-    ours = compile(load(made).functions["decode"], "fp32")
+    ours = Executable(load(made).functions["decode"], "fp32")
     for call, outputs in zip(calls, wanted, strict=True):
         for name, logits in outputs.items():
             np.testing.assert_allclose(ours(call)[name], logits, rtol=1e-4, atol=1e-4)

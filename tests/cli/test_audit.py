@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from tests.gates.residency.graphs import Model, mb
 from cetane.bundle import Bundle
 from cetane.gates.residency.measured import Measured, specification
 from cetane.gates.residency.rule import load_rules
-from cetane.mil.reader import load
+from cetane.mil import load
 
 from .conftest import Cetane
 
@@ -260,3 +261,15 @@ def test_it_needs_neither_torch_nor_coremltools(good: Path) -> None:
     run = subprocess.run([sys.executable, "-c", code, good], capture_output=True, text=True)
     assert run.stdout.splitlines()[-1] == "[]", run.stderr
     assert time.perf_counter() - started < 30
+
+
+def test_rules_under_any_locale() -> None:
+    """Files that come with cetane are UTF-8, whatever the user's locale is."""
+    ascii_only = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    run = subprocess.run(
+        [sys.executable, "-m", "cetane", "audit", "--rules", "--json"],
+        capture_output=True, text=True, env=os.environ | ascii_only,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    claims = [source["claim"] for rule in json.loads(run.stdout) for source in rule["sources"]]
+    assert any("mean(x²)" in claim for claim in claims)

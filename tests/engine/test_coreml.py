@@ -26,7 +26,7 @@ from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
 from cetane.mil import TensorState, load
-from cetane.mil.executor import compile
+from cetane.mil.executor import Executable
 
 PROMPT = [7, 250, 31, 99, 4, 180, 66, 12, 5, 201, 43]
 
@@ -53,7 +53,7 @@ class Proxy:
         program = load(Path(path))
         self.units, self.name = units, function
         self.function = program.functions[function or "main"]
-        self.run = compile(self.function, "fp16")
+        self.run = Executable(self.function, "fp16")
         self.states: list[TensorState] = []
         self.dtypes: set[np.dtype[Any]] = set()
         self.made.append(self)

@@ -67,8 +67,8 @@ def test_executors_agree(bundle: Bundle, arithmetic: str, monkeypatch: pytest.Mo
 
 
 def test_a_tape_has_all_functions(bundle: Bundle) -> None:
+    from cetane.mil import load
     from cetane.mil.fast.tape.model import TapeModel
-    from cetane.mil.reader import load
 
     tapes = TapeModel(load(bundle.shard("model"))).tapes
     assert set(tapes) == {"decode", "verify", "verify@2", "prefill", "prefill@4"}

@@ -47,16 +47,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def result(package: Path) -> np.ndarray:
-    (y,) = PreparedProgram(package, pack=True).function("main")({"x": X}).values()
+    (y,) = PreparedProgram(package).function("main")({"x": X}).values()
     return y
 
 
 def test_it_is_kept_and_gives_what_the_package_gives(kind: str, package: Path, cache: Path) -> None:
     (truth,) = FastProgram(load(package), pack=True).function("main")({"x": X}).values()
-    assert not PreparedProgram(package, pack=True).known
+    assert not PreparedProgram(package).known
     for _ in range(2):
         np.testing.assert_array_equal(result(package), truth)
-        assert PreparedProgram(package, pack=True).known
+        assert PreparedProgram(package).known
     assert len(list(cache.rglob(CODE[kind]))) == 1
 
 
@@ -138,7 +138,7 @@ def test_neither_torch_nor_a_second_time_onnx_and_numba_are_imported(
 ) -> None:
     code = (
         "import sys; from pathlib import Path; from cetane.engine.prepared import PreparedProgram\n"
-        f"PreparedProgram(Path({str(package)!r}), pack=True).function('main')\n"
+        f"PreparedProgram(Path({str(package)!r})).function('main')\n"
         "print(*(m for m in ('torch', 'coremltools', 'onnx', 'numba') if m in sys.modules))"
     )
     outputs = [

@@ -75,7 +75,7 @@ def test_projection_is_a_linear_layer(bias: bool, order: str) -> None:
 def test_causal_convolution(taps: int, groups: int, order: str) -> None:
     theirs = nn.Conv1d(12, 12, taps, groups=groups)
     with tensor_layout(order):
-        ours = CausalConvolution(12, taps, groups, "convolution")
+        ours = CausalConvolution(12, taps, groups)
     assert ours.held["weight"].stored == theirs.weight.shape
     ours.weight.data = theirs.weight.data.reshape(ours.weight.shape)
     ours.bias.data = theirs.bias.data

@@ -82,7 +82,7 @@ class WholeBundle(Fuzzer):
         from cetane.gates.residency.audit import audit
         from cetane.gates.residency.store import InBundle
         from cetane.gates.residency.target import Target
-        from cetane.mil.reader import load
+        from cetane.mil import load
 
         shutil.rmtree(self.folder, ignore_errors=True)
         self.write(files)

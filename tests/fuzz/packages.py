@@ -183,10 +183,10 @@ def audited(program: Program) -> None:
 
 
 def run_exactly(program: Program) -> None:
-    from cetane.mil.executor import compile
+    from cetane.mil.executor import Executable
 
     for function in program.functions.values():
-        run = compile(function, "fp16")
+        run = Executable(function, "fp16")
         run(random_inputs(function), run.make_state())
 
 
@@ -200,10 +200,10 @@ def run_fast(program: Program) -> None:
 
 def compared(program: Program) -> None:
     from cetane.mil.compare import Comparer
-    from cetane.mil.executor import compile
+    from cetane.mil.executor import Executable
 
     for function in program.functions.values():
-        run = compile(function)
+        run = Executable(function)
         Comparer(run, run)(random_inputs(function))
 
 

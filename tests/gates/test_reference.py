@@ -342,14 +342,17 @@ def test_a_large_model_takes_no_memory_before_it_runs(
     assert resident_memory() - before < 64 << 20
 
 
-def test_agrees(checkpoint: Checkpoint, truth: transformers.PreTrainedModel) -> None:
+def test_choices_of_a_greedy_answer(
+    checkpoint: Checkpoint, truth: transformers.PreTrainedModel
+) -> None:
     generated = truth.generate(
         torch.tensor([TOKENS]), do_sample=False, max_new_tokens=8, eos_token_id=None
     )[0, len(TOKENS) :].tolist()
     reference = Reference(checkpoint)
-    assert reference.agrees(TOKENS, generated).tolist() == [True] * 8
+    logits = reference.run([[*TOKENS, *generated]])[0].logits
+    assert choices(logits, TOKENS, generated).tolist() == [True] * 8
     generated[5] = (generated[5] + 1) % 288
-    assert reference.agrees(TOKENS, generated).tolist()[:6] == [True] * 5 + [False]
+    assert choices(logits, TOKENS, generated).tolist()[:6] == [True] * 5 + [False]
 
 
 def test_choices() -> None:

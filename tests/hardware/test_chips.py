@@ -56,11 +56,11 @@ def test_an_unknown_chip_names_the_known() -> None:
 )
 def test_bad_profiles(text: str, wrong: str) -> None:
     with pytest.raises(CetaneError, match="chips") as raised:
-        parse_chips(text, "chips")
+        parse_chips(text)
     assert wrong in raised.value.message
 
 
 def test_a_chip_without_figure_or_fallback() -> None:
-    (chip,) = parse_chips(f'[a]\nname = "A"\n{RECORD}', "chips").values()
+    (chip,) = parse_chips(f'[a]\nname = "A"\n{RECORD}').values()
     with pytest.raises(CetaneError, match="a has neither a compute nor a fallback"):
         chip.figure("compute")

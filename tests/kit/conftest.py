@@ -14,7 +14,7 @@ from tests.measuring.conftest import archive, pair
 from cetane.bundle import Bundle
 from cetane.measuring.chain import position
 from cetane.measuring.record import seal
-from cetane.mil.reader import load
+from cetane.mil import load
 
 __all__ = ["archive", "pair"]
 MAC = {

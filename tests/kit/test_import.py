@@ -15,8 +15,8 @@ from cetane.gates.residency.store import MEASURED, InBundle
 from cetane.gates.residency.target import Target
 from cetane.kit.device import DEVICE, DeviceResult
 from cetane.kit.judge import expected_of
+from cetane.mil import load
 from cetane.mil.program import Op
-from cetane.mil.reader import load
 from cetane.perf.evidence import read
 from cetane.pipeline.audit import audit
 from cetane.pipeline.imports import evidence_file, import_kit

@@ -10,8 +10,8 @@ import pytest
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
+from cetane.mil import load
 from cetane.mil.program import Op
-from cetane.mil.reader import load
 from cetane.pipeline.imports import import_xcode
 
 DAY = "2026-11-20"

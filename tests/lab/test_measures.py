@@ -17,7 +17,7 @@ from cetane.lab.experiment import Experiment, parse_experiment
 from cetane.lab.metrics import METRICS
 from cetane.lab.sides import MEASURES, Findings, Sides
 from cetane.lab.workload import Setting
-from cetane.mil.reader import load
+from cetane.mil import load
 from cetane.speculate.draft_heads.build import add_draft_head
 
 

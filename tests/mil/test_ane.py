@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cetane.errors import CetaneError
 from cetane.mil import load
 from cetane.mil.ane import GROUP, SHORT, matmul
-from cetane.mil.executor import compile
+from cetane.mil.executor import Executable
 
 LEAST = 2.0**-14
 
@@ -128,10 +128,10 @@ def test_the_executor_uses_them_in_ane_precision(build: Callable[..., Path]) -> 
         "values": np.full((512, 1), 0.01, np.float16),
     }
     results = {
-        precision: float(next(iter(compile(function, precision)(arrays).values()))[0, 0])
+        precision: float(next(iter(Executable(function, precision)(arrays).values()))[0, 0])
         for precision in ("fp32", "fp16", "ane")
     }
     assert results["ane"] == 0
     assert results["fp16"] == pytest.approx(results["fp32"], rel=1e-3)
     with pytest.raises(CetaneError, match="it is one of"):
-        compile(function, "bf16")  # type: ignore[arg-type]
+        Executable(function, "bf16")  # type: ignore[arg-type]

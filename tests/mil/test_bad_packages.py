@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cetane.errors import CetaneError
 from cetane.mil import load
-from cetane.mil.executor import compile
+from cetane.mil.executor import Executable
 
 SPEC = "Data/com.apple.CoreML/model.mlmodel"
 WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
@@ -59,7 +59,7 @@ def weight(spec: Any) -> Any:
 
 def refuses(package: Path, message: str) -> None:
     with pytest.raises(CetaneError, match=message) as error:
-        compile(load(package).functions["main"])
+        Executable(load(package).functions["main"])
     assert "\n" not in str(error.value)
 
 
@@ -275,5 +275,5 @@ def test_no_damage_escapes_as_another_error(good: Path, package: Path, data: st.
     (package / SPEC).write_bytes(spec)
     with contextlib.suppress(CetaneError):
         program = load(package)
-        run = compile(next(iter(program.functions.values())))
+        run = Executable(next(iter(program.functions.values())))
         run({"x": TABLE})

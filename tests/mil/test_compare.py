@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cetane.errors import CetaneError
 from cetane.mil import load
 from cetane.mil.compare import Comparer, Comparison, worst
-from cetane.mil.executor import compile
+from cetane.mil.executor import Executable
 from cetane.mil.inputs import random_inputs
 from cetane.mil.validate import check_function
 
@@ -97,7 +97,7 @@ def network(build: Build) -> Callable[..., Path]:
 
 def compared(first: Path, second: Path, precision: Any = "fp32", **inputs: Any) -> Comparison:
     one, other = (load(path).functions["main"] for path in (first, second))
-    comparer = Comparer(compile(one, "fp32"), compile(other, precision))
+    comparer = Comparer(Executable(one, "fp32"), Executable(other, precision))
     return comparer(inputs or random_inputs(one))
 
 
@@ -411,7 +411,7 @@ def test_states_start_alike_and_stay_as_they_are(build: Build) -> None:
         build({"x": ((2,), "fp16")}, counter(step), states={"s": ((2,), "fp16")})
         for step in (1, 1.5)
     ]
-    first, second = (compile(load(path).functions["main"]) for path in built)
+    first, second = (Executable(load(path).functions["main"]) for path in built)
     state = first.make_state()
     state.tensors["s"] += 5
     comparer = Comparer(first, second)

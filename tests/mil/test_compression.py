@@ -18,7 +18,6 @@ from hypothesis.extra.numpy import arrays
 
 from cetane.mil import Executable, Program, load
 from cetane.mil.dtypes import unpack
-from cetane.mil.executor import compile
 from cetane.mil.ops import OPS
 from cetane.mil.program import Precision
 
@@ -53,7 +52,7 @@ def models() -> Callable[[Any], Any]:
 
 def weight_of(program: Program, precision: Precision = "fp16") -> np.ndarray:
     """The layer's weight as the executor decodes it: y = x W^T for every unit vector x."""
-    run = compile(program.functions["main"], precision)
+    run = Executable(program.functions["main"], precision)
     return np.stack([run({"x": row[None]})["y"][0] for row in np.eye(IN, dtype=np.float32)], 1)
 
 
@@ -156,7 +155,7 @@ def test_vector_palette_along_each_axis(build: Callable[..., Path]) -> None:
             for axis in (1, 2)
         ]
 
-    run: Executable = compile(load(build({"x": ((1,), "fp16")}, body)).functions["main"])
+    run: Executable = Executable(load(build({"x": ((1,), "fp16")}, body)).functions["main"])
     outputs = run({"x": np.zeros(1, np.float16)})
     a, b = [1, 2, 3], [4, 5, 6]
     along_1 = np.array([[[*a, *b], [*a, *a]], [[*b, *a], [*b, *a]]]).swapaxes(1, 2)
@@ -184,7 +183,7 @@ def test_constexpr_cast(build: Callable[..., Path]) -> None:
         lambda x: mb.identity(x=mb.constexpr_cast(source_val=half, output_dtype="fp32")),
         target=ct.target.iOS16,
     )
-    (output,) = compile(load(path).functions["main"], "fp16")({"x": np.zeros(1)}).values()
+    (output,) = Executable(load(path).functions["main"], "fp16")({"x": np.zeros(1)}).values()
     assert output.dtype == np.float32
     np.testing.assert_array_equal(output, half)
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from cetane.mil import load
-from cetane.mil.executor import compile
+from cetane.mil.executor import Executable
 
 WIDTH, HEADS, KV_HEADS, HEAD, LENGTH, VOCABULARY = 32, 4, 2, 8, 6, 50
 
@@ -79,6 +79,6 @@ def test_decoder_agrees_with_torch(package: Path, precision: str, tolerance: flo
     model = Decoder().half().float().eval()  # the package's weights are fp16 too
     with torch.no_grad():
         logits, following = model(torch.from_numpy(tokens))
-    outputs = compile(load(package).functions["main"], precision)({"tokens": tokens})  # type: ignore[arg-type]
+    outputs = Executable(load(package).functions["main"], precision)({"tokens": tokens})  # type: ignore[arg-type]
     np.testing.assert_allclose(outputs["logits"], logits, atol=tolerance)
     np.testing.assert_array_equal(outputs["next"], following)

@@ -12,7 +12,7 @@ from coremltools.converters.mil import Builder as mb
 from cetane.errors import CetaneError
 from cetane.mil import Executable, MilFunction, load
 from cetane.mil.bind import Decoded
-from cetane.mil.executor import SHARED, compile
+from cetane.mil.executor import SHARED
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def compiled(build: Callable[..., Path]) -> Callable[[int], Executable]:
             {"x": ((rows, 1), "fp32"), "n": ((1,), "int32")},
             lambda x, n: mb.gather(x=mb.add(x=x, y=np.ones((1, 1024), np.float32)), indices=n),
         )
-        return compile(load(path).functions["main"])
+        return Executable(load(path).functions["main"])
 
     return make
 
@@ -66,9 +66,9 @@ def test_functions_of_a_program_share_a_weight(build: Callable[..., Path], preci
 
     one, other = product(0.1), product(0.2)
     decoded: Decoded = {}
-    functions = [compile(function, precision, decoded) for function in (one, one, other)]
+    functions = [Executable(function, precision, decoded) for function in (one, one, other)]
     assert len(decoded) == 2
     x = {"x": np.ones((1, 4), np.float16)}
     for function, alone in zip(functions, (one, one, other), strict=True):
-        (made,), (truth,) = function(x).values(), compile(alone, precision)(x).values()
+        (made,), (truth,) = function(x).values(), Executable(alone, precision)(x).values()
         np.testing.assert_array_equal(made, truth)

@@ -11,7 +11,7 @@ from coremltools.converters.mil import Builder as mb
 
 from cetane.errors import CetaneError
 from cetane.mil import MilFunction, load
-from cetane.mil.executor import compile
+from cetane.mil.executor import Executable
 from cetane.mil.inputs import random_inputs, read_inputs
 
 X, N = np.ones((2, 3), np.float32), np.array([1], np.int32)
@@ -33,7 +33,7 @@ def test_random_inputs_are_taken(function: MilFunction) -> None:
         "n": ((1,), np.int32),
     }
     assert inputs["n"] in (0, 1)
-    assert compile(function)(inputs)["y"].shape == (1, 3)
+    assert Executable(function)(inputs)["y"].shape == (1, 3)
     again = random_inputs(function)
     assert all(np.array_equal(inputs[name], again[name]) for name in inputs)
 
@@ -42,7 +42,7 @@ def test_inputs_of_a_file(function: MilFunction, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.asfortranarray(X * 7), n=N)
     inputs = read_inputs(tmp_path / "a.npz", function)
     assert (inputs["x"] == 7).all()
-    assert compile(function)(inputs)["y"].tolist() == [[7, 7, 7]]
+    assert Executable(function)(inputs)["y"].tolist() == [[7, 7, 7]]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.mil.programs import retyped
 
 from cetane.errors import CetaneError
 from cetane.mil import MilFunction, Program, load
-from cetane.mil.executor import compile
+from cetane.mil.executor import Executable
 from cetane.mil.fast import FastProgram
 from cetane.mil.fast.ops import TRANSLATIONS
 from cetane.mil.fast.tape.model import TapeModel
@@ -652,7 +652,7 @@ def test_op(case: Case, build: Callable[..., Any]) -> None:
         with pytest.raises(CetaneError, match=r"it computes|is passed"):
             check_function(other)
             raise AssertionError(f"{place} was not compared")
-    agrees(case, "reference", compile(function, "fp32")(fed))
+    agrees(case, "reference", Executable(function, "fp32")(fed))
 
     program = Program(Path(), {"main": function})
     if lacks_translation(case):

@@ -17,7 +17,6 @@ from hypothesis.extra.numpy import arrays
 from scipy import special
 
 from cetane.mil import Executable, load
-from cetane.mil.executor import compile
 
 Build = Callable[..., Path]
 
@@ -42,7 +41,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of
 def program(
     build: Build, inputs: dict[str, tuple[tuple[int, ...], str]], body: Callable[..., Any]
 ) -> Executable:
-    return compile(load(build(inputs, body)).functions["main"], "fp16")
+    return Executable(load(build(inputs, body)).functions["main"], "fp16")
 
 
 def bits(x: Any) -> np.ndarray:
@@ -343,7 +342,7 @@ def chain(x: Any) -> Any:
 
 @pytest.mark.parametrize(("precision", "third"), [("fp16", np.float16(1) / 3), ("fp32", 1 / 3)])
 def test_only_fp16_values_are_rounded(build: Build, precision: Any, third: float) -> None:
-    run = compile(load(build({"x": ((1,), "fp16")}, chain)).functions["main"], precision)
+    run = Executable(load(build({"x": ((1,), "fp16")}, chain)).functions["main"], precision)
     (output,) = run({"x": np.ones(1, np.float16)}).values()
     assert output.dtype == np.float32
     assert output == np.float32(3) * np.float32(third)
@@ -361,8 +360,8 @@ def test_a_sum_is_accumulated_in_float32(build: Build) -> None:
 def test_inputs_are_rounded_to_their_declared_type(build: Build) -> None:
     function = load(build({"x": ((1,), "fp16")}, lambda x: mb.identity(x=x))).functions["main"]
     x = np.array([1.0001], np.float32)
-    assert next(iter(compile(function, "fp16")({"x": x}).values())) == 1
-    assert next(iter(compile(function, "fp32")({"x": x}).values())) == x
+    assert next(iter(Executable(function, "fp16")({"x": x}).values())) == 1
+    assert next(iter(Executable(function, "fp32")({"x": x}).values())) == x
 
 
 @pytest.mark.parametrize("x", [1 + 2.0**-11 + 2.0**-40, 65520 - 2.0**-20, -(2.0**-25) - 2.0**-60])

@@ -12,7 +12,6 @@ from coremltools.converters.mil import Builder as mb
 
 from cetane.errors import CetaneError
 from cetane.mil import Executable, SizeRange, TensorType, load
-from cetane.mil.executor import compile
 from cetane.mil.ops import OPS
 
 Build = Callable[..., Path]
@@ -70,7 +69,7 @@ def test_range_of_shapes(tmp_path: Path) -> None:
     model, path = flexible(tmp_path, (1, ct.RangeDim(2, 8, default=5), 4))
     function = load(path).functions["main"]
     assert function.inputs["x"] == TensorType((1, SizeRange(2, 8), 4), "fp32", default=(1, 5, 4))
-    run = compile(function)
+    run = Executable(function)
     for length in (2, 8):
         x = torch.randn(1, length, 4)
         (y,) = run({"x": x.numpy()}).values()
@@ -85,7 +84,7 @@ def test_enumerated_shapes(tmp_path: Path) -> None:
     function = load(path).functions["main"]
     assert function.inputs["x"].default == (1, 5, 4)
     assert set(function.inputs["x"].enumerated) == {(1, 2, 4), (1, 5, 4)}
-    run = compile(function)
+    run = Executable(function)
     x = torch.randn(1, 2, 4)
     (y,) = run({"x": x.numpy()}).values()
     np.testing.assert_allclose(y, model(x).detach(), rtol=1e-5, atol=1e-6)
@@ -111,7 +110,7 @@ def test_multifunction_with_shared_weights(tmp_path: Path) -> None:
         function = program.functions[name]
         assert function.inputs["x"].shape == (tokens, 64)
         x = torch.randn(tokens, 64)
-        (y,) = compile(function, "fp16")({"x": x.numpy()}).values()
+        (y,) = Executable(function, "fp16")({"x": x.numpy()}).values()
         np.testing.assert_allclose(y, model(x).detach(), rtol=1e-2, atol=1e-2)
 
 
@@ -138,7 +137,7 @@ def cache(tmp_path: Path) -> Executable:
     )
     path = tmp_path / "cache.mlpackage"
     model.save(str(path))
-    return compile(load(path).functions["main"], "fp16")
+    return Executable(load(path).functions["main"], "fp16")
 
 
 def test_state_lives_between_calls(cache: Executable) -> None:
@@ -172,7 +171,7 @@ def test_update_state_returns_the_written_value(build: Build) -> None:
         return mb.sub(x=after, y=before, name="change"), mb.identity(x=after, name="after")
 
     path = build({"x": ((2,), "fp16")}, body, states={"memory": ((2,), "fp16")})
-    run = compile(load(path).functions["main"])
+    run = Executable(load(path).functions["main"])
     state = run.make_state()
     x = np.array([1, 2], np.float16)
     for calls in (1, 2, 3):
@@ -189,7 +188,7 @@ def test_branch_takes_one_side(build: Build) -> None:
             pred=positive, _true_fn=lambda: mb.mul(x=x, y=scale), _false_fn=lambda: mb.square(x=x)
         )
 
-    run = compile(load(build({"x": ((2,), "fp32")}, body)).functions["main"])
+    run = Executable(load(build({"x": ((2,), "fp32")}, body)).functions["main"])
     for x in (np.array([1, 2], np.float32), np.array([-1, 2], np.float32)):
         (y,) = run({"x": x}).values()
         np.testing.assert_allclose(y, x * np.exp(x) if x[0] > 0 else x**2, rtol=1e-6)
@@ -206,7 +205,7 @@ def test_loop_runs_until_its_condition_fails(build: Build) -> None:
         )[0]
 
     path = build({"x": ((2,), "fp32"), "limit": ((1,), "int32")}, body)
-    run = compile(load(path).functions["main"])
+    run = Executable(load(path).functions["main"])
     x = np.array([0.5, 2], np.float32)
     for count in (0, 3):
         (y,) = run({"x": x, "limit": np.array([count], np.int32)}).values()
@@ -219,7 +218,7 @@ def test_watch_sees_every_intermediate(build: Build) -> None:
     )
     seen: dict[str, torch.Tensor] = {}
     x = np.array([0, 1], np.float32)
-    compile(load(path).functions["main"])({"x": x}, watch=seen.__setitem__)
+    Executable(load(path).functions["main"])({"x": x}, watch=seen.__setitem__)
     assert list(seen) == ["inner", "outer"]
     np.testing.assert_allclose(seen["inner"], np.exp(x), rtol=1e-6)
 
@@ -227,7 +226,7 @@ def test_watch_sees_every_intermediate(build: Build) -> None:
 def test_outputs_do_not_share_memory_with_the_program(build: Build) -> None:
     table = np.arange(12, dtype=np.float32)
     path = build({"x": ((1,), "fp32")}, lambda x: (mb.identity(x=x), mb.const(val=table, name="t")))
-    run = compile(load(path).functions["main"])
+    run = Executable(load(path).functions["main"])
     x = np.zeros(1, np.float32)
     run({"x": x})["t"][:] = -1
     np.testing.assert_array_equal(run({"x": x})["t"], table)
@@ -249,7 +248,7 @@ def test_wrong_inputs_are_named(build: Build, inputs: dict[str, np.ndarray], mes
         {"x": ((2, 3), "fp16"), "n": ((1,), "int32")},
         lambda x, n: (mb.identity(x=x), mb.identity(x=n)),
     )
-    run = compile(load(path).functions["main"])
+    run = Executable(load(path).functions["main"])
     with pytest.raises(CetaneError, match=message):
         run(inputs)
 
@@ -257,7 +256,7 @@ def test_wrong_inputs_are_named(build: Build, inputs: dict[str, np.ndarray], mes
 def test_unknown_precision(build: Build) -> None:
     function = load(build({"x": ((1,), "fp32")}, lambda x: mb.exp(x=x))).functions["main"]
     with pytest.raises(CetaneError, match="precision 'int8' is not known"):
-        compile(function, "int8")  # type: ignore[arg-type]
+        Executable(function, "int8")  # type: ignore[arg-type]
 
 
 def test_failing_op_is_named(build: Build) -> None:
@@ -265,7 +264,7 @@ def test_failing_op_is_named(build: Build) -> None:
         {"x": ((3,), "fp32"), "i": ((1,), "int32")},
         lambda x, i: mb.gather(x=x, indices=i, name="look"),
     )
-    run = compile(load(path).functions["main"])
+    run = Executable(load(path).functions["main"])
     with pytest.raises(CetaneError, match=r"function main, gather look: .*out of"):
         run({"x": np.zeros(3, np.float32), "i": np.array([7], np.int32)})
 
@@ -280,6 +279,6 @@ def test_missing_ops_are_listed_at_once(build: Build, monkeypatch: pytest.Monkey
         monkeypatch.delitem(OPS, kind)
     function = load(build({"x": ((1, 4, 2, 2), "fp32")}, body)).functions["main"]
     with pytest.raises(CetaneError) as error:
-        compile(function)
+        Executable(function)
     assert "pixel_shuffle (first: shuffle)" in str(error.value)
     assert "upsample_nearest_neighbor (first: up)" in str(error.value)

@@ -9,7 +9,7 @@ import torch
 from tests.mil.programs import constant, op, program
 
 from cetane.errors import CetaneError
-from cetane.mil.executor import compile
+from cetane.mil.executor import Executable
 from cetane.mil.fast import FastProgram
 from cetane.mil.ops import OPS
 from cetane.mil.ops.registry import TensorList
@@ -134,7 +134,7 @@ def test_a_range_that_only_a_run_knows() -> None:
     ending = op("range_1d", "y", "int32", (4,), start=constant(0), end="end", step=constant(1))
     function = program({"end": ()}, ending, dtype="int32").functions["main"]
     with pytest.raises(CetaneError, match="elements"):
-        compile(function, "fp32")({"end": np.array(2**31 - 1, np.int32)})
+        Executable(function, "fp32")({"end": np.array(2**31 - 1, np.int32)})
 
 
 def test_sizes_that_an_op_makes_of_literals() -> None:
@@ -145,7 +145,7 @@ def test_sizes_that_an_op_makes_of_literals() -> None:
     )
     made = program({"x": (1, 1)}, *ops, op("relu", "y", "fp32", (1, 1), x="f"))
     with pytest.raises(CetaneError, match=r"tile f: the shape .* elements"):
-        compile(made.functions["main"], "fp32")({"x": np.ones((1, 1), np.float32)})
+        Executable(made.functions["main"], "fp32")({"x": np.ones((1, 1), np.float32)})
     with pytest.raises(CetaneError, match=r"tile f: the shape .* elements"):
         FastProgram(made).function("main")
 
@@ -167,7 +167,7 @@ def test_sizes_that_a_call_computes(kind: str) -> None:
     made = program({"by": size}, twice, many, total, dtype="int32")
     feeds = {"by": np.full(size, 2**15, np.int32)}
     with pytest.raises(CetaneError, match=f"{kind} f: the shape .* elements"):
-        compile(made.functions["main"], "fp32")(feeds)
+        Executable(made.functions["main"], "fp32")(feeds)
     with pytest.raises(CetaneError, match=kind):
         FastProgram(made).function("main")
 
@@ -214,4 +214,4 @@ def test_a_loop_that_gets_more_than_it_says() -> None:
     function = MilFunction("main", {"x": flexible}, {"y": y}, {}, Body((), ops, ("y",)))
     check_function(function)
     with pytest.raises(CetaneError, match=r"w has the shape \(3,\), but is declared as fp32 \(2\)"):
-        compile(function, "fp32")({"x": np.ones(3, np.float32)})
+        Executable(function, "fp32")({"x": np.ones(3, np.float32)})

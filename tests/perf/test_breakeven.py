@@ -41,13 +41,13 @@ def test_break_even_is_where_speed_is_equal(
     spec = DraftingTimes(t1, t1 * ratio, width, draft)
     chance, share = spec.break_even_chance(), spec.break_even_share()
     if not spec.feasible:
-        assert chance is None and share is None and spec.speedup(1.0) <= 1
+        assert chance is None and share is None and spec.ceiling <= 1
         return
     assert chance is not None and share is not None
     if spec.slowdown <= 1:
         assert (chance, share) == (0, 0)
         return
-    assert spec.speedup(chance) == pytest.approx(1, abs=1e-6)
+    assert tokens_per_call(chance, width) == pytest.approx(spec.slowdown, rel=1e-6)
     # the share form: 1 + (K - 1) p tokens a call
     assert 1 + (width - 1) * share == pytest.approx(spec.slowdown)
 
@@ -70,7 +70,7 @@ def test_published_cases(t1: float, tk: float, slowdown: float, share: float | N
 
 def test_the_published_formula_is_no_break_even() -> None:
     assert per_slot_formula(112, 499, 4) == pytest.approx(0.10, abs=0.005)
-    assert DraftingTimes(112, 499, 4).speedup(0.10) < 0.26
+    assert tokens_per_call(0.10, 4) < 0.26 * DraftingTimes(112, 499, 4).slowdown
     # where every draft must be right, it says that none need be
     assert per_slot_formula(100, 400, 4) == 0
     assert DraftingTimes(100, 399.99, 4).break_even_share() == pytest.approx(1, abs=1e-3)

@@ -106,7 +106,7 @@ def test_the_rates_of_another_chip() -> None:
 )
 def test_bad_rates(text: str, wrong: str) -> None:
     with pytest.raises(CetaneError, match=wrong):
-        parse_fit(text, "rates")
+        parse_fit(text)
 
 
 def test_a_missing_rate() -> None:
@@ -115,4 +115,4 @@ def test_a_missing_rate() -> None:
         "share = 0.8\n[rates]\n"
     )
     with pytest.raises(CetaneError, match="no rate any_unit"):
-        parse_fit(text, "rates")
+        parse_fit(text)

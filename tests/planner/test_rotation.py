@@ -10,7 +10,7 @@ from tests.families.gemma_models import build_gemma3, build_gemma4
 from tests.families.parity import FEEDS, assert_close, truth
 from tests.families.test_llama import MULTIPLIERS
 
-from cetane.checkpoint import RotatedCheckpoint, Turn
+from cetane.checkpoint import RotatedCheckpoint, Rotation
 from cetane.checkpoint.rotated import hartley
 from cetane.engine.authored import authored_engine
 from cetane.errors import CetaneError
@@ -87,7 +87,7 @@ def test_a_recipe_that_turns_needs_a_turned_checkpoint() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 9, 16, 24, 36, 576])
 def test_a_turn_is_orthogonal_and_goes_back(size: int) -> None:
-    turn = Turn(size)
+    turn = Rotation(size)
     matrix = turn(torch.eye(size)).numpy()
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(size), atol=1e-12)
     x = torch.randn(3, 2 * size)
@@ -104,7 +104,7 @@ def test_outliers_spread() -> None:
 
 
 def turned_peak(x: torch.Tensor) -> float:
-    return float(Turn(576)(x).abs().max())
+    return float(Rotation(576)(x).abs().max())
 
 
 def test_the_hartley_matrix_is_its_own_inverse() -> None:

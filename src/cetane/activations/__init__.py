@@ -8,13 +8,12 @@ docs/explanation/activations.md.
 
 from cetane.activations.measure import ActivationOutcome, judge_activations, measure_activations
 from cetane.activations.quantize import NAIVE, Options, quantize_activations
-from cetane.activations.samples import held_out, windows
+from cetane.activations.samples import windows
 
 __all__ = [
     "NAIVE",
     "ActivationOutcome",
     "Options",
-    "held_out",
     "judge_activations",
     "measure_activations",
     "quantize_activations",

@@ -1,8 +1,8 @@
 """SmoothQuant: moves the outliers of channels from activations into weights, exactly.
 
 An int8 tensor has one scale, so its largest channel decides how coarse all others are. Where a
-linear op writes channel j and a projection reads it, a factor can move between the two: the
-writer's weights are divided by s_j, and the reader's multiplied by it. The factor is
+linear op writes channel j and a projection reads it, a factor s_j can move between the two. The
+writer's weights are divided by it, and the reader's multiplied by it:
 s_j = max|X_j|^alpha / max|W_j|^(1 - alpha) (Xiao et al., arXiv 2211.10438, eq. 4). A family names
 these places in `Block.exchanges`.
 """

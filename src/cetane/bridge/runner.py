@@ -8,7 +8,7 @@ from typing import Any
 
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import NUMPY, Array
-from cetane.mil.executor import compile
+from cetane.mil.executor import Executable
 from cetane.mil.fast import FastProgram, unsupported
 from cetane.mil.program import MilFunction, Precision, Program
 
@@ -51,4 +51,4 @@ def prepare(program: Program, function: MilFunction, precision: Precision, fast:
             return Runner(FastProgram(program).function(function.name))
         except CetaneError:  # the fast executor lacks this form of an op
             pass
-    return Runner(compile(function, precision))
+    return Runner(Executable(function, precision))

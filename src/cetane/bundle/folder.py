@@ -6,7 +6,6 @@ Draft heads (`draft_heads.py`) come and go later. Each is a folder with a manife
 to the digest of the bundle's manifest, which does not name them.
 """
 
-import errno
 import re
 from collections.abc import Iterator
 from functools import cached_property
@@ -18,7 +17,7 @@ from cetane.bundle.listed import ListedFolder
 from cetane.bundle.tables import Tables, TokenRows
 from cetane.compress.sensitivity import SENSITIVITY
 from cetane.errors import CetaneError
-from cetane.files import disk_errors, read_json, regular_files, write_json
+from cetane.files import READ_ONLY, disk_errors, read_json, regular_files, write_json
 from cetane.schema.draft_head import DraftHeadKind
 from cetane.schema.function import Function, TablePlan
 from cetane.schema.manifest import (
@@ -41,8 +40,6 @@ HUB_FILES = ("README.md", ".gitattributes")
 """Files of a repository on the hub. Nothing here reads them."""
 HUB_CACHE = ".cache/huggingface/"
 """The folder in which the hub's client notes its downloads."""
-READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
-"""The error numbers of a write to a read-only folder or disk."""
 
 
 class Bundle(ListedFolder[Manifest]):

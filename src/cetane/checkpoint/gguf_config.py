@@ -54,7 +54,7 @@ def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": keys.integer("context_length"),
         # The table's own rows: the file may pad it beyond the tokenizer's vocabulary.
-        "vocab_size": table_rows(file, "token_embd.weight", hidden),
+        "vocab_size": vocabulary(file, hidden),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "rope_parameters": rope_parameters(file, keys, head_dim),
     }
@@ -94,8 +94,9 @@ def experts(keys: Keys, model_type: str) -> dict[str, Any]:
     }
 
 
-def table_rows(file: GGUFFile, name: str, width: int) -> int:
-    """The rows of a table of this width."""
+def vocabulary(file: GGUFFile, width: int) -> int:
+    """The rows of the embedding, which must have this width."""
+    name = "token_embd.weight"
     table = file.tensors.get(name)
     if table is None:
         raise CetaneError(f"{file.path} has no {name}", "it holds no language model")

@@ -86,7 +86,7 @@ def same(config: Config, shape: Shape) -> Shape:
 def split_halves(heads: str) -> Callable[[Config, Array], Array]:
     """A function that sorts the rows of each head: first all pairs' first rows, then their second.
 
-    `heads` is the config's key for the number of heads.
+    It takes and gives rows `(heads * D, ...)`. `heads` is the config's key for the number of heads.
     """
 
     def make(config: Config, rows: Array) -> Array:
@@ -146,7 +146,7 @@ def in_turn(config: Config, gate: Array, up: Array) -> Array:
 
 
 def turned(config: Config, matrices: Array) -> Array:
-    """The transposed matrix of each expert."""
+    """The transposed matrix of each expert: `(E, M, N)` -> `(E, N, M)`."""
     if matrices.ndim != 3:
         raise ValueError("not a matrix for each expert")
     return np.ascontiguousarray(matrices.swapaxes(1, 2))

@@ -30,7 +30,7 @@ PIECE = 1 << 24
 
 
 @dataclass(frozen=True)
-class Turn:
+class Rotation:
     """The rotation of every `size` channels in a row: x -> x Q.
 
     Q is a diagonal of signs, times a Hadamard matrix of the power of two in `size`, times a Hartley
@@ -93,8 +93,8 @@ class Fold:
 
     gain: str | None = None
     """The norm whose gains multiply the columns."""
-    columns: Turn | None = None
-    rows: Turn | None = None
+    columns: Rotation | None = None
+    rows: Rotation | None = None
     ones: bool = False
     """Whether all values become 1: a norm's gains that others have taken."""
 
@@ -108,7 +108,7 @@ class RotatedCheckpoint(WrappedCheckpoint):
         base: Checkpoint,
         folds: Mapping[str, Fold],
         copies: Mapping[str, str],
-        stream: Turn | None,
+        stream: Rotation | None,
     ) -> None:
         """`folds` by tensor; `copies` are tensors that the base has under another name; `stream`
         turns the residual stream, None leaves it as it is."""

@@ -36,8 +36,9 @@ PromptIdsOption = Annotated[
 SpeculativeOption = Annotated[
     str,
     typer.Option(
-        help="The drafter, for verifying several tokens at once: auto (look-ups and the bundle's "
-        "draft head), ngram, suffix, union, medusa, eagle3, the path of a smaller bundle, or none."
+        help="The drafter, for verifying several tokens at once. Auto is look-ups and the "
+        "bundle's draft head. Others: ngram, suffix, union, medusa, eagle3, the path of a smaller "
+        "bundle, none."
     ),
 ]
 

@@ -106,7 +106,8 @@ class Memory:
         return cache
 
     def place(self, tokens: Array, width: int, parents: tuple[int, ...] | None = None) -> Call:
-        """A call of the next tokens, in a function of `width` tokens; `parents` as in `Call`.
+        """A call of the next `tokens (n,)`, in a function of `width >= n` tokens; `parents` as in
+        `Call`.
 
         Each token of a tree has a slot of its own. Its position follows from its depth, so tokens
         of different branches may share a position.
@@ -229,8 +230,8 @@ def zeros(inputs: Sequence[Input], source: type[Any], dtype: type[np.floating]) 
 
 
 def grown(slots: Array, contract: ContractName, count: int, fill: int) -> Array:
-    """An array with `count` slots on its last axis. A cache that shifts keeps its newest token on
-    the right, so its new slots are on the left."""
+    """An array `(..., slots)` with more slots, `(..., count)`. A cache that shifts keeps its newest
+    token on the right, so its new slots are on the left."""
     more = count - slots.shape[-1]
     sides = (more, 0) if contract == "shift" else (0, more)
     return np.pad(slots, [(0, 0)] * (slots.ndim - 1) + [sides], constant_values=fill)
@@ -268,10 +269,11 @@ def depths(parents: Sequence[int]) -> Array:
 
 
 def place(group: Slots, held: Array, columns: Array, positions: Array, width: int) -> CallSlots:
-    """The slots of a call of `width` columns, in a group whose slots hold the positions `held`.
+    """The slots of a call of `width` columns, in a group whose slots hold the positions
+    `held (slots,)`.
 
-    `columns` are the positions of its tokens if they were a line; they decide the slots.
-    `positions` are their true positions. All further columns are padding.
+    `columns (n,)` are the positions of its tokens if they were a line; they decide the slots.
+    `positions (n,)` are their true positions. All further columns are padding.
     """
     reads, count = group.form(width) == "readonly", len(positions)
     padded = np.concatenate([positions, np.full(width - count, EMPTY)])
@@ -287,7 +289,8 @@ def place(group: Slots, held: Array, columns: Array, positions: Array, width: in
 
 
 def accepted(group: Slots, held: Array, columns: Array, kept: Array, width: int) -> Array:
-    """The slots after a call that keeps tokens of the positions `kept`, in its first columns."""
+    """The slots `(slots,)` after a call that keeps tokens of the positions `kept (m,)`, in its
+    first columns. `held (slots,)` and `columns (n,)` are as in `place`."""
     if group.contract == "shift":
         return np.concatenate([held, kept])[len(kept) :]
     after, targets = held.copy(), np.array([group.of(column) for column in columns])

@@ -9,8 +9,8 @@ import numpy as np
 
 from cetane.engine.backend import Arrays
 from cetane.engine.prepared import PreparedProgram
+from cetane.mil import load
 from cetane.mil.program import Precision, Program
-from cetane.mil.reader import load
 
 if TYPE_CHECKING:  # torch and onnx take seconds to import, and a prepared program needs neither
     from cetane.mil.bind import Decoded
@@ -29,10 +29,10 @@ class ReferenceProgram:
 
     def function(self, name: str) -> Executable:
         if name not in self.compiled:
-            from cetane.mil.executor import compile
+            from cetane.mil.executor import Executable
 
             function = self.program.functions[name]
-            self.compiled[name] = compile(function, self.precision, self.decoded)
+            self.compiled[name] = Executable(function, self.precision, self.decoded)
         return self.compiled[name]
 
     def make_state(self, function: str) -> Any:
@@ -106,7 +106,7 @@ class PortableBackend:
         if self.arithmetic == "fp16" or self.arithmetic == "ane":
             return ReferenceProgram(load(path), self.arithmetic)
         if self.arithmetic == "stored":
-            prepared = PreparedProgram(path, pack=True)
+            prepared = PreparedProgram(path)
             if prepared.known:
                 return FastGraph(prepared)
             program = prepared.fast.program

@@ -17,9 +17,9 @@ import onnxruntime
 import cetane.mil
 from cetane.errors import CetaneError
 from cetane.files import cache_dir, code_sha256, forget_oldest, remove, sha256
+from cetane.mil import load
 from cetane.mil.fast.functions import FastFunction
 from cetane.mil.fast.prepared import PreparedModel, holds, write
-from cetane.mil.reader import load
 
 if TYPE_CHECKING:
     from cetane.mil.fast.program import FastProgram, SharedModel
@@ -38,9 +38,9 @@ class PreparedProgram:
     written, the function runs from memory.
     """
 
-    def __init__(self, package: Path, pack: bool) -> None:
-        self._package, self._pack = package, pack
-        self._folder = cache_dir() / "prepared" / _key(package, pack)
+    def __init__(self, package: Path) -> None:
+        self._package = package
+        self._folder = cache_dir() / "prepared" / _key(package)
         self._models: list[PreparedModel] = []
         self._fast: FastProgram | None = None
 
@@ -55,7 +55,7 @@ class PreparedProgram:
         if self._fast is None:
             from cetane.mil.fast.program import FastProgram  # onnx takes a while to import
 
-            self._fast = FastProgram(load(self._package), self._pack)
+            self._fast = FastProgram(load(self._package), pack=True)
         return self._fast
 
     def function(self, name: str) -> FastFunction:
@@ -121,7 +121,7 @@ def _removed(path: Path) -> None:
         remove(path)
 
 
-def _key(package: Path, pack: bool) -> str:
+def _key(package: Path) -> str:
     """The hash of everything that a prepared model depends on."""
     files = {
         path.relative_to(package).as_posix(): sha256(path)
@@ -129,7 +129,7 @@ def _key(package: Path, pack: bool) -> str:
         if path.is_file()
     }
     code = code_sha256(Path(cetane.mil.__file__).parent)  # that translates programs
-    key = json.dumps([files, pack, onnxruntime.__version__, platform.machine(), code, _cpu()])
+    key = json.dumps([files, onnxruntime.__version__, platform.machine(), code, _cpu()])
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 

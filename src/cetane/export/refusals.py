@@ -26,12 +26,12 @@ def refuse_streaming(recipe: Recipe, what: str) -> None:
         )
 
 
-def refuse_wide_slices(rows: int, vocab: int, what: str) -> None:
-    """Raise CetaneError for a head whose widest slice has `rows`: `what` chooses in each slice."""
+def refuse_wide_slices(rows: int, vocab: int) -> None:
+    """Raise CetaneError for a head whose widest slice has `rows`: CoreML-LLM chooses in each."""
     if rows > MOST_ROWS:
         raise CetaneError(
-            f"{what} chooses a token in each slice of the head, and on the ANE an argmax over more "
-            f"than {MOST_ROWS:,} rows is wrong, but a slice of this bundle has {rows:,}",
+            "CoreML-LLM's last package chooses a token in each slice of the head. On the ANE an "
+            f"argmax over more than {MOST_ROWS:,} rows is wrong; a slice here has {rows:,}",
             f"port with --set head.slices={-(-vocab // MOST_ROWS)}",
         )
 

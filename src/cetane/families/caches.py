@@ -329,25 +329,29 @@ class HistorySpec:
         return Output(name=f"{self.name}_out", shape=self._shape(tokens), sink=sink)
 
 
-class PastColumns:
+class Past:
+    """What a function reads of its layers' past, and the new columns that it returns."""
+
+    def __init__(self, spec: "HistorySpec | MatrixSpec", tensors: dict[str, Tensor]) -> None:
+        self.spec, self.past = spec, tensors[spec.name]
+        self.new: list[Tensor] = []
+
+    def results(self) -> dict[str, Tensor]:
+        """The graph output that carries the new columns to their owner."""
+        return {f"{self.spec.name}_out": torch.cat(self.new)}
+
+
+class PastColumns(Past):
     """A history while one function of a shard is traced or run.
 
     The graph returns its new columns and writes nothing, so a refused draft leaves nothing behind.
     """
-
-    def __init__(self, spec: HistorySpec, tensors: dict[str, Tensor]) -> None:
-        self.spec, self.past = spec, tensors[spec.name]
-        self.new: list[Tensor] = []
 
     def extend(self, x: Tensor) -> Tensor:
         """The layer's past columns and `x (1, C, 1, T)` after them, `(1, C, 1, n + T)`."""
         layer = len(self.new)
         self.new.append(x)
         return torch.cat([self.past[layer : layer + 1], x], dim=self.spec.axes.time)
-
-    def results(self) -> dict[str, Tensor]:
-        """The graph output that carries the new columns to their owner."""
-        return {f"{self.spec.name}_out": torch.cat(self.new)}
 
 
 @dataclass(frozen=True)
@@ -383,7 +387,7 @@ Rule = Callable[[Tensor], tuple[Tensor, tuple[Tensor, Tensor, Tensor]]]
 result, and hidden tensors: keys, values and logarithms of decays of the new tokens."""
 
 
-class PastMatrix:
+class PastMatrix(Past):
     """Matrices while one function of a shard is traced or run.
 
     The graph reads them and writes nothing. A token adds a matrix of rank one, so its column is
@@ -391,17 +395,9 @@ class PastMatrix:
     folds the accepted columns in fp32, where rounding does not build up over a long text.
     """
 
-    def __init__(self, spec: MatrixSpec, tensors: dict[str, Tensor]) -> None:
-        self.spec, self.past = spec, tensors[spec.name]
-        self.new: list[Tensor] = []
-
     def extend(self, rule: Rule) -> Tensor:
         """The result of a rule on the layer's matrix; keeps the new columns for `results`."""
         layer = len(self.new)
         result, columns = rule(self.past[layer : layer + 1])
         self.new.append(torch.cat(columns, dim=1))
         return result
-
-    def results(self) -> dict[str, Tensor]:
-        """The graph output that carries the new columns to their owner."""
-        return {f"{self.spec.name}_out": torch.cat(self.new)}

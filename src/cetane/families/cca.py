@@ -68,7 +68,7 @@ class Convolutions(nn.Module):
         channels = count * heads.dim
         self.remembers = taps.past > 0
         self.conv_qk_depthwise = CausalTaps(channels, taps.channel)
-        self.conv_qk_grouped = CausalConvolution(channels, taps.head, count, "convolution")
+        self.conv_qk_grouped = CausalConvolution(channels, taps.head, count)
 
     def forward(self, qk: Tensor, memory: Memory) -> Tensor:
         qk = memory["conv"](qk) if self.remembers else qk

@@ -181,12 +181,12 @@ class CausalConvolution(Leaf):
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, channels: int, taps: int, groups: int, kind: str) -> None:
+    def __init__(self, channels: int, taps: int, groups: int) -> None:
         super().__init__()
         self.groups = groups
         width = channels // groups
         shape = (channels, width, *Axes().kernel(taps))
-        self.hold("weight", shape, (channels, width, taps), kind)
+        self.hold("weight", shape, (channels, width, taps), "convolution")
         self.hold("bias", (channels,))
 
     def forward(self, x: Tensor) -> Tensor:

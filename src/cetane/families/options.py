@@ -17,7 +17,8 @@ class ResidualOptions(Data):
 
     residual_scale: Literal["auto"] | Annotated[float, Field(gt=0, le=1)] = "auto"
     """The factor from the model's residual stream to the port's; a power of two is exact. A build
-    replaces `auto` by the power that `cetane.pipeline.calibrate` measures; a plan alone takes 1."""
+    replaces `auto` by the power that `cetane.pipeline.calibration.calibrate` measures. A plan alone
+    takes 1."""
 
     @property
     def scale(self) -> float:

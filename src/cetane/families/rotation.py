@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cetane.checkpoint import Checkpoint, Fold, RotatedCheckpoint, Turn
+from cetane.checkpoint import Checkpoint, Fold, RotatedCheckpoint, Rotation
 from cetane.errors import CetaneError
 from cetane.families.base import Block, Weight
 from cetane.families.model import Model
@@ -31,7 +31,7 @@ def rotated(checkpoint: Checkpoint, model: Model) -> RotatedCheckpoint:
     folds, copies = _Folds({}), dict[str, str]()
     stream = None
     if len(blocks) == len(model.layers) and all(whole(block) for block in blocks):
-        stream = Turn(model.hidden)
+        stream = Rotation(model.hidden)
         for block in blocks:
             turn_stream(block, stream, folds)
         turn_ends(model, stream, folds, copies)
@@ -51,7 +51,7 @@ def whole(block: Block) -> bool:
     return spaces is not None and bool(spaces.writers)
 
 
-def turn_stream(block: Block, turn: Turn, folds: _Folds) -> None:
+def turn_stream(block: Block, turn: Rotation, folds: _Folds) -> None:
     """Turn the residual stream in one block. Norms lose their gains to those that read them."""
     spaces, weights = block.spaces(), dict(block.weights())
     assert spaces is not None
@@ -66,7 +66,7 @@ def turn_stream(block: Block, turn: Turn, folds: _Folds) -> None:
             folds.add(weights[f"{reader}.weight"], gain=gain.name, columns=turn)
 
 
-def turn_ends(model: Model, turn: Turn, folds: _Folds, copies: dict[str, str]) -> None:
+def turn_ends(model: Model, turn: Rotation, folds: _Folds, copies: dict[str, str]) -> None:
     """Turn the embedding and the head; a tied head becomes a tensor of its own."""
     table = model.embedding.weight
     if model.output == table:
@@ -85,7 +85,7 @@ def turn_heads(block: Block, folds: _Folds) -> None:
     value = weights[f"{maker}.weight"]
     if value.rows is not None:  # the tensor holds more than values
         return
-    folds.add(value, rows=Turn(width))
+    folds.add(value, rows=Rotation(width))
     if f"{maker}.bias" in weights:
-        folds.add(weights[f"{maker}.bias"], columns=Turn(width))
-    folds.add(weights[f"{reader}.weight"], columns=Turn(width))
+        folds.add(weights[f"{maker}.bias"], columns=Rotation(width))
+    folds.add(weights[f"{reader}.weight"], columns=Rotation(width))

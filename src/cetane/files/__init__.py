@@ -32,14 +32,24 @@ from cetane.files.reading import (
     read_text,
     read_toml,
     regular_files,
+    shipped_text,
 )
-from cetane.files.writing import check_space, disk_errors, remove, replacing, write_json, write_toml
+from cetane.files.writing import (
+    READ_ONLY,
+    check_space,
+    disk_errors,
+    remove,
+    replacing,
+    write_json,
+    write_toml,
+)
 
 __all__ = [
     "KERNELS",
     "KERNELS_OF",
     "LARGEST",
     "LARGEST_TEXT",
+    "READ_ONLY",
     "FileRecord",
     "Progress",
     "cache_dir",
@@ -69,6 +79,7 @@ __all__ = [
     "remove",
     "replacing",
     "sha256",
+    "shipped_text",
     "silent",
     "write_cache",
     "write_json",

@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from importlib import resources
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,18 @@ def read_bytes(path: Path, most: int = LARGEST, follow: bool = True) -> bytes:
     return content
 
 
-def read_text(path: Path, most: int = LARGEST, follow: bool = True) -> str:
+def read_text(path: Path, most: int = LARGEST) -> str:
     """The UTF-8 text of `path`. Raises CetaneError as `read_bytes`."""
     try:
-        return read_bytes(path, most, follow).decode("utf-8")
+        return read_bytes(path, most).decode("utf-8")
     except UnicodeDecodeError as error:
         raise CetaneError(f"cannot read {path}: it is not UTF-8: {error}") from error
+
+
+def shipped_text(path: str) -> str:
+    """The text of a file that comes with cetane, by its path in the package. It is UTF-8 whatever
+    the user's locale is."""
+    return (resources.files("cetane") / path).read_text(encoding="utf-8")
 
 
 def read_json(path: Path, follow: bool = True, unique: bool = False) -> dict[str, Any]:
@@ -67,9 +74,9 @@ def read_json(path: Path, follow: bool = True, unique: bool = False) -> dict[str
     return value
 
 
-def read_json_if_present(path: Path, follow: bool = True) -> dict[str, Any]:
+def read_json_if_present(path: Path) -> dict[str, Any]:
     """As `read_json`, but empty if there is no such file."""
-    return read_json(path, follow) if path.is_file() else {}
+    return read_json(path) if path.is_file() else {}
 
 
 def read_named(kind: type[Content], path: Path, most: int, key: str, hint: str) -> Content:

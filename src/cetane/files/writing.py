@@ -15,6 +15,8 @@ import tomli_w
 
 from cetane.errors import CetaneError
 
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Error numbers of a place that this process may only read."""
 FULL = (os.strerror(errno.ENOSPC), "[MIL FileWriter]", "filesystem error: cannot copy")
 """Texts of coremltools' errors on a full disk. Its calls of shutil and its C++ lose the error
 number."""

@@ -37,7 +37,7 @@ class Writing:
 
 
 @dataclass(frozen=True)
-class Turn:
+class ChatTurn:
     """The tokens that a chat template puts around a user's words."""
 
     before: list[int]
@@ -45,7 +45,7 @@ class Turn:
     """The tokens between the user's words and the answer. The first of them ends the question."""
 
 
-def turn_of(tokenizer: Tokenizer) -> Turn | None:
+def turn_of(tokenizer: Tokenizer) -> ChatTurn | None:
     """The turn of a tokenizer's chat template. None without a template, or if no special token ends
     its questions: then nothing tells where a written question ends."""
     if not tokenizer.has_chat_template:
@@ -55,7 +55,7 @@ def turn_of(tokenizer: Tokenizer) -> Turn | None:
     after = beginning(one[: len(before) - 1 : -1], other[: len(before) - 1 : -1])[::-1]
     if not after or tokenizer.decode(after[:1], skip_special_tokens=True):
         return None
-    return Turn(before, after)
+    return ChatTurn(before, after)
 
 
 def beginning(one: Sequence[int], other: Sequence[int]) -> list[int]:
@@ -69,7 +69,7 @@ class Writer:
 
     def __init__(
         self,
-        turn: Turn | None,
+        turn: ChatTurn | None,
         prompts: Iterator[Sequence[int]],
         ends: Sequence[int],
         writing: Writing = Writing(),

@@ -7,7 +7,7 @@ DuoAttention trains and judges its heads with such texts (arXiv 2410.10819).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -115,11 +115,11 @@ def start_of(tokenizer: Tokenizer) -> list[int]:
 
 
 @torch.inference_mode()
-def found(model: Any, keys: PassKeys, step: Callable[[int], None] = lambda _: None) -> list[bool]:
+def found(model: Any, keys: PassKeys) -> list[bool]:
     """Whether a transformers model finds each key, whichever way it attends.
 
     The text is read once: each question goes on from a copy of the cache, since not all layers can
-    forget tokens. `step` is called with the number of each question.
+    forget tokens.
     """
     from transformers import DynamicCache
 
@@ -129,8 +129,7 @@ def found(model: Any, keys: PassKeys, step: Callable[[int], None] = lambda _: No
     with quiet_transformers():
         model(torch.tensor([keys.text]), **extending(model, read), logits_to_keep=1)
     right = []
-    for number, question in enumerate(keys.questions):
-        step(number)
+    for question in keys.questions:
         tokens = torch.tensor([[*question.asked, *question.answer[:-1]]])
         with quiet_transformers():
             made = model(

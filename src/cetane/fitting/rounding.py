@@ -53,9 +53,9 @@ def encode(
 ) -> Encoded:
     """The constants of a weight.
 
-    Constants so far from the weight that the gate takes them for another's are made again, with
-    more damping: a router of ZAYA has 32 inputs that hardly differ. If even a damping of 1 does not
-    help, the weight is rounded plainly.
+    Constants may be so far from the weight that the gate takes them for another's. They are made
+    again, with more damping: a router of ZAYA has 32 inputs that hardly differ. If even a damping
+    of 1 does not help, the weight is rounded plainly.
     """
     while True:
         with suppress(*SINGULAR):  # too little damping

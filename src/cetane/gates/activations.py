@@ -60,7 +60,7 @@ class Scores(Data):
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedTexts:
     """What a bundle made of the texts."""
 
     mode: Mode
@@ -93,7 +93,7 @@ def judge(
     Raises CetaneError for a bundle whose head gives only choices."""
     progress("the model", 0, len(bundles) + 1)
     probes = [Probe(f"text-{index}", tuple(text)) for index, text in enumerate(texts)]
-    observed: dict[str, Judged] = {}
+    observed: dict[str, JudgedTexts] = {}
     for index, (name, bundle) in enumerate(bundles.items()):
         progress(name, index, len(bundles) + 1)
         plan = bundle.plan
@@ -111,7 +111,7 @@ def judge(
         seen = observe(engine, planner, [*tasks, *others])
         whole = [one.whole(len(task.probe.tokens)) for one, task in zip(seen, tasks, strict=False)]
         narrower = list(zip(others, seen[len(tasks) :], strict=True))
-        observed[name] = Judged(mode, planner, whole, narrower, engine.plan.choosable)
+        observed[name] = JudgedTexts(mode, planner, whole, narrower, engine.plan.choosable)
     progress("the model", len(bundles), len(bundles) + 1)
     handed = {truth for own in observed.values() for one in own.whole for truth in one.tensors}
     truths = reference_of(checkpoint).run([probe.tokens for probe in probes], list(handed))

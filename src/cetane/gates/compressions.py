@@ -40,7 +40,7 @@ FP16 = parse_format("fp16")
 
 
 @dataclass(frozen=True)
-class Judged:
+class CompressionDistance:
     """The distance of a compressed model from the fp16 weights, on some tokens."""
 
     perplexity: float
@@ -151,7 +151,7 @@ class Judge:
         assert logits is not None
         return Window(tokens, logits, {name: np.concatenate(rows) for name, rows in seen.items()})
 
-    def compare(self, truth: Sequence[Window]) -> Judged:
+    def compare(self, truth: Sequence[Window]) -> CompressionDistance:
         """The current model, compared with earlier results on the same windows."""
         losses: list[Array] = []
         references: list[Array] = []
@@ -170,7 +170,7 @@ class Judge:
                 references.append(metrics.losses(p, targets[rows]))
                 kl.append(metrics.kl(q, p))
                 top1.append(metrics.contains_top(now.logits[rows], before.logits[rows], 1))
-        return Judged(
+        return CompressionDistance(
             perplexity=metrics.perplexity(losses),
             reference=metrics.perplexity(references),
             kl=metrics.written(np.concatenate(kl).mean()),

@@ -30,7 +30,7 @@ from cetane.gates.probes import text_tokens
 from cetane.lower.lower import Lowering
 from cetane.mil import Program, load
 from cetane.mil.compare import DRIFT, Comparer, Comparison, worst
-from cetane.mil.executor import compile
+from cetane.mil.executor import Executable
 from cetane.mil.gap import Gap, gap
 from cetane.mil.program import Precision
 from cetane.planner import Planner
@@ -83,7 +83,7 @@ class ComparingProgram:
             try:
                 one, other = self.first.functions[function], self.second.functions[function]
                 self.comparers[function] = Comparer(
-                    compile(one, "fp32"), compile(other, self.backend.precision)
+                    Executable(one, "fp32"), Executable(other, self.backend.precision)
                 )
             except KeyError:
                 raise CetaneError(

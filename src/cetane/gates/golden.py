@@ -57,6 +57,7 @@ from cetane.gates.structure import (
 )
 from cetane.gates.structure import judge as judge_structure
 from cetane.gates.weights import (
+    LISTED,
     WrongWeight,
     unused_parameters,
     wrong_tokenizer,
@@ -84,8 +85,6 @@ TOO_NEAR = (
 UNRUN = "no token of a probe chose {} functions of experts, so their graphs were not judged: {}"
 NAMED = 3
 """The most functions that a warning names; it counts all."""
-LISTED = 20
-"""The most wrong constants that a result lists."""
 
 
 def golden(

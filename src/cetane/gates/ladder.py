@@ -30,14 +30,11 @@ from cetane.gates.reference import Reference, reference_of
 from cetane.gates.scores import ShardScore, shard_score
 from cetane.gates.structure import LOGITS, is_routed
 from cetane.gates.verdict import Check, at_most
-from cetane.gates.weights import WrongWeight, wrong_constants
+from cetane.gates.weights import LISTED, WrongWeight, wrong_constants
 from cetane.planner import Planner
 from cetane.schema.interface import ToChoice, ToLogits, hidden_shape
 from cetane.schema.recipe import Mode
 from cetane.validation import Data
-
-LISTED = 20
-"""The most wrong constants that a result lists."""
 
 
 class LadderResult(Data):

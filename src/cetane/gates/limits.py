@@ -1,12 +1,11 @@
 """The limits of all gates, read from `limits.toml`."""
 
 from functools import cache
-from importlib import resources
 from typing import Literal
 
 from pydantic import Field
 
-from cetane.files import json_sha256
+from cetane.files import json_sha256, shipped_text
 from cetane.schema.recipe import Quality
 from cetane.validation import Data, parse_toml, validated
 
@@ -118,5 +117,5 @@ def limits_digest() -> str:
 
 @cache
 def read() -> Limits:
-    text = resources.files("cetane.gates").joinpath("limits.toml").read_text()
+    text = shipped_text("gates/limits.toml")
     return validated(Limits, parse_toml(text, "limits.toml"), "limits.toml")

@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from cetane.bundle.tables import TokenRows
 from cetane.checkpoint import Tokenizer
 from cetane.engine.backend import Array
 from cetane.errors import CetaneError
+from cetane.files import shipped_text
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 
@@ -149,13 +149,13 @@ def row_norms(embedding: TokenRows) -> Array:
 @cache
 def texts() -> str:
     """The text that judges ports."""
-    content = resources.files("cetane.gates").joinpath("texts.toml").read_text()
-    return "\n".join(text["content"].strip() + "\n" for text in tomllib.loads(content)["text"])
+    content = tomllib.loads(shipped_text("gates/texts.toml"))
+    return "\n".join(text["content"].strip() + "\n" for text in content["text"])
 
 
 def english() -> str:
     """An English text for choices before a build. The gates judge the result on `texts()`."""
-    return (resources.files("cetane") / "data" / "texts" / "english.txt").read_text("utf-8")
+    return shipped_text("data/texts/english.txt")
 
 
 def text_tokens(tokenizer: Tokenizer, length: int, text: str = "") -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cetane.checkpoint import Checkpoint, RotatedCheckpoint, Turn, streamed_part
+from cetane.checkpoint import Checkpoint, RotatedCheckpoint, Rotation, streamed_part
 from cetane.engine.backend import Array
 from cetane.errors import CetaneError
 from cetane.families import Truth, parse_config
@@ -88,7 +88,7 @@ class Reference:
         turned checkpoint in the turned basis. Heads that stream do so in both cases, but for
         `seeing_all`.
         """
-        self.stream: Turn | None = None
+        self.stream: Rotation | None = None
         streamed = streamed_part(checkpoint)
         if isinstance(checkpoint, RotatedCheckpoint) and not own:
             self.stream, checkpoint = checkpoint.stream, checkpoint.base
@@ -285,10 +285,6 @@ class Reference:
         if residual and self.stream is not None:
             tensor = self.stream(tensor).float()
         return tensor.numpy()
-
-    def agrees(self, prompt: Sequence[int], generated: Sequence[int]) -> Array:
-        """`choices` of the model itself."""
-        return choices(self.run([[*prompt, *generated]])[0].logits, prompt, generated)
 
     @torch.inference_mode()
     def head(self, hidden: Array, norm: str) -> Array:

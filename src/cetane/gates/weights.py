@@ -38,6 +38,8 @@ from cetane.validation import Data
 
 ROWS = 4096
 """The rows of a table that are in memory at a time."""
+LISTED = 20
+"""The most wrong constants that a result lists."""
 MOST_ERROR = 4.0
 """The largest squared error of a weighted or fitted constant, in multiples of the plain format's
 error for the same parameter. At four bits, another matrix's palette errs by more than 100 times.

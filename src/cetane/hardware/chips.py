@@ -1,12 +1,12 @@
 """Chip profiles: `data/chips.toml`, every figure with its source."""
 
 from functools import cache
-from importlib import resources
 from typing import Literal
 
 from pydantic import Field
 
 from cetane.errors import CetaneError
+from cetane.files import shipped_text
 from cetane.validation import Data, guess, parse_toml, validated
 
 Quantity = Literal[
@@ -63,22 +63,21 @@ class Chip(Data):
 @cache
 def load_chips() -> dict[str, Chip]:
     """All chips, by id."""
-    text = (resources.files("cetane") / "data" / "chips.toml").read_text(encoding="utf-8")
-    return parse_chips(text, "chips.toml")
+    return parse_chips(shipped_text("data/chips.toml"))
 
 
-def parse_chips(text: str, where: str) -> dict[str, Chip]:
+def parse_chips(text: str) -> dict[str, Chip]:
     """The chips of a TOML text. A CetaneError names the error in it."""
-    content = parse_toml(text, where)
+    content = parse_toml(text, "chips.toml")
     chips = {}
     for name, body in content.items():
         table = body | {"id": name} if isinstance(body, dict) else body
-        chips[name] = validated(Chip, table, f"{where}: {name}")
+        chips[name] = validated(Chip, table, f"chips.toml: {name}")
     for name in chips:
         seen = [name]
         while (following := chips[seen[-1]].fallback) is not None:
             if following not in chips or following in seen:
-                raise CetaneError(f"{where}: {name}: fallback {following!r} is not another chip")
+                raise CetaneError(f"chips.toml: {name}: fallback {following!r} is not another chip")
             seen.append(following)
     return chips
 

@@ -128,11 +128,11 @@ def write_script(folder: Path) -> None:
     """Write the script, its modules, and a page about its use."""
     package = resources.files("cetane")
     for name in ("measure.py", "README.md"):
-        (folder / name).write_text((package / "data" / "kit" / name).read_text(encoding="utf-8"))
+        (folder / name).write_bytes((package / "data" / "kit" / name).read_bytes())
     (folder / "measuring").mkdir()
     for source in (package / "measuring").iterdir():
         if source.name.endswith(".py"):
-            (folder / "measuring" / source.name).write_text(source.read_text(encoding="utf-8"))
+            (folder / "measuring" / source.name).write_bytes(source.read_bytes())
 
 
 def shipped(bundle: Bundle) -> list[str]:

@@ -17,6 +17,7 @@ from pydantic import Field, FiniteFloat, TypeAdapter, model_validator
 
 from cetane.lab.experiment import ARMS, ArmName, Experiment, InputName, Status, bounds, within
 from cetane.ledger import Ledger
+from cetane.tasks.processes import installed_memory
 from cetane.validation import Data
 
 PACKAGES = ("cetane", "torch", "coremltools", "transformers", "onnxruntime", "numpy")
@@ -216,7 +217,7 @@ def machine() -> dict[str, str | int]:
         "machine": platform.machine(),
         "processor": processor(),
         "cores": os.cpu_count() or 0,
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": installed_memory(),
     }
 
 

@@ -20,11 +20,11 @@ from cetane.gates.streaming import attending
 from cetane.lab.experiment import Keys
 
 PAGE, CHUNK, SINKS, FULL, DECODED = 16, 8, 16, 2, 256
-"""Tokens of Quest's pages and of TriForce's chunks, sinks, first layers with all keys, decoded
-tokens."""
+"""Tokens of Quest's pages, tokens of TriForce's chunks, sinks, first layers with all keys, and
+decoded tokens."""
 Chooser = Callable[[Tensor, Tensor, int, int], Tensor]
-"""From queries `(KV, group, T, D)` and keys `(KV, T, D)`, the first decoded row and the budget: the
-keys that each decoded row reads, bool `(KV, DECODED, T)`."""
+"""The keys that each decoded row reads, bool `(KV, DECODED, T)`. Its arguments: queries
+`(KV, group, T, D)`, keys `(KV, T, D)`, the first decoded row and the budget."""
 
 
 def pages(query: Tensor, key: Tensor, start: int, budget: int, late: int) -> Tensor:

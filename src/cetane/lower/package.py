@@ -28,7 +28,7 @@ def normalize(package: Path) -> None:
     spec = ct.utils.load_spec(str(package))
     (package / MODEL).write_bytes(spec.SerializeToString(deterministic=True))
     manifest = package / MANIFEST
-    content = json.loads(manifest.read_text())
+    content = json.loads(manifest.read_bytes())
     renamed = {
         old: str(uuid.uuid5(NAMESPACE, item["path"]))
         for old, item in content["itemInfoEntries"].items()

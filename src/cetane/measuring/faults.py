@@ -41,9 +41,9 @@ def ending(code: int) -> str:
         return f"signal {-code}"
 
 
-def last_lines(stderr: str, most: int = 600) -> str:
+def last_lines(stderr: str) -> str:
     """The end of stderr, as one line."""
-    return " ".join(stderr.split())[-most:]
+    return " ".join(stderr.split())[-600:]
 
 
 def fault(job: str, phase: str, kind: Kind, detail: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Read a Core ML program and run it anywhere.
 
     program = load("model.mlpackage")
-    run = compile(program.functions["main"], precision="fp16")
+    run = Executable(program.functions["main"], precision="fp16")
     outputs = run({"x": x}, run.make_state())
 
 `program` holds the content of a package: functions, ops, constants, interface. `executor` runs it
@@ -18,13 +18,12 @@ from cetane.mil.program import (
     Op,
     Program,
     SizeRange,
-    StoredConstant,
     TensorType,
 )
 from cetane.mil.reader import load
 
 if TYPE_CHECKING:
-    from cetane.mil.executor import Executable, TensorState, compile
+    from cetane.mil.executor import Executable, TensorState
 
 __all__ = [
     "Body",
@@ -34,17 +33,15 @@ __all__ = [
     "Op",
     "Program",
     "SizeRange",
-    "StoredConstant",
     "TensorState",
     "TensorType",
-    "compile",
     "load",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Import the executor on demand: it needs torch, which takes seconds; reading does not."""
-    if name not in ("Executable", "TensorState", "compile"):
+    if name not in ("Executable", "TensorState"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from cetane.mil import executor
 

@@ -100,11 +100,11 @@ class Constants:
         return value if isinstance(value, StoredConstant) else None
 
     def _by_reference(self, name: str) -> Array:
-        from cetane.mil.executor import compile  # needs torch
+        from cetane.mil.executor import Executable  # needs torch
 
         body = Body((), tuple(self._closure(name)), (name,))
         function = MilFunction("constant", {}, {name: self.type(name)}, {}, body)
-        value: Array = compile(function)({})[name]
+        value: Array = Executable(function)({})[name]
         return value
 
     def _closure(self, name: str) -> list[Op]:

@@ -70,11 +70,18 @@ class TensorState:
 
 
 class Executable:
-    """A function with its constants decoded and its ops bound. `compile` makes it."""
+    """A function with its constants decoded and its ops bound, ready to run."""
 
     def __init__(
-        self, function: MilFunction, precision: Precision, decoded: Decoded | None = None
+        self, function: MilFunction, precision: Precision = "fp32", decoded: Decoded | None = None
     ) -> None:
+        """ "fp32" rounds nothing. "fp16" computes in float32, and rounds each result that the
+        program types as fp16: a machine with fp16 storage and fp32 accumulation. "ane" does so too,
+        and multiplies computed matrices as an ANE was seen to (`mil/ane.py`).
+
+        `decoded` is a dict, empty at first: functions of one program that get the same one share
+        their weights. Raises CetaneError that lists every kind of op without an implementation.
+        """
         if precision not in get_args(Precision):
             known = ", ".join(f'"{name}"' for name in get_args(Precision))
             raise CetaneError(f"precision {precision!r} is not known: it is one of {known}")
@@ -141,21 +148,6 @@ class Executable:
     def _output(self, value: Tensor, type_: TensorType) -> npt.NDArray[Any]:
         unrounded = type_.dtype == "fp16" and not self._rounds
         return np.array(value.numpy(), np.float32 if unrounded else NUMPY[type_.dtype])
-
-
-def compile(
-    function: MilFunction, precision: Precision = "fp32", decoded: Decoded | None = None
-) -> Executable:
-    """Decode the constants and bind the ops, ready to run.
-
-    "fp32" rounds nothing. "fp16" computes in float32, and rounds each result that the program types
-    as fp16: a machine with fp16 storage and fp32 accumulation. "ane" does so too, and multiplies
-    computed matrices as an ANE was seen to (`mil/ane.py`).
-
-    `decoded` is a dict, empty at first: functions of one program that get the same one share their
-    weights. Raises CetaneError that lists every kind of op without an implementation.
-    """
-    return Executable(function, precision, decoded)
 
 
 def largest_result(function: MilFunction) -> int:

@@ -31,8 +31,8 @@ class DraftingTimes:
         if not (2 <= self.width <= WIDEST and positive and 0 < self.slowdown < inf):
             raise CetaneError(
                 f"speculation of {self.width} columns, t1 = {self.t1} ms, tK = {self.tk} ms, "
-                f"drafting {self.draft} ms: times and their ratio must be positive and finite, "
-                f"and columns 2 to {WIDEST}"
+                f"drafting {self.draft} ms. All times must be positive and finite, and columns "
+                f"from 2 to {WIDEST}."
             )
 
     @property
@@ -73,10 +73,6 @@ class DraftingTimes:
             else:
                 high = middle
         return high if self.slowdown > 1 else 0.0
-
-    def speedup(self, chance: float) -> float:
-        """The speed-up over plain decoding, if every drafted token is right with this chance."""
-        return tokens_per_call(chance, self.width) / self.slowdown
 
 
 def tokens_per_call(chance: float, width: int) -> float:

@@ -17,12 +17,12 @@ explains how.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import resources
 from typing import Any, Literal
 
 from pydantic import Field
 
 from cetane.errors import CetaneError
+from cetane.files import shipped_text
 from cetane.hardware.chips import Chip, ChipFigure
 from cetane.validation import Data, parse_toml, validated
 
@@ -163,16 +163,15 @@ class Fit(Data):
 @cache
 def load_fit() -> Fit:
     """The fit that ships with cetane."""
-    text = (resources.files("cetane") / "data" / "rates.toml").read_text(encoding="utf-8")
-    return parse_fit(text, "rates.toml")
+    return parse_fit(shipped_text("data/rates.toml"))
 
 
-def parse_fit(text: str, where: str) -> Fit:
+def parse_fit(text: str) -> Fit:
     """A fit from TOML. A CetaneError names the error in it."""
-    fit = validated(Fit, parse_toml(text, where), where)
+    fit = validated(Fit, parse_toml(text, "rates.toml"), "rates.toml")
     missing = set(TERM_OF) - set(fit.rates) - {"stream"}
     if missing:
-        raise CetaneError(f"{where}: no rate {min(missing)}")
+        raise CetaneError(f"rates.toml: no rate {min(missing)}")
     return fit
 
 

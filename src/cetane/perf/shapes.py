@@ -15,12 +15,12 @@ written and read as well.
 import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 from itertools import pairwise
 from typing import Literal
 
 from pydantic import Field
 
+from cetane.files import shipped_text
 from cetane.perf.cost import Work
 from cetane.validation import Data
 
@@ -92,18 +92,6 @@ class Decoder(Data):
             cache=self.kv_heads * (self.cache_dim or dim) * self.owns(index),
             window=None if full else self.window,
         )
-
-    def matrices(self) -> list[tuple[int, int]]:
-        """The shapes `(O, I)` of all weights, without per-layer embeddings."""
-        shapes = [(self.vocab, self.hidden)]
-        for index in range(self.layers):
-            layer = self.layer(index)
-            keys = self.kv_heads * layer.query // self.query_heads
-            shapes += [(layer.query, self.hidden), (self.hidden, layer.query)]
-            shapes += [(keys, self.hidden)] * 2 * self.owns(index)
-            inner = layer.mlp // 3 // self.hidden
-            shapes += [(inner, self.hidden), (inner, self.hidden), (self.hidden, inner)]
-        return shapes
 
     def shared(self, slots: int) -> int:
         """Bytes of the caches that layers without own caches read."""
@@ -183,5 +171,5 @@ class Decoder(Data):
 @cache
 def load_decoders() -> dict[str, Decoder]:
     """The models of the evidence, by their names in its rows."""
-    text = (resources.files("cetane") / "data" / "evidence" / "models.toml").read_text("utf-8")
+    text = shipped_text("data/evidence/models.toml")
     return {name: Decoder.model_validate(body) for name, body in tomllib.loads(text).items()}

@@ -2,11 +2,11 @@
 
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib import resources
 
 from pydantic import Field
 
 from cetane.compress import Format
+from cetane.files import shipped_text
 from cetane.validation import Data, parse_toml, validated
 
 
@@ -43,13 +43,13 @@ class SlowForms(Data):
 def load_slow_forms() -> tuple[SlowForm, ...]:
     """The forms that ship."""
     name = "slow_forms.toml"
-    text = (resources.files("cetane") / "data" / name).read_text(encoding="utf-8")
-    return tuple(validated(SlowForms, parse_toml(text, name), name).form)
+    content = parse_toml(shipped_text(f"data/{name}"), name)
+    return tuple(validated(SlowForms, content, name).form)
 
 
 def streamed_as(form: Format, chip: str) -> tuple[float, float]:
-    """The bits as which a chip streams a weight of this format, and the time that it takes relative
-    to others of these bits: the format's own, and 1, for most formats."""
+    """The bits as which a chip streams a weight of this format, and its time relative to others of
+    these bits. Most formats have their own bits, and 1."""
     slow = next((one for one in load_slow_forms() if one.holds(form, chip)), None)
     if slow is None:
         return float(form.bits), 1.0

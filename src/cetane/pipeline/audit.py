@@ -11,7 +11,7 @@ from cetane.gates.residency.measured import Measured, measure, read_measured, wi
 from cetane.gates.residency.store import UNWRITTEN, open_artifact
 from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.hardware.chips import DEFAULT_CHIP
-from cetane.mil.reader import load
+from cetane.mil import load
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from cetane.files import Progress, silent
 from cetane.gates.diff import AgainstModel, ModelDiff, compare_bundles
 from cetane.mil import MilFunction, Program, load
 from cetane.mil.compare import TOLERANCE, Comparer, Comparison, OpGap
-from cetane.mil.executor import compile
+from cetane.mil.executor import Executable
 from cetane.mil.gap import Gap
 from cetane.mil.inputs import random_inputs, read_inputs
 from cetane.mil.program import Precision, listed
@@ -132,7 +132,7 @@ def package_pair(
     """Compare a function of two packages."""
     one, other = (function_of(load(path), function) for path in (first, second))
     progress("loading", 0, 2)
-    comparer = Comparer(compile(one, "fp32"), compile(other, precision))
+    comparer = Comparer(Executable(one, "fp32"), Executable(other, precision))
     progress("running", 1, 2)
     given = random_inputs(one) if inputs is None else read_inputs(inputs, one)
     result = comparer(given)

@@ -8,7 +8,7 @@ from cetane.files import Progress
 from cetane.gates.explain import Explanation, explain_ladder, explain_residency
 from cetane.gates.ladder import LadderResult, ladder
 from cetane.gates.residency.audit import Audit, audit
-from cetane.mil.reader import load
+from cetane.mil import load
 from cetane.pipeline.clock import Clock
 from cetane.pipeline.port_result import PortTarget
 from cetane.planner import Planner

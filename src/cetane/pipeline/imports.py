@@ -38,8 +38,8 @@ from cetane.kit.speed import (
 )
 from cetane.kit.xcode import Told, as_measured, read_analytics, read_report
 from cetane.measuring.energy import CAVEATS, LAG, BadSamples, joules, read_samples
+from cetane.mil import load
 from cetane.mil.program import Program
-from cetane.mil.reader import load
 from cetane.perf.predict import Predictor
 from cetane.pipeline.origin import checkpoint_of
 from cetane.planner import Planner

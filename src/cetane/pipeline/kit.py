@@ -35,8 +35,8 @@ def make_kit(
     """Write a zip archive that measures one or two bundles on a Mac.
 
     It holds their packages, inputs with expected outputs, and a script that needs only Python,
-    numpy and coremltools. CetaneError for a damaged bundle, for one that gives choices and no
-    logits, and for more than two; also for an `output` that is a folder or lies in a bundle.
+    numpy and coremltools. Raises CetaneError for more than two bundles, a damaged one, and one that
+    gives choices and no logits. Also for an `output` that is a folder or lies in a bundle.
     """
     if not 1 <= len(bundles) <= len(LABELS):
         raise CetaneError(

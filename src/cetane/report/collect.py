@@ -13,8 +13,8 @@ from cetane.gates.residency.store import InBundle
 from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.gates.scores import ShardScore
 from cetane.hardware.chips import Chip
+from cetane.mil import load
 from cetane.mil.program import LARGEST_FP16
-from cetane.mil.reader import load
 from cetane.report.call_times import call_times
 from cetane.report.content import (
     Absent,
@@ -77,7 +77,7 @@ def bundle_report(
         positions=positions(golden, path) if golden else no_golden,
         ranges=ranges(golden) if golden and golden.ranges else no_golden,
         sizes=disk,
-        developers=for_developers(bundle, disk),
+        developers=for_developers(bundle, programs.values(), disk),
         perplexity=perplexity(gates),
         tasks=tasks(gates),
         quality=quality

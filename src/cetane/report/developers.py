@@ -1,9 +1,10 @@
 """Facts for an app's developer: files, the calls of a step, every function's tensors, memory."""
 
-from collections.abc import Iterator
-from typing import assert_never
+from collections.abc import Collection, Iterator
 
 from cetane.bundle import Bundle
+from cetane.export.contract import MemoryFigures, means, memory_figures
+from cetane.mil import Program
 from cetane.report.content import (
     CallOrder,
     CallSignature,
@@ -14,36 +15,17 @@ from cetane.report.content import (
     TensorRow,
 )
 from cetane.schema.function import Function, Route, Step
-from cetane.schema.interface import (
-    Embedding,
-    FromCache,
-    FromHistory,
-    FromMatrix,
-    FromTensor,
-    Mask,
-    Position,
-    Rotary,
-    Sink,
-    Source,
-    ToCache,
-    ToChoice,
-    ToHistory,
-    TokenIds,
-    ToLogits,
-    ToMatrix,
-    ToTensor,
-    WriteMask,
-)
+from cetane.schema.interface import Input, Output
 from cetane.schema.manifest import MANIFEST, TOKENIZER
 from cetane.schema.plan import Plan
 
 
-def for_developers(bundle: Bundle, disk: DiskUse) -> ForDevelopers:
+def for_developers(bundle: Bundle, programs: Collection[Program], disk: DiskUse) -> ForDevelopers:
     """The facts of a bundle that an app needs."""
-    plan = bundle.plan
-    memory = tuple(memory_rows(plan, disk))
+    plan, context = bundle.plan, bundle.plan.recipe.cache.context
+    memory = tuple(memory_rows(memory_figures(bundle, programs), context))
     return ForDevelopers(
-        context=plan.recipe.cache.context,
+        context=context,
         deployment=plan.recipe.target.deployment,
         files=tuple(file_rows(bundle, disk)),
         calls=tuple(
@@ -94,7 +76,7 @@ def interfaces(plan: Plan) -> Iterator[CallSignature]:
     """The functions of all shards; functions with equal tensors are grouped."""
     groups: dict[tuple[int, tuple[TensorRow, ...]], list[tuple[str, str]]] = {}
     for (shard, name), function in plan.functions.items():
-        tensors = tuple(tensor_rows(function, shard))
+        tensors = tuple(tensor_rows(plan, function, shard))
         groups.setdefault((function.tokens, tensors), []).append((shard, name))
     for (tokens, tensors), owners in groups.items():
         yield CallSignature(
@@ -105,81 +87,32 @@ def interfaces(plan: Plan) -> Iterator[CallSignature]:
         )
 
 
-def tensor_rows(function: Function, shard: str) -> Iterator[TensorRow]:
-    """A function's inputs, outputs and states. Names of the shard's own caches lose its name."""
-    for tensor in function.inputs:
-        yield TensorRow(direction="input", name=tensor.name, dtype=tensor.dtype,
-                        shape=tensor.shape, role=given(tensor.source, shard))  # fmt: skip
-    for result in function.outputs:
-        yield TensorRow(direction="output", name=result.name, dtype=result.dtype,
-                        shape=result.shape, role=taken(result.sink, shard))  # fmt: skip
+def tensor_rows(plan: Plan, function: Function, shard: str) -> Iterator[TensorRow]:
+    """A function's inputs, outputs and states. Names of the shard's own buffers lose its name, so
+    that shards alike have rows alike."""
+    ports: tuple[Input | Output, ...] = (*function.inputs, *function.outputs)
+    for port in ports:
+        yield TensorRow(
+            direction="input" if isinstance(port, Input) else "output",
+            name=port.name,
+            dtype=port.dtype,
+            shape=port.shape,
+            role=means(plan, port).replace(f" {shard}.", " "),
+        )
     for state in function.states:
         yield TensorRow(direction="state", name=state.name, dtype=state.dtype,
                         shape=state.shape, role="an MLState: Core ML keeps it")  # fmt: skip
 
 
-def given(source: Source, shard: str) -> str:
-    """The value that an app passes as an input, in words."""
-    match source:
-        case Embedding(table=table):
-            return f"each token's row of the table {table}"
-        case TokenIds():
-            return "the tokens' ids"
-        case Rotary(table=table, part=part):
-            return f"{part} rows of the positions, rotary-{table}.npy"
-        case Mask(group=group, window=window):
-            seen = "earlier tokens" if window is None else f"the last {window:,} tokens"
-            return f"0 where {seen} in cache {group} may be seen, -40,000 elsewhere"
-        case WriteMask(group=group):
-            return f"1 at the slot of cache {group} that each token takes, 0 elsewhere"
-        case Position(group=group):
-            return f"the first slot of cache {group} to write"
-        case FromTensor(name=name):
-            return f"{name}, from an earlier call"
-        case FromCache(name=name):
-            return f"the buffer {own(name, shard)}, which the app keeps"
-        case FromHistory(name=name):
-            return f"the last columns of {own(name, shard)}; zeros at first"
-        case FromMatrix(name=name):
-            return f"the matrices {own(name, shard)}, which the app keeps; zeros at first"
-        case _:
-            assert_never(source)
-
-
-def taken(sink: Sink, shard: str) -> str:
-    """An app's use of an output, in words."""
-    match sink:
-        case ToTensor(name=name):
-            return f"{name}, for a later call"
-        case ToCache(name=name, write=write):
-            verb = "append it to" if write == "append" else "it replaces"
-            return f"{verb} the buffer {own(name, shard)}"
-        case ToLogits(start=start, stop=stop):
-            return f"logits of rows {start:,} to {stop - 1:,} of the vocabulary"
-        case ToChoice(part=part, start=start, stop=stop, block=block):
-            row = f"the best row, as blocks of {block} and rows after them,"
-            what = row if part == "row" else "the best row's logit"
-            return f"{what} of {start:,} to {stop - 1:,}"
-        case ToHistory(name=name):
-            return f"append it to {own(name, shard)}"
-        case ToMatrix(name=name):
-            return f"fold it into {own(name, shard)}: keys, values, logarithms of decays"
-        case _:
-            assert_never(sink)
-
-
-def own(name: str, shard: str) -> str:
-    """A buffer's name, without the shard's name if the shard owns it."""
-    return name.removeprefix(f"{shard}.")
-
-
-def memory_rows(plan: Plan, disk: DiskUse) -> Iterator[MemoryRow]:
-    """The memory of a running app. Core ML's own buffers are unknown."""
-    names = {shard.name for shard in plan.shards}
-    packages = sum(part.bytes for part in disk.parts if part.name in names)
-    tables = sum(part.bytes for part in disk.parts if part.name.endswith(".npy"))
-    context = plan.recipe.cache.context
-    yield MemoryRow(name="packages", bytes=packages, note="compressed, as Core ML loads them")
-    yield MemoryRow(name="tables", bytes=tables, note="can be memory-mapped: few pages are in use")
-    yield MemoryRow(name="key/value cache", bytes=plan.kv_bytes[context],
-                    note=f"{context:,} tokens")  # fmt: skip
+def memory_rows(memory: MemoryFigures, context: int) -> Iterator[MemoryRow]:
+    """The memory of a running app, by what holds it."""
+    rows = (
+        ("packages", sum(memory.packages.values()), "compressed, as Core ML loads them"),
+        ("tables", memory.tables, "can be memory-mapped: few pages are in use"),
+        ("buffers", memory.caches, f"the app keeps them, for {context:,} tokens"),
+        ("buffers after a call", memory.caches, "a call may take one and give another"),
+        ("states", memory.states, "Core ML keeps them"),
+        ("largest call", memory.call, "inputs and outputs, without buffers"),
+        ("intermediate values", memory.activations, "less if Core ML fuses ops"),
+    )
+    yield from (MemoryRow(name=name, bytes=size, note=note) for name, size, note in rows if size)

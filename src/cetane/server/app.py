@@ -8,7 +8,6 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,9 +21,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from cetane.errors import CetaneError
+from cetane.files import shipped_text
 from cetane.server.asks import chat_asks, check_known, completion_asks
 from cetane.server.errors import ApiError
-from cetane.server.forms import ChatForm, CompletionForm, Form
+from cetane.server.forms import AnswerForm, ChatForm, CompletionForm
 from cetane.server.metrics import Metrics
 from cetane.server.requests import (
     ChatRequest,
@@ -121,7 +121,7 @@ async def unless_gone(http: Request, work: Awaitable[Result]) -> Result | None:
                 await one
 
 
-async def respond(http: Request, worker: Worker, form: Form) -> Response:
+async def respond(http: Request, worker: Worker, form: AnswerForm) -> Response:
     """Run a request and give its answer, whole or as a stream."""
     job = worker.submit(form.asks)
     events = job.events()
@@ -264,7 +264,7 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.include_router(routes(service))
-    page = resources.files("cetane.server").joinpath("page.html").read_text(encoding="utf-8")
+    page = shipped_text("server/page.html")
     policy = page_policy(page)
 
     @app.get("/")

@@ -64,7 +64,7 @@ class Choice:
                 self.ending = event
 
 
-class Form(ABC):
+class AnswerForm(ABC):
     """The form of the answers to one request."""
 
     kind: Literal["chat.completion", "text_completion"]
@@ -141,7 +141,7 @@ class Form(ABC):
         """The choices of a stream's chunks for an event, which its choice already holds."""
 
 
-class ChatForm(Form):
+class ChatForm(AnswerForm):
     """Answers of `/v1/chat/completions`."""
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
@@ -228,7 +228,7 @@ class ChatForm(Form):
         return TopLogprob(token=self.served.token_text(token), logprob=logprob, bytes=list(raw))
 
 
-class CompletionForm(Form):
+class CompletionForm(AnswerForm):
     """Answers of `/v1/completions`."""
 
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"

@@ -4,7 +4,6 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from itertools import compress
 from statistics import mean, median
 
@@ -15,7 +14,7 @@ from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.errors import CetaneError
-from cetane.files import Progress
+from cetane.files import Progress, shipped_text
 from cetane.speculate.controller import Controller
 from cetane.speculate.drafter import Drafter, open_session, watches
 from cetane.speculate.speculator import Counters, Speculator
@@ -58,16 +57,15 @@ class Speed(Data):
 
 def suite() -> dict[str, list[str]]:
     """The prompts, by category."""
-    path = resources.files("cetane") / "data/prompts/speculative.toml"
-    content: dict[str, list[str]] = tomllib.loads(path.read_text(encoding="utf-8"))
-    return content
+    return tomllib.loads(shipped_text("data/prompts/speculative.toml"))
 
 
 def conversations() -> list[list[str]]:
     """What a user says in each conversation, turn by turn. All have the same number of turns."""
-    path = resources.files("cetane") / "data/prompts/conversations.toml"
-    content: list[list[str]] = tomllib.loads(path.read_text(encoding="utf-8"))["conversations"]
-    return content
+    content: dict[str, list[list[str]]] = tomllib.loads(
+        shipped_text("data/prompts/conversations.toml")
+    )
+    return content["conversations"]
 
 
 @dataclass(frozen=True)
@@ -255,18 +253,6 @@ class FirstTokens:
         """
         asked = self.right if where is None else list(compress(self.right, where))
         return sum(asked) / len(asked) if asked else None
-
-
-def first_tokens(
-    engine: Engine, prompts: Sequence[Ids], drafter: Drafter, count: int, stop: Ids
-) -> FirstTokens:
-    """Ask a drafter after every token of the greedy answers to some prompts."""
-    asked = FirstTokens(drafter)
-    for prompt in prompts:
-        session = open_session(engine, [drafter])
-        for _ in generate(session, prompt, Sampler(), count, stop, asked):
-            pass
-    return asked
 
 
 class Together:

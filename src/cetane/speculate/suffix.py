@@ -21,12 +21,12 @@ class EarlierAnswers:
     waits for it a few milliseconds at most.
     """
 
-    def __init__(self, path: Path | None = None, owner: str = "", nodes: int = 100_000) -> None:
+    def __init__(self, path: Path | None = None, owner: str = "") -> None:
         """`path`: the file that keeps the base's trie between runs; None for this process only.
-        `owner`: sha256 of the tokenizer of the tokens. `nodes`: the most nodes of a trie. Raises
-        CetaneError for a file that is not a trie of this owner."""
-        self.path, self.owner, self.nodes = path, owner, nodes
-        self.tries: dict[str | None, Trie] = {None: Trie(most=nodes)}
+        `owner`: sha256 of the tokenizer of the tokens. Raises CetaneError for a file that is not a
+        trie of this owner."""
+        self.path, self.owner = path, owner
+        self.tries: dict[str | None, Trie] = {None: Trie()}
         """The trie of every adapter that has answered, and of the base (None)."""
         if path is not None and path.exists():
             self.tries[None].load(path, owner)
@@ -36,7 +36,7 @@ class EarlierAnswers:
     def trie(self, adapter: str | None) -> Trie:
         """An adapter's trie. It may grow during a look-up: nodes are complete before they are
         linked."""
-        return self.tries.get(adapter) or self.tries.setdefault(adapter, Trie(most=self.nodes))
+        return self.tries.get(adapter) or self.tries.setdefault(adapter, Trie())
 
     def add(self, adapter: str | None, tokens: Sequence[int]) -> None:
         """Add a part of a text, which ends with an answer."""

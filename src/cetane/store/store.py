@@ -5,7 +5,6 @@ is listed is whole. Nothing there is trusted by its name: a file's size and hash
 it is copied, and what fails is removed and made again.
 """
 
-import errno
 import hashlib
 import logging
 import os
@@ -18,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from cetane.errors import CetaneError
-from cetane.files import FileRecord, check_space, nameable, sha256
+from cetane.files import READ_ONLY, FileRecord, check_space, nameable, sha256
 from cetane.store.places import Folder, Place, place_of, remote_errors
 from cetane.validation import Data, parse_json, validated
 
@@ -28,8 +27,6 @@ MOST_FILES = 1 << 14
 """Files of a result."""
 PIECE = 1 << 20
 """Bytes that are copied at a time."""
-READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""Error numbers of a place that this process may only read."""
 log = logging.getLogger("cetane.store")
 
 

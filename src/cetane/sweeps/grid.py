@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib import resources
 from itertools import product
 from typing import Literal, get_args
 
@@ -16,6 +15,7 @@ from cetane.compress import Format, Selection, SensitivityFile, parse_format
 from cetane.compress.formats import Fp16, Linear, Palette
 from cetane.errors import CetaneError
 from cetane.families import Weight
+from cetane.files import shipped_text
 from cetane.planner import Planner, can_turn
 from cetane.sweeps.points import Method
 from cetane.validation import Data, nearest, parse_toml, validated
@@ -84,7 +84,7 @@ class Grid(Data):
 @cache
 def load_grid() -> Grid:
     """The grid that ships."""
-    text = (resources.files("cetane") / "data" / "sweep.toml").read_text(encoding="utf-8")
+    text = shipped_text("data/sweep.toml")
     return validated(Grid, parse_toml(text, "sweep.toml"), "sweep.toml")
 
 

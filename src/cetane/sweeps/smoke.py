@@ -3,12 +3,12 @@
 import tomllib
 from collections.abc import Sequence
 from functools import cache
-from importlib import resources
 from itertools import takewhile
 
 from pydantic import Field
 
 from cetane.checkpoint import Tokenizer
+from cetane.files import shipped_text
 from cetane.gates.compressions import Judge
 from cetane.gates.probes import asked
 from cetane.sweeps.points import Answer
@@ -35,8 +35,7 @@ class Prompt(Data):
 @cache
 def load_prompts() -> tuple[Prompt, ...]:
     """The prompts that ship."""
-    path = resources.files("cetane") / "data" / "prompts" / "smoke.toml"
-    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    content = tomllib.loads(shipped_text("data/prompts/smoke.toml"))
     return tuple(Prompt.model_validate(prompt) for prompt in content["prompt"])
 
 

@@ -18,10 +18,10 @@ from tests.mil.conftest import build_program, ct, mb
 
 from cetane.lower.package import MANIFEST, MODEL, WEIGHTS
 from cetane.lower.patches import brief
+from cetane.mil import load
 from cetane.mil.blob import _DTYPES, _RECORD, _SENTINEL
 from cetane.mil.dtypes import byte_count
 from cetane.mil.program import Program
-from cetane.mil.reader import load
 
 Body = Callable[..., Any]
 Specs = Mapping[str, tuple[tuple[int, ...], str]]

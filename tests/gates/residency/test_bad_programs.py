@@ -14,8 +14,8 @@ from tests.gates.residency.graphs import Model, mb
 from cetane.errors import CetaneError
 from cetane.gates.residency.audit import audit
 from cetane.gates.residency.target import Target
+from cetane.mil import load
 from cetane.mil.proto import model_message
-from cetane.mil.reader import load
 
 MIXED = ["argmax", "wide-topk", "gather", "int4-per-block", "scaled-palette", "state-shift",
          "activation-quantization", "fp16-squares", "late-slice", "small-sdpa",

@@ -26,8 +26,8 @@ from cetane.gates.residency.measured import (
 from cetane.gates.residency.refuted import Audited, narrowing
 from cetane.gates.residency.target import Target
 from cetane.measuring.compute_plan import with_default
+from cetane.mil import load
 from cetane.mil.program import Program
-from cetane.mil.reader import load
 
 REFUSED = "more-1"
 """The function that the stand-in does not compile."""

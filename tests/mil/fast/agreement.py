@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from cetane.mil import MilFunction, load
-from cetane.mil.executor import compile
+from cetane.mil.executor import Executable
 from cetane.mil.fast import FastProgram
 from cetane.mil.fast.attend import AttentionStage
 from cetane.mil.fast.fusion import fuse
@@ -49,7 +49,7 @@ def tape_agrees(path: Path, rtol: float = 1e-5, **inputs: np.ndarray) -> list[np
 
 def _agree(program: FastProgram, rtol: float, **inputs: np.ndarray) -> list[np.ndarray]:
     fast = program.function("main")(inputs)
-    exact = compile(program.program.functions["main"], "fp32")(inputs)
+    exact = Executable(program.program.functions["main"], "fp32")(inputs)
     assert list(fast) == list(exact)
     for name in exact:
         np.testing.assert_allclose(fast[name], exact[name], rtol=rtol, atol=1e-6)

@@ -13,7 +13,7 @@ from tests.mil.programs import constant, op, program
 
 from cetane.errors import CetaneError
 from cetane.mil import load
-from cetane.mil.executor import compile
+from cetane.mil.executor import Executable
 from cetane.mil.fast import FastProgram
 from cetane.mil.program import Op, StoredConstant, TensorType
 
@@ -180,7 +180,7 @@ def test_indices_beyond_a_palette(dtype: str) -> None:
         with pytest.raises(CetaneError, match=r"palette|out of bounds"):
             FastProgram(path, pack=pack).function("main")(x)
     with pytest.raises(CetaneError, match=r"palette|out of bounds"):
-        compile(path.functions["main"], "fp32")(x)
+        Executable(path.functions["main"], "fp32")(x)
 
 
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 0, -88.5, 90, 2.5, -1], np.float32)
@@ -240,7 +240,7 @@ def test_the_lowest_integer_over_minus_one(kind: str) -> None:
     )
     x = {"a": np.array([-(2**31), -7, 7, 7], np.int32), "b": np.array([-1, -1, -2, 2], np.int32)}
     wanted = {"floor_div": [7, -4, 3], "mod": [0, -1, 1]}
-    assert compile(path.functions["main"], "fp32")(x)["y"].tolist()[1:] == wanted[kind]
+    assert Executable(path.functions["main"], "fp32")(x)["y"].tolist()[1:] == wanted[kind]
     assert FastProgram(path).function("main")(x)["y"].tolist()[1:] == wanted[kind]
 
 

@@ -13,7 +13,7 @@ from tests.mil.fast.agreement import Build, normal
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
 from cetane.mil import load
-from cetane.mil.executor import compile
+from cetane.mil.executor import Executable
 from cetane.mil.fast.onnx_files import WEIGHTS, export
 
 
@@ -31,7 +31,7 @@ def test_a_bundle(tiny_bundle: Callable[..., Bundle], contract: str, tmp_path: P
         onnx.checker.check_model(str(file), full_check=True)
         session = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
         function = program.functions[name]
-        exact = compile(function, "fp32")
+        exact = Executable(function, "fp32")
         given = {}
         for key, type_ in function.inputs.items():
             integer = type_.dtype == "int32"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
 from cetane.mil import MilFunction, Program, SizeRange, load
-from cetane.mil.executor import compile
+from cetane.mil.executor import Executable
 from cetane.mil.fast import FastProgram, unsupported
 from cetane.mil.fast.model import alike, differing_literals
 from cetane.mil.fast.onnx_graph import OnnxGraph
@@ -45,7 +45,7 @@ def check_agreement(program: FastProgram, name: str) -> None:
     """Three calls in a row, with states, give what the reference gives."""
     fast = program.function(name)
     function = program.program.functions[name]
-    exact = compile(function, "fp32")
+    exact = Executable(function, "fp32")
     state, exact_state = fast.make_state(), exact.make_state()
     for _ in range(3):
         inputs = random_inputs(function)

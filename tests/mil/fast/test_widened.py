@@ -9,8 +9,7 @@ import pytest
 from tests.mil.conftest import build_program, ct, mb
 
 from cetane.bundle import Bundle
-from cetane.mil import compile as compile_reference
-from cetane.mil import load
+from cetane.mil import Executable, load
 from cetane.mil.fast.context import ATTENTION, WIDENED
 from cetane.mil.fast.fusion import fuse
 from cetane.mil.fast.tape.model import TapeModel
@@ -92,6 +91,4 @@ def test_scores(scaled: str, tmp_path: Path) -> None:
     (name,) = function.outputs
     tape = TapeModel(program).function("main")
     np.testing.assert_allclose(tape(given)[name], expected, rtol=1e-5, atol=1e-3)
-    np.testing.assert_allclose(
-        compile_reference(function)(given)[name], expected, rtol=1e-5, atol=1e-3
-    )
+    np.testing.assert_allclose(Executable(function)(given)[name], expected, rtol=1e-5, atol=1e-3)

@@ -20,7 +20,7 @@ from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
 from cetane.engine.verify import Draft
 from cetane.errors import CetaneError
-from cetane.speculate.bench import first_tokens
+from cetane.speculate.bench import FirstTokens
 from cetane.speculate.draft_heads import windows as windows_module
 from cetane.speculate.draft_heads.acceptance import acceptance, aligned
 from cetane.speculate.draft_heads.features import Taps, tapped
@@ -270,7 +270,8 @@ def test_first_tokens_of_greedy_answers(engine: Engine) -> None:
             return Draft(tuple([(answer[at] + self.off) % 288][: at % self.every == 0]), "known")
 
     for off, every, right, proposed in ((0, 1, 11, 11), (1, 1, 0, 11), (0, 2, 6, 6)):
-        found = first_tokens(engine, [prompt], Known(off, every), 12, ())
+        found = FirstTokens(Known(off, every))
+        list(generate(engine.session(), prompt, Sampler(), 12, (), found))
         assert (len(found.right), sum(found.proposed), sum(found.right)) == (11, proposed, right)
         assert found.share() == right / 11
         assert found.share(found.proposed) == right / proposed

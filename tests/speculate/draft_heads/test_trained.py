@@ -20,7 +20,7 @@ from tests.speculate.draft_head_models import (
 from tests.speculate.lessons import KINDS, config
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import Turn, open_checkpoint
+from cetane.checkpoint import Rotation, open_checkpoint
 from cetane.errors import CetaneError
 from cetane.pipeline import draft_head
 from cetane.pipeline.build import build
@@ -61,14 +61,14 @@ def random_lesson(config: DraftHeadConfig) -> tuple[TorchDraftHead, torch.Tensor
 def test_turned_channels_change_nothing() -> None:
     """Q is made explicit: x Q for every hidden state and embedding."""
     head, features, embedded = random_lesson(config("eagle3", hidden=48))
-    q = Turn(48)(torch.eye(48))
+    q = Rotation(48)(torch.eye(48))
     assert torch.allclose(q @ q.T, torch.eye(48).double(), atol=1e-12)
     with torch.no_grad():
         plain = head.teach(features, embedded)
-        head.turn(Turn(48))
+        head.turn(Rotation(48))
         assert head.config.turned
         moved = head.teach((features.double() @ q).float(), (embedded.double() @ q).float())
-        head.turn(Turn(48), back=True)
+        head.turn(Rotation(48), back=True)
         again = head.teach(features, embedded)
     assert not head.config.turned
     for want, *others in zip(plain, moved, again, strict=True):
@@ -108,7 +108,7 @@ def test_it_drafts_the_same_in_another_bundle(
     random = torch.Generator().manual_seed(3)
     features = torch.randn(1, 12, 3, 64, generator=random)
     embedded = torch.randn(1, 12, 64, generator=random)
-    turn = Turn(64)
+    turn = Rotation(64)
     want = before.teach(features, embedded)
     found = after.teach(turn(features).float() / 2, turn(embedded).float())
     for one, other in zip(want, found, strict=True):

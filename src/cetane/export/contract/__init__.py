@@ -6,6 +6,8 @@ only for what the bundle's functions take and give.
 """
 
 from cetane.export.contract.check import check, files
+from cetane.export.contract.describe import means
 from cetane.export.contract.folder import export
+from cetane.export.contract.memory import MemoryFigures, memory_figures
 
-__all__ = ["check", "export", "files"]
+__all__ = ["MemoryFigures", "check", "export", "files", "means", "memory_figures"]

@@ -11,6 +11,7 @@ from cetane.export.contract.describe import describe
 from cetane.export.contract.draft_heads import draft_head
 from cetane.export.contract.memory import memory_figures
 from cetane.files import Progress, replacing, write_json
+from cetane.mil import load
 from cetane.schema.manifest import TOKENIZER
 from cetane.templates import environment
 
@@ -42,7 +43,8 @@ def parts_of(contract: dict[str, Any]) -> list[str]:
 
 def contract_of(bundle: Bundle) -> dict[str, Any]:
     """The content of `contract.json`."""
-    contract, memory = describe(bundle.plan), memory_figures(bundle)
+    programs = [load(bundle.shard(shard.name)) for shard in bundle.plan.shards]
+    contract, memory = describe(bundle.plan), memory_figures(bundle, programs)
     for shard in contract["shards"]:
         shard["bytes"] = memory.packages[shard["name"]]
     return contract | {

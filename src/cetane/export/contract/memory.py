@@ -1,9 +1,10 @@
 """The memory that a bundle needs, by what holds it: computed from shapes, measured on no device."""
 
+from collections.abc import Collection
 from math import prod
 
 from cetane.bundle import Bundle
-from cetane.mil import MilFunction, TensorType, load
+from cetane.mil import MilFunction, Program, TensorType
 from cetane.mil.index import FunctionIndex
 from cetane.schema.function import Function
 from cetane.schema.interface import Dtype, FromCache, FromHistory, FromMatrix, Input, Output
@@ -37,11 +38,10 @@ class MemoryFigures(Data):
         return figures | {"peak": sum(figures.values()) + self.caches}
 
 
-def memory_figures(bundle: Bundle) -> MemoryFigures:
-    """The memory of a bundle. Reads the packages' specifications, no weights."""
+def memory_figures(bundle: Bundle, programs: Collection[Program]) -> MemoryFigures:
+    """The memory of a bundle, whose packages are `programs`."""
     plan, files = bundle.plan, bundle.manifest.files
     functions = list(plan.functions.values())
-    programs = [load(bundle.shard(shard.name)) for shard in plan.shards]
     buffers = {
         item.source.name: nbytes(item.shape, item.dtype)
         for function in functions

@@ -5,12 +5,12 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from cetane.export.coreai import contract
+from cetane.files import shipped_text
 from cetane.validation import Data
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class AssetCall:
 @cache
 def rules() -> dict[str, ExportRule]:
     """The rules, by id."""
-    content = resources.files("cetane.export.coreai").joinpath("rules.toml").read_text()
-    return {rule["id"]: ExportRule(**rule) for rule in tomllib.loads(content)["rule"]}
+    content = tomllib.loads(shipped_text("export/coreai/rules.toml"))
+    return {rule["id"]: ExportRule(**rule) for rule in content["rule"]}
 
 
 def check(program: "AIProgram") -> list[str]:

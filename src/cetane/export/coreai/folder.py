@@ -1,6 +1,5 @@
 """Writes the folder that Apple's runner loads: an asset, a tokenizer and metadata."""
 
-import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +15,7 @@ from cetane.export.coreai.check import check
 from cetane.export.coreai.converter import Converter
 from cetane.export.coreai.embeddings import Gather, LoadTable, read_table
 from cetane.export.coreai.planner import StaticPlanner, planners
-from cetane.files import Progress, replacing, write_json
+from cetane.files import Progress, read_json, replacing, write_json
 from cetane.lower.lower import Lowering
 from cetane.lower.tracing import constants
 
@@ -158,7 +157,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     texts = {token: text for text, token in tokenizer.backend.get_vocab().items()}
     # A config may name tokens that the tokenizer lacks.
     stops = [texts[token] for token in tokenizer.eos_ids if token in texts]
-    write_json(path, json.loads(path.read_text()) | {"additional_special_tokens": stops})
+    write_json(path, read_json(path) | {"additional_special_tokens": stops})
 
 
 def metadata(made: list[StaticPlanner], checkpoint: Checkpoint, name: str) -> dict[str, Any]:

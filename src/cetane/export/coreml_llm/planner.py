@@ -314,7 +314,7 @@ def refuse(planner: ContractPlanner) -> None:
         )
     *_, last = planner.members
     rows = max(head.stop - head.start for head in planner.heads_of(last))
-    refuse_wide_slices(rows, planner.model.vocab, "CoreML-LLM's last package")
+    refuse_wide_slices(rows, planner.model.vocab)
     if recipe.embedding.inside or any(planner.group(name).dim > WIDTH for name in SHARED):
         raise CetaneError(
             "CoreML-LLM's runtime looks tokens up itself, and has attention heads of at most "

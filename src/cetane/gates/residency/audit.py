@@ -326,8 +326,11 @@ def against_rules(functions: Sequence[FunctionAudit]) -> Iterator[str]:
 
 
 def off_against_rules(function: FunctionAudit) -> dict[str, float]:
-    """What a Mac put off the ANE and no rule does, by kind of op: shares of the function's time, as
-    Core ML estimates it, or of its ops if the cost of one is not known."""
+    """What a Mac put off the ANE and no rule does, by kind of op.
+
+    Values are shares of the function's time, as Core ML estimates it. They are shares of its ops
+    if the cost of one is not known.
+    """
     measured = [op for op in function.ops if op.measured in ("ANE", "CPU")]
     timed = all(op.cost is not None for op in measured) and any(op.cost for op in measured)
     costs = [op.cost or 0.0 if timed else 1.0 for op in measured]

@@ -21,8 +21,8 @@ from cetane.errors import CetaneError
 from cetane.files import read_bytes
 from cetane.gates.residency.audit import Audit, FunctionAudit, Placed, judged
 from cetane.gates.residency.rule import Placement
-from cetane.hardware.mac import BRAND, BUILD, is_mac, sysctl
 from cetane.measuring.compute_plan import plan
+from cetane.measuring.machine import FACTS, is_mac, sysctl
 from cetane.mil.package import Package
 from cetane.validation import Data, parse_json, validated
 
@@ -154,9 +154,10 @@ def measure(packages: dict[str, Path]) -> Measured:
             "only a Mac can measure where ops run",
             "run the same command there, then pass the file it writes: --measured FILE",
         )
+    build = sysctl(FACTS["build"])
     return Measured(
-        machine=sysctl(BRAND),
-        system=f"macOS {platform.mac_ver()[0]} ({sysctl(BUILD)})",
+        machine=sysctl(FACTS["chip"]),
+        system=f"macOS {platform.mac_ver()[0]} ({build})",
         tools=f"coremltools {version('coremltools')}",
         date=datetime.now(UTC).date().isoformat(),
         packages={name: measure_package(path) for name, path in packages.items()},

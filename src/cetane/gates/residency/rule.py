@@ -10,12 +10,12 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from cetane.errors import CetaneError
+from cetane.files import shipped_text
 from cetane.validation import Data
 
 if TYPE_CHECKING:
@@ -180,4 +180,4 @@ def find(id: str) -> Rule | Evidence:
 @cache
 def read_toml(name: str) -> dict[str, Any]:
     """A TOML file of this package."""
-    return tomllib.loads(resources.files("cetane.gates.residency").joinpath(name).read_text())
+    return tomllib.loads(shipped_text(f"gates/residency/{name}"))

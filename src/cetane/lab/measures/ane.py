@@ -3,7 +3,7 @@
 from cetane.gates.residency.audit import audit, weights_off_ane
 from cetane.gates.residency.target import Target
 from cetane.lab.sides import Findings, Side, each, figure
-from cetane.mil.reader import load
+from cetane.mil import load
 from cetane.perf.breakeven import DraftingTimes
 from cetane.perf.predict import Predictor
 

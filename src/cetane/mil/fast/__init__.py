@@ -5,20 +5,19 @@
     state = decode.make_state()
     outputs = decode({"hidden": hidden, ...}, state)
 
-Calls mean the same as those of the reference, `mil.compile(function)`. The reference also runs
+Calls mean the same as those of the reference, `mil.Executable(function)`. The reference also runs
 functions with ops that the fast executor lacks; `unsupported` lists these ops.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from cetane.mil.fast.functions import ArrayState, FastFunction
 from cetane.mil.fast.sessions import share_threads
 
 if TYPE_CHECKING:
     from cetane.mil.fast.program import FastProgram
     from cetane.mil.fast.translate import unsupported
 
-__all__ = ["ArrayState", "FastFunction", "FastProgram", "share_threads", "unsupported"]
+__all__ = ["FastProgram", "share_threads", "unsupported"]
 
 
 def __getattr__(name: str) -> Any:

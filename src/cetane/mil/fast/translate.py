@@ -48,7 +48,7 @@ def translate(function: MilFunction) -> OnnxGraph:
     if missing:
         raise CetaneError(
             f"function {function.name} uses ops that the fast executor lacks: {', '.join(missing)}",
-            hint="use the reference executor: mil.compile()",
+            hint="use the reference executor: mil.Executable",
         )
     with failures_at(f"function {function.name}"):
         return _Translator(function).graph

@@ -9,6 +9,8 @@ from cetane.speculate.draft_heads.modules import TorchDraftHead
 from cetane.speculate.draft_heads.windows import ModelWindows, Windows
 from cetane.validation import Data
 
+BATCH = 4  # windows
+
 
 class Acceptance(Data):
     """The shares of right tokens, by their place in a draft; none if no draft was judged. The
@@ -24,7 +26,7 @@ class Acceptance(Data):
 
 @torch.inference_mode()
 def acceptance(
-    draft_head: TorchDraftHead, windows: Windows | ModelWindows, embedding: Tensor, batch: int = 4
+    draft_head: TorchDraftHead, windows: Windows | ModelWindows, embedding: Tensor
 ) -> Acceptance:
     """Judge the drafts of a draft head on windows.
 
@@ -32,8 +34,8 @@ def acceptance(
     but the last. Elsewhere the target's continuation is unknown.
     """
     right: list[Tensor] = []
-    for first in range(0, len(windows), batch):
-        part = windows.part(range(first, min(first + batch, len(windows))))
+    for first in range(0, len(windows), BATCH):
+        part = windows.part(range(first, min(first + BATCH, len(windows))))
         made = draft_head.teach(part.features.float(), embedding[part.tokens].float())
         drafts = [draft_head.vocabulary[logits.argmax(-1)] for logits in made]
         right.append(aligned(drafts, part.choices)[followed(part, len(drafts))])

@@ -29,8 +29,8 @@ def tapped(plan: Plan) -> tuple[str, ...]:
     ]
     if any(shard.kind == "model" for shard in plan.shards):
         raise CetaneError(
-            "draft heads need shards that hand on hidden states, the last layer's too, but in this "
-            "layout the last layer and the model's head are one shard",
+            "draft heads need a shard that hands on the last layer's hidden states: in this "
+            "layout, the last layer and the model's head are one shard",
             "port with layout.kind = 'chunks' and layout.head = 'apart'",
         )
     return (shards[0], shards[len(shards) // 2], shards[-1])

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cetane.checkpoint import Turn
+from cetane.checkpoint import Rotation
 from cetane.compress import parse_format
 from cetane.errors import CetaneError
 from cetane.files import disk_errors, replacing
@@ -115,7 +115,7 @@ class TorchDraftHead(nn.Module, ABC):
         divide the factor out."""
         self.config = self.config.model_copy(update={"scale": scale})
 
-    def turn(self, stream: Turn, back: bool = False) -> None:
+    def turn(self, stream: Rotation, back: bool = False) -> None:
         """Let it read turned channels in place of plain ones, or the other way `back`. It computes
         the same as before. NotImplementedError for a kind that cannot."""
         raise NotImplementedError
@@ -242,7 +242,7 @@ class Eagle3(TorchDraftHead, kind="eagle3"):
         super().rescale(scale)
 
     @torch.no_grad()
-    def turn(self, stream: Turn, back: bool = False) -> None:
+    def turn(self, stream: Rotation, back: bool = False) -> None:
         """Only the hidden states and embeddings are turned; its own channels stay as they are."""
         hidden = self.config.hidden
         for tap in range(TAPS):

@@ -12,7 +12,7 @@ import torch
 
 from cetane.bundle import Bundle
 from cetane.bundle.draft_heads import DraftHead, DraftHeadFolder, open_windows
-from cetane.checkpoint import Checkpoint, RotatedCheckpoint, Turn
+from cetane.checkpoint import Checkpoint, RotatedCheckpoint, Rotation
 from cetane.errors import CetaneError
 from cetane.families import Model
 from cetane.files import inside, read_json
@@ -136,7 +136,7 @@ def fit_to(trained: TrainedElsewhere, bundle: Bundle, checkpoint: Checkpoint) ->
         )
     if config.turned != is_turned(checkpoint):
         try:
-            draft_head.turn(Turn(plan.hidden), back=config.turned)
+            draft_head.turn(Rotation(plan.hidden), back=config.turned)
         except NotImplementedError as error:
             raise CetaneError(
                 f"{trained.path}: a {config.kind} head cannot move between plain and turned "

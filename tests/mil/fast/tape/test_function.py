@@ -11,7 +11,7 @@ from coremltools.converters.mil import Builder as mb
 from tests.mil.fast.agreement import Build, normal
 
 from cetane.mil import load
-from cetane.mil.executor import compile
+from cetane.mil.executor import Executable
 from cetane.mil.fast import FastProgram
 from cetane.mil.fast.tape import function as tapes
 from cetane.mil.fast.tape.model import TapeModel
@@ -63,7 +63,7 @@ def test_ctrl_c_at_a_hand_over(
     program = FastProgram(load(package), pack=True)
     assert isinstance(program.shared("main"), TapeModel)
     function, inputs = program.function("main"), {"x": normal(1, 64, 1, 64)}
-    truth = compile(program.program.functions["main"], "fp32")(inputs)
+    truth = Executable(program.program.functions["main"], "fp32")(inputs)
     pool: Callable[[int], ThreadPoolExecutor] = tapes._pool
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(tapes, "_pool", lambda threads: Interrupting(pool(threads), at, before))

@@ -18,7 +18,7 @@ _ALIGNED = 64
 
 
 @dataclass(frozen=True)
-class StoredRows:
+class RowOffsets:
     """Where a product's weight lies: byte offsets of its four arrays; see `weights.Rows`."""
 
     form: Form
@@ -36,7 +36,7 @@ class Store:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._known: dict[Hashable, int | StoredRows] = {}
+        self._known: dict[Hashable, int | RowOffsets] = {}
 
     def floats(self, key: Hashable, make: Callable[[], Array]) -> int:
         """The offset, in floats, of an array that is stored as float32."""
@@ -46,15 +46,15 @@ class Store:
         assert isinstance(offset, int)
         return offset
 
-    def rows(self, constants: Constants, weight: Argument) -> StoredRows:
+    def rows(self, constants: Constants, weight: Argument) -> RowOffsets:
         """Where the weight of a product lies. The first call for a weight stores it."""
         key = ("rows", constants.key(weight))
         if key not in self._known:
             rows = rows_of(constants, weight).grouped()
             places = [self._append(a) for a in (rows.data, rows.scale, rows.more, rows.which)]
-            self._known[key] = StoredRows(rows.form, len(rows.scale), rows.data.shape[1], *places)
+            self._known[key] = RowOffsets(rows.form, len(rows.scale), rows.data.shape[1], *places)
         stored = self._known[key]
-        assert isinstance(stored, StoredRows)
+        assert isinstance(stored, RowOffsets)
         return stored
 
     def _append(self, array: Array) -> int:
