@@ -150,7 +150,7 @@ def test_everything_that_a_killed_process_leaves(
         machine("cache/prepared/abc", days=40),
     ]
     stopped(tmp_path / "new", days=0)
-    for kept in ("earlier", "heads"):  # they may hold draft heads that took long to train
+    for kept in ("earlier", "heads", "thesis"):  # they may hold draft heads that took long to train
         (stopped(tmp_path / f"has-{kept}", days=2).root / kept).mkdir()
     machine("download.partial/bundle", days=9)
     machine("cache/prepared/def", days=3)

@@ -27,9 +27,9 @@ NATIVE = ("libmilstoragepython", "libmodelpackage")
 NATIVE_ON_MAC = (*NATIVE, "libcoremlpython")
 LOW_SPACE = 20_000_000_000
 """With fewer free bytes, a build of a large model may not fit: ZAYA1-8B takes 9 GB in int8."""
-KEPT_THERE = ("earlier", "heads")
-"""In an unfinished build: the bundle that was being replaced, which the same command puts back, and
-draft heads that earlier versions put aside."""
+MADE_AGAIN = ("bundle", "done", "key.json", "store")
+"""All that an unfinished build holds and can make again. It may also hold the bundle that was being
+replaced, draft heads that earlier versions put aside, and a user's own files."""
 E5_CACHE = "com.apple.e5rt.e5bundlecache"
 """The folder in which Core ML keeps its compiled ANE programs, for each application and system
 build. After an upgrade, ane-book's experiment 35 found 86 GB there."""
@@ -177,13 +177,14 @@ def unfinished() -> Iterator[Leftover]:
     """Builds in the current folder that were stopped more than a day ago.
 
     They may hold leftovers of lowering (`.lower-*`) and of writing (`.NAME.PROCESS.tmp`). One that
-    holds a bundle that was being replaced, or its draft heads, is no leftover.
+    holds anything else that is not made again is no leftover.
     """
     for path in sorted(Path.cwd().glob("*.partial")):
         written = [path / name for name in ("key.json", "done", "bundle", "bundle/shards")]
         if not all(part.exists() and older(part, DAY) for part in written):
             continue
-        if any((path / name).exists() for name in KEPT_THERE):
+        names = {inner.name for inner in path.iterdir() if not inner.name.startswith(".")}
+        if not names <= set(MADE_AGAIN):
             continue
         if not is_claimed(path.with_suffix("")):
             why = "a build that was stopped; the same command would continue it"

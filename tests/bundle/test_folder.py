@@ -181,11 +181,38 @@ def test_a_manifest_that_is_not_json(path: Path, content: bytes) -> None:
         Bundle(path)
 
 
-def test_what_is_no_bundle(tmp_path: Path) -> None:
-    with pytest.raises(CetaneError, match="no such bundle"):
-        Bundle(tmp_path / "nothing")
-    with pytest.raises(CetaneError, match="not a complete bundle"):
-        Bundle(tmp_path)
+@pytest.mark.parametrize(
+    ("made", "message", "hint"),
+    [
+        ([], "x y: no such bundle", "cetane port MODEL makes one"),
+        (["x y.partial/key.json"], "x y: no such bundle", "it continues where it stopped"),
+        (["x y/notes.txt"], "so not a complete bundle", "cetane port MODEL makes one"),
+        (["x y/a", "x y.partial/a"], "not a complete bundle", "it continues where it stopped"),
+        (["x y/config.json"], "x y: a model, not a bundle", "cetane port '"),
+        (["x y/contract.json"], "x y: an export, not a bundle", "the bundle that was exported"),
+        (["x y/config.json", "x y/meta.yaml"], "an export, not", "the bundle that was exported"),
+        (["x y/kit.json"], "x y: a kit, not a bundle", "a bundle that the kit was made of"),
+    ],
+)
+def test_what_is_no_bundle(made: list[str], message: str, hint: str, tmp_path: Path) -> None:
+    for name in made:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(CetaneError) as told:
+        Bundle(tmp_path / "x y")
+    assert message in told.value.message
+    assert told.value.hint is not None and hint in told.value.hint
+    assert ("continues" in told.value.hint) == ("x y.partial" in str(made))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("m.gguf", "a model"), ("m.safetensors", "a model"), ("kit.zip", "a kit"), ("m", "no man")],
+)
+def test_a_file_that_is_no_bundle(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(CetaneError, match=f"{name}: {message}"):
+        Bundle(tmp_path / name)
 
 
 def save(file: Path, array: np.ndarray) -> None:

@@ -92,6 +92,15 @@ def test_no_such_path(source: str, hub: list[str]) -> None:
     assert not hub
 
 
+def test_an_empty_name_is_not_the_current_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    assert open_checkpoint(".").read("a").tolist() == [1, 1]
+    with pytest.raises(CetaneError, match="the model has no name"):
+        open_checkpoint("")
+
+
 def test_gguf_is_known_by_name_or_content(tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(b"GGUF")
     (tmp_path / "m.gguf").write_bytes(b"\0" * 30)

@@ -401,6 +401,7 @@ def test_info(cetane: Cetane, gated: Bundle) -> None:
     assert before["digest"] == gated.digest
     assert before["manifest"] == json.loads((gated.path / "manifest.json").read_text())
     assert before["gates"] == {}
+    assert gated.digest[:16] in cetane("info", gated.path).out
     gated.write_gate("golden", {"passed": False})
     gated.write_gate("perplexity", {"perplexity": 7.25})
     assert cetane("info", gated.path, "--json").json["gates"].keys() == {"golden", "perplexity"}

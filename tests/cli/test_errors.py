@@ -177,6 +177,34 @@ def test_a_reader_that_leaves(command: str) -> None:
     assert "BrokenPipe" not in run.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize("command", ["recipes", "recipes --json", "--version", "info nothing"])
+def test_an_output_on_a_full_disk(command: str, buffered: bool) -> None:
+    """One line says so. An error that has nowhere to go keeps its code."""
+    environment = os.environ | {"PYTHONUNBUFFERED": "" if buffered else "1"}
+    started = [sys.executable, "-m", "cetane", *command.split()]
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run(
+            started, stdout=full, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        silent = subprocess.run(started, stdout=full, stderr=full, env=environment)
+    assert run.returncode == silent.returncode == 2
+    assert run.stderr.startswith("error: ")
+    assert command == "info nothing" or run.stderr.count("\n") == 1
+    assert "Traceback" not in run.stderr and "Exception" not in run.stderr
+
+
+@pytest.mark.parametrize("streams", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed(streams: str) -> None:
+    def ended(command: str) -> int:
+        python = f"{sys.executable} -m cetane {command} {streams}"
+        return subprocess.run(["sh", "-c", python], stdout=subprocess.DEVNULL).returncode
+
+    assert ended("recipes") == 0
+    assert ended("info nothing") == ended("info nothing --json") == 2
+
+
 def test_a_terminal_without_some_characters() -> None:
     """It shows the others."""
     run = subprocess.run(

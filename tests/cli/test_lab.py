@@ -109,11 +109,28 @@ def test_new(cetane: Cetane, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*.toml")) == ["idea.toml"]
 
 
+@pytest.mark.parametrize(
+    "command", ["list", "show int8-weights", "log", "report", "new idea", "run int8-weights"]
+)
+def test_a_lab_that_is_none(cetane: Cetane, command: str, tmp_path: Path) -> None:
+    """Commands that write make the folder that they are given."""
+    file, none = tmp_path / "file", tmp_path / "none"
+    file.touch()
+    told = cetane("lab", *command.split(), "--lab", file)
+    assert told.error == f"{file}: not a folder"
+    if command.partition(" ")[0] not in ("new", "run"):
+        assert cetane("lab", *command.split(), "--lab", none).error == f"{none}: no such folder"
+        assert not none.exists()
+
+
 def test_an_experiment_in_the_place_of_cetanes(cetane: Cetane, tmp_path: Path) -> None:
-    """It has none of that one's runs and verdicts."""
+    """It has none of that one's runs and verdicts, so `new` does not hide one by accident."""
     known = cetane("lab", "show", "int8-weights", "--lab", tmp_path, "--json").json
     assert known["last_run"] == "passed" and known["verdict"] is not None
-    assert cetane("lab", "new", "int8-weights", "--lab", tmp_path).code == 0
+    refused = cetane("lab", "new", "int8-weights", "--lab", tmp_path)
+    assert refused.error == "int8-weights is an experiment of cetane's own"
+    assert cetane("lab", "new", "idea", "--lab", tmp_path).code == 0
+    (tmp_path / "idea.toml").rename(tmp_path / "int8-weights.toml")
     own = cetane("lab", "show", "int8-weights", "--lab", tmp_path, "--json").json
     assert (own["last_run"], own["status"]) == ("not run", "Prototype")
     assert own["outcome"] is own["verdict"] is None

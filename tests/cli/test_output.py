@@ -1,6 +1,7 @@
 """Tables and help on a terminal: nothing is cut, whatever its width."""
 
 import io
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -77,6 +78,30 @@ def test_help_states_the_defaults_that_commands_take() -> None:
     audit, diff = (CliRunner().invoke(app, [name, "--help"]).output for name in ("audit", "diff"))
     assert f"({DEFAULT_CHIP})" in audit and f"({DEFAULT_OS:g})" in audit
     assert f"({TOLERANCE:g})" in diff
+
+
+def test_a_silent_job_tells_its_title(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a terminal, and only if it takes long and has told nothing else."""
+    file = io.StringIO()
+    monkeypatch.setattr(output, "errors", Console(file=file, width=80))
+    monkeypatch.setattr(output, "SOON", 0.05)
+    with output.progress("quick"):
+        pass
+    with output.progress("told") as update:
+        update("a part", 1, 2)
+        time.sleep(0.2)
+    with output.progress("silent"):
+        time.sleep(0.2)
+    assert file.getvalue() == "told: a part (1/2)\nsilent\n"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_first_run_says_that_it_compiles(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("cetane.mil.fast.compiled.is_kept", lambda: kept)
+    for backend in ("portable", "coreml"):
+        output.tell_kernels(lambda what, *_: told.append(what), backend)
+    assert told == ([] if kept else ["compiling, once on this machine"])
 
 
 HOSTILE = "a\x1b[2Jb\x1b]0;owned\x07\u202ec"

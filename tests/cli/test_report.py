@@ -25,7 +25,7 @@ def test_a_bundles_page_and_its_figures(cetane: Cetane, ported: Bundle, tmp_path
 
 def test_an_experiments_page(cetane: Cetane, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    result = cetane("report", "triforce-quest", "--lab", tmp_path / "lab", "-o", page, "--json")
+    result = cetane("report", "triforce-quest", "--lab", tmp_path, "-o", page, "--json")
     assert (result.code, result.json["status"]) == (0, "Shelved")
     assert page.is_file()
 
@@ -38,6 +38,7 @@ def test_an_experiments_page(cetane: Cetane, tmp_path: Path) -> None:
         (["triforce-ques"], "did you mean 'triforce-quest'"),
         (["no/such/bundle"], "no such bundle"),
         (["../x"], "no such bundle"),
+        (["triforce-quest", "--lab", "none"], "none: no such folder"),
         (["triforce-quest", "--bench", "x.json"], "for a bundle's page"),
     ],
 )
@@ -59,3 +60,7 @@ def test_wrong_use(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert cetane("report", ported.path, "-o", tmp_path / "file" / "page.html").code == 2
     assert not page.exists()
+    (tmp_path / "page.json").mkdir()
+    assert cetane("report", ported.path, "-o", page).error == (
+        f"cannot write {tmp_path / 'page.json'}: Is a directory"
+    )

@@ -362,14 +362,27 @@ def test_every_token_of_a_continuation_is_scored(bundle: Bundle) -> None:
             model._loglikelihood_tokens([(None, context, [7] * length)])
 
 
+def test_the_harness_says_nothing_of_its_own(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """Outside a git repository, git complained under the harness's bars."""
+    monkeypatch.chdir(tmp_path)
+    told: list[str] = []
+    cetane.evaluate(bundle.path, TASKS[:1], limit=1, progress=lambda what, *_: told.append(what))
+    assert capfd.readouterr() == ("", "")
+    assert set(told) <= {"log likelihoods"}
+
+
 def test_wrong_use(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     def own_only(include_path: list[str], include_defaults: bool = True) -> TaskManager:
         """Without the index of all tasks of the harness, which takes seconds."""
         return TaskManager(include_path=include_path, include_defaults=False)
 
+    told: list[str] = []
     monkeypatch.setattr("cetane.evaluation.evaluate.TaskManager", own_only)
     with pytest.raises(CetaneError, match="did you mean 'cetane_cloze'"):
-        cetane.evaluate(bundle.path, ["cetane_close"])
+        cetane.evaluate(bundle.path, ["cetane_close"], progress=lambda what, *_: told.append(what))
+    assert told == ["the harness's index of tasks"]  # which takes a while
     with pytest.raises(CetaneError, match="no task to run"):
         cetane.evaluate(bundle.path, [])
 

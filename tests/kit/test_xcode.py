@@ -176,6 +176,11 @@ def test_a_report_with_a_key_twice_is_refused(bundle: Bundle, report: Callable[.
         import_xcode(folder, bundle.path, DAY)
 
 
+def test_a_folder_that_xcode_did_not_write(bundle: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(CetaneError, match=r"no report\.json, so not an \.mlperf folder"):
+        import_xcode(tmp_path, bundle.path, DAY)
+
+
 def test_a_report_that_is_a_link_is_refused(bundle: Bundle, tmp_path: Path) -> None:
     folder = tmp_path / "x.mlperf"
     folder.mkdir()

@@ -25,7 +25,7 @@ from cetane.errors import CetaneError
 from cetane.files import records, remove
 from cetane.lower.lower import Lowering
 from cetane.pipeline import choose
-from cetane.pipeline.assembly import build_key
+from cetane.pipeline.assembly import build_key, refuse
 from cetane.pipeline.build import build, build_only
 from cetane.pipeline.partial import Partial
 from cetane.pipeline.parts import job_of, make_part, opened
@@ -640,6 +640,15 @@ def test_a_shard_that_fails_does_not_stop_the_others(
     stub.clear()
     build(checkpoint, small, target, silent).verify()
     assert set(stub) == wrong
+
+
+def test_a_cause_of_several_failures_is_told_once() -> None:
+    full, other = CetaneError("disk full"), CetaneError("no layer-02 today")
+    with pytest.raises(CetaneError) as told:
+        refuse({"layer-00": full, "layer-02": other, "layer-01": CetaneError("disk full")})
+    assert told.value.message == (
+        "3 parts failed: layer-00, layer-01: disk full; layer-02: no layer-02 today"
+    )
 
 
 def test_a_first_shard_that_fails_is_not_judged(

@@ -188,7 +188,11 @@ def test_urls_of_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for url in ("ftp://x/y", "zip::file://x", "simplecache::memory://x", "python://os"):
         with pytest.raises(CetaneError, match="no place that cetane reads"):
             check_store(url)
-    check_store(str(tmp_path / "not-yet"))
+    check_store(str(tmp_path / "not-yet" / "deeper"))
+    (tmp_path / "file").touch()
+    for name in ("file", "file/deeper"):
+        with pytest.raises(CetaneError, match=f"{name}: no folder for a store"):
+            check_store(str(tmp_path / name))
     with pytest.raises(CetaneError, match="cannot read http://127"):
         check_store("http://127.0.0.1:1/store")
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cetane.bundle.draft_heads import DraftHead, listed_files, open_draft_heads
 from cetane.bundle.listed import ListedFolder
+from cetane.bundle.mistaken import no_bundle
 from cetane.bundle.tables import Tables, TokenRows
 from cetane.compress.sensitivity import SENSITIVITY
 from cetane.errors import CetaneError
@@ -51,11 +52,8 @@ class Bundle(ListedFolder[Manifest]):
     def __init__(self, path: Path) -> None:
         """Raises CetaneError for an incomplete bundle, a link, and a damaged or hostile
         manifest."""
-        if not path.is_dir():
-            raise CetaneError(f"{path}: no such bundle", "cetane port MODEL makes one")
         if not (path / MANIFEST).is_file():
-            hint = "run the same cetane port again: it continues where it stopped"
-            raise CetaneError(f"{path}: no {MANIFEST}, so not a complete bundle", hint)
+            raise no_bundle(path)
         regular_files(path)
         super().__init__(path, Manifest)
         counted = self.plan.recipe.compression.sensitivity

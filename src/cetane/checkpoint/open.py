@@ -15,6 +15,7 @@ from cetane.checkpoint.safetensors import SafetensorsCheckpoint, refuse_pickle, 
 from cetane.errors import CetaneError
 
 _WEIGHT_FILE = re.compile(r".*\.(gguf|safetensors|bin|pth?|ckpt|pkl)", re.IGNORECASE)
+KINDS = "a folder, a .gguf file, or a hub id like org/name"
 
 
 def open_checkpoint(
@@ -41,6 +42,8 @@ def open_checkpoint(
 
 def open_base(source: str | Path) -> Checkpoint:
     """Open a checkpoint without adapters."""
+    if source == "":  # a path of no name is the current folder
+        raise CetaneError("the model has no name", f"give {KINDS}")
     if "://" in str(source):
         from cetane.checkpoint.remote import RemoteCheckpoint
 
@@ -56,9 +59,7 @@ def open_base(source: str | Path) -> Checkpoint:
     name = str(source)
     if HUB_ID.fullmatch(name) and not _WEIGHT_FILE.fullmatch(name):
         return SafetensorsCheckpoint.open(_download(name), source=name)
-    raise CetaneError(
-        f"no such file or folder: {name}", "give a folder, a .gguf file, or a hub id like org/name"
-    )
+    raise CetaneError(f"no such file or folder: {name}", f"give {KINDS}")
 
 
 def _open_file(path: Path) -> Checkpoint:

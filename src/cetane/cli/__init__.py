@@ -3,7 +3,10 @@
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import TextIOWrapper
+from typing import TextIO
 
 import typer
 from rich.markup import escape
@@ -20,29 +23,60 @@ UNREAD = 141
 def main() -> None:
     """Run a command. Exit codes: 0 pass, 1 a gate failed, 2 wrong use or bad input, 3 a fault of
     cetane's own, 130 stopped, 141 nobody reads the output."""
+    open_streams()
     if isinstance(sys.stdout, TextIOWrapper):  # a model writes what not every terminal can show
         sys.stdout.reconfigure(errors="replace")
     try:
         code = command()
-        sys.stdout.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with best_effort(stream):
+                stream.flush()
     except (BrokenPipeError, SystemExit) as ended:
         # On a closed pipe, rich and typer end with 1, the code of a red gate.
         if not any(isinstance(one, BrokenPipeError) for one in (ended, ended.__context__)):
             raise
-        for stream in (sys.stdout, sys.stderr):  # Python flushes both at its end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        drop(sys.stdout)
+        drop(sys.stderr)
         code = UNREAD
     sys.exit(code)
+
+
+def open_streams() -> None:
+    """Lead closed standard streams to the null device: a file that is opened next would take their
+    numbers, and so what is printed."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
+@contextmanager
+def best_effort(stream: TextIO) -> Iterator[None]:
+    """A context that writes to `stream`, and gives the stream up if its disk is full."""
+    try:
+        yield
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:
+        drop(stream)
+
+
+def drop(stream: TextIO) -> None:
+    """Lead a stream's file to the null device: Python flushes what is left at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def command() -> int:
     """Run a command, and return its exit code."""
     try:
         code: int = app(prog_name="cetane", standalone_mode=False) or 0
+        sys.stdout.flush()
     except CetaneError as error:
         return fail(error.message, error.hint)
     except typer.TyperException as error:  # an unknown option, or a value out of range
         return fail(getattr(error, "format_message", error.__str__)(), usage(error))
+    except BrokenPipeError:
+        raise
     except OSError as error:  # an impossible path, or a disk that fails
         return fail(str(error))
     except MemoryError:
@@ -54,12 +88,14 @@ def command() -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = STOPPED
     except Exception as error:
-        warn(traceback.format_exc())
+        with best_effort(sys.stderr):
+            warn(traceback.format_exc())
         return fail(
             f"{type(error).__name__}: {error}", "this is a fault of cetane: report it", FAULT
         )
     if code == STOPPED:  # so typer ends a command on Ctrl-C
-        warn("stopped")
+        with best_effort(sys.stderr):
+            warn("stopped")
     return code
 
 
@@ -72,10 +108,14 @@ def usage(error: typer.TyperException) -> str | None:
 def fail(message: str, hint: str | None = None, code: int = 2) -> int:
     """Print an error, as JSON with --json. Returns the exit code."""
     if "--json" in sys.argv:
-        print_json({"error": printable(message), "hint": None if hint is None else printable(hint)})
-    lines = [f"[bold red]error[/]: {escape(printable(message))}"]
-    if hint:
-        lines.append(f"[dim]{escape(printable(hint))}[/]")
-    for line in lines:
-        errors.print(line, soft_wrap=True, highlight=False)
+        with best_effort(sys.stdout):
+            print_json(
+                {"error": printable(message), "hint": None if hint is None else printable(hint)}
+            )
+    with best_effort(sys.stderr):
+        lines = [f"[bold red]error[/]: {escape(printable(message))}"]
+        if hint:
+            lines.append(f"[dim]{escape(printable(hint))}[/]")
+        for line in lines:
+            errors.print(line, soft_wrap=True, highlight=False)
     return code

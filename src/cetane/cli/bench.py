@@ -18,7 +18,7 @@ from cetane.cli.options import (
     refuse,
     with_units,
 )
-from cetane.cli.output import conclude, print_json, progress, say, table
+from cetane.cli.output import conclude, print_json, progress, say, table, tell_kernels
 
 if TYPE_CHECKING:
     from cetane.pipeline.bench import DraftingBenchmark
@@ -76,9 +76,10 @@ def bench(
                 "--draft-tokens": draft_tokens, "--adapter": adapter,
             },
         )  # fmt: skip
-        from cetane.pipeline.versus import versus
-
         with progress("bench") as update:
+            from cetane.pipeline.versus import versus
+
+            tell_kernels(update, backend)
             pair = versus(
                 bundle, other, prompt_tokens=prompt_tokens or 128, tokens=max_new,
                 rounds=rounds or 5, energy=energy, exclusive=True,
@@ -86,9 +87,10 @@ def bench(
             )  # fmt: skip
         return print_json(pair.as_json()) if json else show_pair(pair)
     refuse("needs OTHER", {"--prompt-tokens": prompt_tokens, "--energy": energy})
-    from cetane.pipeline.bench import bench as measure
-
     with progress("bench") as update:
+        from cetane.pipeline.bench import bench as measure
+
+        tell_kernels(update, backend)
         result = measure(
             bundle, drafters=drafters.split(","),
             categories=[name for name in categories.split(",") if name], prompts=prompts,

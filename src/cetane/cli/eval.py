@@ -15,7 +15,14 @@ from cetane.cli.options import (
     refuse,
     with_units,
 )
-from cetane.cli.output import facts, print_json, progress, show_warnings, table
+from cetane.cli.output import (
+    facts,
+    print_json,
+    progress,
+    show_warnings,
+    table,
+    tell_kernels,
+)
 from cetane.errors import CetaneError
 
 
@@ -56,9 +63,10 @@ def eval(
         raise CetaneError(f"--against {against}: only reference is known")
     if against is None:
         refuse("is for --against reference", {"--model": model})
-    from cetane import evaluate
-
     with progress("eval") as update:
+        from cetane import evaluate  # which imports for seconds
+
+        tell_kernels(update, backend)
         result = evaluate(
             bundle, [task for task in tasks.split(",") if task], limit=limit, fewshot=fewshot,
             chat=chat, against_reference=against is not None, model=model, adapter=adapter,

@@ -44,7 +44,7 @@ def show(bundle: Bundle, verbose: bool) -> None:
             "source": Unbroken(manifest.source),
             **origins(manifest),
             "recipe": f"{bundle.plan.recipe.name}: {bundle.plan.recipe.description}",
-            "digest": bundle.digest,
+            "digest": bundle.digest[:16],  # the whole one is wider than a terminal; JSON has it
             "files": f"{len(manifest.files)}, {megabytes(total)}, all as built",
             "made with": made,
         }

@@ -51,10 +51,16 @@ def command(example: str, name: str | None = None) -> Any:
     return register
 
 
-def open_lab(folder: Path) -> "Lab":
-    """A lab. A last line of its journal that a power loss cut off is set aside."""
+def open_lab(folder: Path, new: bool = False) -> "Lab":
+    """A lab. A last line of its journal that a power loss cut off is set aside.
+
+    Raises CetaneError for another folder than the usual one that does not exist, unless it may be
+    `new`.
+    """
     from cetane.lab.library import Lab
 
+    if not new and folder != HERE and not folder.exists():
+        raise CetaneError(f"{folder}: no such folder", "--lab names the folder of your experiments")
     lab = Lab(folder)
     lost = lab.journal.repair()
     if lost:
@@ -144,6 +150,8 @@ def new(name: Name, lab: FolderOption = HERE, json: Json = False) -> None:
     path = lab / f"{name}.toml"
     if path.exists():
         raise CetaneError(f"{path} exists already", "choose another id, or edit that file")
+    if name in open_lab(lab, new=True).experiments():  # the new one would hide it and its runs
+        raise CetaneError(f"{name} is an experiment of cetane's own", "choose another id")
     content = template(name, str(path))
     with disk_errors(path):
         lab.mkdir(parents=True, exist_ok=True)
@@ -196,7 +204,7 @@ def run(
     if bool(names) == every:
         raise CetaneError("give ids of experiments, or only --all", "cetane lab list has the ids")
     known = parse_named("--where", "NAME=PATH", "gemma3=models/gemma3", models)
-    opened = open_lab(lab)
+    opened = open_lab(lab, new=True)
     setting = Setting(work, {name: Path(path) for name, path in known.items()})
     chosen = [opened.find(name) for name in names or ()]
     chosen = chosen or [one for one in opened.own().values() if one.runnable]
@@ -296,7 +304,7 @@ def verdict(
     from cetane.lab.journal import as_dict
     from cetane.lab.verdict import decide
 
-    opened = open_lab(lab)
+    opened = open_lab(lab, new=True)
     experiment = opened.find(name)
     runs = opened.journal.runs().get(name, [])
     decided = decide(experiment, runs, as_status(status), reason, obituary)

@@ -3,10 +3,12 @@
 import json
 import math
 import shlex
+import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import Timer
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import typer
@@ -25,6 +27,8 @@ console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 EVERY = 5.0
 """Seconds between two lines of progress, without a terminal."""
+SOON = 2.0
+"""Seconds after which a job should have told something, without a terminal."""
 
 
 class Unbroken(str):
@@ -139,16 +143,29 @@ def on_terminal(title: str) -> tuple["Progress", Callable[[], None]]:
 
 
 def in_log(title: str) -> tuple["Progress", Callable[[], None]]:
-    """Lines at most every few seconds."""
+    """Lines at most every few seconds. A job that soon has told nothing tells its title."""
     last = 0.0
+    title_only = Timer(SOON, warn, [title])
+    title_only.daemon = True
+    title_only.start()
 
     def update(what: str, done: int, total: int) -> None:
         nonlocal last
+        title_only.cancel()
         if time.monotonic() - last >= EVERY:
             last = time.monotonic()
             warn(f"{title}: {what} ({done}/{total})")
 
-    return update, lambda: None
+    return update, title_only.cancel
+
+
+def tell_kernels(update: "Progress", backend: str) -> None:
+    """Say that the first run on a machine compiles kernels: it takes far longer than later ones."""
+    from cetane.mil.fast.compiled import is_kept
+
+    on_mac = backend == "coreml" or (backend == "auto" and sys.platform == "darwin")
+    if not on_mac and not is_kept():
+        update("compiling, once on this machine", 0, 1)
 
 
 def cell(value: Any) -> str:

@@ -56,7 +56,8 @@ def report(
         content = collect(subject, sweep, bench, lab, chip, model)
     beside = output.with_suffix(".json")
     written = finite(content.model_dump(mode="json"))
-    write_json(beside, written)
+    with disk_errors(beside):
+        write_json(beside, written)
     with disk_errors(output), replacing(output) as temporary:
         temporary.write_text(page(content), encoding="utf-8")
     if json:
@@ -76,12 +77,12 @@ def collect(
     model: str | None,
 ) -> "BundleReport | ExperimentReport":
     """The content of a page about a bundle, or about an experiment."""
+    from cetane.cli.lab import open_lab
     from cetane.lab.entry import experiment_report
-    from cetane.lab.library import Lab
 
     if Path(subject).exists() or not ID.fullmatch(subject):
         return about_bundle(Path(subject), sweep, bench, chip, model)
-    known = Lab(lab)
+    known = open_lab(lab)
     try:
         experiment = known.find(subject)
     except CetaneError as error:  # a missing bundle's name may look like an id too

@@ -17,7 +17,7 @@ from cetane.cli.options import (
     parse_ids,
     with_units,
 )
-from cetane.cli.output import facts, print_json, progress, warn, with_unit
+from cetane.cli.output import facts, print_json, progress, tell_kernels, warn, with_unit
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
@@ -71,20 +71,19 @@ def run(
     json: Json = False,
 ) -> None:
     """Generate text from a bundle's Core ML packages, on any machine."""
-    from cetane.cli.chat import Chat
-    from cetane.mil.fast.compiled import is_kept
-    from cetane.pipeline.language_model import Sampling, load
-    from cetane.speculate.open import DrafterOptions
-
     check(chat, json, prompt, prompt_ids)
     ids = None if prompt_ids is None else parse_ids(prompt_ids)
-    sampling = Sampling(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
-        presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
-    )  # fmt: skip
-    drafter = DrafterOptions(speculative, ngram_min, ngram_max, draft_tokens)
-    once = "" if is_kept() else ", and compiling kernels, once on this machine"
-    with progress(f"loading{once}"):
+    with progress("loading") as update:
+        from cetane.cli.chat import Chat  # these import for seconds
+        from cetane.pipeline.language_model import Sampling, load
+        from cetane.speculate.open import DrafterOptions
+
+        sampling = Sampling(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
+            presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
+        )  # fmt: skip
+        drafter = DrafterOptions(speculative, ngram_min, ngram_max, draft_tokens)
+        tell_kernels(update, backend)
         model = load(
             bundle, backend=with_units(backend, compute_units), speculative=drafter,
             exclusive=True, adapter=adapter,

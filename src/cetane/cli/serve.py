@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cetane.cli.options import Backend, ComputeUnits, with_units
-from cetane.cli.output import progress, say, warn
+from cetane.cli.output import progress, say, tell_kernels, warn
 
 LOCAL = ("127.0.0.1", "localhost", "::1", "[::1]")
 
@@ -46,13 +46,14 @@ def serve(
 
     Clients use http://HOST:PORT/v1. The chat page is http://HOST:PORT/.
     """
-    from cetane import serve as application
-    from cetane.mil.fast import share_threads
-    from cetane.server.run import bind, run
+    with progress("loading") as update:
+        from cetane import serve as application  # which imports for seconds
+        from cetane.mil.fast import share_threads
+        from cetane.server.run import bind, run
 
-    bound = bind(host, port)
-    share_threads()
-    with progress("loading"):
+        bound = bind(host, port)
+        share_threads()
+        tell_kernels(update, backend)
         app = application(
             *bundles, backend=with_units(backend, compute_units), queue=queue, seconds=seconds,
             max_tokens=max_tokens, prefixes=prefixes, speculation=speculation, grace=grace,

@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import resources
 from importlib.metadata import version
 from math import isclose, sqrt
@@ -10,7 +11,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from lm_eval.evaluator import simple_evaluate
+import lm_eval.api.model
+import lm_eval.api.task
+import lm_eval.evaluator
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 
@@ -21,6 +24,7 @@ from cetane.evaluation.figures import Evaluation, TaskFigure
 from cetane.evaluation.models import BundleModel, ReferenceModel, TokenModel
 from cetane.files import Progress, cache_dir, disk_errors, silent
 from cetane.gates.reference import reference_of
+from cetane.lower.patches import patched
 from cetane.pipeline.origin import checkpoint_of, other_checkpoint
 from cetane.tasks.task import task_key
 from cetane.validation import guess
@@ -69,7 +73,7 @@ def evaluate(
             f"{bundle} gives choices, not the log probabilities that tasks need",
             "port with --set head.choose=false",
         )
-    manager, folder = task_manager(include, tasks), result_folder(output)
+    manager, folder = task_manager(include, tasks, progress), result_folder(output)
     settings = {"limit": limit, "num_fewshot": fewshot, "apply_chat_template": chat}
     checkpoint = checkpoint_of(opened, model) if against_reference else None
     who = "" if adapter is None else f"-{adapter}"
@@ -110,7 +114,9 @@ def kept(packages: Sequence[str], *parts: str | None) -> KeptAnswers:
     return KeptAnswers(cache_dir() / "evaluations" / f"{key[:32]}.jsonl")
 
 
-def task_manager(include: str | Path | None, tasks: Sequence[str]) -> TaskManager:
+def task_manager(
+    include: str | Path | None, tasks: Sequence[str], progress: Progress
+) -> TaskManager:
     """The known tasks: the harness's, cetane's own, and those of the folder `include`.
 
     Raises CetaneError for an unknown task."""
@@ -118,7 +124,8 @@ def task_manager(include: str | Path | None, tasks: Sequence[str]) -> TaskManage
         raise CetaneError("no task to run", "name some: --tasks cetane_cloze,cetane_choice")
     paths = [str(OWN_TASKS), *([str(include)] if include is not None else [])]
     manager = TaskManager(include_path=paths, include_defaults=False)
-    if not set(tasks) <= set(manager.all_tasks):  # an index of the harness's tasks takes seconds
+    if not set(tasks) <= set(manager.all_tasks):
+        progress("the harness's index of tasks", 0, 1)  # which takes seconds
         manager = TaskManager(include_path=paths)
     for task in tasks:
         if task not in manager.all_tasks:
@@ -153,10 +160,11 @@ def run(
     Raises CetaneError if the harness fails, or cannot write."""
     tracker = None if folder is None else EvaluationTracker(output_path=str(folder))
     try:
-        results = simple_evaluate(
-            model=model, tasks=list(tasks), task_manager=manager, log_samples=True,
-            bootstrap_iters=0, evaluation_tracker=tracker, verbosity="ERROR", **settings,
-        )  # fmt: skip
+        with quiet():
+            results = lm_eval.evaluator.simple_evaluate(
+                model=model, tasks=list(tasks), task_manager=manager, log_samples=True,
+                bootstrap_iters=0, evaluation_tracker=tracker, verbosity="ERROR", **settings,
+            )  # fmt: skip
     except CetaneError:
         raise
     except Exception as error:  # tasks are foreign code, and their data may be out of reach
@@ -177,6 +185,22 @@ def run(
                 "see that the folder is writable and its disk has room",
             )
     return content
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """A context in which the harness draws no bars, and asks git for no hash: the one of the
+    current folder says nothing of a bundle, and git complains where there is none."""
+
+    def silent(iterable: Any, *_: Any, **__: Any) -> Any:
+        return iterable
+
+    patches = [
+        (lm_eval.api.model, "tqdm", silent), (lm_eval.api.task, "tqdm", silent),
+        (lm_eval.evaluator, "get_git_commit_hash", lambda: None),
+    ]  # fmt: skip
+    with patched([one for one in patches if one[1] in vars(one[0])]):  # not in every version
+        yield
 
 
 def written(folder: Path) -> set[Path]:

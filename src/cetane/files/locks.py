@@ -32,6 +32,7 @@ def claimed(target: Path, job: str) -> Iterator[None]:
         try:
             lock.acquire()
         except Timeout as error:
+            path.touch()  # filelock waits for a lock even where no file can be made
             raise CetaneError(
                 f"{target} is being written by {holder(path)}",
                 "wait until it has ended, or choose another folder",

@@ -139,6 +139,8 @@ def read_report(folder: Path) -> Told:
     """An `.mlperf` folder. Raises CetaneError for another one."""
     path = folder / REPORT
     hint = "Xcode writes one: open a package, Performance, +"
+    if not path.is_file():
+        raise CetaneError(f"{folder}: no {REPORT}, so not an .mlperf folder", hint)
     content = parse_json(read_bytes(path, LARGEST, follow=False), str(path), hint, unique=True)
     report = validated(XcodeReport, content, f"{path}: not a performance report", hint)
     info, results = report.deviceInfo, report.deviceResults

@@ -20,7 +20,9 @@ class Lab:
     """
 
     def __init__(self, folder: Path) -> None:
-        """`folder` need not exist yet."""
+        """`folder` need not exist yet. Raises CetaneError for a file of that name."""
+        if folder.exists() and not folder.is_dir():
+            raise CetaneError(f"{folder}: not a folder", "name the folder of your experiments")
         self.folder = folder
         same = folder.is_dir() and folder.samefile(shipped())
         self.folders = [folder] if same else [shipped(), folder]

@@ -163,7 +163,10 @@ def refuse(failures: dict[str, CetaneError]) -> None:
     if len(failures) == 1:
         raise next(iter(failures.values()))
     if failures:
-        listed = "; ".join(f"{name}: {error.message}" for name, error in failures.items())
+        names: dict[str, list[str]] = {}
+        for name, error in failures.items():  # one cause, such as a full disk, may have many
+            names.setdefault(error.message, []).append(name)
+        listed = "; ".join(f"{', '.join(failed)}: {cause}" for cause, failed in names.items())
         raise CetaneError(
             f"{len(failures)} parts failed: {listed}",
             "what was made is kept: mend the cause and run the same command again",

@@ -109,10 +109,14 @@ def info_of(system: "AbstractFileSystem", path: str) -> dict[str, Any] | None:
 
 
 def place_of(url: str) -> Place:
-    """The place of a URL or of a folder's path. Raises CetaneError for any other."""
+    """The place of a URL or of a folder's path, which need not exist. Raises CetaneError for any
+    other, and for a file."""
     protocol, path = split(url)
     if protocol == "file":
-        return Folder(Path(path).expanduser().absolute())
+        folder = Path(path).expanduser().absolute()
+        if not next(one for one in (folder, *folder.parents) if one.exists()).is_dir():
+            raise CetaneError(f"{url}: no folder for a store, since a file is there")
+        return Folder(folder)
     system, root = file_system(url)
     return Remote(system, root)
 
