@@ -55,6 +55,10 @@ FAMILIES: dict[str, Callable[[str], Engine]] = {
     "gemma 4": lambda contract: engine_of(
         gemma_models.build_gemma4(), gemma_models.recipe(contract, head={"choose": True})
     ),
+    "gemma 4 by argmax": lambda contract: engine_of(
+        gemma_models.build_gemma4(),
+        gemma_models.recipe(contract, head={"slices": 2, "choose": "argmax"}),
+    ),
     "heads that stream": lambda contract: test_streaming.engine_of(
         build_model("llama", **test_streaming.NINE),
         test_streaming.recipe(test_streaming.SCORES, contract, 0 if contract == "shift" else 3),

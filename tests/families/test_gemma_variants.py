@@ -196,10 +196,11 @@ def test_an_embedding_inside() -> None:
     assert_close(engine, plain(), SOME)
 
 
+@pytest.mark.parametrize("choose", [True, "argmax"])
 @pytest.mark.parametrize("layout", [{"kind": "single"}, {"kind": "chunks", "chunks": 2}])
-def test_a_head_that_chooses(layout: dict[str, Any]) -> None:
+def test_a_head_that_chooses(layout: dict[str, Any], choose: bool | str) -> None:
     """Of three slices each its largest logit: the model's own choice, and the logit it has."""
-    wanted = recipe(layout=layout, head={"slices": 3, "choose": True})
+    wanted = recipe(layout=layout, head={"slices": 3, "choose": choose})
     engine = engine_of(gemma4(), wanted)
     for pieces in SOME.values():
         found = run(engine, pieces)

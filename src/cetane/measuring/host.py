@@ -252,8 +252,8 @@ class HostCall:
             part = value.reshape(value.shape[1], -1)[:, : self.count].T
             self.logits[:, rows[sink["start"] : sink["stop"]]] = self.capped(part)
         elif sink["part"] == "row":
-            blocks, places = value[:, : self.count].astype(int)
-            self.chosen = rows[sink["start"] + sink["block"] * blocks + places]
+            blocks, *places = value[:, : self.count].astype(int)
+            self.chosen = rows[sink["start"] + sink["block"] * blocks + sum(places)]
         else:
             best = self.capped(value.reshape(-1)[: self.count])
             self.logits[np.arange(self.count), self.chosen] = best

@@ -157,8 +157,8 @@ def taken(sink: Sink, shard: str) -> str:
         case ToLogits(start=start, stop=stop):
             return f"logits of rows {start:,} to {stop - 1:,} of the vocabulary"
         case ToChoice(part=part, start=start, stop=stop, block=block):
-            row = f"the best row, as blocks of {block} and rows after them,"
-            what = row if part == "row" else "the best row's logit"
+            form = f", as blocks of {block} and rows after them," if block > 1 else ""
+            what = f"the best row{form}" if part == "row" else "the best row's logit"
             return f"{what} of {start:,} to {stop - 1:,}"
         case ToHistory(name=name):
             return f"append it to {own(name, shard)}"

@@ -164,14 +164,18 @@ class EmbeddingTable(Data):
         return "int8" if self.format == "auto" else self.format
 
 
+Choosing = Literal["argmax"] | bool
+
+
 class HeadTable(Data):
     """The output projection, in `slices` of the vocabulary."""
 
     slices: int = Field(default=1, ge=1)
     """The number of slices. Each is a shard, unless the last shard of the layers holds the head."""
-    choose: bool = False
+    choose: Choosing = False
     """Whether a slice gives only its largest logit and that logit's row. This is enough for greedy
-    decoding only."""
+    decoding only. `argmax` chooses as the published Gemma port does, with ops that leave the ANE:
+    softcap, argmax and gather."""
     subset: Annotated[Subset | None, read_already("tokens")] = None
     """The tokens that have rows; by default all. In a recipe file: the path, relative to the
     recipe's folder, of a subset that `cetane vocabulary` wrote."""
