@@ -145,7 +145,11 @@ CASES = [(family, contract) for family in EVERYWHERE for contract in CONTRACTS]
 
 @pytest.mark.parametrize(
     ("family", "contract"),
-    [*CASES, ("gemma 3", "shift"), ("gemma 3", "stateful"), ("qwen3_next", "readonly")],
+    [
+        *CASES,
+        *(("gemma 3", contract) for contract in ("shift", "stateful", "stateful-blend")),
+        ("qwen3_next", "readonly"),
+    ],
 )
 def test_the_host_gives_the_engines_logits(tmp_path: Path, family: str, contract: str) -> None:
     """A prompt longer than a window, in several calls with padding, and then token by token."""

@@ -42,6 +42,14 @@ RECIPES: dict[str, dict[str, Any]] = {
         "head": {"slices": 2, "choose": "argmax"},
     },
     "states": {"contract": "stateful", "layout": {"kind": "chunks", "cuts": [2]}},
+    "states that masks write": {
+        "contract": "stateful-blend",
+        "layout": {"kind": "chunks", "cuts": [2]},
+    },
+    "one padded state that masks write": {
+        "layout": {"kind": "chunks", "cuts": [1, 2], "head": "last"},
+        "cache": {"contract": "stateful-blend", "context": 96, "padded": True, "state_heads": 2},
+    },
     "one padded state": {
         "layout": {"kind": "chunks", "cuts": [1, 2], "head": "last"},
         "cache": {"contract": "stateful", "context": 96, "padded": True, "state_heads": 2},

@@ -129,7 +129,7 @@ def test_matrices_and_several_experts(tmp_path: Path) -> None:
     agree(engine_of(model, routed), tmp_path, [("prefill", TOKENS[:5])])
 
 
-@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("contract", [*CONTRACTS, "stateful-blend"])
 def test_heads_that_stream(contract: str, tmp_path: Path) -> None:
     """Two caches for a layer, and a sequence beyond the window of one."""
     wanted = test_streaming.recipe(test_streaming.SCORES, contract, 0 if contract == "shift" else 3)

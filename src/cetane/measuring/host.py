@@ -323,7 +323,7 @@ def place(group: Json, held: Array, positions: Array, width: int) -> tuple[Array
     padding = np.concatenate([positions, np.full(width - count, EMPTY)])
     free = max(group["count"] - sinks, 1)
     targets = np.where(positions < sinks, positions, sinks + (positions - sinks) % free)
-    if contract == "shift":
+    if contract.endswith("shift"):
         after = np.concatenate([held, positions if reads else padding])
         after = after[count if reads else width :]
     else:

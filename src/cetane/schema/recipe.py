@@ -103,11 +103,12 @@ class CacheTable(Data):
 
     @model_validator(mode="after")
     def consistent(self) -> "CacheTable":
-        if self.padded and {self.contract, self.sliding or self.contract} != {"stateful"}:
+        contracts = {self.contract, self.sliding or self.contract}
+        if self.padded and not all(one.startswith("stateful") for one in contracts):
             raise ValueError("padded = true needs contract = 'stateful'")
         if self.state_heads > 1 and not self.padded:
             raise ValueError("state_heads above 1 needs padded = true")
-        if self.format == "int8" and {self.contract, self.sliding or self.contract} != {"readonly"}:
+        if self.format == "int8" and contracts != {"readonly"}:
             raise ValueError(
                 "format = 'int8' needs caches that the host keeps: contract = 'readonly', for "
                 "sliding layers too"
