@@ -149,8 +149,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "blend-range": {"layout": {"kind": "chunks", "chunks": 1}},
     "shift-range": {"layout": {"kind": "single"}, "tensor_layout": "ct1"},
     "stateful-range": {"layout": {"kind": "chunks", "chunks": 2}},
+    "stateful-blend": {"layout": {"kind": "per-block"}, "tensor_layout": "ct1", "prefill": None},
+    "stateful-blend-range": {"layout": {"kind": "chunks", "chunks": 1}},
 }
-"""Every cache contract, static and flexible, each with another layout."""
+"""Cache contracts, static and flexible, each with another layout."""
 
 
 def tiny_recipe(
@@ -270,5 +272,6 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture(scope="session", params=VARIANTS)
 def variant(request: pytest.FixtureRequest, tiny_bundle: Callable[..., Bundle]) -> Bundle:
     """A bundle of the tiny folder with fp16 weights, for each of `VARIANTS`."""
-    contract, _, shapes = request.param.partition("-")
-    return tiny_bundle(contract=contract, shapes=shapes or "static", **VARIANTS[request.param])
+    contract = request.param.removesuffix("-range")
+    shapes = "static" if contract == request.param else "range"
+    return tiny_bundle(contract=contract, shapes=shapes, **VARIANTS[request.param])

@@ -8,6 +8,7 @@ import pytest
 from cetane.bundle.tables import Tables
 from cetane.engine.call import Call, CallSlots
 from cetane.engine.host import host_input
+from cetane.engine.memory import accepted
 from cetane.schema.interface import (
     MASKED,
     Embedding,
@@ -18,6 +19,7 @@ from cetane.schema.interface import (
     Source,
     WriteMask,
 )
+from cetane.schema.slots import Slots
 
 EMBEDDING = np.arange(30, dtype=np.float16).reshape(10, 3)  # 10 tokens, 3 channels
 ROTARY = np.arange(80, dtype=np.float32).reshape(2, 10, 4)  # cos and sin, 10 positions, 4 wide
@@ -128,6 +130,7 @@ def test_position() -> None:
         ),
         ("blend", [0, 1, 2, 3, 4, *[-1] * 27], [0, 1, 2, 3, 4, *[-1] * 27]),
         ("stateful", [0, 1, 2, 3, 4, *[-1] * 27], [0, 1, 2, 3, 4, *[-1] * 27]),
+        ("stateful-blend", [0, 1, 2, 3, 4, *[-1] * 27], [0, 1, 2, 3, 4, *[-1] * 27]),
     ],
 )
 def test_prepare(tiny_engine, contract: str, keys: list[int], slots: list[int]) -> None:
@@ -147,3 +150,19 @@ def test_prepare_a_shift(tiny_engine) -> None:
     session.feed([1, 2, 3], "none")
     made = session.memory.place(np.array([8, 9, 8, 9]), 4).groups["kv"]
     assert made.keys.tolist() == made.after.tolist() == [-1] * 25 + list(range(7))
+
+
+@pytest.mark.parametrize(
+    ("contract", "after"),
+    [
+        ("blend", [32, 33, *range(2, 32)]),
+        ("stateful-blend", [32, 33, -1, *range(3, 32)]),
+        ("stateful-shift", [*range(4, 32), 32, 33, -1, -1]),
+    ],
+)
+def test_refused_columns(contract: Any, after: list[int]) -> None:
+    """Two of three tokens stay, in a call of 4. The graph has written the third into a state, and
+    has pushed the padding too."""
+    group = Slots(contract=contract, count=32, limited=True)
+    columns = np.arange(32, 35)
+    assert accepted(group, np.arange(32), columns, columns[:2], 4).tolist() == after

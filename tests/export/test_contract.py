@@ -55,6 +55,10 @@ FAMILIES: dict[str, Callable[[str], Engine]] = {
     "gemma 4": lambda contract: engine_of(
         gemma_models.build_gemma4(), gemma_models.recipe(contract, head={"choose": True})
     ),
+    "gemma 4 by argmax": lambda contract: engine_of(
+        gemma_models.build_gemma4(),
+        gemma_models.recipe(contract, head={"slices": 2, "choose": "argmax"}),
+    ),
     "heads that stream": lambda contract: test_streaming.engine_of(
         build_model("llama", **test_streaming.NINE),
         test_streaming.recipe(test_streaming.SCORES, contract, 0 if contract == "shift" else 3),
@@ -141,7 +145,11 @@ CASES = [(family, contract) for family in EVERYWHERE for contract in CONTRACTS]
 
 @pytest.mark.parametrize(
     ("family", "contract"),
-    [*CASES, ("gemma 3", "shift"), ("gemma 3", "stateful"), ("qwen3_next", "readonly")],
+    [
+        *CASES,
+        *(("gemma 3", contract) for contract in ("shift", "stateful", "stateful-blend")),
+        ("qwen3_next", "readonly"),
+    ],
 )
 def test_the_host_gives_the_engines_logits(tmp_path: Path, family: str, contract: str) -> None:
     """A prompt longer than a window, in several calls with padding, and then token by token."""

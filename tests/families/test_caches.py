@@ -1,4 +1,4 @@
-"""The four contracts: their ports, and what they do to a cache, by hand in numpy."""
+"""The contracts: their ports, and what they do to a cache, by hand in numpy."""
 
 import numpy as np
 import pytest
@@ -41,6 +41,8 @@ NEW = {part: random(2, 3, 4, TOKENS, seed=seed + 9) for seed, part in enumerate(
         ("blend", {"kv_k": SHAPE, "kv_v": SHAPE, "kv_write": (1, 1, 5, 8)}, SHAPE, 0, 8, True),
         ("shift", {"kv_k": SHAPE, "kv_v": SHAPE}, SHAPE, 0, 8, False),
         ("stateful", {"kv_position": (1,)}, None, 1, 8, True),
+        ("stateful-blend", {"kv_write": (1, 1, 5, 8)}, None, 1, 8, True),
+        ("stateful-shift", {}, None, 1, 8, False),
     ],
 )
 def test_ports(contract, inputs, outputs, states, visible, pads) -> None:
@@ -76,7 +78,7 @@ def test_the_host_says_where_to_write() -> None:
 def run(contract: str, **extra: torch.Tensor):
     """Extend both layers by NEW: what each may attend to, the results, and the tensors after."""
     tensors = {f"kv_{part}": torch.tensor(past) for part, past in PAST.items()} | extra
-    if contract == "stateful":  # of every layer its keys, then its values
+    if contract.startswith("stateful"):  # of every layer its keys, then its values
         rows = [PAST[part][layer] for layer in range(2) for part in "kv"]
         tensors["kv_kv"] = torch.tensor(np.stack(rows))
     cache = CACHES[contract](spec(contract), tensors)
@@ -129,6 +131,21 @@ class TestSemantics:
         seen, results, tensors = run("stateful", kv_position=torch.tensor([START]))
         assert np.array_equal(seen[part], updated(part))
         assert np.array_equal(tensors["kv_kv"]["kv".index(part) :: 2], updated(part))
+        assert results == {}
+
+    def test_a_state_that_a_mask_writes(self, part: str) -> None:
+        write = torch.zeros(1, 1, TOKENS, 8)
+        write[0, 0, range(TOKENS), range(START, START + TOKENS)] = 1
+        seen, results, tensors = run("stateful-blend", kv_write=write)
+        assert np.array_equal(seen[part], updated(part))
+        assert np.array_equal(tensors["kv_kv"]["kv".index(part) :: 2], updated(part))
+        assert results == {}
+
+    def test_a_state_that_shifts(self, part: str) -> None:
+        expected = np.concatenate([PAST[part][..., TOKENS:], NEW[part]], axis=-1)
+        seen, results, tensors = run("stateful-shift")
+        assert np.array_equal(seen[part], expected)
+        assert np.array_equal(tensors["kv_kv"]["kv".index(part) :: 2], expected)
         assert results == {}
 
 

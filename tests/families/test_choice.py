@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cetane.families.choice import choose
+from cetane.families.choice import argmax, choose
 from cetane.schema.interface import choice_block
 
 
@@ -25,6 +25,17 @@ def test_the_first_of_the_largest(rows: int, tokens: int, values: int, seed: int
     assert (row < 2048).all()
     assert (size * row[0] + row[1]).tolist() == logits[0].argmax(0).tolist()
     assert logit.tolist() == [logits[0].max(0).tolist()]
+
+
+@pytest.mark.parametrize("time", [2, 3])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_by_argmax(time: int, softcap: float | None) -> None:
+    logits = np.random.default_rng(0).normal(size=(1, 7, 5)).astype(np.float32) * 4
+    row, logit = argmax(torch.from_numpy(logits).unsqueeze(5 - time), time, softcap)
+    capped = logits if softcap is None else softcap * np.tanh(logits / softcap)
+    assert row.dtype == torch.int32
+    assert row.tolist() == [logits[0].argmax(0).tolist()]
+    assert np.allclose(logit, capped[0].max(0), atol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 2048, 16384, 24576, 131072, 262144, 1 << 22])

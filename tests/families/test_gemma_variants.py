@@ -64,9 +64,11 @@ def masked_truth(model: Any, window: int, sinks: int = 0, length: int = LENGTH) 
         ("blend", 32, 0),
         ("readonly", 20, 0),
         ("stateful", 20, 0),
+        ("stateful-blend", 20, 0),
         ("readonly", 28, 4),
         ("blend", 20, 3),
         ("stateful", 17, 5),
+        ("stateful-blend", 17, 5),
     ],
 )
 def test_full_layers_with_a_window(contract: str, window: int, sinks: int) -> None:
@@ -79,6 +81,14 @@ def test_full_layers_with_a_window(contract: str, window: int, sinks: int) -> No
     assert np.abs(expected - plain())[window + 1 :].max() > 1e-2  # it is another model there
     found = run(engine, FEEDS["uneven"])
     assert np.abs(found - plain())[:window].max() <= TOLERANCE  # and the same one here
+
+
+def test_states_that_shift() -> None:
+    """One token at a time: nothing else may be pushed into them."""
+    wanted = recipe("stateful-blend", "stateful-shift", tokens={"verify": 0, "prefill": 0})
+    assert_close(engine_of(gemma4(), wanted), plain(), {"alone": [1] * len(plain())})
+    with pytest.raises(CetaneError, match="layers of sliding take one token a call"):
+        engine_of(gemma4(), recipe("stateful-blend", "stateful-shift"))
 
 
 def test_sinks_cannot_shift() -> None:
@@ -196,10 +206,11 @@ def test_an_embedding_inside() -> None:
     assert_close(engine, plain(), SOME)
 
 
+@pytest.mark.parametrize("choose", [True, "argmax"])
 @pytest.mark.parametrize("layout", [{"kind": "single"}, {"kind": "chunks", "chunks": 2}])
-def test_a_head_that_chooses(layout: dict[str, Any]) -> None:
+def test_a_head_that_chooses(layout: dict[str, Any], choose: bool | str) -> None:
     """Of three slices each its largest logit: the model's own choice, and the logit it has."""
-    wanted = recipe(layout=layout, head={"slices": 3, "choose": True})
+    wanted = recipe(layout=layout, head={"slices": 3, "choose": choose})
     engine = engine_of(gemma4(), wanted)
     for pieces in SOME.values():
         found = run(engine, pieces)

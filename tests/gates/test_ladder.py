@@ -214,9 +214,11 @@ def test_a_wrong_slice_of_the_head(
     assert {name for name, scores in found.items() if scores[0].cosine < 0.9999} == {"head-1"}
 
 
+@pytest.mark.parametrize("choose", [True, "argmax"])
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_head_that_chooses(
     wrong: bool,
+    choose: bool | str,
     tiny_model: Callable[..., Any],
     in_memory: Callable[..., Any],
     recipe: Callable[..., Recipe],
@@ -224,7 +226,7 @@ def test_a_head_that_chooses(
     checkpoint, weights = in_memory(tiny_model()), in_memory(tiny_model())
     if wrong:
         weights.tensors["lm_head.weight"] *= 1.5
-    planner = Planner(checkpoint, recipe(head={"slices": 2, "choose": True}))
+    planner = Planner(checkpoint, recipe(head={"slices": 2, "choose": choose}))
     rung = Rung(authored_engine(planner, weights), planner, Reference(checkpoint), TOKENS)
     for head in ("head-0", "head-1"):
         for pair in rung.pairs(head, ["decode"]):

@@ -36,7 +36,20 @@ RECIPES: dict[str, dict[str, Any]] = {
         "layout": {"kind": "single"},
         "head": {"slices": 2, "choose": True},
     },
+    "a head that chooses by argmax": {
+        "contract": "readonly",
+        "layout": {"kind": "single"},
+        "head": {"slices": 2, "choose": "argmax"},
+    },
     "states": {"contract": "stateful", "layout": {"kind": "chunks", "cuts": [2]}},
+    "states that masks write": {
+        "contract": "stateful-blend",
+        "layout": {"kind": "chunks", "cuts": [2]},
+    },
+    "one padded state that masks write": {
+        "layout": {"kind": "chunks", "cuts": [1, 2], "head": "last"},
+        "cache": {"contract": "stateful-blend", "context": 96, "padded": True, "state_heads": 2},
+    },
     "one padded state": {
         "layout": {"kind": "chunks", "cuts": [1, 2], "head": "last"},
         "cache": {"contract": "stateful", "context": 96, "padded": True, "state_heads": 2},
@@ -111,7 +124,9 @@ def agrees(
         found, half = logits("fp32", pieces), logits("fp16", pieces)
         assert (half.argmax(1) == truth.argmax(1)).all()
         if wanted.head.choose:
-            assert np.abs(found.max(1) - truth.max(1)).max() < 1e-4 * np.abs(truth).max()
+            # 1 / 30, the factor of a softcap in the graph, is off by 2.5e-4 in fp16.
+            most = 3e-4 if wanted.head.choose == "argmax" else 1e-4
+            assert np.abs(found.max(1) - truth.max(1)).max() < most * np.abs(truth).max()
         else:
             # A program's own constants, such as factors, are fp16 whatever it is computed in.
             assert np.abs(found - truth).max() < 1e-4 * np.abs(truth).max()

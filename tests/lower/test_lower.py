@@ -151,7 +151,7 @@ def test_operations(variant: Bundle) -> None:
     for shard, spec in packages(variant):
         layers = sum(name.startswith("layer") for name in shard.blocks)
         heads = len(shard.blocks) - layers
-        stateful = plan.recipe.cache.contract == "stateful"
+        stateful = plan.recipe.cache.contract.startswith("stateful")
         for ops in operations(spec).values():
             kinds = Counter(op.type for op in ops)
             assert kinds["conv"] == CONVOLUTIONS * layers + heads

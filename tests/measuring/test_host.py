@@ -26,6 +26,7 @@ from cetane.kit.write import host_description, probe_entry, shipped
 from cetane.measuring.chain import ChainedRun
 from cetane.measuring.host import Host
 from cetane.schema.manifest import rotary_path, table_path
+from cetane.schema.recipe import HeadTable
 from cetane.schema.slots import CONTRACTS
 
 TOKENS = [5, 17, 3, 99, 42, 7, 250, 11, 60, 61, 5, 17, 8]
@@ -128,13 +129,20 @@ def test_matrices_and_several_experts(tmp_path: Path) -> None:
     agree(engine_of(model, routed), tmp_path, [("prefill", TOKENS[:5])])
 
 
-@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("contract", [*CONTRACTS, "stateful-blend"])
 def test_heads_that_stream(contract: str, tmp_path: Path) -> None:
     """Two caches for a layer, and a sequence beyond the window of one."""
     wanted = test_streaming.recipe(test_streaming.SCORES, contract, 0 if contract == "shift" else 3)
     engine = test_streaming.engine_of(build_model("llama", **test_streaming.NINE), wanted)
     calls = [("prefill", TOKENS), ("prefill", [*TOKENS, 9, 9, 9]), ("verify", TOKENS[:4])]
     agree(engine, tmp_path, [call for call in calls if contract != "shift" or len(call[1]) != 13])
+
+
+@pytest.mark.parametrize("choose", [True, "argmax"])
+def test_a_head_that_chooses(choose: bool | str, tmp_path: Path) -> None:
+    head = HeadTable(slices=3, choose=choose)
+    engine = engine_of(build_model("llama"), recipe("readonly").model_copy(update={"head": head}))
+    agree(engine, tmp_path, [("prefill", TOKENS[:5])])
 
 
 def test_caches_of_bytes(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from cetane.schema.recipe import load_recipe, parse_recipe
         # The published manifest of experiment 31 has this tag, with "v_o" for "vo".
         ("zaya-exp31-stateful",
          "cca_gqa_stateful_kvcache_rope_partial_qk_fp16_vo_int8_cond_skip", "current-tap"),
+        ("zaya-exp35-stateful",
+         "cca_gqa_stateful_kvcache_rope_partial_qk_fp16_vo_int8_cond_skip", "current-tap"),
         ("zaya-exp30", "gqa_blend_kvcache_rope_partial_qkvo_int8", "none"),
         ("zaya-exp29-probe", "q_to_o_qo_int8", "none"),
         ("zaya-int4", "cca_gqa_readonly_kvcache_rope_partial_qkvo_int8", "whole"),

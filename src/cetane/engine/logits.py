@@ -50,7 +50,7 @@ class Logits:
             slices = value.reshape(value.shape[1], -1)[:, :count].T
             self.rows[:, head.plan.tokens(sink.start, sink.stop)] = head.capped(slices)
         elif sink.part == "row":
-            rows = sink.block * value[0, :count] + value[1, :count]
+            rows = sink.block * value[0, :count] + value[1:, :count].sum(0)
             if not ((rows >= 0) & (rows < sink.stop - sink.start)).all():
                 raise CetaneError("the head chose a row that it does not have", PORT_AGAIN)
             self.chosen = head.plan.choosable[sink.start + rows.astype(int)]

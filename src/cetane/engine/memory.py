@@ -153,7 +153,7 @@ class Memory:
             return
         before, slots = self.caches[sink.name], call.groups[sink.group].targets
         targets = slots[:count]
-        shifts = self.groups[sink.group].contract == "shift"
+        shifts = self.groups[sink.group].shifts
         if shifts and (sink.write == "append" or count < call.width):
             new = value if sink.write == "append" else value[..., -call.width :]
             joined = np.concatenate([before, new[..., taken]], -1)
@@ -278,7 +278,7 @@ def place(group: Slots, held: Array, columns: Array, positions: Array, width: in
     reads, count = group.form(width) == "readonly", len(positions)
     padded = np.concatenate([positions, np.full(width - count, EMPTY)])
     targets = np.array([group.of(column) for column in columns])
-    shifts = group.contract == "shift" and not reads
+    shifts = group.shifts and not reads
     if shifts:  # a graph cannot tell the padding
         after = np.concatenate([held, padded])[width:]
     else:
@@ -293,8 +293,12 @@ def accepted(group: Slots, held: Array, columns: Array, kept: Array, width: int)
     first columns. `held (slots,)` and `columns (n,)` are as in `place`."""
     if group.contract == "shift":
         return np.concatenate([held, kept])[len(kept) :]
+    if group.shifts:  # the graph pushed all columns of the call into the state
+        refused = np.full(width - len(kept), EMPTY)
+        return np.concatenate([held, kept, refused])[width:]
     after, targets = held.copy(), np.array([group.of(column) for column in columns])
-    if group.contract == "stateful":  # the graph wrote all columns of the call
-        after[targets[0] : targets[0] + width] = EMPTY
+    if group.in_state:  # the graph wrote all columns of the call, refused ones too
+        written = slice(targets[0], targets[0] + width) if group.writes_padding else targets
+        after[written] = EMPTY
     after[targets[: len(kept)]] = kept  # if two positions share a slot, the last stays
     return after

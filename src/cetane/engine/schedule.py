@@ -49,11 +49,7 @@ class Schedule:
             for mode in self.modes
             for logits, steps in ((True, modes[mode].steps), (False, modes[mode].silent))
         }
-        self._padding_takes_slots = any(
-            group.contract in ("stateful", "shift") for group in self.groups
-        )
-        """A graph writes padding into a state, and every column of a call pushes the oldest one out
-        of a cache that shifts."""
+        self._padding_takes_slots = any(group.writes_padding for group in self.groups)
         self._skipping = {mode for mode, chosen in self.modes.items() if skips(plan, chosen)}
         """Modes whose silent calls skip layers beside the head."""
 
@@ -153,7 +149,7 @@ def no_trees(plan: Plan) -> str | None:
     A tree's columns are not in the order of the text, so the host must choose those that it keeps.
     """
     for name, group in plan.caches.items():
-        if group.contract == "stateful":
+        if group.in_state:
             return f"its graphs write the state {name}, whose columns the host cannot move"
     for function in plan.functions.values():
         for item in function.inputs:
@@ -189,6 +185,6 @@ def room(group: Slots, position: int) -> int | None:
 
     A call writes consecutive slots of a window's state, so it must end before the last slot.
     """
-    if not group.forgets:
+    if not group.forgets or group.contract != "stateful":
         return None
     return group.count - group.of(position)

@@ -214,7 +214,7 @@ class RoundedReadOnly(ReadOnly):
 class Blend(CacheForm):
     """`cache * (1 - m) + new @ m` with a one-hot write mask: a scatter without a scatter op."""
 
-    contract = "blend"
+    contract: ClassVar[ContractName] = "blend"
 
     def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor]) -> None:
         super().__init__(spec, tensors)
@@ -237,34 +237,26 @@ class Blend(CacheForm):
 class Shift(CacheForm):
     """A sliding window: drops the oldest columns, and appends the new ones on the right."""
 
-    contract = "shift"
+    contract: ClassVar[ContractName] = "shift"
 
     def write(self, layer: int, cache: Tensor, new: Tensor) -> Tensor:
         return torch.cat([cache[layer : layer + 1, :, :, new.shape[-1] :], new], dim=-1)
 
 
-class Stateful(CacheForm):
-    """`slice_update` on one MLState a group, which holds each layer's keys, then its values.
-
-    On the ANE, more than two states in a package fail, and so do other ways to write one. A
-    function of several tokens may have only one (coremltools #2553, #2631; CoreML-LLM
-    MLSTATE_PATTERN).
+class InState(CacheForm):
+    """A group whose caches Core ML keeps: one MLState holds each layer's keys, then its values.
 
     If all groups share one state, a layer uses the first heads, channels and slots of its rows, and
     never touches the rest.
     """
 
-    contract = "stateful"
-
     def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor]) -> None:
         self.spec, self.written = spec, []
         self.state = tensors[self.states(spec)[0].name]
-        self.start = tensors[f"{spec.group}_position"]
 
     @classmethod
     def inputs(cls, spec: CacheSpec, tokens: int) -> list[Input]:
-        source = Position(group=spec.group)
-        return [Input(name=f"{spec.group}_position", shape=(1,), dtype="int32", source=source)]
+        return []
 
     @classmethod
     def outputs(cls, spec: CacheSpec, tokens: int) -> list[Output]:
@@ -278,7 +270,49 @@ class Stateful(CacheForm):
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         row = self.spec.first + 2 * len(self.written)
         self.written.append((k, v))
-        return self.write(row, self.state, k), self.write(row + 1, self.state, v)
+        return self.store(row, k), self.store(row + 1, v)
+
+    def store(self, row: int, new: Tensor) -> Tensor:
+        """Write new columns into a row of the state; return the row."""
+        heads, dim, slots = self.spec.shape[1:]
+        written = self.write(0, self.row(row), new)
+        if self.spec.state is None:
+            self.state[row : row + 1] = written
+        else:
+            self.state[row : row + 1, :heads, :dim, :slots] = written
+        return written
+
+    def row(self, row: int) -> Tensor:
+        """The part of a row of the state that belongs to the group."""
+        heads, dim, slots = self.spec.shape[1:]
+        whole = self.state[row : row + 1]
+        return whole if self.spec.state is None else whole[:, :heads, :dim, :slots]
+
+    def results(self) -> dict[str, Tensor]:
+        return {}
+
+
+class Stateful(InState):
+    """`slice_update` on an MLState, at a position.
+
+    On the ANE, more than two states in a package fail, and so do other ways to write one. A
+    function of several tokens may have only one (coremltools #2553, #2631; CoreML-LLM
+    MLSTATE_PATTERN).
+    """
+
+    contract = "stateful"
+
+    def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor]) -> None:
+        super().__init__(spec, tensors)
+        self.start = tensors[f"{spec.group}_position"]
+
+    @classmethod
+    def inputs(cls, spec: CacheSpec, tokens: int) -> list[Input]:
+        source = Position(group=spec.group)
+        return [Input(name=f"{spec.group}_position", shape=(1,), dtype="int32", source=source)]
+
+    def store(self, row: int, new: Tensor) -> Tensor:
+        return self.write(row, self.state, new)
 
     def write(self, layer: int, cache: Tensor, new: Tensor) -> Tensor:
         start, tokens = self.start, new.shape[-1]
@@ -289,12 +323,21 @@ class Stateful(CacheForm):
         cache[layer : layer + 1, :heads, :dim, start : start + tokens] = new
         return cache[layer : layer + 1, :heads, :dim, :slots]
 
-    def results(self) -> dict[str, Tensor]:
-        return {}
+
+class StatefulBlend(Blend, InState):
+    """A state that a one-hot mask writes, as in the published port of ZAYA (ane-book, exp 30)."""
+
+    contract = "stateful-blend"
+
+
+class StatefulShift(Shift, InState):
+    """A state that shifts, as in the published port of Gemma 4. On the ANE it is error -14."""
+
+    contract = "stateful-shift"
 
 
 CACHES: dict[ContractName, type[CacheForm]] = {
-    cache.contract: cache for cache in (ReadOnly, Blend, Shift, Stateful)
+    form.contract: form for form in (ReadOnly, Blend, Shift, Stateful, StatefulBlend, StatefulShift)
 }
 
 

@@ -1,4 +1,5 @@
-"""The choice of a head's largest logit, by maxima and comparisons: an argmax leaves the ANE."""
+"""The choice of a head's largest logit: by maxima and comparisons, or by argmax, which leaves the
+ANE."""
 
 import torch
 from torch import Tensor
@@ -34,3 +35,16 @@ def first(equal: Tensor, count: int) -> tuple[Tensor, Tensor]:
     left = torch.where(equal, torch.arange(count, 0, -1, dtype=torch.float32), torch.zeros(1))
     most = left.amax(2, keepdim=True)
     return (count - most).reshape(1, -1), left == most
+
+
+def argmax(logits: Tensor, time: int, softcap: float | None) -> tuple[Tensor, Tensor]:
+    """The row of the largest logit, int32 `(1, T)`, and that logit with its softcap, `(1, T)`.
+
+    `logits (1, R, 1, T)`, or `(1, R, T, 1)`, with the tokens on the axis `time`. The ops are those
+    of the published Gemma port (CoreML-LLM, `InModelArgmax`), so that an audit sees what it saw.
+    """
+    rows = logits.squeeze(5 - time)
+    if softcap is not None:
+        rows = torch.tanh(rows * (1 / softcap)) * softcap
+    chosen = rows.argmax(1)
+    return chosen.to(torch.int32), rows.gather(1, chosen[:, None]).squeeze(1)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from cetane.families.adapters import adapter_on
 from cetane.families.base import Block, Memory
 from cetane.families.caches import CacheSpec, HistorySpec, MatrixSpec
-from cetane.families.choice import choose
+from cetane.families.choice import argmax, choose
 from cetane.families.model import CacheGroup, Head, Model
 from cetane.schema.interface import Input, Mask, Output, ToChoice, ToLogits, ToTensor
 
@@ -34,6 +34,7 @@ class Shard(nn.Module):
         self.blocks, self.inputs, self.outputs = tuple(blocks), inputs, outputs
         self.adapter = adapter
         self.caches, self.histories = caches, histories
+        self.axes, self.softcap = model.axes, model.softcap
         self.repeats = {i.name: rows_per_token(model, i) for i in inputs}
         for spec in caches:
             for state in spec.form.states(spec):
@@ -63,6 +64,9 @@ class Shard(nn.Module):
             match output.sink:
                 case ToLogits(start=start):
                     return heads[start]
+                case ToChoice(part="row", start=start, block=1):
+                    choices[start] = argmax(heads[start], self.axes.time, self.softcap)
+                    return choices[start][0]
                 case ToChoice(part="row", start=start, block=block):  # its logit comes next
                     choices[start] = choose(heads[start].flatten(2), block)
                     return choices[start][0]

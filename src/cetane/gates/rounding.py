@@ -120,7 +120,7 @@ def measure_rounding(
             where = places[truth][0]
     tokens = plan.tokens(0, plan.rows)
     a, b = rounded.logits[:, tokens], exact.logits[:, tokens]
-    chooses = plan.recipe.head.choose
+    chooses = bool(plan.recipe.head.choose)
     others = 0 if decided is None else int((decided & (a.argmax(1) != b.argmax(1))).sum())
     if chooses:  # one logit of each token is known: together they are one row
         a, b = a.max(1)[None], b.max(1)[None]

@@ -252,8 +252,8 @@ class HostCall:
             part = value.reshape(value.shape[1], -1)[:, : self.count].T
             self.logits[:, rows[sink["start"] : sink["stop"]]] = self.capped(part)
         elif sink["part"] == "row":
-            blocks, places = value[:, : self.count].astype(int)
-            self.chosen = rows[sink["start"] + sink["block"] * blocks + places]
+            blocks, *places = value[:, : self.count].astype(int)
+            self.chosen = rows[sink["start"] + sink["block"] * blocks + sum(places)]
         else:
             best = self.capped(value.reshape(-1)[: self.count])
             self.logits[np.arange(self.count), self.chosen] = best
@@ -323,7 +323,7 @@ def place(group: Json, held: Array, positions: Array, width: int) -> tuple[Array
     padding = np.concatenate([positions, np.full(width - count, EMPTY)])
     free = max(group["count"] - sinks, 1)
     targets = np.where(positions < sinks, positions, sinks + (positions - sinks) % free)
-    if contract == "shift":
+    if contract.endswith("shift"):
         after = np.concatenate([held, positions if reads else padding])
         after = after[count if reads else width :]
     else:

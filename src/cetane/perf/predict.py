@@ -24,13 +24,22 @@ from cetane.schema.slots import ContractName
 
 Counts = Mapping[Format, int]
 """The number of weights, by their format."""
-CROSSES: dict[ContractName, int] = {"readonly": 1, "blend": 2, "shift": 2, "stateful": 0}
+CROSSES: dict[ContractName, int] = {
+    "readonly": 1,
+    "blend": 2,
+    "shift": 2,
+    "stateful": 0,
+    "stateful-blend": 0,
+    "stateful-shift": 0,
+}
 """The number of times that a cache crosses the program's border, in or out."""
 COPIED: dict[ContractName, int] = {
     "readonly": COPIES["shift"],
     "blend": COPIES["blend"],
     "shift": COPIES["shift"],
     "stateful": COPIES["copy"],
+    "stateful-blend": COPIES["blend"],
+    "stateful-shift": COPIES["shift"],
 }
 """The number of reads and writes of a cache inside the program, before attention reads it once."""
 GREEDY = Work(calls=0, host=1)

@@ -22,6 +22,7 @@ from cetane.schema.interface import (
     ToTensor,
     choice_block,
 )
+from cetane.schema.recipe import Choosing
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class FunctionGraph:
 class GraphMaker:
     """Makes graphs of blocks. Inputs are the tensors that they read; the caller names outputs."""
 
-    def __init__(self, model: Model, memory: CachePlan, choose: bool = False) -> None:
+    def __init__(self, model: Model, memory: CachePlan, choose: Choosing = False) -> None:
         """With `choose`, a head gives only its largest logit."""
         self.model, self.memory, self.choose = model, memory, choose
 
@@ -104,12 +105,13 @@ class GraphMaker:
             shape = self.model.axes.shape(stop - start, tokens)
             sink = ToLogits(start=start, stop=stop)
             return [Output(name=f"logits_{number}", shape=shape, sink=sink)]
-        row = ToChoice(part="row", start=start, stop=stop, block=choice_block(stop - start))
         logit = ToChoice(part="logit", start=start, stop=stop)
-        return [
-            Output(name=f"row_{number}", shape=(2, tokens), sink=row),
-            Output(name=f"logit_{number}", shape=(1, tokens), sink=logit),
-        ]
+        best = Output(name=f"logit_{number}", shape=(1, tokens), sink=logit)
+        row, name = ToChoice(part="row", start=start, stop=stop), f"row_{number}"
+        if self.choose == "argmax":
+            return [Output(name=name, shape=(1, tokens), dtype="int32", sink=row), best]
+        row = row.model_copy(update={"block": choice_block(stop - start)})
+        return [Output(name=name, shape=(2, tokens), sink=row), best]
 
     def _shape(self, tensor: str, tokens: int) -> Shape:
         if tensor in self.model.shared:
@@ -140,7 +142,12 @@ class Graphs(GraphMaker):
     """Makes the graphs of a plan's functions."""
 
     def __init__(
-        self, model: Model, choose: bool, arrangement: Arrangement, memory: CachePlan, calls: Calls
+        self,
+        model: Model,
+        choose: Choosing,
+        arrangement: Arrangement,
+        memory: CachePlan,
+        calls: Calls,
     ) -> None:
         super().__init__(model, memory, choose)
         self.arrangement, self.calls = arrangement, calls

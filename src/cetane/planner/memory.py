@@ -66,7 +66,7 @@ class CachePlan:
         if not cache.windowed:
             return Slots(contract=contract, count=context)
         need = group.sinks + group.window
-        if contract == "stateful":  # a call writes all its tokens before the first one reads
+        if contract.startswith("stateful"):  # a call writes its tokens before the first one reads
             need += max(self.recipe.tokens.by_mode().values()) - 1
         count = min(context, -(-need // 32) * 32)
         limited = count < context
@@ -100,15 +100,22 @@ class CachePlan:
             )
             raise CetaneError(f"cache.sliding: {why}", "leave cache.sliding out")
         for name, slots in self.slots.items():
-            if not slots.limited or slots.contract not in ("shift", "blend"):
-                continue
-            if self.recipe.tokens.shapes == "range":
+            wide = len(self.recipe.tokens.by_mode()) > 1 or self.recipe.cache.capacities
+            if slots.contract == "stateful-shift" and wide:
+                raise CetaneError(
+                    f"a state that shifts can neither take back a refused draft nor grow, so "
+                    f"layers of {name} take one token a call, at one capacity",
+                    "port with --set tokens.verify=0 --set tokens.prefill=0 --set "
+                    "cache.capacities=[]",
+                )
+            readonly = slots.contract in ("shift", "blend")
+            if slots.limited and readonly and self.recipe.tokens.shapes == "range":
                 raise CetaneError(
                     f"tokens.shapes = 'range': a {slots.contract} cache of a window needs other "
                     "inputs for one token than for several",
                     "use static shapes, or a readonly cache",
                 )
-            if slots.contract == "shift" and slots.sinks:
+            if slots.shifts and slots.sinks:
                 raise CetaneError(
                     f"a shift cache forgets the first tokens, which layers of {name} must see",
                     "set cache.sliding to another contract",

@@ -297,7 +297,7 @@ class Planner:
             kv_bytes={length: self.memory.nbytes(order, length) for length in sorted(contexts)},
             kv_padding=self.memory.nbytes(order, context) - self.memory.own_nbytes(context),
             caches=dict(self.slots),
-            softcap=model.softcap,
+            softcap=None if recipe.head.choose == "argmax" else model.softcap,
             tables=tables,
             rotary=tuple(model.rotary),
             shards=shards,

@@ -32,7 +32,7 @@ def words(planner: Planner) -> Iterator[str]:
         yield "cca"
     if groups:
         yield "gqa" if any(group.query > group.heads for group in groups) else "mha"
-        yield f"{recipe.cache.contract}_kvcache"
+        yield f"{recipe.cache.contract.partition('-')[0]}_kvcache"
         part = any(table.width < group.dim for table in model.rotary.values() for group in groups)
         yield "rope_partial" if part else "rope"
     else:

@@ -165,7 +165,7 @@ class ModeCheck:
             if isinstance(sink, ToTensor):
                 self.channels[sink.name] = prod(output.shape) // function.tokens
             elif isinstance(sink, ToChoice) and sink.part == "row":
-                if output.shape[0] != 2:
+                if output.shape[0] != (1 if sink.block == 1 else 2):
                     raise ValueError(f"{self.mode}: {output.name} of {shard} has no block and row")
                 rows = sink.start, sink.stop
             elif isinstance(sink, ToLogits | ToChoice):

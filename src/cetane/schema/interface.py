@@ -157,7 +157,8 @@ class ToLogits(Data):
 class ToChoice(Data):
     """The largest logit of a slice of the head's rows, `(1, T)`, or its row in the slice, `(2, T)`.
 
-    A row is two numbers: that of its block, and its place in the block.
+    A row is two numbers: that of its block, and its place in the block. With blocks of one row, it
+    is one number, int32 `(1, T)`.
     """
 
     host: Literal["choice"] = "choice"
@@ -172,9 +173,9 @@ def choice_block(rows: int) -> int:
     """Rows of a block in which the largest logit is chosen: a power of two near the root of `rows`.
 
     Up to four million rows make at most 2,048 blocks of at most 2,048 rows. No whole number up to
-    2,048 loses bits in fp16, and no maximum is taken over more.
+    2,048 loses bits in fp16, and no maximum is taken over more. A block has at least two rows.
     """
-    return 1 << -(-(rows - 1).bit_length() // 2)
+    return max(2, 1 << -(-(rows - 1).bit_length() // 2))
 
 
 class ToHistory(Data):

@@ -54,7 +54,8 @@ class Plan(Data):
     caches: dict[str, Slots]
     """Slots of every cache group, by its name."""
     softcap: float | None = Field(default=None, gt=0)
-    """The bound c of logits: the host computes c * tanh(x / c)."""
+    """The bound c of logits: the host computes c * tanh(x / c). None without one, and for a head
+    that applies it."""
     rotary: tuple[str, ...]
     tables: dict[str, TablePlan]
     """Tables with a row for each token. `tokens` is the embedding, unless a shard holds it."""

@@ -103,11 +103,12 @@ class CacheTable(Data):
 
     @model_validator(mode="after")
     def consistent(self) -> "CacheTable":
-        if self.padded and {self.contract, self.sliding or self.contract} != {"stateful"}:
+        contracts = {self.contract, self.sliding or self.contract}
+        if self.padded and not all(one.startswith("stateful") for one in contracts):
             raise ValueError("padded = true needs contract = 'stateful'")
         if self.state_heads > 1 and not self.padded:
             raise ValueError("state_heads above 1 needs padded = true")
-        if self.format == "int8" and {self.contract, self.sliding or self.contract} != {"readonly"}:
+        if self.format == "int8" and contracts != {"readonly"}:
             raise ValueError(
                 "format = 'int8' needs caches that the host keeps: contract = 'readonly', for "
                 "sliding layers too"
@@ -164,14 +165,18 @@ class EmbeddingTable(Data):
         return "int8" if self.format == "auto" else self.format
 
 
+Choosing = Literal["argmax"] | bool
+
+
 class HeadTable(Data):
     """The output projection, in `slices` of the vocabulary."""
 
     slices: int = Field(default=1, ge=1)
     """The number of slices. Each is a shard, unless the last shard of the layers holds the head."""
-    choose: bool = False
+    choose: Choosing = False
     """Whether a slice gives only its largest logit and that logit's row. This is enough for greedy
-    decoding only."""
+    decoding only. `argmax` chooses as the published Gemma port does, with ops that leave the ANE:
+    softcap, argmax and gather."""
     subset: Annotated[Subset | None, read_already("tokens")] = None
     """The tokens that have rows; by default all. In a recipe file: the path, relative to the
     recipe's folder, of a subset that `cetane vocabulary` wrote."""

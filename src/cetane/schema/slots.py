@@ -1,20 +1,22 @@
 """The slots of a cache group: their number, and who writes them."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 from pydantic import Field
 
 from cetane.validation import Data
 
-ContractName = Literal["readonly", "blend", "shift", "stateful"]
-CONTRACTS: tuple[ContractName, ...] = get_args(ContractName)
+ContractName = Literal["readonly", "blend", "shift", "stateful", "stateful-blend", "stateful-shift"]
+CONTRACTS: tuple[ContractName, ...] = ("readonly", "blend", "shift", "stateful")
+"""The contracts to choose from. The others write a state as the published ports did."""
 CacheFormat = Literal["fp16", "int8"]
 
 
 class Slots(Data):
     """The number of slots that all caches of a group have, and the contract that writes them.
 
-    With `shift` the newest token is on the right. With the other contracts a token keeps its slot.
+    With `shift` and `stateful-shift` the newest token is on the right. With the other contracts a
+    token keeps its slot.
     The first `sinks` tokens of a sequence keep theirs for ever; the others share the rest in turn.
     """
 
@@ -25,9 +27,24 @@ class Slots(Data):
     """Whether there are fewer slots than the context, so that slots are used again."""
 
     @property
+    def in_state(self) -> bool:
+        """Whether Core ML keeps the caches, in a state, and the graph writes them."""
+        return self.contract.startswith("stateful")
+
+    @property
+    def shifts(self) -> bool:
+        """Whether a call pushes the oldest columns out, on the left."""
+        return self.contract in ("shift", "stateful-shift")
+
+    @property
+    def writes_padding(self) -> bool:
+        """Whether a graph writes all columns of a call, since it cannot tell its padding."""
+        return self.shifts or self.contract == "stateful"
+
+    @property
     def forgets(self) -> bool:
         """Whether a state's slots are used again: nobody can go back to its earlier tokens."""
-        return self.contract == "stateful" and self.limited
+        return self.in_state and (self.limited or self.shifts)
 
     def form(self, tokens: int) -> ContractName:
         """The contract of a call of `tokens` tokens.
@@ -46,10 +63,10 @@ class Slots(Data):
 
     def pads(self, tokens: int) -> bool:
         """Whether a call of `tokens` columns may hold fewer tokens, and padding in the rest."""
-        return self.form(tokens) != "shift"
+        return self.form(tokens) not in ("shift", "stateful-shift")
 
     def of(self, position: int) -> int:
-        """The slot of a position, for every contract but `shift`."""
+        """The slot of a position, for every contract that does not shift."""
         if position < self.sinks:
             return position
         return self.sinks + (position - self.sinks) % (self.count - self.sinks)

@@ -73,7 +73,7 @@ class Served:
     @property
     def chooses(self) -> bool:
         """Whether the head gives only its choice, so that answers are greedy."""
-        return self.plan.recipe.head.choose
+        return bool(self.plan.recipe.head.choose)
 
     @cached_property
     def constrains(self) -> bool:

@@ -142,7 +142,7 @@ class AnemllPlanner:
             batch=recipe.tokens.prefill or BATCH,
             parts=parts_for(self.architecture, self.model.vocab, group),
             window=min(limited, default=None),
-            choose=recipe.head.choose,
+            choose=bool(recipe.head.choose),
         )
 
     def _heads(self) -> tuple[Head, ...]:

@@ -201,6 +201,8 @@ def taken(plan: Plan, item: Output) -> str:
             return f"new columns: write each into the buffer {name}, at its token's slot{held}"
         case ToLogits(start=start, stop=stop):
             return f"logits of the head's rows {start} to {stop - 1}"
+        case ToChoice(part="row", start=start, block=1):
+            return f"each token's largest logit of the slice: its row less {start}"
         case ToChoice(part="row", start=start, block=block):
             return (
                 f"each token's largest logit of the slice: its row less {start}, as a number of "

@@ -79,7 +79,7 @@ def host(contract: dict[str, Any]) -> str:
         capacities=contract["capacities"],
         buffers=contract["buffers"],
         int8=bool(contract["int8"]),
-        contracts={each["contract"] for each in groups.values()},
+        contracts={each["contract"].removeprefix("stateful-") for each in groups.values()},
         forms={form for each in groups.values() for form in each["forms"].values()},
         ends=any(each["ends"] for each in groups.values()),
         windows=any(source.get("window") for source in sources),

@@ -45,7 +45,7 @@ def sketch(planner: Planner) -> dict[str, Program]:
                 inputs[f"{name}_x"] = TensorType((1, weight.shape[1], 1, tokens), "fp16")
                 ops += reading(name, weight, form, tokens)
             for cache in graph.caches:
-                if cache.form.contract == "blend":
+                if cache.form.contract in ("blend", "stateful-blend"):
                     ops += writing(cache, tokens, inputs)
             outputs = {op.outputs[0].name: op.outputs[0].type for op in ops if op.kind in RESULTS}
             states = {s.name: TensorType(s.shape, "fp16") for s in graph.function.states}

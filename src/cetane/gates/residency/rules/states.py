@@ -14,10 +14,12 @@ MOST_COLUMNS = 64
 """Columns of one write: between 32, which ran, and 128, which did not."""
 
 
-def states_behind(op: Op, graph: Graph, through: frozenset[str]) -> Iterator[tuple[Op, list[Op]]]:
-    """The reads of states from which an op's inputs come, through ops of the kinds `through` alone.
-    Each has the ops on its way, the nearest to `op` first."""
-    todo = [(maker, [maker]) for maker in graph.makers(op)]
+def states_behind(
+    makers: list[Op], graph: Graph, through: frozenset[str]
+) -> Iterator[tuple[Op, list[Op]]]:
+    """The reads of states from which the results of some ops come, through ops of the kinds
+    `through` alone. Each has the ops on its way, the last one first."""
+    todo = [(maker, [maker]) for maker in makers]
     visited: set[int] = set()
     while todo:
         source, path = todo.pop()
@@ -34,6 +36,15 @@ def writes(op: Op, graph: Graph) -> bool:
     return op.kind in ("write_state", "coreml_update_state")
 
 
+def written(op: Op, graph: Graph) -> list[Op]:
+    """The ops that make what an op writes into a state. Of a part of the state, what it becomes."""
+    made: list[Op | None] = []
+    for maker in graph.makers(op) if writes(op, graph) else ():
+        update = graph.argument(maker, "update") if maker.kind == "slice_update" else None
+        made.append(maker if update is None else graph.maker(update))
+    return [maker for maker in made if maker is not None]
+
+
 @on_function("three-states")
 def three_states(graph: Graph) -> str | None:
     count = len(graph.function.states)
@@ -44,7 +55,7 @@ def three_states(graph: Graph) -> str | None:
 def convolution_state(op: Op, graph: Graph) -> str | None:
     if op.kind != "conv":
         return None
-    source = next(states_behind(op, graph, SHAPE_KINDS), None)
+    source = next(states_behind(graph.makers(op), graph, SHAPE_KINDS), None)
     return f"{op.name}" if source else None
 
 
@@ -57,9 +68,7 @@ def state_last_axis(graph: Graph) -> str | None:
 
 @on_op("state-shift")
 def state_shift(op: Op, graph: Graph) -> str | None:
-    if not writes(op, graph):
-        return None
-    for _, path in states_behind(op, graph, SHAPE_KINDS):
+    for _, path in states_behind(written(op, graph), graph, SHAPE_KINDS):
         kinds = [step.kind for step in path]
         if "concat" in kinds and any(kind.startswith("slice_by") for kind in kinds):
             return op.name
@@ -69,9 +78,8 @@ def state_shift(op: Op, graph: Graph) -> str | None:
 @on_op("state-blend")
 def state_blend(op: Op, graph: Graph) -> str | None:
     """The written value comes from the state through a product or a select."""
-    if not writes(op, graph):
-        return None
-    for _, path in states_behind(op, graph, SHAPE_KINDS | {"add", "mul", "select", "sub"}):
+    through = SHAPE_KINDS | {"add", "mul", "select", "sub"}
+    for _, path in states_behind(written(op, graph), graph, through):
         kinds = {step.kind for step in path}
         if kinds & {"mul", "select"}:
             return op.name
@@ -82,7 +90,8 @@ def state_blend(op: Op, graph: Graph) -> str | None:
 def state_view(op: Op, graph: Graph) -> str | None:
     if not writes(op, graph):
         return None
-    for _, path in states_behind(op, graph, SHAPE_KINDS | {"slice_update", "add", "mul"}):
+    through = SHAPE_KINDS | {"slice_update", "add", "mul"}
+    for _, path in states_behind(graph.makers(op), graph, through):
         kinds = {step.kind for step in path}
         if {"reshape", "transpose"} <= kinds:
             return op.name
@@ -94,7 +103,7 @@ def state_output(op: Op, graph: Graph) -> str | None:
     sliced = op.kind.startswith("slice_by") and graph.is_output(op)
     if not sliced or graph.tokens == 1:
         return None
-    source = next(states_behind(op, graph, SHAPE_KINDS | {"slice_update"}), None)
+    source = next(states_behind(graph.makers(op), graph, SHAPE_KINDS | {"slice_update"}), None)
     return f"{op.name}, T = {graph.tokens}" if source else None
 
 
@@ -107,7 +116,8 @@ def two_states_verify(graph: Graph) -> str | None:
 
 @on_op("wide-state-update")
 def wide_state_update(op: Op, graph: Graph) -> str | None:
-    if op.kind != "slice_update" or not next(iter(states_behind(op, graph, SHAPE_KINDS)), None):
+    source = next(states_behind(graph.makers(op), graph, SHAPE_KINDS), None)
+    if op.kind != "slice_update" or source is None:
         return None
     kept, update = graph.output_shape(op), graph.shape(graph.argument(op, "update"))
     written = [new for new, all_ in zip(update, kept, strict=False) if new != all_]
