@@ -40,7 +40,7 @@ from cetane.schema.recipe import override
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
 
-VERSION, READING = 10, 8
+VERSION, READING = 11, 8
 """The versions of fitted constants, and of what they are fitted on: texts, importance and lessons.
 Those of another version are made anew. A change of rounding alone keeps texts, which take most of
 the time. Another Python keeps them too: what its documentation says differs, and is as good."""
