@@ -50,6 +50,19 @@ def test_constants_whose_rows_lie_apart_are_kept_as_they_are() -> None:
     np.testing.assert_array_equal(made.decode(), LINEAR.decode())
 
 
+@pytest.mark.parametrize("factor", [0.25, 0.3, 4.0])
+@pytest.mark.parametrize("made", [PALETTE, LINEAR], ids=["palette", "int4"])
+def test_constants_of_a_multiple(made: Palettized | Affine, factor: float) -> None:
+    wanted = factor * made.decode().astype(np.float64)
+    np.testing.assert_allclose(made.times(factor).decode(), wanted, rtol=1e-3)
+
+
+@pytest.mark.parametrize("made", [PALETTE, LINEAR], ids=["palette", "int4"])
+def test_a_multiple_beyond_fp16_is_refused(made: Palettized | Affine) -> None:
+    with pytest.raises(CetaneError, match="times 1e\\+06 is not finite in fp16"):
+        made.times(1e6)
+
+
 def test_rows_and_columns_are_parts_of_a_tensor(file: FittedFile) -> None:
     fitted = file.read()
     rows = fitted.of("a.weight", (8, 6), FOUR, (8, 16), None)

@@ -68,12 +68,13 @@ class Encoder:
         form = format_of(weight, self.compression)
         if self.fitted is None or not can_be_fitted(weight, form):
             return None
-        return self.fitted.of(weight.name, weight.shape, form, weight.rows, weight.columns)
+        own = self.fitted.of(weight.name, weight.shape, form, weight.rows, weight.columns)
+        return None if own is None else own.times(weight.factor)
 
 
 def can_be_fitted(weight: Weight, form: Format) -> bool:
-    """Whether a weight is a matrix of the checkpoint, or rows or columns of one, and its format has
-    levels to choose among."""
+    """Whether a weight is a matrix of the checkpoint times a factor, or rows or columns of one, and
+    its format has levels to choose among."""
     if weight.kind is None or weight.pick is not None or len(weight.stored) != 2:
         return False
     if isinstance(form, Palette) and weight.rows and weight.rows[0] % (form.group or form.vector):
