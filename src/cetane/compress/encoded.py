@@ -9,6 +9,7 @@ import numpy.typing as npt
 from cetane.errors import CetaneError
 
 Half = npt.NDArray[np.float16]
+LARGEST = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +90,12 @@ class Palettized:
 
 
 Encoded = Dense | Affine | Palettized
+
+
+def largest_scale(limit: int) -> np.float16:
+    """The largest scale of integers up to `limit` whose products fp16 holds."""
+    most = np.float16(LARGEST / limit)
+    return most if float(most) * limit <= LARGEST else np.nextafter(most, np.float16(0))
 
 
 def _times(values: Half, factor: float) -> Half:
