@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -353,6 +353,14 @@ def test_a_scaled_residual_stream_has_the_same_constants_times_the_scale(
     assert made.wrong() == []
     monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "empty"))
     assert made.wrong() == []
+
+
+def test_a_factor_that_leaves_fp16_names_the_weight(fitted: Fixed) -> None:
+    planner = Planner(fitted.checkpoint, fitted.bundle.plan.recipe)
+    encoder = Encoder(fitted.checkpoint, planner.recipe.compression)
+    weight = next(w for b in planner.blocks for _, w in b.weights() if w.kind)
+    with pytest.raises(CetaneError, match=rf"^{weight.name}: .* not finite in fp16"):
+        encoder(replace(weight, factor=1e6))
 
 
 def recipe_plain(weight: Any, values: np.ndarray) -> np.ndarray:
