@@ -41,6 +41,28 @@ def test_constants_are_read_as_they_were_made(file: FittedFile) -> None:
     assert fitted.of("c.weight", (4, 6), INT4, None, None) is None
 
 
+def test_constants_whose_rows_lie_apart_are_kept_as_they_are() -> None:
+    """Second-order rounding makes columns one after another."""
+    turned = Affine(np.asfortranarray(LINEAR.data), LINEAR.scale, 4)
+    read = save({"a.weight": turned}, "turned", "a-model").read()
+    made = read.of("a.weight", (4, 6), INT4, None, None)
+    assert made is not None
+    np.testing.assert_array_equal(made.decode(), LINEAR.decode())
+
+
+@pytest.mark.parametrize("factor", [0.25, 0.3, 4.0])
+@pytest.mark.parametrize("made", [PALETTE, LINEAR], ids=["palette", "int4"])
+def test_constants_of_a_multiple(made: Palettized | Affine, factor: float) -> None:
+    wanted = factor * made.decode().astype(np.float64)
+    np.testing.assert_allclose(made.times(factor).decode(), wanted, rtol=1e-3)
+
+
+@pytest.mark.parametrize("made", [PALETTE, LINEAR], ids=["palette", "int4"])
+def test_a_multiple_beyond_fp16_is_refused(made: Palettized | Affine) -> None:
+    with pytest.raises(CetaneError, match="times 1e\\+06 is not finite in fp16"):
+        made.times(1e6)
+
+
 def test_rows_and_columns_are_parts_of_a_tensor(file: FittedFile) -> None:
     fitted = file.read()
     rows = fitted.of("a.weight", (8, 6), FOUR, (8, 16), None)

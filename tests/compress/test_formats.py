@@ -158,7 +158,7 @@ def test_a_value_is_the_scale_times_the_int8() -> None:
 def test_int8_is_numpys_arithmetic_for_every_value(largest: int) -> None:
     patterns = np.arange(largest + 1, dtype=np.uint16)
     weight = np.concatenate([patterns, patterns | 0x8000]).view(np.float16)
-    scale = weight[largest] / np.float16(127)
+    scale = min(weight[largest] / np.float16(127), np.float16(515.5))  # 516 · 127 is infinite
     expected = np.zeros(weight.shape, dtype=np.int8)
     if scale > 0:
         expected[:] = np.clip(np.round(weight / scale), -127, 127)
@@ -201,6 +201,18 @@ def test_a_value_beyond_fp16_is_refused(name: str, value: float) -> None:
     weight = weight[:, :2]
     with pytest.raises(CetaneError, match=f"a weight of {abs(value):g} is not finite"):
         encode(name, weight)
+
+
+@pytest.mark.parametrize("name", ["int8-per-channel", "int4-per-channel", "int8-per-tensor",
+                                  "int4-per-block4"])  # fmt: skip
+def test_no_integer_is_beyond_fp16(name: str) -> None:
+    """65504 / 7 rounds up to 9360 in fp16, and 7 · 9360 is infinite there."""
+    weight = np.array([[65504, -65504, 30000, 0], [1, 2, 3, 4]], dtype=np.float16)
+    form = parse_format(name)
+    decoded = form.encode(weight).decode().astype(np.float64)
+    assert np.isfinite(decoded).all()
+    step = 65504 / (2 ** (form.bits - 1) - 1)
+    assert np.abs(decoded - weight.astype(np.float64)).max() < 0.51 * step
 
 
 def test_a_span_beyond_fp16_has_no_uniform_palette() -> None:

@@ -148,6 +148,17 @@ def test_constants_have_the_form_of_their_format() -> None:
     assert np.abs(linear.data).max() <= 7
 
 
+@pytest.mark.parametrize("name", ["int4-per-channel", "palette4-kmeans-group8",
+                                  "palette3-kmeans-vector2-per-tensor"])  # fmt: skip
+def test_no_level_is_beyond_fp16(name: str) -> None:
+    """What fits the inputs best may be larger than the largest weight."""
+    for seed in range(12):
+        weight = np.random.default_rng(seed).normal(size=(16, 16)).astype(np.float32)
+        weight *= 65504 / np.abs(weight).max()
+        made = second_order.encode(weight, parse_format(name), hessian(inputs(16, seed=seed)))
+        assert np.isfinite(made.decode()).all()
+
+
 def test_inputs_that_are_always_zero_do_no_harm() -> None:
     x = inputs(12)
     x[:, 3] = 0

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +327,40 @@ def test_constants_of_another_file_are_refused(fitted: Fixed) -> None:
     assert encoder.is_fitted(weight)
     values = weight.read(fitted.checkpoint).numpy()
     assert not np.array_equal(encoder(weight).decode(), recipe_plain(weight, values))
+
+
+@pytest.mark.parametrize("scale", [0.25, 0.3])
+@pytest.mark.parametrize("default", ["palette3-kmeans-group8", "int4-per-channel"])
+def test_a_scaled_residual_stream_has_the_same_constants_times_the_scale(
+    default: str, scale: float, fitted: Fixed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is added to the stream is scaled; the model is the same, and so is what fits it."""
+    whole = resolve_recipe(fitted.checkpoint, recipe(method="gptq", default=default))
+    own = whole.model_copy(update={"family": {"residual_scale": scale}})
+    made = Fixed(fitted.checkpoint, build(fitted.checkpoint, own, tmp_path / "b", silent))
+    encoder = Encoder(fitted.checkpoint, whole.compression)
+    before = {w.name: w for b in Planner(fitted.checkpoint, whole).blocks for _, w in b.weights()}
+    writers = 0
+    for _, weight in (w for b in Planner(fitted.checkpoint, own).blocks for w in b.weights()):
+        if weight.kind in (None, "head"):
+            continue
+        assert encoder.is_fitted(weight)
+        scales = weight.name.endswith(("o_proj.weight", "down_proj.weight"))
+        wanted = (scale if scales else 1) * encoder(before[weight.name]).decode().astype(float)
+        np.testing.assert_allclose(encoder(weight).decode(), wanted, rtol=2e-3, atol=1e-6)
+        writers += scales
+    assert writers == 2 * 2
+    assert made.wrong() == []
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "empty"))
+    assert made.wrong() == []
+
+
+def test_a_factor_that_leaves_fp16_names_the_weight(fitted: Fixed) -> None:
+    planner = Planner(fitted.checkpoint, fitted.bundle.plan.recipe)
+    encoder = Encoder(fitted.checkpoint, planner.recipe.compression)
+    weight = next(w for b in planner.blocks for _, w in b.weights() if w.kind)
+    with pytest.raises(CetaneError, match=rf"^{weight.name}: .* not finite in fp16"):
+        encoder(replace(weight, factor=1e6))
 
 
 def recipe_plain(weight: Any, values: np.ndarray) -> np.ndarray:

@@ -1,12 +1,14 @@
 """Parts of a mix: their words, and the palettes that they get."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
-from cetane.compress import Palette
+from cetane.compress import Palette, parse_format
+from cetane.errors import CetaneError
 from cetane.families import Weight
-from cetane.pipeline.mixed_parts import ERRORS, MixedPart, best_mix, described
+from cetane.pipeline.mixed_parts import ERRORS, MixedPart, best_mix, described, error, widths
 
 
 def part(kind: str, *layers: int | None) -> MixedPart:
@@ -91,3 +93,42 @@ def test_a_mix_of_vectors_has_indices_of_8_bits_at_most() -> None:
         length = {2: 4, 3: 2, 4: 2, 6: 1}[bits]
         wanted = None if bits == 2 else Palette(bits, "kmeans", None, length)
         assert (mix and mix.formats[0]) == wanted
+
+
+def names() -> list[str]:
+    """All palettes that may be mixed, by the grammar of formats."""
+    sizes = ["per-tensor", *(f"group{size}" for size in range(1, 65))]
+    made = [f"palette{bits}-kmeans-{vector}{size}" for bits in ERRORS
+            for vector in ("", "vector2-", "vector4-") for size in sizes]  # fmt: skip
+    return [name for name in made if known(name)]
+
+
+def known(name: str) -> bool:
+    try:
+        return parse_format(name).name == name
+    except CetaneError:
+        return False
+
+
+def test_every_palette_has_other_widths_that_are_formats() -> None:
+    found = names()
+    assert "palette2-kmeans-vector4-group16" in found
+    for name in found:
+        uniform = parse_format(name)
+        assert isinstance(uniform, Palette)
+        for form in widths(uniform):
+            assert parse_format(form.name) == form
+            assert form.bits >= uniform.bits and 0 < error(form) <= error(uniform) * 1.01
+
+
+def test_rows_of_one_tensor_cost_once() -> None:
+    """A fused projection of three row ranges costs less than a plain one of the same size."""
+    plain, harms = wide("down_proj", 0.005)
+    whole = Weight("model.layers.0.qkv_proj.weight", (16, 1024), (64, 1024), "attention")
+    cuts = [(0, 32), (32, 48), (48, 64)]
+    rows = tuple(replace(whole, rows=cut, shape=(cut[1] - cut[0], 1024)) for cut in cuts)
+    fused = MixedPart(rows, (whole.name,))
+    mix = best_mix([fused, plain], harms | {whole.name: 0.004}, UNIFORM, 5.4)
+    assert mix is not None
+    assert [form.bits for form in mix.formats] == [4, 6]
+    assert mix.harm == pytest.approx((0.004 + 0.005 * ERRORS[6] / ERRORS[4]) / 0.009)

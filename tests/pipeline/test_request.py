@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import build_model, build_tokenizer
 
 from cetane.errors import CetaneError
 from cetane.gates.residency.target import Target
@@ -32,3 +33,47 @@ def test_another_kind_that_is_named_stays(kind: str, tiny_checkpoint_folder: Pat
     changes = {"layout.kind": kind, "layout.chunks": 2}
     with pytest.raises(CetaneError, match=r"only for the layout 'chunks': layout\.kind = 'chunks'"):
         make_request(tiny_checkpoint_folder, changes=changes)
+
+
+@pytest.mark.parametrize(
+    ("bits", "default", "mix_to"),
+    [(4, "int4-per-channel", None), (4, "palette6-kmeans-group8", None), (2, "fp16", None),
+     (4, "palette3-kmeans-group8", 4.6), (2, "palette2-kmeans-vector4-group16", 2.1)],
+)  # fmt: skip
+def test_few_bits_mix_only_palettes(
+    bits: int, default: str, mix_to: float | None, tiny_checkpoint_folder: Path
+) -> None:
+    """Nobody who names another format wrote `mix_to`: it is no reason to refuse it."""
+    request = make_request(
+        tiny_checkpoint_folder, bits=bits, changes={"compression.default": default}
+    )
+    compression = request.recipe.compression
+    assert (compression.default, compression.method) == (default, "gptq")
+    assert compression.mix_to == mix_to
+
+
+def test_a_mix_that_is_named_is_refused_for_other_formats(tiny_checkpoint_folder: Path) -> None:
+    changes = {"compression.default": "int4-per-channel", "compression.mix_to": 4.6}
+    with pytest.raises(CetaneError, match="mix_to: a mix is of palettes"):
+        make_request(tiny_checkpoint_folder, bits=4, changes=changes)
+
+
+def test_a_method_without_a_format_to_fit_is_refused_with_the_plan(
+    tiny_checkpoint_folder: Path,
+) -> None:
+    """`cetane plan` named a port as the next step, which refused it."""
+    changes = {"compression.method": "gptq", "compression.default": "int8-per-channel"}
+    request = make_request(tiny_checkpoint_folder, changes=changes)
+    with pytest.raises(CetaneError, match=r'"gptq" fits palettes .* no weight has such a format'):
+        assert request.planner
+
+
+def test_few_bits_say_where_channels_stay(tiny_checkpoint_folder: Path, tmp_path: Path) -> None:
+    build_model("mixtral", num_local_experts=4).save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    said = make_request(tmp_path, bits=4).recipe.reasons
+    assert "no channels of this model can be turned" in said["compression.rotate"]
+    dense = make_request(tiny_checkpoint_folder, bits=4).recipe
+    assert dense.compression.rotate and not dense.reasons
+    named = make_request(tmp_path, bits=4, changes={"compression.rotate": False})
+    assert not named.recipe.reasons

@@ -15,6 +15,7 @@ from cetane.schema.recipe import (
     override,
     parse_recipe,
     shipped,
+    value_of,
     without_reasons,
 )
 from cetane.validation import check_keys, parse_json, parse_toml, validated
@@ -241,6 +242,16 @@ def test_a_reason_goes_with_its_value_and_with_all_that_it_speaks_of() -> None:
     assert without_reasons(recipe, {"embedding.format"}).reasons == scale
     assert without_reasons(recipe, {"compression"}).reasons == scale, "a table has its values"
     assert not without_reasons(recipe, {"family", "compression.default"}).reasons
+
+
+def test_values_by_their_keys() -> None:
+    recipe = parse_recipe({"name": "r", "family": {"together": 2}}, "r")
+    assert value_of(recipe, "compression.rotate") is False, "files leave this default out"
+    assert value_of(recipe, "quality") == "good"
+    assert value_of(recipe, "family.together") == 2
+    assert value_of(recipe, "family.other") is None
+    assert value_of(recipe, "compression.default.other") is None
+    assert value_of(recipe, "tokens") == recipe.tokens.model_dump()
 
 
 def test_a_file_of_an_editor_that_marks_its_encoding(tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
 """Encoded weights: the constants that ship, and the weights that Core ML decodes from them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from cetane.errors import CetaneError
+
 Half = npt.NDArray[np.float16]
+LARGEST = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +43,10 @@ class Affine:
         product = rows * self.scale.reshape(-1, blocks, 1).astype(np.float32)
         return product.reshape(self.data.shape).astype(np.float16)
 
+    def times(self, factor: float) -> Self:
+        """The constants of `factor` times the weight. CetaneError for more than fp16 holds."""
+        return replace(self, scale=_times(self.scale, factor))
+
     def packed(self) -> npt.NDArray[np.uint8]:
         """The data as two's complements in weight.bin: uint8 (⌈elements · bits / 8⌉,)."""
         if self.bits == 8:
@@ -69,6 +77,10 @@ class Palettized:
         weight = np.stack([part.reshape(rows, -1) for part in parts], axis=1)
         return weight.reshape(rows * vector, *inner)
 
+    def times(self, factor: float) -> Self:
+        """The constants of `factor` times the weight. CetaneError for more than fp16 holds."""
+        return replace(self, lut=_times(self.lut, factor))
+
     def packed(self) -> npt.NDArray[np.uint8]:
         """The indices in weight.bin, one after the other, from the lowest bit up.
 
@@ -78,6 +90,23 @@ class Palettized:
 
 
 Encoded = Dense | Affine | Palettized
+
+
+def largest_scale(limit: int) -> np.float16:
+    """The largest scale of integers up to `limit` whose products fp16 holds."""
+    most = np.float16(LARGEST / limit)
+    return most if float(most) * limit <= LARGEST else np.nextafter(most, np.float16(0))
+
+
+def _times(values: Half, factor: float) -> Half:
+    """Values times a factor, rounded once."""
+    if factor == 1:
+        return values
+    with np.errstate(over="ignore"):
+        made = (values.astype(np.float32) * np.float32(factor)).astype(np.float16)
+    if not np.isfinite(made).all():
+        raise CetaneError(f"a constant times {factor:g} is not finite in fp16")
+    return made
 
 
 def packed(values: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:

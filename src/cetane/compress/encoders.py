@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cetane.compress import kernels, palettes
-from cetane.compress.encoded import Affine, Dense, Half, Palettized
+from cetane.compress.encoded import Affine, Dense, Half, Palettized, largest_scale
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def linear(weight: Weight, bits: int, scales: Shape, one: bool) -> Affine:
     kernels.over_rows(kernels.largest, rows, largest)
     if one:
         largest = largest.max(keepdims=True)
-    scale = largest.view(np.float16) / np.float16(limit)
+    scale = np.minimum(largest.view(np.float16) / np.float16(limit), largest_scale(int(limit)))
     data = np.empty(rows.shape, dtype=np.int8)
     by_row = np.broadcast_to(scale, len(rows)).astype(np.float32)
     kernels.over_rows(lambda *parts: kernels.linear(*parts, limit), rows, by_row, data)

@@ -84,7 +84,7 @@ class Fitted:
 
     def of(
         self, name: str, shape: Shape, form: Format, rows: Span | None, columns: Span | None
-    ) -> Encoded | None:
+    ) -> Affine | Palettized | None:
         """The constants of a weight of this shape, which is a part of the named tensor.
 
         `rows` and `columns` are that part; None stands for all. Returns None for a tensor that was
@@ -173,6 +173,7 @@ def save(
     `key` is a hash of all that they depend on, `model` that of the checkpoint alone. `harms` is the
     KL that each is predicted to cost. Raises CetaneError if nothing can be written.
     """
+    import numpy as np
     from safetensors.numpy import save as serialized
 
     from cetane.compress.encoded import Affine, Palettized
@@ -186,7 +187,9 @@ def save(
             tensors[name + DATA] = made.data.reshape(len(made.data), -1)
             tensors[name + SCALE] = made.scale.reshape(-1)
     said = {KEY: key, MODEL: model, HARMS: dict(harms or {})}
-    content = serialized(tensors, {SAID: json.dumps(said)})
+    # safetensors writes an array's memory, whatever the order of its axes there
+    dense = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    content = serialized(dense, {SAID: json.dumps(said)})
     digest = hashlib.sha256(content).hexdigest()
     with disk_errors(folder()):
         folder().mkdir(parents=True, exist_ok=True)

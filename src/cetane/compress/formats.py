@@ -97,7 +97,8 @@ class Linear(Format):
 
     The limit is 127 or 7. There is one scale for each output channel, for the whole weight, or for
     each block of `per` input channels. Bit for bit equal to coremltools' `linear_symmetric`, but
-    for a scale that rounds to zero: the values are then zero, where coremltools divides by zero.
+    for a scale that rounds to zero: the values are then zero, where coremltools divides by zero. A
+    scale that rounds up by so much that its largest product is beyond fp16 is the next one below.
     """
 
     bits: int

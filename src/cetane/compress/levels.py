@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cetane.compress.encoded import Affine, Encoded, Palettized
+from cetane.compress.encoded import LARGEST, Affine, Encoded, Half, Palettized, largest_scale
 from cetane.compress.formats import Format, Palette, Shape
 from cetane.compress.problem import Indices, Matrix, Problem
 
@@ -101,7 +101,8 @@ class PaletteLevels(Levels):
     def sorted(self, lut: Matrix, indices: Indices) -> "tuple[PaletteLevels, Indices]":
         """These entries, rounded to fp16, and the indices that name them; single ones ascend."""
         order = lut[:, :, :1].argsort(1, kind="stable")
-        rounded = np.take_along_axis(lut, order, 1).astype(np.float16).astype(np.float32)
+        bounded = np.clip(np.take_along_axis(lut, order, 1), -LARGEST, LARGEST)
+        rounded = bounded.astype(np.float16).astype(np.float32)
         places = order[:, :, 0].argsort(1).astype(np.uint8)
         renamed = np.take_along_axis(places, indices.reshape(len(lut), -1), 1)
         return replace(self, lut=rounded), renamed.reshape(indices.shape)
@@ -125,12 +126,17 @@ class LinearLevels(Levels):
         return int(2 ** (self.bits - 1) - 1)
 
     @property
+    def halves(self) -> Half:
+        """The scale as it is stored."""
+        return np.minimum(self.scale, largest_scale(self.limit)).astype(np.float16)
+
+    @property
     def integers(self) -> Matrix:
         return np.arange(-self.limit, self.limit + 1, dtype=np.float32)
 
     @property
     def rows(self) -> Matrix:
-        return self.integers * self.scale.astype(np.float16).astype(np.float32)[:, None]
+        return self.integers * self.halves.astype(np.float32)[:, None]
 
     def fitted(self, indices: Indices, gradients: Matrix) -> "tuple[LinearLevels, Indices]":
         chosen = self.integers[indices]
@@ -141,5 +147,5 @@ class LinearLevels(Levels):
 
     def encoded(self, indices: Indices, shape: Shape) -> Affine:
         own = indices[:, self.problem.back].astype(np.int16) - self.limit
-        scale = self.scale.astype(np.float16).reshape(-1, *[1] * (len(shape) - 1))
+        scale = self.halves.reshape(-1, *[1] * (len(shape) - 1))
         return Affine(own.astype(np.int8).reshape(shape), scale, self.bits)

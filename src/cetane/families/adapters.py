@@ -71,19 +71,17 @@ def parameters(
 ) -> Iterator[tuple[str, Weight]]:
     """The parameters that an adapter adds to a projection; `own` are the block's, by path."""
     leaf = "first" if module.at else "weight"
-    base, held = own[f"{path}.{leaf}"], module.held[leaf]
+    base = own[f"{path}.{leaf}"]
     parts = parts_of(lora, base.name) if len(base.stored) == 2 else ()  # not a stack of matrices
     if parts:
         (outputs, inputs), rank = base.stored, lora.changes[base.name].rank
-        # The pick of a projection multiplies its matrix; that of a block chooses rows.
-        chosen = None if base.pick is held.pick else base.pick
         made = module.outputs
         plain = replace(base, kind=None, columns=None)
         weights = {
             "down": replace(plain, shape=(rank, inputs, 1, 1), stored=(rank, inputs), rows=None,
-                            pick=None),
+                            pick=None, factor=1.0),
             "up": replace(plain, shape=(made, rank, 1, 1), stored=(outputs, rank)),
-            "factor": replace(plain, shape=(1, made, 1, 1), stored=(outputs,), pick=chosen),
+            "factor": replace(plain, shape=(1, made, 1, 1), stored=(outputs,), factor=1.0),
         }  # fmt: skip
         for part in parts:
             yield part, replace(weights[part], name=str(AdapterTensor(adapter, base.name, part)))

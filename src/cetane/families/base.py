@@ -70,7 +70,10 @@ class Weight:
     rows: tuple[int, int] | None = None
     """The range of the tensor's first axis that the parameter holds; None for all."""
     pick: Pick | None = None
-    """None if the parameter is a copy."""
+    """None if the parameter is a copy, or a multiple."""
+    factor: float = 1.0
+    """The factor on what is picked. It keeps the levels of a palette, so constants that were fitted
+    to the checkpoint's matrix are multiplied by it too."""
     columns: tuple[int, int] | None = None
     """The range of the last axis, after `pick`, that the parameter holds; None for all."""
 
@@ -79,8 +82,8 @@ class Weight:
         return prod(self.shape)
 
     def read(self, source: Weights) -> Tensor:
-        """The parameter, in the checkpoint's dtype unless `pick` changes it. CetaneError for NaN or
-        infinity, or another shape."""
+        """The parameter, in the checkpoint's dtype unless `pick` or `factor` change it. CetaneError
+        for NaN or infinity, or another shape."""
         tensor = source.read_rows(self.name, *self.rows) if self.rows else source.read(self.name)
         wanted = (self.rows[1] - self.rows[0], *self.stored[1:]) if self.rows else self.stored
         if tuple(tensor.shape) != wanted:
@@ -93,6 +96,8 @@ class Weight:
             tensor = self.pick(tensor)
         if self.columns:
             tensor = tensor[..., slice(*self.columns)]
+        if self.factor != 1:
+            tensor = tensor.float() * self.factor
         return tensor.reshape(self.shape)
 
 
@@ -165,7 +170,8 @@ class Block(nn.Module):
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         """The weight of a parameter."""
-        return Weight(self.prefix + path, shape, held.stored, held.kind, pick=held.pick)
+        name, pick, factor = self.prefix + path, held.pick, held.factor
+        return Weight(name, shape, held.stored, held.kind, pick=pick, factor=factor)
 
     def split_contracting(self, bits: Bits) -> None:
         """Cut the projections whose weights are on the notch. Only the maker of a block may call

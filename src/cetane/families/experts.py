@@ -200,11 +200,6 @@ def columns_of(stored: Tensor) -> Tensor:
     return stored.flatten(0, 1).T
 
 
-def chained(first: Pick, then: Pick | None) -> Pick:
-    """The first function, then the second one if there is one."""
-    return first if then is None else lambda stored: then(first(stored))
-
-
 class SharedExpert(nn.Module):
     """An MLP for all tokens beside the experts, with a gate of its own if it is `gated`."""
 
@@ -276,7 +271,8 @@ class MixtureBlock(RoutedBlock):
             (self.mixture.count, *stored.row),
             held.kind,
             (group.start, group.stop),
-            chained(stored.pick, held.pick),
+            stored.pick,
+            held.factor,
         )
 
     def forward(self, flow: Flow, memory: Memory) -> None:

@@ -47,7 +47,9 @@ class Held:
     kind: str | None
     """`attention`, `mlp`, `head` ...; None for gains and biases, which stay in fp16."""
     pick: Pick | None = None
-    """None if the parameter is a copy."""
+    """None if the parameter is a copy, or a multiple."""
+    factor: float = 1.0
+    """The factor on what is picked."""
     columns: tuple[int, int] | None = None
     """The range of the stored tensor along its last axis; None for all."""
     source: str | None = None
@@ -72,10 +74,11 @@ class Leaf(nn.Module):
         stored: tuple[int, ...] | None = None,
         kind: str | None = None,
         pick: Pick | None = None,
+        factor: float = 1.0,
     ) -> None:
         """Register a parameter; `stored` is its shape in a checkpoint, by default the same."""
         self.register_parameter(name, nn.Parameter(torch.empty(shape), requires_grad=False))
-        self.held[name] = Held(stored or shape, kind, pick)
+        self.held[name] = Held(stored or shape, kind, pick, factor)
 
     def hold_channels(
         self,
@@ -83,9 +86,10 @@ class Leaf(nn.Module):
         size: int,
         axis: int = 1,
         pick: Pick | None = None,
+        factor: float = 1.0,
     ) -> None:
         """Register a vector over one axis of a tensor of rank 4."""
-        self.hold(name, (size,) + (1,) * (3 - axis), (size,), pick=pick)
+        self.hold(name, (size,) + (1,) * (3 - axis), (size,), None, pick, factor)
 
 
 class Projection(Leaf):
@@ -119,11 +123,10 @@ class Projection(Leaf):
         """What adapters add to the product, by their names."""
         self.active: str | None = None
         """The adapter that the next product includes; `adapter_on` sets it."""
-        self.hold(
-            "weight", (outputs, inputs, 1, 1), (outputs, inputs), kind, times(factor / inverse)
-        )
+        matrix = (outputs, inputs)
+        self.hold("weight", (*matrix, 1, 1), matrix, kind, factor=factor / inverse)
         if bias:
-            self.hold("bias", (outputs,), pick=times(factor))
+            self.hold("bias", (outputs,), factor=factor)
         else:
             self.bias = None
 
@@ -250,16 +253,6 @@ def plus_one(stored: Tensor) -> Tensor:
     return stored.float() + 1
 
 
-def times(factor: float) -> Pick | None:
-    """A function that multiplies a stored tensor; None for the factor 1."""
-    return None if factor == 1 else partial(scaled, pick=None, factor=factor)
-
-
-def scaled(stored: Tensor, pick: Pick | None, factor: float) -> Tensor:
-    """The stored tensor, picked, times a factor, in fp32."""
-    return (pick(stored) if pick else stored).float() * factor
-
-
 class RMSNorm(Leaf):
     """x / rms(x) * weight over `axis`.
 
@@ -279,10 +272,7 @@ class RMSNorm(Leaf):
     ) -> None:
         super().__init__()
         self.size, self.eps, self.axis = size, eps, axis
-        pick = plus_one if unit_offset else None
-        if factor != 1:
-            pick = partial(scaled, pick=pick, factor=factor)
-        self.hold_channels("weight", size, axis, pick)
+        self.hold_channels("weight", size, axis, plus_one if unit_offset else None, factor)
 
     def forward(self, x: Tensor) -> Tensor:
         return normalize(x, self.size, self.eps, self.axis) * self.weight

@@ -197,7 +197,8 @@ class Head(Block):
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         model = self.model[0]
         if held.kind is None:
-            return Weight(model.norm, shape, held.stored, None, pick=held.pick)
+            pick, factor = held.pick, held.factor
+            return Weight(model.norm, shape, held.stored, None, pick=pick, factor=factor)
         first, last = int(self.tokens[0]), int(self.tokens[-1])
         whole, rows = (model.vocab, model.hidden), (first, last + 1)
         if last - first == len(self.tokens) - 1:

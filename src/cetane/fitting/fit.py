@@ -40,7 +40,7 @@ from cetane.schema.recipe import override
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
 
-VERSION, READING = 10, 8
+VERSION, READING = 11, 8
 """The versions of fitted constants, and of what they are fitted on: texts, importance and lessons.
 Those of another version are made anew. A change of rounding alone keeps texts, which take most of
 the time. Another Python keeps them too: what its documentation says differs, and is as good."""
@@ -67,12 +67,7 @@ def fit(checkpoint: Checkpoint, planner: Planner, progress: Progress) -> FittedF
     known = kept(key)
     if known is not None:
         return known
-    if not formats:
-        raise CetaneError(
-            f'compression.method = "{compression.method}" fits palettes and int4 per channel, of 6 '
-            "bits at most, and no weight has such a format",
-            'name one in compression.default, or take method = "plain"',
-        )
+    check_formats(planner)
     check_text(checkpoint, planner)
     check_folder()
     if compression.method != "tuned":
@@ -88,6 +83,16 @@ def fit(checkpoint: Checkpoint, planner: Planner, progress: Progress) -> FittedF
         made = save(tuned, key, checkpoint.content, first.harms)
         remove(partial)
     return made
+
+
+def check_formats(planner: Planner) -> None:
+    """Raise CetaneError if no weight has a format that the recipe's method fits."""
+    if not fitted_formats(planner):
+        raise CetaneError(
+            f'compression.method = "{planner.recipe.compression.method}" fits palettes and int4 '
+            "per channel, of 6 bits at most, and no weight has such a format",
+            'name one in compression.default, or take method = "plain"',
+        )
 
 
 def check_text(checkpoint: Checkpoint, planner: Planner) -> None:

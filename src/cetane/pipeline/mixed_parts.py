@@ -54,6 +54,11 @@ class MixedPart:
         """Bytes that the smaller of a mix's formats saves."""
         return self.nbytes(parse_format(large)) - self.nbytes(parse_format(small))
 
+    def harm(self, harms: Mapping[str, float]) -> float:
+        """The sum of its tensors' harms, by name. Some weights are rows of one tensor, as a fused
+        projection's queries and keys: its harm counts once."""
+        return sum(harms[name] for name in dict.fromkeys(weight.name for weight in self.weights))
+
     @property
     def kind(self) -> str:
         """The last word of its weights' module: "down_proj"."""
@@ -141,17 +146,17 @@ def best_mix(
 ) -> Mix | None:
     """The mix that is predicted to cost least KL, with at most `most` bits a weight.
 
-    `harms` is the KL that each weight costs in the `uniform` palettes, in nats by name. None if no
+    `harms` is the KL that each tensor costs in the `uniform` palettes, in nats by name. None if no
     mix costs less than these.
     """
     choices = [{form.name: form for form in widths(uniform) if part.takes(form)} for part in parts]
     groups = []
     for part, own in zip(parts, choices, strict=True):
-        harm = sum(harms[weight.name] for weight in part.weights) / error(uniform)
+        harm = part.harm(harms) / error(uniform)
         groups.append([Option(form.name, part.nbytes(form), harm * error(form))
                        for form in own.values()])  # fmt: skip
     chosen = allocate(groups, int(most * sum(part.elements for part in parts) / 8))
-    before = sum(harms[weight.name] for part in parts for weight in part.weights)
+    before = sum(part.harm(harms) for part in parts)
     if chosen is None or sum(option.harm for option in chosen) >= before:
         return None
     formats = (own[option.name] for own, option in zip(choices, chosen, strict=True))
@@ -167,7 +172,7 @@ def widths(uniform: Palette) -> Iterator[Palette]:
     anything. With more bits, a vector holds as many weights as 8 bits can name.
     """
     if uniform.group is not None and uniform.group < LARGE_GROUP:
-        yield replace(uniform, bits=max(ERRORS), group=LARGE_GROUP)
+        yield replace(uniform, bits=max(ERRORS), group=LARGE_GROUP, vector=1)
     for bits in ERRORS:
         if bits >= uniform.bits:
             lengths = (v for v in (4, 2, 1) if v <= uniform.vector and v * bits <= max(WIDTHS))

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cetane.checkpoint import Checkpoint, Tokenizer, open_checkpoint
+from cetane.compress import Palette, parse_format
 from cetane.compress.beside import TextFile
 from cetane.compress.select import UNFITTED
 from cetane.errors import CetaneError
 from cetane.files import nameable
 from cetane.schema.recipe import (
     Recipe,
+    decided,
     keys_in,
     load_recipe,
     override,
@@ -43,6 +45,8 @@ MIXED = {4: 4.6, 3: 3.1, 2: 2.1}
 """By `--bits`: the most bits a weight of a mix, where uniform palettes do not hold the promise.
 SmolLM2 passed its gates as good with 4.57; more than 4.6 would be five. Whoever asks for 3 or 2
 bits counts bytes, so a mix there takes hardly more."""
+MIX, TURN = "compression.mix_to", "compression.rotate"
+"""Keys that `--bits` sets."""
 NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 """The pattern of a budget's number. More digits overflow a float."""
 
@@ -77,9 +81,10 @@ class Request:
         for file in (compression.sensitivity, compression.fitted):
             if file is not None:
                 file.read()  # refuses one that is missing or changed
-        if compression.text is not None and compression.fitted is None:
-            from cetane.fitting.fit import check_text
+        if compression.method != "plain" and compression.fitted is None:
+            from cetane.fitting.fit import check_formats, check_text
 
+            check_formats(planner)
             check_text(self.checkpoint, planner)
         return planner
 
@@ -157,15 +162,17 @@ def make_request(
         wanted["compression.default"] = FORMATS[bits]
         if bits <= FITTED_BITS:
             wanted["compression.method"] = "gptq"
-            wanted["compression.mix_to"] = MIXED[bits]
+            wanted[MIX] = MIXED[bits]
         else:  # a recipe of few bits, as a bundle's, may fit constants and mix palettes
             wanted |= {f"compression.{key}": value for key, value in UNFITTED.items()}
     read = None if text is None else TextFile.of(Path(text))
     if read is not None:
         wanted["compression.text"] = read.model_dump()
-    wanted |= changes or {}
-    if wanted.get("compression.method") == "plain":
-        wanted["compression.mix_to"] = None
+    given = changes or {}
+    wanted |= given
+    unmixed = bits is not None and not mixable(wanted["compression.default"], bits)
+    if wanted.get("compression.method") == "plain" or (unmixed and MIX not in given):
+        wanted[MIX] = None
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
     if chosen.layout.kind == "auto" and keys_in(wanted) & {"layout.chunks", "layout.cuts"}:
         wanted = {"layout.kind": "chunks"} | wanted
@@ -175,13 +182,19 @@ def make_request(
     checkpoint = open_checkpoint(model, lora, adapters)
     if isinstance(recipe, str) and recipe in shipped() and "cache.context" not in keys_in(wanted):
         wanted |= fitting_context(checkpoint, chosen.cache.context)
+    reasons: dict[str, str] = {}
     if bits is not None and bits <= FITTED_BITS:
         from cetane.planner import can_turn
 
         if can_turn(checkpoint, override(chosen, wanted)):
-            wanted = {"compression.rotate": True} | wanted
+            wanted = {TURN: True} | wanted
+        elif TURN not in keys_in(wanted):
+            reasons[TURN] = (
+                "adapters beside a base keep its channels" if checkpoint.adapters else
+                "no channels of this model can be turned before they are rounded"
+            )  # fmt: skip
     size = None if budget is None else read_size(budget)
-    final = override(chosen, wanted)
+    final = decided(override(chosen, wanted), {}, reasons)
     if read is not None:
         final.compression.find_as(read)
     if final.compression.rotate or final.cache.streaming is not None:
@@ -189,6 +202,14 @@ def make_request(
 
         checkpoint = as_recipe_asks(checkpoint, final)
     return Request(checkpoint, final, keys_in(wanted), size)
+
+
+def mixable(name: str, bits: int) -> bool:
+    """Whether `--bits` may mix palettes of this format with larger ones."""
+    with suppress(CetaneError):  # of an unknown format, the recipe tells
+        form = parse_format(name)
+        return isinstance(form, Palette) and form.bits <= bits
+    return False
 
 
 def read_size(text: str) -> int:

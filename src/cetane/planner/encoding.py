@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from cetane.compress.encoded import Encoded
+    from cetane.compress.encoded import Affine, Encoded, Palettized
     from cetane.compress.sensitivity import Sensitivities
     from cetane.families import Weight, Weights
 
@@ -50,30 +52,39 @@ class Encoder:
         """
         own = self._fitted(weight)
         if own is not None:
-            return own
+            with naming(weight):
+                return own.times(weight.factor)
         form, counts = format_of(weight, self.compression), None
         if self.sensitivities and form.weighted:
             counts = self.sensitivities.of(weight.name, weight.shape, weight.columns)
         values = weight.read(self.weights).to(torch.float16).numpy() if halves is None else halves
-        try:
+        with naming(weight):
             return form.encode(values, counts)
-        except CetaneError as error:
-            raise CetaneError(f"{weight.name}: {error.message}", error.hint) from error
 
     def is_fitted(self, weight: Weight) -> bool:
         """Whether the constants of a weight come from the file of fitted constants."""
         return self._fitted(weight) is not None
 
-    def _fitted(self, weight: Weight) -> Encoded | None:
+    def _fitted(self, weight: Weight) -> Affine | Palettized | None:
+        """The constants of a weight without its factor."""
         form = format_of(weight, self.compression)
         if self.fitted is None or not can_be_fitted(weight, form):
             return None
         return self.fitted.of(weight.name, weight.shape, form, weight.rows, weight.columns)
 
 
+@contextmanager
+def naming(weight: Weight) -> Iterator[None]:
+    """A context whose errors name a weight."""
+    try:
+        yield
+    except CetaneError as error:
+        raise CetaneError(f"{weight.name}: {error.message}", error.hint) from error
+
+
 def can_be_fitted(weight: Weight, form: Format) -> bool:
-    """Whether a weight is a matrix of the checkpoint, or rows or columns of one, and its format has
-    levels to choose among."""
+    """Whether a weight is a matrix of the checkpoint times a factor, or rows or columns of one, and
+    its format has levels to choose among."""
     if weight.kind is None or weight.pick is not None or len(weight.stored) != 2:
         return False
     if isinstance(form, Palette) and weight.rows and weight.rows[0] % (form.group or form.vector):

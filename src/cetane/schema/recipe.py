@@ -321,11 +321,12 @@ def without_reasons(recipe: Recipe, keys: Collection[str]) -> Recipe:
 
 
 def value_of(recipe: Recipe, key: str) -> Any:
-    """A value of a recipe by its dotted key; None where it has none."""
-    value: Any = recipe.model_dump()
+    """A value of a recipe by its dotted key, also a default that files leave out; None where it has
+    none."""
+    value: Any = recipe
     for name in key_path(key):
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+    return value.model_dump() if isinstance(value, Data) else value
 
 
 def recipe_files(recipe: Recipe) -> dict[str, Callable[[Path], None]]:

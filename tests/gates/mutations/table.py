@@ -834,11 +834,11 @@ def _(port: AuthoredPort) -> None:
                 rename(block, change)
 
 
-def without_factor(projection: Any) -> None:
-    held = projection.held["weight"]
-    if held.pick is None:
+def without_factor(module: Any) -> None:
+    held = module.held["weight"]
+    if held.factor == 1:
         raise Inapplicable
-    projection.held["weight"] = replace(held, pick=None)
+    module.held["weight"] = replace(held, factor=1.0)
 
 
 @mutation("factor on what attention adds missing", "reading")
@@ -849,7 +849,7 @@ def _(port: AuthoredPort) -> None:
 @mutation("factor on logits missing", "reading")
 def _(port: AuthoredPort) -> None:
     for head in port.planner.heads:
-        without_factor(head.lm_head)
+        without_factor(head.norm)
 
 
 @mutation("gains read without their offset", "reading")
