@@ -1,7 +1,8 @@
 """Encoded weights: the constants that ship, and the weights that Core ML decodes from them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +108,21 @@ def _times(values: Half, factor: float) -> Half:
     if not np.isfinite(made).all():
         raise CetaneError(f"a constant times {factor:g} is not finite in fp16")
     return made
+
+
+def stacked(parts: Sequence[Encoded]) -> Encoded:
+    """The constants of matrices of one format as those of one matrix: the rows of all of them."""
+    first = parts[0]
+    if isinstance(first, Dense):
+        return Dense(joined(parts, "weight"))
+    if isinstance(first, Affine):
+        return Affine(joined(parts, "data"), joined(parts, "scale"), first.bits)
+    return Palettized(joined(parts, "indices"), joined(parts, "lut"), first.bits)
+
+
+def joined(parts: Sequence[Encoded], name: str) -> npt.NDArray[Any]:
+    """An array of all parts, row after row."""
+    return np.concatenate([getattr(part, name) for part in parts])
 
 
 def packed(values: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:

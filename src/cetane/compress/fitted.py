@@ -68,6 +68,10 @@ class Fitted:
             return {str(name): float(harm) for name, harm in self.said[HARMS].items()}
         return {}
 
+    def __contains__(self, name: object) -> bool:
+        """Whether the file has constants of a tensor."""
+        return f"{name}{LUT}" in self.names or f"{name}{SCALE}" in self.names
+
     def check_model(self, checkpoint: Any) -> None:
         """Raise CetaneError if the constants were fitted to another checkpoint, by its `content`.
 

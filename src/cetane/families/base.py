@@ -76,6 +76,21 @@ class Weight:
     to the checkpoint's matrix are multiplied by it too."""
     columns: tuple[int, int] | None = None
     """The range of the last axis, after `pick`, that the parameter holds; None for all."""
+    part: str = ""
+    """The name of what `pick` takes of a tensor of experts: "gate_proj"."""
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether it is a matrix of some experts, of which the checkpoint stacks all."""
+        return self.kind == "experts" and self.rows is not None and len(self.stored) == 3
+
+    @property
+    def matrix(self) -> str:
+        """The name of the matrix that it is a part of. The checkpoint has one for each name, but of
+        experts."""
+        if not self.of_experts or self.rows is None:
+            return self.name
+        return f"{self.name}[{self.rows[0]}:{self.rows[1]}].{self.part}".removesuffix(".")
 
     @property
     def elements(self) -> int:

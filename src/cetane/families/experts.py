@@ -273,6 +273,7 @@ class MixtureBlock(RoutedBlock):
             (group.start, group.stop),
             stored.pick,
             held.factor,
+            part=name.removesuffix(".weight"),
         )
 
     def forward(self, flow: Flow, memory: Memory) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -18,9 +19,11 @@ from cetane.compress import Format, Selection
 from cetane.compress.beside import TextFile
 from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
 from cetane.errors import CetaneError
+from cetane.families import Weight
 from cetane.files import Progress, claimed, disk_errors, json_sha256, remove
 from cetane.fitting.attention import fuse_attention
 from cetane.fitting.documentation import EDITION, documentation, spread, windows_of
+from cetane.fitting.experts import DOWN, GATE_UP, modules_of_experts, own_copy, put
 from cetane.fitting.importance import Importance, importance, keep, load
 from cetane.fitting.lessons import lessons
 from cetane.fitting.openings import openings
@@ -163,8 +166,8 @@ def key_of(checkpoint: Checkpoint, formats: Mapping[str, Format], compression: S
 
 
 def fitted_formats(planner: Planner) -> dict[str, Format]:
-    """The formats of the tensors that can be fitted, by name. All parts of such a tensor have one
-    format, and it is a matrix of the checkpoint."""
+    """The formats of the matrices that can be fitted, by name. All parts of such a matrix have one
+    format."""
     formats: dict[str, Format | None] = {}
     for block in planner.blocks:
         for _, weight in block.weights():
@@ -172,9 +175,23 @@ def fitted_formats(planner: Planner) -> dict[str, Format]:
                 continue
             form = format_of(weight, planner.recipe.compression)
             own = form if can_be_fitted(weight, form) else None
-            if formats.setdefault(weight.name, own) != own:
-                formats[weight.name] = None
+            if formats.setdefault(weight.matrix, own) != own:
+                formats[weight.matrix] = None
     return {name: form for name, form in formats.items() if form is not None}
+
+
+def fitted_experts(planner: Planner, formats: Mapping[str, Format]) -> dict[str, Weight]:
+    """The experts' weights that have a format, by the names of their matrices; each as a whole,
+    though a projection may have it in two parts."""
+    found: dict[str, Weight] = {}
+    for block in planner.blocks:
+        for _, weight in block.weights():
+            if weight.of_experts and weight.matrix in formats:
+                inputs = weight.columns[1] if weight.columns else weight.shape[1]
+                found[weight.matrix] = replace(
+                    weight, shape=(weight.shape[0], inputs), columns=None
+                )
+    return found
 
 
 class Fitter:
@@ -189,6 +206,7 @@ class Fitter:
         self.names = {
             path: own["weight"] for path, own in reference.names.items() if "weight" in own
         }
+        self.tensors = reference.names
         self.start, self.length = start_of(checkpoint), length_of(planner)
         self.planner, self.tokenizer = planner, checkpoint.tokenizer
         given = planner.recipe.compression.text
@@ -208,8 +226,11 @@ class Fitter:
             text, importances = self.important(formats)
         else:
             text, importances = self.text(), {}
-        rounder = Rounder(formats, method, self.progress, importances, compression.second_order)
-        rounder.run(self.model, self.names, text)
+        experts = fitted_experts(self.planner, formats).values()
+        rounder = Rounder(
+            formats, method, self.progress, importances, compression.second_order, experts
+        )
+        rounder.run(self.model, self.names, text, self.tensors)
         return rounder
 
     def important(self, names: Iterable[str]) -> tuple[Tensor, dict[str, Importance]]:
@@ -238,7 +259,8 @@ class Fitter:
         """Constants that were tuned for some minutes, from the `first` ones on.
 
         If tuning makes the model worse, all first ones stay. Else those stay whose weight moved so
-        far that the gate would take it for another one. `partial` is the tuner's checkpoint.
+        far that the gate would take it for another one, and those of experts, which do not learn.
+        `partial` is the tuner's checkpoint.
         """
         started = time.perf_counter()
         # an interrupted run has spent its time to write
@@ -252,13 +274,29 @@ class Fitter:
             weight = None if made is None else tunable(made, layer.weight.detach().float())
             if made is not None and weight is not None:
                 constants[name], weights[name] = made, weight
+        kept = self.experts_of(first, formats)
         student = Student(self.model.to(device()), layers, weights)
         spent = (time.perf_counter() - started) / 60
         if Tuner(student, answers, partial, self.progress).run(max(minutes - spent, minutes / 2)):
             learnt = {name: weight.encoded() for name, weight in weights.items()}
-            return {name: made if self.near(name, made, formats[name]) else constants[name]
-                    for name, made in learnt.items()}  # fmt: skip
-        return constants
+            constants = {name: made if self.near(name, made, formats[name]) else constants[name]
+                         for name, made in learnt.items()}  # fmt: skip
+        return constants | kept
+
+    def experts_of(self, first: Fitted, formats: Mapping[str, Format]) -> dict[str, Encoded]:
+        """The `first` constants of experts, with which the model computes from now on."""
+        experts = fitted_experts(self.planner, formats)
+        kept: dict[str, Encoded] = {}
+        for module, names in modules_of_experts(self.model, self.tensors):
+            stacks = {names[part]: own_copy(getattr(module, part)) for part in (GATE_UP, DOWN)}
+            for name, weight in experts.items():
+                made = None
+                if weight.name in stacks:
+                    made = first.of(name, weight.shape[:2], formats[name], None, None)
+                if made is not None:
+                    kept[name] = made
+                    put(weight, stacks[weight.name], made.decode())
+        return kept
 
     def near(self, name: str, made: Encoded, form: Format) -> bool:
         """Whether the gate takes constants for those of this tensor.

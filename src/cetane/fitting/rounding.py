@@ -7,9 +7,11 @@ collects every Hessian and lets later layers make up for earlier ones, as GPTQ d
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from cetane.compress import Format, second_order
+from cetane.compress.encoded import stacked
 from cetane.compress.select import AS_GPTQ, Method, SecondOrder
-from cetane.families import check_finite
+from cetane.families import Weight, check_finite
 from cetane.files import Progress
+from cetane.fitting.experts import (
+    DOWN,
+    GATE_UP,
+    Routed,
+    modules_of_experts,
+    own_copy,
+    put,
+    views_of,
+)
 from cetane.fitting.importance import Importance, Matrix, mean_product
 from cetane.fitting.teacher import quick
 from cetane.gates.weights import arrays, too_far
@@ -77,7 +89,7 @@ class Done(Exception):
 
 
 class Rounder:
-    """Rounds the linear layers of a model while it runs."""
+    """Rounds the linear layers and the experts of a model while it runs."""
 
     def __init__(
         self,
@@ -86,13 +98,16 @@ class Rounder:
         progress: Progress,
         importances: Mapping[str, Importance] | None = None,
         options: SecondOrder = AS_GPTQ,
+        experts: Iterable[Weight] = (),
     ) -> None:
-        """`formats` and `importances` are by the names of a checkpoint's tensors.
+        """`formats` and `importances` are by the names of a checkpoint's matrices.
 
-        Without importance, all errors of a layer count alike.
+        Without importance, all errors of a layer count alike. `experts` are the weights of experts
+        that have a format.
         """
         self.formats, self.method, self.progress = formats, method, progress
         self.importances, self.options = importances or {}, options
+        self.experts = tuple(experts)
         self.constants: dict[str, Encoded] = {}
         self.harms: dict[str, float] = {}
         """The KL, in nats a token, that a layer's rounding is predicted to cost; empty without
@@ -101,14 +116,24 @@ class Rounder:
         self._hessian: Matrix | None = None
 
     @torch.no_grad()
-    def run(self, model: Any, names: Mapping[str, str], tokens: Tensor) -> None:
+    def run(
+        self,
+        model: Any,
+        names: Mapping[str, str],
+        tokens: Tensor,
+        tensors: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    ) -> None:
         """Round the layers of a transformers model in place.
 
-        `names` are the checkpoint's, by the path of a module; `tokens` int64 `(B, T)`.
+        `names` are the checkpoint's, by the path of a module; `tensors` those of all tensors of
+        modules that are no layers, by their own names. `tokens` are int64 `(B, T)`.
         """
         with ExitStack() as stack:
             for name, layer in linear_layers(model, names, self.formats).items():
                 hook = layer.register_forward_pre_hook(partial(self.round, name))
+                stack.callback(hook.remove)
+            for module, own in modules_of_experts(model, tensors):
+                hook = module.register_forward_pre_hook(partial(self.round_experts, own))
                 stack.callback(hook.remove)
             last = model.get_output_embeddings().register_forward_pre_hook(self.stop)
             stack.callback(last.remove)
@@ -120,8 +145,7 @@ class Rounder:
         """Round a layer that is about to compute."""
         if name in self.constants:
             return
-        self.progress(f"rounding {name.removesuffix('.weight')}", len(self.constants),
-                      len(self.formats))  # fmt: skip
+        self.tell(name.removesuffix(".weight"))
         check_finite(name, layer.weight)
         form, weight = self.formats[name], layer.weight.float().numpy()
         important, outputs = self.importances.get(name), None
@@ -130,16 +154,58 @@ class Rounder:
         else:
             hessian = important.products(rows_of(inputs[0]))
             outputs = None if important.outputs is None else important.outputs.numpy()
-        if self.method == "weighted":
-            hessian = np.diag(np.diagonal(hessian))
-        hessian = np.ascontiguousarray(hessian)
-        made = encode(weight, form, hessian, outputs, self.options)
+        made = self.encode(weight, form, hessian, outputs)
         self.constants[name] = made
         decoded = made.decode().astype(np.float32)
         if important is not None:
             self.harms[name] = important.harm(weight - decoded, hessian)
         layer.weight.data = torch.from_numpy(decoded)
         give_back()
+
+    def round_experts(
+        self, names: Mapping[str, str], module: Any, given: tuple[Tensor, ...]
+    ) -> None:
+        """Round the experts of a layer that are about to compute. `names` are the checkpoint's, by
+        the tensors of the module."""
+        own = [[w for w in self.experts if w.name == names[part]] for part in (GATE_UP, DOWN)]
+        if not any(own) or any(w.matrix in self.constants for w in chain(*own)):
+            return
+        routed = Routed(module, given)
+        for part, weights in zip((GATE_UP, DOWN), own, strict=True):
+            check_finite(names[part], getattr(module, part))
+            stored = own_copy(getattr(module, part))
+            for weight in weights:
+                self.tell(weight.matrix)
+                made = self.of_experts(weight, views_of(weight, stored), routed)
+                self.constants[weight.matrix] = made
+                put(weight, stored, made.decode())
+            give_back()
+
+    def of_experts(self, weight: Weight, parts: Sequence[Tensor], routed: Routed) -> Encoded:
+        """The constants of a matrix of some experts, which has a part of each."""
+        assert weight.rows is not None
+        form, (first, stop) = self.formats[weight.matrix], weight.rows
+        if weight.name.endswith(DOWN):
+            whole = torch.cat(list(parts), 1).numpy()
+            return self.encode(whole, form, routed.inner_products(first, stop))
+        return stacked(
+            [
+                self.encode(part.contiguous().numpy(), form, routed.input_products(expert))
+                for expert, part in zip(range(first, stop), parts, strict=True)
+            ]
+        )
+
+    def encode(
+        self, weight: Matrix, form: Format, hessian: Matrix, outputs: Matrix | None = None
+    ) -> Encoded:
+        """The constants of a weight, by the method."""
+        if self.method == "weighted":
+            hessian = np.diag(np.diagonal(hessian))
+        return encode(weight, form, np.ascontiguousarray(hessian), outputs, self.options)
+
+    def tell(self, name: str) -> None:
+        """Say what is rounded now."""
+        self.progress(f"rounding {name}", len(self.constants), len(self.formats))
 
     def hessian(self, inputs: Tensor) -> Matrix:
         """The mean product of a layer's inputs, fp32 `(I, I)`; several layers share it."""

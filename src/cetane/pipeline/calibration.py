@@ -7,6 +7,7 @@ checkpoint's content. If it forgets the result, another pass is made.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from cetane.checkpoint import Checkpoint
+from cetane.compress.fitted import Fitted
+from cetane.compress.second_order import MOST_BITS
 from cetane.errors import CetaneError
 from cetane.families import Truth, options_of
 from cetane.files import Progress, json_sha256, read_json, silent, write_json
@@ -22,6 +25,7 @@ from cetane.gates.probes import begun, english
 from cetane.gates.reference import reference_of
 from cetane.mil.program import LARGEST_FP16
 from cetane.planner import Planner
+from cetane.planner.weights import format_of
 from cetane.schema.recipe import Recipe, decided
 from cetane.store import kept as store
 from cetane.validation import Data, validated
@@ -36,7 +40,9 @@ SMALLEST_SCALE = 2.0**-12
 """The least scale of the residual stream. With less, the scaled weights lose bits of fp16."""
 VERSION, FILE = 2, "calibration.json"
 """The file of a calibration. A new version is another key, so the pass is made anew."""
-SCALE = "family.residual_scale"
+SCALE, METHOD = "family.residual_scale", "compression.method"
+LEAST = 0.005
+"""The least share of plainly rounded weights that is told: half a percent."""
 
 
 class Calibration(Data):
@@ -92,10 +98,29 @@ def resolve_fitted(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = 
         return recipe
     if compression.method == "plain":
         return recipe
-    fitted = fit(checkpoint, Planner(checkpoint, recipe), progress)
-    return recipe.model_copy(
+    planner = Planner(checkpoint, recipe)
+    fitted = fit(checkpoint, planner, progress)
+    made = recipe.model_copy(
         update={"compression": compression.model_copy(update={"fitted": fitted})}
     )
+    said = rounded_plainly(planner, fitted.read())
+    return made if said is None else decided(made, {}, {METHOD: said})
+
+
+def rounded_plainly(planner: Planner, fitted: Fitted) -> str | None:
+    """How much of a model is rounded to few bits without fitted constants, in words; None for
+    nothing."""
+    few, whole = Counter[str](), 0
+    for block in planner.blocks:
+        for _, weight in block.weights():
+            whole += weight.elements if weight.kind else 0
+            form = format_of(weight, planner.recipe.compression)
+            if form.bits <= MOST_BITS and weight.matrix not in fitted:
+                few[str(weight.kind)] += weight.elements
+    share = few.total() / whole
+    if share < LEAST:
+        return None
+    return f"{share:.0%} of the weights are rounded plainly: {', '.join(sorted(few))}"
 
 
 def calibrate(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silent) -> Calibration:

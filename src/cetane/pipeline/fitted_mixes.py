@@ -66,9 +66,22 @@ class FittedMixes:
         """The parts whose weights' harms were predicted, and these harms: KL in nats, by name."""
         fitted = self.compression.fitted
         known = {} if fitted is None else fitted.read().harms
-        return [p for p in self.kinds() if all(w.name in known for w in p.weights)], known
+        return [p for p in self.parts if all(w.matrix in known for w in p.weights)], known
 
-    def kinds(self) -> list[MixedPart]:
+    @property
+    def left_out(self) -> str | None:
+        """The parts that no mix gives more bits, in words, though others may have some; None for
+        none."""
+        known = self.harmed[1]
+        kinds = {p.kind for p in self.parts if any(w.matrix not in known for w in p.weights)}
+        if not known or not kinds:
+            return None
+        return (
+            f"no mix has more bits for {' and '.join(sorted(kinds))}: their loss is not predicted"
+        )
+
+    @cached_property
+    def parts(self) -> list[MixedPart]:
         """The fitted weights in the recipe's default format, as parts by kind and by depth."""
         compression = self.compression
 

@@ -57,7 +57,7 @@ class MixedPart:
     def harm(self, harms: Mapping[str, float]) -> float:
         """The sum of its tensors' harms, by name. Some weights are rows of one tensor, as a fused
         projection's queries and keys: its harm counts once."""
-        return sum(harms[name] for name in dict.fromkeys(weight.name for weight in self.weights))
+        return sum(harms[name] for name in dict.fromkeys(weight.matrix for weight in self.weights))
 
     @property
     def kind(self) -> str:

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from cetane.compress.sensitivity import Sensitivities
     from cetane.families import Weight, Weights
 
+LARGEST_INPUTS = 16384
+"""The most inputs of experts that are rounded as one matrix: their products take 1 GB."""
+DOWN = "down_proj"
+"""How the name of a tensor ends that experts multiply last."""
+
 
 class Encoder:
     """Encodes weights by one compression; reads a weight, and what was fitted to it, on each
@@ -70,7 +75,8 @@ class Encoder:
         form = format_of(weight, self.compression)
         if self.fitted is None or not can_be_fitted(weight, form):
             return None
-        return self.fitted.of(weight.name, weight.shape, form, weight.rows, weight.columns)
+        rows = None if weight.of_experts else weight.rows
+        return self.fitted.of(weight.matrix, weight.shape, form, rows, weight.columns)
 
 
 @contextmanager
@@ -83,10 +89,27 @@ def naming(weight: Weight) -> Iterator[None]:
 
 
 def can_be_fitted(weight: Weight, form: Format) -> bool:
-    """Whether a weight is a matrix of the checkpoint times a factor, or rows or columns of one, and
-    its format has levels to choose among."""
+    """Whether a weight is a matrix of the checkpoint times a factor, or rows or columns of one, or
+    one of experts, and its format has levels to choose among."""
+    if weight.of_experts:
+        return experts_can_be_fitted(weight, form)
     if weight.kind is None or weight.pick is not None or len(weight.stored) != 2:
         return False
     if isinstance(form, Palette) and weight.rows and weight.rows[0] % (form.group or form.vector):
         return False  # it begins inside a group or a vector
     return second_order.serves(form, weight.stored)
+
+
+def experts_can_be_fitted(weight: Weight, form: Format) -> bool:
+    """`can_be_fitted` for experts.
+
+    Gates and ups of several experts are rounded one by one, so none may share a palette. Outputs of
+    several share their palettes, and are rounded as one matrix.
+    """
+    assert weight.rows is not None
+    count = weight.rows[1] - weight.rows[0]
+    if weight.shape[1] > LARGEST_INPUTS or not second_order.serves(form, weight.shape):
+        return False
+    if count == 1 or weight.name.endswith(DOWN) or not isinstance(form, Palette):
+        return True
+    return form.group is not None and weight.shape[0] // count % form.group == 0
