@@ -92,6 +92,7 @@ def test_a_conversation_with_drafts(cetane: Cetane, ported: Bundle) -> None:
         (("--speculative", "ngram", "--ngram-max", 0), "n-grams of 1 to 0 tokens"),
         (("--speculative", "ngram", "--draft-tokens", 0), "--draft-tokens 0: must be 1 to 7"),
         (("--speculative", "union", "--draft-tokens", 8), "--draft-tokens 8: must be 1 to 7"),
+        (("--speculative", "triforce"), "but kv has the contract stateful"),
         (("--speculative", "."), "no manifest.json, so not a complete bundle"),
     ],
     ids=str,

@@ -325,3 +325,17 @@ def test_what_was_read_of_a_closed_stream_is_learned(engines) -> None:
 def test_no_drafts_at_all() -> None:
     with pytest.raises(CetaneError, match="need at least 1"):
         Speculator([Ngram()], 0)
+
+
+class Silent(Drafter):
+    name, costly = "silent", True
+
+    def propose(self, most: int) -> Draft:
+        return NO_DRAFT
+
+
+def test_a_drafter_that_says_nothing_shows_no_cost() -> None:
+    """It would look free when it drafts at last."""
+    controller = Controller({1: [1.0], 4: [1.0]})
+    assert Speculator([Silent()], 3, controller).ask(Silent(), 3) == NO_DRAFT
+    assert not controller.drafting["silent"].recent

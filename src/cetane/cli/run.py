@@ -37,8 +37,8 @@ SpeculativeOption = Annotated[
     str,
     typer.Option(
         help="The drafter, for verifying several tokens at once. Auto is look-ups and the "
-        "bundle's draft head. Others: ngram, suffix, union, medusa, eagle3, the path of a smaller "
-        "bundle, none."
+        "bundle's draft head. Others: ngram, suffix, union, triforce, medusa, eagle3, the path of "
+        "a smaller bundle, none."
     ),
 ]
 

@@ -25,6 +25,7 @@ from cetane.speculate.drafter import Drafter
 from cetane.speculate.ngram import Ngram
 from cetane.speculate.speculator import Speculator
 from cetane.speculate.suffix import EarlierAnswers, Suffix
+from cetane.speculate.triforce import TriForce
 from cetane.threads import available
 from cetane.validation import Data, validated
 
@@ -34,7 +35,7 @@ AUTO = "auto"
 """The default choice: look-ups in this process's texts, and the bundle's best draft head."""
 PLAIN = "none"
 """The word for no drafter."""
-NAMES = (AUTO, PLAIN, *LOOKUPS, *KINDS)
+NAMES = (AUTO, PLAIN, *LOOKUPS, TriForce.name, *KINDS)
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ def open_drafters(
             return [Suffix(EarlierAnswers(texts, owner))]
         case "union":
             return [Suffix(EarlierAnswers(texts, owner)), ngram]
+        case TriForce.name:
+            return [ngram, TriForce(bundle.plan)]
     if options.drafter == AUTO:
         best = best_head(bundle)
         heads = [] if best is None else [open_drafter(best, bundle, open_backend(best, backend))]

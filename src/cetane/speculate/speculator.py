@@ -137,7 +137,7 @@ class Speculator:
             return NO_DRAFT
         started, unread = time.perf_counter(), drafter.unread
         draft = drafter.propose(most).first(most)
-        if self.controller:
+        if self.controller and draft.tokens:  # a drafter that says nothing shows no cost
             seconds = time.perf_counter() - started
             self.controller.proposed(drafter.name, len(draft.tokens), seconds, unread)
         size = len(self.possible)

@@ -1,0 +1,151 @@
+"""TriForce (arXiv 2404.11912): the model drafts for itself, with a small part of its keys.
+
+The draft runs the bundle's own functions of the smallest capacity, whose weights are there anyway.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from cetane.engine.backend import Array
+from cetane.engine.execution import Execution
+from cetane.engine.part import PartMemory
+from cetane.engine.schedule import Schedule
+from cetane.engine.session import Session
+from cetane.engine.verify import NO_DRAFT, Draft
+from cetane.errors import CetaneError
+from cetane.schema.plan import Plan
+from cetane.speculate.controller import RECENT
+from cetane.speculate.network import NetworkDrafter
+
+SINKS, NEWEST = 1 / 32, 3 / 8
+"""The shares of the slots for the first tokens of a text, and for its newest."""
+EVERY = 16
+"""The new tokens after which slots are chosen again. A choice made once loses text that is copied
+from a place that moves."""
+BEFORE, AFTER = 8, 64
+"""The tokens around a match that are kept. What follows it is what a text repeats."""
+LONGEST = 8
+"""The most tokens of a match that count."""
+WAIT = RECENT
+"""The new tokens before the first draft. Their steps tell the controller what a step costs in a
+text of this length: against a step of a short text, drafts look too dear, and none would follow."""
+
+PORT = "port with --set cache.contract=readonly --set cache.capacities=[512] --context 8192"
+
+
+class TriForce(NetworkDrafter):
+    """Runs the target itself in its smallest capacity, on a part of the target's caches.
+
+    That part is the first tokens, the newest ones, and the surroundings of earlier matches of the
+    text's last tokens. It drafts once the text is longer than that capacity. Drafts are the
+    model's best tokens, never drawn at random.
+    """
+
+    name = "triforce"
+
+    def __init__(self, plan: Plan) -> None:
+        """Raises CetaneError for a plan with one capacity, or whose caches the host does not
+        keep."""
+        super().__init__()
+        written = [name for name, slots in plan.caches.items() if slots.contract != "readonly"]
+        if written:
+            contract = plan.caches[written[0]].contract
+            raise CetaneError(
+                f"triforce gathers columns of caches that the host keeps, but {written[0]} has the "
+                f"contract {contract}",
+                f"{PORT}; a recipe's cache.sliding must be readonly too",
+            )
+        if not plan.smaller:
+            raise CetaneError(
+                "triforce needs a smaller capacity to draft in, and the bundle has only "
+                f"{plan.recipe.cache.context} tokens",
+                PORT,
+            )
+        self.vocabulary = plan.choosable
+
+    def forget(self) -> None:
+        session = self.session
+        assert session is not None
+        self.smallest = session.plan.capacities[0]
+        slots = self.smallest.tokens
+        self.sinks, self.newest = int(slots * SINKS), int(slots * NEWEST)
+        whole, execution = session.memory, session.execution
+        self.memory = PartMemory(
+            whole, self.smallest, execution.functions.values(), slots - self.newest
+        )
+        self.own = Session(
+            Schedule(session.plan),
+            self.memory,
+            Execution(execution.functions, execution.shards, execution.tables, self.memory),
+            session.head,
+        )
+
+    def begin(self, session: Session, tokens: Sequence[int]) -> None:
+        super().begin(session, tokens)
+        self.first = len(self.tokens) + WAIT
+        """The length of the text from which it drafts."""
+        self.due = 0
+        """The position from which slots must be chosen again."""
+
+    def read(self) -> None:
+        self.look()
+
+    def look(self) -> bool:
+        """Hold what the target holds by now, in part. False if its text is still short."""
+        assert self.session is not None
+        position = self.session.position
+        if position < self.smallest.tokens:
+            return False
+        if position < self.due:
+            self.memory.follow()
+        else:
+            self.memory.choose(self.places(position))
+            self.due = position + EVERY
+        return True
+
+    def places(self, position: int) -> Array:
+        """The positions of the chosen tokens, ascending: the first ones, then the rest by score."""
+        room = self.smallest.tokens - self.newest - self.sinks
+        scores = repeated(np.array(self.tokens[: position + 1]))[
+            self.sinks : position - self.newest
+        ]
+        best = np.argsort(-scores, kind="stable")[:room]
+        return np.concatenate([np.arange(self.sinks), self.sinks + np.sort(best)])
+
+    def propose(self, most: int) -> Draft:
+        if len(self.tokens) < self.first or not self.look():
+            return NO_DRAFT
+        assert self.session is not None
+        self.own.adapter = self.session.adapter
+        return self.likely(self.rows(), most)
+
+    def rows(self) -> Iterator[Array]:
+        """Logits after the text's last token, then after each of its own best tokens."""
+        token = self.tokens[-1]
+        while True:
+            logits = self.own.feed([token])
+            assert logits is not None
+            rows = logits[self.vocabulary]
+            yield rows
+            token = int(self.vocabulary[rows.argmax()])
+
+
+def repeated(tokens: Array) -> Array:
+    """How much each token of a text may serve what comes next, `(n,)`.
+
+    Tokens around an earlier match of the last tokens score the match's length; of equal lengths,
+    later places score more.
+    """
+    count = len(tokens)
+    late = np.arange(count) / count
+    scores, length = late * 0.5, np.zeros(count, int)
+    same = np.ones(count, bool)
+    for back in range(min(LONGEST, count)):
+        same[:back] = False
+        same[back:] &= tokens[: count - back] == tokens[count - 1 - back]
+        length += same
+    for place in np.flatnonzero(length[:-1]):
+        around = slice(max(0, place - BEFORE), place + AFTER)
+        scores[around] = np.maximum(scores[around], length[place] + late[place])
+    return scores

@@ -1,0 +1,191 @@
+"""The model drafts for itself with a part of its keys: the same tokens, the right columns."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.conftest import build_model, tiny_recipe
+from tests.families.gemma_models import build_gemma3
+from tests.families.parity import engine_of
+
+from cetane.bundle import Bundle
+from cetane.engine.backend import Array
+from cetane.engine.engine import Engine
+from cetane.engine.generate import generate
+from cetane.engine.portable import PortableBackend
+from cetane.engine.sampling import Sampler
+from cetane.engine.verify import Draft
+from cetane.errors import CetaneError
+from cetane.speculate.controller import Controller
+from cetane.speculate.ngram import Ngram
+from cetane.speculate.open import DrafterOptions, open_drafters
+from cetane.speculate.speculator import Speculator
+from cetane.speculate.triforce import EVERY, WAIT, TriForce, repeated
+
+CACHE = {"contract": "readonly", "context": 160, "capacities": [32]}
+PROMPT = np.random.default_rng(3).integers(1, 288, 70).tolist()
+PROMPT[50:60] = PROMPT[20:30]
+MODELS: dict[str, Callable[..., Any]] = {
+    "llama": lambda: build_model("llama"),
+    "gemma3": lambda: build_gemma3(sliding_window=16),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def pair(request: pytest.FixtureRequest) -> tuple[Any, Engine]:
+    model = MODELS[request.param]()
+    return model, engine_of(model, tiny_recipe(verify=4, cache=CACHE))
+
+
+def plain(engine: Engine, sampler: Sampler, prompt: Sequence[int] = PROMPT) -> list[int]:
+    return list(generate(engine.session(), prompt, sampler, 60))
+
+
+class Recording(TriForce):
+    """Writes down, for every draft, the text, the positions that it read, and its first logits."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.plan)
+        self.unlikely = 0.0  # whole drafts, however unsure
+        self.seen: list[tuple[list[int], Array, Array]] = []
+
+    def likely(self, rows: Any, most: int) -> Draft:
+        (held,) = (
+            slots.copy()
+            for name, slots in self.memory.slots.items()
+            if not self.memory.groups[name].limited
+        )
+
+        def noted() -> Any:
+            for number, row in enumerate(rows):
+                if not number:
+                    self.seen.append((list(self.tokens), held, row))
+                yield row
+
+        return super().likely(noted(), most)
+
+
+@torch.inference_mode()
+def masked(model: Any, text: list[int], positions: Array) -> Array:
+    """transformers' logits of a text whose last token sees only itself and these positions."""
+    count, config = len(text), model.config
+    causal = torch.ones(count, count, dtype=torch.bool).tril()
+    last = torch.zeros(count, dtype=torch.bool)
+    last[positions] = True
+    last[-1] = True
+    part = causal.clone()
+    part[-1] &= last
+
+    def bias(seen: Any) -> Any:
+        return torch.where(seen, 0.0, torch.finfo(torch.float32).min)[None, None]
+
+    mask: Any = bias(part)
+    if config.model_type != "llama":
+        near = causal & ~torch.ones(count, count, dtype=torch.bool).tril(-config.sliding_window)
+        mask = {"full_attention": bias(part), "sliding_attention": bias(near)}
+    ids = torch.tensor([text])
+    logits: Array = model(ids, attention_mask=mask, use_cache=False).logits[0, -1].numpy()
+    return logits
+
+
+def test_a_draft_has_the_logits_of_a_model_that_sees_only_its_columns(pair) -> None:
+    """In every draft of a text: after slots were chosen, after drafts that were refused, and when
+    the newest tokens have taken each other's slots."""
+    model, engine = pair
+    drafter = Recording(engine)
+    speculator = Speculator([drafter], 3)
+    found = list(generate(engine.session(), PROMPT, Sampler(), 60, (), speculator))
+    assert found == plain(engine, Sampler())
+    assert len(drafter.seen) > EVERY
+    assert 0 < speculator.counters.accepted < speculator.counters.drafted
+    for text, held, logits in drafter.seen:
+        assert {0, *range(len(text) - 13, len(text) - 1)} <= set(held) and max(held) < len(text) - 1
+        assert len(set(held)) == 32
+        assert np.abs(logits - masked(model, text, held)).max() <= 1e-4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("controlled", [False, True])
+def test_a_text_is_the_same_with_it(pair, temperature: float, controlled: bool) -> None:
+    """From a prompt that fits the smaller capacity on, too, where nothing is drafted."""
+    _, engine = pair
+    for prompt in (PROMPT, PROMPT[:20]):
+        controller = Controller({1: [1.0], 4: [1.1], 8: [1.2]}) if controlled else None
+        drafter = Recording(engine)
+        speculator = Speculator([drafter], 3, controller)
+        sampler = Sampler(temperature, seed=1)
+        found = list(generate(engine.session(), prompt, sampler, 60, (), speculator))
+        assert found == plain(engine, Sampler(temperature, seed=1), prompt)
+        assert controlled or speculator.counters.drafted
+        assert all(len(text) > max(32, len(prompt) + WAIT - 1) for text, _, _ in drafter.seen)
+
+
+@pytest.mark.parametrize("arithmetic", ["fp32", "fp16", "stored"])
+@pytest.mark.parametrize("default", ["fp16", "int8-per-channel"])
+def test_bundles_say_the_same(
+    tiny_bundle: Callable[..., Bundle], arithmetic: Any, default: str
+) -> None:
+    bundle = tiny_bundle(
+        verify=4, cache=CACHE, compression={"default": default}, layout={"kind": "single"}
+    )
+    engine = Engine(bundle.plan, PortableBackend(bundle, arithmetic), bundle.tables())
+    lookups, drafter = open_drafters(DrafterOptions("triforce"), bundle, Sampler(), "portable")
+    assert isinstance(lookups, Ngram)
+    speculator = Speculator([drafter], 3)
+    found = list(generate(engine.session(), PROMPT, Sampler(), 60, (), speculator))
+    assert found == plain(engine, Sampler())
+    assert speculator.counters.accepted
+
+
+def test_int8_caches_are_gathered_with_their_scales() -> None:
+    model = build_model("llama")
+    cache, target = CACHE | {"format": "int8"}, {"deployment": "iOS26"}
+    engine = engine_of(model, tiny_recipe(verify=4, cache=cache, target=target))
+    speculator = Speculator([TriForce(engine.plan)], 3)
+    found = list(generate(engine.session(), PROMPT, Sampler(), 40, (), speculator))
+    assert found == plain(engine, Sampler())[:40]
+    assert speculator.counters.accepted
+
+
+def test_a_conversation_goes_on(pair) -> None:
+    """Also from an earlier place, with another text."""
+    _, engine = pair
+    session, speculator = engine.session(), Speculator([TriForce(engine.plan)], 3)
+    first = list(generate(session, PROMPT, Sampler(), 30, (), speculator))
+    mark = session.mark()
+    second = list(generate(session, first[-1:], Sampler(), 30, (), speculator))
+    assert first + second == plain(engine, Sampler())
+    session.rewind(mark)
+    other = [5, 7, *PROMPT[:12]]
+    third = list(generate(session, other, Sampler(), 30, (), speculator))
+    assert third == plain(engine, Sampler(), [*PROMPT, *first[:-1], *other])[:30]
+
+
+def test_the_surroundings_of_earlier_matches_score_most() -> None:
+    """Longer matches before shorter ones, and later places before earlier ones."""
+    text = np.arange(300)
+    text[[10, 100, 299]] = 999
+    text[[99, 298]] = 998  # the last two tokens, once
+    best = np.argsort(-repeated(text), kind="stable")
+    assert sorted(best[:72]) == list(range(92, 164))
+    assert sorted(best[72:144]) == list(range(2, 74))
+    assert best[144:147].tolist() == [299, 298, 297]
+    assert (repeated(np.arange(9)).argsort() == np.arange(9)).all()
+
+
+@pytest.mark.parametrize(
+    ("cache", "message", "hint"),
+    [
+        ({"contract": "readonly"}, "needs a smaller capacity", "cache.capacities=[512]"),
+        (CACHE | {"contract": "blend"}, "contract blend", "cache.contract=readonly"),
+        (CACHE | {"contract": "stateful"}, "contract stateful", "cache.contract=readonly"),
+    ],
+)
+def test_bundles_that_it_refuses(
+    tiny_engine: Callable[..., Engine], cache: dict[str, Any], message: str, hint: str
+) -> None:
+    with pytest.raises(CetaneError, match=message) as error:
+        TriForce(tiny_engine(cache={"context": 160} | cache).plan)
+    assert hint in (error.value.hint or "")
