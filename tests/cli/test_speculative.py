@@ -182,7 +182,7 @@ def test_a_head_is_trained_and_used(
 
     missing = cetane("run", built.path, *PROMPT, "--speculative", kind)
     assert f"has no {kind} draft head" in missing.error
-    assert f"cetane train-head {built.path} {kind} --text" in " ".join(missing.err.split())
+    assert f"cetane train-head {built.path} {kind} makes one" in " ".join(missing.err.split())
     shown = cetane(*training)  # again: it takes the place of the first
     assert "no 2 tokens in a row that the model would choose" in " ".join(shown.out.split())
     assert f"golden gate of the {kind} head: pass" in shown.out

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cetane.errors import CetaneError
-from cetane.speculate.ngram import Ngram
+from cetane.speculate.ngram import Ngram, PublishedNgram
 
 
 def session(position: int = 0) -> Any:
@@ -46,6 +46,16 @@ def test_every_text_in_any_pieces(tokens, cuts, low: int, more: int, most: int) 
     draft = drafter.propose(most)
     assert list(draft.tokens) == expected
     assert draft.kind == (f"ngram-{length}" if length else "")
+
+
+@given(tokens=st.lists(st.integers(0, 3), min_size=1, max_size=40), low=st.integers(1, 3))
+def test_the_published_look_up_reads_the_last_token_twice(tokens: list[int], low: int) -> None:
+    drafter = PublishedNgram(low, low + 2)
+    drafter.begin(session(), tokens)
+    expected, _ = search([*tokens, tokens[-1]], low, low + 2, 3)
+    assert list(drafter.propose(3).tokens) == expected
+    if len(set(tokens)) == len(tokens):
+        assert expected == (3 * tokens[-1:] if low == 1 else [])
 
 
 def test_a_new_session_forgets_the_text_and_the_same_goes_on() -> None:

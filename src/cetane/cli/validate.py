@@ -78,8 +78,8 @@ def validate(
     First, its packages and tables are compared with its manifest and with each other. Exit code 1
     when a gate fails.
 
-    --layer and --full are the validator of the published ports: shards alone, each on the model's
-    own tensors. They take seconds, and prove less.
+    --layer and --full judge shards alone, each on the model's own tensors. They take seconds, and
+    prove less.
     """
     from cetane.pipeline import validate as gates
 

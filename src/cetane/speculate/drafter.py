@@ -51,6 +51,8 @@ class Drafter(ABC):
     name: ClassVar[str]
     costly: ClassVar[bool] = False
     """Whether a proposal takes much time, compared with a call of the target."""
+    always: ClassVar[bool] = False
+    """Whether its drafts are verified even where they do not pay."""
 
     times: DraftTimes | None = None
     """In seconds; None where they are learned from its drafts."""

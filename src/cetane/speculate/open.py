@@ -22,14 +22,14 @@ from cetane.speculate.controller import Controller, measure
 from cetane.speculate.draft_heads.drafter import open_drafter
 from cetane.speculate.draft_model import DraftModel
 from cetane.speculate.drafter import Drafter
-from cetane.speculate.ngram import Ngram
+from cetane.speculate.ngram import Ngram, PublishedNgram
 from cetane.speculate.speculator import Speculator
 from cetane.speculate.suffix import EarlierAnswers, Suffix
 from cetane.speculate.triforce import TriForce
 from cetane.threads import available
 from cetane.validation import Data, validated
 
-LOOKUPS = ("ngram", "suffix", "union")
+LOOKUPS = ("ngram", "suffix", "union", "ngram-published")
 """`union` is suffix and ngram together: the controller takes the more promising draft."""
 AUTO = "auto"
 """The default choice: look-ups in this process's texts, and the bundle's best draft head."""
@@ -64,6 +64,8 @@ def open_drafters(
     match options.drafter:
         case "ngram":
             return [ngram]
+        case "ngram-published":
+            return [PublishedNgram(options.ngram_min, options.ngram_max)]
         case "suffix":
             return [Suffix(EarlierAnswers(texts, owner))]
         case "union":

@@ -60,6 +60,8 @@ class Speculator:
         if longest < 1:
             raise CetaneError(f"drafts of {longest} tokens: need at least 1")
         self.drafters = tuple(sorted(drafters, key=lambda drafter: drafter.costly))
+        if any(drafter.always for drafter in self.drafters):
+            controller = None
         self.longest, self.controller = longest, controller
         if controller:  # else an answer would pay for a first draft that it cannot afford
             for drafter in self.drafters:
