@@ -546,7 +546,7 @@ def test_a_head_that_chooses_among_too_many_rows() -> None:
     """Gemma's own vocabulary is wider than an argmax that is right on the ANE."""
     wide = {"vocab_size": 65_537, "vocab_size_per_layer_input": 65_537, "hidden_size": 32}
     checkpoint = InMemoryCheckpoint(build_gemma4(**MODEL | wide))
-    with pytest.raises(CetaneError, match="a slice of this bundle has 65,537") as caught:
+    with pytest.raises(CetaneError, match="a slice here has 65,537") as caught:
         planners(checkpoint, wanted(head={"slices": 1}))
     assert caught.value.hint == "port with --set head.slices=2"
     assert planners(checkpoint, wanted(head={"slices": 2}))

@@ -111,7 +111,7 @@ def test_attention_in_other_ops(
 
     def run(body: Any, precision: Any) -> np.ndarray:
         function = load(build(inputs, partial(body, **options))).functions["main"]
-        (result,) = compile(function, precision)(arrays).values()
+        (result,) = Executable(function, precision)(arrays).values()
         return np.asarray(result, np.float64)
 
     made, truth, exact = run(body, "ane"), run(written_out, "ane"), run(written_out, "fp32")

@@ -190,9 +190,8 @@ def test_urls_of_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             check_store(url)
     check_store(str(tmp_path / "not-yet" / "deeper"))
     (tmp_path / "file").touch()
-    for name in ("file", "file/deeper"):
-        with pytest.raises(CetaneError, match=f"{name}: no folder for a store"):
-            check_store(str(tmp_path / name))
+    with pytest.raises(CetaneError, match="file: no folder for a store"):
+        check_store(str(tmp_path / "file"))
     with pytest.raises(CetaneError, match="cannot read http://127"):
         check_store("http://127.0.0.1:1/store")
 

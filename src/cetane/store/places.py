@@ -114,7 +114,7 @@ def place_of(url: str) -> Place:
     protocol, path = split(url)
     if protocol == "file":
         folder = Path(path).expanduser().absolute()
-        if not next(one for one in (folder, *folder.parents) if one.exists()).is_dir():
+        if folder.exists() and not folder.is_dir():
             raise CetaneError(f"{url}: no folder for a store, since a file is there")
         return Folder(folder)
     system, root = file_system(url)
