@@ -85,7 +85,7 @@ def test_too_little_text(lengths: list[int]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layout": {"kind": "single"}}, "need a shard that hands on the last layer's hidden states"),
+        ({"layout": {"kind": "single"}}, "need a shard that hands on the last layer"),
         ({"verify": None, "prefill": None}, "no call wider than one token"),
     ],
 )
