@@ -19,7 +19,7 @@ from typing import Literal
 from packaging.requirements import Requirement
 
 from cetane.errors import CetaneError
-from cetane.files import cache_dir, is_claimed, remove
+from cetane.files import PARTIAL, cache_dir, is_claimed, remove
 from cetane.hardware.mac import os_build
 from cetane.measuring.machine import is_mac
 
@@ -179,7 +179,7 @@ def unfinished() -> Iterator[Leftover]:
     They may hold leftovers of lowering (`.lower-*`) and of writing (`.NAME.PROCESS.tmp`). One that
     holds anything else that is not made again is no leftover.
     """
-    for path in sorted(Path.cwd().glob("*.partial")):
+    for path in sorted(Path.cwd().glob(f"*{PARTIAL}")):
         written = [path / name for name in ("key.json", "done", "bundle", "bundle/shards")]
         if not all(part.exists() and older(part, DAY) for part in written):
             continue

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,14 +68,6 @@ class Fixed:
         port = packaged(self.bundle, planner, self.checkpoint)
         return [w.problem for name in planner.members
                 for w in wrong_constants(port, self.checkpoint, name)]  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of this process: one that fits at the same time may write other words."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CETANE_CACHE", str(tmp_path_factory.mktemp("fits")))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,9 @@ import shlex
 from pathlib import Path
 
 from cetane.errors import CetaneError
+from cetane.files import PARTIAL
 from cetane.schema.manifest import MANIFEST
 
-PARTIAL = ".partial"
-"""The end of the name of an unfinished bundle's folder."""
 EXPORTS = ("contract.json", "model_config.json", "meta.yaml", "metadata.json")
 """Files of which each layout of `cetane export` has one. Some exports have a model's config too."""
 MODEL_FILES = (".gguf", ".safetensors")

@@ -192,11 +192,11 @@ def quiet() -> Iterator[None]:
     """A context in which the harness draws no bars, and asks git for no hash: the one of the
     current folder says nothing of a bundle, and git complains where there is none."""
 
-    def silent(iterable: Any, *_: Any, **__: Any) -> Any:
+    def undrawn(iterable: Any, *_: Any, **__: Any) -> Any:
         return iterable
 
     patches = [
-        (lm_eval.api.model, "tqdm", silent), (lm_eval.api.task, "tqdm", silent),
+        (lm_eval.api.model, "tqdm", undrawn), (lm_eval.api.task, "tqdm", undrawn),
         (lm_eval.evaluator, "get_git_commit_hash", lambda: None),
     ]  # fmt: skip
     with patched([one for one in patches if one[1] in vars(one[0])]):  # not in every version

@@ -85,6 +85,12 @@ class Weight:
         return self.kind == "experts" and self.rows is not None and len(self.stored) == 3
 
     @property
+    def side_by_side(self) -> bool:
+        """Whether these experts lie side by side, in what they multiply last: their outputs are
+        added. Else they lie one below the other."""
+        return self.of_experts and self.name.endswith("down_proj")
+
+    @property
     def matrix(self) -> str:
         """The name of the matrix that it is a part of. The checkpoint has one for each name, but of
         experts."""

@@ -18,7 +18,7 @@ from cetane.files.hashes import (
 )
 from cetane.files.kernels import KERNELS, KERNELS_OF, place_kernels
 from cetane.files.locks import claimed, is_claimed
-from cetane.files.paths import check_outside, inside, nameable
+from cetane.files.paths import PARTIAL, check_outside, inside, nameable
 from cetane.files.progress import Progress, silent
 from cetane.files.reading import (
     LARGEST,
@@ -49,6 +49,7 @@ __all__ = [
     "KERNELS_OF",
     "LARGEST",
     "LARGEST_TEXT",
+    "PARTIAL",
     "READ_ONLY",
     "FileRecord",
     "Progress",

@@ -4,6 +4,8 @@ from pathlib import Path, PurePosixPath
 
 from cetane.errors import CetaneError
 
+PARTIAL = ".partial"
+"""The end of the name of a folder that is not finished yet."""
 MOST_NAME_BYTES = 255
 """The most bytes of a name on the disks of Linux and macOS."""
 

@@ -138,7 +138,7 @@ def views_of(weight: Weight, stored: Tensor) -> list[Tensor]:
 def put(weight: Weight, stored: Tensor, values: Matrix | Half) -> None:
     """Write the values `(O, I)` of a weight into the stacked tensor. Experts lie side by side in
     what they multiply last, else one below the other."""
-    views, axis = views_of(weight, stored), int(weight.name.endswith(DOWN))
+    views, axis = views_of(weight, stored), int(weight.side_by_side)
     parts = torch.from_numpy(values).tensor_split(len(views), axis)
     for view, part in zip(views, parts, strict=True):
         view.copy_(part)

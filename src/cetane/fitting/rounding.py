@@ -185,7 +185,7 @@ class Rounder:
         """The constants of a matrix of some experts, which has a part of each."""
         assert weight.rows is not None
         form, (first, stop) = self.formats[weight.matrix], weight.rows
-        if weight.name.endswith(DOWN):
+        if weight.side_by_side:
             whole = torch.cat(list(parts), 1).numpy()
             return self.encode(whole, form, routed.inner_products(first, stop))
         return stacked(

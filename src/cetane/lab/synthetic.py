@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cetane.errors import CetaneError
-from cetane.files import remove
+from cetane.files import PARTIAL, remove
 
 LAYERS = 35
 KINDS = ["sliding_attention" if (i + 1) % 5 else "full_attention" for i in range(LAYERS)]
@@ -54,7 +54,7 @@ def write_gemma4(folder: Path, tokenizer: Path) -> Path:
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(**SMALL), attn_implementation="eager", dtype=torch.float32
     )
-    partial = folder.with_name(folder.name + ".partial")
+    partial = folder.with_name(folder.name + PARTIAL)
     remove(partial)
     with torch.no_grad():
         for name, tensor in sorted(model.state_dict().items()):

@@ -8,7 +8,7 @@ from typing import Any
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
-from cetane.files import FileRecord, records, remove, write_json
+from cetane.files import PARTIAL, FileRecord, records, remove, write_json
 from cetane.schema.draft_head import FOLDER
 
 log = logging.getLogger("cetane.build")
@@ -19,7 +19,7 @@ class Partial:
 
     def __init__(self, target: Path) -> None:
         self.target = target
-        self.root = target.with_name(target.name + ".partial")
+        self.root = target.with_name(target.name + PARTIAL)
         self.bundle = self.root / "bundle"
         self.done = self.root / "done"
         self.key = self.root / "key.json"

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 LARGEST_INPUTS = 16384
 """The most inputs of experts that are rounded as one matrix: their products take 1 GB."""
-DOWN = "down_proj"
-"""How the name of a tensor ends that experts multiply last."""
 
 
 class Encoder:
@@ -110,6 +108,6 @@ def experts_can_be_fitted(weight: Weight, form: Format) -> bool:
     count = weight.rows[1] - weight.rows[0]
     if weight.shape[1] > LARGEST_INPUTS or not second_order.serves(form, weight.shape):
         return False
-    if count == 1 or weight.name.endswith(DOWN) or not isinstance(form, Palette):
+    if count == 1 or weight.side_by_side or not isinstance(form, Palette):
         return True
     return form.group is not None and weight.shape[0] // count % form.group == 0

@@ -9,7 +9,7 @@ import torch
 from cetane.bundle import Bundle
 from cetane.bundle.draft_heads import DraftHead
 from cetane.checkpoint.names import model_name
-from cetane.files import disk_errors, records, remove, write_json
+from cetane.files import PARTIAL, disk_errors, records, remove, write_json
 from cetane.lower.lower import Lowering
 from cetane.lower.package import EXPORTER
 from cetane.schema.draft_head import (
@@ -61,7 +61,7 @@ def add_draft_head(
 def staging(bundle: Bundle, kind: DraftHeadKind) -> Path:
     """Where a draft head is made, beside its bundle."""
     whole = bundle.path.resolve()
-    return whole.with_name(f"{whole.name}.{kind}.partial")
+    return whole.with_name(f"{whole.name}.{kind}{PARTIAL}")
 
 
 def write(
