@@ -139,6 +139,15 @@ def test_bundles_say_the_same(
     assert speculator.counters.accepted
 
 
+def test_it_drafts_by_default_where_it_can(tiny_bundle: Callable[..., Bundle]) -> None:
+    """Beside look-ups, in a bundle of several capacities that has no draft head."""
+    for cache, expected in ((CACHE, ["suffix", "ngram", "triforce"]),
+                            (CACHE | {"capacities": []}, ["suffix", "ngram"])):  # fmt: skip
+        bundle = tiny_bundle(verify=4, cache=cache, layout={"kind": "single"})
+        drafters = open_drafters(DrafterOptions(), bundle, Sampler(), "portable")
+        assert [drafter.name for drafter in drafters] == expected
+
+
 def test_int8_caches_are_gathered_with_their_scales() -> None:
     model = build_model("llama")
     cache, target = CACHE | {"format": "int8"}, {"deployment": "iOS26"}

@@ -45,24 +45,31 @@ class TriForce(NetworkDrafter):
     name = "triforce"
 
     def __init__(self, plan: Plan) -> None:
-        """Raises CetaneError for a plan with one capacity, or whose caches the host does not
-        keep."""
+        """Raises CetaneError for a plan that `refusal` refuses."""
         super().__init__()
+        if (error := self.refusal(plan)) is not None:
+            raise error
+        self.vocabulary = plan.choosable
+
+    @staticmethod
+    def refusal(plan: Plan) -> CetaneError | None:
+        """Why a plan cannot draft for itself: it has one capacity, or the host does not keep its
+        caches. None if it can."""
         written = [name for name, slots in plan.caches.items() if slots.contract != "readonly"]
         if written:
             contract = plan.caches[written[0]].contract
-            raise CetaneError(
+            return CetaneError(
                 f"triforce gathers columns of caches that the host keeps, but {written[0]} has the "
                 f"contract {contract}",
                 f"{PORT}; a recipe's cache.sliding must be readonly too",
             )
         if not plan.smaller:
-            raise CetaneError(
+            return CetaneError(
                 "triforce needs a smaller capacity to draft in, and the bundle has only "
                 f"{plan.recipe.cache.context} tokens",
                 PORT,
             )
-        self.vocabulary = plan.choosable
+        return None
 
     def forget(self) -> None:
         session = self.session
