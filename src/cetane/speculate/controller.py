@@ -199,6 +199,10 @@ class Controller:
         """Take over the measured times of a drafter, in seconds at the current plain step."""
         self.known[drafter] = times.scaled(1 / self.plain_step)
 
+    def knows(self, drafter: str) -> bool:
+        """Whether it knows what this drafter's tokens cost."""
+        return drafter in self.known or self.drafting[drafter].usual > 0
+
     def asking_seconds(self, drafter: str) -> float:
         """Seconds that a draft takes now apart from its tokens and from unread ones; 0 if nothing
         is known."""

@@ -148,8 +148,11 @@ class Speculator:
 
     def worth(self, drafter: Drafter, most: int, controller: Controller) -> int:
         """The number of tokens that a costly drafter should draft; 0 if the drafts of this step
-        promise as much as its own."""
+        promise as much as its own. A first draft of unknown cost has one token, since a long one
+        could spend what the answer may lose."""
         name, unread = drafter.name, drafter.unread
+        if not controller.knows(name):
+            most = min(most, 1)
         asking = controller.asking_seconds(name)
         seconds = controller.drafting_seconds(name)
         reading = controller.reading_seconds(name, unread)
