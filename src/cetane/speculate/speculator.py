@@ -141,6 +141,8 @@ class Speculator:
         draft = drafter.propose(most).first(most)
         if self.controller and draft.tokens:  # a drafter that says nothing shows no cost
             seconds = time.perf_counter() - started
+            if drafter.times is not None and not self.controller.knows(drafter.name):
+                self.controller.know(drafter.name, drafter.times)
             self.controller.proposed(drafter.name, len(draft.tokens), seconds, unread)
         size = len(self.possible)
         chosen = (0 <= token < size and self.possible[token] for token in draft.tokens)

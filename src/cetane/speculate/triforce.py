@@ -3,6 +3,7 @@
 The draft runs the bundle's own functions of the smallest capacity, whose weights are there anyway.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.errors import CetaneError
 from cetane.schema.plan import Plan
 from cetane.speculate.controller import RECENT
+from cetane.speculate.drafter import DraftTimes
 from cetane.speculate.network import NetworkDrafter
 
 SINKS, NEWEST = 1 / 32, 3 / 8
@@ -96,11 +98,24 @@ class TriForce(NetworkDrafter):
         """The position from which slots must be chosen again."""
 
     def read(self) -> None:
-        self.look()
+        if self.look() and self.times is None:
+            self.times = DraftTimes(asking=0.0, token=self.token_seconds())
+
+    def token_seconds(self) -> float:
+        """Measured seconds of a drafted token. A first call may prepare the function, so the second
+        counts."""
+        took = 0.0
+        for _ in range(2):
+            started = time.perf_counter()
+            self.own.feed(self.tokens[-1:])
+            took = time.perf_counter() - started
+            self.memory.follow()
+        return took
 
     def look(self) -> bool:
         """Hold what the target holds by now, in part. False if its text is still short."""
         assert self.session is not None
+        self.own.adapter = self.session.adapter
         position = self.session.position
         if position < self.smallest.tokens:
             return False
@@ -123,8 +138,6 @@ class TriForce(NetworkDrafter):
     def propose(self, most: int) -> Draft:
         if len(self.tokens) < self.first or not self.look():
             return NO_DRAFT
-        assert self.session is not None
-        self.own.adapter = self.session.adapter
         return self.likely(self.rows(), most)
 
     def rows(self) -> Iterator[Array]:
