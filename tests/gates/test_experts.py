@@ -12,6 +12,7 @@ from tests.families.test_gpt_oss import build_oss
 
 from cetane.checkpoint import open_checkpoint
 from cetane.gates.golden import Proof
+from cetane.gates.ladder import ladder
 from cetane.gates.limits import limits
 from cetane.gates.port import packaged
 from cetane.gates.reference import Reference
@@ -65,6 +66,8 @@ def test_a_package_shows_its_experts(
     bundle = build_bundle(checkpoint, made, tmp_path / "bundle", lambda *_: None)
     port, reference = packaged(bundle, Planner(checkpoint, made), checkpoint), Reference(checkpoint)
     assert worst(port, checkpoint, reference) < limits().structure.relative
+    layers = {shard.name: bundle.shard(shard.name) for shard in bundle.plan.shards[:2]}
+    assert ladder(checkpoint, port.planner, layers).passed
     never_following()
     assert worst(port, checkpoint, reference) > limits().structure.relative
 
