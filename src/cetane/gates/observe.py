@@ -1,7 +1,7 @@
 """Observations of a port: its logits and its shards' outputs, on probes."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from cetane.engine.engine import Engine
 from cetane.engine.host import host_input
 from cetane.engine.session import Session, gather
 from cetane.families import Truth
+from cetane.gates.experts import Choices, best, routed_blocks
 from cetane.gates.probes import Probe, ProbePart
 from cetane.gates.reference import Observed
 from cetane.planner import Planner
@@ -27,13 +28,6 @@ class ProbeTask:
     probe: Probe
     parts: tuple[ProbePart, ...]
 
-    def own(self, at: Array) -> Array:
-        """Whether the mode itself takes each of the probe's tokens `at (n,)`: bool `(n,)`."""
-        stops = np.cumsum([part.tokens for part in self.parts])
-        mine = np.array([part.mode == self.mode for part in self.parts])
-        taken: Array = mine[np.searchsorted(stops, at, side="right")]
-        return taken
-
 
 @dataclass(frozen=True)
 class Seen:
@@ -46,6 +40,8 @@ class Seen:
     at: Array
     tensors: dict[Truth, tuple[Array, Array]]
     """Each tensor's numbers of tokens, and their rows."""
+    choices: Choices = field(default_factory=dict)
+    """The experts of the tokens, as far as the port shows them."""
 
     def whole(self, count: int) -> Observed:
         """The logits, and the tensors that have all `count` tokens, in the form of the truth."""
@@ -99,6 +95,13 @@ class Watched:
         """By step, the truths of its outputs. Steps that only fill caches have none: later tokens
         show their errors."""
         self.seen: dict[Truth, list[Array]] = {}
+        self.channels = planner.model.channels
+        self.routed = routed_blocks(planner.model.layers)
+        """The blocks with experts, by the names of what the port shows of them."""
+        self.experts: dict[str, list[Array]] = {}
+        """The chosen experts of each call, by these names."""
+        self.choosing: dict[str, set[Step | Route]] = {}
+        """The steps that show them: calls that only fill caches may leave a layer's experts out."""
         ids, at = task.probe.tokens, 0
         self.calls: list[Running] = []
         for part in task.parts:
@@ -124,16 +127,26 @@ class Watched:
                 running.hosted[name] = (rows * scale).astype(dtype)
 
     def keep(self, step: Step | Route, name: str, value: Array, tokens: int) -> None:
+        block = self.routed.get(name)
+        if block is not None and value.shape[1:2] == (self.channels[block.scores],):
+            scores = columns(value)[:, :tokens]
+            self.experts.setdefault(name, []).append(best(scores, block.chosen))
+            self.choosing.setdefault(name, set()).add(step)
         truth = self.truths.get(step, {}).get(name)
         if truth is not None:
             rows = columns(value)[:, :tokens].T.astype(np.float32)
             self.seen.setdefault(truth, []).append(rows)
 
+    def forget(self) -> None:
+        """Forget what was seen so far."""
+        for seen in (self.seen, self.experts, self.choosing):
+            seen.clear()
+
     def result(self) -> Seen:
         judged = [running for running in self.calls if running.logits is not None]
         logits = gather(judged, "all")
         assert logits is not None
-        return Seen(logits, self.numbers(judged), self.tensors())
+        return Seen(logits, self.numbers(judged), self.tensors(), self.choices())
 
     def tensors(self) -> dict[Truth, tuple[Array, Array]]:
         """The shards' outputs: by truth, the numbers of tokens, and their rows `(n, C)`."""
@@ -144,14 +157,26 @@ class Watched:
 
     def makers(self, truth: Truth) -> list[Running]:
         """The calls that output a tensor: in some modes, no step does."""
+        steps = {step for step, truths in self.truths.items() if truth in truths.values()}
+        return self.calls_of(steps)
+
+    def choices(self) -> Choices:
+        """The experts that the port shows, by layer, if it shows those of all tokens of a call."""
+        chosen = {
+            self.routed[name].layer: (
+                self.numbers(self.calls_of(self.choosing[name])),
+                np.concatenate(rows),
+            )
+            for name, rows in self.experts.items()
+        }
+        return {layer: own for layer, own in chosen.items() if len(own[0]) == len(own[1])}
+
+    def calls_of(self, steps: Collection[Step | Route]) -> list[Running]:
+        """The calls that have one of some steps."""
         return [
             running
             for running in self.calls
-            if any(
-                truth in self.truths.get(step, {}).values()
-                for steps in running.steps.values()
-                for step in steps
-            )
+            if any(step in steps for own in running.steps.values() for step in own)
         ]
 
     def numbers(self, calls: Sequence[Running]) -> Array:
