@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
+from cetane.compress.fitted import by_content
 from cetane.errors import CetaneError
 from cetane.export import anemll, contract, coreai, coreml_llm
 from cetane.export.refusals import refuse_int8_caches
@@ -283,10 +284,11 @@ def export_coreai(
 def own_checkpoint(bundle: Bundle, model: str | Path | None, lora: str | Path | None) -> Checkpoint:
     """The checkpoint that a bundle was built from, once the bundle is verified.
 
-    CetaneError for another checkpoint, and for what other runtimes lack: draft heads, adapters and
-    8-bit activations.
+    CetaneError for another checkpoint, without the fitted constants, and for what other runtimes
+    lack: draft heads, adapters and 8-bit activations.
     """
     bundle.verify()
+    refuse_lost_constants(bundle)
     refuse_int8_activations(bundle)
     refuse_heads(bundle)
     if bundle.plan.adapters:
@@ -302,6 +304,25 @@ def own_checkpoint(bundle: Bundle, model: str | Path | None, lora: str | Path | 
             "a copy must keep the dates (cp -a, rsync -a); if you have none, port the model again",
         )
     return checkpoint
+
+
+def refuse_lost_constants(bundle: Bundle) -> None:
+    """Raise CetaneError for a bundle whose fitted constants this machine does not have: an export
+    encodes the checkpoint's weights once more, and the bundle has their packed form only."""
+    fitted = bundle.plan.recipe.compression.fitted
+    if fitted is None:
+        return
+    try:
+        fitted.read()
+    except CetaneError as error:
+        place = by_content(fitted.sha256).path
+        raise CetaneError(
+            f"{bundle.path} has fitted constants, and this layout needs their file. It cannot be "
+            f"read: {place}",
+            "export on the machine that ported it; --layout contract and onnx need no such file; "
+            "or port into another folder, with a copy of the bundle's recipe.toml without "
+            "[compression.fitted]",
+        ) from error
 
 
 def refuse_int8_activations(bundle: Bundle) -> None:
