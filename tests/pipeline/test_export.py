@@ -26,7 +26,7 @@ FILES = ("model", "weights")
 class Pairs:
     """A runtime whose packages are two files of one text."""
 
-    COMPILE, FILES = "", ()
+    APP, COMPILE, FILES = "Pairs", "", ()
     made = "new"
 
     def packages(self, *_: Any) -> dict[str, Callable[[Path], None]]:

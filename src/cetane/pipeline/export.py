@@ -38,6 +38,7 @@ Runtime = Literal["anemll", "coreml-llm"]
 class RuntimeModule(Protocol):
     """A package of `cetane.export` for a runtime whose packages are lowered once more."""
 
+    APP: str
     COMPILE: str
     FILES: tuple[str, ...]
     """All files that its folder may hold beside its packages and `cetane.json`."""
@@ -75,6 +76,8 @@ class RuntimeFolder:
     """A folder that another runtime loads."""
 
     path: Path
+    app: str
+    """The runtime's name."""
     compile: str
     """The command that compiles its packages, on a Mac."""
     problems: Sequence[str]
@@ -84,9 +87,21 @@ class RuntimeFolder:
     def passed(self) -> bool:
         return not self.problems
 
+    @property
+    def packages(self) -> list[str]:
+        """The names of its packages: a check reads their programs."""
+        return sorted(path.stem for path in self.path.glob("*.mlpackage"))
+
+    @property
+    def compiled(self) -> list[str]:
+        """The names of packages that are there compiled only: nothing in them can be checked."""
+        compiled = {path.stem for path in self.path.glob("*.mlmodelc")}
+        return sorted(compiled.difference(self.packages))
+
     def as_json(self) -> dict[str, Any]:
         return {
-            "folder": str(self.path), "compile": self.compile, "problems": list(self.problems)
+            "folder": str(self.path), "passed": self.passed, "packages": self.packages,
+            "compiled": self.compiled, "compile": self.compile, "problems": list(self.problems),
         }  # fmt: skip
 
 
@@ -159,7 +174,7 @@ def export_runtime(
         problems = module.check(target)
         if not problems:  # by this file the folder counts as one of the bundle's
             write_json(target / ORIGIN, {"bundle": bundle.digest})
-    return RuntimeFolder(target, module.COMPILE, problems)
+    return RuntimeFolder(target, module.APP, module.COMPILE, problems)
 
 
 def replace_package(
@@ -199,7 +214,7 @@ def replace_package(
         finally:
             remove(fresh)
         progress("done", 1, 1)
-    return RuntimeFolder(Path(output), module.COMPILE, problems)
+    return RuntimeFolder(Path(output), module.APP, module.COMPILE, problems)
 
 
 def check_folder(folder: str | Path) -> RuntimeFolder:
@@ -211,7 +226,7 @@ def check_folder(folder: str | Path) -> RuntimeFolder:
     for name, runtime in CONFIGS.items():
         if (path / name).is_file():
             module = RUNTIMES[runtime]
-            return RuntimeFolder(path, module.COMPILE, module.check(path))
+            return RuntimeFolder(path, module.APP, module.COMPILE, module.check(path))
     raise CetaneError(
         f"{path} has none of {', '.join(CONFIGS)}", "cetane export --layout writes such a folder"
     )
