@@ -1,43 +1,47 @@
-"""Pages of the docs site that come from the code: commands, recipe fields, limits, the API.
+"""Pages of the reference that come from the code: commands, recipe fields, the API.
 
-mkdocs runs it (`mkdocs.yml`, gen-files); the pages exist in the site only, not in the repository.
+`python scripts/docs_pages.py` writes them into docs/reference. A test compares them with the code.
 """
 
 import re
-from collections.abc import Iterator
-from importlib import resources
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import griffe
-import mkdocs_gen_files
 import typer
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 import cetane
 from cetane.cli.app import app
 from cetane.families import families
-from cetane.schema.recipe import Recipe
+from cetane.schema.recipe import Recipe, Width
+
+ROOT = Path(__file__).parents[1]
 
 
-def main() -> None:
+def pages() -> dict[str, str]:
+    """The pages' texts by their names in docs/reference."""
     templates = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=FileSystemLoader(ROOT / "scripts" / "templates"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    pages: dict[str, dict[str, Any]] = {
-        "commands": {"commands": list(commands(typer.main.get_command(app), "cetane"))},
-        "recipe": {"tables": [*tables(Recipe), *family_tables()]},
-        "api": {"names": sorted(cetane.__all__, key=str.swapcase)},  # functions, then classes
-        "limits": {"text": resources.files("cetane.gates").joinpath("limits.toml").read_text()},
+    contents: dict[str, dict[str, Any]] = {
+        "commands.md": {"commands": list(commands(typer.main.get_command(app), "cetane"))},
+        "recipe.md": {"tables": [*tables(Recipe), *family_tables()]},
+        "api.md": {"names": sorted(cetane.__all__, key=str.swapcase)},  # functions, then classes
     }
-    for name, content in pages.items():
-        with mkdocs_gen_files.open(f"reference/{name}.md", "w") as page:
-            page.write(templates.get_template(f"{name}.md.j2").render(content))
+    return {
+        name: templates.get_template(f"{name}.j2").render(content)
+        for name, content in contents.items()
+    }
 
 
 def commands(command: Any, path: str) -> Iterator[dict[str, Any]]:
@@ -75,27 +79,33 @@ def option(parameter: Any) -> dict[str, str]:
     }
 
 
-def tables(model: type[BaseModel], path: str = "") -> Iterator[dict[str, Any]]:
+def tables(model: type[BaseModel], path: str = "", about: str = "") -> Iterator[dict[str, Any]]:
     """The tables of a recipe: their fields, and the tables below them."""
-    source = griffe.load(model.__module__, search_paths=["src"])[model.__name__]
+    source = griffe.load(model.__module__, search_paths=[ROOT / "src"])[model.__name__]
+    hints = get_type_hints(model, include_extras=True)
     fields, below = [], []
     for name, field in model.model_fields.items():
-        if (kind := table_of(field.annotation)) is not None:
-            below.append((kind, f"{path}.{name}".lstrip(".")))
+        written = source.all_members[name].docstring
+        told = one_line(written.value if written else "")
+        kind = table_of(field.annotation)
+        if kind is not None and not named_by_path(field):
+            below.append((kind, f"{path}.{name}".lstrip("."), told))
             continue
-        written = source.all_members[name]
-        about = written.docstring.value if written.docstring else ""
         fields.append(
             {
                 "name": name,
-                "type": words(str(written.annotation)),
+                "type": "path of a file" if kind else words(hints[name]),
                 "default": default(field),
-                "about": " ".join(about.split()),
+                "about": told,
             }
         )
-    yield {"path": path, "about": " ".join((model.__doc__ or "").split()), "fields": fields}
-    for kind, where in below:
-        yield from tables(kind, where)
+    yield {"path": path, "about": about or one_line(model.__doc__ or ""), "fields": fields}
+    for kind, where, told in below:
+        yield from tables(kind, where, told)
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def table_of(annotation: Any) -> type[BaseModel] | None:
@@ -103,6 +113,11 @@ def table_of(annotation: Any) -> type[BaseModel] | None:
     kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not type(None)]
     (kind,) = kinds if len(kinds) == 1 else (None,)
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def named_by_path(field: FieldInfo) -> bool:
+    """Whether a recipe names the file of a table, which cetane writes (`read_already`)."""
+    return any(isinstance(one, BeforeValidator) for one in field.metadata)
 
 
 def family_tables() -> Iterator[dict[str, Any]]:
@@ -115,7 +130,7 @@ def family_tables() -> Iterator[dict[str, Any]]:
         yield table | {"about": f"For {', '.join(names)}. {table['about']}"}
 
 
-def default(field: Any) -> str:
+def default(field: FieldInfo) -> str:
     """What a field is if a recipe says nothing."""
     if field.default is PydanticUndefined:
         return "required" if field.default_factory is None else "empty"
@@ -124,15 +139,40 @@ def default(field: Any) -> str:
     return f"`{str(field.default).lower() if isinstance(field.default, bool) else field.default}`"
 
 
-def words(annotation: str) -> str:
-    """A type for people, from its annotation in the source."""
-    text = re.sub(r"Annotated\[([\w.]+), .*?\)\]", r"\1", annotation)
-    text = re.sub(r"Literal\[(.*?)\]", lambda m: " or ".join(m[1].split(", ")), text)
-    text = re.sub(r"tuple\[(.*), \.\.\.\]", r"list of \1", text)
-    text = re.sub(r"dict\[(\w+), (.*)\]", r"table of \2", text)
-    text = text.replace(" | None", ", or none").replace(" | ", " or ")
-    plain = {"int": "whole number", "float": "number", "str": "text", "bool": "true or false"}
-    return re.sub(r"\b(int|float|str|bool)\b", lambda m: plain[m[0]], text).replace("'", "`")
+PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 
 
-main()
+def words(hint: Any) -> str:
+    """A type for people: kinds of values, or the values themselves."""
+    if hint == Width:
+        return f"{PLAIN[int]}, or 0"
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind is Annotated:
+        return words(inner[0])
+    if kind is Literal:
+        return alternatives([f"`{value}`" for value in inner])
+    if kind is tuple:
+        return f"list of {several(inner[0])}"
+    if kind is dict:
+        return "table" if inner[1] is Any else f"table of {several(inner[1])}"
+    if kind in (Union, UnionType):
+        some = alternatives([words(one) for one in inner if one is not NoneType])
+        return f"{some}, or none" if NoneType in inner else some
+    return PLAIN[hint]
+
+
+def alternatives(options: Sequence[str]) -> str:
+    """`a, b or c`."""
+    *first, last = options
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def several(hint: Any) -> str:
+    """The type of a list's members: plain kinds in the plural."""
+    text = words(hint)
+    return f"{text}s" if text in PLAIN.values() else text
+
+
+if __name__ == "__main__":
+    for name, text in pages().items():
+        (ROOT / "docs" / "reference" / name).write_text(text, encoding="utf-8")

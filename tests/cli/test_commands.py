@@ -1,5 +1,6 @@
 """What the commands do, as a user sees it."""
 
+import fnmatch
 import json
 import re
 import shlex
@@ -16,10 +17,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from cetane.bundle import Bundle
+from cetane.cli.app import COMMANDS
 from cetane.cli.demo import DEMOS, Demo
 from cetane.cli.output import print_json
 from cetane.gates.limits import Limits, read
 from cetane.hardware.chips import ChipFigure, find_chip
+from cetane.lab.workload import zaya_tiny
 from cetane.planner import Encoder
 
 from .conftest import Cetane
@@ -263,6 +266,14 @@ def test_build_only(
     assert Bundle(target).digest == whole["digest"]
     assert len(lowered) == 4
     assert not (tmp_path / "out.partial").exists()
+
+
+def test_the_example_of_build_names_shards(cetane: Cetane) -> None:
+    """Of the recipe that it takes, on the model that comes with cetane."""
+    example = shlex.split(COMMANDS["build"].example)
+    pattern = example[example.index("--only") + 1]
+    names = [one["name"] for one in cetane("plan", zaya_tiny(), "--json").json["shards"]]
+    assert 1 < len(fnmatch.filter(names, pattern)) < len(names)
 
 
 def test_demo(

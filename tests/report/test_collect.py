@@ -1,16 +1,20 @@
 """What a bundle's page says is what the files say."""
 
+import shlex
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import coremltools as ct
 import numpy as np
 import pytest
+import typer
 from tests.report.conftest import DEVICE_RESULT, EVALUATION
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
+from cetane.cli.app import app
 from cetane.errors import CetaneError
 from cetane.gates.limits import OTHER_LIMITS
 from cetane.gates.quality import Quality
@@ -160,6 +164,23 @@ def test_verdicts(full: BundleReport, empty: BundleReport) -> None:
     assert said["ladder"].outcome == said["perplexity"].outcome == "not run"
     assert said["residency"].basis == "predicted"
     assert empty.outcome == "not run"
+
+
+def test_commands_judge_this_very_bundle(full: BundleReport, judged: Bundle) -> None:
+    """`cetane port MODEL` would make another one: of another recipe, or without an adapter."""
+    commands = {verdict.gate: verdict.command for verdict in full.verdicts if verdict.repeatable}
+    assert {"golden", "perplexity", "residency", "device"} <= commands.keys()
+    top: Any = typer.main.get_command(app)
+    for line in commands.values():
+        name, *arguments = shlex.split(line)[1:]
+        command = top.get_command(None, name)
+        given = command.make_context(name, [*arguments]).params
+        assert judged.path in given.values() or [judged.path] == given["bundles"], line
+
+
+def test_the_ladder_belongs_to_a_port(full: BundleReport) -> None:
+    ladder = next(verdict for verdict in full.verdicts if verdict.gate == "ladder")
+    assert (ladder.command, ladder.repeatable) == ("cetane port", False)
 
 
 def test_tasks_are_those_of_the_evaluation(full: BundleReport) -> None:

@@ -158,6 +158,14 @@ def test_the_title_says_which_model_when_and_how_it_was_judged(full: BundleRepor
         assert part in text[text.index("<header>") : text.index("</header>")]
 
 
+def test_a_date_and_a_command_are_two_facts(full: BundleReport) -> None:
+    """Nobody knows which command gave a stored verdict."""
+    text = " ".join(page(full).split())
+    golden = next(verdict for verdict in full.verdicts if verdict.gate == "golden")
+    assert f"{golden.date}. To run it again: <code>cetane validate " in text
+    assert "Judged while <code>cetane port</code> makes a bundle." in text
+
+
 def test_tasks_say_how_they_were_asked(full: BundleReport) -> None:
     text = " ".join(re.sub(r"<[^>]+>", "", page(full)).split())
     assert "the first 40 samples of each, after 2 examples, by the chat template." in text

@@ -24,7 +24,7 @@ COMMANDS = {
     "demo": Listed("Port", "cetane demo"),
     "plan": Listed("Port", "cetane plan HuggingFaceTB/SmolLM2-135M-Instruct --chip a19-pro"),
     "port": Listed("Port", "cetane port HuggingFaceTB/SmolLM2-135M-Instruct -o smollm2"),
-    "build": Listed("Port", "cetane build model.gguf --only 'layers-*' -o model"),
+    "build": Listed("Port", "cetane build model.gguf --only 'chunk-*' -o model"),
     "recipes": Listed("Port", "cetane recipes"),
     "inspect": Listed("Port", "cetane inspect model.gguf"),
     "validate": Listed("Judge", "cetane validate smollm2 --perplexity book.txt"),

@@ -43,7 +43,8 @@ def build(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Make only shards of this name or pattern, and no bundle yet. May be repeated."
+            help="Make only shards of this name or pattern, and no bundle yet; cetane plan shows "
+            "their names. May be repeated."
         ),
     ] = None,
     rebuild: Rebuild = False,

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from cetane.cli.options import Checkpoint, Json, Lora, refuse
-from cetane.cli.output import conclude, print_json, progress, say, show_warnings, warn
+from cetane.cli.output import (
+    conclude,
+    console,
+    print_json,
+    progress,
+    say,
+    show_warnings,
+    verdict,
+    warn,
+)
 
 if TYPE_CHECKING:
     from cetane.pipeline.export import Runtime, RuntimeFolder
@@ -105,10 +114,15 @@ def for_runtime(
 
 
 def show(folder: "RuntimeFolder") -> None:
-    """Print a folder's problems, or how to compile its packages."""
+    """Print a folder's verdict, then its problems, or how to compile its packages."""
+    unread = f", {len(folder.compiled)} compiled ones not" if folder.compiled else ""
+    console.print(
+        f"{folder.app}'s contract: {verdict(folder.passed)}, {len(folder.packages)} packages read"
+        f"{unread}"
+    )
     for problem in folder.problems:
         warn(problem)
-    if folder.passed:
+    if folder.passed and folder.packages:
         say(f"on a Mac, in {folder.path}: {folder.compile}")
 
 

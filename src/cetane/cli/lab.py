@@ -173,7 +173,11 @@ AgainOption = Annotated[
 ]
 ModelsOption = Annotated[
     list[str] | None,
-    typer.Option("--where", metavar="NAME=PATH", help="The path of a workload's model."),
+    typer.Option(
+        "--where",
+        metavar="NAME=PATH",
+        help="Where the model that a workload calls NAME lies, as smollm2=model.gguf.",
+    ),
 ]
 
 
@@ -208,6 +212,7 @@ def run(
     setting = Setting(work, {name: Path(path) for name, path in known.items()})
     chosen = [opened.find(name) for name in names or ()]
     chosen = chosen or [one for one in opened.own().values() if one.runnable]
+    refuse_unused(setting, chosen)
     share_threads()
     held = {
         one.id: outcome
@@ -231,6 +236,17 @@ def run(
         name = chosen[0].id
         follow("report", name, "-o", f"{name}.html", options={"--lab": elsewhere(lab)})
     raise typer.Exit(0 if passed else 1)
+
+
+def refuse_unused(setting: "Setting", experiments: "list[Experiment]") -> None:
+    """Raise CetaneError for a model by path that no workload of the experiments names."""
+    used = {one.workload.model for one in experiments if one.workload is not None}
+    for name in setting.models:
+        if name not in used:
+            raise CetaneError(
+                f"--where {name}: no workload of these experiments has that model",
+                f"they have {', '.join(sorted(used)) or 'none'}",
+            )
 
 
 def elsewhere(lab: Path) -> Path | None:

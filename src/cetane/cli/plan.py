@@ -12,7 +12,6 @@ from cetane.cli.options import (
     Json,
     Lora,
     Model,
-    OsNumber,
     RecipeName,
     Settings,
     Verbose,
@@ -27,11 +26,23 @@ if TYPE_CHECKING:
     from cetane.pipeline.request import Request
 
 
+OsOption = Annotated[
+    float | None,
+    typer.Option(
+        min=1,
+        help="With --chip: the system's number, as iOS counts: macOS 15 is 18.",
+        show_default="26",
+    ),
+]
 SweepOption = Annotated[
-    bool, typer.Option("--sweep", help="Rank all layouts, contracts, formats, T and contexts.")
+    bool,
+    typer.Option(
+        "--sweep", help="With --chip: rank all layouts, contracts, formats, T and contexts."
+    ),
 ]
 ExplainOption = Annotated[
-    bool, typer.Option("--explain", help="Show the source of every predicted number.")
+    bool,
+    typer.Option("--explain", help="With --chip: show the source of every predicted number."),
 ]
 
 
@@ -44,7 +55,7 @@ def plan(
     lora: Lora = None,
     adapter: Adapters = None,
     chip: ForChip = None,
-    os: OsNumber = None,
+    os: OsOption = None,
     sweep: SweepOption = False,
     explain: ExplainOption = False,
     verbose: Verbose = False,

@@ -19,7 +19,9 @@ class FileBeside(Data):
     """A file beside the recipe, and its SHA-256."""
 
     file: str = Field(min_length=1)
+    """Its path, relative to the recipe's folder."""
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    """The hash of its content: another file is refused."""
     _path: Path | None = PrivateAttr(default=None)
 
     @model_validator(mode="before")

@@ -83,7 +83,6 @@ class Selection(Data):
     """A text file like what the port will read. Methods that need the model read it in place of
     Python's documentation, beside the model's own text."""
     second_order: SecondOrder = Field(default=AS_GPTQ, exclude_if=lambda own: own == AS_GPTQ)
-    """The options of `gptq`."""
     rotate: bool = Field(default=False, exclude_if=lambda rotate: not rotate)
     """Whether the residual stream and the values of attention are turned first, which spreads
     outliers: the same function, with weights that round better."""
@@ -92,7 +91,8 @@ class Selection(Data):
     mixes palettes up to it if `default` alone does not hold the recipe's promise, and writes into
     `names` which weights get other palettes. A mix needs fitted constants."""
     fitted: FittedFile | None = Field(default=None, exclude_if=lambda file: file is None)
-    """The file of constants that the method made. A build adds it."""
+    """The file of constants that the method made, beside the recipe, else in the cache folder. A
+    build adds it."""
 
     @field_validator("names", mode="before")
     @classmethod

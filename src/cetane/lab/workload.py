@@ -90,17 +90,21 @@ class Setting:
         """The path of a model."""
         if name in self.models:
             return self.models[name]
+        where = f"cetane lab run --where {name}=PATH"
         match name:
             case "zaya-tiny":
                 return zaya_tiny()
             case "gemma-tiny":
                 return gemma_tiny()
             case "smollm2":
-                return smollm2()
+                try:
+                    return smollm2()
+                except CetaneError as error:
+                    hint = f"{error.hint}; or name another place: {where}"
+                    raise CetaneError(error.message, hint) from error
             case "gemma4-synthetic":
                 return write_gemma4(self.folder / "models" / name, zaya_tiny())
-        hint = f"give its path: cetane lab run --where {name}=PATH"
-        raise CetaneError(f"{name} does not come with cetane", hint)
+        raise CetaneError(f"{name} does not come with cetane", f"give its path: {where}")
 
     def text(self, workload: Workload) -> Path:
         """The file of a workload's text."""

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
+from cetane.compress.fitted import by_content
 from cetane.errors import CetaneError
 from cetane.export import anemll, contract, coreai, coreml_llm
 from cetane.export.refusals import refuse_int8_caches
@@ -37,6 +38,7 @@ Runtime = Literal["anemll", "coreml-llm"]
 class RuntimeModule(Protocol):
     """A package of `cetane.export` for a runtime whose packages are lowered once more."""
 
+    APP: str
     COMPILE: str
     FILES: tuple[str, ...]
     """All files that its folder may hold beside its packages and `cetane.json`."""
@@ -74,6 +76,8 @@ class RuntimeFolder:
     """A folder that another runtime loads."""
 
     path: Path
+    app: str
+    """The runtime's name."""
     compile: str
     """The command that compiles its packages, on a Mac."""
     problems: Sequence[str]
@@ -83,9 +87,21 @@ class RuntimeFolder:
     def passed(self) -> bool:
         return not self.problems
 
+    @property
+    def packages(self) -> list[str]:
+        """The names of its packages: a check reads their programs."""
+        return sorted(path.stem for path in self.path.glob("*.mlpackage"))
+
+    @property
+    def compiled(self) -> list[str]:
+        """The names of packages that are there compiled only: nothing in them can be checked."""
+        compiled = {path.stem for path in self.path.glob("*.mlmodelc")}
+        return sorted(compiled.difference(self.packages))
+
     def as_json(self) -> dict[str, Any]:
         return {
-            "folder": str(self.path), "compile": self.compile, "problems": list(self.problems)
+            "folder": str(self.path), "passed": self.passed, "packages": self.packages,
+            "compiled": self.compiled, "compile": self.compile, "problems": list(self.problems),
         }  # fmt: skip
 
 
@@ -158,7 +174,7 @@ def export_runtime(
         problems = module.check(target)
         if not problems:  # by this file the folder counts as one of the bundle's
             write_json(target / ORIGIN, {"bundle": bundle.digest})
-    return RuntimeFolder(target, module.COMPILE, problems)
+    return RuntimeFolder(target, module.APP, module.COMPILE, problems)
 
 
 def replace_package(
@@ -198,7 +214,7 @@ def replace_package(
         finally:
             remove(fresh)
         progress("done", 1, 1)
-    return RuntimeFolder(Path(output), module.COMPILE, problems)
+    return RuntimeFolder(Path(output), module.APP, module.COMPILE, problems)
 
 
 def check_folder(folder: str | Path) -> RuntimeFolder:
@@ -210,7 +226,7 @@ def check_folder(folder: str | Path) -> RuntimeFolder:
     for name, runtime in CONFIGS.items():
         if (path / name).is_file():
             module = RUNTIMES[runtime]
-            return RuntimeFolder(path, module.COMPILE, module.check(path))
+            return RuntimeFolder(path, module.APP, module.COMPILE, module.check(path))
     raise CetaneError(
         f"{path} has none of {', '.join(CONFIGS)}", "cetane export --layout writes such a folder"
     )
@@ -283,10 +299,11 @@ def export_coreai(
 def own_checkpoint(bundle: Bundle, model: str | Path | None, lora: str | Path | None) -> Checkpoint:
     """The checkpoint that a bundle was built from, once the bundle is verified.
 
-    CetaneError for another checkpoint, and for what other runtimes lack: draft heads, adapters and
-    8-bit activations.
+    CetaneError for another checkpoint, without the fitted constants, and for what other runtimes
+    lack: draft heads, adapters and 8-bit activations.
     """
     bundle.verify()
+    refuse_lost_constants(bundle)
     refuse_int8_activations(bundle)
     refuse_heads(bundle)
     if bundle.plan.adapters:
@@ -302,6 +319,25 @@ def own_checkpoint(bundle: Bundle, model: str | Path | None, lora: str | Path | 
             "a copy must keep the dates (cp -a, rsync -a); if you have none, port the model again",
         )
     return checkpoint
+
+
+def refuse_lost_constants(bundle: Bundle) -> None:
+    """Raise CetaneError for a bundle whose fitted constants this machine does not have: an export
+    encodes the checkpoint's weights once more, and the bundle has their packed form only."""
+    fitted = bundle.plan.recipe.compression.fitted
+    if fitted is None:
+        return
+    try:
+        fitted.read()
+    except CetaneError as error:
+        place = by_content(fitted.sha256).path
+        raise CetaneError(
+            f"{bundle.path} has fitted constants, and this layout needs their file. It cannot be "
+            f"read: {place}",
+            "export on the machine that ported it; --layout contract and onnx need no such file; "
+            "or port into another folder, with a copy of the bundle's recipe.toml without "
+            "[compression.fitted]",
+        ) from error
 
 
 def refuse_int8_activations(bundle: Bundle) -> None:

@@ -32,6 +32,8 @@ class GateVerdict(Data):
     """`measured` on the programs, or `predicted` by rules."""
     command: str
     """The command that runs it."""
+    repeatable: bool
+    """Whether the command judges this bundle again. Others judge a bundle while they make it."""
     date: str | None = None
     """The time of its result, in UTC."""
     notes: tuple[str, ...] = ()

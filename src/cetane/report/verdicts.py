@@ -36,6 +36,9 @@ FURTHER = {
 }
 """Questions of gates that only some bundles have. A draft head's gates are named `GATE-HEAD`."""
 
+MAKERS = {"ladder": "cetane port", "activations": "cetane quantize-activations"}
+"""Commands that judge a bundle by these gates while they make it, and never after."""
+
 
 class Gates:
     """The stored results of a bundle's gates."""
@@ -66,7 +69,8 @@ class Gates:
         if kept is None:
             return None
         content = {key: value for key, value in kept.items() if key not in ("bundle", *without)}
-        hint = f"run it again: {command(gate, self.bundle.path)}"
+        again = "make the bundle" if gate in MAKERS else "run it"
+        hint = f"{again} again: {command(gate, self.bundle.path)}"
         return validated(kind, content, str(self.file(gate)), hint)
 
     def file(self, gate: str) -> Path:
@@ -77,17 +81,19 @@ class Gates:
         return written(self.file(gate)) if gate in self.results else None
 
 
-def command(gate: str, bundle: Path, source: str = "MODEL") -> str:
-    """The command that runs a gate."""
-    path, model = shlex.quote(str(bundle)), shlex.quote(source)
-    return {
+def command(gate: str, bundle: Path) -> str:
+    """The command that runs a gate, also a draft head's `GATE-HEAD`."""
+    path = shlex.quote(str(bundle))
+    commands = MAKERS | {
         "golden": f"cetane validate {path}",
-        "ladder": f"cetane port {model} -o {path}",
+        "static": f"cetane validate {path}",
+        "layers": f"cetane validate {path} --full",
         "perplexity": f"cetane validate {path} --perplexity TEXT",
         "residency": f"cetane audit {path}",
         "evaluation": f"cetane eval {path} --against reference",
         "device": f"cetane import measurements.json {path}",
-    }.get(gate, f"cetane info {path}")
+    }
+    return commands.get(gate.partition("-")[0], f"cetane info {path}")
 
 
 def verdicts(gates: Gates, audit: Audit) -> Iterator[GateVerdict]:
@@ -131,7 +137,8 @@ def verdict(gates: Gates, gate: str, audit: Audit) -> GateVerdict:
         question=QUESTIONS.get(gate, FURTHER.get(gate.partition("-")[0], "")),
         outcome=outcome,
         basis=basis,
-        command=command(gate, gates.bundle.path, gates.bundle.manifest.source),
+        command=command(gate, gates.bundle.path),
+        repeatable=gate not in MAKERS,
         date=gates.date(gate),
         notes=tuple(notes),
         held=sum(check.passed for check in checks),

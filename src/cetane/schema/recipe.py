@@ -195,16 +195,21 @@ class TargetTable(Data):
     """The oldest system that the programs run on. Multifunction packages need iOS 18."""
 
     deployment: Literal["iOS18", "iOS26"] = "iOS18"
+    """`iOS18` stands for macOS 15 too, `iOS26` for macOS 26."""
 
 
 class Recipe(Data):
     """Every choice that decides how a checkpoint becomes a bundle."""
 
     name: str
+    """A recipe file may leave it out: then it is the file's own name."""
     description: str = ""
+    """What the recipe is for, in one line."""
     family: dict[str, Any] = Field(default_factory=dict)
     """Options of the model's family, which checks them."""
     tensor_layout: Order = "c1t"
+    """The axes of hidden tensors: `(1, C, 1, T)` for `c1t`, as the ANE stores them, `(1, C, T, 1)`
+    for `ct1`, as the published ports have them."""
     layout: Layout = Layout()
     cache: CacheTable = CacheTable()
     tokens: Tokens = Tokens()
@@ -216,8 +221,9 @@ class Recipe(Data):
     quality: Quality = Field(
         default=DEFAULT_QUALITY, exclude_if=lambda promised: promised == DEFAULT_QUALITY
     )
-    """The quality that the recipe promises. The gate holds the bundle to it at any number of bits.
-    Manifests leave the default out, so that older manifests keep their bytes."""
+    """The quality that the recipe promises, the strictest first. The golden gate has limits for
+    each, and holds the bundle to them at any number of bits. Manifests leave the default out, so
+    that older manifests keep their bytes."""
     reasons: dict[str, str] = Field(default_factory=dict, exclude_if=lambda reasons: not reasons)
     """Why cetane chose a value that the recipe left to it, by dotted key."""
 

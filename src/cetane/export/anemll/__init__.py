@@ -8,6 +8,6 @@ repository. In this folder, "their" and "hosts" mean ANEMLL's.
 """
 
 from cetane.export.anemll.check import check
-from cetane.export.anemll.folder import COMPILE, FILES, export, packages
+from cetane.export.anemll.folder import APP, COMPILE, FILES, export, packages
 
-__all__ = ["COMPILE", "FILES", "check", "export", "packages"]
+__all__ = ["APP", "COMPILE", "FILES", "check", "export", "packages"]

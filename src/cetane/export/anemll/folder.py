@@ -16,6 +16,7 @@ from cetane.lower.lower import Lowering
 from cetane.lower.package import EXPORTER, enumerate_shapes
 from cetane.schema.recipe import Recipe
 
+APP = "ANEMLL"
 COMPILE = "sh compile.sh"
 """The command to run in the folder on a Mac: the app only loads compiled packages."""
 SCRIPT = """#!/bin/sh

@@ -7,6 +7,6 @@ repository, and the builders of its packages. In this folder, "their" means Core
 """
 
 from cetane.export.coreml_llm.check import check
-from cetane.export.coreml_llm.folder import COMPILE, FILES, export, packages
+from cetane.export.coreml_llm.folder import APP, COMPILE, FILES, export, packages
 
-__all__ = ["COMPILE", "FILES", "check", "export", "packages"]
+__all__ = ["APP", "COMPILE", "FILES", "check", "export", "packages"]

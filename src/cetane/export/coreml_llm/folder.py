@@ -20,6 +20,7 @@ from cetane.lower.package import EXPORTER
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe
 
+APP = "CoreML-LLM"
 COMPILE = "for p in *.mlpackage; do xcrun coremlcompiler compile $p . && rm -r $p; done"
 """The command to run in the folder on a Mac: phones only load compiled packages."""
 FILES: tuple[str, ...] = (
