@@ -21,6 +21,7 @@ from cetane.gates.residency.rule import load_rules
 from cetane.gates.rounding import judge_rounding
 from cetane.gates.structure import OTHER_PLAN, Deviation, excess, other_parts
 from cetane.gates.verdict import Check
+from cetane.gates.weights import TOKENIZER
 from cetane.mil.program import LARGEST_FP16
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
@@ -156,6 +157,14 @@ def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
             changes=undone(plan.recipe),
         )
     first = verdict.wrong_weights[0]
+    if first.shard == TOKENIZER:
+        return Explanation(
+            cause="weights",
+            where=f"{first.shard}/{first.label}",
+            sentence=f"The bundle's tokenizer is wrong in its {first.label}: {first.problem}. Port "
+            "the model again with --rebuild. If that does not help, save its tokenizer anew with "
+            "transformers (AutoTokenizer), or report the model.",
+        )
     what = f"{first.parameter} ({first.label})" if first.parameter else first.label
     return Explanation(
         cause="weights",

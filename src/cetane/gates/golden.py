@@ -56,6 +56,7 @@ from cetane.gates.structure import (
     same_plan,
 )
 from cetane.gates.structure import judge as judge_structure
+from cetane.gates.transformers_tokenizer import other_tokens, read_by_transformers
 from cetane.gates.weights import (
     LISTED,
     WrongWeight,
@@ -201,6 +202,7 @@ class Proof:
                 *ties(deviated),
                 *self.unjudged(idle, ane),
                 *near(compression.ranges, self.planner),
+                *(self.unread() if alone else ()),
             ),
             greedy=tuple(float(share.mean()) for share in greedy),
             probes={
@@ -247,11 +249,16 @@ class Proof:
         """What differs from the checkpoint, and parameters that are not fully used."""
         wrong = [
             *wrong_tokenizer(self.port.tokenizer, self.weights.tokenizer),
+            *other_tokens(self.port.tokenizer, read_by_transformers(self.weights))[0],
             *wrong_weights(self.port, self.weights, self.tables),
         ]
         names = {name for own in self.reference.names.values() for name in own.values()}
         shapes = {name: self.weights.shape(name) for name in names if name in self.weights}
         return wrong, list(unused_parameters(self.planner, shapes))
+
+    def unread(self) -> list[str]:
+        """Warnings of what transformers did not read, so that nothing judged cetane's reading."""
+        return other_tokens(self.port.tokenizer, read_by_transformers(self.weights))[1]
 
     def structure(self) -> tuple[list[Deviation], "Text", list[str]]:
         """The twin's deviations from the model, its results on the text, and its functions that no

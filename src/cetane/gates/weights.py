@@ -58,6 +58,9 @@ CHANCE = 4.0
 """Standard deviations within which the sum of independent errors lies. Beyond them, the errors
 along the weights are no chance."""
 
+TOKENIZER = "tokenizer"
+"""The place of what is wrong with a bundle's tokenizer."""
+
 
 class WrongWeight(Data):
     """A constant that differs from its parameter, or a parameter without a constant."""
@@ -284,21 +287,22 @@ def same_rows(given: TokenRows, wanted: TokenRows) -> bool:
 def wrong_tokenizer(given: Tokenizer, model: Tokenizer) -> Iterator[WrongWeight]:
     """The parts of a bundle's tokenizer that are not the model's.
 
-    The model's is first saved and read, as the bundle's was: reading marks special tokens."""
+    The model's vocabulary is first saved and read, as the bundle's was: reading marks special
+    tokens."""
     with TemporaryDirectory(prefix="cetane-tokenizer-") as folder:
         model.save(Path(folder))
-        wanted = Tokenizer.load(Path(folder))
+        read = Tokenizer.load(Path(folder))
     parts = {
-        "vocabulary": (given.backend.to_str(), wanted.backend.to_str()),
-        "special tokens": (given.special_tokens, wanted.special_tokens),
-        "stop tokens": (given.eos_ids, wanted.eos_ids),
-        "chat template": (given.chat_template, wanted.chat_template),
-        "tool template": (given.tool_template, wanted.tool_template),
+        "vocabulary": (given.backend.to_str(), read.backend.to_str()),
+        "special tokens": (given.special_tokens, model.special_tokens),
+        "stop tokens": (given.eos_ids, model.eos_ids),
+        "chat template": (given.chat_template, model.chat_template),
+        "tool template": (given.tool_template, model.tool_template),
     }
     for label, (own, other) in parts.items():
         if own != other:
             yield WrongWeight(
-                shard="tokenizer", label=label, parameter="", problem="it is not the model's"
+                shard=TOKENIZER, label=label, parameter="", problem="it is not the model's"
             )
 
 

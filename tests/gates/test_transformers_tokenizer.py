@@ -1,0 +1,167 @@
+"""The golden gate compares a bundle's tokenizer with transformers' own reading of the model."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGMLQuantizationType
+from tests.conftest import build_model, build_tokenizer
+from tests.gemma_gguf import TOKENS, write_gemma3
+from tokenizers import processors
+
+from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint, Tokenizer, open_checkpoint
+from cetane.gates import transformers_tokenizer
+from cetane.gates.explain import explain
+from cetane.gates.golden import golden
+from cetane.gates.transformers_tokenizer import Readings, other_tokens, read_by_transformers
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A llama whose texts begin with BOS, and whose answers end at two tokens."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    bos = tokenizer.bos_token_id
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", bos)]
+    )
+    tokenizer.chat_template = "{{ bos_token }}" + str(tokenizer.chat_template)
+    tokenizer.save_pretrained(folder)
+    build_model("llama", vocab_size=bos + 1).save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 7]}))
+    return open_checkpoint(folder)
+
+
+@pytest.fixture(scope="module")
+def theirs(model: Checkpoint) -> Readings:
+    return read_by_transformers(model)
+
+
+def labels(given: Tokenizer, theirs: Readings) -> list[str]:
+    wrong, told = other_tokens(given, theirs)
+    assert not told
+    return [one.label for one in wrong]
+
+
+def test_a_right_tokenizer(model: Checkpoint, theirs: Readings, tmp_path: Path) -> None:
+    assert theirs.error is None and len(theirs.readings) == 2 and theirs.stops == (0, 7)
+    model.tokenizer.save(tmp_path)
+    for given in (model.tokenizer, Tokenizer.load(tmp_path)):
+        assert given.encode("a")[0] == given.bos_id and given.eos_ids == (0, 7)
+        assert not labels(given, theirs)
+
+
+def test_wrong_special_tokens(model: Checkpoint, theirs: Readings) -> None:
+    right = model.tokenizer
+    assert labels(replace(right, eos_ids=(0,)), theirs) == ["stop tokens"]
+    assert labels(replace(right, eos_ids=(0, 7, 9)), theirs) == ["stop tokens"]
+    no_bos = {role: text for role, text in right.special_tokens.items() if role != "bos_token"}
+    assert labels(replace(right, special_tokens=no_bos), theirs) == ["BOS token", "chat template"]
+    assert labels(replace(right, chat_template="{{ bos_token }}"), theirs) == ["chat template"]
+
+
+@pytest.mark.parametrize(
+    ("method", "other", "label"),
+    [
+        ("encode", lambda own, text: own.encode_plain(text), "text"),
+        ("encode_plain", lambda own, text: own.encode(text), "plain text"),
+        ("chat", lambda own, messages: own.encode(own.render_chat(messages)), "conversation"),
+    ],
+)  # fmt: skip
+def test_wrong_methods(
+    method: str, other: Any, label: str, model: Checkpoint, theirs: Readings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(Tokenizer, method, other)
+    assert labels(model.tokenizer, theirs) == [label]
+
+
+def test_no_generation_prompt(
+    model: Checkpoint, theirs: Readings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render = Tokenizer.render_chat
+    monkeypatch.setattr(Tokenizer, "render_chat", lambda own, m, *_: render(own, m, False))
+    assert labels(model.tokenizer, theirs) == ["chat template"]
+
+
+def test_a_class_that_reads_otherwise(model: Checkpoint, theirs: Readings) -> None:
+    """What tokenizer.json says is right too."""
+    of_class, as_stored = theirs.readings
+    other = of_class.model_copy(update={"reader": "OwnTokenizer", "bos": 5})
+    wrong, told = other_tokens(
+        model.tokenizer, theirs.model_copy(update={"readings": (other, as_stored)})
+    )
+    assert not wrong
+    assert len(told) == 1 and "OwnTokenizer" in told[0] and "BOS token" in told[0]
+
+
+@pytest.mark.parametrize("broken", ["foreign code", "no such class", "hostile template"])
+def test_what_transformers_cannot_read(broken: str, model: Checkpoint, tmp_path: Path) -> None:
+    """It never makes a port red, and no foreign code runs."""
+    assert model.folder is not None
+    for name in ("tokenizer.json", "config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((model.folder / name).read_bytes())
+    config: dict[str, Any] = {"eos_token": "<eos>", "bos_token": "<s>"}
+    ran = tmp_path / "ran"
+    (tmp_path / "own.py").write_text(f"open({str(ran)!r}, 'w')")
+    if broken == "foreign code":
+        config |= {"auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    elif broken == "no such class":
+        config |= {"tokenizer_class": "NoSuchTokenizer"}
+    else:
+        config |= {"chat_template": "{{ raise_exception('no') }}"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    checkpoint = open_checkpoint(tmp_path)
+    assert not other_tokens(checkpoint.tokenizer, read_by_transformers(checkpoint))[0]
+    assert not ran.exists()
+
+
+def test_no_answer(model: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A child that dies is asked once. What it said is kept."""
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path))
+    asked = []
+    dead = replace(transformers_tokenizer.SANDBOX, code="sys.exit(3)")
+    monkeypatch.setattr(transformers_tokenizer, "SANDBOX", dead)
+    ask = transformers_tokenizer.asked
+    monkeypatch.setattr(
+        transformers_tokenizer, "asked", lambda place: asked.append(place) or ask(place)
+    )
+    for _ in range(2):
+        wrong, told = other_tokens(model.tokenizer, read_by_transformers(model))
+        assert not wrong and len(told) == 1 and "status 3" in told[0]
+    assert asked == [model.folder]
+
+
+def test_a_gguf_file(tmp_path: Path) -> None:
+    """What the file states must agree; how texts are split only warns."""
+    ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+    small = build_model("gemma3_text", vocab_size=len(TOKENS), **ids)
+    path = write_gemma3(tmp_path / "gemma.gguf", small, GGMLQuantizationType.F32)
+    checkpoint = open_checkpoint(path)
+    right, theirs = checkpoint.tokenizer, read_by_transformers(checkpoint)
+    assert theirs.error is None and theirs.readings[0].from_gguf
+    assert other_tokens(right, theirs) == ([], [])
+    assert labels(replace(right, eos_ids=(5,)), theirs) == ["stop tokens"]
+    assert labels(replace(right, chat_template="{{ bos_token }}"), theirs) == ["chat template"]
+    backend = type(right.backend).from_str(right.backend.to_str())
+    backend.normalizer = None
+    wrong, told = other_tokens(replace(right, backend=backend), theirs)
+    assert not wrong and any("text" in one for one in told)
+
+
+def test_the_gate_names_it(
+    tiny_bundle: Callable[..., Bundle], checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same fault in the port and in cetane's reading of the model."""
+    render = Tokenizer.render_chat
+    monkeypatch.setattr(Tokenizer, "render_chat", lambda own, m, *_: render(own, m, False))
+    bundle = tiny_bundle(verify=None, prefill=None)
+    verdict = golden(bundle, checkpoint, lambda *_: None, prompts=0)
+    assert [wrong.label for wrong in verdict.wrong_weights] == ["chat template"]
+    why = explain(bundle, checkpoint, verdict)
+    assert why is not None and why.cause == "weights" and "chat template" in why.sentence
