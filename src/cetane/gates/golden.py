@@ -23,6 +23,7 @@ from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError, installing
 from cetane.files import Progress
 from cetane.gates.bases import base_checks, unknown_bases
+from cetane.gates.files_read import only_ours, other_config, other_tokens
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult, Range
 from cetane.gates.limits import limits, limits_digest
 from cetane.gates.observe import ProbeTask, Seen, observe, unrun
@@ -56,7 +57,7 @@ from cetane.gates.structure import (
     same_plan,
 )
 from cetane.gates.structure import judge as judge_structure
-from cetane.gates.transformers_tokenizer import other_tokens, read_by_transformers
+from cetane.gates.transformers_files import read_by_transformers
 from cetane.gates.weights import (
     LISTED,
     WrongWeight,
@@ -247,18 +248,24 @@ class Proof:
 
     def wrong_weights(self) -> tuple[list[WrongWeight], list[str]]:
         """What differs from the checkpoint, and parameters that are not fully used."""
+        theirs = read_by_transformers(self.weights)
         wrong = [
             *wrong_tokenizer(self.port.tokenizer, self.weights.tokenizer),
-            *other_tokens(self.port.tokenizer, read_by_transformers(self.weights))[0],
+            *other_tokens(self.port.tokenizer, theirs)[0],
+            *other_config(self.weights, theirs),
             *wrong_weights(self.port, self.weights, self.tables),
         ]
         names = {name for own in self.reference.names.values() for name in own.values()}
         shapes = {name: self.weights.shape(name) for name in names if name in self.weights}
         return wrong, list(unused_parameters(self.planner, shapes))
 
-    def unread(self) -> list[str]:
-        """Warnings of what transformers did not read, so that nothing judged cetane's reading."""
-        return other_tokens(self.port.tokenizer, read_by_transformers(self.weights))[1]
+    def unread(self) -> Iterator[str]:
+        """Warnings of what transformers read otherwise than cetane, or not at all."""
+        theirs = read_by_transformers(self.weights)
+        yield from other_tokens(self.port.tokenizer, theirs)[1]
+        told = only_ours(theirs, self.weights.folder is None, self.reference.loader)
+        if told:
+            yield told
 
     def structure(self) -> tuple[list[Deviation], "Text", list[str]]:
         """The twin's deviations from the model, its results on the text, and its functions that no

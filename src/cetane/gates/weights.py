@@ -58,15 +58,15 @@ CHANCE = 4.0
 """Standard deviations within which the sum of independent errors lies. Beyond them, the errors
 along the weights are no chance."""
 
-TOKENIZER = "tokenizer"
-"""The place of what is wrong with a bundle's tokenizer."""
+READING = "reading"
+"""The place of what cetane reads of a model's files otherwise than transformers."""
 
 
 class WrongWeight(Data):
     """A constant that differs from its parameter, or a parameter without a constant."""
 
     shard: str
-    """The shard; `tables` or `tokenizer` for what a bundle has beside its shards."""
+    """The shard; `tables` or `tokenizer` for what a bundle has beside its shards; `READING`."""
     label: str
     """The place in the shard, such as `blocks.1.self_attn.q_proj.weight`."""
     parameter: str
@@ -302,7 +302,7 @@ def wrong_tokenizer(given: Tokenizer, model: Tokenizer) -> Iterator[WrongWeight]
     for label, (own, other) in parts.items():
         if own != other:
             yield WrongWeight(
-                shard=TOKENIZER, label=label, parameter="", problem="it is not the model's"
+                shard="tokenizer", label=label, parameter="", problem="it is not the model's"
             )
 
 

@@ -1,17 +1,16 @@
-"""A model's tokenizer as transformers reads it: the truth for texts, conversations and stop tokens.
+"""What transformers reads of a model's files: its tokenizer, and the config of a GGUF file.
 
-transformers and its templates run in a child process, since they trust a model's files. The cache
+transformers and chat templates run in a child process, since they trust a model's files. The cache
 folder keeps what the child said.
 """
 
 import json
 import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from datetime import date
 from importlib.metadata import version
-from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.checkpoint.sandbox import Sandbox
@@ -26,7 +25,6 @@ from cetane.files import (
     write_cache,
 )  # fmt: skip
 from cetane.gates.probes import QUESTIONS, texts
-from cetane.gates.weights import TOKENIZER, WrongWeight
 from cetane.validation import Data, parse_json, validated
 
 SECONDS, MEMORY, LARGEST = 120, 16 << 30, 1 << 24
@@ -44,7 +42,7 @@ CODE = """
 import json
 from pathlib import Path
 from transformers import (
-    AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
+    AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 )
 
 place, (texts, chats) = Path(sys.argv[1]), json.loads(ASKED)
@@ -86,17 +84,26 @@ def stops():
             stated = (config.get("text_config") or {}).get("eos_token_id")
     return [i for i in (stated if isinstance(stated, list) else [stated]) if type(i) is int]
 
-answer = {"readings": [], "stops": None, "error": None}
+def config():
+    stated = PreTrainedConfig.get_config_dict(folder, **gguf, **local)[0]
+    if "full_attention_interval" in stated:
+        stated["layer_types"] = AutoConfig.for_model(**stated).layer_types
+    return stated
+
+answer = {"readings": [], "stops": None, "config": None, "error": None}
 for kind in kinds:
     try:
         answer["readings"].append(reading(kind))
     except Exception as error:
         answer["error"] = answer["error"] or " ".join(str(error).split())[:200]
 try:
-    answer["stops"] = stops() if place.is_dir() else None
+    if gguf:
+        answer["config"] = config()
+    else:
+        answer["stops"] = stops()
 except Exception:
     pass
-print(json.dumps(answer))
+print(json.dumps(answer, default=str))
 """
 SANDBOX = Sandbox(
     f"ASKED = {json.dumps([TEXTS, CHATS])!r}\n{CODE}",
@@ -104,14 +111,6 @@ SANDBOX = Sandbox(
     MEMORY,
     2 * SECONDS,
     {"HF_HUB_OFFLINE": "1", "USE_TORCH": "0", "TOKENIZERS_PARALLELISM": "false"},
-)
-STATED = {"BOS token", "stop tokens", "chat template"}
-"""What a GGUF file states. How its texts are split, cetane and transformers know by names."""
-SHOWN = 40
-"""The characters that a message shows of a prompt's end."""
-NOT_READ = "transformers cannot read the tokenizer, so it was compared with cetane's reading: {}"
-OTHER_CLASS = (
-    "transformers' {} does not read as the model's files say, which cetane follows: {}: {}"
 )
 
 
@@ -134,18 +133,22 @@ class Reading(Data):
 
 
 class Readings(Data):
-    """How transformers reads a model's tokenizer: with the class of the model, and of a folder also
-    as its tokenizer.json says. Either is right: some classes read otherwise on purpose."""
+    """What transformers reads of a model's files."""
 
     readings: tuple[Reading, ...] = ()
+    """The tokenizer by the class of the model, and of a folder also as its tokenizer.json says.
+    Either is right: some classes read otherwise on purpose."""
     stops: tuple[int, ...] | None = None
     """The stop tokens of generation_config.json, else of config.json; None if they are unknown."""
+    config: Mapping[str, Any] | None = None
+    """What a GGUF file says of the config; None for a folder, and where transformers does not know
+    the architecture."""
     error: str | None = None
     """Why transformers cannot read a tokenizer; None if it can."""
 
 
 def read_by_transformers(checkpoint: Checkpoint) -> Readings:
-    """The tokenizer of a checkpoint, as transformers reads it. Never raises an error."""
+    """What transformers reads of a checkpoint's files. Never raises an error."""
     place = checkpoint.folder or Path(checkpoint.source)
     if not place.exists():
         return Readings(error=f"{place} is not here")
@@ -162,7 +165,7 @@ def read_by_transformers(checkpoint: Checkpoint) -> Readings:
 
 
 def asked(place: Path) -> str:
-    """What a child process says of the tokenizer at a place: `Readings` as JSON."""
+    """What a child process says of a folder or a GGUF file: `Readings` as JSON."""
     try:
         done = SANDBOX.run(place)
     except subprocess.TimeoutExpired:
@@ -186,62 +189,3 @@ def key_of(place: Path, tokenizer: Tokenizer) -> str:
             *([str(place.parent), file_identity(place)] if place.is_file() else ()),
         ]
     )
-
-
-def other_tokens(given: Tokenizer, theirs: Readings) -> tuple[list[WrongWeight], list[str]]:
-    """What a bundle's tokenizer reads otherwise than transformers; and warnings of what was not
-    judged, or differs on purpose.
-
-    Of a folder, it must agree with one of the readings. Of a GGUF file, only what the file states
-    must agree: cetane and transformers know the rest by names, each for itself.
-    """
-    if not theirs.readings:
-        return [], [NOT_READ.format(theirs.error)]
-    found = [unlike(given, reading, theirs.stops) for reading in theirs.readings]
-    first, of_class = theirs.readings[0], found[0]
-    agreed = STATED if first.from_gguf else set.intersection(*map(set, found))
-    wrong = [
-        WrongWeight(shard=TOKENIZER, label=label, parameter="", problem=why)
-        for label, why in of_class.items()
-        if label in agreed
-    ]
-    told = [
-        OTHER_CLASS.format(first.reader, label, why)
-        for label, why in of_class.items()
-        if label not in agreed
-    ]
-    return wrong, told
-
-
-def unlike(given: Tokenizer, theirs: Reading, stops: Sequence[int] | None) -> dict[str, str]:
-    """What a tokenizer reads otherwise than one of transformers, by what it is."""
-    found: dict[str, str] = {}
-    if given.bos_id != theirs.bos and not (theirs.from_gguf and theirs.bos is None):
-        found["BOS token"] = f"it is {given.bos_id}, in transformers {theirs.bos}"
-    ours, ends = {*given.eos_ids}, {*(stops or ()), *([] if theirs.eos is None else [theirs.eos])}
-    if ends - ours or (stops is not None and ours - ends):
-        found["stop tokens"] = f"they are {sorted(ours)}, in transformers {sorted(ends)}"
-    for text, around, alone in zip(TEXTS, theirs.texts, theirs.plain, strict=True):
-        if other := first_other(given.encode(text), around):
-            found["text"] = other
-        if other := first_other(given.encode_plain(text), alone):
-            found["plain text"] = other
-    for messages, prompt, ids in zip(CHATS, theirs.rendered, theirs.chats, strict=True):
-        if prompt is None or ids is None:
-            continue
-        with suppress(CetaneError):  # cetane limits templates
-            written = given.render_chat(messages)
-            if written != prompt:
-                ending = f"{written[-SHOWN:]!r}, in transformers with {prompt[-SHOWN:]!r}"
-                found["chat template"] = f"a prompt ends with {ending}"
-            elif other := first_other(given.chat(messages), ids):
-                found["conversation"] = other
-    return found
-
-
-def first_other(ours: Sequence[int], theirs: Sequence[int]) -> str | None:
-    """Where two lists of tokens first differ; None if they are equal."""
-    for at, (own, other) in enumerate(zip_longest(ours, theirs)):
-        if own != other:
-            return f"of {len(ours)} tokens, number {at} is {own}, in transformers {other}"
-    return None

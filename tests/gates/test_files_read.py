@@ -1,4 +1,4 @@
-"""The golden gate compares a bundle's tokenizer with transformers' own reading of the model."""
+"""The golden gate compares what cetane reads of a model's files with what transformers reads."""
 
 import json
 from collections.abc import Callable
@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 from gguf import GGMLQuantizationType
 from tests.conftest import build_model, build_tokenizer
-from tests.gemma_gguf import TOKENS, write_gemma3
+from tests.gemma_gguf import TOKENS, add_tokenizer, write_gemma3
+from tests.gguf_files import write_gguf
 from tokenizers import processors
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, Tokenizer, open_checkpoint
-from cetane.gates import transformers_tokenizer
+from cetane.gates import transformers_files
 from cetane.gates.explain import explain
+from cetane.gates.files_read import only_ours, other_config, other_tokens
 from cetane.gates.golden import golden
-from cetane.gates.transformers_tokenizer import Readings, other_tokens, read_by_transformers
+from cetane.gates.transformers_files import Readings, read_by_transformers
 
 
 @pytest.fixture(scope="module")
@@ -125,15 +127,17 @@ def test_no_answer(model: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path:
     """A child that dies is asked once. What it said is kept."""
     monkeypatch.setenv("CETANE_CACHE", str(tmp_path))
     asked = []
-    dead = replace(transformers_tokenizer.SANDBOX, code="sys.exit(3)")
-    monkeypatch.setattr(transformers_tokenizer, "SANDBOX", dead)
-    ask = transformers_tokenizer.asked
+    dead = replace(transformers_files.SANDBOX, code="sys.exit(3)")
+    monkeypatch.setattr(transformers_files, "SANDBOX", dead)
+    ask = transformers_files.asked
     monkeypatch.setattr(
-        transformers_tokenizer, "asked", lambda place: asked.append(place) or ask(place)
+        transformers_files, "asked", lambda place: asked.append(place) or ask(place)
     )
     for _ in range(2):
-        wrong, told = other_tokens(model.tokenizer, read_by_transformers(model))
-        assert not wrong and len(told) == 1 and "status 3" in told[0]
+        theirs = read_by_transformers(model)
+        assert other_tokens(model.tokenizer, theirs) == ([], [])
+        told = only_ours(theirs, gguf=False, loader="transformers")
+        assert told is not None and "tokenizer" in told and "status 3" in told
     assert asked == [model.folder]
 
 
@@ -165,3 +169,37 @@ def test_the_gate_names_it(
     assert [wrong.label for wrong in verdict.wrong_weights] == ["chat template"]
     why = explain(bundle, checkpoint, verdict)
     assert why is not None and why.cause == "weights" and "chat template" in why.sentence
+
+
+def test_the_config_of_a_gguf_file(tmp_path: Path) -> None:
+    ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+    small = build_model("gemma3_text", vocab_size=len(TOKENS), rms_norm_eps=1e-3, **ids)
+    path = write_gemma3(tmp_path / "gemma.gguf", small, GGMLQuantizationType.F32)
+    checkpoint = open_checkpoint(path)
+    theirs = read_by_transformers(checkpoint)
+    right = checkpoint.config
+    assert theirs.config is not None and theirs.config["rms_norm_eps"] == pytest.approx(1e-3)
+    assert list(other_config(checkpoint, theirs)) == []
+    assert only_ours(theirs, gguf=True, loader="transformers") is None
+    rope = right["rope_parameters"]
+    theta = {"rope_theta": 500.0}
+    for field, value in {
+        "rms_norm_eps": 1e-6,
+        "num_key_value_heads": 1,
+        "sliding_window": 77,
+        "rope_parameters": rope | {"full_attention": rope["full_attention"] | theta},
+    }.items():
+        checkpoint.config = right | {field: value}
+        (wrong,) = other_config(checkpoint, theirs)
+        assert wrong.label == ("rope_theta" if field == "rope_parameters" else field)
+        assert "in transformers" in wrong.problem
+
+
+def test_a_gguf_file_that_transformers_does_not_know(tmp_path: Path) -> None:
+    """Only a warning says so."""
+    small = build_model("granite", pad_token_id=0, bos_token_id=2, vocab_size=len(TOKENS))
+    path = write_gguf(tmp_path / "granite.gguf", "granite", small, extra=add_tokenizer)
+    theirs = read_by_transformers(open_checkpoint(path))
+    told = only_ours(theirs, gguf=True, loader="cetane")
+    assert told is not None and "config, tokenizer, weights" in told and "granite" in told
+    assert list(other_config(open_checkpoint(path), theirs)) == []
