@@ -8,18 +8,20 @@ from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType
-from tests.conftest import build_model, build_tokenizer
+from tests.conftest import build_model, build_tokenizer, tiny_recipe
 from tests.gemma_gguf import TOKENS, add_tokenizer, write_gemma3
 from tests.gguf_files import write_gguf
 from tokenizers import processors
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint, Tokenizer, open_checkpoint
+from cetane.checkpoint import Checkpoint, Tokenizer, gguf_model_types, open_checkpoint
 from cetane.gates import transformers_files
 from cetane.gates.explain import explain
 from cetane.gates.files_read import only_ours, other_config, other_tokens
 from cetane.gates.golden import golden
+from cetane.gates.golden_result import GoldenResult
 from cetane.gates.transformers_files import Readings, read_by_transformers
+from cetane.pipeline.build import build
 
 
 @pytest.fixture(scope="module")
@@ -203,3 +205,50 @@ def test_a_gguf_file_that_transformers_does_not_know(tmp_path: Path) -> None:
     told = only_ours(theirs, gguf=True, loader="cetane")
     assert told is not None and "config, tokenizer, weights" in told and "granite" in told
     assert list(other_config(open_checkpoint(path), theirs)) == []
+
+
+def without_biases(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cetane overlooks the biases of a GGUF file."""
+    own = gguf_model_types.OWN[kind]
+    lost = {"attention_bias": False}
+    monkeypatch.setitem(gguf_model_types.OWN, kind, lambda facts: own(facts) | lost)
+
+
+def test_parameters_that_neither_side_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+    small = build_model("llama", vocab_size=len(TOKENS), attention_bias=True, **ids)
+    path = write_gguf(tmp_path / "llama.gguf", "llama", small, extra=add_tokenizer)
+    recipe = tiny_recipe(verify=None, prefill=None)
+
+    def judged(name: str) -> tuple[Bundle, Checkpoint, GoldenResult]:
+        checkpoint = open_checkpoint(path)
+        bundle = build(checkpoint, recipe, tmp_path / name, lambda *_: None)
+        return bundle, checkpoint, golden(bundle, checkpoint, lambda *_: None, prompts=0)
+
+    assert judged("right")[2].passed
+    without_biases("llama", monkeypatch)
+    bundle, checkpoint, verdict = judged("wrong")
+    assert len(verdict.unused) == 2 * 4
+    assert [check.name for check in verdict.checks if not check.passed] == [
+        "weights: unused parameters"
+    ]
+    why = explain(bundle, checkpoint, verdict)
+    assert why is not None and ".bias: neither" in why.sentence
+
+
+def test_parameters_that_transformers_ignores(tmp_path: Path) -> None:
+    """The truth is what transformers makes of config.json. A warning names the rest."""
+    small = build_model("llama", attention_bias=True)
+    small.config.attention_bias = False
+    small.save_pretrained(tmp_path / "model")
+    build_tokenizer().save_pretrained(tmp_path / "model")
+    checkpoint = open_checkpoint(tmp_path / "model")
+    bundle = build(
+        checkpoint, tiny_recipe(verify=None, prefill=None), tmp_path / "bundle", lambda *_: None
+    )
+    verdict = golden(bundle, checkpoint, lambda *_: None, prompts=0)
+    assert verdict.passed
+    (told,) = verdict.warnings
+    assert "reads nothing from model.layers.0.self_attn.k_proj.bias" in told

@@ -10,17 +10,20 @@
 One shard is in memory at a time. Only greedy decoding holds all shards, as for a user.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cetane.bundle import Bundle
 from cetane.bundle.tables import Tables
 from cetane.checkpoint import Checkpoint
+from cetane.checkpoint.safetensors import HEAD
 from cetane.engine.authored import embedding_rows
 from cetane.engine.backend import Array
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError, installing
+from cetane.families import unread, warn_unread
 from cetane.files import Progress
 from cetane.gates.bases import base_checks, unknown_bases
 from cetane.gates.files_read import only_ours, other_config, other_tokens
@@ -58,6 +61,7 @@ from cetane.gates.structure import (
 )
 from cetane.gates.structure import judge as judge_structure
 from cetane.gates.transformers_files import read_by_transformers
+from cetane.gates.transformers_model import config_file
 from cetane.gates.weights import (
     LISTED,
     WrongWeight,
@@ -85,6 +89,10 @@ TOO_NEAR = (
     "streaming heads see {} tokens, and no judged text was longer: what they miss was not judged"
 )
 UNRUN = "no token of a probe chose {} functions of experts, so their graphs were not judged: {}"
+UNREAD = (
+    "{}: neither it nor the compared model reads this tensor. Port the model's safetensors as "
+    "transformers' save_pretrained writes them, and report the file"
+)
 NAMED = 3
 """The most functions that a warning names; it counts all."""
 
@@ -257,14 +265,31 @@ class Proof:
         ]
         names = {name for own in self.reference.names.values() for name in own.values()}
         shapes = {name: self.weights.shape(name) for name in names if name in self.weights}
-        return wrong, list(unused_parameters(self.planner, shapes))
+        unused = [*unused_parameters(self.planner, shapes)]
+        if config_file(self.weights) is None:  # the reference leaves out what cetane misreads
+            unused += [UNREAD.format(name) for name in self.unread_tensors if name not in names]
+        return wrong, unused
+
+    @property
+    def unread_tensors(self) -> list[str]:
+        """The tensors of the checkpoint that the model does not read."""
+        return unread(self.weights.names(), self.planner.model)
 
     def unread(self) -> Iterator[str]:
-        """Warnings of what transformers read otherwise than cetane, or not at all."""
+        """Warnings of what transformers read otherwise than cetane, and of what one or both did not
+        read. transformers names extra tensors of its models itself, such as those of drafts."""
         theirs = read_by_transformers(self.weights)
         yield from other_tokens(self.port.tokenizer, theirs)[1]
         told = only_ours(theirs, self.weights.folder is None, self.reference.loader)
         if told:
+            yield told
+        ignored = getattr(self.reference.model, "_keys_to_ignore_on_load_unexpected", None) or ()
+        extra = [
+            name
+            for name in self.unread_tensors
+            if name != HEAD and not any(re.search(pattern, name) for pattern in ignored)
+        ]
+        if told := warn_unread(extra, self.planner.model):
             yield told
 
     def structure(self) -> tuple[list[Deviation], "Text", list[str]]:
