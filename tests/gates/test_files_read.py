@@ -17,7 +17,7 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, Tokenizer, gguf_model_types, open_checkpoint
 from cetane.gates import transformers_files
 from cetane.gates.explain import explain
-from cetane.gates.files_read import only_ours, other_config, other_tokens
+from cetane.gates.files_read import as_chance, only_ours, other_config, other_tokens
 from cetane.gates.golden import golden
 from cetane.gates.golden_result import GoldenResult
 from cetane.gates.transformers_files import Readings, read_by_transformers
@@ -252,3 +252,11 @@ def test_parameters_that_transformers_ignores(tmp_path: Path) -> None:
     assert verdict.passed
     (told,) = verdict.warnings
     assert "reads nothing from model.layers.0.self_attn.k_proj.bias" in told
+
+
+def test_a_model_that_knows_nothing() -> None:
+    """Equal chances have the vocabulary as perplexity. Half of it is 94 % of that loss."""
+    assert as_chance(25.0, 50_000) is None and as_chance(5_000.0, 50_000) is None
+    for perplexity in (25_000.0, 50_000.0, 1e308, float("nan")):
+        told = as_chance(perplexity, 50_000)
+        assert told is not None and "50000 tokens" in told

@@ -26,7 +26,7 @@ from cetane.errors import CetaneError, installing
 from cetane.families import unread, warn_unread
 from cetane.files import Progress
 from cetane.gates.bases import base_checks, unknown_bases
-from cetane.gates.files_read import only_ours, other_config, other_tokens
+from cetane.gates.files_read import as_chance, only_ours, other_config, other_tokens
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult, Range
 from cetane.gates.limits import limits, limits_digest
 from cetane.gates.observe import ProbeTask, Seen, observe, unrun
@@ -211,7 +211,7 @@ class Proof:
                 *ties(deviated),
                 *self.unjudged(idle, ane),
                 *near(compression.ranges, self.planner),
-                *(self.unread() if alone else ()),
+                *(self.unread(compression.model_perplexity) if alone else ()),
             ),
             greedy=tuple(float(share.mean()) for share in greedy),
             probes={
@@ -275,22 +275,26 @@ class Proof:
         """The tensors of the checkpoint that the model does not read."""
         return unread(self.weights.names(), self.planner.model)
 
-    def unread(self) -> Iterator[str]:
+    def unread(self, perplexity: float) -> Iterator[str]:
         """Warnings of what transformers read otherwise than cetane, and of what one or both did not
-        read. transformers names extra tensors of its models itself, such as those of drafts."""
-        theirs = read_by_transformers(self.weights)
+        read. `perplexity` is the compared model's."""
+        theirs, loader = read_by_transformers(self.weights), self.reference.loader
         yield from other_tokens(self.port.tokenizer, theirs)[1]
-        told = only_ours(theirs, self.weights.folder is None, self.reference.loader)
-        if told:
-            yield told
-        ignored = getattr(self.reference.model, "_keys_to_ignore_on_load_unexpected", None) or ()
-        extra = [
-            name
-            for name in self.unread_tensors
-            if name != HEAD and not any(re.search(pattern, name) for pattern in ignored)
+        told = [
+            only_ours(theirs, self.weights.folder is None, loader),
+            as_chance(perplexity, self.plan.vocab) if loader == "cetane" else None,
+            warn_unread(self.extra, self.planner.model),
         ]
-        if told := warn_unread(extra, self.planner.model):
-            yield told
+        yield from filter(None, told)
+
+    @property
+    def extra(self) -> Iterator[str]:
+        """The tensors that the model does not read, without a tied head, and those that the model
+        in transformers ignores by name, such as of drafts."""
+        ignored = getattr(self.reference.model, "_keys_to_ignore_on_load_unexpected", None) or ()
+        for name in self.unread_tensors:
+            if name != HEAD and not any(re.search(pattern, name) for pattern in ignored):
+                yield name
 
     def structure(self) -> tuple[list[Deviation], "Text", list[str]]:
         """The twin's deviations from the model, its results on the text, and its functions that no
