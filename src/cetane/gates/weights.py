@@ -24,6 +24,7 @@ import torch
 from cetane.bundle.rows import EncodedRows
 from cetane.bundle.tables import Tables, TokenRows
 from cetane.checkpoint import Tokenizer
+from cetane.checkpoint.tokenizer import ROLES
 from cetane.compress import Format, Palette, Selection, palettes
 from cetane.compress.encoded import Affine, Dense, Encoded, Half, Palettized
 from cetane.engine.authored import host_tables
@@ -294,7 +295,7 @@ def wrong_tokenizer(given: Tokenizer, model: Tokenizer) -> Iterator[WrongWeight]
         read = Tokenizer.load(Path(folder))
     parts = {
         "vocabulary": (given.backend.to_str(), read.backend.to_str()),
-        "special tokens": (given.special_tokens, model.special_tokens),
+        "special tokens": (roles_of(given), roles_of(model)),
         "stop tokens": (given.eos_ids, model.eos_ids),
         "chat template": (given.chat_template, model.chat_template),
         "tool template": (given.tool_template, model.tool_template),
@@ -304,6 +305,12 @@ def wrong_tokenizer(given: Tokenizer, model: Tokenizer) -> Iterator[WrongWeight]
             yield WrongWeight(
                 shard="tokenizer", label=label, parameter="", problem="it is not the model's"
             )
+
+
+def roles_of(tokenizer: Tokenizer) -> dict[str, str | None]:
+    """The special tokens that every bundle keeps. What templates write of others, rendered
+    conversations show."""
+    return {role: tokenizer.special_tokens.get(role) for role in ROLES}
 
 
 def unused_parameters(planner: Planner, stored: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
