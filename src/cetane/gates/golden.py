@@ -289,8 +289,10 @@ class Proof:
 
     @property
     def extra(self) -> Iterator[str]:
-        """The tensors that the model does not read, without a tied head, and those that the model
-        in transformers ignores by name, such as of drafts."""
+        """The tensors of a folder that the model does not read, without a tied head and those that
+        transformers ignores by name, such as of drafts."""
+        if config_file(self.weights) is None:  # `wrong_weights` names them
+            return
         ignored = getattr(self.reference.model, "_keys_to_ignore_on_load_unexpected", None) or ()
         for name in self.unread_tensors:
             if name != HEAD and not any(re.search(pattern, name) for pattern in ignored):
