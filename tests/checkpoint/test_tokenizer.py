@@ -399,3 +399,37 @@ def test_tools_reach_the_template(tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": "?"}]
     assert own.render_chat(messages, tools=[tool]) == "weather?"
     assert own.render_chat(messages) == "?"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"sep_token": "<sep>", "chat_template": "{{ sep_token }}{{ bos_token }}"},
+        {"image_token": "<img>", "chat_template": "{{ image_token }}"},
+        {"extra_special_tokens": {"eot_token": "<eot>"}, "chat_template": "{{ eot_token }}"},
+        {"mask_token": None, "chat_template": "{{ mask_token is defined }}"},
+    ],
+)
+def test_templates_that_write_other_tokens(
+    said: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    """A saved tokenizer still has them. No name of a file replaces cetane's own keys."""
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    config = {"bos_token": "<s>", "tokenizer_class": "PreTrainedTokenizerFast"} | said
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    tokenizer.save(tmp_path / "saved")
+    for one in (tokenizer, Tokenizer.load(tmp_path / "saved")):
+        assert one.chat(MESSAGES) == theirs.apply_chat_template(MESSAGES, return_dict=False)
+
+
+def test_an_extra_token_named_as_a_key(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    extra = {"extra_special_tokens": {"tokenizer_class": "Evil", "messages": "x"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(extra | {"chat_template": "hi"}))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.render_chat(MESSAGES) == "hi"
+    tokenizer.save(tmp_path / "saved")
+    config = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+    assert config["tokenizer_class"] == "PreTrainedTokenizerFast"

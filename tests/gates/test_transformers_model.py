@@ -12,7 +12,9 @@ from safetensors.torch import save_file
 from tests.conftest import TINY, build_model
 
 from cetane.checkpoint import open_checkpoint
+from cetane.checkpoint.safetensors import SafetensorsCheckpoint
 from cetane.errors import CetaneError
+from cetane.gates.reference import Reference
 from cetane.gates.transformers_model import config_of, one_name_map
 
 
@@ -55,3 +57,14 @@ def test_the_config_of_a_text_part(tmp_path: Path, kind: str, said: dict[str, bo
     assert {**config.to_dict(), "tie_word_embeddings": None} == {
         **whole.text_config.to_dict(), "tie_word_embeddings": None
     }  # fmt: skip
+
+
+def test_a_model_of_the_hub(tmp_path: Path) -> None:
+    """Its folder lies in the hub's cache: transformers reads its config and weights too."""
+    build_model("llama", rms_norm_eps=0.01).save_pretrained(tmp_path)
+    checkpoint = SafetensorsCheckpoint.open(tmp_path, source="org/name")
+    checkpoint.config = checkpoint.config | {"rms_norm_eps": 0.5}
+    assert config_of(checkpoint).rms_norm_eps == 0.01
+    assert Reference(checkpoint).loader == "transformers"
+    one_file = SafetensorsCheckpoint.open(tmp_path, weights=tmp_path / "model.safetensors")
+    assert Reference(one_file).loader == "cetane"  # the folder may hold other weights

@@ -115,7 +115,7 @@ class RemoteCheckpoint(SafetensorsCheckpoint):
         return cls(url, folder, tensors)
 
     def identified(self, identity: Identity) -> str:
-        if not self._folder.is_dir():  # another machine opened it
+        if not self.folder.is_dir():  # another machine opened it
             copied(self.source)
         return super().identified(identity)
 

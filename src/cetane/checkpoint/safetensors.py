@@ -49,6 +49,8 @@ class SafetensorsCheckpoint(Checkpoint):
     Of a multimodal model it has only the text part.
     """
 
+    folder: Path
+
     def __init__(self, source: str, folder: Path, tensors: dict[str, StoredTensor]) -> None:
         path = folder / "config.json"
         config = read_json(path)
@@ -57,7 +59,7 @@ class SafetensorsCheckpoint(Checkpoint):
                 f"{path} names other files for versions of transformers: configuration_files",
                 "make config.json of the file for your version, without that key",
             )
-        self._folder = folder
+        self.folder = folder
         self._in_files = tensors  # under the files' own names
         tensors, config, quantization = dequantized(tensors, config, path)
         if is_original(config):
@@ -96,11 +98,11 @@ class SafetensorsCheckpoint(Checkpoint):
         return read_tensor(self._stored(name).rows(start, stop))
 
     def _load_tokenizer(self) -> Tokenizer:
-        return Tokenizer.load(self._folder)
+        return Tokenizer.load(self.folder)
 
     def identified(self, identity: Identity) -> str:
         shards = sorted({tensor.file for tensor in self._in_files.values()}, key=str)
-        others = [self._folder / name for name in ("config.json", *TOKENIZER_FILES)]
+        others = [self.folder / name for name in ("config.json", *TOKENIZER_FILES)]
         digest = hashlib.sha256()
         for file in shards:
             digest.update(identity_of(file, identity).encode())

@@ -52,7 +52,8 @@ all of them again and again would take quadratic time."""
 MARK = "<the message ends here> "
 """A text that marks the end of a message in a rendered conversation. Its blank tells whether the
 template trims contents."""
-_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+"""The names of special tokens of which the tokenizer itself makes use."""
 
 
 @contextmanager
@@ -76,7 +77,7 @@ class Tokenizer:
     """A `tokenizers.Tokenizer`, with the special tokens and templates of its model's files."""
 
     backend: tokenizers.Tokenizer
-    special_tokens: dict[str, str]  # text by role: bos_token, eos_token, unk_token, pad_token
+    special_tokens: dict[str, str]  # text by name: `ROLES`, and others that templates may write
     eos_ids: tuple[int, ...]  # every token that ends a generation
     chat_template: str | None
     tool_template: str | None = None
@@ -108,7 +109,7 @@ class Tokenizer:
             named, tokens = declared_tokens(folder, backend)
             if path.parent == folder:  # transformers has added them to what it made
                 backend.add_tokens(tokens)
-        special = {role: named[role] for role in _ROLES if role in named}
+        special = {name: text for name, text in named.items() if name.endswith("_token")}
         config = read_json_if_present(folder / "tokenizer_config.json")
         templates = _chat_templates(folder, config.get("chat_template"))
         return cls(

@@ -19,7 +19,7 @@ class WrappedCheckpoint(Checkpoint):
         super().__init__(base.source, base.config, {})
         self.base = base
         self.quantization, self.revision = base.quantization, base.revision
-        self.merged = base.merged
+        self.merged, self.folder = base.merged, base.folder
 
     @property
     def unchanged(self) -> Checkpoint:

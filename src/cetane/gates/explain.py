@@ -21,6 +21,7 @@ from cetane.gates.residency.rule import load_rules
 from cetane.gates.rounding import judge_rounding
 from cetane.gates.structure import OTHER_PLAN, Deviation, other_parts
 from cetane.gates.verdict import Check
+from cetane.gates.weights import READING
 from cetane.mil.program import LARGEST_FP16
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
@@ -156,6 +157,14 @@ def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
             changes=undone(plan.recipe),
         )
     first = verdict.wrong_weights[0]
+    if first.shard == READING:
+        return Explanation(
+            cause="weights",
+            where=first.label,
+            sentence=f"cetane reads the {first.label} of the model's files otherwise than "
+            f"transformers: {first.problem}. Port the model as save_pretrained of transformers "
+            "writes it, and report the file.",
+        )
     what = f"{first.parameter} ({first.label})" if first.parameter else first.label
     return Explanation(
         cause="weights",

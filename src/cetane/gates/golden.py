@@ -10,19 +10,23 @@
 One shard is in memory at a time. Only greedy decoding holds all shards, as for a user.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cetane.bundle import Bundle
 from cetane.bundle.tables import Tables
 from cetane.checkpoint import Checkpoint
+from cetane.checkpoint.safetensors import HEAD
 from cetane.engine.authored import embedding_rows
 from cetane.engine.backend import Array
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError, installing
+from cetane.families import unread, warn_unread
 from cetane.files import Progress
 from cetane.gates.bases import base_checks, unknown_bases
+from cetane.gates.files_read import as_chance, only_ours, other_config, other_tokens
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult, Range
 from cetane.gates.limits import limits, limits_digest
 from cetane.gates.observe import ProbeTask, Seen, observe, unrun
@@ -55,6 +59,8 @@ from cetane.gates.structure import (
     same_plan,
 )
 from cetane.gates.structure import judge as judge_structure
+from cetane.gates.transformers_files import read_by_transformers
+from cetane.gates.transformers_model import config_file
 from cetane.gates.weights import (
     LISTED,
     WrongWeight,
@@ -82,6 +88,10 @@ TOO_NEAR = (
     "streaming heads see {} tokens, and no judged text was longer: what they miss was not judged"
 )
 UNRUN = "no token of a probe chose {} functions of experts, so their graphs were not judged: {}"
+UNREAD = (
+    "{}: neither it nor the compared model reads this tensor. Port the model's safetensors as "
+    "transformers' save_pretrained writes them, and report the file"
+)
 NAMED = 3
 """The most functions that a warning names; it counts all."""
 
@@ -199,6 +209,7 @@ class Proof:
                 *([TOO_LARGE] if prompts and not greedy else []),
                 *self.unjudged(idle, ane),
                 *near(compression.ranges, self.planner),
+                *(self.unread(compression.model_perplexity) if alone else ()),
             ),
             greedy=tuple(float(share.mean()) for share in greedy),
             probes={
@@ -243,13 +254,47 @@ class Proof:
 
     def wrong_weights(self) -> tuple[list[WrongWeight], list[str]]:
         """What differs from the checkpoint, and parameters that are not fully used."""
+        theirs = read_by_transformers(self.weights)
         wrong = [
             *wrong_tokenizer(self.port.tokenizer, self.weights.tokenizer),
+            *other_tokens(self.port.tokenizer, theirs)[0],
+            *other_config(self.weights, theirs),
             *wrong_weights(self.port, self.weights, self.tables),
         ]
         names = {name for own in self.reference.names.values() for name in own.values()}
         shapes = {name: self.weights.shape(name) for name in names if name in self.weights}
-        return wrong, list(unused_parameters(self.planner, shapes))
+        unused = [*unused_parameters(self.planner, shapes)]
+        if config_file(self.weights) is None:  # the reference leaves out what cetane misreads
+            unused += [UNREAD.format(name) for name in self.unread_tensors if name not in names]
+        return wrong, unused
+
+    @property
+    def unread_tensors(self) -> list[str]:
+        """The tensors of the checkpoint that the model does not read."""
+        return unread(self.weights.names(), self.planner.model)
+
+    def unread(self, perplexity: float) -> Iterator[str]:
+        """Warnings of what transformers read otherwise than cetane, and of what one or both did not
+        read. `perplexity` is the compared model's."""
+        theirs, loader = read_by_transformers(self.weights), self.reference.loader
+        yield from other_tokens(self.port.tokenizer, theirs)[1]
+        told = [
+            only_ours(theirs, self.weights.folder is None, loader),
+            as_chance(perplexity, self.plan.vocab) if loader == "cetane" else None,
+            warn_unread(self.extra, self.planner.model),
+        ]
+        yield from filter(None, told)
+
+    @property
+    def extra(self) -> Iterator[str]:
+        """The tensors of a folder that the model does not read, without a tied head and those that
+        transformers ignores by name, such as of drafts."""
+        if config_file(self.weights) is None:  # `wrong_weights` names them
+            return
+        ignored = getattr(self.reference.model, "_keys_to_ignore_on_load_unexpected", None) or ()
+        for name in self.unread_tensors:
+            if name != HEAD and not any(re.search(pattern, name) for pattern in ignored):
+                yield name
 
     def structure(self) -> tuple[list[Deviation], "Text", list[str]]:
         """The twin's deviations from the model, its results on the text, and its functions that no

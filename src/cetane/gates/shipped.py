@@ -38,6 +38,8 @@ class Compressed:
     ranges: tuple[Range, ...]
     positions: int
     twin_kl: float
+    model_perplexity: float
+    """The compared model's own, on the text."""
 
 
 class Compression:
@@ -89,6 +91,7 @@ class Compression:
             ranges=tuple(Range(block=name, largest=top) for name, top in self.largest.items()),
             positions=len(self.agreement.all("kl")),
             twin_kl=self.twin_kl,
+            model_perplexity=self.agreement.perplexities[1],
         )
 
 

@@ -57,28 +57,35 @@ def config_of(checkpoint: Checkpoint) -> Any:
     """The transformers config of a checkpoint: as transformers reads it from the folder, so the
     gates see errors of cetane's own reading.
 
-    cetane's config counts where transformers reads no such file or only a part of it: GGUF, and
-    Zyphra's own form. It also counts for a head that is stored although the config ties it.
-    CetaneError if transformers refuses the file.
+    cetane's config counts where there is no `config_file`. It also counts for a head that is stored
+    although the config ties it. CetaneError if transformers refuses the file.
     """
     ours = parse_config(checkpoint.config)  # before transformers: it has no limits
-    path = Path(checkpoint.source) / "config.json"
-    stored = read_json(path) if path.is_file() else None
-    if stored is None or is_original(stored):
+    path = config_file(checkpoint)
+    if path is None:
         return ours
+    stored = read_json(path)
     if has_text_part(stored):  # of the other parts, cetane has checked no sizes
-        whole = read_by_transformers({key: stored[key] for key in OF_TEXT if key in stored}, path)
+        whole = parsed_by_transformers({key: stored[key] for key in OF_TEXT if key in stored}, path)
         config = whole.text_config
         config.tie_word_embeddings = whole.tie_word_embeddings
     else:
         plain = {key: stored[key] for key in stored if key not in QUANTIZATION_KEYS}
-        config = read_by_transformers(plain, path)
+        config = parsed_by_transformers(plain, path)
     if HEAD in checkpoint:
         config.tie_word_embeddings = ours.tie_word_embeddings
     return config
 
 
-def read_by_transformers(content: dict[str, Any], path: Path) -> Any:
+def config_file(checkpoint: Checkpoint) -> Path | None:
+    """The config.json that transformers reads whole; None for a GGUF file, of which it reads a
+    part, and for Zyphra's own form, which it does not know."""
+    path = None if checkpoint.folder is None else checkpoint.folder / "config.json"
+    known = path is not None and path.is_file() and not is_original(read_json(path))
+    return path if known else None
+
+
+def parsed_by_transformers(content: dict[str, Any], path: Path) -> Any:
     """The config that transformers reads from a file with this content. `path` is the file that it
     comes from, for errors."""
     from transformers import AutoConfig
@@ -142,8 +149,8 @@ def load_by_transformers(
     from transformers import AutoModelForCausalLM
 
     path = Path(checkpoint.source)
-    if path.is_dir() and (path / "config.json").is_file():
-        where: dict[str, Any] = {"pretrained_model_name_or_path": path}
+    if checkpoint.folder is not None and path.suffix != ".safetensors":
+        where: dict[str, Any] = {"pretrained_model_name_or_path": checkpoint.folder}
     elif path.suffix == ".gguf" and path.is_file():
         where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     else:

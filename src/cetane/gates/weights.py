@@ -24,6 +24,7 @@ import torch
 from cetane.bundle.rows import EncodedRows
 from cetane.bundle.tables import Tables, TokenRows
 from cetane.checkpoint import Tokenizer
+from cetane.checkpoint.tokenizer import ROLES
 from cetane.compress import Format, Palette, Selection, palettes
 from cetane.compress.encoded import Affine, Dense, Encoded, Half, Palettized
 from cetane.engine.authored import host_tables
@@ -58,12 +59,15 @@ CHANCE = 4.0
 """Standard deviations within which the sum of independent errors lies. Beyond them, the errors
 along the weights are no chance."""
 
+READING = "reading"
+"""The place of what cetane reads of a model's files otherwise than transformers."""
+
 
 class WrongWeight(Data):
     """A constant that differs from its parameter, or a parameter without a constant."""
 
     shard: str
-    """The shard; `tables` or `tokenizer` for what a bundle has beside its shards."""
+    """The shard; `tables` or `tokenizer` for what a bundle has beside its shards; `READING`."""
     label: str
     """The place in the shard, such as `blocks.1.self_attn.q_proj.weight`."""
     parameter: str
@@ -284,22 +288,29 @@ def same_rows(given: TokenRows, wanted: TokenRows) -> bool:
 def wrong_tokenizer(given: Tokenizer, model: Tokenizer) -> Iterator[WrongWeight]:
     """The parts of a bundle's tokenizer that are not the model's.
 
-    The model's is first saved and read, as the bundle's was: reading marks special tokens."""
+    The model's vocabulary is first saved and read, as the bundle's was: reading marks special
+    tokens."""
     with TemporaryDirectory(prefix="cetane-tokenizer-") as folder:
         model.save(Path(folder))
-        wanted = Tokenizer.load(Path(folder))
+        read = Tokenizer.load(Path(folder))
     parts = {
-        "vocabulary": (given.backend.to_str(), wanted.backend.to_str()),
-        "special tokens": (given.special_tokens, wanted.special_tokens),
-        "stop tokens": (given.eos_ids, wanted.eos_ids),
-        "chat template": (given.chat_template, wanted.chat_template),
-        "tool template": (given.tool_template, wanted.tool_template),
+        "vocabulary": (given.backend.to_str(), read.backend.to_str()),
+        "special tokens": (roles_of(given), roles_of(model)),
+        "stop tokens": (given.eos_ids, model.eos_ids),
+        "chat template": (given.chat_template, model.chat_template),
+        "tool template": (given.tool_template, model.tool_template),
     }
     for label, (own, other) in parts.items():
         if own != other:
             yield WrongWeight(
                 shard="tokenizer", label=label, parameter="", problem="it is not the model's"
             )
+
+
+def roles_of(tokenizer: Tokenizer) -> dict[str, str | None]:
+    """The special tokens that every bundle keeps. What templates write of others, rendered
+    conversations show."""
+    return {role: tokenizer.special_tokens.get(role) for role in ROLES}
 
 
 def unused_parameters(planner: Planner, stored: Mapping[str, tuple[int, ...]]) -> Iterator[str]:

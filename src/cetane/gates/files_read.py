@@ -1,0 +1,153 @@
+"""Does cetane read a model's files as transformers does: tokenizer, and config of a GGUF file?
+
+What cetane reads wrongly is wrong in the bundle and in its truth, so no other question shows it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import zip_longest
+from math import log
+from typing import Any
+
+from cetane.checkpoint import Checkpoint, Tokenizer
+from cetane.errors import CetaneError
+from cetane.families import parse_config
+from cetane.gates.transformers_files import CHATS, TEXTS, Reading, Readings
+from cetane.gates.weights import READING, WrongWeight
+
+NOT_COMPARED = {
+    "model_type", "architectures", "vocab_size", "num_hidden_layers", "tie_word_embeddings",
+    "rope_parameters", "rope_scaling", "transformers_version",
+}  # fmt: skip
+"""Fields in which both differ on purpose, and that a file's tensors show: transformers counts the
+tokens, and layers that draft. It takes each "llama" for a Llama. What it makes of gpt-oss's scaling
+is no config."""
+STATED = {"BOS token", "stop tokens", "chat template"}
+"""What a GGUF file states. How its texts are split, cetane and transformers know by names."""
+SHOWN = 40
+"""The characters that a message shows of a prompt's end."""
+ONLY_OURS = "only cetane read the model's {}: an error of its reading would not show"
+AS_CHANCE = (
+    "the compared model predicts the text hardly better than chance (perplexity {:.4g}, "
+    "{} tokens): compare its answers with those of the published model"
+)
+CHANCE = 0.8
+"""The least loss that is hardly better than chance, in multiples of that of equal chances. SmolLM2
+135M has 0.30, Gemma 3 270M 0.39; with all zero points one step off, 2.0 and 3.5."""
+OTHER_CLASS = (
+    "transformers' {} does not read as the model's files say, which cetane follows: {}: {}"
+)
+OTHER_RULE = (
+    "transformers' {} splits texts otherwise than cetane, where a GGUF file only names the rule: "
+    "{}: {}"
+)
+
+
+def other_tokens(given: Tokenizer, theirs: Readings) -> tuple[list[WrongWeight], list[str]]:
+    """What a bundle's tokenizer reads otherwise than transformers; and warnings of what may
+    differ.
+
+    Of a folder, it must agree with one of the readings. Of a GGUF file, only what the file states
+    must agree: cetane and transformers know the rest by names, each for itself.
+    """
+    if not theirs.readings:
+        return [], []
+    found = [unlike(given, reading, theirs.stops) for reading in theirs.readings]
+    first, of_class = theirs.readings[0], found[0]
+    agreed = STATED if first.from_gguf else set.intersection(*map(set, found))
+    wrong = [
+        WrongWeight(shard=READING, label=label, parameter="", problem=why)
+        for label, why in of_class.items()
+        if label in agreed
+    ]
+    may_differ = OTHER_RULE if first.from_gguf else OTHER_CLASS
+    told = [
+        may_differ.format(first.reader, label, why)
+        for label, why in of_class.items()
+        if label not in agreed
+    ]
+    return wrong, told
+
+
+def unlike(given: Tokenizer, theirs: Reading, stops: Sequence[int] | None) -> dict[str, str]:
+    """What a tokenizer reads otherwise than one of transformers, by what it is."""
+    found: dict[str, str] = {}
+    if given.bos_id != theirs.bos and not (theirs.from_gguf and theirs.bos is None):
+        found["BOS token"] = f"it is {given.bos_id}, in transformers {theirs.bos}"
+    ours, ends = {*given.eos_ids}, {*(stops or ()), *([] if theirs.eos is None else [theirs.eos])}
+    if ends - ours or (stops is not None and ours - ends):
+        found["stop tokens"] = f"they are {sorted(ours)}, in transformers {sorted(ends)}"
+    for text, around, alone in zip(TEXTS, theirs.texts, theirs.plain, strict=True):
+        if other := first_other(given.encode(text), around):
+            found["text"] = other
+        if other := first_other(given.encode_plain(text), alone):
+            found["plain text"] = other
+    for messages, prompt, ids in zip(CHATS, theirs.rendered, theirs.chats, strict=True):
+        if prompt is None or ids is None:
+            continue
+        with suppress(CetaneError):  # cetane limits templates
+            written = given.render_chat(messages)
+            if written != prompt:
+                ending = f"{written[-SHOWN:]!r}, in transformers with {prompt[-SHOWN:]!r}"
+                found["chat template"] = f"a prompt ends with {ending}"
+            elif other := first_other(given.chat(messages), ids):
+                found["conversation"] = other
+    return found
+
+
+def first_other(ours: Sequence[int], theirs: Sequence[int]) -> str | None:
+    """Where two lists of tokens first differ; None if they are equal."""
+    for at, (own, other) in enumerate(zip_longest(ours, theirs)):
+        if own != other:
+            return f"of {len(ours)} tokens, number {at} is {own}, in transformers {other}"
+    return None
+
+
+def other_config(checkpoint: Checkpoint, theirs: Readings) -> Iterator[WrongWeight]:
+    """The fields of a GGUF file's config that cetane reads otherwise than transformers.
+
+    Where layers differ, transformers has lists, and cetane other fields.
+    """
+    if theirs.config is None:
+        return
+    ours = parse_config(checkpoint.config)
+    rope = ours.rope_parameters
+    rope = rope.get("full_attention", rope)
+    stated = {**theirs.config, **theirs.config.get("rope_parameters", {})}
+    for name, value in stated.items():
+        own = rope.get(name, getattr(ours, name, None))
+        judged = name not in NOT_COMPARED and (name in rope or hasattr(ours, name))
+        listed = isinstance(value, list) and not isinstance(own, list)
+        if judged and not listed and not same(own, value):
+            problem = f"it is {own!r}, in transformers {value!r}"
+            yield WrongWeight(shard=READING, label=name, parameter="", problem=problem)
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    """Whether two values of a field are equal. GGUF files have numbers in fp32."""
+    if isinstance(ours, float) and isinstance(theirs, int | float):
+        return abs(ours - theirs) <= 1e-6 * abs(theirs)
+    return bool(ours == theirs)
+
+
+def only_ours(theirs: Readings, gguf: bool, loader: str) -> str | None:
+    """A warning of what transformers did not read; None if it read all. `loader` read the
+    reference's weights."""
+    read = {
+        "config": theirs.config is not None or not gguf,
+        "tokenizer": bool(theirs.readings),
+        "weights": loader != "cetane",
+    }
+    left = [name for name, by_transformers in read.items() if not by_transformers]
+    if not left:
+        return None
+    why = f" (transformers: {theirs.error})" if theirs.error and "tokenizer" in left else ""
+    return ONLY_OURS.format(", ".join(left)) + why
+
+
+def as_chance(perplexity: float, vocab: int) -> str | None:
+    """A warning of a model that finds the text as hard as one that knows nothing; else None. If
+    only cetane read its weights, they may be misread."""
+    if not log(max(perplexity, 1.0)) <= CHANCE * log(vocab):
+        return AS_CHANCE.format(perplexity, vocab)
+    return None
