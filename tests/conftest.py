@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 import transformers
@@ -40,6 +41,8 @@ CHAT_TEMPLATE = (
 )
 
 torch.set_num_threads(1)  # faster for models this small
+hypothesis.settings.register_profile("unhurried", deadline=None)  # a busy machine fails no test
+hypothesis.settings.load_profile("unhurried")
 
 
 def pytest_collection_finish() -> None:

@@ -33,7 +33,7 @@ def tables(draw: st.DrawFn) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ROW_FORMATS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(rows=tables())
 def test_parts_have_the_types_and_shapes_that_are_promised(
     name: RowFormatName, rows: np.ndarray
@@ -50,7 +50,7 @@ def test_parts_have_the_types_and_shapes_that_are_promised(
     assert np.array_equal(stored[:1], whole[:1])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(rows=tables())
 def test_int8(rows: np.ndarray) -> None:
     """Every value within half a step, and what rounding the scale to fp16 costs; zeros stay."""
@@ -59,7 +59,7 @@ def test_int8(rows: np.ndarray) -> None:
     assert (np.abs(ROW_FORMATS["int8"].decode(made) - rows) <= limit).all()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(rows=tables())
 def test_int4(rows: np.ndarray) -> None:
     """The same, where 32 columns share a scale."""

@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cetane.compress.allocate import UNITS, Option, allocate
@@ -12,7 +12,6 @@ options = st.lists(
 ).map(lambda pairs: [Option(f"{size}", size, harm / 16) for size, harm in pairs])
 
 
-@settings(deadline=None)
 @given(groups=st.lists(options, min_size=1, max_size=4), budget=st.integers(0, 250))
 def test_no_other_choice_is_better(groups: list[list[Option]], budget: int) -> None:
     fitting = [c for c in product(*groups) if sum(o.nbytes for o in c) <= budget]

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 from coremltools._deps.kmeans1d import cluster
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -81,7 +81,6 @@ def test_eight_bits_are_within_a_percent_of_exact() -> None:
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
-@settings(deadline=None)
 @given(
     group=hnp.arrays(np.float16, st.integers(1, 10), elements=st.floats(-8, 8, width=16)),
     repeats=st.integers(1, 3),
@@ -104,7 +103,6 @@ def test_a_dynamic_programme_by_hand_agrees(group: np.ndarray, repeats: int, bit
 
 
 @pytest.mark.parametrize("bits", [1, 2])
-@settings(deadline=None)
 @given(data=st.data())
 def test_weighted_is_the_best_of_all_partitions(data: st.DataObject, bits: int) -> None:
     count = data.draw(st.integers(1, 8))

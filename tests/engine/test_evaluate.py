@@ -24,9 +24,7 @@ steps = st.lists(
     st.tuples(st.integers(1, 8), st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=12
 )
 """How many tokens are evaluated, how many of them are right, and how many are accepted."""
-few = settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+few = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ def expected(scores: np.ndarray, temperature: float, top_k: int, top_p: float, m
     return torch.softmax(processors(torch.zeros(1, 1, dtype=torch.long), rows), -1)[0].numpy()
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(
     logits,
     st.floats(0.1, 5.0),

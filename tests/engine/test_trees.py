@@ -18,9 +18,7 @@ from cetane.errors import CetaneError
 
 COPIED = ["readonly", "blend", "shift"]
 """Contracts of which the host copies the accepted columns."""
-few = settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+few = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 texts = st.lists(st.integers(0, 99), min_size=1, max_size=20)
 calls = st.lists(
     st.lists(st.tuples(st.integers(-1, 6), st.integers(0, 99)), min_size=1, max_size=8),

@@ -14,7 +14,7 @@ from cetane.schema.interface import choice_block
     rows=st.integers(1, 700), tokens=st.integers(1, 5), values=st.integers(1, 40),
     seed=st.integers(0, 999),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_first_of_the_largest(rows: int, tokens: int, values: int, seed: int) -> None:
     """Few values, so that many rows are equal."""
     random = np.random.default_rng(seed)

@@ -92,7 +92,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 @given(configs(), st.sampled_from(CONTRACTS), cuts)
 def test_anything(config: dict[str, Any], contract: str, pieces: list[int]) -> None:
     made = recipe(contract, "per-layer")

@@ -10,7 +10,7 @@ from tests.families.parity import assert_parity
 
 from cetane.schema.recipe import Recipe
 
-QUICKLY = settings(max_examples=12, deadline=None, derandomize=True, phases=[Phase.generate])
+QUICKLY = settings(max_examples=12, derandomize=True, phases=[Phase.generate])
 
 
 def recipe_for(config: dict[str, Any], data: st.DataObject) -> Recipe:

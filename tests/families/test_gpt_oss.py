@@ -82,7 +82,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 @given(configs(), st.sampled_from(CONTRACTS), st.integers(0, 6), cuts)
 def test_anything(config: dict[str, Any], contract: str, together: int, pieces: list[int]) -> None:
     """`together` is the number of experts of a function; 0 for a dense graph."""

@@ -73,7 +73,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 @given(configs(), recipes, cuts)
 def test_anything(config: dict[str, Any], recipe: Recipe, pieces: list[int]) -> None:
     assert_parity(build_model("lfm2", **config), recipe, {"pieces": pieces})

@@ -285,7 +285,7 @@ recipes = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(configs(), recipes, cuts)
 def test_anything(config: tuple[str, dict[str, Any]], recipe: Recipe, pieces: list[int]) -> None:
     assert_parity(build_model(config[0], **config[1]), recipe, {"pieces": pieces})

@@ -111,7 +111,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8, derandomize=True)
 @given(configs(), st.sampled_from(list(CONTRACTS)), cuts)
 def test_anything(config: dict[str, Any], contract: str, pieces: list[int]) -> None:
     assert_parity(build_llama4(**config), recipe(contract), {"pieces": pieces})

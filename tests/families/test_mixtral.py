@@ -149,7 +149,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     )
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 @given(configs(), recipes(), st.booleans(), cuts)
 def test_anything(
     config: tuple[str, dict[str, Any]], made: Recipe, routed: bool, pieces: list[int]

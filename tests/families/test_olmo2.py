@@ -76,7 +76,7 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     return kind, config
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 @given(configs(), recipes, cuts)
 def test_anything(config: tuple[str, dict[str, Any]], recipe: Recipe, pieces: list[int]) -> None:
     assert_parity(build_model(config[0], **config[1]), recipe, {"pieces": pieces})

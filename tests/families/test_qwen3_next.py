@@ -140,7 +140,7 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     return kind, config
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 @given(configs(), st.sampled_from(CONTRACTS), cuts)
 def test_anything(config: tuple[str, dict[str, Any]], contract: str, pieces: list[int]) -> None:
     if "full_attention" not in config[1]["layer_types"]:

@@ -174,7 +174,7 @@ def recipes(draw: st.DrawFn) -> Any:
     )
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(configs(), recipes(), cuts)
 def test_anything(config: dict[str, Any], recipe: Any, pieces: list[int]) -> None:
     model = build_zaya(**config)

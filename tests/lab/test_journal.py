@@ -117,7 +117,7 @@ def test_cut_at_every_byte(tmp_path: Path) -> None:
         assert journal.broken.exists() == bool(lost)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(tail=st.binary(min_size=1, max_size=40).filter(lambda b: b"\n" not in b))
 def test_garbage_at_the_end_is_set_aside(
     tmp_path_factory: pytest.TempPathFactory, tail: bytes

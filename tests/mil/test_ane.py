@@ -33,7 +33,7 @@ def by_hand(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     return total
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(SHORT, SHORT + 20),
     st.integers(1, 9), st.sampled_from([1e-4, 1e-2, 1.0, 8.0]),

@@ -266,7 +266,7 @@ def test_missing_parameter(package: Path) -> None:
     refuses(package, "add add_0: input y is missing")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_no_damage_escapes_as_another_error(good: Path, package: Path, data: st.DataObject) -> None:
     spec = bytearray((good / SPEC).read_bytes())

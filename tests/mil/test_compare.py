@@ -26,9 +26,7 @@ RANDOM = np.random.default_rng(0)
 WEIGHTS = RANDOM.standard_normal((LAYERS, 2, WIDTH, WIDTH)).astype(np.float32)
 PLANTS = ("epsilon", "weight", "gelu", "rewired", None)
 TOLERANCE = 1e-5
-SLOW = settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+SLOW = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @dataclass(frozen=True)

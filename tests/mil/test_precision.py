@@ -191,7 +191,7 @@ def check_binary(binary: Executable, x: np.ndarray, y: np.ndarray) -> None:
 
 
 @given(x=VECTORS, y=VECTORS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_pairs(binary: Executable, x: np.ndarray, y: np.ndarray) -> None:
     check_binary(binary, x, y)
 
@@ -241,7 +241,7 @@ WHOLE = st.integers(-(2**31), 2**31 - 1) | st.integers(-70000, 70000)
     wide=np.resize(np.float32([1 + 2.0**-11, 1 + 3 * 2.0**-11, 2.0**-25, 65519.99, 65520]), SIZE),
     whole=np.resize(np.int32([2049, 2051, 65519, 65520, -65520]), SIZE),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_casts_to_halves(casts_to_halves: Executable, wide: np.ndarray, whole: np.ndarray) -> None:
     from_wide, from_whole = casts_to_halves({"f": wide, "i": whole}).values()
     np.testing.assert_array_equal(bits(from_wide), bits(wide.astype(np.float16)))
@@ -291,7 +291,7 @@ def assert_rounded(found: np.ndarray, truth: np.ndarray, error: np.ndarray | flo
 
 
 @given(x=ROWS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_sums_are_those_of_float32(sums: Executable, x: np.ndarray) -> None:
     *found, highest, lowest = sums({"x": x}).values()
     for (op, (_, terms)), value in zip(SUMS.items(), found, strict=True):
@@ -319,7 +319,7 @@ def normalizations(build: Build) -> Executable:
     scale=st.sampled_from([2.0**-12, 0.1, 1, 30, 8000]),
     offset=st.sampled_from([0.0, 1, -3]),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_normalizations(normalizations: Executable, seed: int, scale: float, offset: float) -> None:
     noise = np.random.default_rng(seed).standard_normal((4, SIZE))
     half = np.clip(scale * (noise + offset), -65504, 65504).astype(np.float16)

@@ -22,7 +22,7 @@ SIZES = st.sampled_from([1, 3, 8, 9, 16, 37, 64, 101, 288, 640])
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(columns=SIZES, outputs=SIZES, rows=st.integers(1, 40), first=st.integers(0, 24))
 @example(columns=37, outputs=3, rows=1, first=1)
 def test_products_with_a_weight(

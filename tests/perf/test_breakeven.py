@@ -31,7 +31,7 @@ def test_tokens_per_call_against_simulation(chance: float, width: int) -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     t1=st.floats(1, 200), ratio=st.floats(0.5, 6), width=st.integers(2, 8), draft=st.floats(0, 20)
 )

@@ -43,7 +43,7 @@ schemas = st.recursive(leaves, nested, max_leaves=4)
 def test_a_hundred_schemas(client: openai.OpenAI) -> None:
     ends = []
 
-    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=100, derandomize=True, database=None)
     @given(schemas, st.integers(0, 10**6))
     def check(schema: dict[str, Any], seed: int) -> None:
         answer = client.chat.completions.create(

@@ -65,7 +65,7 @@ class World:
     proposing=st.sampled_from([0.0, 0.1, 0.9]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_generation_is_slower_than_its_bound(
     ratio, chances, lengths, most, proposing, seed
 ) -> None:

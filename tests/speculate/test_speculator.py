@@ -102,7 +102,7 @@ scripts = st.lists(
     controlled=st.booleans(),
     others=st.lists(scripts, max_size=2),
 )
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
 def test_any_drafts_change_nothing(
     engines, family, contract, script, width, max_new, at, temperature, controlled, others
 ) -> None:

@@ -79,7 +79,7 @@ def test_grouped_convolutions_stay_apart(build: Build) -> None:
     agree(path, x=normal(1, 3, 1, 5))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.data())
 def test_parts_of_an_input(build: Build, data: st.DataObject) -> None:
     """Parts of the first axis are views; whatever the part, values are those of numpy."""

@@ -179,7 +179,7 @@ def update(build: Build) -> Any:
     return FastProgram(load(path)).function("main")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(row=st.integers(-2, 1), position=st.integers(-8, 6))
 def test_slice_update_at_a_dynamic_position(update: Any, row: int, position: int) -> None:
     if position == -1:

@@ -250,9 +250,7 @@ def eagle(
     return head, runner
 
 
-@settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pieces=st.lists(st.tuples(st.integers(1, 14), st.integers(0, 4)), min_size=1, max_size=8))
 def test_whatever_is_accepted(
     eagle: tuple[TorchDraftHead, Eagle3Runner], pieces: list[tuple[int, int]]

@@ -111,7 +111,7 @@ def check(
     assert (np.abs(y - truth) <= limit + 1.01 * doubt(rows, values, looked_up)).all()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     dtype=st.sampled_from(list(NARROW)),
     rows=st.sampled_from([1, 6, 33, 64]),
@@ -131,7 +131,7 @@ def test_linear(build: Build, dtype: str, rows: int, form: tuple[int, int], offs
     check(y, x, values, more.get("bias", 0))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     bits=st.sampled_from([1, 2, 3, 4, 6]), group=st.sampled_from([8, 16, 32]), tokens=TOKENS,
     columns=st.sampled_from([8, 64, 104]),
