@@ -57,7 +57,7 @@ def test_a_right_port_passes(result: GoldenResult) -> None:
     assert result.loader == "transformers"
     assert result.wrong_weights == result.unused == result.misread == ()
     assert {one.mode for one in result.structure} == {"decode", "prefill"}
-    assert {one.probe for one in result.structure} == {"text", "random", "faint"}
+    assert {one.probe for one in result.structure} == {"text", "end of the context", "faint"}
     assert result.warnings == ()
 
 

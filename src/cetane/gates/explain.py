@@ -14,12 +14,13 @@ from cetane.gates.bases import STATED
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult
 from cetane.gates.ladder import LadderResult
 from cetane.gates.limits import limits
+from cetane.gates.probes import Way
 from cetane.gates.readings import Misread, misread
 from cetane.gates.reference import reference_of
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.rule import load_rules
 from cetane.gates.rounding import judge_rounding
-from cetane.gates.structure import OTHER_PLAN, Deviation, excess, other_parts
+from cetane.gates.structure import OTHER_PLAN, WAYS, Deviation, excess, other_parts
 from cetane.gates.verdict import Check
 from cetane.mil.program import LARGEST_FP16
 from cetane.planner import Planner
@@ -45,6 +46,16 @@ BETTER = {
 """The next better format, by the most bits of a format that loses too much."""
 ROW_BITS = 4
 """The bits of int4 rows. Weights of no more bits lose more than such rows."""
+
+
+WITHOUT_DRAFTS = ", and run with --speculative none until then"
+UNTIL_THEN: dict[Way, str] = {
+    "rewind": ", and serve with --prefixes 0 until then",
+    "draft": WITHOUT_DRAFTS,
+    "tree": WITHOUT_DRAFTS,
+    "last": "",
+}
+"""What to do about a fault of the host, beside a change of the recipe."""
 
 
 class RefusedPort(Protocol):
@@ -174,7 +185,8 @@ def wrong_graph(
     authored = Authored(Planner(checkpoint, recipe).on(adapter), checkpoint, truth)
     if verdict.misread:
         return wrong_reading(verdict.misread[0], authored)
-    first = first_off(verdict.structure)
+    plain = first_off([one for one in verdict.structure if not one.way])
+    first = plain or first_off(verdict.structure)
     assert first is not None
     place = f"position {first.position}"
     if first.undecided > first.relative:
@@ -185,6 +197,14 @@ def wrong_graph(
         f"{first.probe}, {place})"
     )
     where = f"{first.shard}, after {first.truth}"
+    if first.way:
+        return Explanation(
+            cause="contract",
+            where=where,
+            sentence=f"{what}; a plain text is right, only {WAYS[first.way]} are wrong. This is a "
+            f"fault of cetane: report it{UNTIL_THEN[first.way]}.",
+            changes=written_by_host(recipe),
+        )
     if first_off(authored.deviations(bundle.tokenizer)) is None:
         return Explanation(
             cause="conversion",

@@ -25,7 +25,7 @@ from cetane.files import Progress
 from cetane.gates.bases import base_checks, unknown_bases
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult, Range
 from cetane.gates.limits import limits, limits_digest
-from cetane.gates.observe import ProbeTask, Seen, observe, unrun
+from cetane.gates.observe import ProbeTask, Seen, observe, structure_tasks, unrun
 from cetane.gates.port import Port, packaged
 from cetane.gates.probes import (
     OWN,
@@ -33,7 +33,7 @@ from cetane.gates.probes import (
     ProbePart,
     begun,
     chat_prompts,
-    parts,
+    holds_host_parts,
     structure_probes,
     text_windows,
     widest_mode,
@@ -81,6 +81,10 @@ TOO_LONG = (
 TOO_WIDE = "no text was longer than the model's window of {} tokens: that takes too much memory"
 TOO_NEAR = (
     "streaming heads see {} tokens, and no judged text was longer: what they miss was not judged"
+)
+TOO_SHORT = (
+    "drafts, rewinds and logits of a last token alone were not judged in {}: the context of {} "
+    "tokens is too short"
 )
 UNRUN = "no token of a probe chose {} functions of experts, so their graphs were not judged: {}"
 NAMED = 3
@@ -229,6 +233,9 @@ class Proof:
         late = max((one.keys for one in ane), default=context)
         if idle:
             yield UNRUN.format(len(idle), ", ".join(idle[:NAMED]))
+        short = [mode for mode in self.plan.modes if not holds_host_parts(self.plan, mode, read)]
+        if short:
+            yield TOO_SHORT.format(", ".join(short), context)
         if read <= window:
             yield TOO_WIDE.format(window)
         streaming = self.plan.recipe.cache.streaming
@@ -257,11 +264,7 @@ class Proof:
         """The twin's deviations from the model, its results on the text, and its functions that no
         token called: those of rare experts."""
         self.begin("structure", 0)
-        tasks = [
-            ProbeTask(mode, probe, parts(self.plan, mode, len(probe.tokens)))
-            for mode in self.plan.modes
-            for probe in self.probes
-        ]
+        tasks = structure_tasks(self.plan, self.probes)
         windows = self.windows(0, self.first_positions)
         twin = self.port.twin
         seen = observe(twin, self.planner, [*tasks, *self.reading(windows)])

@@ -15,7 +15,7 @@ from cetane.families import RoutedBlock, Truth
 from cetane.gates import metrics
 from cetane.gates.limits import limits
 from cetane.gates.observe import ProbeTask, Seen
-from cetane.gates.probes import Probe
+from cetane.gates.probes import Probe, Way
 from cetane.gates.reference import Observed, Reference, layer_of
 from cetane.gates.verdict import Check, at_most
 from cetane.planner import Planner
@@ -33,6 +33,15 @@ SCORE = 12
 """Bytes that one score takes: three fp32 numbers, with its softmax and an intermediate result."""
 WINDOWS = "sliding_window", "attention_chunk_size"
 """The fields of a config that say how many attention keys some layers see."""
+
+
+WAYS: dict[Way, str] = {
+    "rewind": "tokens after a rewind",
+    "draft": "tokens after a refused draft",
+    "tree": "tokens after a refused branch",
+    "last": "logits of a last token alone",
+}
+"""What is judged of a host, in words."""
 
 
 class Deviation(Data):
@@ -56,6 +65,8 @@ class Deviation(Data):
     do not exceed; 0 without such tokens."""
     decided: int | None = None
     """The number of tokens before the first near tie of experts; None in older results."""
+    way: Way = ""
+    """How the host took these tokens."""
 
 
 def deviations(
@@ -69,11 +80,14 @@ def deviations(
             shard, tensor = places[truth]
             errors = metrics.relative(rows, theirs.tensors[truth][at])
             first = first_undecided(theirs, truth)
-            yield deviation(shard, tensor, truth, task, at, errors, first)
+            for way, some in task.ways(at):
+                yield deviation(shard, tensor, truth, task, at[some], errors[some], first, way)
         head, wanted = plan.tokens(0, plan.rows), truths.logits(task.probe, ours.at)
         errors = logit_errors(plan, ours.logits[:, head], wanted[:, head])
-        first = first_undecided(theirs, LOGITS)
-        yield deviation(plan.shards[-1].name, "logits", LOGITS, task, ours.at, errors, first)
+        first, last = first_undecided(theirs, LOGITS), plan.shards[-1].name
+        for way, some in task.ways(ours.at):
+            at = ours.at[some]
+            yield deviation(last, "logits", LOGITS, task, at, errors[some], first, way)
 
 
 def first_undecided(theirs: Observed, truth: Truth) -> int | None:
@@ -175,8 +189,9 @@ def deviation(
     at: Array,
     errors: Array,
     first: int | None,
+    way: Way = "",
 ) -> Deviation:
-    """The deviation of one tensor: its `errors (n,)` at the tokens `at (n,)`.
+    """The deviation of one tensor: its `errors (n,)` at the tokens `at (n,)`, all taken one way.
 
     From the token `first` on, the model is undecided; None if it never is."""
     decided = at < (np.inf if first is None else first)
@@ -195,6 +210,7 @@ def deviation(
         relative=min(float(strict[worst]), 1e308),
         position=task.probe.start + int(at[worst]),
         positions=len(errors),
+        way=way,
     )
 
 
@@ -238,11 +254,13 @@ def same_plan(plan: Plan, wanted: Plan) -> Check:
 
 
 def judge(rows: Sequence[Deviation]) -> Iterator[Check]:
-    """The checks of the worst deviation of every shard's tensors, in every mode."""
-    worst: dict[tuple[str, str, Mode], float] = {}
+    """The checks of the worst deviation of every shard's tensors, in every mode.
+
+    What a host does has one check for all shards: its code knows no shard."""
+    worst: dict[str, float] = {}
     for one in rows:
-        key = one.shard, one.tensor, one.mode
-        worst[key] = max(worst.get(key, 0.0), excess(one))
-    for (shard, tensor, mode), value in worst.items():
-        name = f"structure: {tensor} of {shard} ({mode})"
+        what = WAYS[one.way] if one.way else f"{one.tensor} of {one.shard}"
+        name = f"structure: {what} ({one.mode})"
+        worst[name] = max(worst.get(name, 0.0), excess(one))
+    for name, value in worst.items():
         yield at_most(name, value, limits().structure.relative)
