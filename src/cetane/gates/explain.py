@@ -19,7 +19,7 @@ from cetane.gates.readings import Misread, misread
 from cetane.gates.reference import reference_of
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.rule import load_rules
-from cetane.gates.rounding import judge_rounding
+from cetane.gates.rounding import Rounding, judge_rounding
 from cetane.gates.structure import OTHER_PLAN, WAYS, Deviation, excess, other_parts
 from cetane.gates.verdict import Check
 from cetane.mil.program import LARGEST_FP16
@@ -278,19 +278,24 @@ def undone(recipe: Recipe) -> dict[str, Any]:
 def lost_products(verdict: GoldenResult, recipe: Recipe) -> Explanation:
     """The explanation of errors that only an ANE's arithmetic makes: of the worst mode that failed
     a check."""
-    red = {check.name for check in verdict.checks if not check.passed}
-    failed = [
-        one for one in verdict.ane
-        if any(check.name in red for check in judge_rounding("ane", [one]))
-    ]  # fmt: skip
-    worst = min(failed, key=lambda one: one.logit_cosine)
+    worst = min(spoiled("ane", verdict), key=lambda one: one.logit_cosine)
     return Explanation(
         cause="attention",
         where=worst.where or f"the {worst.mode} functions",
-        sentence=f"Over {recipe.cache.context} keys, an ANE would count products of attention as "
-        f"zero, since they are small: KL {worst.kl:.2g} from the same programs in fp32. The family "
-        "must multiply attention's weights by a power of two (docs/explanation/precision.md).",
+        sentence=f"Over {worst.capacity or recipe.cache.context} keys, an ANE would count products "
+        f"of attention as zero, since they are small: KL {worst.kl:.2g} from the same programs in "
+        "fp32. The family must multiply attention's weights by a power of two "
+        "(docs/explanation/precision.md).",
     )
+
+
+def spoiled(arithmetic: Literal["fp16", "ane"], verdict: GoldenResult) -> list[Rounding]:
+    """The modes that failed a check of an arithmetic."""
+    red = {check.name for check in verdict.checks if not check.passed}
+    rows = verdict.rounding if arithmetic == "fp16" else verdict.ane
+    return [
+        one for one in rows if any(check.name in red for check in judge_rounding(arithmetic, [one]))
+    ]
 
 
 def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Explanation:
@@ -298,12 +303,13 @@ def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Expl
     fp16."""
     largest = max(verdict.ranges, key=lambda one: one.largest)
     where = next((one.where for one in verdict.rounding if one.where), largest.block)
+    modes = dict.fromkeys(one.mode for one in spoiled("fp16", verdict))
     scale = planner.model.residual_scale
     if largest.largest <= NEAR_LIMIT:
         return Explanation(
             cause="fp16 range",
             where=where,
-            sentence=f"Rounding to fp16 spoils {where}, though the residual "
+            sentence=f"Rounding to fp16 spoils {where} ({', '.join(modes)}), though the residual "
             f"stream stays at {largest.largest:.0f}: an op inside overflows or loses.",
         )
     said = (

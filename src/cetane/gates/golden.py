@@ -12,6 +12,7 @@ One shard is in memory at a time. Only greedy decoding holds all shards, as for 
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from cetane.bundle import Bundle
 from cetane.bundle.tables import Tables
@@ -34,6 +35,7 @@ from cetane.gates.probes import (
     begun,
     chat_prompts,
     holds_host_parts,
+    own_tokens,
     structure_probes,
     text_windows,
     widest_mode,
@@ -67,6 +69,7 @@ from cetane.gates.weights import judge as judge_weights
 from cetane.hardware.memory import give_back
 from cetane.mil.program import LARGEST_FP16
 from cetane.planner import Planner
+from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 from cetane.threads import beside
 
@@ -330,13 +333,14 @@ class Proof:
             return Truths.ask(self.reference, tasks, seen, streams, self.scale)
 
     def started(self) -> list[ProbeTask]:
-        """Starts of a prompt: a call of the widest mode, and calls of single tokens. Together they
-        use every op and every way of keeping a cache."""
+        """Starts of a prompt: whole calls of every mode. With several capacities, each larger one
+        gets them too, at the last positions that it holds. So every function runs."""
         tasks = []
-        for mode in dict.fromkeys((self.mode, "decode")):
-            count = max(self.plan.modes[mode].tokens, OWN)
-            count = min(count, self.plan.recipe.cache.context)
-            probe = Probe(f"start, {mode}", begun(self.port.tokenizer, count))
+        for capacity, mode in product(self.plan.capacities, self.plan.modes):
+            count = min(own_tokens(self.plan, mode), capacity.tokens)
+            start = 0 if capacity == self.plan.capacities[0] else capacity.tokens - count
+            name = f"start, {mode}" + (f", at {start}" if start else "")
+            probe = Probe(name, begun(self.port.tokenizer, count), start)
             tasks.append(ProbeTask(mode, probe, (ProbePart(mode, count),)))
         return tasks
 
@@ -346,7 +350,15 @@ class Proof:
         rounded = observe(self.port.rounded, self.planner, self.starts)
         places = made_by(self.planner, self.plan)
         return [
-            measure_rounding(one.task, one.exact, made, places, self.plan, decided=one.decided)
+            measure_rounding(
+                one.task,
+                one.exact,
+                made,
+                places,
+                self.plan,
+                decided=one.decided,
+                capacity=capacity_of(self.plan, one.task.probe),
+            )
             for one, made in zip(starts, rounded, strict=True)
         ]
 
@@ -387,6 +399,13 @@ class Start:
     """The port's results in fp32."""
     decided: Array
     """For each token, whether the model is sure of the next one, bool `(n,)`."""
+
+
+def capacity_of(plan: Plan, probe: Probe) -> int | None:
+    """The smallest capacity that holds a probe; None if the plan has only one."""
+    stop = probe.start + len(probe.tokens)
+    fitting = (one.tokens for one in plan.capacities if one.tokens >= stop)
+    return next(fitting) if plan.smaller else None
 
 
 def ties(rows: Sequence[Deviation]) -> Iterator[str]:

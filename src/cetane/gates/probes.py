@@ -129,7 +129,7 @@ def parts(plan: Plan, mode: Mode, length: int) -> tuple[ProbePart, ...]:
     caches that another one wrote.
     """
     width = plan.modes[mode].tokens
-    own = -(-OWN // width) * width + width // 2
+    own = own_tokens(plan, mode) + width // 2
     between = length - 2 * own
     if between <= 0:
         return (ProbePart(mode, length),)
@@ -137,6 +137,12 @@ def parts(plan: Plan, mode: Mode, length: int) -> tuple[ProbePart, ...]:
     middle = ProbePart(widest_mode(plan), between - silent.tokens, judged=False)
     ends = ProbePart(mode, own)
     return tuple(part for part in (ends, silent, middle, ends) if part.tokens)
+
+
+def own_tokens(plan: Plan, mode: Mode) -> int:
+    """The tokens of whole calls of a mode: at least `OWN`."""
+    width = plan.modes[mode].tokens
+    return -(-OWN // width) * width
 
 
 def probe_parts(plan: Plan, mode: Mode, probe: Probe) -> tuple[ProbePart, ...]:
