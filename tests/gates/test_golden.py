@@ -581,7 +581,6 @@ def test_every_capacity_is_judged(
 @pytest.mark.parametrize(
     ("arithmetic", "function", "red"),
     [
-        ("fp16", "verify", "(verify, at 256)"),
         ("fp16", "verify-c64", "(verify, at 64)"),
         ("fp16", "decode", "(decode, at 256)"),
         ("ane", "verify", "(verify, at 256)"),
