@@ -517,6 +517,12 @@ def deviation(**changes: Any) -> Deviation:
     return Deviation.model_validate(right | changes)
 
 
+def test_an_older_deviation() -> None:
+    """It told what lay behind the first near tie of experts."""
+    older = deviation(undecided=0.02, decided=3)
+    assert older.model_dump() == deviation().model_dump()
+
+
 @pytest.mark.parametrize(
     ("changes", "red"),
     [

@@ -6,10 +6,11 @@ from functools import cache
 
 import pytest
 from tests.conftest import build_model
+from tests.families.test_gpt_oss import build_oss
 
 from cetane.gates.golden import Proof
 
-from .mutations.families import FORMATS, build, recipe, tokenizer_of
+from .mutations.families import FORMATS, build, flattened, recipe, tokenizer_of
 from .mutations.ports import (
     AuthoredPort,
     RememberedReference,
@@ -108,6 +109,32 @@ def test_a_context_without_room_for_drafts() -> None:
     proof = Proof(port, checkpoint, reference, port.tables, lambda *_: None)  # type: ignore[arg-type]
     (warning,) = (one for one in proof.unjudged([], []) if "drafts" in one)
     assert "in prefill: the context of 32 tokens" in warning
+
+
+@cache
+def undecided() -> tuple[TinyCheckpoint, RememberedReference]:
+    """A gpt-oss whose experts are so near that a text begins with a tie."""
+    near = build_oss(limit=0.3, sliding_window=112, num_local_experts=16)
+    checkpoint = TinyCheckpoint(flattened(near, 0.02), tokenizer_of())
+    return checkpoint, RememberedReference(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        None,
+        "a window one token too long",
+        "a window one token too short",
+        "a slot reused one step early",
+    ],
+)
+def test_ties_of_experts_excuse_no_wrong_token(change: str | None) -> None:
+    """Late in a text, where most tokens attend to one with a tie."""
+    checkpoint, reference = undecided()
+    port = AuthoredPort(checkpoint, recipe("fp16"))
+    if change is not None:
+        TABLE[change].change(port)
+    assert judge(port, reference).refused_by == (() if change is None else ("structure",))
 
 
 MISTRAL = build_model(

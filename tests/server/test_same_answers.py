@@ -10,6 +10,7 @@ import pytest
 from cetane.engine.open import open_engine
 from cetane.engine.prefixes import Prefixes
 from cetane.engine.sampling import Sampler
+from cetane.server.app import serve
 from cetane.speculate.ngram import Ngram
 from cetane.speculate.speculator import Speculator
 
@@ -71,3 +72,30 @@ def test_alone_and_in_a_queue_of_32(client: openai.OpenAI, forgetful: None) -> N
         streamed = [*pool.map(lambda number: ask(client, number, stream=True), range(32))]
     assert alone == known == queued == streamed
     assert len(set(alone)) > 25
+
+
+def test_a_bundle_drafts_for_itself_in_long_texts(
+    tiny_bundle: Any, serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default drafters hold it. Its answers are plain ones, also after a known prefix."""
+    cache = {"contract": "readonly", "context": 160, "capacities": [32]}
+    served = tiny_bundle(verify=4, cache=cache, layout={"kind": "single"})
+    app = serve(served.path)
+    (worker,) = app.state.service.workers
+    default = worker.served.speculator(Sampler())
+    assert [drafter.name for drafter in default.drafters] == ["suffix", "ngram", "triforce"]
+
+    def always(sampler: Sampler) -> Speculator | None:
+        return None if sampler.seed is not None else Speculator([default.drafters[-1]], 3)
+
+    monkeypatch.setattr(worker.served, "speculator", always)
+    prompt = np.random.default_rng(3).integers(1, 288, 70).tolist()
+    with serving(app) as address:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        for longer in (prompt, [*prompt, 9, 40, 77]):
+            asked: dict[str, Any] = {"model": "tiny", "prompt": longer, "max_tokens": 50,
+                                     "temperature": 0}  # fmt: skip
+            drafted = client.completions.create(**asked)
+            plain = client.completions.create(seed=1, **asked)
+            assert drafted.choices[0].text == plain.choices[0].text
+            assert drafted.usage.completion_tokens_details.accepted_prediction_tokens

@@ -176,6 +176,19 @@ def test_a_drafter_is_judged_by_its_sure_and_unsure_drafts_together() -> None:
     assert sure > 0.9 and unsure < 0.1 and 0.4 < whole < 0.6
 
 
+def test_a_new_kind_is_taken_to_be_as_good_as_its_drafter() -> None:
+    """Look-ups have many kinds. If each were hoped for anew, bad ones would be tried for long."""
+    controller = Controller({1: [1.0], 4: [1.2]})
+    for _ in range(30):
+        controller.judge(Draft((5, 6), "ngram-2"), [7], verified=False)
+        controller.judge(Draft((5, 6), "head-2"), [5, 6, 7], verified=True)
+    bad, good, unknown = (
+        controller.records[kind].chances([-1, 0]) for kind in ("ngram-4", "head-4", "suffix-4")
+    )
+    assert max(bad) < 0.1 and min(good) > 0.8
+    assert unknown == pytest.approx([0.6, 0.36])
+
+
 def test_a_prompt_that_a_drafter_has_not_read_is_a_loan() -> None:
     """Its time is no cost of a drafted token. A generation pays it back before it is asked again,
     and look-ups wait for nothing."""

@@ -285,6 +285,19 @@ def test_a_costly_drafter_is_asked_where_look_ups_promise_less(sure: bool, asked
     assert bool(dear.asked) == asked
 
 
+def test_a_first_draft_of_unknown_cost_has_one_token() -> None:
+    """A long one could take the time that its verification needs, and that of all later drafts."""
+    controller = Controller({1: [1.0], 4: [1.1]})
+    controller.plain = 100.0
+    dear = Dear(range(9), [(9, 0, [])])
+    speculator = Speculator([dear], 3, controller)
+    speculator.possible = np.ones(9, bool)
+    for known in (False, True):
+        speculator.draft([0], 3)
+        assert dear.asked.pop() == (3 if known else 1)
+        assert controller.knows("dear")
+
+
 def test_nobody_is_asked_before_the_account_affords_a_draft() -> None:
     """Its call takes 1.1 steps, which an answer may borrow after one plain step."""
     controller = Controller({1: [1.0], 4: [1.1]})

@@ -139,6 +139,32 @@ def test_bundles_say_the_same(
     assert speculator.counters.accepted
 
 
+def test_a_long_prompt_shows_the_cost_of_a_draft(pair) -> None:
+    """Before the first one, so that it is not judged by the choice of columns that it waits for."""
+    _, engine = pair
+    for prompt, known in ((PROMPT[:20], False), (PROMPT, True)):
+        controller = Controller({1: [1.0], 4: [1.1], 8: [1.2]})
+        drafter = TriForce(engine.plan)
+        speculator = Speculator([drafter], 3, controller)
+        session = engine.session()
+        stream = generate(session, prompt, Sampler(), 60, (), speculator)
+        next(stream)
+        assert (drafter.times is not None) == known
+        assert "triforce" not in controller.known
+        assert [*stream] == plain(engine, Sampler(), prompt)[1:]
+        assert ("triforce" in controller.known) == known
+    assert drafter.times is not None and 0 < drafter.times.token < 1
+
+
+def test_it_drafts_by_default_where_it_can(tiny_bundle: Callable[..., Bundle]) -> None:
+    """Beside look-ups, in a bundle of several capacities that has no draft head."""
+    for cache, expected in ((CACHE, ["suffix", "ngram", "triforce"]),
+                            (CACHE | {"capacities": []}, ["suffix", "ngram"])):  # fmt: skip
+        bundle = tiny_bundle(verify=4, cache=cache, layout={"kind": "single"})
+        drafters = open_drafters(DrafterOptions(), bundle, Sampler(), "portable")
+        assert [drafter.name for drafter in drafters] == expected
+
+
 def test_int8_caches_are_gathered_with_their_scales() -> None:
     model = build_model("llama")
     cache, target = CACHE | {"format": "int8"}, {"deployment": "iOS26"}

@@ -36,9 +36,9 @@ PromptIdsOption = Annotated[
 SpeculativeOption = Annotated[
     str,
     typer.Option(
-        help="The drafter, for verifying several tokens at once. Auto is look-ups and the "
-        "bundle's draft head. Others: ngram, suffix, union, triforce, medusa, eagle3, the path of "
-        "a smaller bundle, none."
+        help="The drafter, for verifying several tokens at once. Auto is look-ups, and the "
+        "bundle's draft head or else self-drafts (triforce). Others: ngram, suffix, union, "
+        "triforce, medusa, eagle3, the path of a smaller bundle, none."
     ),
 ]
 

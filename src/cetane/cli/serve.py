@@ -34,7 +34,11 @@ def serve(
         int, typer.Option(min=0, help="Conversations whose prompts stay in memory.")
     ] = 4,
     speculation: Annotated[
-        bool, typer.Option(help="Verify drafts from the text and earlier answers, where that pays.")
+        bool,
+        typer.Option(
+            help="Verify drafts, where that pays: from the text, from earlier answers, and "
+            "from the draft head, or else from the model itself in long texts."
+        ),
     ] = True,
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds for running answers when it is stopped.")

@@ -283,6 +283,8 @@ class RoutedBlock(Block):
     """
 
     scores: ClassVar[str] = "scores"
+    deciding: ClassVar[str]
+    """The path of the projection that makes the logits of its experts."""
     adds: ClassVar[bool] = False
     chosen = 1
     """The number of experts of a token."""

@@ -227,6 +227,7 @@ class MixtureBlock(RoutedBlock):
     reads = ("hidden",)
     adds = True
     scores = WEIGHTS
+    deciding = "router_proj"
 
     def __init__(
         self,

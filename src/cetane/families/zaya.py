@@ -192,6 +192,7 @@ class ExpertsBlock(RoutedBlock):
     """The second block of a layer: router and experts behind a norm, and their residual scaling."""
 
     writes = ("hidden", "router")
+    deciding = "gate.router_mlp.out_proj"
 
     def __init__(self, config: ZayaConfig, index: int, options: ZayaOptions) -> None:
         super().__init__(f"moe-{index:02}", index, f"model.layers.{index}.")

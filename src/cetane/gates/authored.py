@@ -5,10 +5,11 @@ from collections.abc import Callable
 import torch
 
 from cetane.checkpoint import Checkpoint, Tokenizer
-from cetane.engine.authored import AuthoredBackend, host_tables
+from cetane.engine.authored import AuthoredBackend, AuthoredProgram, host_tables
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.families import RMSNorm
+from cetane.gates.experts import show
 from cetane.gates.observe import observe, structure_tasks
 from cetane.gates.probes import structure_probes
 from cetane.gates.reference import Reference
@@ -41,6 +42,16 @@ class ModuleReadings:
         }
 
 
+class ShowingBackend(AuthoredBackend):
+    """A plan's modules, which also show the experts that they choose."""
+
+    def open(self, shard: str) -> AuthoredProgram:
+        program = super().open(shard)
+        for module in program.modules.values():
+            show(module)
+        return program
+
+
 class Authored(ModuleReadings):
     """A plan's modules with the checkpoint's own values, compared with the model."""
 
@@ -55,7 +66,7 @@ class Authored(ModuleReadings):
             planner = Planner(self.weights, recipe, planner).on(planner.adapter)
         plan = planner.plan()
         tables = host_tables(planner, self.weights)
-        engine = Engine(plan, AuthoredBackend(planner, self.weights), tables, resident=False)
+        engine = Engine(plan, ShowingBackend(planner, self.weights), tables, resident=False)
         tokens = filled(planner, plan, self.reference)
         probes = structure_probes(tables.embedding, tokenizer, plan, tokens)
         tasks = structure_tasks(plan, probes)

@@ -20,7 +20,7 @@ from cetane.gates.reference import reference_of
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.rule import load_rules
 from cetane.gates.rounding import Rounding, judge_rounding
-from cetane.gates.structure import OTHER_PLAN, WAYS, Deviation, excess, other_parts
+from cetane.gates.structure import OTHER_PLAN, WAYS, Deviation, other_parts
 from cetane.gates.verdict import Check
 from cetane.mil.program import LARGEST_FP16
 from cetane.planner import Planner
@@ -188,13 +188,10 @@ def wrong_graph(
     plain = first_off([one for one in verdict.structure if not one.way])
     first = plain or first_off(verdict.structure)
     assert first is not None
-    place = f"position {first.position}"
-    if first.undecided > first.relative:
-        place = "positions behind a tie of experts"
     what = (
         f"On the checkpoint's own weights, {first.tensor} of {first.shard} errs by "
-        f"{max(first.relative, first.undecided):.2g} after {first.truth} ({first.mode}, "
-        f"{first.probe}, {place})"
+        f"{first.relative:.2g} after {first.truth} ({first.mode}, {first.probe}, position "
+        f"{first.position})"
     )
     where = f"{first.shard}, after {first.truth}"
     if first.way:
@@ -258,7 +255,7 @@ def right_with_host_caches(
 
 def off_limit(one: Deviation) -> bool:
     """Whether a deviation is beyond the limit of structure."""
-    return excess(one) > limits().structure.relative
+    return one.relative > limits().structure.relative
 
 
 def first_off(rows: Sequence[Deviation]) -> Deviation | None:

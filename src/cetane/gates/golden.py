@@ -47,7 +47,6 @@ from cetane.gates.reference import RESIDENT, Reference, choices, reference_of
 from cetane.gates.rounding import Rounding, judge_rounding, late_rounding, measure_rounding
 from cetane.gates.shipped import Compressed, Compression, Text, twin_kl
 from cetane.gates.structure import (
-    LOGITS,
     Deviation,
     Truths,
     deviations,
@@ -205,7 +204,6 @@ class Proof:
             ranges=compression.ranges,
             warnings=(
                 *([TOO_LARGE] if prompts and not greedy else []),
-                *ties(deviated),
                 *self.unjudged(idle, ane),
                 *near(compression.ranges, self.planner),
             ),
@@ -406,17 +404,6 @@ def capacity_of(plan: Plan, probe: Probe) -> int | None:
     stop = probe.start + len(probe.tokens)
     fitting = (one.tokens for one in plan.capacities if one.tokens >= stop)
     return next(fitting) if plan.smaller else None
-
-
-def ties(rows: Sequence[Deviation]) -> Iterator[str]:
-    """A warning where ties of experts leave few logits to the strict limit."""
-    judged = [one for one in rows if one.truth == LOGITS[0] and one.decided is not None]
-    strict, every = sum(one.decided or 0 for one in judged), sum(one.positions for one in judged)
-    if 2 * strict < every:
-        yield (
-            f"experts are near ties: the strict limit of structure judged {strict} of {every} "
-            "tokens, a looser limit the others"
-        )
 
 
 def near(ranges: Sequence[Range], planner: Planner) -> Iterator[str]:

@@ -15,19 +15,11 @@ Share = float
 DraftHeadArithmetic = Literal["fp16", "fp32"]
 
 
-class RoutedLimits(Data):
-    """Limits of structure from the first token on whose experts rounding may decide."""
-
-    tie: float = Field(gt=0)
-    relative: float = Field(gt=0)
-    share: Share = Field(gt=0.5, le=1)
-
-
 class StructureLimits(Data):
     """Limits for programs on the checkpoint's own values, in fp32."""
 
     relative: float = Field(gt=0)
-    routed: RoutedLimits
+    tie: float = Field(gt=0)
 
 
 class RoundingLimits(Data):

@@ -51,13 +51,6 @@ def relative(a: Rows, b: Rows) -> Rows:
     return np.nan_to_num(errors, nan=np.inf, posinf=np.inf)
 
 
-def within(errors: Rows, share: float) -> float:
-    """The error that a share of `errors` does not exceed.
-
-    It is one of the errors: a value between two infinite errors would be NaN."""
-    return float(np.quantile(errors, share, method="higher"))
-
-
 @by_blocks
 def margins(logits: Rows) -> Rows:
     """The distance from the best logit of each row to the next, in nats."""

@@ -1,7 +1,7 @@
 """Observations of a port: its logits and its shards' outputs, on probes."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from cetane.engine.memory import Mark
 from cetane.engine.schedule import Wanted
 from cetane.engine.session import Session, gather
 from cetane.families import Truth
+from cetane.gates.experts import Choices, best, routed_blocks
 from cetane.gates.probes import OWN, Probe, ProbePart, Way, probe_parts
 from cetane.gates.reference import Observed
 from cetane.planner import Planner
@@ -30,23 +31,13 @@ class ProbeTask:
     probe: Probe
     parts: tuple[ProbePart, ...]
 
-    def own(self, at: Array) -> Array:
-        """Whether the mode itself takes each of the probe's tokens `at (n,)`: bool `(n,)`."""
-        mine = np.array([part.mode == self.mode for part in self.parts])
-        taken: Array = mine[self._part(at)]
-        return taken
-
     def ways(self, at: Array) -> Iterator[tuple[Way, Array]]:
         """Each way in which tokens `at (n,)` are taken, and whether each one is: bool `(n,)`."""
-        ways = np.array([part.way for part in self.parts])[self._part(at)]
+        stops = np.cumsum([part.tokens for part in self.parts])
+        ways = np.array([part.way for part in self.parts])[np.searchsorted(stops, at, "right")]
         for way in dict.fromkeys(part.way for part in self.parts):
             if (some := ways == way).any():
                 yield way, some
-
-    def _part(self, at: Array) -> Array:
-        """The number of the part that each token `at (n,)` belongs to, int `(n,)`."""
-        stops = np.cumsum([part.tokens for part in self.parts])
-        return np.searchsorted(stops, at, side="right")
 
 
 def structure_tasks(plan: Plan, probes: Sequence[Probe]) -> list[ProbeTask]:
@@ -69,6 +60,8 @@ class Seen:
     at: Array
     tensors: dict[Truth, tuple[Array, Array]]
     """Each tensor's numbers of tokens, and their rows."""
+    choices: Choices = field(default_factory=dict)
+    """The experts of the tokens, as far as the port shows them."""
 
     def whole(self, count: int) -> Observed:
         """The logits, and the tensors that have all `count` tokens, in the form of the truth."""
@@ -122,6 +115,13 @@ class Watched:
         """By step, the truths of its outputs. Steps that only fill caches have none: later tokens
         show their errors."""
         self.seen: dict[Truth, list[Array]] = {}
+        self.channels = planner.model.channels
+        self.routed = routed_blocks(planner.model.layers)
+        """The blocks with experts, by the names of what the port shows of them."""
+        self.experts: dict[str, list[Array]] = {}
+        """The chosen experts of each call, by these names."""
+        self.choosing: dict[str, set[Step | Route]] = {}
+        """The steps that show them: calls that only fill caches may leave a layer's experts out."""
         self.taken: list[Taken] = []
         at = 0
         for part in task.parts:
@@ -198,35 +198,55 @@ class Watched:
                 running.hosted[name] = (rows * scale).astype(dtype)
 
     def keep(self, step: Step | Route, name: str, value: Array, tokens: int) -> None:
+        block = self.routed.get(name)
+        if block is not None and value.shape[1:2] == (self.channels[block.scores],):
+            scores = columns(value)[:, :tokens]
+            self.experts.setdefault(name, []).append(best(scores, block.chosen))
+            self.choosing.setdefault(name, set()).add(step)
         truth = self.truths.get(step, {}).get(name)
         if truth is not None:
             rows = columns(value)[:, :tokens].T.astype(np.float32)
             self.seen.setdefault(truth, []).append(rows)
 
+    def forget(self) -> None:
+        """Forget what was seen so far."""
+        for seen in (self.seen, self.experts, self.choosing):
+            seen.clear()
+
     def result(self) -> Seen:
         judged = [one for one in self.taken if one.running.logits is not None]
-        rows = [one.logits() for one in judged]
-        return Seen(np.concatenate(rows), self.numbers(judged, logits=True), self.tensors())
+        logits = np.concatenate([one.logits() for one in judged])
+        at = self.numbers(judged, logits=True)
+        return Seen(logits, at, self.tensors(), self.choices())
 
     def tensors(self) -> dict[Truth, tuple[Array, Array]]:
         """The shards' outputs: by truth, the numbers of tokens, and their rows `(n, C)`."""
-        found = {}
-        for truth, rows in self.seen.items():
-            makers = self.makers(truth)
-            own = [of[list(one.columns)] for one, of in zip(makers, rows, strict=True)]
-            found[truth] = self.numbers(makers), np.concatenate(own)
-        return found
+        makers = {truth: self.makers(truth) for truth in self.seen}
+        return {
+            truth: (self.numbers(makers[truth]), rows_of(makers[truth], rows))
+            for truth, rows in self.seen.items()
+        }
 
     def makers(self, truth: Truth) -> list["Taken"]:
         """The calls that output a tensor: in some modes, no step does."""
+        steps = {step for step, truths in self.truths.items() if truth in truths.values()}
+        return self.calls_of(steps)
+
+    def choices(self) -> Choices:
+        """The experts that the port shows, by layer, if it shows those of all tokens of a call."""
+        chosen: dict[int, tuple[Array, Array]] = {}
+        for name, rows in self.experts.items():
+            calls = self.calls_of(self.choosing[name])
+            if [len(one.running.call.tokens) for one in calls] == [len(own) for own in rows]:
+                chosen[self.routed[name].layer] = self.numbers(calls), rows_of(calls, rows)
+        return chosen
+
+    def calls_of(self, steps: Collection[Step | Route]) -> list["Taken"]:
+        """The calls that have one of some steps."""
         return [
             one
             for one in self.taken
-            if any(
-                truth in self.truths.get(step, {}).values()
-                for steps in one.running.steps.values()
-                for step in steps
-            )
+            if any(step in steps for own in one.running.steps.values() for step in own)
         ]
 
     def numbers(self, calls: Sequence["Taken"], logits: bool = False) -> Array:
@@ -258,3 +278,8 @@ class Taken:
         assert logits is not None
         rows: Array = logits[None] if self.last else logits[list(self.columns)]
         return rows
+
+
+def rows_of(calls: Sequence[Taken], rows: Sequence[Array]) -> Array:
+    """The rows of a probe's tokens, of those of each call: all its columns."""
+    return np.concatenate([own[list(one.columns)] for one, own in zip(calls, rows, strict=True)])

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cetane.checkpoint import Checkpoint, RotatedCheckpoint, Rotation, streamed_part
 from cetane.engine.backend import Array
 from cetane.errors import CetaneError
 from cetane.families import Truth, parse_config
+from cetane.gates.experts import Choices, Routing
 from cetane.gates.on_disk import OnDisk
 from cetane.gates.streaming import let_stream
 from cetane.gates.transformers_model import (
@@ -30,8 +31,6 @@ from cetane.hardware.quiet import quiet_transformers
 
 RESIDENT = 4 << 30
 """The most bytes of fp32 weights with which a model stays in memory between runs."""
-LOGITS_AT = {"Llama4Router": 1}
-"""Which output of a router is its logits, where it is not the first."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,10 @@ class Observed:
     logits: Array
     tensors: dict[Truth, Array]
     margins: dict[int, Array] = field(default_factory=dict)
-    """The tokens' margins `(n,)`, by the number of a layer with experts. A margin says how much
-    likelier the last expert that the token takes is than the next one, in nats of the router's
-    logits. Where it is smaller than rounding errors, the model itself is undecided."""
+    """The tokens' margins `(n,)`, by the number of a layer with experts (`Routing`). Where one is
+    smaller than rounding errors, the model itself is undecided."""
+    experts: dict[int, Array] = field(default_factory=dict)
+    """The experts `(n, chosen)` that each token's router chooses, by layer, ascending."""
 
     def scaled(self, scale: float) -> "Observed":
         """The same results, with tensors `scale` times as large."""
@@ -63,6 +63,8 @@ class Asked:
     """The factor on its embeddings."""
     kept: Sequence[int]
     """The numbers of the tokens whose logits are wanted, ascending."""
+    choices: Choices
+    """A port's experts of some tokens."""
 
 
 class Stop(BaseException):
@@ -159,12 +161,14 @@ class Reference:
         starts: Sequence[int] = (),
         scales: Sequence[float] = (),
         kept: Sequence[Sequence[int]] = (),
+        choices: Sequence[Choices] = (),
     ) -> list[Observed]:
         """The results on some sequences, in their order.
 
         The other arguments have an entry for each sequence. `starts` are the positions of the first
         tokens (default 0), `scales` the factors on the embeddings (1). `kept` are the numbers of
-        the tokens whose logits are wanted (all), ascending.
+        the tokens whose logits are wanted (all), ascending. `choices` are the experts that a port
+        chose: where its own choice is a near tie, the model takes them.
 
         A resident model takes one sequence after the other. A larger one takes all side by side, so
         it reads its weights once.
@@ -177,6 +181,7 @@ class Reference:
                 starts or [0] * count,
                 scales or [1.0] * count,
                 kept or [range(len(tokens)) for tokens in sequences],
+                choices or [{}] * count,
                 strict=True,
             )
         ]
@@ -194,12 +199,12 @@ class Reference:
         scales = [one.scale for one in asked]
         kept = sorted({number for one in asked for number in one.kept})
         seen: dict[Truth, Tensor] = {}
-        margins: dict[int, Tensor] = {}
+        routing = Routing(batch.shape, [one.choices for one in asked])
         with (
             quiet_transformers(),
             self._keeping(wanted, seen),
             self._scaled(scales),
-            self._routing(batch, margins),
+            routing.of(self.model),
             runs(self.source),
         ):
             logits = self.model(
@@ -212,38 +217,11 @@ class Reference:
             Observed(
                 logits[row, np.searchsorted(kept, one.kept)].numpy(),
                 {truth: self._given(truth, t[row, : len(one.tokens)]) for truth, t in seen.items()},
-                {layer: m[row, : len(one.tokens)].numpy() for layer, m in margins.items()},
+                {layer: m[row, : len(one.tokens)].numpy() for layer, m in routing.margins.items()},
+                {layer: e[row, : len(one.tokens)].numpy() for layer, e in routing.experts.items()},
             )
             for row, one in enumerate(asked)
         ]
-
-    @contextmanager
-    def _routing(self, batch: Tensor, margins: dict[int, Tensor]) -> Iterator[None]:
-        """Notes the margins of every router, `(B, T)`, by the number of its layer."""
-
-        def note_as(layer: int) -> Any:
-            def note(router: Any, _: Any, output: Any) -> None:
-                logits = output[LOGITS_AT.get(type(router).__name__, 0)].float()
-                likely = torch.softmax(logits, -1).reshape(*batch.shape, -1)
-                chosen = getattr(router, "top_k", 1)
-                if chosen < likely.shape[-1]:
-                    scores = likely + getattr(router, "balancing_biases", 0)
-                    best = scores.topk(chosen + 1, -1)
-                    last, next_ = best.values[..., -2], best.values[..., -1]
-                    of_logits = likely.gather(-1, best.indices[..., -2:]).amax(-1)
-                    margins[layer] = (last - next_) / of_logits
-
-            return note
-
-        routers = {path: m for path, m in self.model.named_modules() if is_router(m)}
-        # First in line, since a lender's hook then takes the biases away.
-        hooks = [router.register_forward_hook(note_as(layer_of(path) or 0), prepend=True)
-                 for path, router in routers.items()]  # fmt: skip
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     @contextmanager
     def _scaled(self, scales: Sequence[float]) -> Iterator[None]:
@@ -265,13 +243,18 @@ class Reference:
             hook.remove()
 
     @torch.inference_mode()
-    def tensors(self, tokens: Sequence[int], wanted: Sequence[Truth]) -> dict[Truth, Array]:
-        """Only the wanted tensors of a sequence, `(n, C)`. The pass ends with the last of them."""
+    def tensors(
+        self, tokens: Sequence[int], wanted: Sequence[Truth], choices: Choices | None = None
+    ) -> dict[Truth, Array]:
+        """Only the wanted tensors of a sequence, `(n, C)`. The pass ends with the last of them.
+        `choices` as in `run`."""
         seen: dict[Truth, Tensor] = {}
+        routing = Routing(torch.Size((1, len(tokens))), [choices or {}])
         with (
             self._in_use(),
             quiet_transformers(),
             self._keeping(wanted, seen, stop=True),
+            routing.of(self.model),
             suppress(Stop),
             runs(self.source),
         ):
@@ -353,21 +336,6 @@ def scaled_input(factors: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any])
     if args:
         return (args[0] * factors, *args[1:]), kwargs
     return args, kwargs | {"hidden_states": kwargs["hidden_states"] * factors}
-
-
-def is_router(module: nn.Module) -> bool:
-    """Whether a module outputs the logits of experts: first, or at the place in `LOGITS_AT`."""
-    name = type(module).__name__
-    return (
-        name.lower().endswith("topkrouter")
-        or name in LOGITS_AT
-        or ("balancing_biases" in own_tensors(module))
-    )
-
-
-def layer_of(path: str) -> int | None:
-    """The number of the layer that a module's path leads into; None for one outside of layers."""
-    return next((int(part) for part in path.split(".") if part.isdigit()), None)
 
 
 def choices(

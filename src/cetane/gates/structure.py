@@ -9,14 +9,16 @@ import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from pydantic import Field
 
 from cetane.engine.backend import Array
-from cetane.families import RoutedBlock, Truth
+from cetane.families import Truth
 from cetane.gates import metrics
+from cetane.gates.experts import Choices
 from cetane.gates.limits import limits
 from cetane.gates.observe import ProbeTask, Seen
 from cetane.gates.probes import Probe, Way
-from cetane.gates.reference import Observed, Reference, layer_of
+from cetane.gates.reference import Observed, Reference
 from cetane.gates.verdict import Check, at_most
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
@@ -54,17 +56,14 @@ class Deviation(Data):
     mode: Mode
     probe: str
     relative: float
-    """The error of the worst token: norm of the difference over norm of the truth. With routed
-    experts, only tokens before the first near tie count."""
+    """The error of the worst token: norm of the difference over norm of the truth."""
     position: int
     """The position of the worst token."""
     positions: int
     """The number of compared tokens."""
-    undecided: float = 0.0
-    """The error that `structure.routed.share` of the mode's own tokens from the first near tie on
-    do not exceed; 0 without such tokens."""
-    decided: int | None = None
-    """The number of tokens before the first near tie of experts; None in older results."""
+    undecided: float = Field(default=0.0, exclude=True)
+    decided: int | None = Field(default=None, exclude=True)
+    """Only older results have these two: of tokens from the first near tie of experts on."""
     way: Way = ""
     """How the host took these tokens."""
 
@@ -75,47 +74,43 @@ def deviations(
     """The deviations of every tensor of every task, in the order of shards; logits come last."""
     places = made_by(planner, plan)
     for task, ours in zip(tasks, seen, strict=True):
-        theirs = truths.of(task.probe)
+        theirs = truths.of(task.probe, task.mode)
         for truth, (at, rows) in ours.tensors.items():
             shard, tensor = places[truth]
             errors = metrics.relative(rows, theirs.tensors[truth][at])
-            first = first_undecided(theirs, truth)
             for way, some in task.ways(at):
-                yield deviation(shard, tensor, truth, task, at[some], errors[some], first, way)
-        head, wanted = plan.tokens(0, plan.rows), truths.logits(task.probe, ours.at)
-        errors = logit_errors(plan, ours.logits[:, head], wanted[:, head])
-        first, last = first_undecided(theirs, LOGITS), plan.shards[-1].name
+                yield deviation(shard, tensor, truth, task, at[some], errors[some], way)
+        head, wanted = plan.tokens(0, plan.rows), truths.logits(task.probe, ours.at, task.mode)
+        errors, last = logit_errors(plan, ours.logits[:, head], wanted[:, head]), plan.shards[-1]
         for way, some in task.ways(ours.at):
             at = ours.at[some]
-            yield deviation(last, "logits", LOGITS, task, at, errors[some], first, way)
+            yield deviation(last.name, "logits", LOGITS, task, at, errors[some], way)
 
 
-def first_undecided(theirs: Observed, truth: Truth) -> int | None:
-    """The number of the first token whose experts may depend on rounding; None without one.
-
-    Only layers on which the tensor depends count. Later tokens attend to this one."""
-    layer, tie = layer_of(truth[0]), limits().structure.routed.tie
-    ties = [
-        np.flatnonzero(margins < tie)
-        for number, margins in theirs.margins.items()
-        if layer is None or number <= layer
-    ]
-    return min((int(one[0]) for one in ties if len(one)), default=None)
-
-
-def is_routed(planner: Planner) -> bool:
-    """Whether tokens choose experts."""
-    return any(isinstance(block, RoutedBlock) for block in planner.model.layers)
+def differ(theirs: Observed, ours: Choices) -> bool:
+    """Whether a port chose other experts than the model where the model is undecided."""
+    tie = limits().structure.tie
+    for layer, (at, experts) in ours.items():
+        if layer in theirs.margins:
+            near = theirs.margins[layer][at] < tie
+            if (experts[near] != theirs.experts[layer][at][near]).any():
+                return True
+    return False
 
 
 class Truths:
     """The model's results on probes: tensors of all tokens, and logits of those that a port was
     judged on."""
 
-    def __init__(self, observed: dict[str, Observed], kept: dict[str, Array]) -> None:
-        """Both are by the probe's name; `kept` are the numbers of the tokens with logits,
-        ascending."""
-        self.observed, self.kept = observed, kept
+    def __init__(
+        self,
+        observed: dict[str, Observed],
+        kept: dict[str, Array],
+        following: dict[tuple[Mode, str], Observed],
+    ) -> None:
+        """All are by the probe's name. `kept` are the numbers of the tokens with logits, ascending;
+        `following` are a mode's own results, where it chose other experts near ties."""
+        self.observed, self.kept, self.following = observed, kept, following
 
     @classmethod
     def ask(
@@ -124,29 +119,49 @@ class Truths:
     ) -> "Truths":  # fmt: skip
         """Ask the model for all that a port computed for some tasks, and for `others`.
 
+        Where the model's choice of experts is a near tie, it takes those that the port shows.
         Hidden tensors are multiplied by `scale`, as the port's are."""
-        probes = {task.probe.name: task.probe for task in tasks}
         judged: dict[str, list[Array]] = {}
         for task, ours in zip(tasks, seen, strict=True):
             judged.setdefault(task.probe.name, []).append(ours.at)
         kept = {name: np.unique(np.concatenate(numbers)) for name, numbers in judged.items()}
         wanted = dict.fromkeys([*others, *(truth for ours in seen for truth in ours.tensors)])
-        observed = reference.run(
-            [probe.tokens for probe in probes.values()],
-            list(wanted),
-            [probe.start for probe in probes.values()],
-            [probe.scale for probe in probes.values()],
-            [kept[name].tolist() for name in probes],
-        )
-        scaled = [one.scaled(scale) for one in observed]
-        return cls(dict(zip(probes, scaled, strict=True)), kept)
 
-    def of(self, probe: Probe) -> Observed:
+        def ask(probes: Sequence[Probe], choices: Sequence[Choices] = ()) -> list[Observed]:
+            observed = reference.run(
+                [probe.tokens for probe in probes],
+                list(wanted),
+                [probe.start for probe in probes],
+                [probe.scale for probe in probes],
+                [kept[probe.name].tolist() for probe in probes],
+                choices=choices,
+            )
+            return [one.scaled(scale) for one in observed]
+
+        probes = {task.probe.name: task.probe for task in tasks}
+        observed = dict(zip(probes, ask([*probes.values()]), strict=True))
+        following: dict[tuple[Mode, str], Observed] = {}
+        for mode in dict.fromkeys(task.mode for task in tasks):  # each takes as much memory
+            differing = [
+                (task.probe, ours.choices)
+                for task, ours in zip(tasks, seen, strict=True)
+                if task.mode == mode and differ(observed[task.probe.name], ours.choices)
+            ]
+            if differing:
+                mine, choices = zip(*differing, strict=True)
+                own = ask(mine, choices)
+                following |= {(mode, p.name): one for p, one in zip(mine, own, strict=True)}
+        return cls(observed, kept, following)
+
+    def of(self, probe: Probe, mode: Mode | None = None) -> Observed:
+        """The results on a probe; with a mode, those to compare with what that mode computed."""
+        if mode is not None and (mode, probe.name) in self.following:
+            return self.following[mode, probe.name]
         return self.observed[probe.name]
 
-    def logits(self, probe: Probe, at: Array) -> Array:
-        """Logits `(n, V)` of some tokens of a probe."""
-        rows: Array = self.of(probe).logits[np.searchsorted(self.kept[probe.name], at)]
+    def logits(self, probe: Probe, at: Array, mode: Mode | None = None) -> Array:
+        """Logits `(n, V)` of some tokens of a probe; the mode as in `of`."""
+        rows: Array = self.of(probe, mode).logits[np.searchsorted(self.kept[probe.name], at)]
         return rows
 
 
@@ -188,26 +203,17 @@ def deviation(
     task: ProbeTask,
     at: Array,
     errors: Array,
-    first: int | None,
     way: Way = "",
 ) -> Deviation:
-    """The deviation of one tensor: its `errors (n,)` at the tokens `at (n,)`, all taken one way.
-
-    From the token `first` on, the model is undecided; None if it never is."""
-    decided = at < (np.inf if first is None else first)
-    # A share of all tokens would be one of the widest mode's: it takes most of a probe.
-    strict, rest = np.where(decided, errors, 0.0), errors[~decided & task.own(at)]
-    worst = int(strict.argmax())
-    share = limits().structure.routed.share
+    """The deviation of one tensor: its `errors (n,)` at the tokens `at (n,)`, all taken one way."""
+    worst = int(errors.argmax())
     return Deviation(
-        undecided=min(metrics.within(rest, share), 1e308) if len(rest) else 0.0,
-        decided=int(decided.sum()),
         shard=shard,
         tensor=tensor,
         truth=truth[0],
         mode=task.mode,
         probe=task.probe.name,
-        relative=min(float(strict[worst]), 1e308),
+        relative=min(float(errors[worst]), 1e308),
         position=task.probe.start + int(at[worst]),
         positions=len(errors),
         way=way,
@@ -228,13 +234,6 @@ def logit_errors(plan: Plan, ours: Array, theirs: Array) -> Array:
     off = np.abs(ours[rows, chosen] - theirs[rows, chosen])
     errors: Array = np.maximum(short, off) / np.sqrt(np.square(theirs).mean(1))
     return np.nan_to_num(errors, nan=np.inf)
-
-
-def excess(one: Deviation) -> float:
-    """The error to compare with `structure.relative`. The error after a near tie of experts is
-    first scaled by the ratio of both limits."""
-    ask = limits().structure
-    return max(one.relative, one.undecided * ask.relative / ask.routed.relative)
 
 
 OTHER_PLAN = "structure: parts of the plan that differ from the recipe's"
@@ -261,6 +260,6 @@ def judge(rows: Sequence[Deviation]) -> Iterator[Check]:
     for one in rows:
         what = WAYS[one.way] if one.way else f"{one.tensor} of {one.shard}"
         name = f"structure: {what} ({one.mode})"
-        worst[name] = max(worst.get(name, 0.0), excess(one))
+        worst[name] = max(worst.get(name, 0.0), one.relative)
     for name, value in worst.items():
         yield at_most(name, value, limits().structure.relative)

@@ -6,7 +6,8 @@
 - Where a program rounds keys and values for caches of 8 bits, the twin rounds nothing. Its host
   keeps floating-point numbers in place of bytes.
 
-So a twin of a right port differs from the model only by the order of sums.
+So a twin of a right port differs from the model only by the order of sums. It also shows which
+experts it chooses.
 """
 
 from collections import defaultdict
@@ -19,6 +20,7 @@ from cetane.engine.backend import Array
 from cetane.engine.portable import FastGraph, ReferenceProgram, ShardPaths
 from cetane.errors import CetaneError
 from cetane.families import Weights
+from cetane.gates.experts import showing
 from cetane.lower.structure import scalars
 from cetane.lower.template import used_by
 from cetane.lower.tracing import Constant
@@ -55,9 +57,10 @@ class TwinBackend:
             load(self.packages.shard(shard)),
             lambda function: parameters | numbers.substitutes(function),
         )
+        functions = {name: showing(one, used) for name, one in program.functions.items()}
         if self.planner.recipe.cache.format == "int8":
-            functions = {name: unquantized(one) for name, one in program.functions.items()}
-            program = replace(program, functions=functions)
+            functions = {name: unquantized(one) for name, one in functions.items()}
+        program = replace(program, functions=functions)
         if any(unsupported(function) for function in program.functions.values()):
             return ReferenceProgram(program, "fp32")
         return FastGraph(FastProgram(program))

@@ -22,6 +22,7 @@ from cetane.speculate.open import (
     best_head,
     known_controller,
     longest_draft,
+    self_drafters,
     verifies,
 )
 from cetane.speculate.speculator import Speculator
@@ -94,13 +95,16 @@ class Served:
         A request with a seed promises the same answer again. On Core ML, verifying calls may round
         differently, so such an answer gets no drafts. Drafts come from the answer's own text, from
         earlier answers of this model and adapter, which this process remembers, and from the
-        bundle's draft head. They change only the speed.
+        bundle's draft head. Without a head, the model drafts for itself where it can. Drafts
+        change only the speed.
         """
         if self.controller is None or sampler.seed is not None:
             return None
         drafters: list[Drafter] = [Suffix(self.answers), Ngram()]
         if self.head is not None:
             drafters.append(drafter_of(self.head))
+        else:
+            drafters += self_drafters(self.plan)
         return Speculator(drafters, self.longest, self.controller)
 
     def token_text(self, token: int) -> str:

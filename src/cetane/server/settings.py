@@ -41,8 +41,8 @@ class Settings(Data):
     prefixes: int = Field(default=4, ge=0)
     """Sessions that are kept for prompts with a known start, each with its caches."""
     speculation: bool = True
-    """Whether drafts from the text itself, from earlier answers and from a draft head may speed up
-    answers where that pays."""
+    """Whether drafts may speed up answers where that pays: from the text itself, from earlier
+    answers, and from a draft head or else the model itself."""
     api_key: str | None = Field(default=None, min_length=1, repr=False)
     """The key that clients must send; None for no key."""
     origins: tuple[Annotated[str, AfterValidator(is_origin)], ...] = ()

@@ -80,6 +80,8 @@ class Record:
     """The accepted tokens of drafts of one kind, by their rank among the tokens after one token,
     and their depth below the text. Older drafts weigh less."""
 
+    whole: "Record | None" = None
+    """The record of all kinds of the drafter. A new kind is taken to be as good."""
     reached: defaultdict[Place, float] = field(default_factory=lambda: defaultdict(float))
     """The weight of drafted tokens whose predecessor was accepted, by place."""
     passed: defaultdict[Place, float] = field(default_factory=lambda: defaultdict(float))
@@ -87,21 +89,32 @@ class Record:
     skips: int = 0
     """The number of drafts without verification since the last verified one."""
 
+    @property
+    def first(self) -> float:
+        """The chance of a likeliest first token."""
+        before = PRIOR if self.whole is None else self.whole.first
+        return self.rate((0, 0), before)
+
+    def rate(self, place: Place, before: float) -> float:
+        """The chance of a token whose predecessor is accepted; `before` any observation."""
+        passed, seen = self.passed.get(place, 0.0), self.reached.get(place, 0.0)
+        return (passed + before * PRIOR_WEIGHT) / (seen + PRIOR_WEIGHT)
+
     def chances(self, parents: Sequence[int]) -> list[float]:
         """The chance of every drafted token with these parents, all tokens before it included.
 
-        A place without observations takes the rate of the place one level higher. Of several
-        tokens after one token, the later ones share what the earlier ones leave.
+        A place without observations takes the rate of the place one level higher, and the first
+        one that of all kinds together. Of several tokens after one token, the later ones share
+        what the earlier ones leave.
         """
+        first = PRIOR if self.whole is None else self.whole.first
         rates: dict[Place, float] = {}
         result: list[float] = []
         left: dict[int, float] = {}  # by parent
         for place, parent in zip(places(tuple(parents)), parents, strict=True):
             depth, rank = place
-            before = rates.get((depth - 1, 0), PRIOR) if not rank else PRIOR * left[parent]
-            seen, weight = self.reached.get(place, 0.0), PRIOR_WEIGHT
-            rate = (self.passed.get(place, 0.0) + before * weight) / (seen + weight)
-            rates[place] = rate = min(rate, left.get(parent, 1.0))
+            before = rates.get((depth - 1, 0), first) if not rank else PRIOR * left[parent]
+            rates[place] = rate = min(self.rate(place, before), left.get(parent, 1.0))
             left[parent] = left.get(parent, 1.0) - rate
             result.append(rate * (result[parent] if parent >= 0 else 1.0))
         return result
@@ -123,6 +136,15 @@ class Record:
                     self.passed[place] *= DECAY
                 self.reached[place] += 1
                 self.passed[place] += number in path
+
+
+class Records(dict[str, Record]):
+    """Records by kind. A drafter's own record, of all its kinds, has the drafter's name."""
+
+    def __missing__(self, kind: str) -> Record:
+        drafter, _, own = kind.partition("-")
+        made = self[kind] = Record(self[drafter] if own else None)
+        return made
 
 
 class Controller:
@@ -153,7 +175,7 @@ class Controller:
         """The time of one drafted token in plain steps, by drafter that `known` lacks."""
         self.reading: defaultdict[str, Cost] = defaultdict(Cost)
         """The time in which such a drafter reads one token before it drafts, in plain steps."""
-        self.records: defaultdict[str, Record] = defaultdict(Record)
+        self.records = Records()
         widths = sorted(self.calls)
         self.narrowest = [min(w for w in widths if w >= t) for t in range(1 + widths[-1])]
         """The width of the narrowest call, by the number of its tokens."""
@@ -176,6 +198,10 @@ class Controller:
     def know(self, drafter: str, times: DraftTimes) -> None:
         """Take over the measured times of a drafter, in seconds at the current plain step."""
         self.known[drafter] = times.scaled(1 / self.plain_step)
+
+    def knows(self, drafter: str) -> bool:
+        """Whether it knows what this drafter's tokens cost."""
+        return drafter in self.known or self.drafting[drafter].usual > 0
 
     def asking_seconds(self, drafter: str) -> float:
         """Seconds that a draft takes now apart from its tokens and from unread ones; 0 if nothing

@@ -55,7 +55,7 @@ class Drafter(ABC):
     """Whether its drafts are verified even where they do not pay."""
 
     times: DraftTimes | None = None
-    """In seconds; None where they are learned from its drafts."""
+    """In seconds; None where they are learned from its drafts, or not measured yet."""
 
     def __init__(self) -> None:
         self.session: Session | None = None

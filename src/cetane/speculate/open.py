@@ -18,6 +18,7 @@ from cetane.errors import CetaneError
 from cetane.files import cache_dir, json_sha256, read_json, write_cache
 from cetane.schema.draft_head import KINDS
 from cetane.schema.manifest import TOKENIZER
+from cetane.schema.plan import Plan
 from cetane.speculate.controller import Controller, measure
 from cetane.speculate.draft_heads.drafter import open_drafter
 from cetane.speculate.draft_model import DraftModel
@@ -32,7 +33,8 @@ from cetane.validation import Data, validated
 LOOKUPS = ("ngram", "suffix", "union", "ngram-published")
 """`union` is suffix and ngram together: the controller takes the more promising draft."""
 AUTO = "auto"
-"""The default choice: look-ups in this process's texts, and the bundle's best draft head."""
+"""The default choice: look-ups in this process's texts, and the bundle's best draft head. Without a
+head, the model drafts for itself where it can."""
 PLAIN = "none"
 """The word for no drafter."""
 NAMES = (AUTO, PLAIN, *LOOKUPS, TriForce.name, *KINDS)
@@ -74,8 +76,10 @@ def open_drafters(
             return [ngram, TriForce(bundle.plan)]
     if options.drafter == AUTO:
         best = best_head(bundle)
-        heads = [] if best is None else [open_drafter(best, bundle, open_backend(best, backend))]
-        return [Suffix(EarlierAnswers()), ngram, *heads]
+        if best is None:
+            return [Suffix(EarlierAnswers()), ngram, *self_drafters(bundle.plan)]
+        return [Suffix(EarlierAnswers()), ngram,
+                open_drafter(best, bundle, open_backend(best, backend))]  # fmt: skip
     draft_heads = {str(kind): draft_head for kind, draft_head in bundle.draft_heads().items()}
     if options.drafter in draft_heads:
         draft_head = draft_heads[options.drafter]
@@ -101,6 +105,11 @@ def open_drafters(
             'port it with cache.sliding = "readonly"',
         )
     return [DraftModel(open_engine(other, backend), sampler)]
+
+
+def self_drafters(plan: Plan) -> list[Drafter]:
+    """The model as its own drafter in long texts, if its plan can do so."""
+    return [TriForce(plan)] if TriForce.refusal(plan) is None else []
 
 
 def best_head(bundle: Bundle) -> DraftHead | None:

@@ -141,6 +141,8 @@ class Speculator:
         draft = drafter.propose(most).first(most)
         if self.controller and draft.tokens:  # a drafter that says nothing shows no cost
             seconds = time.perf_counter() - started
+            if drafter.times is not None and not self.controller.knows(drafter.name):
+                self.controller.know(drafter.name, drafter.times)
             self.controller.proposed(drafter.name, len(draft.tokens), seconds, unread)
         size = len(self.possible)
         chosen = (0 <= token < size and self.possible[token] for token in draft.tokens)
@@ -148,8 +150,11 @@ class Speculator:
 
     def worth(self, drafter: Drafter, most: int, controller: Controller) -> int:
         """The number of tokens that a costly drafter should draft; 0 if the drafts of this step
-        promise as much as its own."""
+        promise as much as its own. A first draft of unknown cost has one token, since a long one
+        could spend what the answer may lose."""
         name, unread = drafter.name, drafter.unread
+        if not controller.knows(name):
+            most = min(most, 1)
         asking = controller.asking_seconds(name)
         seconds = controller.drafting_seconds(name)
         reading = controller.reading_seconds(name, unread)

@@ -3,6 +3,7 @@
 The draft runs the bundle's own functions of the smallest capacity, whose weights are there anyway.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.errors import CetaneError
 from cetane.schema.plan import Plan
 from cetane.speculate.controller import RECENT
+from cetane.speculate.drafter import DraftTimes
 from cetane.speculate.network import NetworkDrafter
 
 SINKS, NEWEST = 1 / 32, 3 / 8
@@ -45,24 +47,31 @@ class TriForce(NetworkDrafter):
     name = "triforce"
 
     def __init__(self, plan: Plan) -> None:
-        """Raises CetaneError for a plan with one capacity, or whose caches the host does not
-        keep."""
+        """Raises CetaneError for a plan that `refusal` refuses."""
         super().__init__()
+        if (error := self.refusal(plan)) is not None:
+            raise error
+        self.vocabulary = plan.choosable
+
+    @staticmethod
+    def refusal(plan: Plan) -> CetaneError | None:
+        """Why a plan cannot draft for itself: it has one capacity, or the host does not keep its
+        caches. None if it can."""
         written = [name for name, slots in plan.caches.items() if slots.contract != "readonly"]
         if written:
             contract = plan.caches[written[0]].contract
-            raise CetaneError(
+            return CetaneError(
                 f"triforce gathers columns of caches that the host keeps, but {written[0]} has the "
                 f"contract {contract}",
                 f"{PORT}; a recipe's cache.sliding must be readonly too",
             )
         if not plan.smaller:
-            raise CetaneError(
+            return CetaneError(
                 "triforce needs a smaller capacity to draft in, and the bundle has only "
                 f"{plan.recipe.cache.context} tokens",
                 PORT,
             )
-        self.vocabulary = plan.choosable
+        return None
 
     def forget(self) -> None:
         session = self.session
@@ -89,11 +98,24 @@ class TriForce(NetworkDrafter):
         """The position from which slots must be chosen again."""
 
     def read(self) -> None:
-        self.look()
+        if self.look() and self.times is None:
+            self.times = DraftTimes(asking=0.0, token=self.token_seconds())
+
+    def token_seconds(self) -> float:
+        """Measured seconds of a drafted token. A first call may prepare the function, so the second
+        counts."""
+        took = 0.0
+        for _ in range(2):
+            started = time.perf_counter()
+            self.own.feed(self.tokens[-1:])
+            took = time.perf_counter() - started
+            self.memory.follow()
+        return took
 
     def look(self) -> bool:
         """Hold what the target holds by now, in part. False if its text is still short."""
         assert self.session is not None
+        self.own.adapter = self.session.adapter
         position = self.session.position
         if position < self.smallest.tokens:
             return False
@@ -116,8 +138,6 @@ class TriForce(NetworkDrafter):
     def propose(self, most: int) -> Draft:
         if len(self.tokens) < self.first or not self.look():
             return NO_DRAFT
-        assert self.session is not None
-        self.own.adapter = self.session.adapter
         return self.likely(self.rows(), most)
 
     def rows(self) -> Iterator[Array]:

@@ -19,6 +19,7 @@ from tests.families.test_qwen3_next import MODELS
 from tests.families.zaya_models import build_zaya
 
 from cetane.checkpoint import Tokenizer
+from cetane.gates.experts import is_router
 from cetane.schema.recipe import Recipe, parse_recipe
 
 LONG_YARN = MINISTRAL | {"original_max_position_embeddings": 256}
@@ -84,6 +85,19 @@ def build(family: str, seed: int = 0) -> Any:
     """A model of a family; every seed gives other weights."""
     with seeded(seed):
         return FAMILIES[family]()
+
+
+@torch.no_grad()
+def flattened(model: Any, factor: float) -> Any:
+    """The model with routers that weigh experts nearly alike: their logits are `factor` times as
+    large."""
+    for router in filter(is_router, model.modules()):
+        mlp = getattr(router, "router_mlp", None)
+        for parameter in (router if mlp is None else mlp.out_proj).parameters():
+            parameter *= factor
+        if mlp is not None:
+            router.balancing_biases *= factor
+    return model
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from cetane.engine.authored import AuthoredBackend, AuthoredProgram, host_tables
 from cetane.engine.backend import Arrays
 from cetane.engine.engine import Engine
 from cetane.engine.session import Session
-from cetane.gates.authored import ModuleReadings
+from cetane.gates.authored import ModuleReadings, ShowingBackend
 from cetane.gates.golden import Proof
 from cetane.gates.golden_result import GoldenResult
 from cetane.gates.port import Stored
@@ -80,7 +80,9 @@ class RememberedReference(Reference):
         super().__init__(checkpoint)
         self.answers: dict[str, list[Observed]] = {}
 
-    def run(self, *asked: Any, **named: Any) -> list[Observed]:
+    def run(self, *asked: Any, choices: Any = (), **named: Any) -> list[Observed]:
+        if choices:  # a port's own
+            return super().run(*asked, choices=choices, **named)
         key = repr((asked, named))
         if key not in self.answers:
             self.answers[key] = super().run(*asked, **named)
@@ -133,7 +135,7 @@ class AuthoredPort(ModuleReadings):
 
     @property
     def twin(self) -> Engine:
-        backend = MutatedBackend(self, self.planner, self.checkpoint)
+        backend = ShowingMutated(self, self.planner, self.checkpoint)
         tables = host_tables(self.planner, self.checkpoint)
         return MutatedEngine(self, backend, tables)
 
@@ -173,6 +175,10 @@ class MutatedBackend(AuthoredBackend):
 
     def open(self, shard: str) -> AuthoredProgram:
         return MutatedProgram(self.port, shard, super().open(self.port.opened_as.get(shard, shard)))
+
+
+class ShowingMutated(MutatedBackend, ShowingBackend):
+    """The same, which also shows the experts that tokens choose."""
 
 
 class ShippedBackend(MutatedBackend):

@@ -1,0 +1,242 @@
+"""The experts that tokens choose, in a port and in the model.
+
+Where two experts are nearly as likely, rounding chooses between them, and either choice is right.
+There the model takes the port's experts. So all that follows has the same limit as without experts.
+
+Of a port, a program and an authored module show what they compare in order to choose. Of the model,
+routers note what they choose, and follow.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from cetane.engine.backend import Array
+from cetane.families import Block, RoutedBlock, Shard
+from cetane.gates.limits import limits
+from cetane.gates.transformers_model import own_tensors
+from cetane.lower.tracing import Constant
+from cetane.mil import MilFunction, Op
+from cetane.mil.program import NamedValue
+from cetane.schema.interface import Output, ToTensor
+
+Choices = Mapping[int, tuple[Array, Array]]
+"""By layer, the numbers of some tokens `(n,)`, and their experts `(n, chosen)`, ascending."""
+LOGITS_AT = {"Llama4Router": 1}
+"""Which output of a router is its logits, where it is not the first."""
+
+
+def shown_name(block: Block) -> str:
+    """The name under which a port shows what a layer's router compares."""
+    return f"experts_of_{block.layer}"
+
+
+def routed_blocks(layers: Sequence[Block]) -> dict[str, RoutedBlock]:
+    """The blocks with experts, by the names of what they show."""
+    return {shown_name(block): block for block in layers if isinstance(block, RoutedBlock)}
+
+
+def best(scores: Array, count: int) -> Array:
+    """The `count` channels with the largest `scores (channels, n)` of each token, ascending.
+
+    Of equal channels the first is taken, as in a port."""
+    order = np.argsort(-scores, axis=0, kind="stable")[:count]
+    chosen: Array = np.sort(order, axis=0).T
+    return chosen
+
+
+def showing(function: MilFunction, used: Mapping[str, Constant]) -> MilFunction:
+    """The function with what its routers compare as outputs; `used` are its parameters by name."""
+    deciding: dict[RoutedBlock, set[str]] = defaultdict(set)
+    for name, constant in used.items():
+        block = constant.block
+        if isinstance(block, RoutedBlock) and constant.path.startswith(f"{block.deciding}."):
+            deciding[block].add(name)
+    for block, names in deciding.items():
+        value = compared(function, names, f"{block.scores}_out")
+        if value is not None:
+            function = with_output(function, value, shown_name(block))
+    return function
+
+
+def compared(function: MilFunction, deciding: set[str], given: str) -> NamedValue | None:
+    """What a router compares: the first value behind its `deciding` parameters whose maximum is
+    taken.
+
+    A function that leaves the choice to the host has the output `given` there. None for a function
+    without the router."""
+    values, reached = {}, {*deciding}
+    for op in function.ops:
+        values.update({value.name: value for value in op.outputs})
+        if reached.isdisjoint(op.references()):
+            continue
+        if op.kind == "reduce_max":
+            (read,) = op.inputs["x"]
+            return values[read] if isinstance(read, str) else None
+        reached.update(value.name for value in op.outputs)
+    return values[given] if given in reached else None
+
+
+def with_output(function: MilFunction, value: NamedValue, name: str) -> MilFunction:
+    """The function with a value as one more output, `name`."""
+    assert value.type is not None
+    copy = Op("identity", name, {"x": (value.name,)}, (NamedValue(name, value.type),))
+    ops, outputs = (*function.ops, copy), (*function.body.outputs, name)
+    return replace(
+        function,
+        outputs={**function.outputs, name: value.type},
+        body=replace(function.body, ops=ops, outputs=outputs),
+    )
+
+
+def show(module: Shard) -> None:
+    """Let an authored module give what its routers compare as outputs."""
+    for block in module.blocks:
+        root = block.root
+        if isinstance(root, RoutedBlock) and (block is root or root.scores in block.writes):
+            block.register_forward_hook(note_scores)
+            sink = ToTensor(name=shown_name(root))
+            output = Output(name=sink.name, shape=(1,), sink=sink)
+            module.outputs = (*module.outputs, output)
+
+
+def note_scores(block: Block, given: tuple[Any, ...], _: None) -> None:
+    """Keep what a block's router compared beside that of later blocks."""
+    flow, root = given[0], block.root
+    assert isinstance(root, RoutedBlock)
+    flow[shown_name(root)] = flow[root.scores]
+
+
+def is_router(module: nn.Module) -> bool:
+    """Whether a module outputs the logits of experts: first, or at the place in `LOGITS_AT`."""
+    name = type(module).__name__
+    return (
+        name.lower().endswith("topkrouter")
+        or name in LOGITS_AT
+        or ("balancing_biases" in own_tensors(module))
+    )
+
+
+def layer_of(path: str) -> int | None:
+    """The number of the layer that a module's path leads into; None for one outside of layers."""
+    return next((int(part) for part in path.split(".") if part.isdigit()), None)
+
+
+@dataclass
+class Routing:
+    """The model's choices on sequences side by side, by layer.
+
+    A margin says how much likelier the last expert that a token takes is than the next one, in nats
+    of the router's logits. It is that of the router's own choice, whatever the model followed.
+    """
+
+    shape: torch.Size
+    """The sequences, and their tokens: `(B, T)`."""
+    wanted: Sequence[Choices]
+    """A port's choices, for each sequence. The model follows them where it is undecided."""
+    margins: dict[int, Tensor] = field(default_factory=dict)
+    """`(B, T)`."""
+    experts: dict[int, Tensor] = field(default_factory=dict)
+    """The router's own choice, `(B, T, chosen)`, ascending."""
+
+    @contextmanager
+    def of(self, model: nn.Module) -> Iterator[None]:
+        """A context: the model's routers note their choices here, and follow."""
+        routers = {p: m for p, m in model.named_modules() if is_router(m)}
+        for path, router in routers.items():
+            router.forward = self._forward(router, layer_of(path) or 0)
+        try:
+            yield
+        finally:
+            for router in routers.values():
+                del router.forward
+
+    def _forward(self, router: nn.Module, layer: int) -> Any:
+        plain = router.forward
+
+        def forward(*given: Any, **named: Any) -> Any:
+            with Choice() as choice:
+                output = plain(*given, **named)
+            if choice.experts is None:  # it chooses otherwise
+                return output
+            own = choice.experts.reshape(*self.shape, -1).sort(-1).values
+            scores = Scores.of(router, output, self.shape)
+            if own.shape[-1] == scores.compared.shape[-1]:  # every token takes all experts
+                return output
+            self.margins[layer], self.experts[layer] = scores.margin(own), own
+            followed = self._followed(layer, own)
+            near = scores.margin(followed) >= -limits().structure.tie
+            follows = near & (followed != own).any(-1)
+            if not follows.any():
+                return output
+            with Choice(follows.reshape(-1, 1), followed.flatten(0, 1)):
+                return plain(*given, **named)
+
+        return forward
+
+    def _followed(self, layer: int, own: Tensor) -> Tensor:
+        """The port's choices `(B, T, chosen)`, and the router's `own` ones of other tokens."""
+        followed = own.clone()
+        for row, choices in enumerate(self.wanted):
+            if layer in choices:
+                numbers, experts = choices[layer]
+                followed[row, torch.from_numpy(numbers)] = torch.from_numpy(experts)
+        return followed
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a router makes of some tokens, `(B, T, E)`."""
+
+    likely: Tensor
+    """The probabilities of experts."""
+    compared: Tensor
+    """The numbers whose largest are chosen: probabilities, with balancing biases if it has any."""
+
+    @classmethod
+    def of(cls, router: nn.Module, output: Any, shape: torch.Size) -> "Scores":
+        """The scores behind a router's output."""
+        logits = output[LOGITS_AT.get(type(router).__name__, 0)].float()
+        likely = torch.softmax(logits, -1).reshape(*shape, -1)
+        return cls(likely, likely + getattr(router, "balancing_biases", 0))
+
+    def margin(self, experts: Tensor) -> Tensor:
+        """How much likelier the last of some `experts (B, T, chosen)` is than the best other one,
+        in nats of the logits `(B, T)`. It is negative if the other one is likelier."""
+        taken = torch.zeros_like(self.compared, dtype=torch.bool).scatter(-1, experts, True)
+        last = self.compared.masked_fill(~taken, torch.inf).min(-1)
+        next_ = self.compared.masked_fill(taken, -torch.inf).max(-1)
+        both = torch.stack([last.indices, next_.indices], -1)
+        return (last.values - next_.values) / self.likely.gather(-1, both).amax(-1)
+
+
+class Choice(TorchFunctionMode):
+    """A context that notes the experts which a router chooses, or changes those of some tokens. The
+    routers of all families choose by `topk`."""
+
+    def __init__(self, follows: Tensor | None = None, followed: Tensor | None = None) -> None:
+        """`follows (n, 1)` says for which tokens to take the experts `followed (n, chosen)`."""
+        super().__init__()
+        self.follows, self.followed = follows, followed
+        self.experts: Tensor | None = None
+        """What the router itself chose, `(..., chosen)`."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func not in (torch.topk, Tensor.topk):
+            return result
+        self.experts = own = result.indices
+        if self.follows is None or self.followed is None:
+            return result
+        chosen = torch.where(self.follows, self.followed, own.reshape(self.followed.shape))
+        chosen = chosen.reshape(own.shape)
+        return type(result)((args[0].gather(-1, chosen), chosen))

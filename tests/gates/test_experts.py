@@ -1,0 +1,136 @@
+"""Experts that a port chooses and its model does not: near ties, the model takes them too."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.conftest import InMemoryCheckpoint, build_model, build_tokenizer
+from tests.families.test_gpt_oss import build_oss
+
+from cetane.checkpoint import open_checkpoint
+from cetane.gates.golden import Proof
+from cetane.gates.ladder import ladder
+from cetane.gates.limits import limits
+from cetane.gates.port import packaged
+from cetane.gates.reference import Reference
+from cetane.pipeline.build import build as build_bundle
+from cetane.planner import Planner
+
+from .mutations.families import build, flattened, recipe, tokenizer_of
+from .mutations.ports import AuthoredPort, RememberedReference, TinyCheckpoint
+
+ALIKE = 1e-6
+"""A factor on logits below which rounding chooses all experts."""
+TOKENS = [1, 17, 230, 54, 5, 99, 171, 8]
+
+
+@pytest.fixture
+def never_following(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Lets the model keep its own experts."""
+    return lambda: monkeypatch.setattr("cetane.gates.structure.differ", lambda *_: False)
+
+
+def worst(port: Any, checkpoint: Any, reference: Reference) -> float:
+    """The largest error of a port's twin."""
+    proof = Proof(port, checkpoint, reference, port.tables, lambda *_: None)
+    return max(one.relative for one in proof.structure()[0])
+
+
+@pytest.mark.parametrize(
+    "family", ["gpt_oss", "qwen3_moe", "deepseek_v2", "qwen3_next", "qwen3_5_moe", "zaya"]
+)
+def test_a_right_port_whose_experts_all_are_ties(
+    family: str, never_following: Callable[[], None]
+) -> None:
+    checkpoint = TinyCheckpoint(flattened(build(family), ALIKE), tokenizer_of())
+    port, reference = AuthoredPort(checkpoint, recipe("fp16")), RememberedReference(checkpoint)
+    assert worst(port, checkpoint, reference) < limits().structure.relative
+    never_following()
+    assert worst(port, checkpoint, reference) > limits().structure.relative
+
+
+@pytest.mark.parametrize("routed", [False, True])
+def test_a_package_shows_its_experts(
+    routed: bool, tmp_path: Path, never_following: Callable[[], None]
+) -> None:
+    """From a graph of all experts, and from a router whose experts are functions."""
+    model = flattened(build_oss(limit=0.3, num_hidden_layers=2, num_local_experts=3), ALIKE)
+    model.save_pretrained(tmp_path / "model")
+    build_tokenizer().save_pretrained(tmp_path / "model")
+    checkpoint = open_checkpoint(tmp_path / "model")
+    layout = {"kind": "per-layer", "routed": ["decode"] if routed else []}
+    made = recipe("fp16", layout=layout, tokens={"verify": 0, "prefill": 0}, cache={"context": 64})
+    bundle = build_bundle(checkpoint, made, tmp_path / "bundle", lambda *_: None)
+    port, reference = packaged(bundle, Planner(checkpoint, made), checkpoint), Reference(checkpoint)
+    assert worst(port, checkpoint, reference) < limits().structure.relative
+    layers = {shard.name: bundle.shard(shard.name) for shard in bundle.plan.shards[:2]}
+    assert ladder(checkpoint, port.planner, layers).passed
+    never_following()
+    assert worst(port, checkpoint, reference) > limits().structure.relative
+
+
+def experts_by_hand(block: Any, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    """The sum of some experts `(n, chosen)` of a Qwen3-MoE for rows `(n, C)`."""
+    likely = torch.softmax(rows @ block.gate.weight.T, -1).gather(-1, experts)
+    likely = likely / likely.sum(-1, keepdim=True)
+    total = torch.zeros_like(rows)
+    for token, own in enumerate(experts):
+        for expert, weight in zip(own, likely[token], strict=True):
+            gate, up = (block.experts.gate_up_proj[expert] @ rows[token]).chunk(2)
+            inner = torch.nn.functional.silu(gate) * up
+            total[token] += weight * (block.experts.down_proj[expert] @ inner)
+    return total
+
+
+@torch.no_grad()
+def test_what_the_model_computes_with_other_experts() -> None:
+    """By hand, for the experts that are asked for and for its own."""
+    model = build_model(
+        "qwen3_moe", num_hidden_layers=1, num_experts=6, num_experts_per_tok=3,
+        moe_intermediate_size=24, norm_topk_prob=True,
+    )  # fmt: skip
+    reference = Reference(InMemoryCheckpoint(flattened(model, ALIKE)))
+    block, layer = ("model.layers.0.mlp", 0), ("model.layers.0.post_attention_layernorm", 0)
+    (own,) = reference.run([TOKENS], [block, layer])
+    asked = np.array([[0, 1, 2], [3, 4, 5], [0, 2, 4], [1, 3, 5]])
+    numbers = np.array([0, 2, 3, 7])
+    (found,) = reference.run([TOKENS], [block, layer], choices=[{0: (numbers, asked)}])
+    followed = own.experts[0].copy()
+    followed[numbers] = asked
+    assert (followed != own.experts[0]).any()
+    for seen, chosen in ((own, own.experts[0]), (found, followed)):
+        rows = torch.from_numpy(seen.tensors[layer])
+        wanted = experts_by_hand(model.model.layers[0].mlp, rows, torch.from_numpy(chosen))
+        np.testing.assert_allclose(seen.tensors[block], wanted, rtol=1e-3, atol=1e-6)
+    np.testing.assert_array_equal(found.experts[0], own.experts[0])
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "llama4", "zaya"])
+def test_no_model_follows_beyond_a_tie(family: str) -> None:
+    """Here every token is asked to take the first experts."""
+    reference = Reference(TinyCheckpoint(build(family), tokenizer_of()))
+    (own,) = reference.run([TOKENS])
+    asked = {
+        layer: (np.arange(len(TOKENS)), np.indices(experts.shape)[1])
+        for layer, experts in own.experts.items()
+    }
+    (found,) = reference.run([TOKENS], choices=[asked])
+    assert any((asked[layer][1] != own.experts[layer]).any() for layer in asked)
+    np.testing.assert_array_equal(found.logits, own.logits)
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (1, 3, 1, 4), (1, 5, 1, 0), (1, 5, 1, 1)])
+def test_other_shapes_are_no_experts(shape: tuple[int, ...]) -> None:
+    """A package that was made by somebody else may show anything."""
+    checkpoint = TinyCheckpoint(build("qwen3_moe"), tokenizer_of())
+    port = AuthoredPort(checkpoint, recipe("fp16"))
+
+    def show(_: str, __: str, outputs: dict[str, Any]) -> None:
+        if "experts_of_0" in outputs:
+            outputs["experts_of_0"] = np.zeros(shape, np.float32)
+
+    port.after.append(show)
+    assert worst(port, checkpoint, RememberedReference(checkpoint)) < limits().structure.relative
