@@ -38,7 +38,7 @@ def main() -> None:
         bare = port_of(checkpoint, override(recipe, {"name": f"{name}-bare"}))
     started = time.perf_counter()
     # In fp32 a power of two changes nothing, so both ports read the text alike.
-    late = LateCalls(shipped, elements(shipped.planner))
+    late = LateCalls(shipped, elements(shipped.planner), options.context)
     rows = []
     for factor, engine in (("as shipped", shipped.ane), ("none", bare.ane)):
         for one in late.loss(engine):

@@ -14,7 +14,7 @@ from tests.families.parity import engine_of, tokens
 from tests.families.parity import truth as truth_of
 
 from cetane.engine.engine import Engine
-from cetane.engine.session import Session
+from cetane.engine.session import Session, gather
 from cetane.errors import CetaneError
 from cetane.schema.slots import CONTRACTS
 
@@ -155,6 +155,29 @@ def test_accepting_all_is_feeding(engines, contract: str) -> None:
         assert np.array_equal(evaluated.evaluate(ids[start:stop]), expected)
         evaluated.accept(stop - start)
         assert same(remembered(fed), remembered(evaluated))
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("family", ["llama", "zaya-routed"])
+def test_a_prepared_draft_is_one_that_is_evaluated(engines, family: str, contract: str) -> None:
+    """Also the calls that are prepared behind it, before any has run."""
+    engine = engines(family, contract)
+    ids = tokens(engine.plan.vocab)
+    now, later = engine.session(), engine.session()
+    now.feed(ids[:5], "none")
+    logits = now.evaluate([*ids[5:7], 9, 9])
+    now.accept(2)
+    rest = now.feed(ids[7:12], "all")
+    calls = later.prepare(ids[:5], "none")
+    calls.append(later.prepare_draft([*ids[5:7], 9, 9], range(2)))
+    calls += later.prepare(ids[7:12], "all")
+    engine.run([(later, calls)])
+    drafted, *others = [call for call in calls if call.logits is not None]
+    assert np.array_equal(gather([drafted], "all"), logits)
+    assert np.array_equal(gather(others, "all"), rest)
+    assert same(remembered(now), remembered(later))
+    with pytest.raises(CetaneError, match="they are no path"):
+        later.prepare_draft([1, 2, 3], [0, 2])
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)

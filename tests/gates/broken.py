@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from cetane.engine import host
+from cetane.engine.session import gather
 from cetane.families import Blend
+from cetane.gates import observe
 from cetane.gates.explain import Cause
 
 from .mutations.ports import AuthoredPort
@@ -59,6 +61,16 @@ def hide_the_oldest(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(host, "mask", changed)
 
 
+def give_the_first_row(patch: pytest.MonkeyPatch) -> None:
+    """Who asks for the last token's logits gets those of its call's first one."""
+
+    def changed(calls: Any, wanted: Any) -> Any:
+        rows = calls[-1].logits.rows
+        return rows[0].copy() if wanted == "last" else gather(calls, wanted)
+
+    patch.setattr(observe, "gather", changed)
+
+
 def named(name: str) -> Callable[[AuthoredPort], None]:
     return TABLE[name].change
 
@@ -87,6 +99,14 @@ BROKEN = [
            mends='[cache]\ncontract = "readonly"'),
     Broken("masks of T = 4 hide a token", "llama", "contract", "of verify is wrong",
            bug=hide_the_oldest),
+    Broken("refused tokens stay in histories", "lfm2", "contract", "tokens after a refused draft",
+           change=named("refused columns are kept")),
+    Broken("branches of a tree see each other", "llama", "contract", "--speculative none",
+           change=named("branches see each other")),
+    Broken("a rewind leaves windows as they are", "gemma3", "contract", "--prefixes 0",
+           change=named("a mark shares its windows with later calls")),
+    Broken("the last token's logits are another's", "llama", "contract", "last token alone",
+           bug=give_the_first_row),
     Broken("one bit a weight", "llama", "compression", "allows",
            {"quality": "good"}, form="palette1-kmeans-per-tensor",
            mends='[compression]\ndefault = "palette6-kmeans-group32"'),

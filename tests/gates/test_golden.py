@@ -4,6 +4,7 @@ import json
 import shutil
 import weakref
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_a_right_port_passes(result: GoldenResult) -> None:
     assert result.loader == "transformers"
     assert result.wrong_weights == result.unused == result.misread == ()
     assert {one.mode for one in result.structure} == {"decode", "prefill"}
-    assert {one.probe for one in result.structure} == {"text", "random", "faint"}
+    assert {one.probe for one in result.structure} == {"text", "end of the context", "faint"}
     assert result.warnings == ()
 
 
@@ -566,18 +567,57 @@ def test_rounding_can_fail(changes: dict[str, float]) -> None:
         assert {check.name.partition(":")[0] for check in checks} == {arithmetic}
 
 
+CAPACITIES = {"context": 256, "capacities": [64]}
+
+
 def test_every_capacity_is_judged(
     tiny_bundle: Callable[..., Bundle], tiny_checkpoint_folder: Path
 ) -> None:
-    """Each mode crosses from one to the next, and an ANE's arithmetic is asked of the largest."""
-    cache = {"context": 256, "capacities": [64]}
-    bundle = tiny_bundle(cache=cache, verify=None, layout={"kind": "single"})
+    """Each mode crosses from one to the next, and each capacity runs in fp16. An ANE's arithmetic
+    is asked where it has rules: from 256 keys on."""
+    bundle = tiny_bundle(cache=CAPACITIES, layout={"kind": "single"})
     checkpoint = open_checkpoint(tiny_checkpoint_folder)
     right = run(bundle, checkpoint)
     assert right.passed, [check for check in right.checks if not check.passed]
     crossing = {one.mode for one in right.structure if one.probe == "beyond 64"}
-    assert crossing == {"decode", "prefill"}
-    assert [one.mode for one in right.ane] == ["prefill", "decode"]
+    modes = {"decode", "verify", "prefill"}
+    assert crossing == modes
+    assert {(one.mode, one.capacity) for one in right.rounding} == set(product(modes, (64, 256)))
+    assert {(one.mode, one.capacity) for one in right.ane} == {(mode, 256) for mode in modes}
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "function", "red"),
+    [
+        ("fp16", "verify-c64", "(verify, at 64)"),
+        ("fp16", "decode", "(decode, at 256)"),
+        ("ane", "verify", "(verify, at 256)"),
+    ],
+)
+def test_a_function_that_an_arithmetic_spoils(
+    arithmetic: str, function: str, red: str, tiny_bundle: Callable[..., Bundle],
+    tiny_checkpoint_folder: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Each one runs in it: not the widest mode and `decode` alone, nor one capacity."""
+    opens = PortableBackend.open
+
+    def spoiled(self: PortableBackend, shard: str) -> Any:
+        program = opens(self, shard)
+        if self.arithmetic == arithmetic:
+            call = program.call
+
+            def changed(name: str, *given: Any) -> Any:
+                lost = np.nan if name == function else 1
+                return {output: lost * value for output, value in call(name, *given).items()}
+
+            program.call = changed  # type: ignore[method-assign]
+        return program
+
+    monkeypatch.setattr(PortableBackend, "open", spoiled)
+    bundle = tiny_bundle(cache=CAPACITIES, layout={"kind": "single"})
+    found = run(bundle, open_checkpoint(tiny_checkpoint_folder), prompts=0)
+    names = [check.name for check in found.checks if not check.passed]
+    assert names and all(n.startswith(f"{arithmetic}: ") and n.endswith(red) for n in names)
 
 
 def test_a_zaya_of_flexible_shapes_passes(

@@ -8,6 +8,8 @@ import pytest
 from tests.conftest import build_model
 from tests.families.test_gpt_oss import build_oss
 
+from cetane.gates.golden import Proof
+
 from .mutations.families import FORMATS, build, flattened, recipe, tokenizer_of
 from .mutations.ports import (
     AuthoredPort,
@@ -34,6 +36,22 @@ SAMPLE = [
     ("gemma3", "gains read without their offset", "structure"),
     ("gemma3", "gelu for its tanh form, or for silu", "structure"),
     ("gemma4", "shared caches without their values", "structure"),
+    *[
+        (family, "refused columns are kept", "structure")
+        for family in ("gemma3", "lfm2", "qwen3_next", "zaya")
+    ],
+    *[
+        (family, "the last accepted token is not seen", "structure")
+        for family in ("llama", "gemma3", "qwen3_next", "zaya")
+    ],
+    ("llama", "a branch's columns are the first ones", "structure"),
+    ("llama", "branches see each other", "structure"),
+    ("gemma3", "branches see each other", "structure"),
+    ("gemma3", "a mark shares its windows with later calls", "structure"),
+    ("lfm2", "a rewind leaves histories", "structure"),
+    ("zaya", "a rewind leaves histories", "structure"),
+    ("qwen3_next", "a rewind leaves matrices", "structure"),
+    ("llama", "logits of a call's first token", "structure"),
     ("zaya", "an expert swapped", "structure"),
     ("zaya", "rotary table of another base", "structure"),
     ("zaya", "stale history", "structure"),
@@ -83,6 +101,14 @@ def test_a_right_port_is_certified(family: str, bits: str) -> None:
     assert judged.refused_by == ()
     assert judged.result is not None
     assert judged.result.passed
+
+
+def test_a_context_without_room_for_drafts() -> None:
+    checkpoint, reference = model("llama")
+    port = AuthoredPort(checkpoint, recipe("fp16", cache={"context": 32}))
+    proof = Proof(port, checkpoint, reference, port.tables, lambda *_: None)  # type: ignore[arg-type]
+    (warning,) = (one for one in proof.unjudged([], []) if "drafts" in one)
+    assert "in prefill: the context of 32 tokens" in warning
 
 
 @cache

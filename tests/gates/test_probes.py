@@ -12,7 +12,10 @@ from cetane.errors import CetaneError
 from cetane.gates.probes import (
     QUESTIONS,
     chat_prompts,
+    host_parts,
+    host_tokens,
     parts,
+    probe_parts,
     random_tokens,
     structure_probes,
     text_tokens,
@@ -118,6 +121,31 @@ def test_each_mode_takes_tokens_without_logits() -> None:
     port = AuthoredPort(TinyCheckpoint(build("llama"), tokenizer_of()), recipe("fp16"))
     for mode in port.plan.modes:
         assert {mode} <= {part.mode for part in parts(port.plan, mode, 120) if not part.judged}
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_each_mode_does_all_that_a_host_does(family: str) -> None:
+    """Behind the text that it reads, in some tens of tokens; in no other probe."""
+    port = AuthoredPort(TinyCheckpoint(build(family), tokenizer_of()), recipe("fp16"))
+    text, *others = structure_probes(port.tables.tokens[:], port.tokenizer, port.plan, 0)
+    for mode, of in port.plan.modes.items():
+        every = probe_parts(port.plan, mode, text)
+        assert sum(part.tokens for part in every) == len(text.tokens)
+        ways = [part.way for part in every if part.way]
+        drafts = ["draft", "tree"] if of.tokens > 1 else []
+        assert ways == ["rewind", *drafts, "last", "last"]
+        assert every[-len(ways) :] == host_parts(port.plan, mode)
+        assert host_tokens(port.plan, mode) <= 1.5 * of.tokens + 12
+        for probe in others:
+            assert probe_parts(port.plan, mode, probe) == parts(port.plan, mode, len(probe.tokens))
+
+
+def test_a_state_that_reuses_slots_is_not_rewound() -> None:
+    cache = {"contract": "stateful", "context": 160}
+    checkpoint = TinyCheckpoint(build("gemma3"), tokenizer_of())
+    plan = AuthoredPort(checkpoint, recipe("fp16", cache=cache)).plan
+    assert plan.forgets
+    assert "rewind" not in {part.way for part in host_parts(plan, "verify")}
 
 
 def test_a_tokenizer_without_english(tokenizer: Tokenizer) -> None:

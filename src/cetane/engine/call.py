@@ -1,6 +1,6 @@
 """A call of the model: its tokens, the slots of its columns, and its tensors so far."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -78,6 +78,8 @@ class Running:
     hosted: Arrays = field(default_factory=dict)
     """The inputs that the host has made; several shards may read one."""
     writes: list[tuple[Kept, Array]] = field(default_factory=list)
+    then: list[Callable[[], None]] = field(default_factory=list)
+    """What the host does after the call's steps in every shard."""
 
 
 def columns(value: Array) -> Array:

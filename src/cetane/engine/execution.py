@@ -271,6 +271,8 @@ def run(
                 for running in calls:
                     for step in running.steps.get(name, ()):
                         execution.step(step, running)
+                    for act in running.then:
+                        act()
                 if last:
                     execution.forget(name)
             shards.leave(name)

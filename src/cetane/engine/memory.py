@@ -127,9 +127,17 @@ class Memory:
 
     def accept(self, call: Call, writes: Sequence[tuple[Kept, Array]], path: Sequence[int]) -> None:
         """Count the tokens in some columns of a call as run, in this order, and write them."""
+        self.keep(call, writes, path)
+        self.count(call, path)
+
+    def keep(self, call: Call, writes: Sequence[tuple[Kept, Array]], path: Sequence[int]) -> None:
+        """Write the accepted columns of a call."""
         if path:
             for sink, value in writes:
                 self.write(sink, value, call, path)
+
+    def count(self, call: Call, path: Sequence[int]) -> None:
+        """Count the accepted columns of a call as run. `keep` stores them."""
         columns = self.position + np.arange(len(call.tokens))
         self.slots = {
             name: accepted(group, self.slots[name], columns, columns[: len(path)], call.width)

@@ -6,7 +6,7 @@ from operator import index
 import numpy as np
 
 from cetane.engine.backend import Array
-from cetane.engine.call import Running, line
+from cetane.engine.call import Call, Running, line
 from cetane.engine.execution import Execution, run
 from cetane.engine.logits import HeadRows, Logits
 from cetane.engine.memory import Mark, Memory
@@ -124,6 +124,34 @@ class Session:
         Raises CetaneError as `feed`, if no function is wide enough, and for a tree where the plan
         takes none (`no_trees`).
         """
+        running = self._draft(tokens, parents)
+        self._evaluated = None
+        run([(self.execution, [running])], self.execution.shards)
+        self._evaluated = running
+        assert running.logits is not None and running.logits.rows is not None
+        return running.logits.rows
+
+    def prepare_draft(
+        self, tokens: Sequence[int], path: Sequence[int], parents: Sequence[int] | None = None
+    ) -> Running:
+        """The call that `evaluate` would make, for `Engine.run`, of which `path` is accepted.
+
+        The session counts the tokens of `path` as run. For gates, which know it before.
+        """
+        running = self._draft(tokens, parents)
+        check_path(running.call, path)
+        self._evaluated, self.path = None, tuple(path)
+        self.memory.count(running.call, path)
+
+        def keep() -> None:
+            self.memory.keep(running.call, running.writes, path)
+            running.writes.clear()
+
+        running.then.append(keep)
+        return running
+
+    def _draft(self, tokens: Sequence[int], parents: Sequence[int] | None) -> Running:
+        """The call of `evaluate`."""
         ids = self._checked(tokens)
         tree = self._tree(len(ids), parents)
         self.schedule.check_room(self.position, len(ids))
@@ -133,11 +161,7 @@ class Session:
             raise CetaneError(f"one call takes {width} tokens here, not {len(ids)}")
         running = self._running(self.schedule, ids, mode, logits=True, parents=tree)
         running.held = True
-        self._evaluated = None
-        run([(self.execution, [running])], self.execution.shards)
-        self._evaluated = running
-        assert running.logits is not None and running.logits.rows is not None
-        return running.logits.rows
+        return running
 
     def accept(self, count: int) -> None:
         """Remember only the first `count` tokens of the last evaluated call."""
@@ -148,11 +172,7 @@ class Session:
         """Remember only the tokens in these columns of the last evaluated call, each of which
         follows the one before."""
         evaluated = self._acceptable(len(path))
-        count = len(evaluated.call.tokens)
-        parents = evaluated.call.parents or line(count)
-        inside = all(0 <= column < count for column in path)
-        if not inside or [parents[column] for column in path] != [-1, *path][: len(path)]:
-            raise CetaneError(f"cannot accept columns {list(path)}: they are no path of the call")
+        check_path(evaluated.call, path)
         self._evaluated, self.path = None, tuple(path)
         self.memory.accept(evaluated.call, evaluated.writes, path)
 
@@ -233,6 +253,15 @@ def token_ids(tokens: Sequence[int], vocab: int) -> list[int]:
             "give tokens of the model's own tokenizer",
         )
     return ids
+
+
+def check_path(call: Call, path: Sequence[int]) -> None:
+    """Raise CetaneError unless each token in these columns follows the one before."""
+    count = len(call.tokens)
+    parents = call.parents or line(count)
+    inside = all(0 <= column < count for column in path)
+    if not inside or [parents[column] for column in path] != [-1, *path][: len(path)]:
+        raise CetaneError(f"cannot accept columns {list(path)}: they are no path of the call")
 
 
 def gather(calls: Sequence[Running], wanted: Wanted) -> Array | None:

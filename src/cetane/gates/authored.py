@@ -10,8 +10,8 @@ from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.families import RMSNorm
 from cetane.gates.experts import show
-from cetane.gates.observe import ProbeTask, observe
-from cetane.gates.probes import parts, structure_probes
+from cetane.gates.observe import observe, structure_tasks
+from cetane.gates.probes import structure_probes
 from cetane.gates.reference import Reference
 from cetane.gates.structure import Deviation, Truths, deviations, filled
 from cetane.planner import Planner
@@ -69,11 +69,7 @@ class Authored(ModuleReadings):
         engine = Engine(plan, ShowingBackend(planner, self.weights), tables, resident=False)
         tokens = filled(planner, plan, self.reference)
         probes = structure_probes(tables.embedding, tokenizer, plan, tokens)
-        tasks = [
-            ProbeTask(mode, probe, parts(plan, mode, len(probe.tokens)))
-            for mode in plan.modes
-            for probe in probes
-        ]
+        tasks = structure_tasks(plan, probes)
         seen = observe(engine, planner, tasks)
         scale = planner.model.residual_scale or 1.0
         truths = Truths.ask(self.reference, tasks, seen, scale=scale)

@@ -14,12 +14,13 @@ from cetane.gates.bases import STATED
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult
 from cetane.gates.ladder import LadderResult
 from cetane.gates.limits import limits
+from cetane.gates.probes import Way
 from cetane.gates.readings import Misread, misread
 from cetane.gates.reference import reference_of
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.rule import load_rules
-from cetane.gates.rounding import judge_rounding
-from cetane.gates.structure import OTHER_PLAN, Deviation, other_parts
+from cetane.gates.rounding import Rounding, judge_rounding
+from cetane.gates.structure import OTHER_PLAN, WAYS, Deviation, other_parts
 from cetane.gates.verdict import Check
 from cetane.gates.weights import READING
 from cetane.mil.program import LARGEST_FP16
@@ -46,6 +47,16 @@ BETTER = {
 """The next better format, by the most bits of a format that loses too much."""
 ROW_BITS = 4
 """The bits of int4 rows. Weights of no more bits lose more than such rows."""
+
+
+WITHOUT_DRAFTS = ", and run with --speculative none until then"
+UNTIL_THEN: dict[Way, str] = {
+    "rewind": ", and serve with --prefixes 0 until then",
+    "draft": WITHOUT_DRAFTS,
+    "tree": WITHOUT_DRAFTS,
+    "last": "",
+}
+"""What to do about a fault of the host, beside a change of the recipe."""
 
 
 class RefusedPort(Protocol):
@@ -183,7 +194,8 @@ def wrong_graph(
     authored = Authored(Planner(checkpoint, recipe).on(adapter), checkpoint, truth)
     if verdict.misread:
         return wrong_reading(verdict.misread[0], authored)
-    first = first_off(verdict.structure)
+    plain = first_off([one for one in verdict.structure if not one.way])
+    first = plain or first_off(verdict.structure)
     assert first is not None
     what = (
         f"On the checkpoint's own weights, {first.tensor} of {first.shard} errs by "
@@ -191,6 +203,14 @@ def wrong_graph(
         f"{first.position})"
     )
     where = f"{first.shard}, after {first.truth}"
+    if first.way:
+        return Explanation(
+            cause="contract",
+            where=where,
+            sentence=f"{what}; a plain text is right, only {WAYS[first.way]} are wrong. This is a "
+            f"fault of cetane: report it{UNTIL_THEN[first.way]}.",
+            changes=written_by_host(recipe),
+        )
     if first_off(authored.deviations(bundle.tokenizer)) is None:
         return Explanation(
             cause="conversion",
@@ -264,19 +284,24 @@ def undone(recipe: Recipe) -> dict[str, Any]:
 def lost_products(verdict: GoldenResult, recipe: Recipe) -> Explanation:
     """The explanation of errors that only an ANE's arithmetic makes: of the worst mode that failed
     a check."""
-    red = {check.name for check in verdict.checks if not check.passed}
-    failed = [
-        one for one in verdict.ane
-        if any(check.name in red for check in judge_rounding("ane", [one]))
-    ]  # fmt: skip
-    worst = min(failed, key=lambda one: one.logit_cosine)
+    worst = min(spoiled("ane", verdict), key=lambda one: one.logit_cosine)
     return Explanation(
         cause="attention",
         where=worst.where or f"the {worst.mode} functions",
-        sentence=f"Over {recipe.cache.context} keys, an ANE would count products of attention as "
-        f"zero, since they are small: KL {worst.kl:.2g} from the same programs in fp32. The family "
-        "must multiply attention's weights by a power of two (docs/explanation/precision.md).",
+        sentence=f"Over {worst.capacity or recipe.cache.context} keys, an ANE would count products "
+        f"of attention as zero, since they are small: KL {worst.kl:.2g} from the same programs in "
+        "fp32. The family must multiply attention's weights by a power of two "
+        "(docs/explanation/precision.md).",
     )
+
+
+def spoiled(arithmetic: Literal["fp16", "ane"], verdict: GoldenResult) -> list[Rounding]:
+    """The modes that failed a check of an arithmetic."""
+    red = {check.name for check in verdict.checks if not check.passed}
+    rows = verdict.rounding if arithmetic == "fp16" else verdict.ane
+    return [
+        one for one in rows if any(check.name in red for check in judge_rounding(arithmetic, [one]))
+    ]
 
 
 def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Explanation:
@@ -284,12 +309,13 @@ def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Expl
     fp16."""
     largest = max(verdict.ranges, key=lambda one: one.largest)
     where = next((one.where for one in verdict.rounding if one.where), largest.block)
+    modes = dict.fromkeys(one.mode for one in spoiled("fp16", verdict))
     scale = planner.model.residual_scale
     if largest.largest <= NEAR_LIMIT:
         return Explanation(
             cause="fp16 range",
             where=where,
-            sentence=f"Rounding to fp16 spoils {where}, though the residual "
+            sentence=f"Rounding to fp16 spoils {where} ({', '.join(modes)}), though the residual "
             f"stream stays at {largest.largest:.0f}: an op inside overflows or loses.",
         )
     said = (

@@ -13,6 +13,7 @@ One shard is in memory at a time. Only greedy decoding holds all shards, as for 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from cetane.bundle import Bundle
 from cetane.bundle.tables import Tables
@@ -29,7 +30,7 @@ from cetane.gates.bases import base_checks, unknown_bases
 from cetane.gates.files_read import as_chance, only_ours, other_config, other_tokens
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult, Range
 from cetane.gates.limits import limits, limits_digest
-from cetane.gates.observe import ProbeTask, Seen, observe, unrun
+from cetane.gates.observe import ProbeTask, Seen, observe, structure_tasks, unrun
 from cetane.gates.port import Port, packaged
 from cetane.gates.probes import (
     OWN,
@@ -37,7 +38,8 @@ from cetane.gates.probes import (
     ProbePart,
     begun,
     chat_prompts,
-    parts,
+    holds_host_parts,
+    own_tokens,
     structure_probes,
     text_windows,
     widest_mode,
@@ -72,6 +74,7 @@ from cetane.gates.weights import judge as judge_weights
 from cetane.hardware.memory import give_back
 from cetane.mil.program import LARGEST_FP16
 from cetane.planner import Planner
+from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 from cetane.threads import beside
 
@@ -86,6 +89,10 @@ TOO_LONG = (
 TOO_WIDE = "no text was longer than the model's window of {} tokens: that takes too much memory"
 TOO_NEAR = (
     "streaming heads see {} tokens, and no judged text was longer: what they miss was not judged"
+)
+TOO_SHORT = (
+    "drafts, rewinds and logits of a last token alone were not judged in {}: the context of {} "
+    "tokens is too short"
 )
 UNRUN = "no token of a probe chose {} functions of experts, so their graphs were not judged: {}"
 UNREAD = (
@@ -238,6 +245,9 @@ class Proof:
         late = max((one.keys for one in ane), default=context)
         if idle:
             yield UNRUN.format(len(idle), ", ".join(idle[:NAMED]))
+        short = [mode for mode in self.plan.modes if not holds_host_parts(self.plan, mode, read)]
+        if short:
+            yield TOO_SHORT.format(", ".join(short), context)
         if read <= window:
             yield TOO_WIDE.format(window)
         streaming = self.plan.recipe.cache.streaming
@@ -300,11 +310,7 @@ class Proof:
         """The twin's deviations from the model, its results on the text, and its functions that no
         token called: those of rare experts."""
         self.begin("structure", 0)
-        tasks = [
-            ProbeTask(mode, probe, parts(self.plan, mode, len(probe.tokens)))
-            for mode in self.plan.modes
-            for probe in self.probes
-        ]
+        tasks = structure_tasks(self.plan, self.probes)
         windows = self.windows(0, self.first_positions)
         twin = self.port.twin
         seen = observe(twin, self.planner, [*tasks, *self.reading(windows)])
@@ -370,13 +376,14 @@ class Proof:
             return Truths.ask(self.reference, tasks, seen, streams, self.scale)
 
     def started(self) -> list[ProbeTask]:
-        """Starts of a prompt: a call of the widest mode, and calls of single tokens. Together they
-        use every op and every way of keeping a cache."""
+        """Starts of a prompt: whole calls of every mode. With several capacities, each larger one
+        gets them too, at the last positions that it holds. So every function runs."""
         tasks = []
-        for mode in dict.fromkeys((self.mode, "decode")):
-            count = max(self.plan.modes[mode].tokens, OWN)
-            count = min(count, self.plan.recipe.cache.context)
-            probe = Probe(f"start, {mode}", begun(self.port.tokenizer, count))
+        for capacity, mode in product(self.plan.capacities, self.plan.modes):
+            count = min(own_tokens(self.plan, mode), capacity.tokens)
+            start = 0 if capacity == self.plan.capacities[0] else capacity.tokens - count
+            name = f"start, {mode}" + (f", at {start}" if start else "")
+            probe = Probe(name, begun(self.port.tokenizer, count), start)
             tasks.append(ProbeTask(mode, probe, (ProbePart(mode, count),)))
         return tasks
 
@@ -386,7 +393,15 @@ class Proof:
         rounded = observe(self.port.rounded, self.planner, self.starts)
         places = made_by(self.planner, self.plan)
         return [
-            measure_rounding(one.task, one.exact, made, places, self.plan, decided=one.decided)
+            measure_rounding(
+                one.task,
+                one.exact,
+                made,
+                places,
+                self.plan,
+                decided=one.decided,
+                capacity=capacity_of(self.plan, one.task.probe),
+            )
             for one, made in zip(starts, rounded, strict=True)
         ]
 
@@ -427,6 +442,13 @@ class Start:
     """The port's results in fp32."""
     decided: Array
     """For each token, whether the model is sure of the next one, bool `(n,)`."""
+
+
+def capacity_of(plan: Plan, probe: Probe) -> int | None:
+    """The smallest capacity that holds a probe; None if the plan has only one."""
+    stop = probe.start + len(probe.tokens)
+    fitting = (one.tokens for one in plan.capacities if one.tokens >= stop)
+    return next(fitting) if plan.smaller else None
 
 
 def near(ranges: Sequence[Range], planner: Planner) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Observations of a port: its logits and its shards' outputs, on probes."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -9,14 +9,17 @@ from cetane.engine.backend import Array
 from cetane.engine.call import Running, columns
 from cetane.engine.engine import Engine
 from cetane.engine.host import host_input
+from cetane.engine.memory import Mark
+from cetane.engine.schedule import Wanted
 from cetane.engine.session import Session, gather
 from cetane.families import Truth
 from cetane.gates.experts import Choices, best, routed_blocks
-from cetane.gates.probes import Probe, ProbePart
+from cetane.gates.probes import OWN, Probe, ProbePart, Way, probe_parts
 from cetane.gates.reference import Observed
 from cetane.planner import Planner
 from cetane.schema.function import Route, Step
 from cetane.schema.interface import Embedding
+from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 
 
@@ -27,6 +30,23 @@ class ProbeTask:
     mode: Mode
     probe: Probe
     parts: tuple[ProbePart, ...]
+
+    def ways(self, at: Array) -> Iterator[tuple[Way, Array]]:
+        """Each way in which tokens `at (n,)` are taken, and whether each one is: bool `(n,)`."""
+        stops = np.cumsum([part.tokens for part in self.parts])
+        ways = np.array([part.way for part in self.parts])[np.searchsorted(stops, at, "right")]
+        for way in dict.fromkeys(part.way for part in self.parts):
+            if (some := ways == way).any():
+                yield way, some
+
+
+def structure_tasks(plan: Plan, probes: Sequence[Probe]) -> list[ProbeTask]:
+    """Every probe in every mode, as the question about structure asks."""
+    return [
+        ProbeTask(mode, probe, probe_parts(plan, mode, probe))
+        for mode in plan.modes
+        for probe in probes
+    ]
 
 
 @dataclass(frozen=True)
@@ -102,15 +122,66 @@ class Watched:
         """The chosen experts of each call, by these names."""
         self.choosing: dict[str, set[Step | Route]] = {}
         """The steps that show them: calls that only fill caches may leave a layer's experts out."""
-        ids, at = task.probe.tokens, 0
-        self.calls: list[Running] = []
+        self.taken: list[Taken] = []
+        at = 0
         for part in task.parts:
-            modes = dict.fromkeys((part.mode, "decode"))
-            wanted = ids[at : at + part.tokens]
-            self.calls += self.session.prepare(wanted, "all" if part.judged else "none", modes)
+            self._take(part, task.probe.tokens[at : at + part.tokens])
             at += part.tokens
         if task.probe.scale != 1:
             self._scale(task.probe.scale)
+
+    @property
+    def calls(self) -> list[Running]:
+        return [one.running for one in self.taken]
+
+    def _take(self, part: ProbePart, tokens: Sequence[int]) -> None:
+        """Make the calls that take a part of the probe."""
+        if part.way == "rewind":
+            self._go_astray(part, tokens)
+        elif part.way in ("draft", "tree"):
+            tokens = self._draft(part, tokens)
+        wanted: Wanted = "last" if part.way == "last" else "all" if part.judged else "none"
+        calls = self.session.prepare(tokens, wanted, dict.fromkeys((part.mode, "decode")))
+        self.taken += [Taken(running, range(len(running.call.tokens))) for running in calls]
+        if wanted == "last":
+            self.taken[-1] = replace(self.taken[-1], last=True)
+
+    def _go_astray(self, part: ProbePart, tokens: Sequence[int]) -> None:
+        """Mark the memory, take wrong tokens, and rewind; then do so in every shard."""
+        session, marks = self.session, list[Mark]()
+        count = max(self.engine.plan.modes[part.mode].tokens, OWN // 2)
+        mark = session.mark()
+        wrong = session.prepare(self._wrong(tokens, count), "none", [part.mode, "decode"])
+        session.rewind(mark)
+        self.taken[-1].running.then.append(lambda: marks.append(session.mark()))
+        wrong[-1].then.append(lambda: session.rewind(marks.pop()))
+        self.taken += [Taken(running, ()) for running in wrong]
+
+    def _draft(self, part: ProbePart, tokens: Sequence[int]) -> Sequence[int]:
+        """Have one call take the first half of some tokens, and refuse wrong ones beside them.
+
+        Returns the other half. A tree begins with a wrong branch, and leaves a column of padding if
+        no narrower call takes it. A line stands for it where calls hold no trees. A mode whose call
+        has no room at this position makes none, and all tokens are returned.
+        """
+        session, modes = self.session, self.engine.plan.modes.values()
+        width, right = self.engine.plan.modes[part.mode].tokens, tokens[: len(tokens) // 2]
+        if width not in session.widths:
+            return tokens
+        parents: list[int] | None = None
+        if part.way == "tree":
+            width = max(width - 1, *(1 + mode.tokens for mode in modes if mode.tokens < width))
+        wrong = self._wrong(tokens, width - len(right))
+        path, draft = range(len(right)), [*right, *wrong]
+        if part.way == "tree" and session.no_trees is None:
+            path, draft = range(1, 1 + len(right)), [wrong[0], *right, *wrong[1:]]
+            parents = [-1, -1, 1, 0, *range(3, width)][:width]
+        self.taken.append(Taken(session.prepare_draft(draft, path, parents), path))
+        return tokens[len(right) :]
+
+    def _wrong(self, tokens: Sequence[int], count: int) -> list[int]:
+        """So many tokens that differ from those of the probe."""
+        return [(tokens[i % len(tokens)] + 1) % self.engine.plan.vocab for i in range(count)]
 
     def _scale(self, scale: float) -> None:
         """Give the calls embeddings that are `scale` times the table's."""
@@ -143,43 +214,72 @@ class Watched:
             seen.clear()
 
     def result(self) -> Seen:
-        judged = [running for running in self.calls if running.logits is not None]
-        logits = gather(judged, "all")
-        assert logits is not None
-        return Seen(logits, self.numbers(judged), self.tensors(), self.choices())
+        judged = [one for one in self.taken if one.running.logits is not None]
+        logits = np.concatenate([one.logits() for one in judged])
+        at = self.numbers(judged, logits=True)
+        return Seen(logits, at, self.tensors(), self.choices())
 
     def tensors(self) -> dict[Truth, tuple[Array, Array]]:
         """The shards' outputs: by truth, the numbers of tokens, and their rows `(n, C)`."""
+        makers = {truth: self.makers(truth) for truth in self.seen}
         return {
-            truth: (self.numbers(self.makers(truth)), np.concatenate(rows))
+            truth: (self.numbers(makers[truth]), rows_of(makers[truth], rows))
             for truth, rows in self.seen.items()
         }
 
-    def makers(self, truth: Truth) -> list[Running]:
+    def makers(self, truth: Truth) -> list["Taken"]:
         """The calls that output a tensor: in some modes, no step does."""
         steps = {step for step, truths in self.truths.items() if truth in truths.values()}
         return self.calls_of(steps)
 
     def choices(self) -> Choices:
         """The experts that the port shows, by layer, if it shows those of all tokens of a call."""
-        chosen = {
-            self.routed[name].layer: (
-                self.numbers(self.calls_of(self.choosing[name])),
-                np.concatenate(rows),
-            )
-            for name, rows in self.experts.items()
-        }
-        return {layer: own for layer, own in chosen.items() if len(own[0]) == len(own[1])}
+        chosen: dict[int, tuple[Array, Array]] = {}
+        for name, rows in self.experts.items():
+            calls = self.calls_of(self.choosing[name])
+            if [len(one.running.call.tokens) for one in calls] == [len(own) for own in rows]:
+                chosen[self.routed[name].layer] = self.numbers(calls), rows_of(calls, rows)
+        return chosen
 
-    def calls_of(self, steps: Collection[Step | Route]) -> list[Running]:
+    def calls_of(self, steps: Collection[Step | Route]) -> list["Taken"]:
         """The calls that have one of some steps."""
         return [
-            running
-            for running in self.calls
-            if any(step in steps for own in running.steps.values() for step in own)
+            one
+            for one in self.taken
+            if any(step in steps for own in one.running.steps.values() for step in own)
         ]
 
-    def numbers(self, calls: Sequence[Running]) -> Array:
-        """The numbers of the probe's tokens in these calls."""
-        positions = [running.call.positions for running in calls]
+    def numbers(self, calls: Sequence["Taken"], logits: bool = False) -> Array:
+        """The numbers of the probe's tokens in these calls, or of those with logits."""
+        positions = [
+            one.running.call.positions[list(one.judged if logits else one.columns)] for one in calls
+        ]
         return np.concatenate(positions) - self.start if positions else np.empty(0, int)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A call of a probe."""
+
+    running: Running
+    columns: Sequence[int]
+    """Those that hold the probe's tokens, and not wrong ones."""
+    last: bool = False
+    """Whether only the last token's logits are wanted."""
+
+    @property
+    def judged(self) -> Sequence[int]:
+        """The columns whose logits are judged."""
+        return self.columns[-1:] if self.last else self.columns
+
+    def logits(self) -> Array:
+        """Their logits `(n, V)`, as a session gives them."""
+        logits = gather([self.running], "last" if self.last else "all")
+        assert logits is not None
+        rows: Array = logits[None] if self.last else logits[list(self.columns)]
+        return rows
+
+
+def rows_of(calls: Sequence[Taken], rows: Sequence[Array]) -> Array:
+    """The rows of a probe's tokens, of those of each call: all its columns."""
+    return np.concatenate([own[list(one.columns)] for one, own in zip(calls, rows, strict=True)])

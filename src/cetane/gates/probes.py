@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import numpy as np
 
@@ -28,6 +29,7 @@ SMALL = 5.0
 """The percentile of embedding norms below which a token is not drawn."""
 OWN = 8
 """The least number of tokens that a mode itself takes at the start of a probe, and at its end."""
+TEXT_PROBE = "text"
 FAINT_PROBE = "faint"
 FAINT = 2.0**-10
 """The factor on the embeddings of a probe that shows a norm's epsilon. With ordinary embeddings an
@@ -62,7 +64,8 @@ def structure_probes(
     """The probes that show a wrong graph.
 
     - A text that fills caches with `filled` tokens, and uses every slot of every window again.
-    - The end of the context, or random tokens if the text reaches it.
+      Behind these are tokens for what a host does (`host_parts`).
+    - The end of the context, with nothing before it.
     - Every crossing from one capacity to the next.
     - Embeddings so faint that every epsilon has an effect, if the host looks embeddings up.
 
@@ -71,14 +74,14 @@ def structure_probes(
     context, widest = plan.recipe.cache.context, widest_tokens(plan)
     reused = max((group.count for group in plan.caches.values() if group.limited), default=0)
     tail = widest + widest // 2 + OWN
-    length = min(context, max(reused, filled) + widest + tail)
+    hosted = max(host_tokens(plan, mode) for mode in plan.modes)
+    length = min(context, max(reused, filled) + widest + tail + hosted)
     excluded = {*tokenizer.eos_ids, tokenizer.bos_id or 0}
     drawn = random_tokens(embedding, 2 * tail, SEED, excluded)
-    probes = [Probe("text", text_tokens(tokenizer, length))]
-    if context > length:
-        probes.append(Probe("end of the context", drawn[:tail], context - tail))
-    else:
-        probes.append(Probe("random", drawn[: min(tail, context)]))
+    probes = [
+        Probe(TEXT_PROBE, text_tokens(tokenizer, length)),
+        Probe("end of the context", drawn[: min(tail, context)], max(0, context - tail)),
+    ]
     for capacity in plan.smaller:
         start = max(0, capacity.tokens - tail)
         probes.append(Probe(f"beyond {capacity.tokens}", drawn[: context - start], start))
@@ -97,14 +100,25 @@ def widest_mode(plan: Plan) -> Mode:
     return max(plan.modes, key=lambda mode: plan.modes[mode].tokens)
 
 
+Way = Literal["", "rewind", "draft", "tree", "last"]
+"""How a host takes some tokens:
+
+- as they come;
+- after wrong tokens, from which it returns to a mark;
+- from a call whose later tokens it refuses;
+- from a call that holds a tree, of which it accepts one path;
+- asking for the logits of the last token only."""
+
+
 @dataclass(frozen=True)
 class ProbePart:
-    """A number of tokens of a probe, and the mode that takes them. If `judged`, their logits are
-    compared."""
+    """A number of tokens of a probe, the mode that takes them, and how. If `judged`, their logits
+    are compared."""
 
     mode: Mode
     tokens: int
     judged: bool = True
+    way: Way = ""
 
 
 def parts(plan: Plan, mode: Mode, length: int) -> tuple[ProbePart, ...]:
@@ -115,7 +129,7 @@ def parts(plan: Plan, mode: Mode, length: int) -> tuple[ProbePart, ...]:
     caches that another one wrote.
     """
     width = plan.modes[mode].tokens
-    own = -(-OWN // width) * width + width // 2
+    own = own_tokens(plan, mode) + width // 2
     between = length - 2 * own
     if between <= 0:
         return (ProbePart(mode, length),)
@@ -123,6 +137,50 @@ def parts(plan: Plan, mode: Mode, length: int) -> tuple[ProbePart, ...]:
     middle = ProbePart(widest_mode(plan), between - silent.tokens, judged=False)
     ends = ProbePart(mode, own)
     return tuple(part for part in (ends, silent, middle, ends) if part.tokens)
+
+
+def own_tokens(plan: Plan, mode: Mode) -> int:
+    """The tokens of whole calls of a mode: at least `OWN`."""
+    width = plan.modes[mode].tokens
+    return -(-OWN // width) * width
+
+
+def probe_parts(plan: Plan, mode: Mode, probe: Probe) -> tuple[ProbePart, ...]:
+    """The parts of a probe: `parts`, and behind those of the text `host_parts`, if they fit."""
+    length = len(probe.tokens)
+    if probe.name != TEXT_PROBE or not holds_host_parts(plan, mode, length):
+        return parts(plan, mode, length)
+    return (*parts(plan, mode, length - host_tokens(plan, mode)), *host_parts(plan, mode))
+
+
+def holds_host_parts(plan: Plan, mode: Mode, length: int) -> bool:
+    """Whether a text of `length` tokens has room for `host_parts` behind others."""
+    return length >= OWN + host_tokens(plan, mode)
+
+
+def host_parts(plan: Plan, mode: Mode) -> tuple[ProbePart, ...]:
+    """Some tens of tokens that a mode takes as a host does when it drafts, rewinds or generates.
+
+    They come last, so a host's fault shows in no other part. A state that reuses slots takes no
+    marks. The last token's logits come from a full call, and from one that is not."""
+    width = plan.modes[mode].tokens
+    few = 2 * accepted_tokens(width)
+    ways: list[tuple[Way, int]] = [("last", width), ("last", max(1, width // 2))]
+    if width > 1:
+        ways = [("draft", few), ("tree", few), *ways]
+    if not plan.forgets:
+        ways = [("rewind", few), *ways]
+    return tuple(ProbePart(mode, tokens, way=way) for way, tokens in ways)
+
+
+def host_tokens(plan: Plan, mode: Mode) -> int:
+    """The number of tokens of `host_parts`."""
+    return sum(part.tokens for part in host_parts(plan, mode))
+
+
+def accepted_tokens(width: int) -> int:
+    """The number of accepted tokens of a draft, in a call of `width` tokens; others are wrong."""
+    return 2 if width >= OWN // 2 else 1
 
 
 def random_tokens(

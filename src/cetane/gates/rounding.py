@@ -18,7 +18,7 @@ from cetane.gates import metrics
 from cetane.gates.limits import limits
 from cetane.gates.observe import ProbeTask, Seen, observe
 from cetane.gates.port import Port
-from cetane.gates.probes import OWN, Probe, ProbePart, begun, widest_mode
+from cetane.gates.probes import Probe, ProbePart, begun, own_tokens
 from cetane.gates.structure import made_by
 from cetane.gates.verdict import Check, at_least, at_most
 from cetane.mil.ane import SHORT
@@ -50,35 +50,32 @@ class Rounding(Data):
     """Whether the head gives tokens and no logits."""
     other_choices: int = 0
     """The decided tokens for which such a head gives another token than in fp32."""
+    capacity: int | None = None
+    """The capacity of its functions, if the plan has several."""
     where: str = ""
     """The first shard whose output has infinity or NaN."""
 
 
 def late_rounding(port: Port, weights: int) -> list[Rounding]:
-    """The loss in an ANE's arithmetic late in the context, one result a mode.
+    """The loss in an ANE's arithmetic at the end of each capacity, one result a mode.
 
-    `weights` is the model's number of weights. The list is empty for contexts that are too short
-    for this arithmetic's rules to apply.
+    `weights` is the model's number of weights. Capacities that are too short for this arithmetic's
+    rules to apply have none.
     """
-    if port.plan.recipe.cache.context < SHORT:
-        return []
-    return LateCalls(port, weights).loss(port.ane)
+    long = [one.tokens for one in port.plan.capacities if one.tokens >= SHORT]
+    return [one for tokens in long for one in LateCalls(port, weights, tokens).loss(port.ane)]
 
 
 class LateCalls:
-    """The last calls of a context, in the widest mode and in `decode`, after a text that the port
-    has read in fp32. Of several capacities, the largest is judged."""
+    """The last calls of a capacity, in every mode, after a text that the port has read in fp32."""
 
-    def __init__(self, port: Port, weights: int) -> None:
-        context = port.plan.recipe.cache.context
-        self.plan, self.planner = port.plan.at(context), port.planner
+    def __init__(self, port: Port, weights: int, capacity: int) -> None:
+        self.plan, self.planner = port.plan.at(capacity), port.planner
+        self.capacity = capacity if port.plan.smaller else None
         exact = self._on(port.shipped)
-        counts = {
-            mode: max(self.plan.modes[mode].tokens, OWN)
-            for mode in dict.fromkeys((widest_mode(self.plan), "decode"))
-        }
+        counts = {mode: own_tokens(self.plan, mode) for mode in self.plan.modes}
         last = max(counts.values())
-        prefix = max(min(context - last, WORK // weights), 1)
+        prefix = max(min(capacity - last, WORK // weights), 1)
         ids = begun(port.tokenizer, prefix + last)
         self.before = exact.session()
         exact.run([(self.before, self.before.prepare(ids[:prefix], "none"))])
@@ -96,7 +93,9 @@ class LateCalls:
         seen = observe(self._on(engine), self.planner, self.tasks, self.before)
         places = made_by(self.planner, self.plan)
         return [
-            measure_rounding(task, exact, made, places, self.plan, self.before.position)
+            measure_rounding(
+                task, exact, made, places, self.plan, self.before.position, capacity=self.capacity
+            )
             for task, exact, made in zip(self.tasks, self.exact, seen, strict=True)
         ]
 
@@ -109,6 +108,7 @@ def measure_rounding(
     plan: Plan,
     before: int = 0,
     decided: Array | None = None,
+    capacity: int | None = None,
 ) -> Rounding:
     """The loss of one mode by rounding, after `before` tokens. `places` is from `made_by`.
 
@@ -136,6 +136,7 @@ def measure_rounding(
         finite=finite,
         chooses=chooses,
         other_choices=others if chooses else 0,
+        capacity=capacity,
         where=where or ("" if finite else plan.shards[-1].name),
     )
 
@@ -151,7 +152,8 @@ def judge_rounding(
     """
     limit = limits().fp16 if arithmetic == "fp16" else limits().ane
     for one in roundings:
-        start, mode = f"{arithmetic}:", f"({one.mode})"
+        at = "" if one.capacity is None else f", at {one.capacity}"
+        start, mode = f"{arithmetic}:", f"({one.mode}{at})"
         if arithmetic == "fp16" or one.chooses:
             yield at_least(f"{start} hidden cosine {mode}", one.hidden_cosine, limit.hidden_cosine)
         yield at_least(f"{start} logit cosine {mode}", one.logit_cosine, limit.logit_cosine)

@@ -17,7 +17,7 @@ from cetane.gates import metrics
 from cetane.gates.experts import Choices
 from cetane.gates.limits import limits
 from cetane.gates.observe import ProbeTask, Seen
-from cetane.gates.probes import Probe
+from cetane.gates.probes import Probe, Way
 from cetane.gates.reference import Observed, Reference
 from cetane.gates.verdict import Check, at_most
 from cetane.planner import Planner
@@ -35,6 +35,15 @@ SCORE = 12
 """Bytes that one score takes: three fp32 numbers, with its softmax and an intermediate result."""
 WINDOWS = "sliding_window", "attention_chunk_size"
 """The fields of a config that say how many attention keys some layers see."""
+
+
+WAYS: dict[Way, str] = {
+    "rewind": "tokens after a rewind",
+    "draft": "tokens after a refused draft",
+    "tree": "tokens after a refused branch",
+    "last": "logits of a last token alone",
+}
+"""What is judged of a host, in words."""
 
 
 class Deviation(Data):
@@ -55,6 +64,8 @@ class Deviation(Data):
     undecided: float = Field(default=0.0, exclude=True)
     decided: int | None = Field(default=None, exclude=True)
     """Only older results have these two: of tokens from the first near tie of experts on."""
+    way: Way = ""
+    """How the host took these tokens."""
 
 
 def deviations(
@@ -67,10 +78,13 @@ def deviations(
         for truth, (at, rows) in ours.tensors.items():
             shard, tensor = places[truth]
             errors = metrics.relative(rows, theirs.tensors[truth][at])
-            yield deviation(shard, tensor, truth, task, at, errors)
+            for way, some in task.ways(at):
+                yield deviation(shard, tensor, truth, task, at[some], errors[some], way)
         head, wanted = plan.tokens(0, plan.rows), truths.logits(task.probe, ours.at, task.mode)
-        errors = logit_errors(plan, ours.logits[:, head], wanted[:, head])
-        yield deviation(plan.shards[-1].name, "logits", LOGITS, task, ours.at, errors)
+        errors, last = logit_errors(plan, ours.logits[:, head], wanted[:, head]), plan.shards[-1]
+        for way, some in task.ways(ours.at):
+            at = ours.at[some]
+            yield deviation(last.name, "logits", LOGITS, task, at, errors[some], way)
 
 
 def differ(theirs: Observed, ours: Choices) -> bool:
@@ -183,9 +197,15 @@ def made_by(planner: Planner, plan: Plan) -> dict[Truth, tuple[str, str]]:
 
 
 def deviation(
-    shard: str, tensor: str, truth: Truth, task: ProbeTask, at: Array, errors: Array
+    shard: str,
+    tensor: str,
+    truth: Truth,
+    task: ProbeTask,
+    at: Array,
+    errors: Array,
+    way: Way = "",
 ) -> Deviation:
-    """The deviation of one tensor: its `errors (n,)` at the tokens `at (n,)`."""
+    """The deviation of one tensor: its `errors (n,)` at the tokens `at (n,)`, all taken one way."""
     worst = int(errors.argmax())
     return Deviation(
         shard=shard,
@@ -196,6 +216,7 @@ def deviation(
         relative=min(float(errors[worst]), 1e308),
         position=task.probe.start + int(at[worst]),
         positions=len(errors),
+        way=way,
     )
 
 
@@ -232,11 +253,13 @@ def same_plan(plan: Plan, wanted: Plan) -> Check:
 
 
 def judge(rows: Sequence[Deviation]) -> Iterator[Check]:
-    """The checks of the worst deviation of every shard's tensors, in every mode."""
-    worst: dict[tuple[str, str, Mode], float] = {}
+    """The checks of the worst deviation of every shard's tensors, in every mode.
+
+    What a host does has one check for all shards: its code knows no shard."""
+    worst: dict[str, float] = {}
     for one in rows:
-        key = one.shard, one.tensor, one.mode
-        worst[key] = max(worst.get(key, 0.0), one.relative)
-    for (shard, tensor, mode), value in worst.items():
-        name = f"structure: {tensor} of {shard} ({mode})"
+        what = WAYS[one.way] if one.way else f"{one.tensor} of {one.shard}"
+        name = f"structure: {what} ({one.mode})"
+        worst[name] = max(worst.get(name, 0.0), one.relative)
+    for name, value in worst.items():
         yield at_most(name, value, limits().structure.relative)

@@ -19,6 +19,7 @@ from cetane.compress.formats import Linear, Palette
 from cetane.engine.authored import AuthoredBackend, AuthoredProgram, host_tables
 from cetane.engine.backend import Arrays
 from cetane.engine.engine import Engine
+from cetane.engine.session import Session
 from cetane.gates.authored import ModuleReadings, ShowingBackend
 from cetane.gates.golden import Proof
 from cetane.gates.golden_result import GoldenResult
@@ -96,6 +97,8 @@ class AuthoredPort(ModuleReadings):
     recipe: Recipe
     before: list[Calls] = field(default_factory=list)
     after: list[Calls] = field(default_factory=list)
+    sessions: list[Callable[[Session], None]] = field(default_factory=list)
+    """Changes of what the host does with a new sequence."""
     opened_as: dict[str, str] = field(default_factory=dict)
     """Shards that are opened in the place of others."""
     stored: dict[str, dict[str, Encoded]] = field(default_factory=dict)
@@ -134,12 +137,12 @@ class AuthoredPort(ModuleReadings):
     def twin(self) -> Engine:
         backend = ShowingMutated(self, self.planner, self.checkpoint)
         tables = host_tables(self.planner, self.checkpoint)
-        return Engine(self.plan, backend, tables, resident=False)
+        return MutatedEngine(self, backend, tables)
 
     @property
     def shipped(self) -> Engine:
         backend = ShippedBackend(self, self.planner, self.checkpoint)
-        return Engine(self.plan, backend, self.tables, resident=False)
+        return MutatedEngine(self, backend, self.tables)
 
     rounded = resident = shipped
 
@@ -147,6 +150,20 @@ class AuthoredPort(ModuleReadings):
         used = used_by(self.planner, shard)
         for label, encoded in self.encode(shard).items():
             yield Stored(shard, "decode", label, used[label], lambda e=encoded: arrays(e))
+
+
+class MutatedEngine(Engine):
+    """An engine behind the port's changes of sessions."""
+
+    def __init__(self, port: AuthoredPort, backend: AuthoredBackend, tables: Tables) -> None:
+        super().__init__(port.plan, backend, tables, resident=False)
+        self.port = port
+
+    def session(self, *options: Any, **named: Any) -> Session:
+        session = super().session(*options, **named)
+        for change in self.port.sessions:
+            change(session)
+        return session
 
 
 class MutatedBackend(AuthoredBackend):

@@ -14,12 +14,16 @@ import torch
 from torch import Tensor
 
 from cetane.compress.encoded import Affine, Dense
+from cetane.engine.call import Call, Running
+from cetane.engine.memory import EMPTY, Mark
+from cetane.engine.schedule import no_trees, skips
+from cetane.engine.session import Session
 from cetane.families.attention import UnitNorm
 from cetane.families.base import Block, RoutedBlock, Weight
 from cetane.families.layers import RMSNorm
 from cetane.families.rotary import RotaryTable
 from cetane.families.zaya_departures import DEPARTURES
-from cetane.schema.interface import Mask
+from cetane.schema.interface import FromHistory, FromMatrix, Kept, Mask
 
 from .ports import AuthoredPort
 
@@ -501,6 +505,141 @@ def _(port: AuthoredPort) -> None:
                     outputs[name][..., -1] = 0
 
     port.after.append(change)
+
+
+# Drafts, trees and rewinds: what the host keeps of a call -----------------------------------------
+
+
+def of_sessions(port: AuthoredPort, change: Callable[[Session], None]) -> None:
+    """Change what the host does with every sequence."""
+    port.sessions.append(change)
+
+
+def writes_columns(port: AuthoredPort) -> bool:
+    """Whether the host writes columns of calls."""
+    sinks = (o.sink for f in port.plan.functions.values() for o in f.outputs)
+    return any(isinstance(sink, Kept) for sink in sinks)
+
+
+@mutation("refused columns are kept", "host")
+def _(port: AuthoredPort) -> None:
+    if not writes_columns(port):
+        raise Inapplicable
+
+    def change(session: Session) -> None:
+        keep = session.memory.keep
+        session.memory.keep = (  # type: ignore[method-assign]
+            lambda call, writes, _: keep(call, writes, range(len(call.tokens)))
+        )
+
+    of_sessions(port, change)
+
+
+@mutation("a branch's columns are the first ones", "host")
+def _(port: AuthoredPort) -> None:
+    if no_trees(port.plan):
+        raise Inapplicable
+
+    def change(session: Session) -> None:
+        keep = session.memory.keep
+        session.memory.keep = (  # type: ignore[method-assign]
+            lambda call, writes, path: keep(call, writes, range(len(path)))
+        )
+
+    of_sessions(port, change)
+
+
+@mutation("branches see each other", "host")
+def _(port: AuthoredPort) -> None:
+    if no_trees(port.plan):
+        raise Inapplicable
+
+    class Blind(Call):
+        def ancestors(self) -> None:
+            return None
+
+    def change(session: Session) -> None:
+        place = session.memory.place
+        session.memory.place = (  # type: ignore[method-assign]
+            lambda *given: Blind(**vars(place(*given)))
+        )
+
+    of_sessions(port, change)
+
+
+@mutation("the last accepted token is not seen", "host")
+def _(port: AuthoredPort) -> None:
+    def change(session: Session) -> None:
+        memory, count = session.memory, session.memory.count
+
+        def changed(call: Call, path: Any) -> None:
+            count(call, path)
+            newest = memory.position - 1
+            memory.slots = {n: np.where(s == newest, EMPTY, s) for n, s in memory.slots.items()}
+
+        memory.count = changed  # type: ignore[method-assign]
+
+    of_sessions(port, change)
+
+
+def does_not_rewind(port: AuthoredPort, part: str, of: type[Any]) -> None:
+    """A rewind leaves one part of the memory as later tokens made it."""
+    items = (item for function in port.plan.functions.values() for item in function.inputs)
+    if not any(isinstance(item.source, of) for item in items):
+        raise Inapplicable
+
+    def change(session: Session) -> None:
+        memory, rewind = session.memory, session.memory.rewind
+
+        def changed(mark: Mark) -> None:
+            rewind(replace(mark, **{part: getattr(memory, part)}))
+
+        memory.rewind = changed  # type: ignore[method-assign]
+
+    of_sessions(port, change)
+
+
+@mutation("a rewind leaves histories", "host")
+def _(port: AuthoredPort) -> None:
+    does_not_rewind(port, "histories", FromHistory)
+
+
+@mutation("a rewind leaves matrices", "host")
+def _(port: AuthoredPort) -> None:
+    does_not_rewind(port, "matrices", FromMatrix)
+
+
+@mutation("a mark shares its windows with later calls", "host")
+def _(port: AuthoredPort) -> None:
+    if not any(group.limited for group in port.plan.caches.values()) or port.plan.forgets:
+        raise Inapplicable
+    of_sessions(port, lambda session: setattr(session.memory, "_apart", dict))
+
+
+@mutation("logits of a call's first token", "host")
+def _(port: AuthoredPort) -> None:
+    """Where silent calls skip layers, the last token has a call of its own."""
+    if all(skips(port.plan, mode) for mode in port.plan.modes.values() if mode.tokens > 1):
+        raise Inapplicable
+
+    def change(session: Session) -> None:
+        prepare = session.prepare
+
+        def changed(tokens: Any, wanted: Any, modes: Any = None) -> list[Running]:
+            calls = prepare(tokens, wanted, modes)
+            if wanted == "last":
+                calls[-1].then.append(lambda: first_for_last(calls[-1]))
+            return calls
+
+        session.prepare = changed  # type: ignore[method-assign]
+
+    of_sessions(port, change)
+
+
+def first_for_last(running: Running) -> None:
+    assert running.logits is not None
+    if running.logits.rows is not None:
+        running.logits.rows[-1] = running.logits.rows[0]
 
 
 @mutation("head slices swapped", "host")
