@@ -1,18 +1,29 @@
-"""Does cetane read a model's files as transformers does: tokenizer, and config of a GGUF file?
+"""Does cetane read a model's files as transformers does: tokenizer, names, config of a GGUF file?
 
 What cetane reads wrongly is wrong in the bundle and in its truth, so no other question shows it.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from itertools import zip_longest
 from math import log
 from typing import Any
 
 from cetane.checkpoint import Checkpoint, Tokenizer
+from cetane.checkpoint.safetensors import HEAD
 from cetane.errors import CetaneError
-from cetane.families import parse_config
-from cetane.gates.transformers_files import CHATS, TEXTS, Reading, Readings
+from cetane.families import Model, parse_config, unread, warn_unread
+from cetane.gates.reference import Reference
+from cetane.gates.transformers_files import (
+    CHATS,
+    TEXTS,
+    Reading,
+    Readings,
+    read_by_transformers,
+)
+from cetane.gates.transformers_model import config_file
 from cetane.gates.weights import READING, WrongWeight
 
 NOT_COMPARED = {
@@ -41,6 +52,62 @@ OTHER_RULE = (
     "transformers' {} splits texts otherwise than cetane, where a GGUF file only names the rule: "
     "{}: {}"
 )
+UNREAD = (
+    "{}: neither it nor the compared model reads this tensor. Port the model's safetensors as "
+    "transformers' save_pretrained writes them, and report the file"
+)
+
+
+class FilesRead:
+    """A checkpoint's files, as cetane and transformers read them."""
+
+    def __init__(self, checkpoint: Checkpoint, model: Model, reference: Reference) -> None:
+        self.checkpoint, self.model, self.reference = checkpoint, model, reference
+
+    @cached_property
+    def theirs(self) -> Readings:
+        return read_by_transformers(self.checkpoint)
+
+    @cached_property
+    def left(self) -> list[str]:
+        """The tensors of the checkpoint that the model does not read."""
+        return unread(self.checkpoint.names(), self.model)
+
+    def wrong(self, given: Tokenizer) -> list[WrongWeight]:
+        """What cetane reads otherwise; `given` is the port's tokenizer."""
+        wrong, _ = other_tokens(given, self.theirs)
+        return [*wrong, *other_config(self.checkpoint, self.theirs)]
+
+    @property
+    def unused(self) -> list[str]:
+        """The tensors that nothing reads, where the compared model leaves out what cetane does."""
+        if config_file(self.checkpoint) is not None:
+            return []
+        names = {name for own in self.reference.names.values() for name in own.values()}
+        return [UNREAD.format(name) for name in self.left if name not in names]
+
+    def warnings(self, given: Tokenizer, perplexity: float) -> Iterator[str]:
+        """What may differ, and what one or both did not read. `perplexity` is the compared
+        model's."""
+        loader, gguf = self.reference.loader, self.checkpoint.folder is None
+        yield from other_tokens(given, self.theirs)[1]
+        told = [
+            only_ours(self.theirs, gguf, loader),
+            as_chance(perplexity, self.model.vocab) if loader == "cetane" else None,
+            warn_unread(self.extra, self.model),
+        ]
+        yield from filter(None, told)
+
+    @property
+    def extra(self) -> Iterator[str]:
+        """The tensors of a folder that the model does not read, without a tied head and those that
+        transformers ignores by name, such as of drafts."""
+        if config_file(self.checkpoint) is None:  # `unused` names them
+            return
+        ignored = getattr(self.reference.model, "_keys_to_ignore_on_load_unexpected", None) or ()
+        for name in self.left:
+            if name != HEAD and not any(re.search(pattern, name) for pattern in ignored):
+                yield name
 
 
 def other_tokens(given: Tokenizer, theirs: Readings) -> tuple[list[WrongWeight], list[str]]:

@@ -10,7 +10,6 @@
 One shard is in memory at a time. Only greedy decoding holds all shards, as for a user.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -18,16 +17,14 @@ from itertools import product
 from cetane.bundle import Bundle
 from cetane.bundle.tables import Tables
 from cetane.checkpoint import Checkpoint
-from cetane.checkpoint.safetensors import HEAD
 from cetane.engine.authored import embedding_rows
 from cetane.engine.backend import Array
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError, installing
-from cetane.families import unread, warn_unread
 from cetane.files import Progress
 from cetane.gates.bases import base_checks, unknown_bases
-from cetane.gates.files_read import as_chance, only_ours, other_config, other_tokens
+from cetane.gates.files_read import FilesRead
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult, Range
 from cetane.gates.limits import limits, limits_digest
 from cetane.gates.observe import ProbeTask, Seen, observe, structure_tasks, unrun
@@ -61,8 +58,6 @@ from cetane.gates.structure import (
     same_plan,
 )
 from cetane.gates.structure import judge as judge_structure
-from cetane.gates.transformers_files import read_by_transformers
-from cetane.gates.transformers_model import config_file
 from cetane.gates.weights import (
     LISTED,
     WrongWeight,
@@ -95,10 +90,6 @@ TOO_SHORT = (
     "tokens is too short"
 )
 UNRUN = "no token of a probe chose {} functions of experts, so their graphs were not judged: {}"
-UNREAD = (
-    "{}: neither it nor the compared model reads this tensor. Port the model's safetensors as "
-    "transformers' save_pretrained writes them, and report the file"
-)
 NAMED = 3
 """The most functions that a warning names; it counts all."""
 
@@ -173,6 +164,7 @@ class Proof:
         self.tables, self.progress = tables, progress
         self.adapter = port.planner.adapter
         self.plan, self.planner = port.plan, port.planner
+        self.files = FilesRead(weights, self.planner.model, reference)
         self.scale = self.planner.model.residual_scale or 1.0
         self.mode = widest_mode(self.plan)
         rows = embedding_rows(self.planner, weights)
@@ -216,7 +208,11 @@ class Proof:
                 *([TOO_LARGE] if prompts and not greedy else []),
                 *self.unjudged(idle, ane),
                 *near(compression.ranges, self.planner),
-                *(self.unread(compression.model_perplexity) if alone else ()),
+                *(
+                    self.files.warnings(self.port.tokenizer, compression.model_perplexity)
+                    if alone
+                    else ()
+                ),
             ),
             greedy=tuple(float(share.mean()) for share in greedy),
             probes={
@@ -264,47 +260,14 @@ class Proof:
 
     def wrong_weights(self) -> tuple[list[WrongWeight], list[str]]:
         """What differs from the checkpoint, and parameters that are not fully used."""
-        theirs = read_by_transformers(self.weights)
         wrong = [
             *wrong_tokenizer(self.port.tokenizer, self.weights.tokenizer),
-            *other_tokens(self.port.tokenizer, theirs)[0],
-            *other_config(self.weights, theirs),
+            *self.files.wrong(self.port.tokenizer),
             *wrong_weights(self.port, self.weights, self.tables),
         ]
         names = {name for own in self.reference.names.values() for name in own.values()}
         shapes = {name: self.weights.shape(name) for name in names if name in self.weights}
-        unused = [*unused_parameters(self.planner, shapes)]
-        if config_file(self.weights) is None:  # the reference leaves out what cetane misreads
-            unused += [UNREAD.format(name) for name in self.unread_tensors if name not in names]
-        return wrong, unused
-
-    @property
-    def unread_tensors(self) -> list[str]:
-        """The tensors of the checkpoint that the model does not read."""
-        return unread(self.weights.names(), self.planner.model)
-
-    def unread(self, perplexity: float) -> Iterator[str]:
-        """Warnings of what transformers read otherwise than cetane, and of what one or both did not
-        read. `perplexity` is the compared model's."""
-        theirs, loader = read_by_transformers(self.weights), self.reference.loader
-        yield from other_tokens(self.port.tokenizer, theirs)[1]
-        told = [
-            only_ours(theirs, self.weights.folder is None, loader),
-            as_chance(perplexity, self.plan.vocab) if loader == "cetane" else None,
-            warn_unread(self.extra, self.planner.model),
-        ]
-        yield from filter(None, told)
-
-    @property
-    def extra(self) -> Iterator[str]:
-        """The tensors of a folder that the model does not read, without a tied head and those that
-        transformers ignores by name, such as of drafts."""
-        if config_file(self.weights) is None:  # `wrong_weights` names them
-            return
-        ignored = getattr(self.reference.model, "_keys_to_ignore_on_load_unexpected", None) or ()
-        for name in self.unread_tensors:
-            if name != HEAD and not any(re.search(pattern, name) for pattern in ignored):
-                yield name
+        return wrong, [*unused_parameters(self.planner, shapes), *self.files.unused]
 
     def structure(self) -> tuple[list[Deviation], "Text", list[str]]:
         """The twin's deviations from the model, its results on the text, and its functions that no
