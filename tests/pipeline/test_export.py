@@ -91,7 +91,7 @@ def test_fitted_constants_that_are_gone(
     fitted.path.unlink()
     with pytest.raises(CetaneError, match="has fitted constants") as caught:
         export_runtime(bundle.path, tmp_path / "again", "anemll")
-    assert str(fitted.path) in caught.value.message
+    assert caught.value.message.endswith(fitted.file[-20:])  # a long path has no middle
     assert "--layout contract" in str(caught.value.hint)
     assert export_contract(bundle.path, tmp_path / "contract").is_dir()
 
