@@ -5,7 +5,7 @@
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -510,43 +510,36 @@ def _(port: AuthoredPort) -> None:
 # Drafts, trees and rewinds: what the host keeps of a call -----------------------------------------
 
 
-def of_sessions(port: AuthoredPort, change: Callable[[Session], None]) -> None:
-    """Change what the host does with every sequence."""
-    port.sessions.append(change)
-
-
 def writes_columns(port: AuthoredPort) -> bool:
     """Whether the host writes columns of calls."""
     sinks = (o.sink for f in port.plan.functions.values() for o in f.outputs)
     return any(isinstance(sink, Kept) for sink in sinks)
 
 
-@mutation("refused columns are kept", "host")
-def _(port: AuthoredPort) -> None:
-    if not writes_columns(port):
-        raise Inapplicable
+def keeps(port: AuthoredPort, count: Callable[[Call, Sequence[int]], int]) -> None:
+    """The host keeps the first columns of a call, so many as `count` says, not those of a path."""
 
     def change(session: Session) -> None:
         keep = session.memory.keep
         session.memory.keep = (  # type: ignore[method-assign]
-            lambda call, writes, _: keep(call, writes, range(len(call.tokens)))
+            lambda call, writes, path: keep(call, writes, range(count(call, path)))
         )
 
-    of_sessions(port, change)
+    port.sessions.append(change)
+
+
+@mutation("refused columns are kept", "host")
+def _(port: AuthoredPort) -> None:
+    if not writes_columns(port):
+        raise Inapplicable
+    keeps(port, lambda call, _: len(call.tokens))
 
 
 @mutation("a branch's columns are the first ones", "host")
 def _(port: AuthoredPort) -> None:
     if no_trees(port.plan):
         raise Inapplicable
-
-    def change(session: Session) -> None:
-        keep = session.memory.keep
-        session.memory.keep = (  # type: ignore[method-assign]
-            lambda call, writes, path: keep(call, writes, range(len(path)))
-        )
-
-    of_sessions(port, change)
+    keeps(port, lambda _, path: len(path))
 
 
 @mutation("branches see each other", "host")
@@ -564,7 +557,7 @@ def _(port: AuthoredPort) -> None:
             lambda *given: Blind(**vars(place(*given)))
         )
 
-    of_sessions(port, change)
+    port.sessions.append(change)
 
 
 @mutation("the last accepted token is not seen", "host")
@@ -579,7 +572,7 @@ def _(port: AuthoredPort) -> None:
 
         memory.count = changed  # type: ignore[method-assign]
 
-    of_sessions(port, change)
+    port.sessions.append(change)
 
 
 def does_not_rewind(port: AuthoredPort, part: str, of: type[Any]) -> None:
@@ -596,7 +589,7 @@ def does_not_rewind(port: AuthoredPort, part: str, of: type[Any]) -> None:
 
         memory.rewind = changed  # type: ignore[method-assign]
 
-    of_sessions(port, change)
+    port.sessions.append(change)
 
 
 @mutation("a rewind leaves histories", "host")
@@ -613,7 +606,7 @@ def _(port: AuthoredPort) -> None:
 def _(port: AuthoredPort) -> None:
     if not any(group.limited for group in port.plan.caches.values()) or port.plan.forgets:
         raise Inapplicable
-    of_sessions(port, lambda session: setattr(session.memory, "_apart", dict))
+    port.sessions.append(lambda session: setattr(session.memory, "_apart", dict))
 
 
 @mutation("logits of a call's first token", "host")
@@ -633,7 +626,7 @@ def _(port: AuthoredPort) -> None:
 
         session.prepare = changed  # type: ignore[method-assign]
 
-    of_sessions(port, change)
+    port.sessions.append(change)
 
 
 def first_for_last(running: Running) -> None:
