@@ -111,12 +111,15 @@ ForChip = Annotated[
     str | None,
     typer.Option("--chip", help="Choose the layout for this chip, such as m4-max or a19-pro."),
 ]
-OsNumber = Annotated[
-    float | None,
-    typer.Option(
-        min=1, help="The system's number, as iOS counts: macOS 15 is 18.", show_default="26"
-    ),
-]
+
+
+def os_option(when: str = "") -> Any:
+    """The option of a system's number. Its help begins with `when` it is for."""
+    told = f"{when}the system's number, as iOS counts: macOS 15 is 18."
+    return typer.Option(min=1, help=told[0].upper() + told[1:], show_default="26")
+
+
+OsNumber = Annotated[float | None, os_option()]
 Quality = Annotated[
     str | None,
     typer.Option(

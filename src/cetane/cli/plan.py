@@ -15,6 +15,7 @@ from cetane.cli.options import (
     RecipeName,
     Settings,
     Verbose,
+    os_option,
     parse_adapters,
     parse_changes,
 )
@@ -26,14 +27,7 @@ if TYPE_CHECKING:
     from cetane.pipeline.request import Request
 
 
-OsOption = Annotated[
-    float | None,
-    typer.Option(
-        min=1,
-        help="With --chip: the system's number, as iOS counts: macOS 15 is 18.",
-        show_default="26",
-    ),
-]
+OsOption = Annotated[float | None, os_option("With --chip: ")]
 SweepOption = Annotated[
     bool,
     typer.Option(

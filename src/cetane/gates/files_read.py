@@ -61,8 +61,12 @@ UNREAD = (
 class FilesRead:
     """A checkpoint's files, as cetane and transformers read them."""
 
-    def __init__(self, checkpoint: Checkpoint, model: Model, reference: Reference) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, model: Model, reference: Reference, given: Tokenizer
+    ) -> None:
+        """`given` is the port's tokenizer."""
         self.checkpoint, self.model, self.reference = checkpoint, model, reference
+        self.given = given
 
     @cached_property
     def theirs(self) -> Readings:
@@ -73,24 +77,29 @@ class FilesRead:
         """The tensors of the checkpoint that the model does not read."""
         return unread(self.checkpoint.names(), self.model)
 
-    def wrong(self, given: Tokenizer) -> list[WrongWeight]:
-        """What cetane reads otherwise; `given` is the port's tokenizer."""
-        wrong, _ = other_tokens(given, self.theirs)
-        return [*wrong, *other_config(self.checkpoint, self.theirs)]
+    @cached_property
+    def tokens(self) -> tuple[list[WrongWeight], list[str]]:
+        """`other_tokens` of the port."""
+        return other_tokens(self.given, self.theirs)
+
+    @property
+    def wrong(self) -> list[WrongWeight]:
+        """What cetane reads otherwise."""
+        return [*self.tokens[0], *other_config(self.checkpoint, self.theirs)]
 
     @property
     def unused(self) -> list[str]:
         """The tensors that nothing reads, where the compared model leaves out what cetane does."""
         if config_file(self.checkpoint) is not None:
             return []
-        names = {name for own in self.reference.names.values() for name in own.values()}
+        names = self.reference.parameters
         return [UNREAD.format(name) for name in self.left if name not in names]
 
-    def warnings(self, given: Tokenizer, perplexity: float) -> Iterator[str]:
+    def warnings(self, perplexity: float) -> Iterator[str]:
         """What may differ, and what one or both did not read. `perplexity` is the compared
         model's."""
         loader, gguf = self.reference.loader, self.checkpoint.folder is None
-        yield from other_tokens(given, self.theirs)[1]
+        yield from self.tokens[1]
         told = [
             only_ours(self.theirs, gguf, loader),
             as_chance(perplexity, self.model.vocab) if loader == "cetane" else None,

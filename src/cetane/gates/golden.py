@@ -164,7 +164,7 @@ class Proof:
         self.tables, self.progress = tables, progress
         self.adapter = port.planner.adapter
         self.plan, self.planner = port.plan, port.planner
-        self.files = FilesRead(weights, self.planner.model, reference)
+        self.files = FilesRead(weights, self.planner.model, reference, port.tokenizer)
         self.scale = self.planner.model.residual_scale or 1.0
         self.mode = widest_mode(self.plan)
         rows = embedding_rows(self.planner, weights)
@@ -208,11 +208,7 @@ class Proof:
                 *([TOO_LARGE] if prompts and not greedy else []),
                 *self.unjudged(idle, ane),
                 *near(compression.ranges, self.planner),
-                *(
-                    self.files.warnings(self.port.tokenizer, compression.model_perplexity)
-                    if alone
-                    else ()
-                ),
+                *(self.files.warnings(compression.model_perplexity) if alone else ()),
             ),
             greedy=tuple(float(share.mean()) for share in greedy),
             probes={
@@ -262,10 +258,10 @@ class Proof:
         """What differs from the checkpoint, and parameters that are not fully used."""
         wrong = [
             *wrong_tokenizer(self.port.tokenizer, self.weights.tokenizer),
-            *self.files.wrong(self.port.tokenizer),
+            *self.files.wrong,
             *wrong_weights(self.port, self.weights, self.tables),
         ]
-        names = {name for own in self.reference.names.values() for name in own.values()}
+        names = self.reference.parameters
         shapes = {name: self.weights.shape(name) for name in names if name in self.weights}
         return wrong, [*unused_parameters(self.planner, shapes), *self.files.unused]
 

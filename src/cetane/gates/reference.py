@@ -120,6 +120,11 @@ class Reference:
             self._plain = let_stream(self.model, seen)
         self._in_use = nullcontext if loaded is None else OnDisk(self.model).in_use
 
+    @property
+    def parameters(self) -> set[str]:
+        """The checkpoint's names of all modules' own tensors."""
+        return {name for own in self.names.values() for name in own.values()}
+
     @contextmanager
     def seeing_all(self) -> Iterator[None]:
         """A context in which every head sees all tokens, also one that streams in the port: the

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cetane.checkpoint import Checkpoint, Tokenizer
+from cetane.checkpoint.convert_tokenizer import OFFLINE
 from cetane.checkpoint.sandbox import Sandbox
 from cetane.checkpoint.tokenizer import TOKENIZER_FILES
 from cetane.errors import CetaneError
@@ -110,7 +111,7 @@ SANDBOX = Sandbox(
     SECONDS,
     MEMORY,
     2 * SECONDS,
-    {"HF_HUB_OFFLINE": "1", "USE_TORCH": "0", "TOKENIZERS_PARALLELISM": "false"},
+    OFFLINE | {"TOKENIZERS_PARALLELISM": "false"},
 )
 
 

@@ -76,12 +76,19 @@ class RuntimeFolder:
     """A folder that another runtime loads."""
 
     path: Path
-    app: str
-    """The runtime's name."""
-    compile: str
-    """The command that compiles its packages, on a Mac."""
+    runtime: RuntimeModule
     problems: Sequence[str]
     """The parts of the runtime's contract that the folder breaks."""
+
+    @property
+    def app(self) -> str:
+        """The runtime's name."""
+        return self.runtime.APP
+
+    @property
+    def compile(self) -> str:
+        """The command that compiles its packages, on a Mac."""
+        return self.runtime.COMPILE
 
     @property
     def passed(self) -> bool:
@@ -174,7 +181,7 @@ def export_runtime(
         problems = module.check(target)
         if not problems:  # by this file the folder counts as one of the bundle's
             write_json(target / ORIGIN, {"bundle": bundle.digest})
-    return RuntimeFolder(target, module.APP, module.COMPILE, problems)
+    return RuntimeFolder(target, module, problems)
 
 
 def replace_package(
@@ -214,7 +221,7 @@ def replace_package(
         finally:
             remove(fresh)
         progress("done", 1, 1)
-    return RuntimeFolder(Path(output), module.APP, module.COMPILE, problems)
+    return RuntimeFolder(Path(output), module, problems)
 
 
 def check_folder(folder: str | Path) -> RuntimeFolder:
@@ -226,7 +233,7 @@ def check_folder(folder: str | Path) -> RuntimeFolder:
     for name, runtime in CONFIGS.items():
         if (path / name).is_file():
             module = RUNTIMES[runtime]
-            return RuntimeFolder(path, module.APP, module.COMPILE, module.check(path))
+            return RuntimeFolder(path, module, module.check(path))
     raise CetaneError(
         f"{path} has none of {', '.join(CONFIGS)}", "cetane export --layout writes such a folder"
     )

@@ -90,10 +90,9 @@ class Record:
     """The number of drafts without verification since the last verified one."""
 
     @property
-    def first(self) -> float:
-        """The chance of a likeliest first token."""
-        before = PRIOR if self.whole is None else self.whole.first
-        return self.rate((0, 0), before)
+    def prior(self) -> float:
+        """The chance of a likeliest first token before any observation of this kind."""
+        return PRIOR if self.whole is None else self.whole.rate((0, 0), PRIOR)
 
     def rate(self, place: Place, before: float) -> float:
         """The chance of a token whose predecessor is accepted; `before` any observation."""
@@ -107,13 +106,13 @@ class Record:
         one that of all kinds together. Of several tokens after one token, the later ones share
         what the earlier ones leave.
         """
-        first = PRIOR if self.whole is None else self.whole.first
+        prior = self.prior
         rates: dict[Place, float] = {}
         result: list[float] = []
         left: dict[int, float] = {}  # by parent
         for place, parent in zip(places(tuple(parents)), parents, strict=True):
             depth, rank = place
-            before = rates.get((depth - 1, 0), first) if not rank else PRIOR * left[parent]
+            before = rates.get((depth - 1, 0), prior) if not rank else PRIOR * left[parent]
             rates[place] = rate = min(self.rate(place, before), left.get(parent, 1.0))
             left[parent] = left.get(parent, 1.0) - rate
             result.append(rate * (result[parent] if parent >= 0 else 1.0))

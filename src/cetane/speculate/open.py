@@ -76,10 +76,10 @@ def open_drafters(
             return [ngram, TriForce(bundle.plan)]
     if options.drafter == AUTO:
         best = best_head(bundle)
-        if best is None:
-            return [Suffix(EarlierAnswers()), ngram, *self_drafters(bundle.plan)]
-        return [Suffix(EarlierAnswers()), ngram,
-                open_drafter(best, bundle, open_backend(best, backend))]  # fmt: skip
+        costly = self_drafters(bundle.plan)
+        if best is not None:
+            costly = [open_drafter(best, bundle, open_backend(best, backend))]
+        return [Suffix(EarlierAnswers()), ngram, *costly]
     draft_heads = {str(kind): draft_head for kind, draft_head in bundle.draft_heads().items()}
     if options.drafter in draft_heads:
         draft_head = draft_heads[options.drafter]
