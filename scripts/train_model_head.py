@@ -97,7 +97,7 @@ def main() -> None:
 
 def on_device(checkpoint: Checkpoint, device: torch.device) -> Any:
     """The checkpoint's transformers model, on a GPU in fp16."""
-    reference = Reference(checkpoint)
+    reference = Reference(checkpoint, own=True)
     if not reference.resident:
         raise SystemExit("the model is too large for this script")
     model = reference.model
