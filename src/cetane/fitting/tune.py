@@ -43,9 +43,9 @@ EVERY = 1 / 12
 def sizes(kind: str) -> tuple[int, int]:
     """Tokens of a step, and the most that are in memory at a time, on a kind of device.
 
-    On a CPU, in two bits, 30 steps of 512 tokens at twice the rate did more than 35 of 2,048. A
-    GPU's figures are chosen by arithmetic, not measured. A step launches some 20,000 kernels, which
-    takes as long for 512 tokens as for 4,096.
+    On a CPU, in two bits, 30 steps of 512 tokens at twice the rate did more than 35 of 2,048. On a
+    GPU a step launches some 20,000 kernels, so few tokens take as long as many. On an H100, a step
+    of 4,096 tokens of SmolLM2 took 0.4 s; other sizes were not tried.
     """
     return (512, 1024) if kind == "cpu" else (4096, 4096)
 
