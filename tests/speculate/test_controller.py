@@ -316,6 +316,15 @@ def test_a_busy_minute_makes_no_known_draft_dear() -> None:
     assert controller.drafting_seconds("head", 1) == pytest.approx(0.6)
 
 
+def test_times_that_were_told_before_stay_those_of_their_plain_step() -> None:
+    controller = Controller({1: [1.0], 4: [1.1]})
+    for told, expected in ((0.2, 0.2), (0.2, 0.6), (0.3, 0.3)):
+        controller.know("head", DraftTimes(asking=0.0, token=told))
+        assert controller.drafting_seconds("head", 1) == pytest.approx(expected)
+        for _ in range(RECENT):
+            controller.settle(0, 1, 3.0)
+
+
 def test_a_known_drafter_that_knows_nothing_is_no_error() -> None:
     """A follower that is as fast as a draft costs nothing beside its tokens."""
     controller = Controller({1: [1.0], 4: [1.1]})

@@ -168,8 +168,10 @@ class Controller:
         }
         """Calls of each width, in plain steps of their own time: other work on the machine slows
         both. In seconds, calls of a busy minute would look dear for ever after it."""
+        self.told: dict[str, DraftTimes] = {}
+        """The times of `known` in seconds, as they were measured."""
         self.known: dict[str, DraftTimes] = {}
-        """The time of drafts in plain steps, by drafter, where it was measured before the first."""
+        """The time of drafts in plain steps of when it was measured, by drafter, where it is."""
         self.slowdown: defaultdict[str, Cost] = defaultdict(lambda: Cost(1.0))
         """The time that drafts took, divided by the time in `known`, by drafter."""
         self.made: defaultdict[str, float] = defaultdict(lambda: 1.0)
@@ -200,8 +202,10 @@ class Controller:
         return self.plain_step * self.calls[width].usual
 
     def know(self, drafter: str, times: DraftTimes) -> None:
-        """Take over the measured times of a drafter, in seconds at the current plain step."""
-        self.known[drafter] = times.scaled(1 / self.plain_step)
+        """Take over newly measured times of a drafter, in seconds at the current plain step."""
+        if self.told.get(drafter) != times:
+            self.told[drafter] = times
+            self.known[drafter] = times.scaled(1 / self.plain_step)
 
     def knows(self, drafter: str) -> bool:
         """Whether it knows what this drafter's tokens cost."""
