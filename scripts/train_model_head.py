@@ -22,12 +22,19 @@ from cetane.fitting.conversations import Writing, write_conversations
 from cetane.gates.reference import Reference
 from cetane.schema.draft_head import HELD_OUT, SOURCE, Training
 from cetane.speculate.draft_heads.acceptance import acceptance
-from cetane.speculate.draft_heads.modules import DraftHeadConfig, TorchDraftHead, make_draft_head
-from cetane.speculate.draft_heads.train import devices, train
+from cetane.speculate.draft_heads.modules import (
+    DraftHeadConfig,
+    TorchDraftHead,
+    load_draft_head,
+    make_draft_head,
+)
+from cetane.speculate.draft_heads.train import devices, spread, train
 from cetane.speculate.draft_heads.trained import OWN, TRAINING
-from cetane.speculate.draft_heads.windows import ModelWindows
+from cetane.speculate.draft_heads.windows import windows_of_model
 
-WRITING = Writing(question=200, answer=320, listed=6)
+WRITING = Writing(question=200, answer=192, listed=2)
+"""Most answers to listed questions are harder to guess than those to the model's own, and nearer to
+what users ask. The first tokens of an answer are the hardest, so answers are short."""
 JUDGED, KEPT = 128, (8, 256)
 """Windows that are held out, and the windows and tokens of them that go with the draft head."""
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
@@ -38,8 +45,9 @@ def main() -> None:
     parser.add_argument("model", help="a Hugging Face folder or a GGUF file")
     parser.add_argument("folder", type=Path, help="the folder for the draft head")
     parser.add_argument("--layers", default="9,19,29", help="whose hidden states it reads")
-    parser.add_argument("--tokens", type=int, default=8_388_608, help="tokens of conversations")
-    parser.add_argument("--window", type=int, default=512, help="tokens of a sequence")
+    parser.add_argument("--tokens", type=int, default=6_303_744, help="tokens of conversations")
+    parser.add_argument("--go-on", type=Path, help="a folder of this script, to train on from")
+    parser.add_argument("--window", type=int, default=513, help="tokens of a sequence")
     parser.add_argument("--together", type=int, default=4096, help="sequences written side by side")
     parser.add_argument("--minutes", type=float, default=8.6, help="the most minutes in all")
     parser.add_argument("--batch", type=int, default=24, help="windows of a step")
@@ -59,9 +67,16 @@ def main() -> None:
     tokens = torch.cat(texts)
     held = min(JUDGED, max(1, len(tokens) // 10))
     layers = [int(layer) for layer in options.layers.split(",")]
-    learned, judged = (ModelWindows(model, layers, part) for part in (tokens[held:], tokens[:held]))
+    learned, judged = (
+        windows_of_model(model, layers, part) for part in (tokens[held:], tokens[:held])
+    )
+    say(started, "its hidden states are computed")
     head = new_head(checkpoint, model.config, tokens, layers)
     embedding = checkpoint.read(EMBEDDING).float().to(accelerator.device)
+    if options.go_on:
+        take_over(head, options.go_on)
+        say(started, f"before: {acceptance(head.to(accelerator.device), judged, embedding)}")
+        head.cpu().get_parameter("fuse.weight").data *= spread(learned).flatten()  # as training
     steps = [0, 0.0]
 
     def progress(what: str, done: int, total: int) -> None:
@@ -82,7 +97,7 @@ def main() -> None:
 
 def on_device(checkpoint: Checkpoint, device: torch.device) -> Any:
     """The checkpoint's transformers model, on a GPU in fp16."""
-    reference = Reference(checkpoint)
+    reference = Reference(checkpoint, own=True)
     if not reference.resident:
         raise SystemExit("the model is too large for this script")
     model = reference.model
@@ -112,6 +127,13 @@ def new_head(
     head.output = checkpoint.read(rows).float()[vocabulary]
     head.norm = checkpoint.read(NORM).float()
     return head
+
+
+def take_over(head: TorchDraftHead, folder: Path) -> None:
+    """Give a draft head the weights of an earlier run, but its own vocabulary."""
+    own = {name for name, _ in head.named_parameters()}
+    before = load_draft_head(folder / SOURCE, OWN).state_dict()
+    head.load_state_dict({n: t for n, t in before.items() if n in own}, strict=False)
 
 
 def save(head: TorchDraftHead, held_out: torch.Tensor, training: Training, folder: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from cetane.bundle.tables import Tables
 from cetane.engine.call import Call, CallSlots
 from cetane.engine.host import host_input
-from cetane.engine.memory import accepted
+from cetane.engine.memory import accepted, columns_at
 from cetane.schema.interface import (
     MASKED,
     Embedding,
@@ -166,3 +166,10 @@ def test_refused_columns(contract: Any, after: list[int]) -> None:
     group = Slots(contract=contract, count=32, limited=True)
     columns = np.arange(32, 35)
     assert accepted(group, np.arange(32), columns, columns[:2], 4).tolist() == after
+
+
+@pytest.mark.parametrize("numbers", [[3], [3, 4, 5], [3, 5], [5, 4], [3, 3], []])
+def test_columns_that_follow_each_other_are_a_slice(numbers: list[int]) -> None:
+    at = columns_at(np.array(numbers, np.int64))
+    assert isinstance(at, slice) == (numbers in ([3], [3, 4, 5]))
+    np.testing.assert_array_equal(np.arange(8)[at], numbers)

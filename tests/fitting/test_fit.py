@@ -426,6 +426,7 @@ def test_what_is_interrupted_writes_no_more_text(
 
     monkeypatch.setattr(module.Fitter, "lessons", written)
     fitter = module.Fitter.__new__(module.Fitter)
+    fitter.model = torch.nn.Module()
     partial = folder() / "any.tuning"
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):

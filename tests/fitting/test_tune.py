@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cetane.compress import parse_format
 from cetane.compress.encoded import Encoded, Palettized
 from cetane.files import silent
-from cetane.fitting import kernels, lessons
+from cetane.fitting import kernels, lessons, tune
 from cetane.fitting.rounding import linear_layers
 from cetane.fitting.teacher import LIKELIEST, Answers, ask
 from cetane.fitting.tunable import tunable
@@ -229,6 +229,27 @@ def student(tiny_model: Callable[..., Any]) -> tuple[Student, Answers]:
                for name, layer in layers.items()}  # fmt: skip
     assert None not in weights.values()
     return Student(model, layers, weights), answers  # type: ignore[arg-type]
+
+
+def test_a_student_off_the_cpu_learns_the_same(
+    student: tuple[Student, Answers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One weight after the other, without threads."""
+    one, _ = student
+    before = {name: weight.state() for name, weight in one.weights.items()}
+
+    def learnt() -> list[Tensor]:
+        for name, weight in one.weights.items():
+            weight.restore({part: tensor.clone() for part, tensor in before[name].items()})
+            one.layers[name].weight.grad = torch.ones_like(one.layers[name].weight)
+        one.step(1.0, 1)
+        assert all(layer.weight.grad is None for layer in one.layers.values())
+        return [one.layers[name].weight.detach().clone() for name in one.weights]
+
+    on_cpu = learnt()
+    monkeypatch.setattr(type(one.model), "device", torch.device("meta"))
+    monkeypatch.setattr(tune, "ThreadPoolExecutor", None)
+    assert all(torch.equal(a, b) for a, b in zip(on_cpu, learnt(), strict=True))
 
 
 def test_a_student_learns(student: tuple[Student, Answers], tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ from cetane.engine.verify import Draft
 from cetane.speculate.controller import LEAST, RECENT, Controller, Record, measure
 from cetane.speculate.drafter import DraftTimes
 
+DEAR = "dear"
+"""The drafter of a world in which drafts are costly."""
+
 
 @dataclass
 class World:
@@ -26,7 +29,10 @@ class World:
     used: dict[str, int] = field(default_factory=dict)
 
     def controller(self) -> Controller:
-        return Controller({width: [time] * 3 for width, time in self.times.items()})
+        controller = Controller({width: [time] * 3 for width, time in self.times.items()})
+        if self.proposing:
+            controller.know(DEAR, DraftTimes(asking=0.0, token=self.proposing))
+        return controller
 
     def generate(self, controller: Controller, tokens: int, most: int) -> float:
         """Speed relative to plain of one generation, in which every step has a draft."""
@@ -37,7 +43,8 @@ class World:
         while made < tokens:
             kind = kinds[int(random.integers(len(kinds)))]
             longest = min(most, tokens - made - 1)
-            drafted = controller.length(kind, line(longest), self.proposing)
+            drafter = DEAR if self.proposing else None
+            drafted = controller.length(kind, line(longest), drafter)
             proposing = self.proposing * drafted
             controller.spent += proposing  # as the speculator does before it picks a draft
             drafted = controller.length(kind, line(drafted)) if drafted else 0
@@ -75,7 +82,7 @@ def test_no_generation_is_slower_than_its_bound(
     controller = world.controller()
     for tokens in lengths:
         world.seed += 1
-        lent = min(0.1, 2 / tokens)
+        lent = min(1, 2 / tokens)
         assert world.generate(controller, tokens, most) >= 0.97 / (1 + lent) - 1e-9
 
 
@@ -132,7 +139,7 @@ def test_costly_drafts_are_shorter() -> None:
         for _ in range(10):
             world.generate(controller, 200, 7)
         controller.plain += 100.0
-        lengths[proposing] = controller.length("only", line(7), proposing)
+        lengths[proposing] = controller.length("only", line(7), DEAR if proposing else None)
     assert lengths[0.0] == 7
     assert 1 <= lengths[0.2] <= 5
 
@@ -193,42 +200,66 @@ def test_a_prompt_that_a_drafter_has_not_read_is_a_loan() -> None:
     """Its time is no cost of a drafted token. A generation pays it back before it is asked again,
     and look-ups wait for nothing."""
     controller = Controller({1: [1.0], 4: [1.1]})
-    controller.proposed("head", 3, 2.0, unread=200)
-    assert controller.drafting_seconds("head") == 0
-    reading = controller.reading_seconds("head", 200)
-    assert reading == pytest.approx(2)
+    controller.proposed("head", 3, 3, 2.0, unread=200)
+    assert controller.drafting_seconds("head", 3) == 0
+    assert controller.reading_seconds("head", 200) == pytest.approx(2)
     for _ in range(10):
         controller.settle(0, 1, 1.0)
     assert controller.length("look-up", line(3)) == 3
-    assert controller.length("head", line(3), reading=reading) == 0
+    controller.spent += 2.0
+    assert controller.length("head", line(3), "head", 200) == 0
     for _ in range(90):
         controller.settle(0, 1, 1.0)
-    assert controller.length("head", line(3), reading=reading) == 3
-    controller.proposed("head", 3, 0.3, unread=3)
-    assert controller.drafting_seconds("head") == pytest.approx(0.1)
+    assert controller.length("head", line(3), "head", 200) == 3
+    controller.proposed("head", 3, 3, 0.3, unread=3)
+    assert controller.drafting_seconds("head", 1) == pytest.approx(0.1)
+    assert controller.drafting_seconds("head", 3) == pytest.approx(0.3)
 
 
 def test_what_a_draft_is_known_to_cost_is_afforded_before_its_drafter_is_asked() -> None:
     """Its first draft would else be paid for, and not be verified."""
     controller = Controller({1: [1.0], 4: [1.1]})
     controller.know("head", DraftTimes(asking=0.2, token=0.4, reads=((1, 0.1),)))
-    assert controller.drafting_seconds("head") == pytest.approx(0.4)
-    assert controller.asking_seconds("head") == pytest.approx(0.2)
+    assert controller.drafting_seconds("head", 1) == pytest.approx(0.6)
+    assert controller.drafting_seconds("head", 3) == pytest.approx(1.4)
     assert controller.reading_seconds("head", 1) == 0
     assert controller.reading_seconds("head", 4) == pytest.approx(0.3)
+    assert controller.length("look-up", line(3)) == 0
     controller.settle(0, 1, 1.0)
     assert controller.length("look-up", line(3)) == 3
-    asking, each = controller.asking_seconds("head"), controller.drafting_seconds("head")
-    assert controller.length("head", line(3), each, asking=asking) == 0
     for _ in range(40):
         controller.settle(0, 1, 1.0)
-    assert controller.length("head", line(3), each, asking=asking) == 0, "it cannot pay"
-    assert controller.length("head", line(3), each / 4, asking=asking) == 3
+    assert controller.length("head", line(3), "head") == 0, "it cannot pay"
+    controller.know("head", DraftTimes(asking=0.2, token=0.1, reads=((1, 0.1),)))
+    assert controller.length("head", line(3), "head") == 3
     for _ in range(9):
-        controller.proposed("head", 2, seconds=2.0, unread=1)  # twice what was known
-    assert controller.drafting_seconds("head") == pytest.approx(0.8)
-    assert controller.asking_seconds("head") == pytest.approx(0.4)
+        controller.proposed("head", 2, 2, seconds=0.8, unread=1)  # twice what was known
+    assert controller.drafting_seconds("head", 3) == pytest.approx(1.0)
     assert controller.reading_seconds("head", 4) == pytest.approx(0.6)
+
+
+def test_drafts_that_end_early_cost_less() -> None:
+    """Half of the later tokens are made, so a longer draft is worth asking for."""
+    controller = Controller({1: [1.0], 4: [1.3]})
+    controller.know("head", DraftTimes(asking=0.1, token=0.2))
+    assert controller.drafting_seconds("head", 3) == pytest.approx(0.7)
+    for _ in range(200):
+        controller.proposed("head", 3, 2, seconds=0.5)
+    assert controller.drafting_seconds("head", 1) == pytest.approx(0.3)
+    assert controller.drafting_seconds("head", 3) == pytest.approx(0.5, abs=1e-4)
+
+
+def test_steps_that_get_slower_with_the_text_make_no_call_dear() -> None:
+    """Nearly all steps have a draft, so plain steps show the slower pace only seldom."""
+    controller = Controller({1: [1.0] * 15, 4: [1.3] * 15})
+    for number in range(60):
+        controller.settle(3, 2, 1.3 * (1 + number / 100))
+    assert controller.plain_step == pytest.approx(1.52)  # of the last 15
+    for number in range(60, 90):
+        pace = 1 + number / 100
+        controller.settle(0, 1, pace)
+        controller.settle(3, 2, 1.3 * pace)
+    assert controller.calls[4].usual == pytest.approx(1.3)
 
 
 def test_what_a_drafter_has_not_read_does_not_end_its_drafts() -> None:
@@ -239,12 +270,9 @@ def test_what_a_drafter_has_not_read_does_not_end_its_drafts() -> None:
     controller.know("head", times)
     seconds = [controller.reading_seconds("head", unread) for unread in (4, 5, 24, 25, 132)]
     assert seconds == pytest.approx([0, 0.2, 1.0, 1.0, 2.0])  # whole calls
-    asking, each = controller.asking_seconds("head"), controller.drafting_seconds("head")
     controller.spent, controller.plain = 250.0, 200.0  # others' drafts have lost much
     steps = 0
-    while steps < 9999 and not controller.length(
-        "head", line(3), each, controller.reading_seconds("head", steps), asking
-    ):
+    while steps < 9999 and not controller.length("head", line(3), "head", steps):
         controller.settle(0, 1, 1.0)
         steps += 1
     assert steps < 4000
@@ -262,13 +290,13 @@ def test_a_call_that_got_dearer_is_found() -> None:
 
 
 def test_an_answer_may_borrow_for_its_first_draft() -> None:
-    """A draft of 2 plain steps: a tenth of the time so far, and two steps at most."""
+    """A draft of 2 plain steps: as much as the time so far, and two steps at most."""
     controller = Controller({1: [1.0], 4: [2.0]})
     waited = 0
     while not controller.length("good", line(3)):
         controller.settle(0, 1, 1.0)
         waited += 1
-    assert waited == 8  # (8 + 2) * 0.97 <= 8 + 1 + 0.8
+    assert waited == 1  # (1 + 2) * 0.97 <= 1 + 1 + 1
     controller.spent, controller.plain = 1000.0, 970.0 - 1 - 2 + 2 * 0.97
     assert controller.affordable(2.0, 3)
     controller.plain -= 0.01
@@ -281,19 +309,28 @@ def test_a_busy_minute_makes_no_known_draft_dear() -> None:
     controller.know("head", DraftTimes(asking=0.2, token=0.4, reads=((1, 0.1),)))
     for _ in range(RECENT):
         controller.settle(0, 1, 3.0)
-        controller.proposed("head", 1, seconds=1.8, unread=1)
-    assert controller.drafting_seconds("head") == pytest.approx(1.2)
+        controller.proposed("head", 1, 1, seconds=1.8, unread=1)
+    assert controller.drafting_seconds("head", 1) == pytest.approx(1.8)
     for _ in range(RECENT):
         controller.settle(0, 1, 1.0)
-    assert controller.drafting_seconds("head") == pytest.approx(0.4)
+    assert controller.drafting_seconds("head", 1) == pytest.approx(0.6)
+
+
+def test_times_that_were_told_before_stay_those_of_their_plain_step() -> None:
+    controller = Controller({1: [1.0], 4: [1.1]})
+    for told, expected in ((0.2, 0.2), (0.2, 0.6), (0.3, 0.3)):
+        controller.know("head", DraftTimes(asking=0.0, token=told))
+        assert controller.drafting_seconds("head", 1) == pytest.approx(expected)
+        for _ in range(RECENT):
+            controller.settle(0, 1, 3.0)
 
 
 def test_a_known_drafter_that_knows_nothing_is_no_error() -> None:
     """A follower that is as fast as a draft costs nothing beside its tokens."""
     controller = Controller({1: [1.0], 4: [1.1]})
     controller.know("head", DraftTimes(asking=0.0, token=0.4, reads=((1, 0.1),)))
-    controller.proposed("head", 0, seconds=0.0, unread=0)
-    assert controller.drafting_seconds("head") == pytest.approx(0.2), "of 0.4 and 0"
+    controller.proposed("head", 1, 0, seconds=0.0, unread=0)
+    assert controller.drafting_seconds("head", 1) == pytest.approx(0.2), "of 0.4 and 0"
 
 
 def test_one_slow_call_changes_nothing() -> None:

@@ -147,8 +147,7 @@ class Memory:
 
     def write(self, sink: Kept, value: Array, call: Call, path: Sequence[int]) -> None:
         """Store the columns `path` of a call as those of the next tokens."""
-        count = len(path)
-        taken = slice(count) if list(path) == list(range(count)) else list(path)
+        count, taken = len(path), columns_at(path)
         if isinstance(sink, ToHistory):
             axis, past = time_axis(self.order), self.histories[sink.name]
             joined = np.concatenate([past, np.take(value, path, axis)], axis)
@@ -167,7 +166,7 @@ class Memory:
             joined = np.concatenate([before, new[..., taken]], -1)
             self.caches[sink.name] = joined[..., count:]
         elif sink.write == "append":
-            before[..., targets] = value[..., taken]
+            before[..., columns_at(targets)] = value[..., taken]
         elif count < len(call.tokens):
             kept = before.copy()
             kept[..., targets] = value[..., slots[taken]]
@@ -235,6 +234,14 @@ def zeros(inputs: Sequence[Input], source: type[Any], dtype: type[np.floating]) 
         name: np.zeros(item.shape, np.int8 if item.dtype == "int8" else dtype)
         for name, item in smallest.items()
     }
+
+
+def columns_at(numbers: Sequence[int] | Array) -> slice | Array:
+    """Columns with these numbers, as a slice where each follows the one before: numpy copies four
+    columns of a slice in a fifth of the time."""
+    at = [int(number) for number in numbers]
+    follow = at and at == list(range(at[0], at[0] + len(at)))
+    return slice(at[0], at[0] + len(at)) if follow else np.array(at, np.intp)
 
 
 def grown(slots: Array, contract: ContractName, count: int, fill: int) -> Array:

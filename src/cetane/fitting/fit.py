@@ -263,6 +263,7 @@ class Fitter:
         `partial` is the tuner's checkpoint.
         """
         started = time.perf_counter()
+        self.model.to(device())  # here the model writes, answers and learns
         # an interrupted run has spent its time to write
         answers = self.lessons(0 if partial.exists() else 60 * minutes * WRITING)
         layers = linear_layers(self.model, self.names, formats)
@@ -275,7 +276,7 @@ class Fitter:
             if made is not None and weight is not None:
                 constants[name], weights[name] = made, weight
         kept = self.experts_of(first, formats)
-        student = Student(self.model.to(device()), layers, weights)
+        student = Student(self.model, layers, weights)
         spent = (time.perf_counter() - started) / 60
         if Tuner(student, answers, partial, self.progress).run(max(minutes - spent, minutes / 2)):
             learnt = {name: weight.encoded() for name, weight in weights.items()}

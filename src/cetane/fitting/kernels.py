@@ -1,4 +1,4 @@
-"""The loops over the elements of a weight that learns, compiled by numba: see `tunable`.
+"""The loops over the elements of a weight that learns, compiled by numba: see `loops`.
 
 In torch they took longer than the model's own computation. They are bound by memory, so each reads
 what it needs once. Each thread takes one weight, since a model has many.

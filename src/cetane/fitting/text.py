@@ -66,14 +66,16 @@ def drawn_from(logits: Tensor, random: torch.Generator) -> Tensor:
     """
     least = logits.amax(1, keepdim=True) + math.log(LEAST)
     rows, columns = (logits >= least).nonzero(as_tuple=True)
-    noise = torch.rand(len(rows), generator=random, dtype=torch.float64).to(logits.device)
-    scores = logits[rows, columns].double() - torch.log(-torch.log(noise))
+    # the few that remain are compared on the CPU, in float64, which not every GPU has
+    likely, rows, columns = (one.cpu() for one in (logits[rows, columns], rows, columns))
+    noise = torch.rand(len(rows), generator=random, dtype=torch.float64)
+    scores = likely.double() - torch.log(-torch.log(noise))
     lowest = scores.new_full((len(logits),), -math.inf)
     best = lowest.scatter_reduce(0, rows, scores, "amax")
     drawn = columns.new_zeros(len(logits), 1)
     won = scores == best[rows]
     drawn[rows[won], 0] = columns[won]
-    return drawn
+    return drawn.to(logits.device)
 
 
 def beginnings(
@@ -97,10 +99,14 @@ def beginnings(
 
 @torch.no_grad()
 def write_batch(model: Any, begun: Tensor, random: torch.Generator) -> Tensor:
-    """`begun`, int64 `(sequences, length)`, with tokens of the model in place of `FREE`."""
+    """`begun`, int64 `(sequences, length)`, with tokens of the model in place of `FREE`.
+
+    Numbers are drawn on the CPU, for any device of the model.
+    """
     from cetane.fitting.cache import extending, roomy_cache  # here: transformers takes a while
 
-    tokens = begun.clone()
+    given = begun.to(model.device)
+    tokens = given.clone()
     cache = roomy_cache(model, tokens.shape[1])
     for at in range(1, tokens.shape[1]):
         read = tokens[:, at - 1 : at]
@@ -109,9 +115,9 @@ def write_batch(model: Any, begun: Tensor, random: torch.Generator) -> Tensor:
         if at == 1:
             likely = logits.topk(round(SPREAD * logits.shape[1])).indices
             ranks = torch.randint(0, likely.shape[1], (len(tokens), 1), generator=random)
-            drawn = likely.gather(1, ranks)
+            drawn = likely.gather(1, ranks.to(likely.device))
         else:
             drawn = drawn_from(logits, random)
-        free = begun[:, at : at + 1] == FREE
-        tokens[:, at : at + 1] = torch.where(free, drawn, begun[:, at : at + 1])
-    return tokens
+        known = given[:, at : at + 1]
+        tokens[:, at : at + 1] = torch.where(known == FREE, drawn, known)
+    return tokens.cpu()

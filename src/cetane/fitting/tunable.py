@@ -5,6 +5,8 @@ value that is rounded to the nearest level. The gradient of the rounded value mo
 nothing were rounded (straight through, arXiv 1308.3432). The wish begins midway between the level
 that second-order rounding chose and the weight of the checkpoint. So an element gets another level
 only if many gradients say so.
+
+All of it happens on the device of the weight; constants and states are on the CPU.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ import torch
 from torch import Tensor
 
 from cetane.compress.encoded import Affine, Encoded, Palettized
+from cetane.fitting import loops
+from cetane.fitting.loops import TINY
 
 FIRST, SECOND = 0.9, 0.98
 """Decay of the means of gradients and of their squares, a step (Adam, arXiv 1412.6980)."""
-TINY = 1e-20
-"""Keeps divisors and scales above zero."""
 DEPTH = 0.5
 """An element's wish begins at this share of the way from its level to its weight, or to the level's
 border, if the weight lies beyond it."""
@@ -33,10 +35,10 @@ class Tunable(ABC):
     """Bits of an element."""
 
     def __init__(self, indices: Tensor, levels: Tensor, shape: tuple[int, ...]) -> None:
-        """`levels` are what is learnt, `shape` is `(O, I)`."""
-        self.indices, self.levels = indices.contiguous(), levels
+        """`levels` are what is learnt, on the device that learns; `shape` is `(O, I)`."""
+        self.indices, self.levels = indices.to(levels.device).contiguous(), levels
         self.mean, self.square = torch.zeros_like(levels), torch.zeros_like(levels)
-        self.values = torch.empty(shape)
+        self.values = levels.new_empty(shape)
         """The rounded weight; a step changes it in place."""
         self.look_up()
 
@@ -68,12 +70,13 @@ class Tunable(ABC):
         )
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors that `restore` needs. Means begin anew there."""
-        return {"levels": self.levels, "indices": self.indices}
+        """The tensors that `restore` needs, on the CPU. Means begin anew there."""
+        return {"levels": self.levels.cpu(), "indices": self.indices.cpu()}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Go on from a state of the same weight."""
-        self.levels, self.indices = state["levels"], state["indices"]
+        device = self.values.device
+        self.levels, self.indices = state["levels"].to(device), state["indices"].to(device)
         self.mean.zero_()
         self.square.zero_()
         self.look_up()
@@ -88,7 +91,7 @@ class Movable(Tunable):
         self.wanted = self.between(weight)
         self.means = torch.zeros_like(self.wanted)
         """The means of the gradients of `wanted`, `(O, I)`."""
-        self.squares = [torch.zeros(size) for size in indices.shape]
+        self.squares = [levels.new_zeros(size) for size in indices.shape]
         """The mean squares of these gradients: of rows `(O,)`, in units of the columns, and of
         columns `(I,)` (as Adafactor's, arXiv 1804.04235). In a `down_proj` a few columns have
         gradients 15 to 39 times their row's. With one rate for a row, their elements alone would
@@ -114,43 +117,36 @@ class Movable(Tunable):
         """The first wishes `(O, I)`: the weights, pulled towards their levels."""
         rows, places = self.rows(), self.indices.long()
         borders = (rows[:, 1:] + rows[:, :-1]) / 2
-        reach = torch.full((len(rows), 1), torch.inf)
+        reach = rows.new_full((len(rows), 1), torch.inf)
         lower = torch.cat([-reach, borders], 1).gather(1, places)
         upper = torch.cat([borders, reach], 1).gather(1, places)
         inside = torch.minimum(torch.maximum(weight, lower), upper)
         return torch.lerp(self.values, inside, DEPTH).contiguous()
 
     def look_up(self) -> None:
-        from cetane.fitting import kernels  # here because numba takes a while to load
-
-        rows = self.rows().contiguous().numpy()
-        kernels.look_up(rows, self.indices.numpy(), self.values.numpy())
+        loops.look_up(self.rows().contiguous(), self.indices, self.values)
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float, number: int, pull: float = 0.0) -> None:
-        from cetane.fitting import kernels
-
-        slopes, places = gradient.contiguous().numpy(), self.indices.numpy()
-        sums, squared = torch.empty(self.rows().shape), torch.empty(gradient.shape[1])
-        kernels.gather(slopes, places, sums.numpy(), squared.numpy())
+        slopes, of_rows, of_columns = gradient.contiguous(), *self.squares
+        sums, squared = torch.empty_like(self.rows()), torch.empty_like(of_columns)
+        loops.gather(slopes, self.indices, sums, squared)
         self.learn(self.of_levels(sums), rate, number)
         self.tidy()
         first, second = 1 - FIRST**number, 1 - SECOND**number
-        of_rows, of_columns = self.squares
         of_columns.mul_(SECOND).add_(squared / len(gradient), alpha=1 - SECOND)
-        kernels.follow(
-            slopes, self.rows().contiguous().numpy(),
-            (pull * self.distances() / first).contiguous().numpy(),
-            (of_columns / second + TINY).rsqrt().numpy(), FIRST, SECOND, second, of_rows.numpy(),
-            self.wanted.numpy(), self.means.numpy(), places, self.values.numpy(),
+        loops.follow(
+            slopes, self.rows().contiguous(), (pull * self.distances() / first).contiguous(),
+            (of_columns / second + TINY).rsqrt(), FIRST, SECOND, second, of_rows,
+            self.wanted, self.means, self.indices, self.values,
         )  # fmt: skip
 
     def state(self) -> dict[str, Tensor]:
-        return super().state() | {"wanted": self.wanted.half()}
+        return super().state() | {"wanted": self.wanted.half().cpu()}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         super().restore(state)
-        self.wanted = state["wanted"].float()
+        self.wanted = state["wanted"].to(self.values.device).float()
         for mean in (self.means, *self.squares):
             mean.zero_()
 
@@ -166,36 +162,32 @@ class TunableVectors(Tunable):
     Elements keep their entries. In palettes of single weights, moving them gained nothing.
     """
 
-    def __init__(self, made: Palettized) -> None:
+    def __init__(self, made: Palettized, device: torch.device) -> None:
         self.shape, self.lut_shape = made.indices.shape, made.lut.shape
         size, vector = made.lut.shape[-2:]
         self.index_bits, self.bits = made.bits, made.bits // vector
-        lut = torch.from_numpy(made.lut.astype(np.float32).reshape(-1, size, vector))
+        lut = torch.from_numpy(made.lut.astype(np.float32).reshape(-1, size, vector)).to(device)
         self.group = len(made.indices) // len(lut)
         indices = torch.from_numpy(made.indices.reshape(len(made.indices), -1).copy())
         super().__init__(indices, lut, (len(indices) * vector, indices.shape[1]))
 
     def look_up(self) -> None:
-        from cetane.fitting import kernels
-
-        entries = self.levels.repeat_interleave(self.group, 0).numpy()
-        kernels.look_up_vectors(entries, self.indices.numpy(), self.values.numpy())
+        entries = self.levels.repeat_interleave(self.group, 0)
+        loops.look_up_vectors(entries, self.indices, self.values)
 
     def distance(self) -> Tensor:
         return spacing(self.levels, 2**self.bits)
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float, number: int, pull: float = 0.0) -> None:
-        from cetane.fitting import kernels
-
-        sums = torch.empty(len(self.indices), *self.levels.shape[1:])
-        kernels.gather_vectors(gradient.contiguous().numpy(), self.indices.numpy(), sums.numpy())
+        sums = self.levels.new_empty(len(self.indices), *self.levels.shape[1:])
+        loops.gather_vectors(gradient.contiguous(), self.indices, sums)
         self.learn(sums.reshape(len(self.levels), self.group, *sums.shape[1:]).sum(1), rate, number)
         self.look_up()
 
     def encoded(self) -> Palettized:
-        lut = self.levels.numpy().astype(np.float16).reshape(self.lut_shape)
-        return Palettized(self.indices.numpy().reshape(self.shape), lut, self.index_bits)
+        lut = self.levels.cpu().numpy().astype(np.float16).reshape(self.lut_shape)
+        return Palettized(self.indices.cpu().numpy().reshape(self.shape), lut, self.index_bits)
 
 
 class TunablePalette(Movable):
@@ -206,7 +198,7 @@ class TunablePalette(Movable):
         lut = torch.from_numpy(made.lut.astype(np.float32).reshape(len(made.lut), -1))
         self.group = len(made.indices) // len(lut)
         indices = torch.from_numpy(made.indices.reshape(len(made.indices), -1).copy())
-        super().__init__(indices, lut, weight)
+        super().__init__(indices, lut.to(weight.device), weight)
 
     def rows(self) -> Tensor:
         return self.levels.repeat_interleave(self.group, 0)
@@ -225,8 +217,8 @@ class TunablePalette(Movable):
         self.mean, self.square = self.mean.gather(1, order), self.square.gather(1, order)
 
     def encoded(self) -> Palettized:
-        lut = self.levels.numpy().astype(np.float16).reshape(self.lut_shape)
-        return Palettized(self.indices.numpy().reshape(self.shape), lut, self.bits)
+        lut = self.levels.cpu().numpy().astype(np.float16).reshape(self.lut_shape)
+        return Palettized(self.indices.cpu().numpy().reshape(self.shape), lut, self.bits)
 
 
 class TunableLinear(Movable):
@@ -235,9 +227,10 @@ class TunableLinear(Movable):
     def __init__(self, made: Affine, weight: Tensor) -> None:
         self.bits, self.shape = made.bits, made.data.shape
         self.limit = 2 ** (made.bits - 1) - 1
-        self.integers = torch.arange(-self.limit, self.limit + 1.0)[None]
+        self.integers = torch.arange(-self.limit, self.limit + 1.0, device=weight.device)[None]
         data = made.data.reshape(len(made.data), -1).astype(np.int16) + self.limit
         scale = torch.from_numpy(made.scale.astype(np.float32).reshape(-1, 1))
+        scale = scale.to(weight.device)
         super().__init__(torch.from_numpy(data.astype(np.uint8)), scale, weight)
 
     def rows(self) -> Tensor:
@@ -256,8 +249,8 @@ class TunableLinear(Movable):
         self.levels.clamp_(min=TINY)
 
     def encoded(self) -> Affine:
-        data = self.indices.numpy().astype(np.int16) - self.limit
-        scale = self.levels.numpy().astype(np.float16)
+        data = self.indices.cpu().numpy().astype(np.int16) - self.limit
+        scale = self.levels.cpu().numpy().astype(np.float16)
         return Affine(
             data.astype(np.int8).reshape(self.shape),
             scale.reshape(-1, *[1] * (len(self.shape) - 1)),
@@ -266,7 +259,9 @@ class TunableLinear(Movable):
 
 
 def tunable(made: Encoded, weight: Tensor) -> Tunable | None:
-    """A weight `(O, I)`, fp32, that learns from its constants on; None if they are not rounded."""
+    """A weight `(O, I)`, fp32, that learns from its constants on, on its device; None if they are
+    not rounded."""
     if isinstance(made, Palettized):
-        return TunablePalette(made, weight) if made.lut.shape[-1] == 1 else TunableVectors(made)
+        alone = made.lut.shape[-1] == 1
+        return TunablePalette(made, weight) if alone else TunableVectors(made, weight.device)
     return TunableLinear(made, weight) if isinstance(made, Affine) else None

@@ -20,9 +20,19 @@ from cetane.checkpoint import Checkpoint
 from cetane.engine.engine import Engine
 from cetane.engine.open import open_engine
 from cetane.errors import CetaneError
-from cetane.files import Progress, cache_dir, claimed, disk_errors, replacing, sha256, silent
+from cetane.files import (
+    Progress,
+    cache_dir,
+    claimed,
+    disk_errors,
+    json_sha256,
+    replacing,
+    sha256,
+    silent,
+)
 from cetane.fitting.attention import fuse_attention
 from cetane.fitting.conversations import write_conversations
+from cetane.fitting.openings import questions
 from cetane.fitting.teacher import narrowed
 from cetane.gates.draft_head import (
     DraftHeadResult,
@@ -316,10 +326,11 @@ def own_conversations(
     """Conversations that the model wrote, int64 `(sequences, window)`, by the file that keeps them.
 
     The files are in the cache folder, so that a stopped run and the next draft head go on with
-    them. New ones are written for a third of the minutes. CetaneError for a model that is too large
-    for this machine's memory.
+    them. Other listed questions have another folder. New conversations are written for a third of
+    the minutes. CetaneError for a model that is too large for this machine's memory.
     """
-    place = cache_dir() / "conversations" / f"{checkpoint.fingerprint[:16]}-{window}"
+    asked = json_sha256(questions())[:8]
+    place = cache_dir() / "conversations" / f"{checkpoint.fingerprint[:16]}-{window}-{asked}"
     made: dict[Path, torch.Tensor] = {}
     ends, write = time.monotonic() + 20 * settings.minutes, None
     for number in range(-(-settings.tokens // (TOGETHER * window))):

@@ -19,10 +19,10 @@ from cetane.speculate.drafter import DraftTimes
 SLOWEST = 0.97
 """The lowest allowed speed of a generation without a loan, relative to plain decoding, if no draft
 is accepted."""
-LENT, MOST_LENT = 0.1, 2.0
-"""The loan: the time that a generation may fall further behind. It is this share of its plain time
-so far, and at most so many plain steps. Without a loan, a draft that costs two steps waits for some
-thirty plain ones, and most answers of chat are over."""
+LENT = 2.0
+"""The loan: the plain steps that a generation may fall further behind, but no more than it has made
+so far. Without it, a draft that costs two steps waits for some thirty plain ones, and most answers
+of chat are over."""
 PRIOR, PRIOR_WEIGHT = 0.6, 2.0
 """The chance of a drafted token before any observation, and its weight in observations."""
 DECAY = 0.95
@@ -157,19 +157,26 @@ class Controller:
     def __init__(self, costs: Mapping[int, Sequence[float]]) -> None:
         """`costs`: measured seconds of calls, by width; width 1 is the plain step."""
         self.step = Cost(*costs[1])
-        """Seconds of a plain step."""
+        """Seconds of a plain step: of those made, and by the time of other calls."""
         self.surprise: tuple[int, float] | None = None
         """The width and the seconds of a call that awaits a plain step."""
+        self.before: float | None = None
+        """The seconds of the last step, if it was plain."""
         self.calls = {
             width: Cost(*(second / self.plain_step for second in seconds))
             for width, seconds in costs.items()
         }
         """Calls of each width, in plain steps of their own time: other work on the machine slows
         both. In seconds, calls of a busy minute would look dear for ever after it."""
+        self.told: dict[str, DraftTimes] = {}
+        """The times of `known` in seconds, as they were measured."""
         self.known: dict[str, DraftTimes] = {}
-        """The time of drafts in plain steps, by drafter, where it was measured before the first."""
+        """The time of drafts in plain steps of when it was measured, by drafter, where it is."""
         self.slowdown: defaultdict[str, Cost] = defaultdict(lambda: Cost(1.0))
         """The time that drafts took, divided by the time in `known`, by drafter."""
+        self.made: defaultdict[str, float] = defaultdict(lambda: 1.0)
+        """The share of the tokens asked for, but the first, that such a drafter makes: many drafts
+        end early. Older drafts weigh less."""
         self.drafting: defaultdict[str, Cost] = defaultdict(Cost)
         """The time of one drafted token in plain steps, by drafter that `known` lacks."""
         self.reading: defaultdict[str, Cost] = defaultdict(Cost)
@@ -182,7 +189,7 @@ class Controller:
 
     def begin(self) -> None:
         """Start the account of a generation."""
-        self.surprise = None  # its moment is over
+        self.surprise = self.before = None  # their moment is over
         self.plain = self.spent = 0.0
         """Seconds of this generation: `plain` as if without drafts, `spent` with them."""
 
@@ -195,25 +202,24 @@ class Controller:
         return self.plain_step * self.calls[width].usual
 
     def know(self, drafter: str, times: DraftTimes) -> None:
-        """Take over the measured times of a drafter, in seconds at the current plain step."""
-        self.known[drafter] = times.scaled(1 / self.plain_step)
+        """Take over newly measured times of a drafter, in seconds at the current plain step."""
+        if self.told.get(drafter) != times:
+            self.told[drafter] = times
+            self.known[drafter] = times.scaled(1 / self.plain_step)
 
     def knows(self, drafter: str) -> bool:
         """Whether it knows what this drafter's tokens cost."""
         return drafter in self.known or self.drafting[drafter].usual > 0
 
-    def asking_seconds(self, drafter: str) -> float:
-        """Seconds that a draft takes now apart from its tokens and from unread ones; 0 if nothing
-        is known."""
-        known = self.known.get(drafter)
-        steps = known.asking * self.slowdown[drafter].usual if known else 0.0
-        return self.plain_step * steps
-
-    def drafting_seconds(self, drafter: str) -> float:
-        """Seconds of one drafted token now; 0 before the first draft, if nothing is known."""
+    def drafting_seconds(self, drafter: str, tokens: int) -> float:
+        """Seconds of a draft now for which `tokens` are asked, apart from unread tokens. 0 before
+        the first draft, if nothing is known."""
         if known := self.known.get(drafter):
-            return self.plain_step * known.token * self.slowdown[drafter].usual
-        return self.plain_step * self.drafting[drafter].usual
+            made = 1 + (tokens - 1) * self.made[drafter]
+            steps = (known.asking + known.token * made) * self.slowdown[drafter].usual
+        else:
+            steps = self.drafting[drafter].usual * tokens
+        return self.plain_step * steps
 
     def reading_seconds(self, drafter: str, tokens: int) -> float:
         """Seconds in which a drafter reads `tokens` now. Where nothing is known, 0 before it has
@@ -238,16 +244,14 @@ class Controller:
         return tokens * self.plain_step / (self.seconds(width) + proposing)
 
     def length(
-        self,
-        kind: str,
-        parents: Sequence[int],
-        token_seconds: float = 0.0,
-        reading: float = 0.0,
-        asking: float = 0.0,
+        self, kind: str, parents: Sequence[int], drafter: str | None = None, unread: int = 0
     ) -> int:
-        """How many of these tokens to draft, in their order; one takes `token_seconds`, and all
-        together `asking` more. The drafter first reads for `reading` seconds, which later drafts
-        need not repeat."""
+        """How many of these tokens to draft, in their order, or to verify.
+
+        A `drafter` has yet to make them, after it has read `unread` tokens, which later drafts need
+        not repeat.
+        """
+        reading = 0.0 if drafter is None else self.reading_seconds(drafter, unread)
         record, levels = self.records[kind], [depth for depth, _ in places(tuple(parents))]
         tokens, deepest = 1.0, 0
         best, best_gain, best_tokens = 0, 0.0, 1.0
@@ -256,7 +260,9 @@ class Controller:
             width = self.width(1 + count)
             if width is None:
                 break
-            cost = self.seconds(width) + asking + token_seconds * count
+            cost = self.seconds(width)
+            if drafter is not None:
+                cost += self.drafting_seconds(drafter, count)
             gain = tokens * self.plain_step / cost
             if gain > best_gain and self.affordable(cost, deepest, reading):
                 best, best_gain, best_tokens = count, gain, tokens
@@ -273,7 +279,7 @@ class Controller:
         """
         could = self.surprise is None and cost < (1 + most) * self.plain_step
         spent = self.spent + cost + reading
-        lent = min(LENT * self.plain, MOST_LENT * self.plain_step)
+        lent = min(self.plain, LENT * self.plain_step)
         return could and spent * SLOWEST <= self.plain + self.plain_step + lent
 
     def solvent(self, most: int) -> bool:
@@ -309,22 +315,30 @@ class Controller:
                 self.surprise = None
         elif not 1 / SURPRISE <= seconds / self.seconds(width) <= SURPRISE:
             self.surprise = width, seconds
-        else:
-            self.calls[width].add(seconds / self.plain_step)
+        elif self.before is not None:
+            self.calls[width].add(seconds / self.before)
+        else:  # steps become slower as the text grows, also where few are plain
+            self.step.add(seconds / self.calls[width].usual)
+        self.before = seconds if width == 1 else None
         self.spent += self.seconds(width)
         self.plain += gained * self.plain_step
 
-    def proposed(self, drafter: str, drafted: int, seconds: float, unread: int = 0) -> None:
-        """Record that a drafter took `seconds` to draft `drafted` tokens, after `unread` tokens
-        that it had not read. Where nothing is known and these are many, the time is that of
-        reading."""
+    def proposed(
+        self, drafter: str, asked: int, made: int, seconds: float, unread: int = 0
+    ) -> None:
+        """Record that a drafter took `seconds` to make `made` tokens of the `asked` ones, after
+        `unread` tokens that it had not read. Where nothing is known and these are many, the time is
+        that of reading."""
+        made = max(1, made)
         if known := self.known.get(drafter):
-            steps = seconds / self.plain_step
-            self.slowdown[drafter].add(steps / known.draft(max(1, drafted), unread))
+            self.slowdown[drafter].add(seconds / self.plain_step / known.draft(made, unread))
+            if asked > 1:
+                share = (made - 1) / (asked - 1)
+                self.made[drafter] += (1 - DECAY) * (share - self.made[drafter])
         elif unread >= MANY:
             self.reading[drafter].add(seconds / unread / self.plain_step)
         else:
-            self.drafting[drafter].add(seconds / max(1, drafted) / self.plain_step)
+            self.drafting[drafter].add(seconds / made / self.plain_step)
 
     def break_even(self, drafted: int) -> float | None:
         """The share of k drafted tokens that must be accepted for a draft to pay.

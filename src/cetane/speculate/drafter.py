@@ -100,6 +100,10 @@ class Drafter(ABC):
         """Tokens that it reads before its next proposal, if that takes time."""
         return 0
 
+    def made(self, draft: Draft) -> int:
+        """The tokens of its last draft that took time: in a tree, others come with them."""
+        return len(draft.tokens)
+
     @abstractmethod
     def propose(self, most: int) -> Draft:
         """The likeliest next tokens, at most `most`; an empty draft if it knows none."""

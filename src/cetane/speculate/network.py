@@ -30,6 +30,11 @@ class NetworkDrafter(Drafter):
     def __init__(self) -> None:
         super().__init__()
         self.unlikely = UNLIKELY
+        self.read_rows = 0
+        """Rows of logits that the last draft took."""
+
+    def made(self, draft: Draft) -> int:
+        return self.read_rows
 
     def likely(self, rows: Iterable[Array], most: int) -> Draft:
         """The likeliest tokens after the text, at most `most`, from rows of logits `(R,)`.
@@ -40,7 +45,9 @@ class NetworkDrafter(Drafter):
         """
         found: list[tuple[float, int, int]] = []  # a token's chance, the one before it, its id
         kind, chance, last = "", 1.0, -1
+        self.read_rows = 0
         for logits in rows:
+            self.read_rows += 1
             best = largest(logits, most if self.trees else 1)
             shares = softmax(logits)[best]
             if not np.isfinite(shares[0]):

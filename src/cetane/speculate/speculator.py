@@ -141,9 +141,9 @@ class Speculator:
         draft = drafter.propose(most).first(most)
         if self.controller and draft.tokens:  # a drafter that says nothing shows no cost
             seconds = time.perf_counter() - started
-            if drafter.times is not None and not self.controller.knows(drafter.name):
+            if drafter.times is not None:
                 self.controller.know(drafter.name, drafter.times)
-            self.controller.proposed(drafter.name, len(draft.tokens), seconds, unread)
+            self.controller.proposed(drafter.name, most, drafter.made(draft), seconds, unread)
         size = len(self.possible)
         chosen = (0 <= token < size and self.possible[token] for token in draft.tokens)
         return draft.first(next((i for i, possible in enumerate(chosen) if not possible), most))
@@ -152,15 +152,12 @@ class Speculator:
         """The number of tokens that a costly drafter should draft; 0 if the drafts of this step
         promise as much as its own. A first draft of unknown cost has one token, since a long one
         could spend what the answer may lose."""
-        name, unread = drafter.name, drafter.unread
+        name = drafter.name
         if not controller.knows(name):
             most = min(most, 1)
-        asking = controller.asking_seconds(name)
-        seconds = controller.drafting_seconds(name)
-        reading = controller.reading_seconds(name, unread)
-        count = controller.length(name, line(most), seconds, reading, asking)
+        count = controller.length(name, line(most), name, drafter.unread)
         if count and (others := self.pick(self.proposals)).tokens:
-            promised = controller.gain(name, line(count), asking + seconds * count)
+            promised = controller.gain(name, line(count), controller.drafting_seconds(name, count))
             if promised <= controller.gain(others.kind, others.parents):
                 count = 0
         if not count:

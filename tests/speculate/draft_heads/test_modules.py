@@ -26,7 +26,7 @@ from cetane.speculate.draft_heads.acceptance import acceptance, aligned
 from cetane.speculate.draft_heads.features import Taps, tapped
 from cetane.speculate.draft_heads.modules import load_draft_head, make_draft_head
 from cetane.speculate.draft_heads.train import CrossEntropy, devices, train
-from cetane.speculate.draft_heads.windows import ModelWindows, Windows, collect, split
+from cetane.speculate.draft_heads.windows import TOGETHER, Windows, collect, split, windows_of_model
 from cetane.speculate.drafter import Drafter
 
 
@@ -38,17 +38,17 @@ def engine(tiny_engine: Callable[..., Engine]) -> Engine:
 def test_windows_of_a_model_itself(model: Any) -> None:
     """Against what transformers calls hidden states: entry n is what layer n reads, and the last
     one is normed, so a middle one stands for it."""
-    text = torch.tensor([tokens(288)[:9], tokens(289)[:9], tokens(290)[:9]])
-    found = ModelWindows(model, [0, 0, 1], text).part([2, 0])
+    text = torch.tensor([tokens(seed)[:9] for seed in range(280, 282 + TOGETHER)])
+    found = windows_of_model(model, [0, 0, 1], text)
     with torch.inference_mode():
-        truth = model(text[[2, 0]], output_hidden_states=True)
-    assert torch.equal(found.tokens, text[[2, 0]]) and found.features.shape == (2, 9, 3, 64)
+        truth = model(text, output_hidden_states=True)
+    assert torch.equal(found.tokens, text)
+    assert found.features.shape == (TOGETHER + 2, 9, 3, 64)
     assert torch.equal(found.choices, truth.logits.argmax(-1))
     assert torch.allclose(found.features[:, :, 0].float(), truth.hidden_states[1], atol=2e-3)
     assert torch.equal(found.features[:, :, 0], found.features[:, :, 1])
     last = model.model.norm(found.features[:, :, 2].float())
     assert torch.allclose(last, truth.hidden_states[2], atol=2e-3)
-    assert ModelWindows(model, [0, 0, 1], text).sample(1).shape == (1, 9, 3, 64)
 
 
 def test_hidden_states_are_those_of_the_model(engine: Engine, model: Any) -> None:

@@ -36,7 +36,7 @@ from cetane.schema.slots import CONTRACTS
 from cetane.speculate.draft_heads.drafter import drafter_of, open_drafter
 from cetane.speculate.draft_heads.features import Taps, tapped
 from cetane.speculate.draft_heads.modules import TorchDraftHead
-from cetane.speculate.draft_heads.runner import Eagle3Runner, open_runner
+from cetane.speculate.draft_heads.runner import RECENT, Eagle3Runner, open_runner
 from cetane.speculate.draft_heads.train import new_draft_head
 from cetane.speculate.draft_heads.windows import collect
 from cetane.speculate.drafter import watches
@@ -248,6 +248,16 @@ def eagle(
     runner = open_runner(shard, bundle, PortableBackend(shard, "fp32"))
     assert isinstance(runner, Eagle3Runner)
     return head, runner
+
+
+def test_the_time_of_a_draft_is_that_of_the_last_calls(eagle: tuple[Any, Eagle3Runner]) -> None:
+    """A trial is no more than a first guess."""
+    _, runner = eagle
+    assert runner.seconds.keys() == runner.functions.keys()
+    runner.recent["follow"].extend([3.0] * RECENT)
+    runner.recent["draft"].extend([1.0] * RECENT)
+    assert (runner.times.asking, runner.times.token) == (2.0, 1.0)
+    runner.try_out()  # other tests share it
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cetane.speculate.draft_heads.modules import TorchDraftHead
-from cetane.speculate.draft_heads.windows import ModelWindows, Windows
+from cetane.speculate.draft_heads.windows import Windows
 from cetane.validation import Data
 
 BATCH = 4  # windows
@@ -25,9 +25,7 @@ class Acceptance(Data):
 
 
 @torch.inference_mode()
-def acceptance(
-    draft_head: TorchDraftHead, windows: Windows | ModelWindows, embedding: Tensor
-) -> Acceptance:
+def acceptance(draft_head: TorchDraftHead, windows: Windows, embedding: Tensor) -> Acceptance:
     """Judge the drafts of a draft head on windows.
 
     A draft counts only if the text follows the target's own choices, for all tokens of the draft

@@ -118,7 +118,9 @@ class Eagle3Drafter(DraftHeadDrafter):
         if not len(features) or len(after) < len(features):
             return NO_DRAFT
         self.waiting = []
-        return self.likely(self.rows(features, after), most)
+        draft = self.likely(self.rows(features, after), most)
+        self.times = self.runner.times
+        return draft
 
     def after(self, count: int) -> list[int]:
         """The tokens after the next `count` hidden states, as far as they are known."""

@@ -4,9 +4,11 @@ It needs a schedule of its own: the next function depends on the tokens that the
 """
 
 import time
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from math import inf, prod
 from statistics import median
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,16 +24,21 @@ from cetane.schema.function import Function, Step
 from cetane.schema.interface import FromTensor
 from cetane.speculate.drafter import DraftTimes
 
-TRIALS = 5
-"""Calls of each function before the first draft. Their median is the function's time."""
+TRIALS, RECENT = 5, 15
+"""Calls of each function before the first draft, and the last calls whose median is its time."""
+SWEPT = 1 << 26
+"""Bytes that are read before a trial, so that no cache holds the draft head's weights: a call of
+the target leaves none of them there. Without it, a first token seemed to take half of its time."""
 
 
 class DraftHeadRunner:
     """An opened draft head. Its logits are fp32, over the tokens of `vocabulary (R,)`."""
 
+    warm: ClassVar[frozenset[str]] = frozenset()
+    """The functions that always follow another call of the draft head."""
+
     def __init__(self, draft_head: DraftHead, bundle: Bundle, backend: Backend) -> None:
-        """`backend` opens the draft head's shard. All functions run, so that none compiles during a
-        generation."""
+        """`backend` opens the draft head's shard."""
         self.draft_head, manifest = draft_head, draft_head.manifest
         self.steps = manifest.steps
         self.vocabulary = np.array(draft_head.vocabulary())
@@ -45,30 +52,41 @@ class DraftHeadRunner:
             Tables(bundle.tables().embedding, draft_head.rotary()),
             self.memory,
         )
-        for function in manifest.functions:
-            self.trial(function)
-        self.seconds = {
-            function.name: median(self.trial(function) for _ in range(TRIALS))
-            for function in manifest.functions
-        }
-        """Median seconds of a call, by function."""
+        self.recent: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
+        """Seconds of the last calls, by function."""
+        self.try_out()
 
     @property
     def times(self) -> DraftTimes:
         """The seconds of its drafts, by the trials."""
         return DraftTimes(asking=self.seconds["draft"], token=0.0)
 
-    def trial(self, function: Function) -> float:
-        """Run a function on zeros. Returns its seconds."""
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Median seconds of a call now, by function."""
+        return {name: median(recent) for name, recent in self.recent.items()}
+
+    def try_out(self) -> None:
+        """Run all functions on zeros, so that none compiles later, and all times are known."""
+        for function in self.functions.values():
+            self.trial(function)
+        self.recent.clear()
+        swept = np.zeros(SWEPT, np.uint8)
+        for function in self.functions.values():
+            for _ in range(TRIALS):
+                if function.name not in self.warm:
+                    swept.max()
+                self.trial(function)
+
+    def trial(self, function: Function) -> None:
+        """Run a function on zeros."""
         reads = {
             item.source.name: np.zeros((1, prod(item.shape) // function.tokens))
             for item in function.inputs
             if isinstance(item.source, FromTensor)
         }
-        started = time.perf_counter()
         self.call(function, [0], **reads)
         self.forget()
-        return time.perf_counter() - started
 
     def forget(self) -> None:
         """Forget the sequence: a new one begins."""
@@ -80,6 +98,7 @@ class DraftHeadRunner:
         `rows (n, C)` are its input tensors, by name. Returns its output tensors as `(C, columns)`.
         If n is less than the width, the last columns are padding.
         """
+        started = time.perf_counter()
         name, memory = str(self.draft_head.name), self.memory
         steps = {name: [Step(shard=name, function=function.name)]}
         width = self.execution.width(steps, function.tokens, len(tokens))
@@ -91,6 +110,7 @@ class DraftHeadRunner:
         running = Running(call, steps, tensors=tensors)
         run([(self.execution, [running])], self.execution.shards)
         memory.advance(call)
+        self.recent[function.name].append(time.perf_counter() - started)
         return {key: columns(value) for key, value in running.tensors.items()}
 
 
@@ -109,6 +129,8 @@ class Eagle3Runner(DraftHeadRunner):
 
     When it follows again, it drops the columns of its own drafted tokens.
     """
+
+    warm = frozenset({"draft"})
 
     def forget(self) -> None:
         super().forget()

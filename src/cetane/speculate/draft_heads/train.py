@@ -27,7 +27,7 @@ from cetane.speculate.draft_heads.modules import (
     TorchDraftHead,
     make_draft_head,
 )
-from cetane.speculate.draft_heads.windows import ModelWindows, Windows
+from cetane.speculate.draft_heads.windows import Windows
 
 RATES = {"medusa": 3e-3, "eagle3": 1e-3}
 """Learning rates. They rise during the first `WARM` of the training, then fall along a cosine."""
@@ -103,7 +103,7 @@ def devices() -> Accelerator:
 
 def train(
     draft_head: TorchDraftHead,
-    windows: Windows | ModelWindows,
+    windows: Windows,
     embedding: Tensor,
     epochs: int,
     minutes: float,
@@ -157,7 +157,7 @@ def train(
         draft_head.fuse.weight.data /= scale.flatten()
 
 
-def spread(windows: Windows | ModelWindows) -> Tensor:
+def spread(windows: Windows) -> Tensor:
     """The median magnitude of the features, by tap and channel, `(3, C)`.
 
     A mean would not do: in some tokens, a few channels are a thousand times larger than all others.

@@ -17,6 +17,8 @@ from cetane.speculate.draft_heads.features import Taps, tapped
 
 HELD_OUT = 10
 """One window in this number is kept out of training."""
+TOGETHER = 32
+"""Windows that a transformers model reads at once."""
 
 
 @dataclass(frozen=True)
@@ -42,45 +44,35 @@ class Windows:
         return len(self.tokens)
 
 
-class ModelWindows:
-    """Windows of text whose features a transformers model computes whenever they are asked for.
+@torch.no_grad()
+def windows_of_model(model: Any, layers: Sequence[int], tokens: Tensor) -> Windows:
+    """Windows with the features of a transformers model, on the model's device.
 
-    So a long text needs no room for its hidden states. They are those of the model itself, not of a
-    bundle, on the model's device.
+    They are those of the model itself, not of a bundle. `layers` are the three layers whose output
+    is read; `tokens` is int64 `(W, n)`. Features take 6 bytes for each token and channel.
     """
+    seen: dict[int, Tensor] = {}
 
-    def __init__(self, model: Any, layers: Sequence[int], tokens: Tensor) -> None:
-        """`layers` are the three layers whose output is read; `tokens` is int64 `(W, n)`."""
-        self.model, self.layers, self.tokens = model, layers, tokens
+    def keep(layer: int) -> Any:
+        def hook(_: Any, __: Any, output: Any) -> None:
+            seen[layer] = output[0] if isinstance(output, tuple) else output
 
-    @torch.no_grad()
-    def part(self, indices: Sequence[int]) -> Windows:
-        """Some windows, with features and choices."""
-        tokens = self.tokens[list(indices)].to(self.model.device)
-        seen: dict[int, Tensor] = {}
+        return hook
 
-        def keep(layer: int) -> Any:
-            def hook(_: Any, __: Any, output: Any) -> None:
-                seen[layer] = output[0] if isinstance(output, tuple) else output
-
-            return hook
-
-        places = self.model.model.layers
-        hooks = [places[n].register_forward_hook(keep(n)) for n in dict.fromkeys(self.layers)]
-        try:
-            logits = self.model(tokens, use_cache=False).logits
-        finally:
-            for hook in hooks:
-                hook.remove()
-        features = torch.stack([seen[layer] for layer in self.layers], 2).half()
-        return Windows(features, tokens, logits.argmax(-1))
-
-    def sample(self, count: int) -> Tensor:
-        """The features of some `count` windows, spread over the whole text."""
-        return self.part(range(0, len(self), max(1, len(self) // count))).features
-
-    def __len__(self) -> int:
-        return len(self.tokens)
+    shape = (*tokens.shape, len(layers), model.config.hidden_size)
+    features = torch.empty(shape, dtype=torch.float16, device=model.device)
+    tokens = tokens.to(model.device)
+    choices, places = torch.empty_like(tokens), model.model.layers
+    hooks = [places[n].register_forward_hook(keep(n)) for n in dict.fromkeys(layers)]
+    try:
+        for first in range(0, len(tokens), TOGETHER):
+            rows = slice(first, first + TOGETHER)
+            choices[rows] = model(tokens[rows], use_cache=False).logits.argmax(-1)
+            features[rows] = torch.stack([seen[layer] for layer in layers], 2)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return Windows(features, tokens, choices)
 
 
 def collect(
