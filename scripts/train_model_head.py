@@ -131,9 +131,8 @@ def new_head(
 
 def take_over(head: TorchDraftHead, folder: Path) -> None:
     """Give a draft head the weights of an earlier run, but its own vocabulary."""
-    own = {name for name, _ in head.named_parameters()}
-    before = load_draft_head(folder / SOURCE, OWN).state_dict()
-    head.load_state_dict({n: t for n, t in before.items() if n in own}, strict=False)
+    before = load_draft_head(folder / SOURCE, OWN)
+    head.load_state_dict(dict(before.named_parameters()), strict=False)
 
 
 def save(head: TorchDraftHead, held_out: torch.Tensor, training: Training, folder: Path) -> None:

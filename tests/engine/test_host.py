@@ -8,7 +8,7 @@ import pytest
 from cetane.bundle.tables import Tables
 from cetane.engine.call import Call, CallSlots
 from cetane.engine.host import host_input
-from cetane.engine.memory import accepted, columns_at
+from cetane.engine.memory import accepted, runs
 from cetane.schema.interface import (
     MASKED,
     Embedding,
@@ -170,6 +170,10 @@ def test_refused_columns(contract: Any, after: list[int]) -> None:
 
 @pytest.mark.parametrize("numbers", [[3], [3, 4, 5], [3, 5], [5, 4], [3, 3], []])
 def test_columns_that_follow_each_other_are_a_slice(numbers: list[int]) -> None:
-    at = columns_at(np.array(numbers, np.int64))
-    assert isinstance(at, slice) == (numbers in ([3], [3, 4, 5]))
-    np.testing.assert_array_equal(np.arange(8)[at], numbers)
+    """Beside sources that follow each other, and beside others."""
+    for sources in (list(range(len(numbers))), [7, 1, 2][: len(numbers)]):
+        found = list(runs(np.array(numbers, np.int64), sources))
+        assert (len(found) == 1) == (numbers in ([3], [3, 4, 5]) and sources != [7, 1, 2])
+        for side, wanted in enumerate((numbers, sources)):
+            columns = [column for pair in found for column in np.arange(8)[pair[side]]]
+            np.testing.assert_array_equal(columns, wanted)

@@ -1,12 +1,11 @@
 """A part of a sequence's memory, in caches of a smaller capacity."""
 
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Iterable
 
 import numpy as np
 
 from cetane.engine.backend import Array
-from cetane.engine.memory import EMPTY, Memory
+from cetane.engine.memory import EMPTY, Memory, runs
 from cetane.schema.function import CapacityPlan, Function
 
 
@@ -62,12 +61,3 @@ class PartMemory(Memory):
             for name, owner in self.group_of.items():
                 if owner == group:
                     self.caches[name][..., target] = self.whole.caches[name][..., source]
-
-
-def runs(targets: Array, sources: Array) -> Iterator[tuple[slice, slice]]:
-    """Pairs of slots as slices: numpy copies a run much faster than single columns."""
-    ends = np.flatnonzero((np.diff(targets) != 1) | (np.diff(sources) != 1)) + 1
-    for start, stop in pairwise([0, *ends.tolist(), len(targets)]):
-        if start < stop:
-            target, source = int(targets[start]), int(sources[start])
-            yield slice(target, target + stop - start), slice(source, source + stop - start)

@@ -174,7 +174,7 @@ class Controller:
         """The time of drafts in plain steps of when it was measured, by drafter, where it is."""
         self.slowdown: defaultdict[str, Cost] = defaultdict(lambda: Cost(1.0))
         """The time that drafts took, divided by the time in `known`, by drafter."""
-        self.made: defaultdict[str, float] = defaultdict(lambda: 1.0)
+        self.share: defaultdict[str, float] = defaultdict(lambda: 1.0)
         """The share of the tokens asked for, but the first, that such a drafter makes: many drafts
         end early. Older drafts weigh less."""
         self.drafting: defaultdict[str, Cost] = defaultdict(Cost)
@@ -215,8 +215,8 @@ class Controller:
         """Seconds of a draft now for which `tokens` are asked, apart from unread tokens. 0 before
         the first draft, if nothing is known."""
         if known := self.known.get(drafter):
-            made = 1 + (tokens - 1) * self.made[drafter]
-            steps = (known.asking + known.token * made) * self.slowdown[drafter].usual
+            made = 1 + (tokens - 1) * self.share[drafter]
+            steps = known.draft(made, unread=0) * self.slowdown[drafter].usual
         else:
             steps = self.drafting[drafter].usual * tokens
         return self.plain_step * steps
@@ -334,7 +334,7 @@ class Controller:
             self.slowdown[drafter].add(seconds / self.plain_step / known.draft(made, unread))
             if asked > 1:
                 share = (made - 1) / (asked - 1)
-                self.made[drafter] += (1 - DECAY) * (share - self.made[drafter])
+                self.share[drafter] += (1 - DECAY) * (share - self.share[drafter])
         elif unread >= MANY:
             self.reading[drafter].add(seconds / unread / self.plain_step)
         else:

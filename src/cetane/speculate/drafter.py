@@ -26,8 +26,8 @@ class DraftTimes:
     reads: tuple[tuple[int, float], ...] = ()
     """The calls that can read further ones: the tokens that one takes, and its time."""
 
-    def draft(self, tokens: int, unread: int) -> float:
-        """The time of a draft of `tokens` tokens, after `unread` unread ones."""
+    def draft(self, tokens: float, unread: int) -> float:
+        """The time of a draft of `tokens` tokens, perhaps a mean, after `unread` unread ones."""
         return self.asking + self.token * tokens + self.reading(unread)
 
     def reading(self, unread: int) -> float:
@@ -53,9 +53,6 @@ class Drafter(ABC):
     """Whether a proposal takes much time, compared with a call of the target."""
     always: ClassVar[bool] = False
     """Whether its drafts are verified even where they do not pay."""
-
-    times: DraftTimes | None = None
-    """In seconds; None where they are learned from its drafts, or not measured yet."""
 
     def __init__(self) -> None:
         self.session: Session | None = None
@@ -99,6 +96,11 @@ class Drafter(ABC):
     def unread(self) -> int:
         """Tokens that it reads before its next proposal, if that takes time."""
         return 0
+
+    @property
+    def times(self) -> DraftTimes | None:
+        """In seconds; None where they are learned from its drafts, or not measured yet."""
+        return None
 
     def made(self, draft: Draft) -> int:
         """The tokens of its last draft that took time: in a tree, others come with them."""

@@ -65,8 +65,8 @@ class Speculator:
         self.longest, self.controller = longest, controller
         if controller:  # else an answer would pay for a first draft that it cannot afford
             for drafter in self.drafters:
-                if drafter.times is not None:
-                    controller.know(drafter.name, drafter.times)
+                if (times := drafter.times) is not None:
+                    controller.know(drafter.name, times)
         self.counters = Counters()
         self.possible: npt.NDArray[np.bool_] = np.zeros(0, bool)
         """The tokens that the target can choose."""
@@ -141,8 +141,8 @@ class Speculator:
         draft = drafter.propose(most).first(most)
         if self.controller and draft.tokens:  # a drafter that says nothing shows no cost
             seconds = time.perf_counter() - started
-            if drafter.times is not None:
-                self.controller.know(drafter.name, drafter.times)
+            if (times := drafter.times) is not None:
+                self.controller.know(drafter.name, times)
             self.controller.proposed(drafter.name, most, drafter.made(draft), seconds, unread)
         size = len(self.possible)
         chosen = (0 <= token < size and self.possible[token] for token in draft.tokens)

@@ -52,6 +52,8 @@ class TriForce(NetworkDrafter):
         if (error := self.refusal(plan)) is not None:
             raise error
         self.vocabulary = plan.choosable
+        self.measured: DraftTimes | None = None
+        """The times of its drafts, from the first long prompt on."""
 
     @staticmethod
     def refusal(plan: Plan) -> CetaneError | None:
@@ -72,6 +74,10 @@ class TriForce(NetworkDrafter):
                 PORT,
             )
         return None
+
+    @property
+    def times(self) -> DraftTimes | None:
+        return self.measured
 
     def forget(self) -> None:
         session = self.session
@@ -98,8 +104,8 @@ class TriForce(NetworkDrafter):
         """The position from which slots must be chosen again."""
 
     def read(self) -> None:
-        if self.look() and self.times is None:
-            self.times = DraftTimes(asking=0.0, token=self.token_seconds())
+        if self.look() and self.measured is None:
+            self.measured = DraftTimes(asking=0.0, token=self.token_seconds())
 
     def token_seconds(self) -> float:
         """Measured seconds of a drafted token. A first call may prepare the function, so the second

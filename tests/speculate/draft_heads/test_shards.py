@@ -33,10 +33,11 @@ from cetane.engine.verify import Draft
 from cetane.mil import load
 from cetane.schema.recipe import Recipe
 from cetane.schema.slots import CONTRACTS
+from cetane.speculate.controller import RECENT
 from cetane.speculate.draft_heads.drafter import drafter_of, open_drafter
 from cetane.speculate.draft_heads.features import Taps, tapped
 from cetane.speculate.draft_heads.modules import TorchDraftHead
-from cetane.speculate.draft_heads.runner import RECENT, Eagle3Runner, open_runner
+from cetane.speculate.draft_heads.runner import Eagle3Runner, open_runner
 from cetane.speculate.draft_heads.train import new_draft_head
 from cetane.speculate.draft_heads.windows import collect
 from cetane.speculate.drafter import watches
@@ -254,8 +255,9 @@ def test_the_time_of_a_draft_is_that_of_the_last_calls(eagle: tuple[Any, Eagle3R
     """A trial is no more than a first guess."""
     _, runner = eagle
     assert runner.seconds.keys() == runner.functions.keys()
-    runner.recent["follow"].extend([3.0] * RECENT)
-    runner.recent["draft"].extend([1.0] * RECENT)
+    for _ in range(RECENT):
+        runner.seconds["follow"].add(3.0)
+        runner.seconds["draft"].add(1.0)
     assert (runner.times.asking, runner.times.token) == (2.0, 1.0)
     runner.try_out()  # other tests share it
 

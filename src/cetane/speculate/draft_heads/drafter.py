@@ -19,6 +19,7 @@ from cetane.speculate.draft_heads.runner import (
     MedusaRunner,
     open_runner,
 )
+from cetane.speculate.drafter import DraftTimes
 from cetane.speculate.network import NetworkDrafter
 
 
@@ -28,10 +29,14 @@ class DraftHeadDrafter(NetworkDrafter):
     def __init__(self, runner: DraftHeadRunner) -> None:
         super().__init__()
         self.runner = runner
-        self.vocabulary, self.times = runner.vocabulary, runner.times
+        self.vocabulary = runner.vocabulary
         self.taps: Taps | None = None
         self.base = 0
         """The tokens before the first that it sees: a server's session may hold them already."""
+
+    @property
+    def times(self) -> DraftTimes:
+        return self.runner.times
 
     def watch(self, plan: Plan) -> Watch:
         self.taps = Taps(plan, self.runner.draft_head.manifest.taps)
@@ -118,9 +123,7 @@ class Eagle3Drafter(DraftHeadDrafter):
         if not len(features) or len(after) < len(features):
             return NO_DRAFT
         self.waiting = []
-        draft = self.likely(self.rows(features, after), most)
-        self.times = self.runner.times
-        return draft
+        return self.likely(self.rows(features, after), most)
 
     def after(self, count: int) -> list[int]:
         """The tokens after the next `count` hidden states, as far as they are known."""

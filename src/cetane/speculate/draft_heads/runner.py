@@ -4,10 +4,9 @@ It needs a schedule of its own: the next function depends on the tokens that the
 """
 
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
-from math import inf, prod
-from statistics import median
+from math import prod
 from typing import ClassVar
 
 import numpy as np
@@ -22,10 +21,11 @@ from cetane.engine.memory import Memory
 from cetane.engine.shards import OpenShards
 from cetane.schema.function import Function, Step
 from cetane.schema.interface import FromTensor
+from cetane.speculate.controller import Cost
 from cetane.speculate.drafter import DraftTimes
 
-TRIALS, RECENT = 5, 15
-"""Calls of each function before the first draft, and the last calls whose median is its time."""
+TRIALS = 5
+"""Calls of each function before the first draft."""
 SWEPT = 1 << 26
 """Bytes that are read before a trial, so that no cache holds the draft head's weights: a call of
 the target leaves none of them there. Without it, a first token seemed to take half of its time."""
@@ -52,25 +52,20 @@ class DraftHeadRunner:
             Tables(bundle.tables().embedding, draft_head.rotary()),
             self.memory,
         )
-        self.recent: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
-        """Seconds of the last calls, by function."""
+        self.seconds: defaultdict[str, Cost] = defaultdict(Cost)
+        """Seconds of a call now, by function."""
         self.try_out()
 
     @property
     def times(self) -> DraftTimes:
-        """The seconds of its drafts, by the trials."""
-        return DraftTimes(asking=self.seconds["draft"], token=0.0)
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Median seconds of a call now, by function."""
-        return {name: median(recent) for name, recent in self.recent.items()}
+        """The seconds of its drafts, by its last calls."""
+        return DraftTimes(asking=self.seconds["draft"].usual, token=0.0)
 
     def try_out(self) -> None:
         """Run all functions on zeros, so that none compiles later, and all times are known."""
         for function in self.functions.values():
             self.trial(function)
-        self.recent.clear()
+        self.seconds.clear()
         swept = np.zeros(SWEPT, np.uint8)
         for function in self.functions.values():
             for _ in range(TRIALS):
@@ -110,7 +105,7 @@ class DraftHeadRunner:
         running = Running(call, steps, tensors=tensors)
         run([(self.execution, [running])], self.execution.shards)
         memory.advance(call)
-        self.recent[function.name].append(time.perf_counter() - started)
+        self.seconds[function.name].add(time.perf_counter() - started)
         return {key: columns(value) for key, value in running.tensors.items()}
 
 
@@ -139,9 +134,9 @@ class Eagle3Runner(DraftHeadRunner):
 
     @property
     def times(self) -> DraftTimes:
-        first, later = self.seconds["follow"], self.seconds["draft"]
+        first, later = self.seconds["follow"].usual, self.seconds["draft"].usual
         reads = tuple(
-            (self.functions[name].tokens, self.seconds[name])
+            (self.functions[name].tokens, self.seconds[name].usual)
             for name in ("follow", "read")
             if name in self.functions
         )
@@ -177,7 +172,9 @@ class Eagle3Runner(DraftHeadRunner):
         follow, done = self.functions["follow"], 0
         while done < len(after):
             calls = -(-(len(after) - done) // follow.tokens)
-            wide = calls * self.seconds["follow"] > self.seconds.get("read", inf)
+            wide = "read" in self.functions and (
+                calls * self.seconds["follow"].usual > self.seconds["read"].usual
+            )
             function = self.functions["read"] if wide else follow
             part = features[done : done + function.tokens]
             tokens = after[done : done + function.tokens]
