@@ -130,7 +130,8 @@ class Writer:
         for number, name in enumerate(self._function.outputs):
             place = self.place(name)
             target = _whole(self._results + number, place.shape)
-            if place.size >= ROWS_FIRST and place.strides[-1] == max(place.strides) > 1:
+            longest = max((s for s, n in zip(place.strides, place.shape, strict=True) if n > 1), default=1)
+            if place.size >= ROWS_FIRST and place.strides[-1] == longest > 1:
                 # Logits: the host wants a row for each token.
                 target = self.transposed(target)
                 transposed.append(number)
