@@ -89,10 +89,29 @@ def _gathered(line, address, step):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
+def _scattered(address, step, line):  # type: ignore[no-untyped-def]
+    """Write a line to elements that lie `step` floats apart."""
+    target = _line(address, (len(line) - 1) * step + 1)
+    for n in range(len(line)):
+        target[n * step] = line[n]
+
+
+@njit(inline="always")
 def _steps(row, place):  # type: ignore[no-untyped-def]
     """The bytes from an element to the next along each axis, of an operand or the result (0)."""
     at = _STRIDES + AXES * place
     return 4 * row[at], 4 * row[at + 1], 4 * row[at + 2], 4 * row[at + 3]
+
+
+@njit(inline="always")
+def _bounds(row, axis, divided, part):  # type: ignore[no-untyped-def]
+    """What a thread walks of an axis: its part of the divided one, or a whole other one."""
+    return part if axis == divided else (0, row[_SIZES + axis])
+
+
+@njit(inline="always")
+def _moved(address, steps, i, j, k):  # type: ignore[no-untyped-def]
+    return address + i * steps[0] + j * steps[1] + k * steps[2]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -108,8 +127,8 @@ def _compute(code, kind, first, second, y, a, b, c):  # type: ignore[no-untyped-
 
 
 @njit(inline="always")
-def _operand(address, step, spare):  # type: ignore[no-untyped-def]
-    """A line of an operand, whose elements lie `step` bytes apart."""
+def _brought(address, step, spare):  # type: ignore[no-untyped-def]
+    """A line of elements that lie `step` bytes apart: as they lie, or side by side in `spare`."""
     if step == 4:
         return _line(address, len(spare))
     _gathered(spare, address, step // 4)
@@ -117,62 +136,60 @@ def _operand(address, step, spare):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _compute_apart(row, numbers, y_at, y_step, a_at, a_step, b_at, b_step, c_at, c_step, count):  # type: ignore[no-untyped-def]
-    """Fill a line of results, where elements do not lie side by side: of it, or of an operand."""
+def _compute_apart(row, one, two, addresses, steps, count):  # type: ignore[no-untyped-def]
+    """Fill a line of results, where the elements of some line do not lie side by side. Addresses
+    and steps (bytes) are those of the result and of three operands."""
+    code, step = row[0], steps[0]
     spare = np.empty((4, count), np.float32)
-    y = _line(y_at, count) if y_step == 4 else spare[0]
-    a = _operand(a_at, a_step, spare[1])
-    b = a if row[0] == _UNARY else _operand(b_at, b_step, spare[2])
-    c = a if row[0] != _SELECT else _operand(c_at, c_step, spare[3])
-    _compute(row[0], row[3], numbers[0], numbers[1], y, a, b, c)
-    if y_step != 4:
-        target = _line(y_at, (count - 1) * (y_step // 4) + 1)
-        for n in range(count):
-            target[n * (y_step // 4)] = y[n]
+    y = _line(addresses[0], count) if step == 4 else spare[0]
+    a = _brought(addresses[1], steps[1], spare[1])
+    b = a if code == _UNARY else _brought(addresses[2], steps[2], spare[2])
+    c = a if code != _SELECT else _brought(addresses[3], steps[3], spare[3])
+    _compute(code, row[3], one, two, y, a, b, c)
+    if step != 4:
+        _scattered(addresses[0], step // 4, y)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _walk(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def]
-    """A function of one, two or three operands, element by element."""
+    """A function of one, two or three operands, element by element.
+
+    It makes no arrays in the common case, where all lines lie side by side: an array takes as long
+    as a line.
+    """
     code, kind, one, two = row[0], row[3], numbers[0], numbers[1]
     divided = 0
     while divided < AXES - 1 and row[_SIZES + divided] == 1:
         divided += 1
-    step = 16 if divided == AXES - 1 else 1
-    first, last = _part(row[_SIZES + divided], thread, threads, step)
-    i_first, i_last = (first, last) if divided == 0 else (0, row[_SIZES])
-    j_first, j_last = (first, last) if divided == 1 else (0, row[_SIZES + 1])
-    k_first, k_last = (first, last) if divided == 2 else (0, row[_SIZES + 2])
-    n_first, n_last = (first, last) if divided == 3 else (0, row[_SIZES + 3])
-    count = n_last - n_first
+    part = _part(row[_SIZES + divided], thread, threads, 16 if divided == AXES - 1 else 1)
+    first, last = _bounds(row, AXES - 1, divided, part)
+    count = last - first
     if count <= 0:
         return
-    y_steps, a_steps, b_steps, c_steps = _steps(row, 0), _steps(row, 1), _steps(row, 2), _steps(row, 3)
-    y_base = _address(row, bases, 0) + n_first * y_steps[3]
-    a_base = _address(row, bases, 1) + n_first * a_steps[3]
-    b_base = _address(row, bases, 2) + n_first * b_steps[3]
-    c_base = _address(row, bases, 3) + n_first * c_steps[3]
-    beside = (
-        y_steps[3] == 4 and a_steps[3] == 4 and (row[0] == _UNARY or b_steps[3] == 4)
-        and (row[0] != _SELECT or c_steps[3] == 4)
+    y_steps, a_steps, b_steps, c_steps = (
+        _steps(row, 0), _steps(row, 1), _steps(row, 2), _steps(row, 3)
     )  # fmt: skip
-    for i in range(i_first, i_last):
-        for j in range(j_first, j_last):
-            for k in range(k_first, k_last):
-                y = y_base + i * y_steps[0] + j * y_steps[1] + k * y_steps[2]
-                a = a_base + i * a_steps[0] + j * a_steps[1] + k * a_steps[2]
-                b = b_base + i * b_steps[0] + j * b_steps[1] + k * b_steps[2]
-                c = c_base + i * c_steps[0] + j * c_steps[1] + k * c_steps[2]
-                if beside:
+    y_first = _address(row, bases, 0) + first * y_steps[3]
+    a_first = _address(row, bases, 1) + first * a_steps[3]
+    b_first = _address(row, bases, 2) + first * b_steps[3]
+    c_first = _address(row, bases, 3) + first * c_steps[3]
+    steps = (y_steps[3], a_steps[3], b_steps[3], c_steps[3])
+    side_by_side = (
+        steps[0] == 4 and steps[1] == 4 and (code == _UNARY or steps[2] == 4)
+        and (code != _SELECT or steps[3] == 4)
+    )  # fmt: skip
+    for i in range(*_bounds(row, 0, divided, part)):
+        for j in range(*_bounds(row, 1, divided, part)):
+            for k in range(*_bounds(row, 2, divided, part)):
+                y, a = _moved(y_first, y_steps, i, j, k), _moved(a_first, a_steps, i, j, k)
+                b, c = _moved(b_first, b_steps, i, j, k), _moved(c_first, c_steps, i, j, k)
+                if side_by_side:
                     _compute(
                         code, kind, one, two, _line(y, count), _line(a, count), _line(b, count),
                         _line(c, count),
                     )  # fmt: skip
                 else:
-                    _compute_apart(
-                        row, numbers, y, y_steps[3], a, a_steps[3], b, b_steps[3], c, c_steps[3],
-                        count,
-                    )  # fmt: skip
+                    _compute_apart(row, one, two, (y, a, b, c), steps, count)
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc"})
@@ -202,11 +219,7 @@ def _lines(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def
         i, j, k = number // (more[1] * more[2]), number // more[2] % more[1], number % more[2]
         x_at = _address(row, bases, 1) + 4 * (i * more[6] + j * more[7] + k * more[8])
         y_at = _address(row, bases, 0) + 4 * (i * more[9] + j * more[10] + k * more[11])
-        if step == 1:
-            line = _line(x_at, count)
-        else:
-            _gathered(spare, x_at, step)
-            line = spare
+        line = _brought(x_at, 4 * step, spare)
         if row[0] == _REDUCE:
             _line(y_at, 1)[0] = _reduced(row[3], line)
             continue
@@ -226,9 +239,7 @@ def _lines(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def
             for n in range(count):
                 y[n] = spare[n] * factor
         if result_step != 1:
-            target = _line(y_at, (count - 1) * result_step + 1)
-            for n in range(count):
-                target[n * result_step] = y[n]
+            _scattered(y_at, result_step, y)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

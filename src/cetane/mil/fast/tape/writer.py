@@ -134,8 +134,8 @@ class Writer:
         for number, name in enumerate(self._function.outputs):
             place = self.place(name)
             target = _whole(self._results + number, place.shape)
-            longest = max((s for s, n in zip(place.strides, place.shape, strict=True) if n > 1), default=1)
-            if place.size >= ROWS_FIRST and place.strides[-1] == longest > 1:
+            steps = place.joined.strides
+            if place.size >= ROWS_FIRST and steps[-1] == max(steps) > 1:
                 # Logits: the host wants a row for each token.
                 target = self.transposed(target)
                 transposed.append(number)
@@ -152,9 +152,10 @@ class Writer:
         """Let a value lie in an output, or in a state after the call: its whole block moves there,
         or it is copied."""
         place = self.whole(place) if target.contiguous else place
-        fits = place.block is not None and self._blocks[place.block] == target.size
-        if fits and place.lies_as(target) and place.block not in self._moved:
-            self._moved[place.block] = target.base
+        block = place.block
+        whole = block is not None and self._blocks[block] == target.size
+        if block is not None and whole and place.lies_as(target) and block not in self._moved:
+            self._moved[block] = target.base
         else:
             self.copy(place, target)
 
