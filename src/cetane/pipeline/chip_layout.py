@@ -159,8 +159,8 @@ def by_free_drafts(planner: Planner, target: Target) -> Choice:
         if steps[width] <= FREE:
             reason = f"predicted to take {steps[width]:.2f} steps; drafts of it are nearly free"
             return {VERIFY: width}, reason
-    needed = {width: (steps[width] - 1) / (width - 1) for width in WIDTHS}
-    width = min(WIDTHS, key=needed.__getitem__)
+    needed = {width: (took - 1) / (width - 1) for width, took in steps.items()}
+    width = min(sorted(needed), key=needed.__getitem__)
     reason = (
         f"predicted to take {steps[width]:.2f} steps; drafts pay if {needed[width]:.0%} of their "
         "tokens are right, the least of all widths"
