@@ -1,6 +1,7 @@
 """Layouts for a chip: what it is known to hold, by figures with sources."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from tests.conftest import build_model
@@ -13,6 +14,7 @@ from cetane.lab import synthetic
 from cetane.mil.program import TensorType
 from cetane.mil.validate import _check_sizes
 from cetane.perf.combinations import Combinations
+from cetane.pipeline import chip_layout
 from cetane.pipeline.chip_layout import recipe_for_chip
 from cetane.pipeline.plan import forecast
 from cetane.planner import Planner
@@ -97,6 +99,29 @@ def test_small_models_take_one_package() -> None:
 def test_a_recipe_without_a_verifier_keeps_none(e2b: Planner) -> None:
     planner = Planner(e2b.checkpoint, override(e2b.recipe, {"tokens.verify": 0}), e2b)
     assert recipe_for_chip(planner, Target("a19-pro")).tokens.verify is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "width"),
+    [
+        ({2: 1.0, 4: 1.1, 8: 1.25}, 8),
+        ({2: 1.0, 4: 1.25, 8: 1.3}, 4),
+        ({2: 1.9, 4: 2.5, 8: 5.0}, 4),  # drafts pay at 0.9, 0.5 and 0.57 right tokens
+        ({2: 2.0, 4: 4.0, 8: 8.0}, 2),  # experts that share nothing
+    ],
+)
+def test_the_width_of_a_verifying_call(
+    steps: dict[int, float], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def predict(planner: Planner, chip: object, mode: str) -> SimpleNamespace:
+        return SimpleNamespace(ms=3 * steps.get(planner.recipe.tokens.by_mode()[mode], 1.0))
+
+    monkeypatch.setattr(chip_layout, "predict", predict)
+    recipe = override(load_recipe("default"), {"cache.context": 256})
+    planner = Planner(Shapes(build_model("llama")), recipe)
+    changes, reason = chip_layout.by_free_drafts(planner, Target("a19-pro"))
+    assert changes == {"tokens.verify": width}
+    assert f"{steps[width]:.2f} steps" in reason
 
 
 QWEN = {

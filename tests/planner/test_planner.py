@@ -126,7 +126,7 @@ def test_more_chunks_than_layers() -> None:
 @pytest.mark.parametrize(
     ("tokens", "widths"),
     [
-        ({}, {"decode": 1, "verify": 4, "prefill": 64}),
+        ({}, {"decode": 1, "verify": 8, "prefill": 64}),
         ({"verify": None}, {"decode": 1, "prefill": 64}),
         ({"prefill": None, "verify": 7}, {"decode": 1, "verify": 7}),
         ({"prefill": None, "verify": None}, {"decode": 1}),
@@ -145,7 +145,7 @@ def test_flexible_shapes_are_one_function() -> None:
     made = plan(tokens={"shapes": "range"})
     assert {mode: step.tokens for mode, step in made.modes.items()} == {
         "decode": 1,
-        "verify": 4,
+        "verify": 8,
         "prefill": 64,
     }
     assert {step.function for mode in made.modes.values() for step in mode.steps} == {"main"}
@@ -153,20 +153,20 @@ def test_flexible_shapes_are_one_function() -> None:
 
 
 def test_ports_by_hand() -> None:
-    """A chunk of a readonly plan in the default layout, for 4 tokens and 128 slots."""
+    """A chunk of a readonly plan in the default layout, for 8 tokens and 128 slots."""
     function = plan().by_name["chunk-01"].functions[1]
     assert {item.name: item.shape for item in function.inputs} == {
-        "hidden": (1, 64, 1, 4),
-        "rope_cos": (1, 1, 16, 4),
-        "rope_sin": (1, 1, 16, 4),
-        "mask": (1, 1, 4, 132),
+        "hidden": (1, 64, 1, 8),
+        "rope_cos": (1, 1, 16, 8),
+        "rope_sin": (1, 1, 16, 8),
+        "mask": (1, 1, 8, 136),
         "kv_k": (1, 2, 16, 128),
         "kv_v": (1, 2, 16, 128),
     }
     assert {item.name: item.shape for item in function.outputs} == {
-        "hidden_out": (1, 64, 1, 4),
-        "kv_k_out": (1, 2, 16, 4),
-        "kv_v_out": (1, 2, 16, 4),
+        "hidden_out": (1, 64, 1, 8),
+        "kv_k_out": (1, 2, 16, 8),
+        "kv_v_out": (1, 2, 16, 8),
     }
 
 
@@ -539,7 +539,8 @@ def test_blocks_of_a_layer() -> None:
 @pytest.mark.parametrize("order", ["c1t", "ct1"])
 def test_histories_and_the_routers_state(order: str) -> None:
     """Ports of the second layer's two blocks, for 4 tokens."""
-    made = zaya(tensor_layout=order, layout={"kind": "per-block"}).plan()
+    layout = {"kind": "per-block"}
+    made = zaya(tensor_layout=order, layout=layout, tokens={"verify": 4}).plan()
 
     def hidden(channels: int, tokens: int) -> tuple[int, ...]:
         return (1, channels, 1, tokens) if order == "c1t" else (1, channels, tokens, 1)

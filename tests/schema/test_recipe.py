@@ -30,7 +30,7 @@ def test_defaults() -> None:
     assert recipe.tensor_layout == "c1t"
     assert (recipe.layout.kind, recipe.layout.chunks) == ("chunks", None)
     assert (recipe.cache.contract, recipe.cache.context) == ("readonly", 512)
-    assert recipe.tokens.by_mode() == {"decode": 1, "verify": 4, "prefill": 64}
+    assert recipe.tokens.by_mode() == {"decode": 1, "verify": 8, "prefill": 64}
     assert recipe.head.slices == 1
     assert recipe.compression.default == "fp16"
     assert recipe.target.deployment == "iOS18"

@@ -143,22 +143,29 @@ def layouts(planner: Planner, chip: Chip) -> Iterator[ChipLayout]:
 
 
 def by_free_drafts(planner: Planner, target: Target) -> Choice:
-    """The widest verifying call that takes hardly longer than a step, if the recipe verifies."""
+    """The widest verifying call that takes hardly longer than a step, if the recipe verifies. If
+    none does, the one whose drafts pay at the smallest share of right tokens."""
     if planner.recipe.tokens.verify is None:
         return {}, ""
     chip = find_chip(target.chip)
+    steps: dict[int, float] = {}
     for width in WIDTHS:
         recipe = override(planner.recipe, {VERIFY: width})
         wide = Planner(planner.checkpoint, recipe, planner)
         call, step = predict(wide, chip, "verify"), predict(wide, chip, "decode")
         if call is None or step is None:
             return {}, ""
-        if call.ms <= FREE * step.ms:
-            reason = (
-                f"predicted to take {call.ms / step.ms:.2f} steps; drafts of it are nearly free"
-            )
+        steps[width] = call.ms / step.ms
+        if steps[width] <= FREE:
+            reason = f"predicted to take {steps[width]:.2f} steps; drafts of it are nearly free"
             return {VERIFY: width}, reason
-    return {}, ""
+    needed = {width: (took - 1) / (width - 1) for width, took in steps.items()}
+    width = min(sorted(needed), key=needed.__getitem__)
+    reason = (
+        f"predicted to take {steps[width]:.2f} steps; drafts pay if {needed[width]:.0%} of their "
+        "tokens are right, the least of all widths"
+    )
+    return {VERIFY: width}, reason
 
 
 def predict(planner: Planner, chip: Chip, mode: Mode) -> Prediction | None:

@@ -129,7 +129,7 @@ Width = Annotated[int | None, BeforeValidator(lambda value: None if value == 0 e
 class Tokens(Data):
     """Tokens per call of verify and prefill, each a static function. Decode always takes 1."""
 
-    verify: Width = Field(default=4, ge=2, le=64)
+    verify: Width = Field(default=8, ge=2, le=64)
     """Tokens of a call that checks drafts; 0 leaves these calls out."""
     prefill: Width = Field(default=64, ge=2, le=1024)
     """Tokens of a call that reads a prompt; 0 leaves these calls out."""

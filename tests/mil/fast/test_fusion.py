@@ -103,6 +103,27 @@ def test_parts_of_an_input(build: Build, data: st.DataObject) -> None:
     assert bool(views) == (axis == 0 and x[part].shape != x.shape)
 
 
+@pytest.mark.parametrize(
+    ("factors", "left"), [((32.0, 1 / 32), 0), ((8.0, 4.0), 1), ((3.0, 2.0), 2)]
+)
+def test_factors_that_are_powers_of_two_are_joined(
+    build: Build, factors: tuple[float, float], left: int
+) -> None:
+    """Others round twice, so they stay."""
+
+    def body(x: Any) -> Any:
+        inner = mb.mul(x=x, y=np.float32(factors[0]))
+        return mb.mul(x=np.float32(factors[1]), y=inner), mb.relu(x=inner)
+
+    path = build({"x": ((2, 3), "fp32")}, body)
+    x = normal(2, 3)
+    y, positive = agree(path, x=x)
+    np.testing.assert_array_equal(y, x * np.float32(factors[0]) * np.float32(factors[1]))
+    np.testing.assert_array_equal(positive, np.maximum(x * np.float32(factors[0]), 0))
+    alone = build({"x": ((2, 3), "fp32")}, lambda x: body(x)[0])
+    assert kinds(load(alone).functions["main"]).count("Mul") == left
+
+
 def test_fusing_leaves_the_interface(build: Build) -> None:
     function = load(build({"x": ((2, 6, 5), "fp32")}, doubled_norm)).functions["main"]
     fused = fuse(function)

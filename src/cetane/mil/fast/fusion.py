@@ -9,11 +9,22 @@ on two processors; reading the weights takes some 20 ms of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from cetane.mil.fast.attention import attention, past_apart, rotation
-from cetane.mil.fast.context import ATTENTION, RMS_NORM, VIEW, Context, literal
+from cetane.mil.fast.context import (
+    ATTENTION,
+    RMS_NORM,
+    VIEW,
+    Context,
+    constant,
+    literal,
+    scaled,
+)
 from cetane.mil.fast.rows import FEW, largest_call, rows_of_channels
 from cetane.mil.fast.widened import rounded_keys, rounded_values
 from cetane.mil.program import Argument, MilFunction, NamedValue, Op, TensorType
@@ -24,7 +35,7 @@ def fuse(function: MilFunction, pack: bool = False) -> MilFunction:
     as the package stores them."""
     for rewrite in (
         rms_norm, scaled_norm, merged_convolution, input_view, rotation, rounded_keys,
-        rounded_values, attention, past_apart,
+        rounded_values, attention, past_apart, scaled_twice,
     ):  # fmt: skip
         function = rewritten(function, rewrite)
     function = rows_of_channels(function, pack)
@@ -156,6 +167,23 @@ def scaled_norm(context: Context, op: Op) -> list[Op] | None:
         if context.shape(weight) in (per_channel, per_channel[1:]):
             return [Op(RMS_NORM, op.name, {**norm.inputs, "gamma": (weight,)}, op.outputs)]
     return None
+
+
+def scaled_twice(context: Context, op: Op) -> list[Op] | None:
+    """Join two factors that are powers of two: an fp16 program keeps its values in range by them.
+
+    mul(mul(x, 32), 1/32)  ->  x
+    """
+    if op.kind != "mul":
+        return None
+    inner, second = scaled(context, op.outputs[0].name)
+    x, first = scaled(context, inner)
+    if any(factor == 1 or math.frexp(factor)[0] != 0.5 for factor in (first, second)):
+        return None
+    if first * second == 1:
+        return [Op("identity", op.name, {"x": (x,)}, op.outputs)]
+    number = constant(np.array(first * second, np.float32), context.type(x).dtype)
+    return [Op("mul", op.name, {"x": (x,), "y": (number,)}, op.outputs)]
 
 
 def _form(context: Context, op: Op) -> object:

@@ -28,6 +28,55 @@ def test_elements_in_any_order(build: Build) -> None:
     tape_agrees(path, x=normal(1, 3, 4, 7), y=normal(5, 1, 1))
 
 
+def test_a_value_that_is_several_outputs(build: Build) -> None:
+    """Only one of them can be the place where the value is made. A later op reads it there too."""
+
+    def body(x: Any) -> Any:
+        y = mb.relu(x=x)
+        turned = mb.transpose(x=y, perm=[1, 0])
+        flat = mb.reshape(x=turned, shape=[-1])
+        return y, mb.reshape(x=y, shape=[6, 2]), turned, flat, mb.exp(x=y)
+
+    path = build({"x": ((3, 4), "fp32")}, body)
+    x = normal(3, 4)
+    y, _, turned, flat, _ = tape_agrees(path, x=x)
+    np.testing.assert_array_equal(y, np.maximum(x, 0))
+    np.testing.assert_array_equal(turned, y.T)
+    np.testing.assert_array_equal(flat, y.T.reshape(-1))
+
+
+def test_a_value_that_changes_in_its_place(build: Build) -> None:
+    """A contiguous copy of it is made anew."""
+
+    def body(x: Any, z: Any) -> Any:
+        y = mb.exp(x=x)
+        first = mb.slice_update(
+            x=z, update=mb.transpose(x=y, perm=[1, 0]), begin=[0, 0], end=[4, 3]
+        )
+        changed = mb.slice_update(x=y, update=mb.relu(x=np.ones((1, 4), np.float32)), begin=[1, 0],
+                                  end=[2, 4])  # fmt: skip
+        second = mb.slice_update(x=z, update=mb.transpose(x=changed, perm=[1, 0]), begin=[0, 0],
+                                 end=[4, 3])  # fmt: skip
+        return first, second
+
+    path = build({"x": ((3, 4), "fp32"), "z": ((4, 5), "fp32")}, body)
+    x, z = normal(3, 4), normal(4, 5)
+    first, second = tape_agrees(path, x=x, z=z)
+    changed = np.exp(x)
+    np.testing.assert_allclose(first[:, :3], changed.T, rtol=1e-6)
+    changed[1] = 1
+    np.testing.assert_allclose(second[:, :3], changed.T, rtol=1e-6)
+
+
+def test_logits_lie_token_by_token(build: Build) -> None:
+    """The host wants a row for each token, and gets it without a copy."""
+    weight = normal(4096, 32, 1, 1)
+    path = build({"x": ((1, 32, 1, 4), "fp32")}, lambda x: mb.conv(x=x, weight=weight))
+    x = normal(1, 32, 1, 4)
+    (y,) = tape_agrees(path, rtol=1e-3, x=x)
+    assert y.reshape(4096, 4).T.flags.c_contiguous
+
+
 @pytest.mark.parametrize("index", [5, -6, 2**30])
 def test_an_index_outside_is_refused(build: Build, index: int) -> None:
     path = build(

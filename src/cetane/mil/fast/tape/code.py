@@ -8,8 +8,8 @@ cost nothing: a transpose is another order of strides.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import numpy as np
@@ -122,12 +122,32 @@ class Place:
 
     @property
     def contiguous(self) -> bool:
-        return self.strides == strides_of(self.shape) or all(
+        return self.lies_as(self.at(0, self.shape, strides_of(self.shape)))
+
+    @property
+    def joined(self) -> Place:
+        """The same elements in the same order, with as few axes as possible."""
+        shape: list[int] = []
+        strides: list[int] = []
+        for size, stride in zip(self.shape, self.strides, strict=True):
+            if shape and strides[-1] == size * stride:
+                shape[-1], strides[-1] = shape[-1] * size, stride
+            elif size != 1:
+                shape.append(size)
+                strides.append(stride)
+        return self.at(0, shape, strides)
+
+    def lies_as(self, other: Place) -> bool:
+        """Whether its elements lie as those of another place of this shape, from the same offset
+        on."""
+        return self.offset == other.offset and all(
             size == 1 or own == usual
-            for size, own, usual in zip(
-                self.shape, self.strides, strides_of(self.shape), strict=True
-            )
+            for size, own, usual in zip(self.shape, self.strides, other.strides, strict=True)
         )
+
+    def shares(self, other: Place) -> bool:
+        """Whether both lie in the same array or block."""
+        return (self.base, self.block) == (other.base, other.block)
 
     def at(self, offset: int, shape: Sequence[int], strides: Sequence[int]) -> Place:
         """A part of this place, or its elements in another order."""
@@ -143,6 +163,11 @@ class Place:
             for size, stride in zip(self.shape, self.strides, strict=True)
         ]
         return self.at(0, shape, strides)
+
+    def moved(self, bases: Mapping[int, int]) -> Place:
+        """This place, in the array of its block's base, if the block has one."""
+        base = None if self.block is None else bases.get(self.block)
+        return self if base is None else replace(self, base=base, block=None)
 
     def reshaped(self, shape: Sequence[int]) -> Place | None:
         """The same elements in another shape; None if that needs a copy."""
@@ -181,6 +206,14 @@ class Instruction:
     @property
     def read(self) -> tuple[Place, ...]:
         return (*self.operands, *self.others)
+
+    def moved(self, bases: Mapping[int, int]) -> Instruction:
+        """This step, with some blocks as whole arrays of these bases."""
+        result, *read = (place.moved(bases) for place in (self.result, *self.read))
+        count = len(self.operands)
+        return replace(
+            self, result=result, operands=tuple(read[:count]), others=tuple(read[count:])
+        )
 
 
 def joined_axes(places: Sequence[Place]) -> tuple[list[int], list[list[int]]]:

@@ -88,47 +88,108 @@ def _gathered(line, address, step):  # type: ignore[no-untyped-def]
             line[i] = source[i * step - first]
 
 
+@njit(inline="always")
+def _scattered(address, step, line):  # type: ignore[no-untyped-def]
+    """Write a line to elements that lie `step` floats apart."""
+    target = _line(address, (len(line) - 1) * step + 1)
+    for n in range(len(line)):
+        target[n * step] = line[n]
+
+
+@njit(inline="always")
+def _steps(row, place):  # type: ignore[no-untyped-def]
+    """The bytes from an element to the next along each axis, of an operand or the result (0)."""
+    at = _STRIDES + AXES * place
+    return 4 * row[at], 4 * row[at + 1], 4 * row[at + 2], 4 * row[at + 3]
+
+
+@njit(inline="always")
+def _bounds(row, axis, divided, part):  # type: ignore[no-untyped-def]
+    """What a thread walks of an axis: its part of the divided one, or a whole other one."""
+    return part if axis == divided else (0, row[_SIZES + axis])
+
+
+@njit(inline="always")
+def _moved(address, steps, i, j, k):  # type: ignore[no-untyped-def]
+    return address + i * steps[0] + j * steps[1] + k * steps[2]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _compute(code, kind, first, second, y, a, b, c):  # type: ignore[no-untyped-def]
+    """Fill a line of results from lines of operands."""
+    if code == _UNARY:
+        transform(kind, y, a, first, second)
+    elif code == _BINARY:
+        combine(kind, y, a, b)
+    else:
+        for n in range(len(y)):
+            y[n] = b[n] if a[n] != 0 else c[n]
+
+
+@njit(inline="always")
+def _brought(address, step, spare):  # type: ignore[no-untyped-def]
+    """A line of elements that lie `step` bytes apart: as they lie, or side by side in `spare`."""
+    if step == 4:
+        return _line(address, len(spare))
+    _gathered(spare, address, step // 4)
+    return spare
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _compute_apart(row, one, two, addresses, steps, count):  # type: ignore[no-untyped-def]
+    """Fill a line of results, where the elements of some line do not lie side by side. Addresses
+    and steps (bytes) are those of the result and of three operands."""
+    code, step = row[0], steps[0]
+    spare = np.empty((4, count), np.float32)
+    y = _line(addresses[0], count) if step == 4 else spare[0]
+    a = _brought(addresses[1], steps[1], spare[1])
+    b = a if code == _UNARY else _brought(addresses[2], steps[2], spare[2])
+    c = a if code != _SELECT else _brought(addresses[3], steps[3], spare[3])
+    _compute(code, row[3], one, two, y, a, b, c)
+    if step != 4:
+        _scattered(addresses[0], step // 4, y)
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
 def _walk(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def]
-    """A function of one, two or three operands, element by element."""
-    code, kind = row[0], row[3]
-    low, high = np.zeros(AXES, np.int64), row[_SIZES : _SIZES + AXES].copy()
-    axis = 0
-    while axis < AXES - 1 and high[axis] == 1:
-        axis += 1
-    low[axis], high[axis] = _part(high[axis], thread, threads, 16 if axis == AXES - 1 else 1)
-    count = high[3] - low[3]
+    """A function of one, two or three operands, element by element.
+
+    It makes no arrays in the common case, where all lines lie side by side: an array takes as long
+    as a line.
+    """
+    code, kind, one, two = row[0], row[3], numbers[0], numbers[1]
+    divided = 0
+    while divided < AXES - 1 and row[_SIZES + divided] == 1:
+        divided += 1
+    part = _part(row[_SIZES + divided], thread, threads, 16 if divided == AXES - 1 else 1)
+    first, last = _bounds(row, AXES - 1, divided, part)
+    count = last - first
     if count <= 0:
         return
-    strides = row[_STRIDES : _STRIDES + 4 * AXES].reshape(4, AXES)
-    operands = 1 if code == _UNARY else 2 if code == _BINARY else 3
-    line, spare = np.empty((operands, count), np.float32), np.empty(count, np.float32)
-    at = np.zeros(4, np.int64)
-    for i in range(low[0], high[0]):
-        for j in range(low[1], high[1]):
-            for k in range(low[2], high[2]):
-                for place in range(operands + 1):
-                    steps = strides[place]
-                    start = i * steps[0] + j * steps[1] + k * steps[2] + low[3] * steps[3]
-                    at[place] = _address(row, bases, place) + 4 * start
-                for place in range(operands):
-                    if strides[place + 1, 3] != 1:
-                        _gathered(line[place], at[place + 1], strides[place + 1, 3])
-                        at[place + 1] = line.ctypes.data + 4 * place * count
-                step = strides[0, 3]
-                y = _line(at[0], count) if step == 1 else spare
-                a, b, c = _line(at[1], count), _line(at[2], count), _line(at[3], count)
-                if code == _UNARY:
-                    transform(kind, y, a, numbers[0], numbers[1])
-                elif code == _BINARY:
-                    combine(kind, y, a, b)
+    y_steps, a_steps, b_steps, c_steps = (
+        _steps(row, 0), _steps(row, 1), _steps(row, 2), _steps(row, 3)
+    )  # fmt: skip
+    y_first = _address(row, bases, 0) + first * y_steps[3]
+    a_first = _address(row, bases, 1) + first * a_steps[3]
+    b_first = _address(row, bases, 2) + first * b_steps[3]
+    c_first = _address(row, bases, 3) + first * c_steps[3]
+    steps = (y_steps[3], a_steps[3], b_steps[3], c_steps[3])
+    side_by_side = (
+        steps[0] == 4 and steps[1] == 4 and (code == _UNARY or steps[2] == 4)
+        and (code != _SELECT or steps[3] == 4)
+    )  # fmt: skip
+    for i in range(*_bounds(row, 0, divided, part)):
+        for j in range(*_bounds(row, 1, divided, part)):
+            for k in range(*_bounds(row, 2, divided, part)):
+                y, a = _moved(y_first, y_steps, i, j, k), _moved(a_first, a_steps, i, j, k)
+                b, c = _moved(b_first, b_steps, i, j, k), _moved(c_first, c_steps, i, j, k)
+                if side_by_side:
+                    _compute(
+                        code, kind, one, two, _line(y, count), _line(a, count), _line(b, count),
+                        _line(c, count),
+                    )  # fmt: skip
                 else:
-                    for n in range(count):
-                        y[n] = b[n] if a[n] != 0 else c[n]
-                if step != 1:
-                    target = _line(at[0], (count - 1) * step + 1)
-                    for n in range(count):
-                        target[n * step] = spare[n]
+                    _compute_apart(row, one, two, (y, a, b, c), steps, count)
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc"})
@@ -153,30 +214,32 @@ def _lines(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def
     more = row[MORE:]
     lines, count, step, result_step = more[0] * more[1] * more[2], more[3], more[4], more[5]
     first, last = _part(lines, thread, threads, 1)
-    line = np.empty(count, np.float32)
+    spare, made = np.empty(count, np.float32), np.empty(count, np.float32)
     for number in range(first, last):
         i, j, k = number // (more[1] * more[2]), number // more[2] % more[1], number % more[2]
         x_at = _address(row, bases, 1) + 4 * (i * more[6] + j * more[7] + k * more[8])
         y_at = _address(row, bases, 0) + 4 * (i * more[9] + j * more[10] + k * more[11])
-        _gathered(line, x_at, step)
+        line = _brought(x_at, 4 * step, spare)
         if row[0] == _REDUCE:
             _line(y_at, 1)[0] = _reduced(row[3], line)
             continue
-        y = _line(y_at, (count - 1) * result_step + 1)
+        y = _line(y_at, count) if result_step == 1 else made
         if row[0] == _NORM:
             gamma = _line(_address(row, bases, 2), count)
             factor = _F(1 / math.sqrt(_squares(line) / count + numbers[0]))
             for n in range(count):
-                y[n * result_step] = line[n] * factor * gamma[n]
+                y[n] = line[n] * factor * gamma[n]
         else:
             top = line.max()
             total = np.float64(0)
             for n in range(count):
-                line[n] = exponential(line[n] - top)
-                total += line[n]
+                spare[n] = exponential(line[n] - top)
+                total += spare[n]
             factor = _F(1 / total)
             for n in range(count):
-                y[n * result_step] = line[n] * factor
+                y[n] = spare[n] * factor
+        if result_step != 1:
+            _scattered(y_at, result_step, y)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -79,6 +79,10 @@ class Writer:
         self._runs = 0
         self._once: dict[Hashable, Place] = {}
         self._after: dict[str, Place] = {}
+        self._whole: dict[Place, Place] = {}
+        """Contiguous copies of joined places, while both keep their values."""
+        self._moved: dict[int, int] = {}
+        """The bases in which blocks lie, in place of the arena."""
         self._bounds: dict[str, int] = {}
         for type_ in (*function.inputs.values(), *function.outputs.values()):
             if type_.dtype not in HELD_AS:
@@ -130,17 +134,30 @@ class Writer:
         for number, name in enumerate(self._function.outputs):
             place = self.place(name)
             target = _whole(self._results + number, place.shape)
-            if place.size >= ROWS_FIRST and place.strides[-1] == max(place.strides) > 1:
+            steps = place.joined.strides
+            if place.size >= ROWS_FIRST and steps[-1] == max(steps) > 1:
                 # Logits: the host wants a row for each token.
                 target = self.transposed(target)
                 transposed.append(number)
-            self.copy(place, target)
+            self._end_in(place, target)
         for name, target in self._after.items():
             if self._states[name] != target:
-                self.copy(self._states[name], target)
+                self._end_in(self._states[name], target)
+        instructions = [each.moved(self._moved) for each in self._instructions]
         return replace(
-            tape_of(self._instructions, self._blocks, self._runs), transposed=tuple(transposed)
+            tape_of(instructions, self._blocks, self._runs), transposed=tuple(transposed)
         )
+
+    def _end_in(self, place: Place, target: Place) -> None:
+        """Let a value lie in an output, or in a state after the call: its whole block moves there,
+        or it is copied."""
+        place = self.whole(place) if target.contiguous else place
+        block = place.block
+        whole = block is not None and self._blocks[block] == target.size
+        if block is not None and whole and place.lies_as(target) and block not in self._moved:
+            self._moved[block] = target.base
+        else:
+            self.copy(place, target)
 
     def _check_integers(self, op: Op) -> None:
         """Raise Unsupported for an op that computes integers that float32 may not hold."""
@@ -230,6 +247,11 @@ class Writer:
         large."""
         if code is not Code.WIDEN and any(place.narrow for place in (*operands, *others)):
             raise Unsupported("an operand of 8 bits")
+        self._whole = {
+            place: copy
+            for place, copy in self._whole.items()
+            if not place.shares(result) and not copy.shares(result)
+        }
         self._instructions.append(
             Instruction(
                 code, result, operands, kind, tuple(map(int, more)), tuple(map(float, numbers)),
@@ -239,12 +261,19 @@ class Writer:
         return result
 
     def copy(self, source: Place, target: Place) -> Place:
-        """Copy elements into a place of the same shape."""
+        """Copy elements into a place of the same shape, from a contiguous copy if there is one."""
+        if known := self._whole.get(source.joined):
+            source = known.at(0, source.shape, strides_of(source.shape))
         return self.emit(Code.UNARY, target, source, kind=Unary.COPY)
 
     def whole(self, place: Place) -> Place:
         """The place, or a copy of it that is contiguous."""
-        return place if place.contiguous else self.copy(place, self.new(place.shape))
+        if place.contiguous:
+            return place
+        joined = place.joined
+        if joined not in self._whole:
+            self._whole[joined] = self.copy(joined, self.new(joined.shape))
+        return self._whole[joined].at(0, place.shape, strides_of(place.shape))
 
     def once(self, key: Hashable, operands: Sequence[Place], make: Callable[[], Place]) -> Place:
         """The value of a key. If its operands never change, only the first use makes it."""
