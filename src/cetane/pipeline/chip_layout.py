@@ -13,6 +13,7 @@ from cetane.errors import CetaneError
 from cetane.gates.residency.rule import load_rules
 from cetane.gates.residency.target import Target
 from cetane.hardware.chips import Chip, find_chip
+from cetane.perf.breakeven import DraftingTimes
 from cetane.perf.cost import cite
 from cetane.perf.predict import Prediction, Predictor
 from cetane.planner import Planner
@@ -148,24 +149,26 @@ def by_free_drafts(planner: Planner, target: Target) -> Choice:
     if planner.recipe.tokens.verify is None:
         return {}, ""
     chip = find_chip(target.chip)
-    steps: dict[int, float] = {}
+    costs: list[DraftingTimes] = []
     for width in WIDTHS:
         recipe = override(planner.recipe, {VERIFY: width})
         wide = Planner(planner.checkpoint, recipe, planner)
         call, step = predict(wide, chip, "verify"), predict(wide, chip, "decode")
         if call is None or step is None:
             return {}, ""
-        steps[width] = call.ms / step.ms
-        if steps[width] <= FREE:
-            reason = f"predicted to take {steps[width]:.2f} steps; drafts of it are nearly free"
+        cost = DraftingTimes(step.ms, call.ms, width)
+        if cost.slowdown <= FREE:
+            reason = f"predicted to take {cost.slowdown:.2f} steps; drafts of it are nearly free"
             return {VERIFY: width}, reason
-    needed = {width: (took - 1) / (width - 1) for width, took in steps.items()}
-    width = min(sorted(needed), key=needed.__getitem__)
-    reason = (
-        f"predicted to take {steps[width]:.2f} steps; drafts pay if {needed[width]:.0%} of their "
-        "tokens are right, the least of all widths"
+        costs.append(cost)
+    best = min(reversed(costs), key=lambda cost: cost.break_even_share() or 1.0)
+    share = best.break_even_share()
+    pays = (
+        "no draft of any width can pay"
+        if share is None
+        else f"drafts pay if {share:.0%} of their tokens are right, the least of all widths"
     )
-    return {VERIFY: width}, reason
+    return {VERIFY: best.width}, f"predicted to take {best.slowdown:.2f} steps; {pays}"
 
 
 def predict(planner: Planner, chip: Chip, mode: Mode) -> Prediction | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,6 +11,7 @@ from cetane.mil.fast.context import (
     WIDENED,
     Context,
     constant,
+    is_power_of_two,
     literal,
     made,
     scaled,
@@ -109,7 +109,7 @@ def attention(context: Context, op: Op) -> list[Op] | None:
         return None
     weights, factor = scaled(context, op.inputs["x"][0])
     found = _softmaxed(context, weights)
-    if found is None or math.frexp(factor)[0] != 0.5:
+    if found is None or not is_power_of_two(factor):
         return None
     scores, sink = found
     operands = _masked_product(context, scores)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -103,6 +104,11 @@ def scaled(context: Context, value: Argument) -> tuple[Argument, float]:
         if factor in context.constants and context.shape(factor) == ():
             return product.inputs[x][0], float(context.constants.plain(factor))
     return value, 1.0
+
+
+def is_power_of_two(factor: float) -> bool:
+    """Whether a product with a positive factor is exact."""
+    return math.frexp(factor)[0] == 0.5
 
 
 def literal(value: int | Iterable[int]) -> StoredConstant:

@@ -9,7 +9,6 @@ on two processors; reading the weights takes some 20 ms of it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -22,6 +21,7 @@ from cetane.mil.fast.context import (
     VIEW,
     Context,
     constant,
+    is_power_of_two,
     literal,
     scaled,
 )
@@ -178,7 +178,7 @@ def scaled_twice(context: Context, op: Op) -> list[Op] | None:
         return None
     inner, second = scaled(context, op.outputs[0].name)
     x, first = scaled(context, inner)
-    if any(factor == 1 or math.frexp(factor)[0] != 0.5 for factor in (first, second)):
+    if any(factor == 1 or not is_power_of_two(factor) for factor in (first, second)):
         return None
     if first * second == 1:
         return [Op("identity", op.name, {"x": (x,)}, op.outputs)]

@@ -98,9 +98,9 @@ def _scattered(address, step, line):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _steps(row, place):  # type: ignore[no-untyped-def]
-    """The bytes from an element to the next along each axis, of an operand or the result (0)."""
+    """The floats from an element to the next along each axis, of an operand or the result (0)."""
     at = _STRIDES + AXES * place
-    return 4 * row[at], 4 * row[at + 1], 4 * row[at + 2], 4 * row[at + 3]
+    return row[at], row[at + 1], row[at + 2], row[at + 3]
 
 
 @njit(inline="always")
@@ -111,7 +111,7 @@ def _bounds(row, axis, divided, part):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _moved(address, steps, i, j, k):  # type: ignore[no-untyped-def]
-    return address + i * steps[0] + j * steps[1] + k * steps[2]
+    return address + 4 * (i * steps[0] + j * steps[1] + k * steps[2])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -128,26 +128,26 @@ def _compute(code, kind, first, second, y, a, b, c):  # type: ignore[no-untyped-
 
 @njit(inline="always")
 def _brought(address, step, spare):  # type: ignore[no-untyped-def]
-    """A line of elements that lie `step` bytes apart: as they lie, or side by side in `spare`."""
-    if step == 4:
+    """A line of elements that lie `step` floats apart: as they lie, or side by side in `spare`."""
+    if step == 1:
         return _line(address, len(spare))
-    _gathered(spare, address, step // 4)
+    _gathered(spare, address, step)
     return spare
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _compute_apart(row, one, two, addresses, steps, count):  # type: ignore[no-untyped-def]
     """Fill a line of results, where the elements of some line do not lie side by side. Addresses
-    and steps (bytes) are those of the result and of three operands."""
+    and steps (floats) are those of the result and of three operands."""
     code, step = row[0], steps[0]
     spare = np.empty((4, count), np.float32)
-    y = _line(addresses[0], count) if step == 4 else spare[0]
+    y = _line(addresses[0], count) if step == 1 else spare[0]
     a = _brought(addresses[1], steps[1], spare[1])
     b = a if code == _UNARY else _brought(addresses[2], steps[2], spare[2])
     c = a if code != _SELECT else _brought(addresses[3], steps[3], spare[3])
     _compute(code, row[3], one, two, y, a, b, c)
-    if step != 4:
-        _scattered(addresses[0], step // 4, y)
+    if step != 1:
+        _scattered(addresses[0], step, y)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -169,14 +169,14 @@ def _walk(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def]
     y_steps, a_steps, b_steps, c_steps = (
         _steps(row, 0), _steps(row, 1), _steps(row, 2), _steps(row, 3)
     )  # fmt: skip
-    y_first = _address(row, bases, 0) + first * y_steps[3]
-    a_first = _address(row, bases, 1) + first * a_steps[3]
-    b_first = _address(row, bases, 2) + first * b_steps[3]
-    c_first = _address(row, bases, 3) + first * c_steps[3]
+    y_first = _address(row, bases, 0) + 4 * first * y_steps[3]
+    a_first = _address(row, bases, 1) + 4 * first * a_steps[3]
+    b_first = _address(row, bases, 2) + 4 * first * b_steps[3]
+    c_first = _address(row, bases, 3) + 4 * first * c_steps[3]
     steps = (y_steps[3], a_steps[3], b_steps[3], c_steps[3])
     side_by_side = (
-        steps[0] == 4 and steps[1] == 4 and (code == _UNARY or steps[2] == 4)
-        and (code != _SELECT or steps[3] == 4)
+        steps[0] == 1 and steps[1] == 1 and (code == _UNARY or steps[2] == 1)
+        and (code != _SELECT or steps[3] == 1)
     )  # fmt: skip
     for i in range(*_bounds(row, 0, divided, part)):
         for j in range(*_bounds(row, 1, divided, part)):
@@ -219,7 +219,7 @@ def _lines(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def
         i, j, k = number // (more[1] * more[2]), number // more[2] % more[1], number % more[2]
         x_at = _address(row, bases, 1) + 4 * (i * more[6] + j * more[7] + k * more[8])
         y_at = _address(row, bases, 0) + 4 * (i * more[9] + j * more[10] + k * more[11])
-        line = _brought(x_at, 4 * step, spare)
+        line = _brought(x_at, step, spare)
         if row[0] == _REDUCE:
             _line(y_at, 1)[0] = _reduced(row[3], line)
             continue

@@ -79,7 +79,7 @@ class Writer:
         self._runs = 0
         self._once: dict[Hashable, Place] = {}
         self._after: dict[str, Place] = {}
-        self._whole: dict[Place, Place] = {}
+        self._copies: dict[Place, Place] = {}
         """Contiguous copies of joined places, while both keep their values."""
         self._moved: dict[int, int] = {}
         """The bases in which blocks lie, in place of the arena."""
@@ -153,8 +153,12 @@ class Writer:
         or it is copied."""
         place = self.whole(place) if target.contiguous else place
         block = place.block
-        whole = block is not None and self._blocks[block] == target.size
-        if block is not None and whole and place.lies_as(target) and block not in self._moved:
+        if (
+            block is not None
+            and block not in self._moved
+            and self._blocks[block] == target.size
+            and place.lies_as(target)
+        ):
             self._moved[block] = target.base
         else:
             self.copy(place, target)
@@ -247,9 +251,9 @@ class Writer:
         large."""
         if code is not Code.WIDEN and any(place.narrow for place in (*operands, *others)):
             raise Unsupported("an operand of 8 bits")
-        self._whole = {
+        self._copies = {
             place: copy
-            for place, copy in self._whole.items()
+            for place, copy in self._copies.items()
             if not place.shares(result) and not copy.shares(result)
         }
         self._instructions.append(
@@ -262,18 +266,22 @@ class Writer:
 
     def copy(self, source: Place, target: Place) -> Place:
         """Copy elements into a place of the same shape, from a contiguous copy if there is one."""
-        if known := self._whole.get(source.joined):
-            source = known.at(0, source.shape, strides_of(source.shape))
-        return self.emit(Code.UNARY, target, source, kind=Unary.COPY)
+        return self.emit(Code.UNARY, target, self._copied(source) or source, kind=Unary.COPY)
 
     def whole(self, place: Place) -> Place:
         """The place, or a copy of it that is contiguous."""
         if place.contiguous:
             return place
-        joined = place.joined
-        if joined not in self._whole:
-            self._whole[joined] = self.copy(joined, self.new(joined.shape))
-        return self._whole[joined].at(0, place.shape, strides_of(place.shape))
+        if (known := self._copied(place)) is not None:
+            return known
+        copy = self.copy(place, self.new(place.shape))
+        self._copies[place.joined] = copy
+        return copy
+
+    def _copied(self, place: Place) -> Place | None:
+        """A contiguous copy of a place, if there is one."""
+        copy = self._copies.get(place.joined)
+        return None if copy is None else copy.at(0, place.shape, strides_of(place.shape))
 
     def once(self, key: Hashable, operands: Sequence[Place], make: Callable[[], Place]) -> Place:
         """The value of a key. If its operands never change, only the first use makes it."""
