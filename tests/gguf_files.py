@@ -135,10 +135,12 @@ def write_hybrid(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig)
                 writer.add_expert_feed_forward_length(config.moe_intermediate_size)
                 shared = config.shared_expert_intermediate_size
                 writer.add_expert_shared_feed_forward_length(shared)
-        case "ministral3":
+        case "ministral3" | "mistral":
             rope = config.rope_parameters
-            writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
-            writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+            if "mscale_all_dim" in rope:
+                writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+            if "llama_4_scaling_beta" in rope:
+                writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
         case "gemma4_text":
             write_gemma4(writer, config)
 

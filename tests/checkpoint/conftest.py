@@ -159,6 +159,26 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
         },
     ),
+    "mistral3-plain-yarn": (
+        "mistral3",
+        {
+            "model_type": "ministral3",
+            "head_dim": 16,
+            "max_position_embeddings": 256,
+            "rope_parameters": YARN
+            | {"mscale": 0.0, "mscale_all_dim": 0.0, "llama_4_scaling_beta": 0.1},
+        },
+    ),
+    "mistral3-no-temperature": (
+        "mistral3",
+        {
+            "model_type": "mistral",
+            "head_dim": 16,
+            "sliding_window": None,
+            "max_position_embeddings": 256,
+            "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
     "lfm2": (
         "lfm2",
         {

@@ -20,9 +20,9 @@ from cetane.errors import CetaneError
 
 ALL = [
     "deepseek2", "deepseek2-queries", "gemma2", "gemma3", "gemma4", "gpt-oss", "granite", "lfm2",
-    "llama", "llama-tied", "llama-bias", "mistral3", "mixtral", "olmo2", "olmo3", "olmoe", "phi3",
-    "phi3-longrope", "qwen2", "qwen2-yarn", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next",
-    "smollm3",
+    "llama", "llama-tied", "llama-bias", "mistral3", "mistral3-no-temperature",
+    "mistral3-plain-yarn", "mixtral", "olmo2", "olmo3", "olmoe", "phi3", "phi3-longrope", "qwen2",
+    "qwen2-yarn", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "smollm3",
 ]  # fmt: skip
 
 

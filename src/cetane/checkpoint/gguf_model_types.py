@@ -86,18 +86,21 @@ def _smollm3(facts: Facts) -> dict[str, Any]:
 def _ministral3(facts: Facts) -> dict[str, Any]:
     """Beyond the table's positions, queries have a factor. A Mistral of the same architecture has
     no such factor."""
-    beta = facts.keys.get("attention.temperature_scale")
-    if beta is None:
+    rope = facts.rope | _yarn_scales(facts, 1.0)
+    if facts.keys.get("attention.temperature_scale") is None:
         return {"model_type": "mistral", "architectures": ["MistralForCausalLM"],
-                "sliding_window": None}  # fmt: skip
+                "sliding_window": None, "rope_parameters": rope}  # fmt: skip
     own = {"llama_4_scaling_beta": facts.keys.number("attention.temperature_scale")}
-    return {"rope_parameters": facts.rope | _yarn_scales(facts, 1.0) | own}
+    return {"rope_parameters": rope | own}
 
 
 def _yarn_scales(facts: Facts, unit: float) -> dict[str, Any]:
-    """The two scales of yarn, equal in all releases. The file has one number: `unit` times them."""
+    """The two scales of yarn, equal in all releases. The file has one number: `unit` times them.
+
+    The converter writes 0 for a plain yarn, without such scales."""
     key = "rope.scaling.yarn_log_multiplier"
-    if facts.keys.get(key) is None:
+    value = facts.keys.get(key)
+    if value is None or (type(value) is float and value == 0.0):
         return {}
     scale = round(facts.keys.number(key) / unit, 6)  # the file has it in fp32
     return {"mscale": scale, "mscale_all_dim": scale}
