@@ -217,7 +217,10 @@ def write_gguf(
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
     if architecture == "olmo2" and config.model_type == "olmo3":
+        local = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
+        if local != rope["rope_theta"]:  # files of models with one base lack the key
+            writer.add_rope_freq_base_swa(local)
         writer.add_sliding_window(config.sliding_window)
         slides = [kind == "sliding_attention" for kind in config.layer_types]
         writer.add_sliding_window_pattern(slides)

@@ -108,6 +108,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "olmo3-bases": (
+        "olmo2",
+        {
+            "model_type": "olmo3",
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 7,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
     "mixtral": ("llama", {"model_type": "mixtral", "num_local_experts": 4}),
     "olmoe": ("olmoe", {"model_type": "olmoe", "num_experts": 5, "num_experts_per_tok": 2}),
     "gpt-oss": (

@@ -146,19 +146,31 @@ def _olmo(facts: Facts) -> dict[str, Any]:
     if keys.get("attention.sliding_window") is None:
         return {}
     slides = keys.booleans("attention.sliding_window_pattern", facts.layers)
-    short = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    local = keys.number("rope.freq_base_swa", rope["rope_theta"])
     return {
         "model_type": "olmo3",
         "architectures": ["Olmo3ForCausalLM"],
         "sliding_window": keys.integer("attention.sliding_window"),
         "layer_types": facts.kinds("sliding_attention", "full_attention", slides),
-        "rope_parameters": {"sliding_attention": short, "full_attention": rope},
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+            "full_attention": rope,
+        },
     }
+
+
+def _check_one_base(facts: Facts) -> None:
+    """Refuse another rotary base of sliding layers: llama.cpp reads it, transformers has none."""
+    key, base = "rope.freq_base_swa", facts.rope["rope_theta"]
+    if facts.keys.number(key, base) != base:
+        expected = f"{base}, the base of all layers of this architecture"
+        raise facts.keys.bad(key, expected, facts.keys.get(key))
 
 
 @of("gpt_oss")
 def _gpt_oss(facts: Facts) -> dict[str, Any]:
     """The window, and what the only releases have: biases, and a yarn that is not rounded."""
+    _check_one_base(facts)
     return {
         "intermediate_size": facts.keys.integer("expert_feed_forward_length"),
         "sliding_window": facts.keys.integer("attention.sliding_window"),
@@ -238,6 +250,7 @@ def _deepseek_v2(facts: Facts) -> dict[str, Any]:
 
 @of("gemma2")
 def _gemma2(facts: Facts) -> dict[str, Any]:
+    _check_one_base(facts)
     keys = facts.keys
     return {
         "sliding_window": keys.integer("attention.sliding_window"),
