@@ -268,6 +268,36 @@ def test_sentencepiece_without_dummy_space(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode(" hello")) == " hello"
 
 
+def test_phi3_drops_white_space_after_its_own_tokens(tmp_path: Path) -> None:
+    """By the flags of Phi-3's tokenizer.json, which its GGUF files lack. Names of models vary."""
+    own = ["<|endoftext|>", "<|assistant|>", "<|end|>", "<|user|>"]
+    drops = {"</s>", *own[1:]}
+    tokens = [*PIECES, "\n", *own]
+
+    def metadata(writer: gguf.GGUFWriter) -> None:
+        kinds = dict.fromkeys(("<s>", *own), TokenType.CONTROL) | {"<unk>": TokenType.UNKNOWN}
+        kinds |= {"</s>": TokenType.USER_DEFINED}
+        kinds |= {token: TokenType.BYTE for token in tokens if token.startswith("<0x")}
+        writer.add_token_list(tokens)
+        writer.add_token_scores([-float(i) for i in range(len(tokens))])
+        writer.add_token_types([kinds.get(token, TokenType.NORMAL) for token in tokens])
+        writer.add_eos_token_id(tokens.index("<|endoftext|>"))
+        writer.add_add_bos_token(False)
+
+    path = write(tmp_path / "m.gguf", "phi3", "llama", metadata)
+    architecture, description, _ = get_gguf_tokenizer(str(path))
+    theirs, _ = convert_gguf_tokenizer(architecture, description)
+    flags = json.loads(theirs.to_str())
+    for token in flags["added_tokens"]:
+        token["rstrip"] = token["content"] in drops
+    theirs = Backend.from_str(json.dumps(flags))
+    tokenizer = load(path)
+    for text in ["<|user|>\nhello<|end|>\n<|assistant|>\n", "<s> hello</s>  he<|endoftext|>\nhe"]:
+        assert tokenizer.encode(text) == theirs.encode(text, add_special_tokens=False).ids
+    chat = [tokens[i] for i in tokenizer.encode("<|user|>\nhello<|end|>\n<|assistant|>\n")]
+    assert chat == ["<|user|>", "▁hello", "<|end|>", "<|assistant|>"]
+
+
 def test_gemma_matches_transformers(tmp_path: Path) -> None:
     tokens = [*PIECES, "  ", "   ", "<end_of_turn>"]
 
