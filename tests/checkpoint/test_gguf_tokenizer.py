@@ -180,6 +180,25 @@ def test_splits_are_those_of_transformers() -> None:
         assert PRE_TOKENIZERS[name].splits == (GGUF_PRE_TOKENIZER_SPLITS[name],), name
 
 
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("x=1234", ["x", "=", "123", "4"]),
+        ("it's 12", ["it", "'", "s", " ", "12"]),
+        ('f("a") ==  2', ["f", '("', "a", '")', " ", "==", " ", " ", "2"]),
+        ("a\n b`", ["a", "\n", " b", "`"]),
+    ],
+)
+def test_the_splits_that_llama_cpp_calls_default(
+    text: str, pieces: list[str], tmp_path: Path
+) -> None:
+    """By hand: runs of punctuation, then GPT-2's words, then numbers in threes."""
+    backend = byte_level_backend("gpt-2")
+    tokenizer = load(byte_level_gguf(tmp_path / "m.gguf", backend, "default"))
+    found = tokenizer.backend.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:stop] for _, (start, stop) in found] == pieces
+
+
 def test_flags_template_and_stop_tokens(tmp_path: Path) -> None:
     def extra(writer: gguf.GGUFWriter) -> None:
         writer.add_add_bos_token(True)

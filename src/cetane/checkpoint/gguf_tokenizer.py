@@ -14,7 +14,7 @@ from cetane.checkpoint.tokenizer import Tokenizer, library_errors
 from cetane.errors import CetaneError
 from cetane.files import cache_dir, write_cache
 
-_CONVERTER_VERSION = 2  # part of the cache key: raise it when a conversion changes
+_CONVERTER_VERSION = 3  # part of the cache key: raise it when a conversion changes
 
 _LONG_TOKEN, _MOST_WORK = 64, 1 << 28
 """The characters of a long token, and the most for the sum of squared lengths of longer ones. This
