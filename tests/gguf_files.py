@@ -135,10 +135,12 @@ def write_hybrid(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig)
                 writer.add_expert_feed_forward_length(config.moe_intermediate_size)
                 shared = config.shared_expert_intermediate_size
                 writer.add_expert_shared_feed_forward_length(shared)
-        case "ministral3":
+        case "ministral3" | "mistral":
             rope = config.rope_parameters
-            writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
-            writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+            if "mscale_all_dim" in rope:
+                writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+            if "llama_4_scaling_beta" in rope:
+                writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
         case "gemma4_text":
             write_gemma4(writer, config)
 
@@ -215,7 +217,10 @@ def write_gguf(
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
     if architecture == "olmo2" and config.model_type == "olmo3":
+        local = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
+        if local != rope["rope_theta"]:  # files of models with one base lack the key
+            writer.add_rope_freq_base_swa(local)
         writer.add_sliding_window(config.sliding_window)
         slides = [kind == "sliding_attention" for kind in config.layer_types]
         writer.add_sliding_window_pattern(slides)

@@ -108,6 +108,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "olmo3-bases": (
+        "olmo2",
+        {
+            "model_type": "olmo3",
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 7,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
     "mixtral": ("llama", {"model_type": "mixtral", "num_local_experts": 4}),
     "olmoe": ("olmoe", {"model_type": "olmoe", "num_experts": 5, "num_experts_per_tok": 2}),
     "gpt-oss": (
@@ -157,6 +169,26 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "max_position_embeddings": 256,
             "rope_parameters": YARN
             | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+        },
+    ),
+    "mistral3-plain-yarn": (
+        "mistral3",
+        {
+            "model_type": "ministral3",
+            "head_dim": 16,
+            "max_position_embeddings": 256,
+            "rope_parameters": YARN
+            | {"mscale": 0.0, "mscale_all_dim": 0.0, "llama_4_scaling_beta": 0.1},
+        },
+    ),
+    "mistral3-no-temperature": (
+        "mistral3",
+        {
+            "model_type": "mistral",
+            "head_dim": 16,
+            "sliding_window": None,
+            "max_position_embeddings": 256,
+            "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
         },
     ),
     "lfm2": (

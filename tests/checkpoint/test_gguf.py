@@ -20,7 +20,8 @@ from cetane.errors import CetaneError
 
 ALL = [
     "deepseek2", "deepseek2-queries", "gemma2", "gemma3", "gemma4", "gpt-oss", "granite", "lfm2",
-    "llama", "llama-tied", "llama-bias", "mistral3", "mixtral", "olmo2", "olmo3", "olmoe", "phi3",
+    "llama", "llama-tied", "llama-bias", "mistral3", "mistral3-no-temperature",
+    "mistral3-plain-yarn", "mixtral", "olmo2", "olmo3", "olmo3-bases", "olmoe", "phi3",
     "phi3-longrope", "qwen2", "qwen2-yarn", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next",
     "smollm3",
 ]  # fmt: skip
@@ -292,6 +293,8 @@ def test_what_cannot_be_read_faithfully_is_refused(
         ("qwen35", lambda w: w.add_ssm_group_count(3), "does not fit 3 key heads"),
         ("qwen3next", lambda w: w.add_ssm_state_size(9), "do not fit 2 key heads"),
         ("gemma4", lambda w: w.add_shared_kv_layers(9), "less than 4"),
+        ("gemma2", lambda w: w.add_rope_freq_base_swa(100.0), "is 100.0, not 10000.0"),
+        ("gpt-oss", lambda w: w.add_rope_freq_base_swa(100.0), "is 100.0, not 150000.0"),
         ("lfm2", lambda w: w.add_head_count_kv([0, 2]), "3 integers"),
     ],
 )
@@ -304,6 +307,16 @@ def test_hybrids_that_cannot_be_read_faithfully_are_refused(
     write_gguf: Any,
 ) -> None:
     refused(write_gguf(tmp_path / "m.gguf", variant, tiny_model(variant), extra=extra), match)
+
+
+def test_a_base_of_sliding_layers_that_is_the_others_too(
+    tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    model = tiny_model("gemma2")
+    plain = open_checkpoint(write_gguf(tmp_path / "m.gguf", "gemma2", model))
+    same = lambda w: w.add_rope_freq_base_swa(10_000.0)  # noqa: E731
+    path = write_gguf(tmp_path / "n.gguf", "gemma2", model, extra=same)
+    assert open_checkpoint(path).config == plain.config
 
 
 def test_layers_that_only_draft_are_left_out(

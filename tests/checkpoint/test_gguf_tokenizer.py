@@ -180,6 +180,25 @@ def test_splits_are_those_of_transformers() -> None:
         assert PRE_TOKENIZERS[name].splits == (GGUF_PRE_TOKENIZER_SPLITS[name],), name
 
 
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("x=1234", ["x", "=", "123", "4"]),
+        ("it's 12", ["it", "'", "s", " ", "12"]),
+        ('f("a") ==  2', ["f", '("', "a", '")', " ", "==", " ", " ", "2"]),
+        ("a\n b`", ["a", "\n", " b", "`"]),
+    ],
+)
+def test_the_splits_that_llama_cpp_calls_default(
+    text: str, pieces: list[str], tmp_path: Path
+) -> None:
+    """By hand: runs of punctuation, then GPT-2's words, then numbers in threes."""
+    backend = byte_level_backend("gpt-2")
+    tokenizer = load(byte_level_gguf(tmp_path / "m.gguf", backend, "default"))
+    found = tokenizer.backend.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:stop] for _, (start, stop) in found] == pieces
+
+
 def test_flags_template_and_stop_tokens(tmp_path: Path) -> None:
     def extra(writer: gguf.GGUFWriter) -> None:
         writer.add_add_bos_token(True)
@@ -266,6 +285,36 @@ def test_sentencepiece_without_dummy_space(tmp_path: Path) -> None:
     tokenizer = load(sentencepiece_gguf(tmp_path / "m.gguf", "llama", PIECES, extra))
     assert tokenizer.encode("hello") == [PIECES.index("hello")]
     assert tokenizer.decode(tokenizer.encode(" hello")) == " hello"
+
+
+def test_phi3_drops_white_space_after_its_own_tokens(tmp_path: Path) -> None:
+    """By the flags of Phi-3's tokenizer.json, which its GGUF files lack. Names of models vary."""
+    own = ["<|endoftext|>", "<|assistant|>", "<|end|>", "<|user|>"]
+    drops = {"</s>", *own[1:]}
+    tokens = [*PIECES, "\n", *own]
+
+    def metadata(writer: gguf.GGUFWriter) -> None:
+        kinds = dict.fromkeys(("<s>", *own), TokenType.CONTROL) | {"<unk>": TokenType.UNKNOWN}
+        kinds |= {"</s>": TokenType.USER_DEFINED}
+        kinds |= {token: TokenType.BYTE for token in tokens if token.startswith("<0x")}
+        writer.add_token_list(tokens)
+        writer.add_token_scores([-float(i) for i in range(len(tokens))])
+        writer.add_token_types([kinds.get(token, TokenType.NORMAL) for token in tokens])
+        writer.add_eos_token_id(tokens.index("<|endoftext|>"))
+        writer.add_add_bos_token(False)
+
+    path = write(tmp_path / "m.gguf", "phi3", "llama", metadata)
+    architecture, description, _ = get_gguf_tokenizer(str(path))
+    theirs, _ = convert_gguf_tokenizer(architecture, description)
+    flags = json.loads(theirs.to_str())
+    for token in flags["added_tokens"]:
+        token["rstrip"] = token["content"] in drops
+    theirs = Backend.from_str(json.dumps(flags))
+    tokenizer = load(path)
+    for text in ["<|user|>\nhello<|end|>\n<|assistant|>\n", "<s> hello</s>  he<|endoftext|>\nhe"]:
+        assert tokenizer.encode(text) == theirs.encode(text, add_special_tokens=False).ids
+    chat = [tokens[i] for i in tokenizer.encode("<|user|>\nhello<|end|>\n<|assistant|>\n")]
+    assert chat == ["<|user|>", "▁hello", "<|end|>", "<|assistant|>"]
 
 
 def test_gemma_matches_transformers(tmp_path: Path) -> None:

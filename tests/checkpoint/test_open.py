@@ -7,6 +7,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import save_file
 
 from cetane.checkpoint import open_checkpoint
@@ -41,6 +42,27 @@ def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_hub_id(hub: list[str]) -> None:
     checkpoint = open_checkpoint("org/model-1.5")
     assert checkpoint.source == "org/model-1.5" and checkpoint.names() == ["a"]
+
+
+def test_files_that_are_taken_of_a_hub_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's own rule picks them: a template for tools, but no other export of the weights."""
+    taken = [
+        *("config.json", "model.safetensors", "tokenizer.json", "tokenizer.model"),
+        *("chat_template.jinja", "additional_chat_templates/tool_use.jinja"),
+    ]
+    others = [
+        *("original/params.json", "onnx/model.safetensors", "fp16/tokenizer.model"),
+        *("consolidated.safetensors", "pytorch_model.bin", "README.md", "onnx/chat_template.jinja"),
+    ]
+    found = []
+
+    def snapshot_download(repo_id: str, **patterns: Any) -> str:
+        found.extend(filter_repo_objects(taken + others, **patterns))
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    open_checkpoint("org/model-1.5")
+    assert found == taken
 
 
 def test_hub_failure_is_one_line(hub: list[str]) -> None:

@@ -57,6 +57,9 @@ def refused(source: Path, match: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
 @pytest.mark.parametrize("said", [{"tie_word_embeddings": True}, {}])
 @pytest.mark.parametrize("row", [None, 0, 99])
 def test_a_head_beside_a_tied_table(
@@ -74,12 +77,22 @@ def test_a_head_beside_a_tied_table(
     assert open_checkpoint(folder).config == {"model_type": "llama"} | wanted
 
 
-def test_a_head_that_the_config_ties_wrongly(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "said"),
+    [
+        ("llama", {"tie_word_embeddings": True}),
+        ("lfm2", {"tie_word_embeddings": False, "tie_embedding": True}),  # its other name wins
+    ],
+)
+def test_a_head_that_the_config_ties_wrongly(
+    model_type: str, said: dict[str, bool], tmp_path: Path
+) -> None:
     """transformers uses the stored head: its logits are the truth, also of the reference."""
-    model = build_model("llama")
+    layers = {"layer_types": ["conv", FULL]} if model_type == "lfm2" else {}
+    model = build_model(model_type, tie_word_embeddings=False, **layers)
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    (tmp_path / "config.json").write_text(json.dumps(config | said))
     checkpoint = open_checkpoint(tmp_path)
     engine = authored_engine(Planner(checkpoint, tiny_recipe()), checkpoint)
     found = engine.session().feed(tokens(288), "all")
@@ -90,9 +103,6 @@ def test_a_head_that_the_config_ties_wrongly(tmp_path: Path) -> None:
     assert reference.loader == "transformers"
     assert reference.names["lm_head"] == {"weight": "lm_head.weight"}
     assert np.abs(reference.run([tokens(288)])[0].logits - found).max() <= TOLERANCE
-
-
-SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 @pytest.mark.parametrize("types", [[FULL, SLIDING], [FULL, FULL], None])

@@ -200,8 +200,7 @@ LONGROPE = {
     "long_factor": [2.0] * 8,
 }
 MSCALE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "mscale_all_dim": "a"}
-
-
+MANY_EXPERTS = {"model_type": "qwen3_moe", "num_experts": 512}
 UNBOUND = "sliding_window = None, but some layers slide"
 
 
@@ -254,6 +253,7 @@ UNBOUND = "sliding_window = None, but some layers slide"
         ),
         ({"model_type": "deepseek_v2", "num_key_value_heads": 4}, "None experts of 64"),
         ({"model_type": "qwen3_moe", "num_local_experts": None}, "experts of None"),
+        (MANY_EXPERTS | {"num_hidden_layers": 65}, "65 layers of 512 experts, more than 32768"),
         (
             {"model_type": "gemma4_text", "rope_parameters": {"full_attention": LONGROPE}},
             "gemma4_text model is not valid",

@@ -1,5 +1,7 @@
 """Turned checkpoints compute what transformers computes on the original weights."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from tests.families.gemma_models import build_gemma3, build_gemma4
 from tests.families.parity import FEEDS, assert_close, truth
 from tests.families.test_llama import MULTIPLIERS
 
-from cetane.checkpoint import RotatedCheckpoint, Rotation
+from cetane.checkpoint import RotatedCheckpoint, Rotation, open_checkpoint
 from cetane.checkpoint.rotated import hartley
 from cetane.engine.authored import authored_engine
 from cetane.errors import CetaneError
@@ -71,6 +73,17 @@ def test_a_turned_model_computes_the_same(name: str) -> None:
     assert any("v_proj" in n or "qkv_proj" in n for n in changed)
     engine = authored_engine(Planner(checkpoint, TURNED), checkpoint)
     assert_close(engine, truth(model), {k: FEEDS[k] for k in ("prefill", "uneven")})
+
+
+def test_a_turned_head_of_its_own_is_the_head(tmp_path: Path) -> None:
+    """Released LFM2s tie it under another name, which wins over `tie_word_embeddings`."""
+    model = unlike(MODELS["lfm2"]())
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_embedding": True}))
+    checkpoint = as_recipe_asks(open_checkpoint(tmp_path), TURNED)
+    engine = authored_engine(Planner(checkpoint, TURNED), checkpoint)
+    assert_close(engine, truth(model), {"uneven": FEEDS["uneven"]})
 
 
 def test_what_cannot_turn_is_refused() -> None:

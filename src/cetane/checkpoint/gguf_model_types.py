@@ -86,18 +86,21 @@ def _smollm3(facts: Facts) -> dict[str, Any]:
 def _ministral3(facts: Facts) -> dict[str, Any]:
     """Beyond the table's positions, queries have a factor. A Mistral of the same architecture has
     no such factor."""
-    beta = facts.keys.get("attention.temperature_scale")
-    if beta is None:
+    rope = facts.rope | _yarn_scales(facts, 1.0)
+    if facts.keys.get("attention.temperature_scale") is None:
         return {"model_type": "mistral", "architectures": ["MistralForCausalLM"],
-                "sliding_window": None}  # fmt: skip
+                "sliding_window": None, "rope_parameters": rope}  # fmt: skip
     own = {"llama_4_scaling_beta": facts.keys.number("attention.temperature_scale")}
-    return {"rope_parameters": facts.rope | _yarn_scales(facts, 1.0) | own}
+    return {"rope_parameters": rope | own}
 
 
 def _yarn_scales(facts: Facts, unit: float) -> dict[str, Any]:
-    """The two scales of yarn, equal in all releases. The file has one number: `unit` times them."""
+    """The two scales of yarn, equal in all releases. The file has one number: `unit` times them.
+
+    The converter writes 0 for a plain yarn, without such scales."""
     key = "rope.scaling.yarn_log_multiplier"
-    if facts.keys.get(key) is None:
+    value = facts.keys.get(key)
+    if value is None or (type(value) is float and value == 0.0):
         return {}
     scale = round(facts.keys.number(key) / unit, 6)  # the file has it in fp32
     return {"mscale": scale, "mscale_all_dim": scale}
@@ -143,19 +146,31 @@ def _olmo(facts: Facts) -> dict[str, Any]:
     if keys.get("attention.sliding_window") is None:
         return {}
     slides = keys.booleans("attention.sliding_window_pattern", facts.layers)
-    short = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    local = keys.number("rope.freq_base_swa", rope["rope_theta"])
     return {
         "model_type": "olmo3",
         "architectures": ["Olmo3ForCausalLM"],
         "sliding_window": keys.integer("attention.sliding_window"),
         "layer_types": facts.kinds("sliding_attention", "full_attention", slides),
-        "rope_parameters": {"sliding_attention": short, "full_attention": rope},
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+            "full_attention": rope,
+        },
     }
+
+
+def _check_one_base(facts: Facts) -> None:
+    """Refuse another rotary base of sliding layers: llama.cpp reads it, transformers has none."""
+    key, base = "rope.freq_base_swa", facts.rope["rope_theta"]
+    if facts.keys.number(key, base) != base:
+        expected = f"{base}, the base of all layers of this architecture"
+        raise facts.keys.bad(key, expected, facts.keys.get(key))
 
 
 @of("gpt_oss")
 def _gpt_oss(facts: Facts) -> dict[str, Any]:
     """The window, and what the only releases have: biases, and a yarn that is not rounded."""
+    _check_one_base(facts)
     return {
         "intermediate_size": facts.keys.integer("expert_feed_forward_length"),
         "sliding_window": facts.keys.integer("attention.sliding_window"),
@@ -235,6 +250,7 @@ def _deepseek_v2(facts: Facts) -> dict[str, Any]:
 
 @of("gemma2")
 def _gemma2(facts: Facts) -> dict[str, Any]:
+    _check_one_base(facts)
     keys = facts.keys
     return {
         "sliding_window": keys.integer("attention.sliding_window"),

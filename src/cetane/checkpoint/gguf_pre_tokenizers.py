@@ -72,7 +72,7 @@ class PreTokenizer:
 
 PRE_TOKENIZERS = (
     dict.fromkeys(
-        ("gpt-2", "default", "olmo", "granite-docling", "trillion", "mellum", "phi-2"),
+        ("gpt-2", "olmo", "granite-docling", "trillion", "mellum", "phi-2"),
         PreTokenizer((_GPT2,)),
     )
     | dict.fromkeys(
@@ -84,6 +84,7 @@ PRE_TOKENIZERS = (
     )
     | dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenizer((_LLAMA3,)))
     | {
+        "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9]{3}")),
         "qwen2": PreTokenizer((_QWEN2,), nfc=True),
         "deepseek-r1-qwen": PreTokenizer((_QWEN2,)),
         "megrez": PreTokenizer((_QWEN2,)),

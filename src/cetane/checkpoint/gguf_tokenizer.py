@@ -14,7 +14,7 @@ from cetane.checkpoint.tokenizer import Tokenizer, library_errors
 from cetane.errors import CetaneError
 from cetane.files import cache_dir, write_cache
 
-_CONVERTER_VERSION = 1  # part of the cache key: raise it when a conversion changes
+_CONVERTER_VERSION = 3  # part of the cache key: raise it when a conversion changes
 
 _LONG_TOKEN, _MOST_WORK = 64, 1 << 28
 """The characters of a long token, and the most for the sum of squared lengths of longer ones. This
@@ -41,6 +41,9 @@ It is llama.cpp's list, without `</s>`: that is a tag of HTML to Gemma.
 """
 _HARMONY_ENDS = frozenset(("<|return|>", "<|call|>"))
 """Where one of them ends an answer, `<|end|>` only ends a message (gpt-oss)."""
+
+_PHI3_KEEPS = frozenset(("<unk>", "<s>", "<|endoftext|>"))
+"""The special tokens of Phi-3 that do not drop the white space after them."""
 
 
 def load_gguf_tokenizer(file: GGUFFile) -> Tokenizer:
@@ -217,12 +220,22 @@ class _Vocabulary:
         by_role = set(self.special_tokens().values())
         special, plain = [], []
         for token, kind in zip(self.tokens, self.types, strict=True):
+            drops = self._drops_space_after(token)
             if kind in (_CONTROL, _UNKNOWN) or token in by_role:
-                special.append(AddedToken(token, normalized=False, special=True))
+                special.append(AddedToken(token, rstrip=drops, normalized=False, special=True))
             elif kind == _USER_DEFINED and backend.token_to_id(token) is not None:
-                plain.append(AddedToken(token, normalized=False, special=False))
+                plain.append(AddedToken(token, rstrip=drops, normalized=False, special=False))
         backend.add_special_tokens(special)
         backend.add_tokens(plain)
+
+    def _drops_space_after(self, token: str) -> bool:
+        """Whether a special token takes the white space after it, as Phi-3's tokenizer.json says.
+
+        The file does not have this. llama.cpp knows it by `general.name`, but converters write
+        "Phi 3 Mini" or a fine-tuned model's own name.
+        """
+        is_phi3 = self.file.metadata["general.architecture"] == "phi3" and self.kind == "llama"
+        return is_phi3 and token not in _PHI3_KEEPS
 
     def _add_bos_and_eos(self, backend: tokenizers.Tokenizer, bos_by_default: bool) -> None:
         add_bos = self.get("tokenizer.ggml.add_bos_token", bool)

@@ -12,6 +12,7 @@ from cetane.checkpoint.gguf import GGUFCheckpoint
 from cetane.checkpoint.gguf_file import MAGIC
 from cetane.checkpoint.names import HUB_ID
 from cetane.checkpoint.safetensors import SafetensorsCheckpoint, refuse_pickle, shard_of_name
+from cetane.checkpoint.tokenizer import TEMPLATE_FILES
 from cetane.errors import CetaneError
 
 _WEIGHT_FILE = re.compile(r".*\.(gguf|safetensors|bin|pth?|ckpt|pkl)", re.IGNORECASE)
@@ -94,8 +95,9 @@ def _download(repo_id: str) -> Path:
     try:
         folder = snapshot_download(
             repo_id,
-            allow_patterns=["*.json", "*.safetensors", "*.jinja", *SOURCES],
-            ignore_patterns=["*/*", "consolidated*"],  # other exports of the same weights
+            allow_patterns=["*.json", "*.safetensors", *SOURCES, *TEMPLATE_FILES.values()],
+            # Other exports of the same weights. A star also stands for folders.
+            ignore_patterns=["*/*.json", "*/*.safetensors", "consolidated*"],
         )
     except Exception as error:  # the network, the hub and its HTTP client raise many kinds
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

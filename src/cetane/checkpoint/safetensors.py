@@ -39,6 +39,7 @@ WEIGHTS = "model.safetensors"
 _SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)\.safetensors")
 _PREFIX = "model."
 EMBEDDING, HEAD = f"{_PREFIX}embed_tokens.weight", "lm_head.weight"
+_LFM2_TIE = "tie_embedding"
 PIECE = 1 << 22
 """Bytes that are compared at a time."""
 
@@ -122,10 +123,16 @@ def as_whole_model(config: dict[str, Any]) -> dict[str, Any]:
     """The config of a model that is no part of another one.
 
     A Mistral that says which layers slide is a Ministral: `AutoConfig.from_pretrained` changes its
-    type. A Mistral has one kind of layers, and would ignore it.
+    type. A Mistral has one kind of layers, and would ignore it. LFM2 has a second name for the tie
+    of its head, which would win over the common name that cetane sets for a head of its own.
     """
-    sorts_layers = config.get("model_type") == "mistral" and "layer_types" in config
-    return config | {"model_type": "ministral"} if sorts_layers else config
+    kind = config.get("model_type")
+    if kind == "mistral" and "layer_types" in config:
+        return config | {"model_type": "ministral"}
+    if kind == "lfm2" and _LFM2_TIE in config:
+        rest = {key: value for key, value in config.items() if key != _LFM2_TIE}
+        return rest | {"tie_word_embeddings": config[_LFM2_TIE]}
+    return config
 
 
 def with_prefix(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
