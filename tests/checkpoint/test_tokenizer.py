@@ -108,6 +108,30 @@ def test_chat(generate: bool, tokenizer: Tokenizer, theirs: Any) -> None:
     assert tokenizer.chat(MESSAGES, add_generation_prompt=generate) == expected
 
 
+CALLED = [{"type": "function", "function": {"name": "now", "arguments": {}}}]
+LEFT_OUT = [
+    {"role": "assistant", "content": None, "tool_calls": CALLED},
+    {"role": "assistant", "content": "x", "tool_calls": None, "name": None},
+    {"role": "assistant", "content": "x", "reasoning": "since"},
+    {"role": "assistant", "content": "x", "thinking": "since", "reasoning_content": None},
+    {"role": "assistant", "content": "x", "reasoning_content": "", "thinking": "since"},
+]
+
+
+@pytest.mark.parametrize("message", LEFT_OUT)
+def test_keys_that_templates_see(
+    message: dict[str, Any], tokenizer: Tokenizer, theirs: Any
+) -> None:
+    """Clients send `None` for what a message lacks, and reasoning under several names."""
+    template = (
+        "{{ messages | tojson }}"
+        "{% for m in messages %}{% if m.content is defined %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    wanted = theirs.apply_chat_template([message], chat_template=template, tokenize=False)
+    own = dataclasses.replace(tokenizer, chat_template=template)
+    assert own.render_chat([message], False) == wanted
+
+
 def test_chat_errors(folder: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(CetaneError, match="no tools here"):
         tokenizer.chat([{"role": "tool", "content": ""}])

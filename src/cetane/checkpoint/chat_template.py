@@ -60,6 +60,9 @@ ITERATING = {
 }  # fmt: skip
 """Filters that take the items of what they are given one by one."""
 
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""The keys under which a message may hold its reasoning. The first of them counts."""
+
 _deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
 
 
@@ -82,7 +85,7 @@ def render(
     before = _deadline.set(time.monotonic() + SECONDS)
     try:
         pieces = _compile(template).generate(
-            messages=messages,
+            messages=[_as_transformers_hands_it(message) for message in messages],
             tools=list(tools) or None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
@@ -94,6 +97,19 @@ def render(
         raise CetaneError(f"the chat template does not accept these messages: {reason}") from error
     finally:
         _deadline.reset(before)
+
+
+def _as_transformers_hands_it(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message without the keys that hold None, and with its reasoning under each name that
+    templates read.
+
+    Source: transformers 5, `_normalize_chat_messages` and `_alias_reasoning_fields`.
+    """
+    given = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((given[key] for key in REASONING if key in given), None)
+    if reasoning is None:
+        return given
+    return {"thinking": reasoning, **given, "reasoning_content": reasoning}
 
 
 class _Generation(Extension):
