@@ -258,6 +258,24 @@ def test_malformed_added_tokens(content: Any, folder: Path, tmp_path: Path) -> N
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"added_tokens_decoder": {n: {"content": f"<{n}>"} for n in range(9)}},
+        {"additional_special_tokens": [f"<{n}>" for n in range(9)]},
+        {f"{n}_token": f"<{n}>" for n in range(9)},
+    ],
+)
+def test_more_tokens_than_any_model_declares(
+    declared: dict[str, Any], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cetane.checkpoint.added_tokens.MOST_TOKENS", 8)
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(declared))
+    with pytest.raises(CetaneError, match="added tokens are not valid: they are more than 8"):
+        Tokenizer.load(tmp_path)
+
+
 def test_template_from_the_config(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     for value, expected in (
