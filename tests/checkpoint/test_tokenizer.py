@@ -281,11 +281,33 @@ def test_template_from_the_config(folder: Path, tmp_path: Path) -> None:
     for value, expected in (
         ("one", "one"),
         ([{"name": "rag", "template": "x"}, {"name": "default", "template": "two"}], "two"),
+        ({"rag": "x", "default": "two"}, "two"),
+        ({"default": {"default": "two"}}, None),
         ([1], None),
         (7, None),
     ):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
         assert Tokenizer.load(tmp_path).chat_template == expected
+
+
+@pytest.mark.parametrize("splits", [True, False, None])
+def test_special_tokens_that_are_split(splits: bool | None, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"chat_template": TEMPLATE, "split_special_tokens": bool(splits)}
+    if splits is None:
+        del config["split_special_tokens"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    own = Tokenizer.load(tmp_path)
+    own.save(tmp_path / "saved")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    for tokenizer in (own, Tokenizer.load(tmp_path / "saved")):
+        for text in TEXTS:
+            assert tokenizer.encode(text) == theirs(text).input_ids == again(text).input_ids
+        assert tokenizer.chat(MESSAGES) == theirs.apply_chat_template(
+            MESSAGES, add_generation_prompt=True, return_dict=False
+        )
 
 
 DEFAULT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -299,6 +321,7 @@ TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"ty
     [
         (NAMED, {}),
         ([{"name": "rag", "template": "x"}, *NAMED], {}),
+        ({"tool_use": TOOL_USE, "default": DEFAULT, "rag": "x"}, {}),
         (None, {"chat_template": DEFAULT, "additional_chat_templates/tool_use": TOOL_USE}),
         (NAMED, {"chat_template": "of a file"}),
         (DEFAULT, {}),
