@@ -93,6 +93,7 @@ class Tokenizer:
         is none of these, or if a file is malformed.
         """
         path = folder / "tokenizer.json"
+        of_its_class: dict[str, str] = {}
         if not path.is_file():
             made = converted(folder)
             if made is None:
@@ -100,7 +101,7 @@ class Tokenizer:
                     f"{folder} has no tokenizer.json, and no {' or '.join(SOURCES)} to make it of",
                     "get the model's tokenizer files",
                 )
-            path = made
+            path, of_its_class = made
         check_tokenizer(path)
         with library_errors(f"{path} is not a valid tokenizer"):
             backend = tokenizers.Tokenizer.from_file(str(path))
@@ -111,7 +112,7 @@ class Tokenizer:
             named, tokens = declared_tokens(folder, backend)
             if path.parent == folder:  # transformers has added them to what it made
                 backend.add_tokens(tokens)
-        special = {name: text for name, text in named.items() if name.endswith("_token")}
+        special = of_its_class | {n: text for n, text in named.items() if n.endswith("_token")}
         config = read_json_if_present(folder / "tokenizer_config.json")
         backend.encode_special_tokens = config.get(SPLITS) is True
         templates = _chat_templates(folder, config.get("chat_template"))
