@@ -18,8 +18,7 @@ ROLES = (
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 MOST_TOKENS = 1 << 18
-"""The most tokens that files may declare: a whole large vocabulary. Models of speech declare
-30,000."""
+"""The most tokens that files may declare: a whole large vocabulary. So many take 2 s to add."""
 
 
 def declared_tokens(folder: Path, backend: Tokenizer) -> tuple[dict[str, str], list[AddedToken]]:
