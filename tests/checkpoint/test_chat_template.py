@@ -1,10 +1,10 @@
 """Chat templates are programs of strangers: none runs for long or fills the memory."""
 
 import json
-import tracemalloc
 from typing import Any
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from cetane.checkpoint.chat_template import render
 from cetane.errors import CetaneError
@@ -33,6 +33,12 @@ GREEDY = {
     "repeated": "{{ 'a' * 10 ** 10 }}",
     "centred": "{{ 'a'.center(10 ** 10) }}",
     "formatted": "{{ '{:>9999999999}'.format(1) }}",
+    "formatted with a name": "{{ '{x:>9999999999}'.format(x=1) }}",
+    "formatted with a width": "{{ '{:{}}'.format(1, 9999999999) }}",
+    "formatted many times": "{{ ('{0}' * 999999).format('a' * 999999) }}",
+    "formatted with attributes": "{{ '{0.__class__}'.format(1) }}",
+    "formatted with items": "{{ '{0[0]}'.format([1]) }}",
+    "marked and formatted": "{{ ('{:>9999999999}'|safe).format(1) }}",
     "formatted by %": "{{ '%9999999999d' % 1 }}",
     "replaced": "{{ ('a' * 999999).replace('a', 'b' * 999999) }}",
     "a set block": "{% set x %}{% for i in range(9999) %}{{ 'a' * 9999 }}{% endfor %}{% endset %}",
@@ -81,6 +87,12 @@ GREEDY = {
         "{% set d = dict(range(30000)|groupby('real')) %}"
         "{{ [d.keys() - []] * 100000 == [d.keys() - []] * 100000 }}"
     ),
+    "indented": "{{ 'a\nb'|indent(10 ** 10) }}",
+    "indented lines": "{{ ('a\n' * 9999)|indent('b' * 9999) }}",
+    "indented JSON": "{{ [1]|tojson(indent=10 ** 10) }}",
+    "JSON indented by a text": "{{ [1]|tojson(indent='a' * 129) }}",
+    "separated JSON": "{{ [1]|tojson(separators=('a' * 129, ':')) }}",
+    "dates": "{{ strftime_now('%Y' * 65) }}",
     "brackets": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
     "a long template": "a" * 1_000_000,
 }
@@ -116,14 +128,27 @@ def test_what_real_templates_do() -> None:
     )
 
 
-def test_json_keeps_no_long_separators() -> None:
-    """One copy for each level would take 400 MB here."""
-    long = "{{ ns.s|tojson(indent=1, separators=('a' * 4000000, ':'))|length }}"
-    tracemalloc.start()
-    render(GROWS % ("[]", "[ns.s]") + long, MESSAGES, True, {})
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 50e6
+SAME = [
+    "{{ 'a\nb\n'|indent(2) }}",
+    "{{ ''|indent(2, true) }}|{{ ''|indent }}|{{ '\n'|indent(2, true, true) }}",
+    "{{ 'a\n\nb\n\n'|indent(width=3, first=true) }}|{{ 'a\n\nb'|indent(2, true, true) }}",
+    "{{ 'a\rb\fc'|indent('--', true) }}|{{ 'a\nb'|indent(100) }}|{{ 'a\nb'|indent(0) }}",
+    "{{ tools|join('-', attribute='function.name') }}|{{ [['x'], ['y']]|join(',', attribute=0) }}",
+    "{{ messages|join(attribute='role') }}|{{ [{}]|join(attribute='role') }}",
+    "{{ tools|tojson(indent='\t') }}|{{ tools|tojson(indent='2') }}|{{ tools|tojson(indent=20) }}",
+    "{{ tools|tojson(indent=0) }}|{{ tools|tojson(indent='') }}|{{ [1, 2]|tojson(indent=-1) }}",
+    "{{ [1, 2]|tojson(separators=['-' * 100, ':']) }}",
+    "{{ '<{}>{}{{}}'.format('a', [1, none]) }}|{{ '{1}{0}'.format(1, 2) }}|{{ '{}'.format(x) }}",
+    "{{ '{name} is {0}'.format(1, name='b') }}|{{ ('{}'|string).format('&') }}",
+    "{{ strftime_now('%A, the %d of %B in the year %Y, week %W, day %j of it, century %C') }}",
+]
+
+
+@pytest.mark.parametrize("template", SAME)
+def test_as_transformers_renders_it(template: str) -> None:
+    tools = [{"type": "function", "function": {"name": name, "n": [1, {}]}} for name in "fg"]
+    wanted, _ = render_jinja_template([MESSAGES], tools=tools, chat_template=template)
+    assert render(template, MESSAGES, False, {}, tools) == wanted[0]
 
 
 @pytest.mark.parametrize("indent", [None, 4])

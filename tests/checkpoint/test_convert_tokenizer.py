@@ -71,7 +71,7 @@ def test_added_tokens_of_a_converted_tokenizer(tmp_path: Path) -> None:
 def test_a_conversion_is_of_the_files_as_they_are(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cetane.checkpoint.convert_tokenizer.convert", lambda *_: "{}")
+    monkeypatch.setattr("cetane.checkpoint.convert_tokenizer.convert", lambda *_: ("{}", "{}"))
     config(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"a")
     before = converted(tmp_path)
@@ -122,6 +122,21 @@ def test_a_class_that_ignores_the_files(tmp_path: Path) -> None:
     with pytest.raises(CetaneError, match="LlamaTokenizer finds no tokens") as caught:
         Tokenizer.load(tmp_path)
     assert "tokenizer_class" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("said", [None, {}, {"bos_token": "<c>"}, {"eos_token": None}])
+def test_special_tokens_of_a_class(said: dict[str, str | None] | None, tmp_path: Path) -> None:
+    """A folder of Llama's may have no file that names BOS and the stop token."""
+    config(tmp_path, **said or {})
+    if said is None:
+        (tmp_path / "tokenizer_config.json").unlink()
+    trained(tmp_path)
+    ours, theirs = Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs.bos_token_id is not None
+    assert ours.bos_id == theirs.bos_token_id
+    assert ours.eos_ids == ((theirs.eos_token_id,) if theirs.eos_token else ())
+    assert ours.special_tokens == theirs.special_tokens_map
+    assert ours.encode("a fuel") == theirs.encode("a fuel")
 
 
 def test_an_empty_file(tmp_path: Path) -> None:

@@ -108,6 +108,30 @@ def test_chat(generate: bool, tokenizer: Tokenizer, theirs: Any) -> None:
     assert tokenizer.chat(MESSAGES, add_generation_prompt=generate) == expected
 
 
+CALLED = [{"type": "function", "function": {"name": "now", "arguments": {}}}]
+LEFT_OUT = [
+    {"role": "assistant", "content": None, "tool_calls": CALLED},
+    {"role": "assistant", "content": "x", "tool_calls": None, "name": None},
+    {"role": "assistant", "content": "x", "reasoning": "since"},
+    {"role": "assistant", "content": "x", "thinking": "since", "reasoning_content": None},
+    {"role": "assistant", "content": "x", "reasoning_content": "", "thinking": "since"},
+]
+
+
+@pytest.mark.parametrize("message", LEFT_OUT)
+def test_keys_that_templates_see(
+    message: dict[str, Any], tokenizer: Tokenizer, theirs: Any
+) -> None:
+    """Clients send `None` for what a message lacks, and reasoning under several names."""
+    template = (
+        "{{ messages | tojson }}"
+        "{% for m in messages %}{% if m.content is defined %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    wanted = theirs.apply_chat_template([message], chat_template=template, tokenize=False)
+    own = dataclasses.replace(tokenizer, chat_template=template)
+    assert own.render_chat([message], False) == wanted
+
+
 def test_chat_errors(folder: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(CetaneError, match="no tools here"):
         tokenizer.chat([{"role": "tool", "content": ""}])
@@ -234,16 +258,56 @@ def test_malformed_added_tokens(content: Any, folder: Path, tmp_path: Path) -> N
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"added_tokens_decoder": {n: {"content": f"<{n}>"} for n in range(9)}},
+        {"additional_special_tokens": [f"<{n}>" for n in range(9)]},
+        {f"{n}_token": f"<{n}>" for n in range(9)},
+    ],
+)
+def test_more_tokens_than_any_model_declares(
+    declared: dict[str, Any], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cetane.checkpoint.added_tokens.MOST_TOKENS", 8)
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(declared))
+    with pytest.raises(CetaneError, match="added tokens are not valid: they are more than 8"):
+        Tokenizer.load(tmp_path)
+
+
 def test_template_from_the_config(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     for value, expected in (
         ("one", "one"),
         ([{"name": "rag", "template": "x"}, {"name": "default", "template": "two"}], "two"),
+        ({"rag": "x", "default": "two"}, "two"),
+        ({"default": {"default": "two"}}, None),
         ([1], None),
         (7, None),
     ):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
         assert Tokenizer.load(tmp_path).chat_template == expected
+
+
+@pytest.mark.parametrize("splits", [True, False, None])
+def test_special_tokens_that_are_split(splits: bool | None, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"chat_template": TEMPLATE, "split_special_tokens": bool(splits)}
+    if splits is None:
+        del config["split_special_tokens"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    own = Tokenizer.load(tmp_path)
+    own.save(tmp_path / "saved")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    for tokenizer in (own, Tokenizer.load(tmp_path / "saved")):
+        for text in TEXTS:
+            assert tokenizer.encode(text) == theirs(text).input_ids == again(text).input_ids
+        assert tokenizer.chat(MESSAGES) == theirs.apply_chat_template(
+            MESSAGES, add_generation_prompt=True, return_dict=False
+        )
 
 
 DEFAULT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -257,6 +321,7 @@ TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"ty
     [
         (NAMED, {}),
         ([{"name": "rag", "template": "x"}, *NAMED], {}),
+        ({"tool_use": TOOL_USE, "default": DEFAULT, "rag": "x"}, {}),
         (None, {"chat_template": DEFAULT, "additional_chat_templates/tool_use": TOOL_USE}),
         (NAMED, {"chat_template": "of a file"}),
         (DEFAULT, {}),

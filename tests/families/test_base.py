@@ -272,6 +272,12 @@ def test_invalid_configs(checkpoint, change: dict[str, Any], named: str) -> None
     assert "\n" not in str(error.value)
 
 
+def test_a_config_of_many_keys() -> None:
+    """transformers takes seconds for 100,000 of them."""
+    with pytest.raises(CetaneError, match="keys, more than 4,096"):
+        author(build_model("llama").config.to_dict() | {f"k{n}": {} for n in range(5000)})
+
+
 UNREAD = {
     "num_experts": 0, "sliding_window": -1, "moe_intermediate_size": 0, "clip_qkv": 0.0,
     "logits_scaling": 0, "task_specific_params": {"x": {"factor": 0}},

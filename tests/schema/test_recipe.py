@@ -1,6 +1,7 @@
 """Recipes: defaults, bounds, and an error that names the key for everything else."""
 
 import tomllib
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -328,3 +329,23 @@ def test_a_number_of_many_digits(digits: int) -> None:
     for parse, text in ((parse_toml, "a = {}"), (parse_json, '{{"a": {}}}')):
         with pytest.raises(CetaneError, match=r"a number of more than 40 digits$"):
             parse(text.format("9" * digits), "x")
+
+
+@pytest.mark.parametrize("value", ["[]", "{}", "1", '"a"', "[[1]]"])
+@pytest.mark.parametrize("kind", [str, bytes])
+def test_more_json_than_memory(kind: type, value: str) -> None:
+    """A file of 64 MB held objects of 4 GB, and was read for minutes."""
+    written = f"[{','.join([value] * (2**21 + 1))}]"
+    text = written if kind is str else written.encode()
+    tracemalloc.start()
+    with pytest.raises(CetaneError, match="x is not valid JSON: more than 2,097,152 values"):
+        parse_json(text, "x")
+    assert tracemalloc.get_traced_memory()[1] < 1e6
+    tracemalloc.stop()
+
+
+def test_as_many_values_as_json_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cetane.validation.MOST_VALUES", 5)
+    assert parse_json('{"a": [1, 2], "b": {}}', "x") == {"a": [1, 2], "b": {}}
+    with pytest.raises(CetaneError, match="more than 5 values"):
+        parse_json('{"a": [1, 2], "b": {}, "c": 1}', "x")

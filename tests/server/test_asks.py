@@ -103,6 +103,14 @@ def test_an_earlier_call_without_arguments(arguments: str) -> None:
     assert call["function"] == {"name": "now", "arguments": {}}
 
 
+@pytest.mark.parametrize("content", [None, ""])
+def test_an_earlier_call_with_content_or_without(content: str | None) -> None:
+    """Templates ask whether content is defined, and transformers leaves out what is null."""
+    message = spoken("{}").model_copy(update={"content": content})
+    assert plain(message).get("content") == content
+    assert ("content" in plain(message)) == (content is not None)
+
+
 def test_an_earlier_call_that_is_no_json() -> None:
     with pytest.raises(ApiError, match="the arguments field of a tool call is not valid JSON"):
         plain(spoken("{"))

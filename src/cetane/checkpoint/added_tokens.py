@@ -17,13 +17,16 @@ ROLES = (
 )  # fmt: skip
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
+MOST_TOKENS = 1 << 18
+"""The most tokens that files may declare: a whole large vocabulary. So many take 2 s to add."""
+
 
 def declared_tokens(folder: Path, backend: Tokenizer) -> tuple[dict[str, str], list[AddedToken]]:
     """The text of each token that the folder's files name, such as eos_token; and the tokens to add
     to its tokenizer.json.
 
     A backend gives them the next ids in this order. Raises an error of any kind if the files are
-    malformed.
+    malformed, or declare too many.
     """
     config = read_json_if_present(folder / "tokenizer_config.json")
     named: dict[str, Any] = {role: None for role in ROLES} | _names_in(config)
@@ -46,6 +49,8 @@ def declared_tokens(folder: Path, backend: Tokenizer) -> tuple[dict[str, str], l
             others = older.get("additional_special_tokens") or []
             extra = [_token(value, special=True) for value in others]
 
+    if len(named) + len(extra) + len(declared) > MOST_TOKENS:
+        raise ValueError(f"they are more than {MOST_TOKENS:,}")
     tokens = {name: token for name, value in named.items() if (token := _token(value, True))}
     present = {token.content: token for token in backend.get_added_tokens_decoder().values()}
     wanted = [token for _, token in sorted(declared.items()) if token]

@@ -8,17 +8,19 @@ joins.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache, wraps
+from string import Formatter
 from types import BuiltinMethodType
 from typing import Any
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Environment, Template, TemplateError, nodes, pass_environment
 from jinja2.ext import Extension, loopcontrols
-from jinja2.filters import do_round, do_trim
+from jinja2.filters import do_round, do_trim, make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -37,6 +39,8 @@ MOST_BITS = 4096
 """The most bits of a whole number that a template computes."""
 MOST_COMPARISONS = 10**8
 """The most pairs of characters that one call compares: 0.1 s. Nothing stops a call of C code."""
+MOST_SHORT = 128
+"""The most characters of a date's format, and of what stands between items of JSON."""
 _ITEM = 32
 """The size of a list item, in characters."""
 OWNERS = (str, dict, list, tuple)
@@ -60,6 +64,9 @@ ITERATING = {
 }  # fmt: skip
 """Filters that take the items of what they are given one by one."""
 
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""The keys under which a message may hold its reasoning. The first of them counts."""
+
 _deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
 
 
@@ -82,7 +89,7 @@ def render(
     before = _deadline.set(time.monotonic() + SECONDS)
     try:
         pieces = _compile(template).generate(
-            messages=messages,
+            messages=[_as_transformers_hands_it(message) for message in messages],
             tools=list(tools) or None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
@@ -94,6 +101,19 @@ def render(
         raise CetaneError(f"the chat template does not accept these messages: {reason}") from error
     finally:
         _deadline.reset(before)
+
+
+def _as_transformers_hands_it(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message without the keys that hold None, and with its reasoning under each name that
+    templates read.
+
+    Source: transformers 5, `_normalize_chat_messages` and `_alias_reasoning_fields`.
+    """
+    given = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((given[key] for key in REASONING if key in given), None)
+    if reasoning is None:
+        return given
+    return {"thinking": reasoning, **given, "reasoning_content": reasoning}
 
 
 class _Generation(Extension):
@@ -150,8 +170,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         return tree
 
     def wrap_str_format(self, value: Any) -> Any:
-        """Leave `str.format` as it is, so that `call` refuses it. Jinja's sandbox would allow it,
-        and a width of a billion makes a billion spaces."""
+        """Leave `str.format` as it is, so that `call` sees it. Jinja's sandbox would allow all of
+        it, and a width of a billion makes a billion spaces."""
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         _tick()
@@ -175,6 +195,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         if isinstance(obj, BuiltinMethodType) and not isinstance(owner, OWNERS):
             raise TemplateError(f"a template may not call {name}() of {type(owner).__name__}")
         if isinstance(owner, str):
+            if name == "format" and type(owner) is str:  # a marked text would escape the values
+                return _format(owner, *args, **kwargs)
             if name in REFUSED:
                 raise TemplateError(f"a template may not call {name}()")
             if name == "replace":
@@ -289,12 +311,30 @@ def _join(values: Iterable[Any], between: Any = "") -> str:
     return str(between).join(pieces)
 
 
-def _join_filter(values: Iterable[Any], d: str = "", attribute: str | None = None) -> str:
+@pass_environment
+def _join_filter(
+    environment: Environment,
+    values: Iterable[Any],
+    d: str = "",
+    attribute: str | int | None = None,
+) -> str:
     """Jinja's `join`."""
     items = _counted(values)
     if attribute is not None:
-        items = (item[attribute] for item in items)
+        items = map(make_attrgetter(environment, attribute), items)
     return _join(items, d)
+
+
+def _format(text: str, *values: Any, **named: Any) -> str:
+    """Python's `format`, for plain fields alone, such as `{}`, `{0}` and `{name}`. Others reach
+    into values, or make a text of any width."""
+    fields = [field for field in Formatter().parse(text) if field[1] is not None]
+    for _, name, form, conversion in fields:
+        if form or conversion or not re.fullmatch(r"\w*", name or ""):
+            raise TemplateError("a template may format only plain fields, such as {} and {0}")
+    longest = max((len(_join([value])) for value in (*values, *named.values())), default=0)
+    _check(len(text) + len(fields) * longest)
+    return text.format(*values, **named)
 
 
 def _replace(text: Any, old: str, new: str, count: int | None = None) -> str:
@@ -311,12 +351,24 @@ def _trim(value: Any, chars: str | None = None) -> str:
 
 
 def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    """Jinja's `indent`."""
-    prefix = width if isinstance(width, str) else " " * min(int(width), 64)
-    lines = str(text).splitlines()
-    _check(len(lines) * len(prefix))
+    """Jinja's `indent`. It adds a line end first, which keeps one that the text ends with."""
+    lines = (str(text) + "\n").splitlines()
+    _check(len(lines) * _length(width))
+    prefix = width if isinstance(width, str) else " " * width
     indented = [prefix + line if line or blank else line for line in lines[1:]]
-    return "\n".join([(prefix if first else "") + lines[0], *indented]) if lines else ""
+    return "\n".join([(prefix if first else "") + lines[0], *indented])
+
+
+def _length(spaces: int | str) -> int:
+    """The length of a text, or of spaces that a number stands for."""
+    return len(spaces) if isinstance(spaces, str) else spaces
+
+
+def _short(what: str, value: Any) -> Any:
+    """A text or a number of spaces that is short enough. Raises TemplateError for another."""
+    if _length(value) > MOST_SHORT:
+        raise TemplateError(f"{what} is longer than {MOST_SHORT} characters")
+    return value
 
 
 def _round(value: float, precision: int = 0, method: Any = "common") -> float:
@@ -347,7 +399,7 @@ def _compile(template: str) -> Template:
         "sized": _sized,
     }
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form[:64])
+    environment.globals["strftime_now"] = _strftime_now
     environment.globals.pop("lipsum", None)
     return environment.from_string(template)
 
@@ -356,20 +408,25 @@ def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(_short("the format of a date", form))
+
+
 def _tojson(
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter escapes for HTML.
     _size(value)
+    for part in separators or ():  # the encoder keeps a copy for each level
+        _short("a separator of JSON", part)
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii,
-        indent=min(int(indent), 16) if indent else indent,
-        # The encoder keeps a copy for each level.
-        separators=separators and (separators[0][:64], separators[1][:64]),
+        indent=indent and _short("the indent of JSON", indent),
+        separators=separators,
         sort_keys=sort_keys,
     )
     return _join(encoder.iterencode(value))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cetane.checkpoint.sandbox import Sandbox
 from cetane.errors import CetaneError
-from cetane.files import cache_dir, sha256, write_cache
+from cetane.files import cache_dir, read_json, sha256, write_cache
 
 SOURCES = ("tokenizer.model", "tiktoken.model", "tekken.json", "merges.txt")
 """Files that transformers converts, in the order of preference."""
@@ -24,9 +24,10 @@ BESIDE = (
     "config.json",
 )  # fmt: skip
 """Files that decide what transformers makes of a source."""
-VERSION = 2
+VERSION = 3
 """The version of the conversion, a part of the cache's key."""
 CODE = """
+import json
 try:
     from transformers import AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(
@@ -35,6 +36,7 @@ try:
     backend = tokenizer.backend_tokenizer
     if not backend.encode("a", add_special_tokens=False).ids:
         sys.exit(f"error: {type(tokenizer).__name__} finds no tokens in it")
+    print(json.dumps(tokenizer.special_tokens_map))
     sys.stdout.write(backend.to_str())
 except Exception as error:
     sys.exit("error: " + " ".join(str(error).split()))
@@ -43,10 +45,11 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "USE_TORCH": "0"}
 SANDBOX = Sandbox(CODE, SECONDS, MEMORY, 2 * SECONDS, OFFLINE)
 
 
-def converted(folder: Path) -> Path | None:
-    """The tokenizer.json of a folder that has another form of tokenizer; None if it has none.
+def converted(folder: Path) -> tuple[Path, dict[str, str]] | None:
+    """The tokenizer.json of a folder that has another form of tokenizer, and its special tokens by
+    name, which may be those of its class. None if the folder has no such form.
 
-    It lies in the cache folder. Raises CetaneError if transformers cannot convert it.
+    The file lies in the cache folder. Raises CetaneError if transformers cannot convert it.
     """
     source = next((folder / name for name in SOURCES if (folder / name).is_file()), None)
     if source is None:
@@ -55,13 +58,18 @@ def converted(folder: Path) -> Path | None:
     told = "".join(f"{path.name} {sha256(path)}\n" for path in files)
     digest = hashlib.sha256(told.encode()).hexdigest()
     kept = cache_dir() / "tokenizers" / f"converted-{VERSION}-{digest}.json"
-    if not kept.is_file():
-        write_cache(kept, convert(folder, source))
-    return kept
+    beside = kept.with_suffix(".special.json")
+    if not (kept.is_file() and beside.is_file()):
+        special, tokenizer = convert(folder, source)
+        write_cache(beside, special)
+        write_cache(kept, tokenizer)
+    named = read_json(beside)
+    return kept, {name: text for name, text in named.items() if isinstance(text, str)}
 
 
-def convert(folder: Path, source: Path) -> str:
-    """The content of the tokenizer.json, as a child process makes it."""
+def convert(folder: Path, source: Path) -> tuple[str, str]:
+    """The special tokens by name, as JSON, and the content of the tokenizer.json, as a child
+    process makes them."""
     if not source.stat().st_size:  # transformers would make a tokenizer without tokens
         raise CetaneError(f"{source} is empty", "download it again")
     if source.name == "merges.txt" and not (folder / VOCABULARY).is_file():
@@ -79,4 +87,5 @@ def convert(folder: Path, source: Path) -> str:
             "get a tokenizer.json of the same model, or set tokenizer_class in"
             " tokenizer_config.json to the model's own",
         )
-    return done.stdout.decode("utf-8")
+    special, _, tokenizer = done.stdout.decode("utf-8").partition("\n")
+    return special, tokenizer

@@ -52,6 +52,8 @@ all of them again and again would take quadratic time."""
 MARK = "<the message ends here> "
 """A text that marks the end of a message in a rendered conversation. Its blank tells whether the
 template trims contents."""
+SPLITS = "split_special_tokens"
+"""The key of tokenizer_config.json by which the text of a special token is plain text."""
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 """The names of special tokens of which the tokenizer itself makes use."""
 
@@ -91,6 +93,7 @@ class Tokenizer:
         is none of these, or if a file is malformed.
         """
         path = folder / "tokenizer.json"
+        of_its_class: dict[str, str] = {}
         if not path.is_file():
             made = converted(folder)
             if made is None:
@@ -98,7 +101,7 @@ class Tokenizer:
                     f"{folder} has no tokenizer.json, and no {' or '.join(SOURCES)} to make it of",
                     "get the model's tokenizer files",
                 )
-            path = made
+            path, of_its_class = made
         check_tokenizer(path)
         with library_errors(f"{path} is not a valid tokenizer"):
             backend = tokenizers.Tokenizer.from_file(str(path))
@@ -109,8 +112,9 @@ class Tokenizer:
             named, tokens = declared_tokens(folder, backend)
             if path.parent == folder:  # transformers has added them to what it made
                 backend.add_tokens(tokens)
-        special = {name: text for name, text in named.items() if name.endswith("_token")}
+        special = of_its_class | {n: text for n, text in named.items() if n.endswith("_token")}
         config = read_json_if_present(folder / "tokenizer_config.json")
+        backend.encode_special_tokens = config.get(SPLITS) is True
         templates = _chat_templates(folder, config.get("chat_template"))
         return cls(
             backend,
@@ -129,6 +133,8 @@ class Tokenizer:
             "clean_up_tokenization_spaces": False,
             **self.special_tokens,
         }
+        if self.backend.encode_special_tokens:  # tokenizer.json does not tell it
+            config[SPLITS] = True
         (folder / "tokenizer.json").write_text(self.backend.to_str(), encoding="utf-8")
         _write_json(folder / "tokenizer_config.json", config)
         _write_json(folder / "generation_config.json", {"eos_token_id": list(self.eos_ids)})
@@ -360,7 +366,9 @@ def _chat_templates(folder: Path, configured: Any) -> dict[str, str]:
 
     As in transformers, a file with the default template replaces all of the config's.
     """
-    if not isinstance(configured, list):
+    if isinstance(configured, dict):
+        configured = [{"name": name, "template": text} for name, text in configured.items()]
+    elif not isinstance(configured, list):
         configured = [{"name": "default", "template": configured}]
     named: dict[str, str] = {}
     if not (folder / TEMPLATE_FILES["default"]).is_file():

@@ -208,9 +208,14 @@ def chat_ids(request: ChatRequest, served: Served) -> list[int]:
 
 
 def plain(message: ChatMessage) -> Mapping[str, Any]:
-    """A message as chat templates read it: content as text, arguments of calls as objects."""
+    """A message as chat templates read it: content as text, arguments of calls as objects.
+
+    Templates ask whether there is content, and a call may have none.
+    """
     role = "system" if message.role == "developer" else message.role
-    content: dict[str, Any] = {"role": role, "content": text_of(message.content)}
+    content: dict[str, Any] = {"role": role}
+    if message.content is not None:
+        content["content"] = text_of(message.content)
     if message.name is not None:
         content["name"] = message.name
     if isinstance(message, ToolMessage):
@@ -234,9 +239,9 @@ def read(arguments: str) -> Any:
         raise ApiError(400, error.message, param, "invalid_value") from error
 
 
-def text_of(content: Content | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
+def text_of(content: Content) -> str:
+    if isinstance(content, str):
+        return content
     return "".join(part.text for part in content)
 
 
