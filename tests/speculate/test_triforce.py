@@ -156,6 +156,17 @@ def test_a_long_text_shows_the_cost_of_a_draft(pair) -> None:
     assert drafter.times is not None and 0 < drafter.times.token < 1
 
 
+def test_a_prompt_that_fills_the_context_gets_its_one_token(pair) -> None:
+    """There is no room for the call that would measure a draft."""
+    model, engine = pair
+    prompt = np.random.default_rng(4).integers(1, 288, 160).tolist()
+    with torch.inference_mode():
+        expected = int(model(torch.tensor([prompt])).logits[0, -1].argmax())
+    speculator = Speculator([TriForce(engine.plan)], 3)
+    found = list(generate(engine.session(), prompt, Sampler(), 20, (), speculator))
+    assert found == [expected]
+
+
 def test_it_drafts_by_default_where_it_can(tiny_bundle: Callable[..., Bundle]) -> None:
     """Beside look-ups, in a bundle of several capacities that has no draft head."""
     for cache, expected in ((CACHE, ["suffix", "ngram", "triforce"]),

@@ -104,7 +104,9 @@ class TriForce(NetworkDrafter):
         """The position from which slots must be chosen again."""
 
     def read(self) -> None:
-        if self.look() and self.measured is None:
+        assert self.session is not None
+        full = self.session.position == self.session.context
+        if self.look() and not full and self.measured is None:
             self.measure()
 
     def measure(self) -> None:
