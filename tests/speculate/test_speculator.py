@@ -384,6 +384,29 @@ def test_what_was_read_of_a_closed_stream_is_learned(engines) -> None:
     assert suffix.answers.trie(None).find(read) is not None
 
 
+def test_an_answer_that_was_stopped_within_a_step_is_learned(
+    engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ctrl-C stops it, with the tokens that were read, each of them once."""
+    engine = engines("llama", "readonly", 4)
+    expected, _ = plain(engine, Sampler())
+    suffix = Suffix(EarlierAnswers())
+    session, prompt = engine.session(), tokens(288)[:PROMPT]
+    stream = generate(session, prompt, Sampler(), 20, (), Speculator([suffix], 3))
+    read = [next(stream) for _ in range(5)]
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "evaluate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    assert read == expected[:5]
+    assert suffix.tokens == [*prompt, *read]
+    suffix.close()
+    assert suffix.answers.trie(None).find(read) is not None
+
+
 def test_no_drafts_at_all() -> None:
     with pytest.raises(CetaneError, match="need at least 1"):
         Speculator([Ngram()], 0)
