@@ -57,8 +57,11 @@ def test_ctrl_c_stops_one_answer(
 
     monkeypatch.setattr(CompletionStream, "__next__", interrupted)
     told = talk(cetane, ported, "Hi", "Fuel?")
-    assert told.code == 0
+    assert told.code == 0  # the conversation went on
     assert "stopped by you" in told.err and "stopped at --max-new" in told.err
+    stopped.clear()
+    told = cetane("run", ported.path, "Hi", "--max-new", 5)
+    assert told.code == 130 and "stopped by you" in told.err
 
 
 def test_a_base_model_is_warned_of(

@@ -223,6 +223,9 @@ def test_key_hosts_origins_and_a_full_queue(bundle: Any, serving: Callable[[Any]
         for wrong in ({}, {"Authorization": "Bearer x"}, {"Authorization": "sésam"}):
             status, answer = post(url, ASKED, **wrong)
             assert status == 401 and answer["error"]["code"] == "invalid_api_key"
+        for scheme in ("bearer", "BEARER", "Bearer "):  # RFC 9110, 11.1 and 11.4
+            sent = {"Authorization": key["Authorization"].replace("Bearer", scheme)}
+            assert post(url, ASKED, **sent)[0] == 200
         assert post(url, ASKED | {"max_tokens": 2000}, **key)[1]["error"]["param"] == "max_tokens"
         connection = http.client.HTTPConnection(urlsplit(url).netloc)
         for host, status in (("evil.example", 400), ("127.0.0.1", 200)):

@@ -305,6 +305,21 @@ def test_offsets_tell_where_tokens_begin_in_the_text(client: Any, bundle: Any) -
     assert alone.choices[0].logprobs.text_offset == [0, 1]
 
 
+def test_special_tokens_that_a_prompt_spells_out_are_text(client: Any) -> None:
+    """An echo gives them back, so every token is found at its offset."""
+    prompt = "<eos>fuel x<eos><eos>is a"
+    echo = {"echo": True, "logprobs": 0, "max_tokens": 2, "logit_bias": {"70": 100}}
+    (whole,) = completion(client, prompt=prompt, **echo).choices
+    chunks = client.completions.create(model="tiny", prompt=prompt, stream=True, **echo)
+    parts = [c.choices[0].logprobs for c in chunks if c.choices[0].logprobs]
+    assert whole.text.startswith(prompt)
+    assert whole.logprobs.tokens.count("<eos>") == 3
+    for token, offset in zip(whole.logprobs.tokens, whole.logprobs.text_offset, strict=True):
+        assert whole.text.startswith(token, offset)
+    assert whole.logprobs.text_offset[-2:] == [len(prompt), len(prompt) + 1]
+    assert [offset for part in parts for offset in part.text_offset] == whole.logprobs.text_offset
+
+
 def test_a_completion_keeps_its_first_blank(bundle: Any, serving: Any) -> None:
     """The decoder of Llama 2 and Mistral drops the blank before the first word of a text."""
     app = serve(bundle.path)

@@ -64,6 +64,27 @@ def test_drafts_change_nothing_but_the_speed(
     )
 
 
+@pytest.mark.parametrize("count", range(1, 10))
+def test_usage_counts_only_drafts_of_the_answer(
+    client: openai.OpenAI, application: Any, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Of every four tokens after the first, three are drafted. A stop text ends the answer among
+    them."""
+    (worker,) = application.state.service.workers
+    monkeypatch.setattr(worker.served, "speculator", lambda _: Speculator([Ngram()], 3))
+    text = worker.served.tokenizer.decode([70]) * count
+    usage = client.completions.create(
+        model="tiny", prompt=[70] * 12, logit_bias={"70": 100}, max_tokens=40, temperature=0,
+        stop=text,
+    ).usage  # fmt: skip
+    details = usage.completion_tokens_details
+    assert usage.completion_tokens == count
+    assert details.accepted_prediction_tokens == (count - 1) - (count - 1) // 4
+    verified = -(-(count - 1) // 4) * 3
+    rejected = verified - details.accepted_prediction_tokens
+    assert details.rejected_prediction_tokens == rejected
+
+
 def test_alone_and_in_a_queue_of_32(client: openai.OpenAI, forgetful: None) -> None:
     alone = [ask(client, number) for number in range(32)]
     known = [ask(client, number) for number in range(32)]

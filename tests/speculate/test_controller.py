@@ -200,8 +200,7 @@ def test_a_prompt_that_a_drafter_has_not_read_is_a_loan() -> None:
     """Its time is no cost of a drafted token. A generation pays it back before it is asked again,
     and look-ups wait for nothing."""
     controller = Controller({1: [1.0], 4: [1.1]})
-    controller.proposed("head", 3, 3, 2.0, unread=200)
-    assert controller.drafting_seconds("head", 3) == 0
+    controller.know("head", DraftTimes(asking=0.0, token=0.1, reads=((100, 1.0),)))
     assert controller.reading_seconds("head", 200) == pytest.approx(2)
     for _ in range(10):
         controller.settle(0, 1, 1.0)
@@ -211,9 +210,6 @@ def test_a_prompt_that_a_drafter_has_not_read_is_a_loan() -> None:
     for _ in range(90):
         controller.settle(0, 1, 1.0)
     assert controller.length("head", line(3), "head", 200) == 3
-    controller.proposed("head", 3, 3, 0.3, unread=3)
-    assert controller.drafting_seconds("head", 1) == pytest.approx(0.1)
-    assert controller.drafting_seconds("head", 3) == pytest.approx(0.3)
 
 
 def test_what_a_draft_is_known_to_cost_is_afforded_before_its_drafter_is_asked() -> None:

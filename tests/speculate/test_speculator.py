@@ -1,6 +1,7 @@
 """Generation with drafts is generation without them, whatever is drafted."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.errors import CetaneError
+from cetane.schema.function import Step
 from cetane.schema.slots import CONTRACTS
 from cetane.speculate.controller import Controller
 from cetane.speculate.draft_model import DraftModel
-from cetane.speculate.drafter import Drafter
+from cetane.speculate.drafter import Drafter, DraftTimes
 from cetane.speculate.ngram import Ngram
 from cetane.speculate.speculator import Speculator
 from cetane.speculate.suffix import EarlierAnswers, Suffix
@@ -54,6 +56,16 @@ class Scripted(Drafter):
         rest = self.future[len(self.tokens) :]
         said = [*rest[:right], *wrong, *rest] + [5] * (most + beyond)
         return Draft(tuple(said[: most + beyond]), self.name)
+
+
+@dataclass
+class Clock:
+    """The time of a simulation, in plain steps."""
+
+    now: float = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +250,56 @@ def test_a_draft_model_of_another_mind(engines, contract: str) -> None:
     assert model.propose(1).tokens == (int(logits.argmax()),)
 
 
+def test_a_draft_model_is_ready_before_the_first_token(engines) -> None:
+    """All its functions have run when it opens, and it reads a prompt with the target."""
+    engine = engines("llama", "readonly", 4)
+    engine.shards.restart_clocks()
+    model = DraftModel(engine, Sampler())
+    functions = {
+        (step.shard, step.function)
+        for mode in engine.plan.modes.values()
+        for step in mode.steps
+        if isinstance(step, Step)
+    }
+    assert functions <= set(engine.shards.times)
+    prompt = tokens(288)[:PROMPT]
+    stream = generate(engine.session(), prompt, Sampler(), 9, (), Speculator([model], 3))
+    assert model.times.token > 0
+    next(stream)
+    assert model.fed == list(prompt) and model.own.position == PROMPT
+
+
+def test_a_small_draft_model_drafts_from_the_first_answer_on(
+    engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its calls take a tenth of a step; only the very first one prepares its functions, for 30."""
+    engine, clock = engines("llama", "readonly", 4), Clock()
+    prompt = tokens(288)[:PROMPT]
+    expected, _ = plain(engine, Sampler(), 24)
+    feed, evaluate, preparing = Session.feed, Session.evaluate, [30.0]
+
+    def fed(session: Session, *given: Any) -> Any:
+        if session.execution.shards is draft.shards:
+            clock.now += preparing.pop() if preparing else 0.1
+        return feed(session, *given)
+
+    def evaluated(session: Session, new: Sequence[int], *given: Any) -> Any:
+        clock.now += 1.0 if len(new) == 1 else 1.1
+        return evaluate(session, new, *given)
+
+    draft = Engine(engine.plan, engine.backend, engine.tables)
+    monkeypatch.setattr(Session, "feed", fed)
+    monkeypatch.setattr(Session, "evaluate", evaluated)
+    for module in ("engine.generate", "speculate.controller", "speculate.speculator"):
+        monkeypatch.setattr(f"cetane.{module}.time", clock)
+    speculator = Speculator([DraftModel(draft, Sampler())], 3, Controller({1: [1.0], 4: [1.1]}))
+    started = clock.now
+    found = list(generate(engine.session(), prompt, Sampler(), 24, (), speculator))
+    assert found == expected
+    assert speculator.counters.accepted == speculator.counters.drafted > 12
+    assert clock.now - started < 0.5 * len(found)
+
+
 def test_the_controller_takes_the_draft_that_promises_most() -> None:
     controller = Controller({1: [1.0], 4: [1.1]})
     controller.plain = 100.0
@@ -274,7 +336,7 @@ class Dear(Scripted):
 def test_a_costly_drafter_is_asked_where_look_ups_promise_less(sure: bool, asked: bool) -> None:
     controller = Controller({1: [1.0], 4: [1.1]})
     controller.plain = 100.0
-    controller.proposed("dear", 1, 1, 0.1)
+    controller.know("dear", DraftTimes(asking=0.0, token=0.1))
     for _ in range(20):
         controller.judge(Draft((1, 2, 3), "scripted"), [1, 2, 3, 4] if sure else [9], True)
         controller.judge(Draft((1, 2, 3), "dear"), [1, 2, 9], True)
@@ -283,19 +345,6 @@ def test_a_costly_drafter_is_asked_where_look_ups_promise_less(sure: bool, asked
     speculator.possible = np.ones(9, bool)
     assert speculator.draft([0], 3).kind == ("scripted" if sure else "dear")
     assert bool(dear.asked) == asked
-
-
-def test_a_first_draft_of_unknown_cost_has_one_token() -> None:
-    """A long one could take the time that its verification needs, and that of all later drafts."""
-    controller = Controller({1: [1.0], 4: [1.1]})
-    controller.plain = 100.0
-    dear = Dear(range(9), [(9, 0, [])])
-    speculator = Speculator([dear], 3, controller)
-    speculator.possible = np.ones(9, bool)
-    for known in (False, True):
-        speculator.draft([0], 3)
-        assert dear.asked.pop() == (3 if known else 1)
-        assert controller.knows("dear")
 
 
 def test_nobody_is_asked_before_the_account_affords_a_draft() -> None:
@@ -335,6 +384,29 @@ def test_what_was_read_of_a_closed_stream_is_learned(engines) -> None:
     assert suffix.answers.trie(None).find(read) is not None
 
 
+def test_an_answer_that_was_stopped_within_a_step_is_learned(
+    engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ctrl-C stops it, with the tokens that were read, each of them once."""
+    engine = engines("llama", "readonly", 4)
+    expected, _ = plain(engine, Sampler())
+    suffix = Suffix(EarlierAnswers())
+    session, prompt = engine.session(), tokens(288)[:PROMPT]
+    stream = generate(session, prompt, Sampler(), 20, (), Speculator([suffix], 3))
+    read = [next(stream) for _ in range(5)]
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "evaluate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    assert read == expected[:5]
+    assert suffix.tokens == [*prompt, *read]
+    suffix.close()
+    assert suffix.answers.trie(None).find(read) is not None
+
+
 def test_no_drafts_at_all() -> None:
     with pytest.raises(CetaneError, match="need at least 1"):
         Speculator([Ngram()], 0)
@@ -342,6 +414,7 @@ def test_no_drafts_at_all() -> None:
 
 class Silent(Drafter):
     name, costly = "silent", True
+    times = DraftTimes(asking=0.0, token=0.1)
 
     def propose(self, most: int) -> Draft:
         return NO_DRAFT
@@ -351,4 +424,4 @@ def test_a_drafter_that_says_nothing_shows_no_cost() -> None:
     """It would look free when it drafts at last."""
     controller = Controller({1: [1.0], 4: [1.0]})
     assert Speculator([Silent()], 3, controller).ask(Silent(), 3) == NO_DRAFT
-    assert not controller.drafting["silent"].recent
+    assert controller.slowdown["silent"].usual == 1

@@ -139,8 +139,8 @@ def test_bundles_say_the_same(
     assert speculator.counters.accepted
 
 
-def test_a_long_prompt_shows_the_cost_of_a_draft(pair) -> None:
-    """Before the first one, so that it is not judged by the choice of columns that it waits for."""
+def test_a_long_text_shows_the_cost_of_a_draft(pair) -> None:
+    """Before the first draft: after a long prompt, or when the text has grown."""
     _, engine = pair
     for prompt, known in ((PROMPT[:20], False), (PROMPT, True)):
         controller = Controller({1: [1.0], 4: [1.1], 8: [1.2]})
@@ -152,8 +152,19 @@ def test_a_long_prompt_shows_the_cost_of_a_draft(pair) -> None:
         assert (drafter.times is not None) == known
         assert "triforce" not in controller.known
         assert [*stream] == plain(engine, Sampler(), prompt)[1:]
-        assert ("triforce" in controller.known) == known
+        assert "triforce" in controller.known
     assert drafter.times is not None and 0 < drafter.times.token < 1
+
+
+def test_a_prompt_that_fills_the_context_gets_its_one_token(pair) -> None:
+    """There is no room for the call that would measure a draft."""
+    model, engine = pair
+    prompt = np.random.default_rng(4).integers(1, 288, 160).tolist()
+    with torch.inference_mode():
+        expected = int(model(torch.tensor([prompt])).logits[0, -1].argmax())
+    speculator = Speculator([TriForce(engine.plan)], 3)
+    found = list(generate(engine.session(), prompt, Sampler(), 20, (), speculator))
+    assert found == [expected]
 
 
 def test_it_drafts_by_default_where_it_can(tiny_bundle: Callable[..., Bundle]) -> None:

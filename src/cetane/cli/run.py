@@ -115,7 +115,8 @@ def answer(
     profiled: bool,
     json: bool,
 ) -> None:
-    """Print one answer as it comes, or as JSON with its counters."""
+    """Print one answer as it comes, or as JSON with its counters. Ctrl-C ends the command, after
+    what there is was printed."""
     from cetane.cli.chat import ending, show
 
     if not json:
@@ -126,6 +127,8 @@ def answer(
         print_json(completion.as_json() | counted(model, completion if profiled else None))
     if profiled and not json:
         show_profile(model, completion)
+    if completion.finish_reason == "interrupted":
+        raise typer.Abort
 
 
 def counted(model: LanguageModel, profiled: Completion | None) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class DraftSource(Protocol):
         """Called after the step with this draft, which gave the tokens `new`."""
 
     def end(self, new: Sequence[int]) -> None:
-        """Called at the end of a generation; no tokens follow `new`."""
+        """Called at the end of a generation, however it ends; no tokens follow `new`."""
 
 
 def generate(
@@ -74,34 +74,33 @@ def extend(
         drafts.read()
     new, rows, path, left = [sampler(logits)], logits[None], [0], max_new
     sampler.keep(new[0])
-    while True:
-        if note is not None:
-            for token, place in zip(new, path, strict=False):
-                note(token, rows[place])
-        said = until(new, stop)
-        try:
+    said: list[int] = []
+    try:
+        while True:
+            if note is not None:
+                for token, place in zip(new, path, strict=False):
+                    note(token, rows[place])
+            said = until(new, stop)
             yield from said
-        except GeneratorExit:  # the reader has enough
+            left -= len(said)
+            stopped = len(said) < len(new)
+            if stopped or not left or session.position == session.context:
+                return "stop" if stopped else "context" if left else "length"
+            started = time.perf_counter()
+            most = min(left, max(session.widths, default=1)) - 1
+            said = []  # the drafts take these tokens
+            draft = NO_DRAFT if drafts is None else drafts.draft(new, most)
+            parents = [-1, *(parent + 1 for parent in draft.parents)]
+            rows = session.evaluate([new[-1], *draft.tokens], parents)
+            new = verify(rows, draft, sampler)[:left]
+            new = new[: len(until(new, stop)) + 1]
+            path = [0, *(place + 1 for place in draft.path(new[:-1]))]
+            session.accept_path(path)
             if drafts is not None:
-                drafts.end(said)
-            raise
-        left -= len(said)
-        stopped = len(said) < len(new)
-        if stopped or not left or session.position == session.context:
-            if drafts is not None:
-                drafts.end(said)
-            return "stop" if stopped else "context" if left else "length"
-        started = time.perf_counter()
-        most = min(left, max(session.widths, default=1)) - 1
-        draft = NO_DRAFT if drafts is None else drafts.draft(new, most)
-        parents = [-1, *(parent + 1 for parent in draft.parents)]
-        rows = session.evaluate([new[-1], *draft.tokens], parents)
-        new = verify(rows, draft, sampler)[:left]
-        new = new[: len(until(new, stop)) + 1]
-        path = [0, *(place + 1 for place in draft.path(new[:-1]))]
-        session.accept_path(path)
+                drafts.settle(draft, new, time.perf_counter() - started)
+    finally:  # also if the reader has enough, or Ctrl-C comes within a step
         if drafts is not None:
-            drafts.settle(draft, new, time.perf_counter() - started)
+            drafts.end(said)
 
 
 def until(tokens: list[int], stop: Sequence[int]) -> list[int]:

@@ -207,8 +207,9 @@ def routes(service: Service) -> APIRouter:
     def check_key(http: Request) -> None:
         if settings.api_key is None:
             return
-        sent = http.headers.get("authorization", "").encode("latin-1").removeprefix(b"Bearer ")
-        if not hmac.compare_digest(sent, settings.api_key.encode()):
+        scheme, _, sent = http.headers.get("authorization", "").partition(" ")
+        key = sent.strip().encode("latin-1")  # RFC 9110, 11.1: a scheme's case does not matter
+        if scheme.lower() != "bearer" or not hmac.compare_digest(key, settings.api_key.encode()):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
 
     router = APIRouter(dependencies=[Depends(check_key)])

@@ -270,12 +270,15 @@ class CompletionForm(AnswerForm):
         """The text of a choice's prompt, if it is wanted back."""
         if not self.request.echo:
             return ""
+        text = self.given(number)
+        return self.served.tokenizer.decode(self.asks[number].ids) if text is None else text
+
+    def given(self, number: int) -> str | None:
+        """A choice's prompt, if the request has it as text."""
         prompt = self.request.prompt
-        given = [prompt] if isinstance(prompt, str) else prompt
-        text = given[number // self.request.n]
-        if isinstance(text, str):
-            return text
-        return self.served.tokenizer.decode(self.asks[number].ids)
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        text = prompts[number // self.request.n]
+        return text if isinstance(text, str) else None
 
     def logprobs(
         self, number: int, scores: Sequence[TokenLikelihood], first: bool
@@ -292,11 +295,23 @@ class CompletionForm(AnswerForm):
         offsets, choice = [], self.choices[number]
         for token in tokens:
             offsets.append(choice.offset)
-            choice.offset += len(choice.listed.push(token))
+            choice.offset += self.written(number, token)
         texts = [self.served.token_text(token) for token in tokens]
         return CompletionLogprobs(
             tokens=texts, token_logprobs=logprobs, top_logprobs=tops, text_offset=offsets
         )
+
+    def written(self, number: int, token: int) -> int:
+        """The characters that the next listed token writes. A special one writes none, unless the
+        prompt has its text there, which an echo gives back."""
+        choice, tokenizer = self.choices[number], self.served.tokenizer
+        text = choice.listed.push(token)
+        if not text and self.request.echo:
+            special = tokenizer.decode([token], skip_special_tokens=False)
+            prompt = self.given(number) or ""
+            if special != tokenizer.decode([token]) and prompt.startswith(special, choice.offset):
+                text = special
+        return len(text)
 
     def tops(self, score: TokenLikelihood) -> dict[str, float]:
         """The likeliest tokens, and the token itself, by their texts."""

@@ -156,9 +156,14 @@ class Writer:
             drafts.begin(fed.session, ask.ids)
         reason, last = self.take(self.generation(fed, sampler, drafts), emit)
         counts = Counters() if drafts is None else drafts.counters
-        return Ending(
-            reason, len(ask.ids), fed.cached, self.count, counts.drafted, counts.accepted, last
-        )
+        accepted = self.accepted(counts)
+        return Ending(reason, len(ask.ids), fed.cached, self.count, counts.drafted, accepted, last)
+
+    def accepted(self, counts: Counters) -> int:
+        """The accepted tokens in the answer. A stop text may end it within a step, whose last token
+        is the model's own."""
+        unread = 1 + counts.tokens - self.count  # the first token comes before all steps
+        return counts.accepted - max(0, unread - 1)
 
     def generation(
         self, fed: Fed, sampler: Sampler, drafts: Speculator | None

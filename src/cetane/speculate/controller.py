@@ -7,7 +7,7 @@ further token.
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import median
@@ -40,9 +40,6 @@ SURPRISE = 3.0
 """A call is a surprise if its time differs from the expected one by more than this factor. The next
 step is then plain, and tells whether the call or the machine has changed. With 1.5, the noise of a
 shared machine cost chat a tenth."""
-MANY = 64
-"""The number of unread tokens from which a drafter's time counts as reading. A prompt has so many,
-a step has not."""
 
 
 class Cost:
@@ -177,10 +174,6 @@ class Controller:
         self.share: defaultdict[str, float] = defaultdict(lambda: 1.0)
         """The share of the tokens asked for, but the first, that such a drafter makes: many drafts
         end early. Older drafts weigh less."""
-        self.drafting: defaultdict[str, Cost] = defaultdict(Cost)
-        """The time of one drafted token in plain steps, by drafter that `known` lacks."""
-        self.reading: defaultdict[str, Cost] = defaultdict(Cost)
-        """The time in which such a drafter reads one token before it drafts, in plain steps."""
         self.records = Records()
         widths = sorted(self.calls)
         self.narrowest = [min(w for w in widths if w >= t) for t in range(1 + widths[-1])]
@@ -207,26 +200,21 @@ class Controller:
             self.told[drafter] = times
             self.known[drafter] = times.scaled(1 / self.plain_step)
 
-    def knows(self, drafter: str) -> bool:
-        """Whether it knows what this drafter's tokens cost."""
-        return drafter in self.known or self.drafting[drafter].usual > 0
-
     def drafting_seconds(self, drafter: str, tokens: int) -> float:
-        """Seconds of a draft now for which `tokens` are asked, apart from unread tokens. 0 before
-        the first draft, if nothing is known."""
-        if known := self.known.get(drafter):
-            made = 1 + (tokens - 1) * self.share[drafter]
-            steps = known.draft(made, unread=0) * self.slowdown[drafter].usual
-        else:
-            steps = self.drafting[drafter].usual * tokens
-        return self.plain_step * steps
+        """Seconds of a draft now for which `tokens` are asked, apart from unread tokens. 0 where
+        the times are not known: such a drafter measures them when it is asked."""
+        known = self.known.get(drafter)
+        if known is None:
+            return 0.0
+        made = 1 + (tokens - 1) * self.share[drafter]
+        return self.plain_step * known.draft(made, unread=0) * self.slowdown[drafter].usual
 
     def reading_seconds(self, drafter: str, tokens: int) -> float:
-        """Seconds in which a drafter reads `tokens` now. Where nothing is known, 0 before it has
-        read `MANY` at once."""
-        if known := self.known.get(drafter):
-            return self.plain_step * known.reading(tokens) * self.slowdown[drafter].usual
-        return self.plain_step * self.reading[drafter].usual * tokens
+        """Seconds in which a drafter reads `tokens` now, if its times are known."""
+        known = self.known.get(drafter)
+        if known is None:
+            return 0.0
+        return self.plain_step * known.reading(tokens) * self.slowdown[drafter].usual
 
     def width(self, tokens: int) -> int | None:
         """The width of the narrowest call that takes `tokens` tokens; None if there is none."""
@@ -326,19 +314,14 @@ class Controller:
     def proposed(
         self, drafter: str, asked: int, made: int, seconds: float, unread: int = 0
     ) -> None:
-        """Record that a drafter took `seconds` to make `made` tokens of the `asked` ones, after
-        `unread` tokens that it had not read. Where nothing is known and these are many, the time is
-        that of reading."""
+        """Record that a drafter of known times took `seconds` to make `made` tokens of the `asked`
+        ones, after `unread` tokens that it had not read."""
         made = max(1, made)
-        if known := self.known.get(drafter):
-            self.slowdown[drafter].add(seconds / self.plain_step / known.draft(made, unread))
-            if asked > 1:
-                share = (made - 1) / (asked - 1)
-                self.share[drafter] += (1 - DECAY) * (share - self.share[drafter])
-        elif unread >= MANY:
-            self.reading[drafter].add(seconds / unread / self.plain_step)
-        else:
-            self.drafting[drafter].add(seconds / made / self.plain_step)
+        usual = self.known[drafter].draft(made, unread)
+        self.slowdown[drafter].add(seconds / self.plain_step / usual)
+        if asked > 1:
+            share = (made - 1) / (asked - 1)
+            self.share[drafter] += (1 - DECAY) * (share - self.share[drafter])
 
     def break_even(self, drafted: int) -> float | None:
         """The share of k drafted tokens that must be accepted for a draft to pay.
@@ -355,18 +338,29 @@ def measure(session: Session, widest: int, least: int = LEAST) -> dict[int, list
     """Seconds of calls of every width, up to the narrowest that takes `widest` tokens. Where a call
     costs by its tokens (`Session.counts`), each number of them is a width.
 
-    `session` must be new; its calls are evaluated and never accepted. One uncounted call of each
-    width comes first, then `least` calls, and more within `MEASURING` seconds. The controller does
-    not use a dear call again, so nothing corrects a time that was measured too long.
+    `session` must be new; its calls are evaluated and never accepted. The controller does not use a
+    dear call again, so nothing corrects a time that was measured too long.
     """
-    times: dict[int, list[float]] = {width: [] for width in session.counts(widest)}
+
+    def call(width: int) -> None:
+        session.evaluate([token % session.plan.vocab for token in range(width)])
+
+    return timed(session.counts(widest), call, least)
+
+
+def timed(
+    widths: Iterable[int], call: Callable[[int], object], least: int = LEAST
+) -> dict[int, list[float]]:
+    """Seconds of `call` at each width: after an uncounted one, of `least` calls, and of more within
+    `MEASURING` seconds."""
+    times: dict[int, list[float]] = {width: [] for width in widths}
     spent = 0.0
     for count in range(1 + max(least, RECENT)):
         if count > least and spent > MEASURING:
             break
         for width, seconds in times.items():
             started = time.perf_counter()
-            session.evaluate([token % session.plan.vocab for token in range(width)])
+            call(width)
             took = time.perf_counter() - started
             if count:
                 seconds.append(took)

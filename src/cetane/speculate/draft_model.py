@@ -1,6 +1,7 @@
 """A drafter that runs a smaller model with the same tokens."""
 
 from collections.abc import Sequence
+from statistics import median
 
 import numpy as np
 
@@ -10,7 +11,8 @@ from cetane.engine.memory import Mark
 from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
-from cetane.speculate.drafter import Drafter
+from cetane.speculate.controller import timed
+from cetane.speculate.drafter import Drafter, DraftTimes
 
 
 class DraftModel(Drafter):
@@ -27,6 +29,25 @@ class DraftModel(Drafter):
     def __init__(self, engine: Engine, sampler: Sampler) -> None:
         super().__init__()
         self.engine, self.sampler = engine, sampler
+        self.measured = self.try_out()
+
+    def try_out(self) -> DraftTimes:
+        """Run calls of every width, so that none is prepared within an answer, and all times are
+        known."""
+        session = self.engine.session()
+        start = session.mark()
+
+        def call(width: int) -> None:
+            session.feed([0] * width)
+            session.rewind(start)
+
+        seconds = timed(session.widths, call)
+        reads = tuple((width, median(times)) for width, times in seconds.items())
+        return DraftTimes(asking=0.0, token=reads[0][1], reads=reads)
+
+    @property
+    def times(self) -> DraftTimes:
+        return self.measured
 
     def begin(self, session: Session, tokens: Sequence[int]) -> None:
         self.impossible = np.setdiff1d(np.arange(session.plan.vocab), session.plan.choosable)
@@ -40,6 +61,14 @@ class DraftModel(Drafter):
     @property
     def unread(self) -> int:
         return max(0, len(self.tokens) - len(self.fed))
+
+    def read(self) -> None:
+        """Read a prompt as soon as the target has read it: later, an answer would have to pay for
+        this before its first draft."""
+        self.go_back()
+        if len(self.tokens) <= self.own.context:
+            self.own.feed(self.tokens[len(self.fed) :], "none")
+            self.fed = list(self.tokens)
 
     def propose(self, most: int) -> Draft:
         most = min(most, self.own.context - len(self.tokens))

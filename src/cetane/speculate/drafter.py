@@ -99,7 +99,8 @@ class Drafter(ABC):
 
     @property
     def times(self) -> DraftTimes | None:
-        """In seconds; None where they are learned from its drafts, or not measured yet."""
+        """In seconds. None for a look-up, and before they are measured: a costly drafter measures
+        them when it opens, or else before its first draft."""
         return None
 
     def made(self, draft: Draft) -> int:

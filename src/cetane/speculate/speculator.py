@@ -139,22 +139,19 @@ class Speculator:
             return NO_DRAFT
         started, unread = time.perf_counter(), drafter.unread
         draft = drafter.propose(most).first(most)
-        if self.controller and draft.tokens:  # a drafter that says nothing shows no cost
+        if self.controller and (times := drafter.times) is not None:
             seconds = time.perf_counter() - started
-            if (times := drafter.times) is not None:
-                self.controller.know(drafter.name, times)
-            self.controller.proposed(drafter.name, most, drafter.made(draft), seconds, unread)
+            self.controller.know(drafter.name, times)
+            if draft.tokens:  # a drafter that says nothing shows no cost
+                self.controller.proposed(drafter.name, most, drafter.made(draft), seconds, unread)
         size = len(self.possible)
         chosen = (0 <= token < size and self.possible[token] for token in draft.tokens)
         return draft.first(next((i for i, possible in enumerate(chosen) if not possible), most))
 
     def worth(self, drafter: Drafter, most: int, controller: Controller) -> int:
         """The number of tokens that a costly drafter should draft; 0 if the drafts of this step
-        promise as much as its own. A first draft of unknown cost has one token, since a long one
-        could spend what the answer may lose."""
+        promise as much as its own."""
         name = drafter.name
-        if not controller.knows(name):
-            most = min(most, 1)
         count = controller.length(name, line(most), name, drafter.unread)
         if count and (others := self.pick(self.proposals)).tokens:
             promised = controller.gain(name, line(count), controller.drafting_seconds(name, count))

@@ -53,7 +53,7 @@ class TriForce(NetworkDrafter):
             raise error
         self.vocabulary = plan.choosable
         self.measured: DraftTimes | None = None
-        """The times of its drafts, from the first long prompt on."""
+        """The times of its drafts, from the first long text on."""
 
     @staticmethod
     def refusal(plan: Plan) -> CetaneError | None:
@@ -104,19 +104,21 @@ class TriForce(NetworkDrafter):
         """The position from which slots must be chosen again."""
 
     def read(self) -> None:
-        if self.look() and self.measured is None:
-            self.measured = DraftTimes(asking=0.0, token=self.token_seconds())
+        assert self.session is not None
+        full = self.session.position == self.session.context
+        if self.look() and not full and self.measured is None:
+            self.measure()
 
-    def token_seconds(self) -> float:
-        """Measured seconds of a drafted token. A first call may prepare the function, so the second
-        counts."""
+    def measure(self) -> None:
+        """Measure the seconds of a drafted token. A first call may prepare the function, so the
+        second counts."""
         took = 0.0
         for _ in range(2):
             started = time.perf_counter()
             self.own.feed(self.tokens[-1:])
             took = time.perf_counter() - started
             self.memory.follow()
-        return took
+        self.measured = DraftTimes(asking=0.0, token=took)
 
     def look(self) -> bool:
         """Hold what the target holds by now, in part. False if its text is still short."""
@@ -143,6 +145,9 @@ class TriForce(NetworkDrafter):
 
     def propose(self, most: int) -> Draft:
         if len(self.tokens) < self.first or not self.look():
+            return NO_DRAFT
+        if self.measured is None:  # the prompt was short: no draft before its cost is known
+            self.measure()
             return NO_DRAFT
         return self.likely(self.rows(), most)
 
