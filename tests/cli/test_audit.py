@@ -221,6 +221,18 @@ def test_a_bundle(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
     assert "not measurements of a Mac" in cetane("audit", bundle.path).error
 
 
+def test_a_package_of_a_bundle(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
+    """Its measurements are kept with the bundle, which holds no file beside its shards."""
+    bundle = Bundle(Path(shutil.copytree(ported.path, tmp_path / "bundle")))
+    shard = bundle.plan.shards[0].name
+    file = tmp_path / "from-a-mac.json"
+    file.write_text(measurements_of_all(bundle, shard))
+    assert cetane("audit", bundle.shard(shard), "--measured", file).code == 0
+    assert cetane("audit", bundle.shard(shard), "--json").json["basis"] == "measured"
+    assert cetane("audit", bundle.path, "--json").json["measured"]
+    bundle.verify()
+
+
 @pytest.mark.parametrize("command", [("audit",), ("report", "-o", "page.html")])
 def test_a_bundle_that_was_changed(
     cetane: Cetane, ported: Bundle, tmp_path: Path, command: tuple[str, ...],

@@ -12,6 +12,7 @@ from cetane.bundle import Bundle
 from cetane.errors import CetaneError
 from cetane.mil import load
 from cetane.mil.program import Op
+from cetane.pipeline.audit import audit
 from cetane.pipeline.imports import import_xcode
 
 DAY = "2026-11-20"
@@ -87,6 +88,30 @@ def test_a_read_only_bundle_is_told(
     made = import_xcode(report(bundle.plan.shards[0].name), bundle.path, DAY)
     assert made.note == "the bundle is read-only, so this is not kept"
     assert made.audit.basis == "measured"
+
+
+@pytest.fixture
+def alike(tiny_bundle: Callable[..., Bundle], tmp_path: Path) -> Bundle:
+    """A bundle of two chunks whose ops have the same names."""
+    made = tiny_bundle(layout={"kind": "chunks", "chunks": 2}, verify=None, prefill=None)
+    return Bundle(Path(shutil.copytree(made.path, tmp_path / "alike")))
+
+
+def test_a_package_of_a_bundle_is_measured_into_the_bundle(alike: Bundle, tmp_path: Path) -> None:
+    """The error for alike chunks asks for one package. What it told is kept with the bundle."""
+    path = tmp_path / "analytics.mil"
+    path.write_text(analytics(ops(alike, "chunk-00")))
+    with pytest.raises(CetaneError, match="chunk-00, chunk-01 alike") as error:
+        import_xcode(path, alike.path, DAY)
+    assert str(alike.shard("chunk-00")) in str(error.value.hint)
+    for shard in ("chunk-00", "chunk-01"):
+        made = import_xcode(path, alike.shard(shard), DAY)
+        assert made.package == shard and made.audit.basis == "measured"
+    alike.verify()
+    kept = alike.gates()["residency-measured"]["measured"]
+    assert kept["packages"].keys() == {"chunk-00", "chunk-01"}
+    places = {f.package: {op.measured for op in f.ops} for f in audit(alike.path).audit.functions}
+    assert places["chunk-00"] == places["chunk-01"] == {"ANE", "CPU"}
 
 
 def analytics(listed: list[Op], function: str = "decode") -> str:

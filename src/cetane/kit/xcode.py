@@ -265,7 +265,7 @@ def as_measured(
 
     Raises CetaneError if no package has its ops, or if several have them.
     """
-    name = owner(told, programs)
+    name = owner(told, programs, packages)
     functions = {f: MeasuredFunction(ops=ops) for f, ops in told.functions.items()}
     known = {f: made for f, made in functions.items() if f in programs[name].functions}
     if not known and len(functions) == len(programs[name].functions) == 1:
@@ -284,7 +284,7 @@ def as_measured(
     )
 
 
-def owner(told: Told, programs: Mapping[str, Program]) -> str:
+def owner(told: Told, programs: Mapping[str, Program], packages: Mapping[str, Path]) -> str:
     """The package whose ops these are, by the names of their outputs. Raises CetaneError if none
     has them, or if several do."""
     named = {op.output for ops in told.functions.values() for op in ops if op.output}
@@ -301,7 +301,8 @@ def owner(told: Told, programs: Mapping[str, Program]) -> str:
     nearest = [name for name, share in shares.items() if share == best]
     if len(nearest) > 1:
         raise CetaneError(
-            f"its ops are those of {', '.join(nearest[:4])} alike", "name one .mlpackage of them"
+            f"its ops are those of {', '.join(nearest[:4])} alike",
+            f"give the package that was profiled, such as {packages[nearest[0]]}, not its bundle",
         )
     return nearest[0]
 

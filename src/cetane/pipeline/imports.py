@@ -18,10 +18,11 @@ from cetane.gates.residency.measured import (
     MeasuredFunction,
     MeasuredPackage,
     specification,
+    with_kept,
     with_measured,
 )
 from cetane.gates.residency.refuted import Refuted, refuted
-from cetane.gates.residency.store import UNWRITTEN, Artifact, InBundle, open_artifact
+from cetane.gates.residency.store import UNWRITTEN, InBundle, open_artifact
 from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.hardware.chips import DEFAULT_CHIP, Chip, chip_named
 from cetane.kit.device import DEVICE, ENERGY, DeviceResult, EnergyResult
@@ -294,24 +295,11 @@ def import_xcode(file: str | Path, artifact: str | Path, date: str) -> XcodeImpo
     predicted = audit(programs, target)
     if (unkept := other_units(told.compute_units)) is not None:
         return XcodeImport(package, told, predicted, (), unkept)
-    joined = with_kept(measured, opened)
+    joined = with_kept(measured, opened.measured())
     placed = with_measured(predicted, joined, opened.packages)
     note = None if opened.keep(joined) else UNWRITTEN
     opened.judge(placed)
     return XcodeImport(package, told, placed, tuple(refuted(placed)), note)
-
-
-def with_kept(measured: Measured, artifact: Artifact) -> Measured:
-    """New measurements, and the kept ones of other functions, if they are of the same build,
-    machine and system."""
-    kept = artifact.measured()
-    if kept is None or (kept.machine, kept.system) != (measured.machine, measured.system):
-        return measured
-    packages = dict(kept.packages)
-    for name, package in measured.packages.items():
-        before = packages[name].functions if name in packages else {}
-        packages[name] = package.model_copy(update={"functions": {**before, **package.functions}})
-    return measured.model_copy(update={"packages": packages})
 
 
 def import_power(

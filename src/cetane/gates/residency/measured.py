@@ -134,6 +134,18 @@ def merged(function: FunctionAudit, made: MeasuredFunction | None) -> FunctionAu
     return replace(function, ops=tuple(place(op) for op in function.ops), refusal=made.error)
 
 
+def with_kept(measured: Measured, kept: Measured | None) -> Measured:
+    """New measurements, and the kept ones of other functions, if they are of the same machine and
+    system. Both are of the same builds."""
+    if kept is None or (kept.machine, kept.system) != (measured.machine, measured.system):
+        return measured
+    packages = dict(kept.packages)
+    for name, package in measured.packages.items():
+        before = packages[name].functions if name in packages else {}
+        packages[name] = package.model_copy(update={"functions": {**before, **package.functions}})
+    return measured.model_copy(update={"packages": packages})
+
+
 def placement(device: Device | None) -> Placement | None:
     return None if device is None else "ANE" if device == "ANE" else "CPU"
 
