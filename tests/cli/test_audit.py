@@ -170,7 +170,7 @@ def test_measured(cetane: Cetane, good: Path, tmp_path: Path) -> None:
     file.write_text(measurements(good, "CPU"))
     found = cetane("audit", good, "--measured", file)
     assert found.code == 1
-    assert "residency for m4-max, OS 26: measured" in found.out
+    assert "residency for Apple M4 Max, macOS 26.1: measured" in found.out
     assert "measured on Apple M4 Max, macOS 26.1, 2026-11-20: 0 of 4 ops as predicted" in found.out
     assert "predicted otherwise" in found.out
     file.unlink()

@@ -70,6 +70,25 @@ def test_a_performance_report(bundle: Bundle, report: Callable[..., Path]) -> No
     assert bundle.gates()["residency-measured"]["measured"]["tools"] == "Xcode"
 
 
+@pytest.mark.parametrize(
+    ("machine", "system", "rules", "os"),
+    [
+        ("iPhone 17 Pro", "iOS 26.1", " (rules of m4-max)", 26),
+        ("Apple M4 Max", "macOS 15.5", "", 18),
+        ("Apple M3", "macOS 14.2", "", 17),
+    ],
+)
+def test_a_verdict_is_for_the_machine_that_was_measured(
+    bundle: Bundle, report: Callable[..., Path], machine: str, system: str, rules: str, os: int
+) -> None:
+    """Apple's pairs of systems: iOS 17 and macOS 14 came in 2023, iOS 18 and macOS 15 in 2024."""
+    info = {"modelName": machine, "osNameAndVersionWithoutBuildNumber": system}
+    made = import_xcode(report(bundle.plan.shards[0].name, deviceInfo=info), bundle.path, DAY)
+    assert str(made.audit.target) == f"{machine}, {system}{rules}"
+    assert made.audit.target.os == os
+    assert bundle.gates()["residency"]["target"] == str(made.audit.target)
+
+
 def test_a_report_of_other_compute_units_is_not_kept(
     bundle: Bundle, report: Callable[..., Path]
 ) -> None:

@@ -37,6 +37,8 @@ UNITS = {0: "CPU_ONLY", 1: "CPU_AND_GPU", 2: "ALL", 3: "CPU_AND_NE"}
 BACKENDS: dict[str, Device] = {
     "ane": "ANE", "bnns": "CPU", "classic_cpu": "CPU", "mps_graph": "GPU",
 }  # fmt: skip
+NO_MACHINE, NO_SYSTEM = "unknown machine", "unknown system"
+"""The words for those that a file does not name."""
 SAME = 0.8
 """The least share of a report's ops that a package must have to be the one reported."""
 
@@ -146,8 +148,8 @@ def read_report(folder: Path) -> Told:
     info, results = report.deviceInfo, report.deviceResults
     program = results.modelStructure.program.get("_0", Functions())
     return Told(
-        machine=info.modelName or info.displayName or "unknown",
-        system=info.osNameAndVersionWithoutBuildNumber or "unknown",
+        machine=info.modelName or info.displayName or NO_MACHINE,
+        system=info.osNameAndVersionWithoutBuildNumber or NO_SYSTEM,
         compute_units=UNITS.get(-1 if report.computeUnit is None else report.computeUnit, "ALL"),
         functions={
             name: tuple(reported(op) for op in function.block.operations)
@@ -215,8 +217,8 @@ def read_analytics(path: Path) -> Told:
             "it lies in com.apple.e5rt.e5bundlecache, under ~/Library/Caches",
         )
     return Told(
-        machine="unknown",
-        system="unknown",
+        machine=NO_MACHINE,
+        system=NO_SYSTEM,
         compute_units="CPU_AND_NE",
         functions={name: tuple(ops) for name, ops in functions.items()},
         estimated_ms=dict(estimated),

@@ -23,8 +23,8 @@ from cetane.gates.residency.measured import (
 )
 from cetane.gates.residency.refuted import Refuted, refuted
 from cetane.gates.residency.store import UNWRITTEN, InBundle, open_artifact
-from cetane.gates.residency.target import DEFAULT_OS, Target
-from cetane.hardware.chips import DEFAULT_CHIP, Chip, chip_named
+from cetane.gates.residency.target import target_of
+from cetane.hardware.chips import Chip, chip_named
 from cetane.kit.device import DEVICE, ENERGY, DeviceResult, EnergyResult
 from cetane.kit.judge import check_origin, check_reason, expected_of, judge, ties
 from cetane.kit.measurements import LARGEST, Measurements, RecordedBundle, read_measurements
@@ -182,8 +182,7 @@ class OneImport:
     def residency(self) -> tuple[Audit, int]:
         """The audit with the machine's placements, and the number of ops that have one. Placements
         are kept if the record is."""
-        target = Target(DEFAULT_CHIP if self.chip is None else self.chip.id, DEFAULT_OS)
-        predicted = audit(self.programs, target)
+        predicted = audit(self.programs, target_of(self.machine.chip, self.machine.system))
         measured = self.placements()
         if self.unkept is not None:
             return predicted, 0
@@ -290,9 +289,7 @@ def import_xcode(file: str | Path, artifact: str | Path, date: str) -> XcodeImpo
     programs = {name: load(package) for name, package in opened.packages.items()}
     measured = as_measured(told, programs, opened.packages, date)
     package = next(iter(measured.packages))
-    chip = chip_named(told.machine)
-    target = Target(DEFAULT_CHIP if chip is None else chip.id, DEFAULT_OS)
-    predicted = audit(programs, target)
+    predicted = audit(programs, measured.target)
     if (unkept := other_units(told.compute_units)) is not None:
         return XcodeImport(package, told, predicted, (), unkept)
     joined = with_kept(measured, opened.measured())

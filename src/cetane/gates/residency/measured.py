@@ -21,6 +21,8 @@ from cetane.errors import CetaneError
 from cetane.files import read_bytes
 from cetane.gates.residency.audit import Audit, FunctionAudit, Placed, judged
 from cetane.gates.residency.rule import Placement
+from cetane.gates.residency.target import Target, target_of
+from cetane.hardware.chips import chip_named
 from cetane.measuring.compute_plan import plan
 from cetane.measuring.machine import FACTS, is_mac, sysctl
 from cetane.mil.package import Package
@@ -72,7 +74,17 @@ class Measured(Data):
     packages: dict[str, MeasuredPackage]
 
     def __str__(self) -> str:
-        return f"{self.machine}, {self.system}, {self.date}"
+        return f"{self.where}, {self.date}"
+
+    @property
+    def where(self) -> str:
+        """The machine and its system."""
+        return f"{self.machine}, {self.system}"
+
+    @property
+    def target(self) -> Target:
+        """The target whose rules hold for the machine."""
+        return target_of(self.machine, self.system)
 
 
 def read_measured(path: Path) -> Measured:
@@ -90,7 +102,8 @@ def parse_measured(content: Any, where: str) -> Measured:
 
 
 def with_measured(predicted: Audit, measured: Measured, packages: dict[str, Path]) -> Audit:
-    """The audit with measurements, which win. Raises CetaneError if they are of other packages."""
+    """The audit with measurements, which win. Its target is the measured machine, in its own words.
+    Raises CetaneError if they are of other packages."""
     known = {n: p for n, p in measured.packages.items() if n in packages}
     if not known:
         raise CetaneError(
@@ -108,7 +121,10 @@ def with_measured(predicted: Audit, measured: Measured, packages: dict[str, Path
         if function.package in known and not function.variant else function
         for function in predicted.functions
     )  # fmt: skip
-    return judged(predicted.target, functions, predicted.findings)
+    known_chip = chip_named(measured.machine) is not None
+    rules = "" if known_chip else f" (rules of {predicted.target.chip})"
+    target = replace(predicted.target, machine=measured.where + rules)
+    return judged(target, functions, predicted.findings)
 
 
 def merged(function: FunctionAudit, made: MeasuredFunction | None) -> FunctionAudit:
