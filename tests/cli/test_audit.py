@@ -184,6 +184,33 @@ def test_measured(cetane: Cetane, good: Path, tmp_path: Path) -> None:
     assert cetane("audit", rebuilt, "--json").json["basis"] == "predicted", "nobody named the file"
 
 
+@pytest.mark.parametrize(
+    ("options", "basis", "target"),
+    [
+        ([], "measured", "Apple M4 Max, macOS 26.1"),
+        (["--chip", "m4-max"], "measured", "Apple M4 Max, macOS 26.1"),
+        (["--os", "26"], "measured", "Apple M4 Max, macOS 26.1"),
+        (["--chip", "a13"], "predicted", "a13, OS 26"),
+        (["--os", "16"], "predicted", "m4-max, OS 16"),
+    ],
+)
+def test_a_measurement_speaks_of_its_machine_alone(
+    cetane: Cetane, good: Path, tmp_path: Path, options: list[str], basis: str, target: str
+) -> None:
+    """These programs need system 18. No measurement on another system refutes that."""
+    file = tmp_path / "from-a-mac.json"
+    file.write_text(measurements(good, "ANE"))
+    assert cetane("audit", good, "--measured", file).code == 0
+    found = cetane("audit", good, *options)
+    assert found.code == ("16" in options)
+    assert f"residency for {target}: {basis}" in found.out
+    silent = f"what was measured on Apple M4 Max, macOS 26.1 says nothing of {target}"
+    assert (silent in found.err) is (basis == "predicted")
+    again = cetane("audit", good, "--measured", file, *options, "--json").json
+    assert again["basis"] == basis
+    assert (again["measured"] is None) is (basis == "predicted")
+
+
 def test_measure_needs_a_mac(cetane: Cetane, good: Path) -> None:
     if sys.platform != "darwin":
         assert cetane("audit", good, "--measure").error.startswith("only a Mac can measure")
