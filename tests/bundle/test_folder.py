@@ -89,6 +89,14 @@ def test_a_file_that_is_not_listed(path: Path, name: str) -> None:
         Bundle(path).verify()
 
 
+def test_measurements_that_lie_among_the_shards(path: Path) -> None:
+    """As cetane kept them once."""
+    (path / "shards" / "model.measured.json").write_bytes(b"{}")
+    with pytest.raises(CetaneError, match=r"model\.measured\.json is not in the") as error:
+        Bundle(path).verify()
+    assert str(error.value.hint).startswith("move it away")
+
+
 @pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "shards/../../outside"])
 def test_a_manifest_that_points_outside(path: Path, name: str) -> None:
     (path.parent / "outside").write_bytes(b"")

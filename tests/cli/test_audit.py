@@ -170,7 +170,7 @@ def test_measured(cetane: Cetane, good: Path, tmp_path: Path) -> None:
     file.write_text(measurements(good, "CPU"))
     found = cetane("audit", good, "--measured", file)
     assert found.code == 1
-    assert "residency for m4-max, OS 26: measured" in found.out
+    assert "residency for Apple M4 Max, macOS 26.1: measured" in found.out
     assert "measured on Apple M4 Max, macOS 26.1, 2026-11-20: 0 of 4 ops as predicted" in found.out
     assert "predicted otherwise" in found.out
     file.unlink()
@@ -182,6 +182,33 @@ def test_measured(cetane: Cetane, good: Path, tmp_path: Path) -> None:
         "audit", rebuilt, "--measured", tmp_path / "model.measured.json"
     ).error  # fmt: skip
     assert cetane("audit", rebuilt, "--json").json["basis"] == "predicted", "nobody named the file"
+
+
+@pytest.mark.parametrize(
+    ("options", "basis", "target"),
+    [
+        ([], "measured", "Apple M4 Max, macOS 26.1"),
+        (["--chip", "m4-max"], "measured", "Apple M4 Max, macOS 26.1"),
+        (["--os", "26"], "measured", "Apple M4 Max, macOS 26.1"),
+        (["--chip", "a13"], "predicted", "a13, OS 26"),
+        (["--os", "16"], "predicted", "m4-max, OS 16"),
+    ],
+)
+def test_a_measurement_speaks_of_its_machine_alone(
+    cetane: Cetane, good: Path, tmp_path: Path, options: list[str], basis: str, target: str
+) -> None:
+    """These programs need system 18. No measurement on another system refutes that."""
+    file = tmp_path / "from-a-mac.json"
+    file.write_text(measurements(good, "ANE"))
+    assert cetane("audit", good, "--measured", file).code == 0
+    found = cetane("audit", good, *options)
+    assert found.code == ("16" in options)
+    assert f"residency for {target}: {basis}" in found.out
+    silent = f"what was measured on Apple M4 Max, macOS 26.1 says nothing of {target}"
+    assert (silent in found.err) is (basis == "predicted")
+    again = cetane("audit", good, "--measured", file, *options, "--json").json
+    assert again["basis"] == basis
+    assert (again["measured"] is None) is (basis == "predicted")
 
 
 def test_measure_needs_a_mac(cetane: Cetane, good: Path) -> None:
@@ -219,6 +246,18 @@ def test_a_bundle(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
 
     bundle.write_gate("residency-measured", {"measured": {"machine": 1}})
     assert "not measurements of a Mac" in cetane("audit", bundle.path).error
+
+
+def test_a_package_of_a_bundle(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
+    """Its measurements are kept with the bundle, which holds no file beside its shards."""
+    bundle = Bundle(Path(shutil.copytree(ported.path, tmp_path / "bundle")))
+    shard = bundle.plan.shards[0].name
+    file = tmp_path / "from-a-mac.json"
+    file.write_text(measurements_of_all(bundle, shard))
+    assert cetane("audit", bundle.shard(shard), "--measured", file).code == 0
+    assert cetane("audit", bundle.shard(shard), "--json").json["basis"] == "measured"
+    assert cetane("audit", bundle.path, "--json").json["measured"]
+    bundle.verify()
 
 
 @pytest.mark.parametrize("command", [("audit",), ("report", "-o", "page.html")])

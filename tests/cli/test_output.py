@@ -75,8 +75,12 @@ def test_help_names_every_option_in_80_columns(name: str, monkeypatch: pytest.Mo
 
 def test_help_states_the_defaults_that_commands_take() -> None:
     """Those that are constants of modules which the help does not import."""
-    audit, diff = (CliRunner().invoke(app, [name, "--help"]).output for name in ("audit", "diff"))
-    assert f"({DEFAULT_CHIP})" in audit and f"({DEFAULT_OS:g})" in audit
+    audit, sweep, diff = (
+        CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).output
+        for name in ("audit", "sweep", "diff")
+    )
+    assert f"else {DEFAULT_CHIP})" in audit and f"else {DEFAULT_OS:g})" in audit
+    assert f"({DEFAULT_CHIP})" in sweep and f"({DEFAULT_OS:g})" in sweep
     assert f"({TOLERANCE:g})" in diff
 
 

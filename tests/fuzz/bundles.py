@@ -319,7 +319,7 @@ def gates() -> Document:
         for name in results:
             outcome(results[name])
             if name != "residency":
-                verdict(known, name, None)  # type: ignore[arg-type]
+                verdict(known, name, None, None)  # type: ignore[arg-type]
         if known.golden is not None and known.golden.ranges:
             ranges(known.golden)
 

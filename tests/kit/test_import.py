@@ -69,6 +69,17 @@ def rules(bundle: Bundle) -> set[str]:
     return {finding.rule for function in examined.functions for finding in function.findings}
 
 
+@pytest.mark.parametrize(
+    ("chip", "system", "rules"),
+    [("Apple M4 Max", "macOS 15.5", ""), ("Apple M9", "macOS 26.1", " (rules of m4-max)")],
+)
+def test_residency_is_measured_for_that_mac(
+    write: Write, bundle: Bundle, chip: str, system: str, rules: str
+) -> None:
+    imported(write(lambda c: c["machine"].update(chip=chip, system=system)), bundle)
+    assert bundle.gates()["residency"]["target"] == f"{chip}, {system} (25B78){rules}"
+
+
 def test_rules_show_where_they_were_wrong(write: Write, bundle: Bundle) -> None:
     """Programs this small are predicted on the CPU; the made-up Mac ran all but softmax on the
     ANE."""

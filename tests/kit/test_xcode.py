@@ -12,6 +12,7 @@ from cetane.bundle import Bundle
 from cetane.errors import CetaneError
 from cetane.mil import load
 from cetane.mil.program import Op
+from cetane.pipeline.audit import audit
 from cetane.pipeline.imports import import_xcode
 
 DAY = "2026-11-20"
@@ -69,6 +70,25 @@ def test_a_performance_report(bundle: Bundle, report: Callable[..., Path]) -> No
     assert bundle.gates()["residency-measured"]["measured"]["tools"] == "Xcode"
 
 
+@pytest.mark.parametrize(
+    ("machine", "system", "rules", "os"),
+    [
+        ("iPhone 17 Pro", "iOS 26.1", " (rules of m4-max)", 26),
+        ("Apple M4 Max", "macOS 15.5", "", 18),
+        ("Apple M3", "macOS 14.2", "", 17),
+    ],
+)
+def test_a_verdict_is_for_the_machine_that_was_measured(
+    bundle: Bundle, report: Callable[..., Path], machine: str, system: str, rules: str, os: int
+) -> None:
+    """Apple's pairs of systems: iOS 17 and macOS 14 came in 2023, iOS 18 and macOS 15 in 2024."""
+    info = {"modelName": machine, "osNameAndVersionWithoutBuildNumber": system}
+    made = import_xcode(report(bundle.plan.shards[0].name, deviceInfo=info), bundle.path, DAY)
+    assert str(made.audit.target) == f"{machine}, {system}{rules}"
+    assert made.audit.target.os == os
+    assert bundle.gates()["residency"]["target"] == str(made.audit.target)
+
+
 def test_a_report_of_other_compute_units_is_not_kept(
     bundle: Bundle, report: Callable[..., Path]
 ) -> None:
@@ -87,6 +107,30 @@ def test_a_read_only_bundle_is_told(
     made = import_xcode(report(bundle.plan.shards[0].name), bundle.path, DAY)
     assert made.note == "the bundle is read-only, so this is not kept"
     assert made.audit.basis == "measured"
+
+
+@pytest.fixture
+def alike(tiny_bundle: Callable[..., Bundle], tmp_path: Path) -> Bundle:
+    """A bundle of two chunks whose ops have the same names."""
+    made = tiny_bundle(layout={"kind": "chunks", "chunks": 2}, verify=None, prefill=None)
+    return Bundle(Path(shutil.copytree(made.path, tmp_path / "alike")))
+
+
+def test_a_package_of_a_bundle_is_measured_into_the_bundle(alike: Bundle, tmp_path: Path) -> None:
+    """The error for alike chunks asks for one package. What it told is kept with the bundle."""
+    path = tmp_path / "analytics.mil"
+    path.write_text(analytics(ops(alike, "chunk-00")))
+    with pytest.raises(CetaneError, match="chunk-00, chunk-01 alike") as error:
+        import_xcode(path, alike.path, DAY)
+    assert str(alike.shard("chunk-00")) in str(error.value.hint)
+    for shard in ("chunk-00", "chunk-01"):
+        made = import_xcode(path, alike.shard(shard), DAY)
+        assert made.package == shard and made.audit.basis == "measured"
+    alike.verify()
+    kept = alike.gates()["residency-measured"]["measured"]
+    assert kept["packages"].keys() == {"chunk-00", "chunk-01"}
+    places = {f.package: {op.measured for op in f.ops} for f in audit(alike.path).audit.functions}
+    assert places["chunk-00"] == places["chunk-01"] == {"ANE", "CPU"}
 
 
 def analytics(listed: list[Op], function: str = "decode") -> str:

@@ -12,7 +12,9 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.evaluation.figures import Evaluation, TaskFigure
 from cetane.gates.golden import golden
+from cetane.gates.residency.measured import specification
 from cetane.gates.residency.refuted import Refuted
+from cetane.gates.residency.store import MEASURED
 from cetane.gates.verdict import at_least
 from cetane.hardware.chips import find_chip
 from cetane.kit.device import DEVICE, DeviceResult
@@ -28,6 +30,7 @@ from cetane.lab.journal import (
     Outcome,
     Verdict,
 )
+from cetane.mil import load
 from cetane.report.collect import bundle_report
 from cetane.report.content import BundleReport
 from cetane.report.user_files import read_benchmark, read_sweep
@@ -79,6 +82,23 @@ def judged(tiny_bundle: Callable[..., Bundle], tmp_path_factory: pytest.TempPath
     bundle.write_gate("evaluation", EVALUATION.model_dump(mode="json"))
     bundle.write_gate(DEVICE, DEVICE_RESULT.model_dump(mode="json"))
     return bundle
+
+
+def measured_on_the_ane(bundle: Bundle) -> None:
+    """Keep what a Mac would have told that runs every op on the Neural Engine."""
+    packages = {}
+    for shard in bundle.plan.shards:
+        path = bundle.shard(shard.name)
+        functions = {
+            name: {"ops": [{"output": op.outputs[0].name if op.outputs else "", "kind": op.kind,
+                            "device": "ANE"} for op in function.ops]}
+            for name, function in load(path).functions.items()
+        }  # fmt: skip
+        packages[shard.name] = {"specification": specification(path), "functions": functions}
+    bundle.write_gate(MEASURED, {"measured": {
+        "machine": "Apple M4 Max", "system": "macOS 26.1", "tools": "coremltools 9.0",
+        "date": "2026-11-20", "packages": packages,
+    }})  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import coremltools as ct
 import numpy as np
 import pytest
 import typer
-from tests.report.conftest import DEVICE_RESULT, EVALUATION
+from tests.report.conftest import DEVICE_RESULT, EVALUATION, measured_on_the_ane
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
@@ -250,6 +250,25 @@ def test_a_chip_of_unknown_speed(judged: Bundle) -> None:
     report = bundle_report(judged, find_chip("m3-pro"), None, None, None)
     assert isinstance(report.predicted, Absent)
     assert "no rate at which M3 Pro reads weights" in report.predicted.why
+
+
+@pytest.mark.parametrize(
+    ("chip", "basis"), [(None, "measured"), ("m4-max", "measured"), ("a13", "predicted")]
+)
+def test_measured_residency_is_of_the_measured_chip(
+    judged: Bundle, tmp_path: Path, chip: str | None, basis: str
+) -> None:
+    """It is no figure of another chip, and the page says that it was left out."""
+    bundle = Bundle(shutil.copytree(judged.path, tmp_path / "bundle"))
+    measured_on_the_ane(bundle)
+    report = bundle_report(bundle, find_chip(chip) if chip else None, None, None, None)
+    verdict = {verdict.gate: verdict for verdict in report.verdicts}["residency"]
+    (off,) = (figure for figure in report.figures if figure.name.startswith("weights off"))
+    assert (verdict.basis, report.residency.basis, off.basis) == (basis, basis, basis)
+    target = "a13, OS 26" if chip == "a13" else "Apple M4 Max, macOS 26.1"
+    assert report.residency.target == target and off.note.endswith(target)
+    unused = f"what was measured on Apple M4 Max, macOS 26.1 says nothing of {target}"
+    assert (unused in verdict.notes) is (basis == "predicted")
 
 
 def test_only_true_passes() -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import huggingface_hub
 import pytest
 import yaml
+from tests.report.conftest import measured_on_the_ane
 from tests.speculate.draft_head_models import NOTHING, held_out, random_draft_head
 
 from cetane.bundle import Bundle
@@ -256,3 +257,9 @@ def test_the_card_says_what_a_device_measured(judged: Bundle, tmp_path: Path) ->
     assert "<b>" not in card
     (copy / "gates" / "device.json").unlink()
     assert "Nothing here was measured on a device" in push(copy, "me/tiny", dry_run=True).card
+    measured_on_the_ane(Bundle(copy))
+    card = push(copy, "me/tiny", dry_run=True).card
+    assert "Only where ops run was measured on a device: Apple M4 Max, macOS 26.1." in card
+    assert "measured, Apple M4 Max, macOS 26.1 |" in card and "Nothing here" not in card
+    other = push(copy, "me/tiny", chip="a13", dry_run=True).card
+    assert "Nothing here was measured on a device" in other and "Apple M4 Max" not in other

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from cetane.bundle.draft_heads import DraftHead, listed_files, open_draft_heads
@@ -73,7 +74,13 @@ class Bundle(ListedFolder[Manifest]):
         listed = set(self.manifest.files) | listed_files(draft_heads)
         unknown = set(relative_files(self.path)) - listed
         if unknown:
-            raise CetaneError(f"{self.path}: {min(unknown)} is not in the manifest")
+            stranger = min(unknown)
+            raise CetaneError(
+                f"{self.path}: {stranger} is not in the manifest",
+                f"move it away, then: cetane audit {quote(str(self.path))} --measured FILE"
+                if stranger.endswith(".measured.json")
+                else None,
+            )
 
     def shard(self, name: str) -> Path:
         """The package of a shard."""

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cetane.cli.options import ChipName, Json, OsNumber, Verbose, refuse
+from cetane.cli.options import Json, MeasuredChip, MeasuredOs, Verbose, refuse
 from cetane.cli.output import conclude, console, print_json, progress, say, table
 from cetane.errors import CetaneError
 
@@ -27,8 +27,8 @@ ExplainOption = Annotated[str | None, typer.Option(help="Explain a rule, with it
 
 def audit(
     path: PathOption = None,
-    chip: ChipName = None,
-    os: OsNumber = None,
+    chip: MeasuredChip = None,
+    os: MeasuredOs = None,
     measured: MeasuredOption = None,
     measuring: MeasuringOption = False,
     explain: ExplainOption = None,
@@ -42,8 +42,6 @@ def audit(
     Exit code 1 when a program does not run, leaves the ANE, or gives wrong numbers.
     """
     from cetane.cli.audit_tables import show
-    from cetane.gates.residency.target import DEFAULT_OS
-    from cetane.hardware.chips import DEFAULT_CHIP
     from cetane.pipeline.audit import audit as examine
 
     if explain is not None or rules:
@@ -63,9 +61,8 @@ def audit(
         )
     with progress("audit") as update:
         result = examine(
-            path, chip=chip or DEFAULT_CHIP, os=os or DEFAULT_OS, measured=measured,
-            measuring=measuring, progress=update,
-        )  # fmt: skip
+            path, chip=chip, os=os, measured=measured, measuring=measuring, progress=update
+        )
     conclude(result, json, lambda outcome: show(outcome, verbose))
 
 

@@ -107,19 +107,28 @@ ChipName = Annotated[
     str | None,
     typer.Option("--chip", help="A chip, such as m4-max or a19-pro.", show_default="m4-max"),
 ]
+MeasuredChip = Annotated[
+    str | None,
+    typer.Option(
+        "--chip",
+        help="A chip, such as m4-max or a19-pro.",
+        show_default="the measured one, else m4-max",
+    ),
+]
 ForChip = Annotated[
     str | None,
     typer.Option("--chip", help="Choose the layout for this chip, such as m4-max or a19-pro."),
 ]
 
 
-def os_option(when: str = "") -> Any:
+def os_option(when: str = "", default: str = "26") -> Any:
     """The option of a system's number. Its help begins with `when` it is for."""
     told = f"{when}the system's number, as iOS counts: macOS 15 is 18."
-    return typer.Option(min=1, help=told[0].upper() + told[1:], show_default="26")
+    return typer.Option(min=1, help=told[0].upper() + told[1:], show_default=default)
 
 
 OsNumber = Annotated[float | None, os_option()]
+MeasuredOs = Annotated[float | None, os_option(default="the measured one, else 26")]
 Quality = Annotated[
     str | None,
     typer.Option(

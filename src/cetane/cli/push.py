@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cetane.cli.options import ChipName, Json
+from cetane.cli.options import Json, MeasuredChip
 from cetane.cli.output import follow, print_json, progress, say, warn
 
 
@@ -19,7 +19,7 @@ def push(
     license: Annotated[
         str | None, typer.Option(help="The model's license, by its id on the hub.")
     ] = None,
-    chip: ChipName = None,
+    chip: MeasuredChip = None,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
     held_out: Annotated[
         bool,
@@ -36,7 +36,6 @@ def push(
 
     It uses your login: hf auth login.
     """
-    from cetane.hardware.chips import DEFAULT_CHIP
     from cetane.report.push import push as upload
 
     with progress("push"):
@@ -45,7 +44,7 @@ def push(
             repo,
             bundle=bundle,
             license=license,
-            chip=chip or DEFAULT_CHIP,
+            chip=chip,
             public=public,
             held_out=held_out,
             dry_run=dry_run,

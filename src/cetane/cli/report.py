@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cetane.cli.options import Checkpoint, ChipName, Json
+from cetane.cli.options import Checkpoint, Json, MeasuredChip
 from cetane.cli.output import finite, follow, print_json, progress, say
 from cetane.errors import CetaneError
 
@@ -33,7 +33,7 @@ def report(
     lab: Annotated[Path, typer.Option("--lab", help="The folder of your experiments.")] = Path(
         "experiments"
     ),
-    chip: ChipName = None,
+    chip: MeasuredChip = None,
     model: Checkpoint = None,
     json: Json = False,
 ) -> None:
@@ -101,7 +101,7 @@ def about_bundle(
 ) -> "BundleReport":
     """The content of a bundle's page."""
     from cetane.bundle import Bundle
-    from cetane.hardware.chips import DEFAULT_CHIP, find_chip
+    from cetane.hardware.chips import find_chip
     from cetane.report.collect import bundle_report
     from cetane.report.user_files import read_benchmark, read_sweep
 
@@ -109,7 +109,7 @@ def about_bundle(
     bundle.verify()
     return bundle_report(
         bundle,
-        find_chip(chip or DEFAULT_CHIP),
+        None if chip is None else find_chip(chip),
         model,
         None if sweep is None else read_sweep(sweep, bundle.manifest.fingerprint),
         None if bench is None else read_benchmark(bench, path),

@@ -37,6 +37,8 @@ UNITS = {0: "CPU_ONLY", 1: "CPU_AND_GPU", 2: "ALL", 3: "CPU_AND_NE"}
 BACKENDS: dict[str, Device] = {
     "ane": "ANE", "bnns": "CPU", "classic_cpu": "CPU", "mps_graph": "GPU",
 }  # fmt: skip
+NO_MACHINE, NO_SYSTEM = "unknown machine", "unknown system"
+"""The words for those that a file does not name."""
 SAME = 0.8
 """The least share of a report's ops that a package must have to be the one reported."""
 
@@ -146,8 +148,8 @@ def read_report(folder: Path) -> Told:
     info, results = report.deviceInfo, report.deviceResults
     program = results.modelStructure.program.get("_0", Functions())
     return Told(
-        machine=info.modelName or info.displayName or "unknown",
-        system=info.osNameAndVersionWithoutBuildNumber or "unknown",
+        machine=info.modelName or info.displayName or NO_MACHINE,
+        system=info.osNameAndVersionWithoutBuildNumber or NO_SYSTEM,
         compute_units=UNITS.get(-1 if report.computeUnit is None else report.computeUnit, "ALL"),
         functions={
             name: tuple(reported(op) for op in function.block.operations)
@@ -215,8 +217,8 @@ def read_analytics(path: Path) -> Told:
             "it lies in com.apple.e5rt.e5bundlecache, under ~/Library/Caches",
         )
     return Told(
-        machine="unknown",
-        system="unknown",
+        machine=NO_MACHINE,
+        system=NO_SYSTEM,
         compute_units="CPU_AND_NE",
         functions={name: tuple(ops) for name, ops in functions.items()},
         estimated_ms=dict(estimated),
@@ -265,7 +267,7 @@ def as_measured(
 
     Raises CetaneError if no package has its ops, or if several have them.
     """
-    name = owner(told, programs)
+    name = owner(told, programs, packages)
     functions = {f: MeasuredFunction(ops=ops) for f, ops in told.functions.items()}
     known = {f: made for f, made in functions.items() if f in programs[name].functions}
     if not known and len(functions) == len(programs[name].functions) == 1:
@@ -284,7 +286,7 @@ def as_measured(
     )
 
 
-def owner(told: Told, programs: Mapping[str, Program]) -> str:
+def owner(told: Told, programs: Mapping[str, Program], packages: Mapping[str, Path]) -> str:
     """The package whose ops these are, by the names of their outputs. Raises CetaneError if none
     has them, or if several do."""
     named = {op.output for ops in told.functions.values() for op in ops if op.output}
@@ -301,7 +303,8 @@ def owner(told: Told, programs: Mapping[str, Program]) -> str:
     nearest = [name for name, share in shares.items() if share == best]
     if len(nearest) > 1:
         raise CetaneError(
-            f"its ops are those of {', '.join(nearest[:4])} alike", "name one .mlpackage of them"
+            f"its ops are those of {', '.join(nearest[:4])} alike",
+            f"give the package that was profiled, such as {packages[nearest[0]]}, not its bundle",
         )
     return nearest[0]
 

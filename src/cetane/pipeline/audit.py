@@ -6,11 +6,8 @@ from typing import Any
 
 from cetane.files import Progress, silent
 from cetane.gates.residency.audit import Audit
-from cetane.gates.residency.audit import audit as examine
-from cetane.gates.residency.measured import Measured, measure, read_measured, with_measured
+from cetane.gates.residency.measured import Measured, audit_for, measure, read_measured
 from cetane.gates.residency.store import UNWRITTEN, open_artifact
-from cetane.gates.residency.target import DEFAULT_OS, Target
-from cetane.hardware.chips import DEFAULT_CHIP
 from cetane.mil import load
 
 
@@ -21,7 +18,7 @@ class ResidencyResult:
     audit: Audit
     measured: Measured | None
     note: str | None = None
-    """Why new measurements are not kept."""
+    """Why measurements were not used, or are not kept."""
 
     @property
     def passed(self) -> bool:
@@ -61,8 +58,8 @@ class ResidencyResult:
 def audit(
     path: str | Path,
     *,
-    chip: str = DEFAULT_CHIP,
-    os: float = DEFAULT_OS,
+    chip: str | None = None,
+    os: float | None = None,
     measured: Path | None = None,
     measuring: bool = False,
     progress: Progress = silent,
@@ -70,25 +67,24 @@ def audit(
     """Audit a .mlpackage or a bundle for a chip and a system; `os` is the iOS number.
 
     `measured` is a file of measurements; they win over predictions. By default it is the file
-    beside the package, if there is one. `measuring` measures on this Mac and keeps the result
-    there. A bundle keeps the verdict. CetaneError if `path` is neither a package nor a bundle.
+    beside the package, or the bundle's own, if there is one. `measuring` measures on this Mac and
+    keeps the result there. Measurements count for their own chip and system alone, which are also
+    the default for `chip` and `os`; without any these are m4-max and 26. A bundle keeps the
+    verdict. CetaneError if `path` is neither a package nor a bundle.
 
     >>> cetane.audit(bundle).audit.basis
     'predicted'
     """
-    artifact, target = open_artifact(Path(path)), Target(chip, os)
-    programs = {}
+    artifact, programs = open_artifact(Path(path)), {}
     for done, (name, package) in enumerate(artifact.packages.items()):
         progress(name, done, len(artifact.packages))
         programs[name] = load(package)
-    outcome, note = examine(programs, target), None
     if measuring:
         kept: Measured | None = measure(artifact.packages)
     else:
         kept = read_measured(measured) if measured else artifact.measured()
-    if kept is not None:
-        outcome = with_measured(outcome, kept, artifact.packages)
-        if (measuring or measured) and not artifact.keep(kept):
-            note = UNWRITTEN
+    outcome, unused = audit_for(chip, os, programs, artifact.packages, kept)
+    unkept = kept is not None and (measuring or measured) and not artifact.keep(kept)
     artifact.judge(outcome)
-    return ResidencyResult(outcome, kept, note)
+    notes = [note for note in (unused, UNWRITTEN if unkept else None) if note]
+    return ResidencyResult(outcome, None if unused else kept, "; ".join(notes) or None)

@@ -18,12 +18,13 @@ from cetane.gates.residency.measured import (
     MeasuredFunction,
     MeasuredPackage,
     specification,
+    with_kept,
     with_measured,
 )
 from cetane.gates.residency.refuted import Refuted, refuted
-from cetane.gates.residency.store import UNWRITTEN, Artifact, InBundle, open_artifact
-from cetane.gates.residency.target import DEFAULT_OS, Target
-from cetane.hardware.chips import DEFAULT_CHIP, Chip, chip_named
+from cetane.gates.residency.store import UNWRITTEN, InBundle, open_artifact
+from cetane.gates.residency.target import target_of
+from cetane.hardware.chips import Chip, chip_named
 from cetane.kit.device import DEVICE, ENERGY, DeviceResult, EnergyResult
 from cetane.kit.judge import check_origin, check_reason, expected_of, judge, ties
 from cetane.kit.measurements import LARGEST, Measurements, RecordedBundle, read_measurements
@@ -181,8 +182,7 @@ class OneImport:
     def residency(self) -> tuple[Audit, int]:
         """The audit with the machine's placements, and the number of ops that have one. Placements
         are kept if the record is."""
-        target = Target(DEFAULT_CHIP if self.chip is None else self.chip.id, DEFAULT_OS)
-        predicted = audit(self.programs, target)
+        predicted = audit(self.programs, target_of(self.machine.chip, self.machine.system))
         measured = self.placements()
         if self.unkept is not None:
             return predicted, 0
@@ -289,29 +289,14 @@ def import_xcode(file: str | Path, artifact: str | Path, date: str) -> XcodeImpo
     programs = {name: load(package) for name, package in opened.packages.items()}
     measured = as_measured(told, programs, opened.packages, date)
     package = next(iter(measured.packages))
-    chip = chip_named(told.machine)
-    target = Target(DEFAULT_CHIP if chip is None else chip.id, DEFAULT_OS)
-    predicted = audit(programs, target)
+    predicted = audit(programs, measured.target)
     if (unkept := other_units(told.compute_units)) is not None:
         return XcodeImport(package, told, predicted, (), unkept)
-    joined = with_kept(measured, opened)
+    joined = with_kept(measured, opened.measured())
     placed = with_measured(predicted, joined, opened.packages)
     note = None if opened.keep(joined) else UNWRITTEN
     opened.judge(placed)
     return XcodeImport(package, told, placed, tuple(refuted(placed)), note)
-
-
-def with_kept(measured: Measured, artifact: Artifact) -> Measured:
-    """New measurements, and the kept ones of other functions, if they are of the same build,
-    machine and system."""
-    kept = artifact.measured()
-    if kept is None or (kept.machine, kept.system) != (measured.machine, measured.system):
-        return measured
-    packages = dict(kept.packages)
-    for name, package in measured.packages.items():
-        before = packages[name].functions if name in packages else {}
-        packages[name] = package.model_copy(update={"functions": {**before, **package.functions}})
-    return measured.model_copy(update={"packages": packages})
 
 
 def import_power(

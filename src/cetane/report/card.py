@@ -15,10 +15,13 @@ FolderKind = Literal["bundle", "contract", "anemll", "coreml-llm"]
 OUTCOMES = {"passed": "yes", "failed": "**no**", "not run": "not run"}
 
 
-def card(bundle: Bundle, kind: FolderKind, repo: str, license: str | None, chip: Chip) -> str:
+def card(
+    bundle: Bundle, kind: FolderKind, repo: str, license: str | None, chip: Chip | None
+) -> str:
     """The card as Markdown: where the model comes from, its quality, its sizes, how to run it.
 
     `license` is the id of the model's license on the hub; the card names none without it.
+    `chip` is by default the measured one.
     """
     content = bundle_report(bundle, chip, None, None, None)
     name = model_name(bundle.manifest.source)

@@ -7,12 +7,10 @@ from cetane.bundle import Bundle
 from cetane.checkpoint.names import model_name
 from cetane.evaluation.figures import Evaluation
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult
-from cetane.gates.residency.audit import audit
-from cetane.gates.residency.measured import with_measured
+from cetane.gates.residency.measured import audit_for
 from cetane.gates.residency.store import InBundle
-from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.gates.scores import ShardScore
-from cetane.hardware.chips import Chip
+from cetane.hardware.chips import Chip, find_chip
 from cetane.mil import load
 from cetane.mil.program import LARGEST_FP16
 from cetane.report.call_times import call_times
@@ -45,21 +43,21 @@ WIDEST = 96
 
 def bundle_report(
     bundle: Bundle,
-    chip: Chip,
+    chip: Chip | None,
     model: str | None,
     quality: SweepQuality | None,
     speculation: DraftBench | None,
 ) -> BundleReport:
-    """Everything that is known about a bundle. Missing sections name the command that makes
-    them."""
+    """Everything that is known about a bundle. Missing sections name the command that makes them.
+    `chip` is by default the measured one, else that of `Target`."""
     plan, manifest = bundle.plan, bundle.manifest
     artifact = InBundle(bundle)
     programs = {name: load(path) for name, path in artifact.packages.items()}
-    placed = audit(programs, Target(chip.id, DEFAULT_OS))
-    if (measured := artifact.measured()) is not None:
-        placed = with_measured(placed, measured, artifact.packages)
+    named = None if chip is None else chip.id
+    placed, unused = audit_for(named, None, programs, artifact.packages, artifact.measured())
+    chip = chip or find_chip(placed.target.chip)
     gates = Gates(bundle)
-    judged = tuple(verdicts(gates, placed))
+    judged = tuple(verdicts(gates, placed, unused))
     golden, disk = gates.golden, sizes(bundle, programs)
     path = shlex.quote(str(bundle.path))
     no_golden = Absent(why="The golden gate has not run.", command=command("golden", bundle.path))

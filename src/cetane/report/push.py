@@ -13,7 +13,7 @@ from cetane.checkpoint.names import HUB_ID
 from cetane.errors import CetaneError
 from cetane.export import contract
 from cetane.files import read_json_if_present, regular_files
-from cetane.hardware.chips import DEFAULT_CHIP, find_chip
+from cetane.hardware.chips import find_chip
 from cetane.pipeline.export import RUNTIMES, check_folder
 from cetane.report.card import FolderKind, card
 from cetane.schema.draft_head import FOLDER, HELD_OUT
@@ -58,7 +58,7 @@ def push(
     *,
     bundle: str | Path | None = None,
     license: str | None = None,
-    chip: str = DEFAULT_CHIP,
+    chip: str | None = None,
     public: bool = False,
     held_out: bool = False,
     dry_run: bool = False,
@@ -96,7 +96,7 @@ def push(
             f"{path}: anyone can read a tenth of {', '.join(texts[owned[0]])} in {owned[0]}",
             "if the text may be known there, add --held-out",
         )
-    about = card(source, kind, repo, license, find_chip(chip))
+    about = card(source, kind, repo, license, None if chip is None else find_chip(chip))
     upload = Upload(repo, kind, about, files, list(texts))
     return upload if dry_run else replace(upload, url=commit(path, upload, public))
 

@@ -96,16 +96,17 @@ def command(gate: str, bundle: Path) -> str:
     return commands.get(gate.partition("-")[0], f"cetane info {path}")
 
 
-def verdicts(gates: Gates, audit: Audit) -> Iterator[GateVerdict]:
-    """The gates that every bundle should pass, then other gates with a verdict."""
+def verdicts(gates: Gates, audit: Audit, unused: str | None) -> Iterator[GateVerdict]:
+    """The gates that every bundle should pass, then other gates with a verdict. `unused` says why
+    the audit has no measurements."""
     for gate in QUESTIONS:
-        yield verdict(gates, gate, audit)
+        yield verdict(gates, gate, audit, unused)
     for gate, result in gates.results.items():
         if gate not in QUESTIONS and gate != MEASURED and isinstance(result.get("passed"), bool):
-            yield verdict(gates, gate, audit)
+            yield verdict(gates, gate, audit, unused)
 
 
-def verdict(gates: Gates, gate: str, audit: Audit) -> GateVerdict:
+def verdict(gates: Gates, gate: str, audit: Audit, unused: str | None) -> GateVerdict:
     """One gate's verdict. Residency is judged again: it takes no time, and rules improve."""
     notes: list[str] = []
     checks: list[Check] = []
@@ -129,7 +130,7 @@ def verdict(gates: Gates, gate: str, audit: Audit) -> GateVerdict:
             notes = list(quality.warnings)
         case _ if gate == GATE:
             outcome, basis = said(audit.passed), audit.basis
-            notes = list(audit.reasons)
+            notes = [*audit.reasons, *([unused] if unused else [])]
         case _:
             basis = str(result.get("basis", basis))
     return GateVerdict(

@@ -19,11 +19,14 @@ from pydantic import ConfigDict, Field, StringConstraints
 
 from cetane.errors import CetaneError
 from cetane.files import read_bytes
-from cetane.gates.residency.audit import Audit, FunctionAudit, Placed, judged
+from cetane.gates.residency.audit import Audit, FunctionAudit, Placed, audit, judged
 from cetane.gates.residency.rule import Placement
+from cetane.gates.residency.target import DEFAULT_OS, Target, system_number, target_of
+from cetane.hardware.chips import DEFAULT_CHIP, chip_named
 from cetane.measuring.compute_plan import plan
 from cetane.measuring.machine import FACTS, is_mac, sysctl
 from cetane.mil.package import Package
+from cetane.mil.program import Program
 from cetane.validation import Data, parse_json, validated
 
 Device = Literal["ANE", "CPU", "GPU"]
@@ -72,7 +75,23 @@ class Measured(Data):
     packages: dict[str, MeasuredPackage]
 
     def __str__(self) -> str:
-        return f"{self.machine}, {self.system}, {self.date}"
+        return f"{self.where}, {self.date}"
+
+    @property
+    def where(self) -> str:
+        """The machine and its system."""
+        return f"{self.machine}, {self.system}"
+
+    @property
+    def target(self) -> Target:
+        """The target whose rules hold for the machine."""
+        return target_of(self.machine, self.system)
+
+    def speaks_of(self, chip: str | None, os: float | None) -> bool:
+        """Whether it was measured on this chip and this system; None is any."""
+        own = chip_named(self.machine)
+        of_chip = chip is None or (own is not None and own.id == chip)
+        return of_chip and (os is None or int(os) == system_number(self.system))
 
 
 def read_measured(path: Path) -> Measured:
@@ -89,8 +108,46 @@ def parse_measured(content: Any, where: str) -> Measured:
     return validated(Measured, content, f"{where}: {NO_MEASUREMENTS}", HINT)
 
 
+def audit_for(
+    chip: str | None,
+    os: float | None,
+    programs: dict[str, Program],
+    packages: dict[str, Path],
+    measured: Measured | None,
+) -> tuple[Audit, str | None]:
+    """The audit for a chip and a system, by default those of the measurements, else those of
+    `Target`.
+
+    Measurements on another chip or system are left out, and the second result says so. Raises
+    CetaneError if they are of other packages.
+    """
+    if measured is not None and measured.speaks_of(chip, os):
+        return with_measured(audit(programs, measured.target), measured, packages), None
+    target = Target(chip or DEFAULT_CHIP, os or DEFAULT_OS)
+    predicted = audit(programs, target)
+    if measured is None:
+        return predicted, None
+    of_these(measured, packages)
+    return predicted, f"what was measured on {measured.where} says nothing of {target}"
+
+
 def with_measured(predicted: Audit, measured: Measured, packages: dict[str, Path]) -> Audit:
-    """The audit with measurements, which win. Raises CetaneError if they are of other packages."""
+    """The audit with measurements, which win. Its target is the measured machine, in its own words.
+    Raises CetaneError if they are of other packages."""
+    known = of_these(measured, packages)
+    functions = tuple(
+        merged(function, known[function.package].functions.get(function.function))
+        if function.package in known and not function.variant else function
+        for function in predicted.functions
+    )  # fmt: skip
+    known_chip = chip_named(measured.machine) is not None
+    rules = "" if known_chip else f" (rules of {predicted.target.chip})"
+    target = replace(predicted.target, machine=measured.where + rules)
+    return judged(target, functions, predicted.findings)
+
+
+def of_these(measured: Measured, packages: dict[str, Path]) -> dict[str, MeasuredPackage]:
+    """The measurements of these packages. Raises CetaneError if they are of others."""
     known = {n: p for n, p in measured.packages.items() if n in packages}
     if not known:
         raise CetaneError(
@@ -103,12 +160,7 @@ def with_measured(predicted: Audit, measured: Measured, packages: dict[str, Path
             raise CetaneError(
                 f"the measurements are of another build of {name}", "measure this one"
             )
-    functions = tuple(
-        merged(function, known[function.package].functions.get(function.function))
-        if function.package in known and not function.variant else function
-        for function in predicted.functions
-    )  # fmt: skip
-    return judged(predicted.target, functions, predicted.findings)
+    return known
 
 
 def merged(function: FunctionAudit, made: MeasuredFunction | None) -> FunctionAudit:
@@ -132,6 +184,18 @@ def merged(function: FunctionAudit, made: MeasuredFunction | None) -> FunctionAu
         return replace(op, measured=placement(said.device), cost=said.cost)
 
     return replace(function, ops=tuple(place(op) for op in function.ops), refusal=made.error)
+
+
+def with_kept(measured: Measured, kept: Measured | None) -> Measured:
+    """New measurements, and the kept ones of other functions, if they are of the same machine and
+    system. Both are of the same builds."""
+    if kept is None or (kept.machine, kept.system) != (measured.machine, measured.system):
+        return measured
+    packages = dict(kept.packages)
+    for name, package in measured.packages.items():
+        before = packages[name].functions if name in packages else {}
+        packages[name] = package.model_copy(update={"functions": {**before, **package.functions}})
+    return measured.model_copy(update={"packages": packages})
 
 
 def placement(device: Device | None) -> Placement | None:

@@ -15,6 +15,7 @@ from cetane.gates.residency.measured import (
     parse_measured,
     read_measured,
     specification,
+    with_kept,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ class Artifact(Protocol):
 
 
 def open_artifact(path: Path) -> Artifact:
-    """A package, or a bundle with unchanged files. Raises CetaneError for anything else."""
+    """A package, alone or of a bundle, or a bundle with unchanged files. Raises CetaneError for
+    anything else."""
     # A file system that ignores case finds either manifest by the other's name, so list the names.
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     if "manifest.json" in names:
@@ -50,13 +52,29 @@ def open_artifact(path: Path) -> Artifact:
         bundle.verify()
         return InBundle(bundle)
     if "Manifest.json" in names:
-        return Single(path)
+        return of_bundle(path) or Single(path)
     raise CetaneError(f"{path}: neither an .mlpackage nor a bundle", "cetane port MODEL makes one")
+
+
+def of_bundle(package: Path) -> PartOfBundle | None:
+    """A package as its bundle lists it, such as `BUNDLE/shards/NAME.mlpackage`; None for one that
+    belongs to no bundle."""
+    place = package.resolve()
+    for root in place.parents[1:3]:  # heads/KIND/ is two folders
+        held = place.relative_to(root).parts[0] in ("shards", "heads")
+        if held and (root / "manifest.json").is_file():
+            from cetane.bundle import Bundle  # as above
+
+            whole = InBundle(Bundle(root))
+            for name, listed in whole.packages.items():
+                if listed == place:
+                    return PartOfBundle(whole, name)
+    return None
 
 
 @dataclass(frozen=True)
 class Single:
-    """One package; measurements lie beside it."""
+    """One package that belongs to no bundle; measurements lie beside it."""
 
     path: Path
 
@@ -121,6 +139,30 @@ class InBundle:
     def judge(self, verdict: Audit) -> None:
         heads = {kind: head.digest for kind, head in self.bundle.draft_heads().items()}
         self.bundle.write_gate(GATE, summary(verdict) | {"heads": heads})
+
+
+@dataclass(frozen=True)
+class PartOfBundle:
+    """One package of a bundle. Its measurements are kept with those of the bundle's others, since a
+    bundle holds no file that its manifest does not list."""
+
+    whole: InBundle
+    name: str
+
+    @property
+    def packages(self) -> dict[str, Path]:
+        return {self.name: self.whole.packages[self.name]}
+
+    def measured(self) -> Measured | None:
+        kept = self.whole.measured()
+        return None if kept is None else same_build(kept, self.packages)
+
+    def keep(self, measured: Measured) -> bool:
+        own = measured.model_copy(update={"packages": {self.name: measured.packages[self.name]}})
+        return self.whole.keep(with_kept(own, self.whole.measured()))
+
+    def judge(self, verdict: Audit) -> None:
+        """Does nothing: a bundle's verdict is about all of its packages."""
 
 
 def summary(verdict: Audit) -> dict[str, object]:
