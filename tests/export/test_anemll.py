@@ -152,6 +152,16 @@ def test_a_window_in_an_older_config(tmp_path: Path) -> None:
     assert list(check_window(written, sizes)) == []
 
 
+def test_a_window_as_long_as_the_context(tmp_path: Path) -> None:
+    """As of Gemma 3 4B: for the prefix gemma3 the app assumes 512, if no window is named."""
+    build_gemma3(sliding_window=1024, max_position_embeddings=1024).save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    recipe = tiny_recipe(context=544, **RECIPES["gemma3"])
+    export(recipe, open_checkpoint(tmp_path), tmp_path / "folder", lambda *_: None)
+    assert check(tmp_path / "folder") == []
+    assert Folder(tmp_path / "folder", lambda *_: None).window == 544, "no position is so late"
+
+
 @pytest.mark.parametrize("tool_template", [None, "with {{ tools[0].name }}"])
 def test_templates_in_the_config_alone(
     tool_template: str | None, tiny_checkpoint_folder: Path, tmp_path: Path
