@@ -456,6 +456,25 @@ def test_refused(model, options: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "context", "advice"),
+    [
+        ({"sliding_window": 512}, 128, "--set tokens.prefill=32"),
+        ({"sliding_window": 48}, 256, "--set tokens.prefill=16"),
+        ({"sliding_window": 33}, 256, "--context"),
+    ],
+    ids=["three batches", "a divisor of the window", "an odd window"],
+)
+def test_the_advised_batch_fits(config: dict[str, Any], context: int, advice: str) -> None:
+    """Of a default port, whose batch is theirs: 64."""
+    checkpoint = InMemoryCheckpoint(build_gemma3(**config, max_position_embeddings=256))
+    with pytest.raises(CetaneError) as caught:
+        AnemllPlanner(checkpoint, tiny_recipe(context=context, prefill=None))
+    assert caught.value.hint is not None and caught.value.hint.endswith(advice)
+    if "=" in advice:
+        AnemllPlanner(checkpoint, tiny_recipe(context=context, prefill=int(advice.split("=")[1])))
+
+
+@pytest.mark.parametrize(
     ("architecture", "vocab", "group", "parts"),
     [
         ("llama", 128256, 1, 8),
