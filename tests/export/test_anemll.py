@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -421,6 +422,23 @@ def test_compiled_packages_are_there(exported, tmp_path: Path) -> None:
     shutil.rmtree(head.with_suffix(".mlmodelc"))
     head.with_suffix(".mlmodelc").mkdir()
     assert check(folder) == ["llama_lm_head.mlpackage is missing"]
+
+
+def test_the_script_compiles_what_is_not_compiled(
+    exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a stand-in for Xcode's compiler. A folder that was pushed compiled has nothing left."""
+    folder, tools = tmp_path / "folder", tmp_path / "tools"
+    shutil.copytree(exported("llama").folder, folder)
+    tools.mkdir()
+    (tools / "xcrun").write_text('#!/bin/sh\ntest -d "$3" && mkdir "${3%.mlpackage}.mlmodelc"\n')
+    (tools / "xcrun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools), prepend=":")
+    names = {path.stem for path in folder.glob("*.mlpackage")}
+    for _ in range(2):
+        subprocess.run(["sh", "compile.sh"], cwd=folder, check=True)
+        assert {path.stem for path in folder.glob("*.mlmodelc")} == names
+        assert not list(folder.glob("*.mlpackage"))
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,13 @@ FolderKind = Literal["bundle", "contract", "anemll", "coreml-llm"]
 OUTCOMES = {"passed": "yes", "failed": "**no**", "not run": "not run"}
 
 
-def card(bundle: Bundle, kind: FolderKind, repo: str, license: str | None, chip: Chip) -> str:
+def card(
+    bundle: Bundle, kind: FolderKind, repo: str, license: str | None, chip: Chip, packages: bool
+) -> str:
     """The card as Markdown: where the model comes from, its quality, its sizes, how to run it.
 
     `license` is the id of the model's license on the hub; the card names none without it.
+    `packages` says whether the folder has packages that are not compiled.
     """
     content = bundle_report(bundle, chip, None, None, None)
     name = model_name(bundle.manifest.source)
@@ -32,6 +35,7 @@ def card(bundle: Bundle, kind: FolderKind, repo: str, license: str | None, chip:
             base=name if HUB_ID.fullmatch(name) else None,
             name=name,
             license=license,
+            packages=packages,
             plan=bundle.plan,
             outcomes=OUTCOMES,
             producer=bundle.manifest.producer,

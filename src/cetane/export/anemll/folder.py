@@ -25,6 +25,7 @@ SCRIPT = """#!/bin/sh
 set -e
 cd "$(dirname "$0")"
 for package in *.mlpackage; do
+    [ -e "$package" ] || continue  # all are compiled
     xcrun coremlcompiler compile "$package" .
     rm -r "$package"
 done
