@@ -373,7 +373,7 @@ def test_a_budget_counts_tables_as_a_port_does(
     assert fp16 is not None
     whole = fp16.weight_bytes + 288 * 64 * 2  # the embedding, in fp16
     for size, name in ((whole, "fp16"), (whole - 1, NAME)):
-        budget = f"{(size + 0.5) / 1e6:.7f}MB"
+        budget = f"{size / 1e6:.6f}MB"
         found = judged(sweep(), ["fp16", NAME], budget, False)
         assert (found.budget_bytes, found.table_bytes) == (size, 288 * 64 * 2)
         assert found.chosen is not None and found.chosen.name == name
