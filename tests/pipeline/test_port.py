@@ -204,6 +204,23 @@ def test_fix_takes_the_advice_of_a_red_gate(
 ONE_BIT = {"compression.default": "palette1-kmeans-per-tensor"}
 
 
+def test_a_second_port_to_a_place_is_refused_before_it_chooses(
+    small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, chosen = tmp_path / "out", []
+
+    def choices(*_: Any) -> Iterator[Recipe]:
+        chosen.append(small)
+        with pytest.raises(CetaneError, match=r"is being written by process \d+ .*porting small"):
+            port(tiny_checkpoint_folder, recipe=small, output=target)
+        yield small
+
+    monkeypatch.setattr("cetane.pipeline.port.resolutions", choices)
+    assert port(tiny_checkpoint_folder, recipe=small, output=target).bundle is not None
+    assert len(chosen) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["out"], "no lock is left"
+
+
 def test_a_red_gate_stays_a_result_where_the_next_choice_is_too_large(
     small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
