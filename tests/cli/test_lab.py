@@ -189,6 +189,19 @@ def test_all_runs_anew_what_read_another_text_or_model(
         assert len(Journal(lab / "journal.jsonl").runs()["tiny"]) == count
 
 
+def test_commands_that_are_advised_find_the_lab(cetane: Cetane, tmp_path: Path) -> None:
+    folder = tmp_path / "my lab"
+    assert cetane("lab", "new", "idea", "--lab", folder).code == 0
+    here = f"--lab '{folder}'"
+    assert cetane("lab", "list", "--lab", folder).out.endswith(f"next: cetane lab show ID {here}\n")
+    none = cetane("lab", "log", "--lab", folder).out
+    assert none == f"nothing was run here yet: cetane lab run ID {here}\n"
+    decide = ("lab", "verdict", "idea", "Measured", "--lab", folder, "--reason")
+    assert f"cetane lab show idea {here} has some" in cetane(*decide, "better").err
+    assert f"cetane lab run idea {here}" in cetane(*decide, "2 % better").err
+    assert f"cetane lab list {here} has the ids" in cetane("lab", "run", "--lab", folder).err
+
+
 def test_a_cut_journal_is_told_of(
     cetane: Cetane,
     lab: Path,
