@@ -37,8 +37,10 @@ def test_a_lab_from_new_to_report(
     assert "int8-weights" in [e["id"] for e in listed]  # which comes with cetane
     ran = run(cetane, lab, tiny_checkpoint_folder, "tiny", "--json")
     assert ran.code == 0 and ran.json["outcomes"][0]["status"] == "passed"
-    last = run(cetane, lab, tiny_checkpoint_folder, "--all").out.splitlines()[-1]
-    assert last == f"next: cetane report tiny -o tiny.html --lab {lab}"
+    assert run(cetane, lab, tiny_checkpoint_folder, "--all").out.splitlines() == [
+        "not run, since the last run still holds: tiny (passed); --again runs all",
+        f"next: cetane report tiny -o tiny.html --lab {lab}",
+    ]
     shown = cetane("lab", "show", "tiny", "--lab", lab, "--json").json
     assert shown["last_run"] == "passed" and shown["outcome"]["gates"][0]["value"] == 0.5
     events = cetane("lab", "log", "tiny", "--lab", lab, "--json").json["events"]

@@ -222,6 +222,9 @@ def run(
         for one in (chosen if every and not again else [])
         if (outcome := settled_outcome(opened, one, setting)) is not None
     }
+    if held and not json:
+        kept = ", ".join(f"{name} ({outcome.status})" for name, outcome in held.items())
+        say(f"not run, since the last run still holds: {kept}; --again runs all")
     made: dict[str, Outcome] = {}
     with crew(workers, scheduler, store) as helpers:
         left = [one for one in chosen if one.id not in held]
