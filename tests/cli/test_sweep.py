@@ -98,6 +98,16 @@ def test_bad_arguments(
     assert message in cetane("sweep", tiny_checkpoint_folder, *others, *arguments).error
 
 
+def test_a_chip_of_unknown_speed_leaves_no_folder(
+    cetane: Cetane, tiny_checkpoint_folder: Path, text: Path, tmp_path: Path
+) -> None:
+    here = {path.name for path in tmp_path.iterdir()}
+    asked = ("--text", text, "-o", tmp_path / "out", "--chip", "m3-pro")
+    refused = cetane("sweep", tiny_checkpoint_folder, *asked)
+    assert refused.error.startswith("no rate at which M3 Pro reads weights was measured")
+    assert {path.name for path in tmp_path.iterdir()} == here
+
+
 def test_other_bad_input(
     cetane: Cetane, tiny_checkpoint_folder: Path, small_file: Path, text: Path, tmp_path: Path
 ) -> None:

@@ -90,7 +90,8 @@ def sweep(
     `formats` are names or patterns. Speed and residency are predicted for `chip`, with the system
     `os` (its iOS number). The folder `output` keeps all results, so that another sweep
     continues from there. `workers`, `scheduler` and `store` are as in `port`. CetaneError for a
-    text that is unreadable or too short, for an unknown format, and for a `budget` that is no size.
+    text that is unreadable or too short, for an unknown format, for a `budget` that is no size, and
+    for a chip without a rate at which it reads weights.
     """
     names, target = chosen(formats), Target(chip, os)
     request = make_request(model, recipe, lora=lora)

@@ -84,12 +84,12 @@ class Sweep:
     """The reasons why candidates could not be judged, by name."""
 
     def __post_init__(self) -> None:
+        self.predictor = Predictor(find_chip(self.target.chip))  # refuses a chip before any work
         self.own = Basis(self.checkpoint, self.recipe, self.progress)
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         self.points = PointLedger(self.folder / POINTS, Point)
         self.scores = PointLedger(self.folder / SCORES, LayerScore)
-        self.predictor = Predictor(find_chip(self.target.chip))
 
     @property
     def planner(self) -> Planner:
