@@ -37,8 +37,10 @@ def test_a_lab_from_new_to_report(
     assert "int8-weights" in [e["id"] for e in listed]  # which comes with cetane
     ran = run(cetane, lab, tiny_checkpoint_folder, "tiny", "--json")
     assert ran.code == 0 and ran.json["outcomes"][0]["status"] == "passed"
-    last = run(cetane, lab, tiny_checkpoint_folder, "--all").out.splitlines()[-1]
-    assert last == f"next: cetane report tiny -o tiny.html --lab {lab}"
+    assert run(cetane, lab, tiny_checkpoint_folder, "--all").out.splitlines() == [
+        "not run, since the last run still holds: tiny (passed); --again runs all",
+        f"next: cetane report tiny -o tiny.html --lab {lab}",
+    ]
     shown = cetane("lab", "show", "tiny", "--lab", lab, "--json").json
     assert shown["last_run"] == "passed" and shown["outcome"]["gates"][0]["value"] == 0.5
     events = cetane("lab", "log", "tiny", "--lab", lab, "--json").json["events"]
@@ -187,6 +189,19 @@ def test_all_runs_anew_what_read_another_text_or_model(
     for model, count in ((tiny_checkpoint_folder, 2), (other, 3), (other, 3)):
         run(cetane, lab, model, "--all")
         assert len(Journal(lab / "journal.jsonl").runs()["tiny"]) == count
+
+
+def test_commands_that_are_advised_find_the_lab(cetane: Cetane, tmp_path: Path) -> None:
+    folder = tmp_path / "my lab"
+    assert cetane("lab", "new", "idea", "--lab", folder).code == 0
+    here = f"--lab '{folder}'"
+    assert cetane("lab", "list", "--lab", folder).out.endswith(f"next: cetane lab show ID {here}\n")
+    none = cetane("lab", "log", "--lab", folder).out
+    assert none == f"nothing was run here yet: cetane lab run ID {here}\n"
+    decide = ("lab", "verdict", "idea", "Measured", "--lab", folder, "--reason")
+    assert f"cetane lab show idea {here} has some" in cetane(*decide, "better").err
+    assert f"cetane lab run idea {here}" in cetane(*decide, "2 % better").err
+    assert f"cetane lab list {here} has the ids" in cetane("lab", "run", "--lab", folder).err
 
 
 def test_a_cut_journal_is_told_of(

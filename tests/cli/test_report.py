@@ -1,6 +1,9 @@
 """cetane report: a page and its figures, or one line that says what is wrong."""
 
 import json
+import shlex
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,26 @@ def test_a_bundles_page_and_its_figures(cetane: Cetane, ported: Bundle, tmp_path
     assert shown.code == 0 and page.read_bytes() == first
     *_, last = shown.out.splitlines()
     assert last == f"next: cetane export {ported.path} --layout contract -o page-app"
+
+
+@pytest.mark.parametrize("options", [("--chip", "m3-pro"), ()], ids=["no rate", "no checkpoint"])
+def test_the_command_for_missing_predictions_makes_the_page(
+    options: tuple[str, ...], cetane: Cetane, tiny_bundle: Callable[..., Bundle],
+    tiny_checkpoint_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As it stands, but for the checkpoint, which cetane cannot know."""
+    monkeypatch.chdir(tmp_path)
+    bundle = shutil.copytree(tiny_bundle().path, tmp_path / "my bundle")
+    manifest = bundle / "manifest.json"
+    if not options:
+        content = json.loads(manifest.read_text()) | {"source": "moved"}
+        manifest.write_text(json.dumps(content))
+    told = cetane("report", bundle.name, "-o", "page.html", "--json", *options).json["predicted"]
+    place = shlex.quote(str(tiny_checkpoint_folder))
+    words = shlex.split(told["command"].replace("CHECKPOINT", place))
+    made = cetane(*words[1:], "--json")
+    assert made.code == 0 and made.json["page"] == "my bundle.html"
+    assert made.json["predicted"]["chip"] == "M4 Max"
 
 
 def test_an_experiments_page(cetane: Cetane, tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ def test_a_sweep_chooses_a_recipe_that_ports(
     )  # fmt: skip
     found = cetane(*sweep, "--json").json
     assert {"fp16", "palette8-weighted-group32"} < {p["name"] for p in found["points"]}
-    fitting = [p for p in found["points"] if p["weight_bytes"] <= found["budget_bytes"]]
+    most = found["budget_bytes"] - found["table_bytes"]
+    fitting = [p for p in found["points"] if p["weight_bytes"] <= most]
     point = min(fitting, key=lambda p: p["kl"])
     assert found["chosen"] == point["name"] == "palette8-weighted-group32"
     assert {Path(path).name for path in found["files"]} == {
@@ -95,6 +96,16 @@ def test_bad_arguments(
     usual = {"--text": text, "-r": small_file, "-o": tmp_path / "out"}
     others = [x for pair in usual.items() if pair[0] != arguments[0] for x in pair]
     assert message in cetane("sweep", tiny_checkpoint_folder, *others, *arguments).error
+
+
+def test_a_chip_of_unknown_speed_leaves_no_folder(
+    cetane: Cetane, tiny_checkpoint_folder: Path, text: Path, tmp_path: Path
+) -> None:
+    here = {path.name for path in tmp_path.iterdir()}
+    asked = ("--text", text, "-o", tmp_path / "out", "--chip", "m3-pro")
+    refused = cetane("sweep", tiny_checkpoint_folder, *asked)
+    assert refused.error.startswith("no rate at which M3 Pro reads weights was measured")
+    assert {path.name for path in tmp_path.iterdir()} == here
 
 
 def test_other_bad_input(

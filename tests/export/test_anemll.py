@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -150,6 +151,16 @@ def test_a_window_in_an_older_config(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "folder/config.json").read_text())
     assert sizes.window == WINDOW and written["layer_types"] == kinds
     assert list(check_window(written, sizes)) == []
+
+
+def test_a_window_as_long_as_the_context(tmp_path: Path) -> None:
+    """As of Gemma 3 4B: for the prefix gemma3 the app assumes 512, if no window is named."""
+    build_gemma3(sliding_window=1024, max_position_embeddings=1024).save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    recipe = tiny_recipe(context=544, **RECIPES["gemma3"])
+    export(recipe, open_checkpoint(tmp_path), tmp_path / "folder", lambda *_: None)
+    assert check(tmp_path / "folder") == []
+    assert Folder(tmp_path / "folder", lambda *_: None).window == 544, "no position is so late"
 
 
 @pytest.mark.parametrize("tool_template", [None, "with {{ tools[0].name }}"])
@@ -413,6 +424,23 @@ def test_compiled_packages_are_there(exported, tmp_path: Path) -> None:
     assert check(folder) == ["llama_lm_head.mlpackage is missing"]
 
 
+def test_the_script_compiles_what_is_not_compiled(
+    exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a stand-in for Xcode's compiler. A folder that was pushed compiled has nothing left."""
+    folder, tools = tmp_path / "folder", tmp_path / "tools"
+    shutil.copytree(exported("llama").folder, folder)
+    tools.mkdir()
+    (tools / "xcrun").write_text('#!/bin/sh\ntest -d "$3" && mkdir "${3%.mlpackage}.mlmodelc"\n')
+    (tools / "xcrun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools), prepend=":")
+    names = {path.stem for path in folder.glob("*.mlpackage")}
+    for _ in range(2):
+        subprocess.run(["sh", "compile.sh"], cwd=folder, check=True)
+        assert {path.stem for path in folder.glob("*.mlmodelc")} == names
+        assert not list(folder.glob("*.mlpackage"))
+
+
 @pytest.mark.parametrize(
     ("model", "options", "words"),
     [
@@ -443,6 +471,25 @@ def test_refused(model, options: dict[str, Any], words: str) -> None:
     with pytest.raises(CetaneError, match=words) as caught:
         AnemllPlanner(InMemoryCheckpoint(model()), tiny_recipe(**options))
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("config", "context", "advice"),
+    [
+        ({"sliding_window": 512}, 128, "--set tokens.prefill=32"),
+        ({"sliding_window": 48}, 256, "--set tokens.prefill=16"),
+        ({"sliding_window": 33}, 256, "--context"),
+    ],
+    ids=["three batches", "a divisor of the window", "an odd window"],
+)
+def test_the_advised_batch_fits(config: dict[str, Any], context: int, advice: str) -> None:
+    """Of a default port, whose batch is theirs: 64."""
+    checkpoint = InMemoryCheckpoint(build_gemma3(**config, max_position_embeddings=256))
+    with pytest.raises(CetaneError) as caught:
+        AnemllPlanner(checkpoint, tiny_recipe(context=context, prefill=None))
+    assert caught.value.hint is not None and caught.value.hint.endswith(advice)
+    if "=" in advice:
+        AnemllPlanner(checkpoint, tiny_recipe(context=context, prefill=int(advice.split("=")[1])))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What a recipe leaves to cetane: the smallest compression that is as good as it promises."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +22,9 @@ from cetane.gates.limits import Limits, read
 from cetane.pipeline import candidate_judge
 from cetane.pipeline.calibration import resolve_fitted
 from cetane.pipeline.candidate_judge import CandidateJudge
-from cetane.pipeline.choose import Harms, resolutions, resolve_recipe
+from cetane.pipeline.choose import Harms, check_budget, resolutions, resolve_recipe
 from cetane.pipeline.judgement import MARGIN, Judgement
-from cetane.pipeline.request import Request, make_request
+from cetane.pipeline.request import Request, make_request, read_size
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, load_recipe, override, recipe_files
 from cetane.store.settings import using
@@ -361,13 +362,32 @@ def test_a_recipe_that_names_its_bits_keeps_them(
     assert not chosen.reasons
 
 
+@pytest.mark.parametrize("budget", ["137MB", "8.2MB", "0.0001GB"])
+def test_the_size_that_a_refusal_names_is_enough(budget: str) -> None:
+    """Also where budget and size are the same whole number of megabytes."""
+
+    class Plan:
+        weight_bytes, embedding_bytes = read_size(budget), 12_345
+
+        def plan(self) -> "Plan":
+            return self
+
+    planner: Any = Plan()
+    with pytest.raises(CetaneError) as caught:
+        check_budget(planner, read_size(budget), "it takes")
+    asked, needed = re.findall(r"[0-9.]+(?= ?MB)", caught.value.message)
+    unit = {"M": 1, "G": 1000}[budget[-2]]
+    assert float(asked) == float(budget[:-2]) * unit < float(needed) < float(asked) + 0.2
+    check_budget(planner, read_size(f"{needed}MB"), "it takes")
+
+
 def test_a_budget_that_nothing_fits_is_refused(checkpoint: Checkpoint, recipe: Recipe) -> None:
     fitting = size(checkpoint, resolve_recipe(checkpoint, recipe))
     assert next(resolutions(checkpoint, recipe, silent, fitting)).reasons
     with pytest.raises(CetaneError, match=r"--budget .* the smallest that is good takes"):
         next(resolutions(checkpoint, recipe, silent, fitting - 1))
     named = override(recipe, {"compression.default": LARGE, "embedding.format": "fp16"})
-    with pytest.raises(CetaneError, match=r"MB: the recipe's formats take \d+ MB"):
+    with pytest.raises(CetaneError, match=r"MB: the recipe's formats take [0-9.]+ MB"):
         next(resolutions(checkpoint, named, silent, 1))
 
 

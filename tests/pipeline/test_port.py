@@ -204,18 +204,35 @@ def test_fix_takes_the_advice_of_a_red_gate(
 ONE_BIT = {"compression.default": "palette1-kmeans-per-tensor"}
 
 
+def test_a_second_port_to_a_place_is_refused_before_it_chooses(
+    small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, chosen = tmp_path / "out", []
+
+    def choices(*_: Any) -> Iterator[Recipe]:
+        chosen.append(small)
+        with pytest.raises(CetaneError, match=r"is being written by process \d+ .*porting small"):
+            port(tiny_checkpoint_folder, recipe=small, output=target)
+        yield small
+
+    monkeypatch.setattr("cetane.pipeline.port.resolutions", choices)
+    assert port(tiny_checkpoint_folder, recipe=small, output=target).bundle is not None
+    assert len(chosen) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["out"], "no lock is left"
+
+
 def test_a_red_gate_stays_a_result_where_the_next_choice_is_too_large(
     small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def choices(*_: Any) -> Iterator[Recipe]:
         yield override(small, ONE_BIT)
-        raise CetaneError("--budget 1 MB: the nearest to the model takes 2 MB")
+        raise CetaneError("--budget 1MB: the nearest to the model takes 1.1 MB")
 
     monkeypatch.setattr("cetane.pipeline.port.resolutions", choices)
     red = port(tiny_checkpoint_folder, recipe=small, output=tmp_path / "red", budget="1MB")
     assert red.golden is not None and not red.passed
     assert red.explanation is not None and red.explanation.cause == "compression"
-    assert red.refused == "--budget 1 MB: the nearest to the model takes 2 MB"
+    assert red.refused == "--budget 1MB: the nearest to the model takes 1.1 MB"
     assert red.as_json()["refused"] == red.refused and not red.changes
     assert red.bundle is not None and red.bundle.gates()["golden"]["passed"] is False
 
@@ -242,7 +259,7 @@ def test_a_bundle_that_an_earlier_port_mended_holds_the_budget(
     bundle = build(request.checkpoint, small, target, silent)
     History(first=request.recipe, changes=("six bits",)).keep(bundle)
     budget = f"{(plan.weight_bytes + plan.embedding_bytes + 1) / 1e6:.6f}MB"
-    with pytest.raises(CetaneError, match="--budget 0 MB: the bundle there takes"):
+    with pytest.raises(CetaneError, match=f"--budget {budget}: the bundle there takes"):
         port(tiny_checkpoint_folder, recipe=small, output=target, changes=ONE_BIT, budget=budget)
     assert Bundle(target).digest == bundle.digest
 

@@ -201,7 +201,10 @@ def test_files_that_tools_leave(bundle: Bundle, exports: Path, tmp_path: Path) -
     app = shutil.copytree(exports / "anemll", tmp_path / "anemll")
     for package in app.glob("*.mlpackage"):
         package.rename(package.with_suffix(".mlmodelc"))
-    assert set(push(app, "me/x", bundle=bundle.path, dry_run=True).files) == files_in(app)
+    done = push(app, "me/x", bundle=bundle.path, dry_run=True)
+    assert set(done.files) == files_in(app)
+    assert "compile" not in done.card, "nothing is left to compile"
+    assert "On a Mac, load the folder with" in done.card
 
 
 def test_a_folder_for_coreml_llm_that_is_wrong(bundle: Bundle, tmp_path: Path) -> None:

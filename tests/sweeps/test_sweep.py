@@ -31,6 +31,8 @@ from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
 from cetane.pipeline.build import build
 from cetane.pipeline.calibration import resolve_fitted
+from cetane.pipeline.choose import check_budget
+from cetane.pipeline.request import read_size
 from cetane.planner import Encoder, Planner, as_recipe_asks
 from cetane.schema.recipe import Recipe, load_recipe
 from cetane.sweeps import moments
@@ -361,6 +363,23 @@ def test_mixed_formats_fit_their_size(sweep: Callable[[], Sweep]) -> None:
     again = sweep()
     assert [again.point(mix) for mix in again.mixes(sizes)] == found
     assert len((work.folder / "layers.jsonl").read_text().splitlines()) == len(lines)
+
+
+def test_a_budget_counts_tables_as_a_port_does(
+    sweep: Callable[[], Sweep], checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cetane.sweeps.choose.plot", lambda *_: [])
+    fp16 = sweep().format("fp16")
+    assert fp16 is not None
+    whole = fp16.weight_bytes + 288 * 64 * 2  # the embedding, in fp16
+    for size, name in ((whole, "fp16"), (whole - 1, NAME)):
+        budget = f"{size / 1e6:.6f}MB"
+        found = judged(sweep(), ["fp16", NAME], budget, False)
+        assert (found.budget_bytes, found.table_bytes) == (size, 288 * 64 * 2)
+        assert found.chosen is not None and found.chosen.name == name
+        assert found.recipe is not None
+        planner = Planner(checkpoint, load_recipe(str(found.recipe)))
+        check_budget(planner, read_size(budget), "the chosen point takes")
 
 
 @pytest.mark.parametrize("crew", [None, Inline()], ids=["alone", "workers"])

@@ -1,5 +1,6 @@
 """cetane lab: experiments as data, run, judged and logged."""
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -101,7 +102,7 @@ def list_experiments(
         return
     rows = [[name, entry.status, entry.state_in_words()] for name, entry in chosen.items()]
     table("experiments", ["id", "status", "last run"], rows)
-    say("next: cetane lab show ID")
+    follow("lab", "show", "ID", options={"--lab": elsewhere(lab)})
 
 
 def as_status(text: str) -> "Status":
@@ -206,7 +207,9 @@ def run(
     from cetane.mil.fast import share_threads
 
     if bool(names) == every:
-        raise CetaneError("give ids of experiments, or only --all", "cetane lab list has the ids")
+        raise CetaneError(
+            "give ids of experiments, or only --all", f"cetane lab list{named(lab)} has the ids"
+        )
     known = parse_named("--where", "NAME=PATH", "gemma3=models/gemma3", models)
     opened = open_lab(lab, new=True)
     setting = Setting(work, {name: Path(path) for name, path in known.items()})
@@ -219,6 +222,9 @@ def run(
         for one in (chosen if every and not again else [])
         if (outcome := settled_outcome(opened, one, setting)) is not None
     }
+    if held and not json:
+        kept = ", ".join(f"{name} ({outcome.status})" for name, outcome in held.items())
+        say(f"not run, since the last run still holds: {kept}; --again runs all")
     made: dict[str, Outcome] = {}
     with crew(workers, scheduler, store) as helpers:
         left = [one for one in chosen if one.id not in held]
@@ -252,6 +258,12 @@ def refuse_unused(setting: "Setting", experiments: "list[Experiment]") -> None:
 def elsewhere(lab: Path) -> Path | None:
     """The folder of a lab, if a command must name it."""
     return None if lab == HERE else lab
+
+
+def named(lab: Path) -> str:
+    """The option that names a lab, after a space; empty if no command needs it."""
+    folder = elsewhere(lab)
+    return "" if folder is None else f" --lab {shlex.quote(str(folder))}"
 
 
 def run_all(
@@ -301,8 +313,10 @@ def log(
         events = opened.journal.own()
     if json:
         print_json({"events": [as_dict(event) for event in events]})
-    else:
+    elif events:
         show_events(events)
+    else:
+        say(f"nothing was run here yet: cetane lab run ID{named(lab)}")
 
 
 @command("verdict int8-weights shelved --reason '2 % slower' --obituary 'Never paid.'")
@@ -323,7 +337,7 @@ def verdict(
     opened = open_lab(lab, new=True)
     experiment = opened.find(name)
     runs = opened.journal.runs().get(name, [])
-    decided = decide(experiment, runs, as_status(status), reason, obituary)
+    decided = decide(experiment, runs, as_status(status), reason, obituary, named(lab))
     opened.journal.append(decided)
     if json:
         print_json({"verdict": as_dict(decided)})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.markup import escape
 
-from cetane.cli.output import console, facts, say, table, verdict, warn
+from cetane.cli.output import console, facts, table, verdict, warn
 from cetane.lab.document import cell, changed, extras
 from cetane.lab.entry import Entry
 from cetane.lab.experiment import ARMS, Experiment
@@ -99,7 +99,4 @@ def show_events(events: Sequence[Intent | Outcome | Verdict]) -> None:
             case Verdict():
                 what = f"{event.status}: {event.reason}"
         rows.append([event.at[:19].replace("T", " "), event.event, event.experiment, what])
-    if rows:
-        table("journal", ["at", "event", "experiment", ""], rows)
-    else:
-        say("nothing was run here yet: cetane lab run ID")
+    table("journal", ["at", "event", "experiment", ""], rows)

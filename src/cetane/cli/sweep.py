@@ -35,7 +35,7 @@ TextOption = Annotated[
 BudgetOption = Annotated[
     str | None,
     typer.Option(
-        help="The size of the chosen point: 4.25 bits a weight, or 60MB.",
+        help="The size of the chosen point: 4.25 bits a weight, or 60MB of weights and tables.",
         show_default="that of palette4-kmeans-group32",
     ),
 ]
@@ -94,10 +94,10 @@ def show(result: SweepResult, verbose: bool, model: str, asked: Mapping[str, obj
     shown = known if verbose else [p for p in known if p.key in front or p.key == chosen]
     first = known[0]
     table(
-        f"{first.text.tokens} tokens of {first.text.name}, largest first; tok/s predicted for "
-        f"{first.predicted.target}",
+        f"{first.text.tokens} tokens of {first.text.name}, largest first; MB of weights and "
+        f"tables; tok/s predicted for {first.predicted.target}",
         ["point", "MB", "bits", "ppl", "KL", "top-1", "smoke", "tok/s"],
-        [row(point, chosen) for point in shown],
+        [row(point, chosen, result.table_bytes) for point in shown],
     )
     if len(shown) < len(known):
         say(f"{len(known) - len(shown)} more are larger and worse than these; -v lists all")
@@ -116,7 +116,7 @@ def show(result: SweepResult, verbose: bool, model: str, asked: Mapping[str, obj
     for path in result.files:
         say(f"wrote {path}")
     if result.chosen is None:
-        smallest = min(point.weight_bytes for point in known)
+        smallest = min(point.weight_bytes for point in known) + result.table_bytes
         tell(
             f"no point has at most {megabytes(result.budget_bytes)}; the smallest has "
             f"{megabytes(smallest)}"
@@ -126,13 +126,13 @@ def show(result: SweepResult, verbose: bool, model: str, asked: Mapping[str, obj
         follow("port", model, options={"-r": result.recipe, **asked})
 
 
-def row(point: Point, chosen: str | None) -> list[str]:
-    """A point as a row of the table."""
+def row(point: Point, chosen: str | None, tables: int) -> list[str]:
+    """A point as a row of the table. `tables` are the bytes of the host's tables."""
     right = sum(answer.expected for answer in point.smoke if answer.expected is not None)
     asked = sum(answer.expected is not None for answer in point.smoke)
     return [
         f"{point.name} (chosen)" if point.key == chosen else point.name,
-        f"{point.weight_bytes / 1e6:.1f}", f"{point.bits_per_weight:.2f}",
+        f"{(point.weight_bytes + tables) / 1e6:.1f}", f"{point.bits_per_weight:.2f}",
         f"{point.perplexity:.2f}", f"{point.kl:.4f}", f"{point.top1:.1%}", f"{right}/{asked}",
         f"{point.predicted.tok_s:.0f}",
     ]  # fmt: skip

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import product
+from math import ceil
 from typing import Any
 
 from cetane.checkpoint import Checkpoint
@@ -111,8 +112,9 @@ def check_budget(planner: Planner, budget: int | None, what: str) -> None:
     plan = planner.plan()
     size = plan.weight_bytes + plan.embedding_bytes
     if size > budget:
+        needed = ceil(size / 1e5) / 10  # rounded up, so that it is enough as a budget
         raise CetaneError(
-            f"--budget {budget / 1e6:.0f} MB: {what} {size / 1e6:.0f} MB",
+            f"--budget {budget / 1e6:.10g}MB: {what} {needed:.1f} MB",
             "promise less (--quality usable), name fewer bits, or choose fewer tokens for the head "
             "(cetane vocabulary)",
         )

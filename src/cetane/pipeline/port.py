@@ -119,15 +119,17 @@ def port_request(
     """Port a request, as `port` does. The caller can show the request's plan before."""
     target = request.target(output)
     _ = request.planner  # refuses before any work
-    with claimed(target, f"porting {request.recipe.name}"), disk_errors(target):
-        Partial(target).resume()
-    check_place(target, request.checkpoint, force)
     with one_reference():
         clock = Clock()
         asked = residency or PortTarget()
         choices = recipes_for(request, asked, progress)
-        with clock.stage("choose"):
-            recipe = next(choices)
+        # Choosing may take minutes: a second port to this place is refused before it, not after.
+        with claimed(target, f"porting {request.recipe.name}"):
+            with disk_errors(target):
+                Partial(target).resume()
+            check_place(target, request.checkpoint, force)
+            with clock.stage("choose"):
+                recipe = next(choices)
         tried, changes = [recipe], list[str]()
         before = None if force else History.of(target)
         if before is not None and same(before.first, recipe):

@@ -217,7 +217,7 @@ def read_size(text: str) -> int:
     match = re.fullmatch(f"({NUMBER})(MB|GB)", text)
     if match is None or not float(match[1]):
         raise CetaneError(f"--budget {text}: no size", "write 300MB or 1.2GB")
-    return int(float(match[1]) * (1e6 if match[2] == "MB" else 1e9))
+    return round(float(match[1]) * (1e6 if match[2] == "MB" else 1e9))
 
 
 def fitting_context(checkpoint: Checkpoint, context: int) -> dict[str, int]:

@@ -22,11 +22,13 @@ def call_times(bundle: Bundle, chip: Chip, model: str | None) -> CallTimes | Abs
     bundle's.
     """
     source = model or bundle.manifest.source
-    elsewhere = f"cetane report {shlex.quote(str(bundle.path))} --model CHECKPOINT"
+    path, page = str(bundle.path), f"{bundle.path.resolve().name}.html"
+    again = f"cetane report {shlex.quote(path)} -o {shlex.quote(page)}"
+    elsewhere = f"{again} --chip {chip.id} --model CHECKPOINT"
     if not chip.stream:
         return Absent(
             why=f"Nothing is predicted: {chip.no_speed}.",
-            command=f"cetane report {shlex.quote(str(bundle.path))} --chip {DEFAULT_CHIP}",
+            command=f"{again} --chip {DEFAULT_CHIP}",
         )
     if model is None and not Path(source).exists():
         return Absent(

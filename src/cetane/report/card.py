@@ -16,12 +16,14 @@ OUTCOMES = {"passed": "yes", "failed": "**no**", "not run": "not run"}
 
 
 def card(
-    bundle: Bundle, kind: FolderKind, repo: str, license: str | None, chip: Chip | None
-) -> str:
+    bundle: Bundle, kind: FolderKind, repo: str, license: str | None, chip: Chip | None,
+    packages: bool,
+) -> str:  # fmt: skip
     """The card as Markdown: where the model comes from, its quality, its sizes, how to run it.
 
     `license` is the id of the model's license on the hub; the card names none without it.
-    `chip` is by default the measured one.
+    `chip` is by default the measured one. `packages` says whether the folder has packages that are
+    not compiled.
     """
     content = bundle_report(bundle, chip, None, None, None)
     name = model_name(bundle.manifest.source)
@@ -35,6 +37,7 @@ def card(
             base=name if HUB_ID.fullmatch(name) else None,
             name=name,
             license=license,
+            packages=packages,
             plan=bundle.plan,
             outcomes=OUTCOMES,
             producer=bundle.manifest.producer,

@@ -30,7 +30,9 @@ class SweepResult:
     chosen: Point | None
     """The point nearest to fp16 within the budget; None if every point is larger."""
     budget_bytes: int
-    """The budget for all weights, in bytes."""
+    """The budget for weights and tables, in bytes, as `port` counts it."""
+    table_bytes: int
+    """Bytes of the host's tables, in the recipe's format: every point has these too."""
     refused: Mapping[str, str]
     """The reasons why formats could not be judged, by name."""
     files: Sequence[Path]
@@ -56,6 +58,7 @@ class SweepResult:
         return {
             "folder": str(self.folder),
             "budget_bytes": self.budget_bytes,
+            "table_bytes": self.table_bytes,
             "points": [p.model_dump(mode="json") | {"pareto": p.key in front} for p in self.points],
             "chosen": None if self.chosen is None else self.chosen.name,
             "refused": dict(self.refused),
@@ -82,11 +85,13 @@ def sweep(
     """Judge compressions of a model on a text, without building one.
 
     `text` is a file of plain text; by default a text that ships. `lora` is merged into the model.
-    `budget` is the size of the chosen point: bits a weight ("4.25") or megabytes ("60MB").
+    `budget` is the size of the chosen point: bits a weight ("4.25"), or megabytes of weights and
+    tables ("60MB").
     `formats` are names or patterns. Speed and residency are predicted for `chip`, with the system
     `os` (its iOS number). The folder `output` keeps all results, so that another sweep
     continues from there. `workers`, `scheduler` and `store` are as in `port`. CetaneError for a
-    text that is unreadable or too short, for an unknown format, and for a `budget` that is no size.
+    text that is unreadable or too short, for an unknown format, for a `budget` that is no size, and
+    for a chip without a rate at which it reads weights.
     """
     names, target = chosen(formats), Target(chip, os)
     request = make_request(model, recipe, lora=lora)
@@ -121,10 +126,11 @@ def judged(
     points = [point for point in found if point is not None]
     progress("done", len(names), len(names))
     pick = best(points, size + work.rest)
+    whole = size + work.rest + work.tables
     files = plot(points, pick, work.folder)
     if pick is not None:
         files.append(write_recipe(work, pick))
-    return SweepResult(work.folder, points, pick, size + work.rest, work.refused, files)
+    return SweepResult(work.folder, points, pick, whole, work.tables, work.refused, files)
 
 
 def text_of(path: Path | None) -> tuple[str, str]:
@@ -140,7 +146,7 @@ def budget_bytes(budget: str | None, work: Sweep) -> int:
     if budget is None:
         return work.plain_size(load_grid().mixed.sizes[0])
     if budget.endswith("B"):
-        return read_size(budget) - work.rest
+        return read_size(budget) - work.rest - work.tables
     if not re.fullmatch(NUMBER, budget) or not float(budget):
         raise CetaneError(
             f"--budget {budget}: not a size", "write bits a weight, 4.25, or a size, 60MB"

@@ -84,12 +84,12 @@ class Sweep:
     """The reasons why candidates could not be judged, by name."""
 
     def __post_init__(self) -> None:
+        self.predictor = Predictor(find_chip(self.target.chip))  # refuses a chip before any work
         self.own = Basis(self.checkpoint, self.recipe, self.progress)
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         self.points = PointLedger(self.folder / POINTS, Point)
         self.scores = PointLedger(self.folder / SCORES, LayerScore)
-        self.predictor = Predictor(find_chip(self.target.chip))
 
     @property
     def planner(self) -> Planner:
@@ -192,6 +192,11 @@ class Sweep:
         """Bytes of the weights that always stay in fp16: gains and biases."""
         return sum(2 * weight.elements for weight in self.all_weights() if not weight.kind)
 
+    @cached_property
+    def tables(self) -> int:
+        """Bytes of the host's tables, in the recipe's format."""
+        return self.planner.plan().embedding_bytes
+
     def mixes(self, sizes: Sequence[int]) -> list[Candidate]:
         """Mixed formats for these sizes: bytes of the weights that formats are for."""
         known = []
@@ -202,7 +207,8 @@ class Sweep:
         for size in dict.fromkeys(sizes):
             mix = mixed.mix(groups, options, size - others, self.mixed_base)
             if mix is None:
-                self.refused[f"mixed, {size / 1e6:.1f} MB"] = "the smallest formats do not fit"
+                whole = size + self.rest + self.tables
+                self.refused[f"mixed, {whole / 1e6:.1f} MB"] = "the smallest formats do not fit"
             else:
                 known.append(mix)
         return known

@@ -14,7 +14,13 @@ from typing import Any
 import yaml
 
 from cetane.errors import CetaneError
-from cetane.export.anemll.contract import STATE, FolderSizes, Shape
+from cetane.export.anemll.contract import (
+    ASSUMED_WINDOW,
+    STATE,
+    FolderSizes,
+    Shape,
+    assumes_window,
+)
 from cetane.files import read_json, read_text
 from cetane.mil import MilFunction, Program, load
 from cetane.mil.index import FunctionIndex
@@ -123,9 +129,11 @@ def check_sizes(sizes: FolderSizes, parameters: dict[str, Any]) -> Iterator[str]
         yield f"a batch of {sizes.batch} tokens does not divide the window of {sizes.window}"
     if 3 * sizes.batch > sizes.context:
         yield f"a context of {sizes.context} holds fewer than 3 batches of {sizes.batch} tokens"
-    assumed = parameters["model_prefix"].lower().startswith("gemma3") and sizes.context > 512
+    assumed = assumes_window(parameters["model_prefix"], sizes.context)
     if assumed and "sliding_window" not in parameters:
-        yield f"{META}: no sliding_window; the app assumes 512 for the prefix gemma3"
+        yield (
+            f"{META}: no sliding_window, so the app assumes {ASSUMED_WINDOW} for the prefix gemma3"
+        )
 
 
 def check_window(config: dict[str, Any], sizes: FolderSizes) -> Iterator[str]:

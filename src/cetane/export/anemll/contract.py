@@ -14,6 +14,9 @@ PARTS = {"gemma2": 16, "gemma3_text": 16, "qwen2": 16, "qwen3": 16}
 """Parts of the logits that their converters make, by architecture; 8 for others."""
 PREFIXES = {"gemma3_text": "gemma3", "gemma2": "gemma2", "qwen2": "qwen25"}
 """Prefixes of file names, by architecture, where they differ from its name."""
+ASSUMED_WINDOW = 512
+"""The window that the app assumes for the prefix gemma3 with a longer context, if `meta.yaml` names
+none."""
 
 Shape = tuple[int, ...]
 
@@ -92,6 +95,11 @@ class Names:
     def all(self) -> tuple[str, ...]:
         chunks = (self.chunk(number + 1) for number in range(self.chunks))
         return self.embeddings, *chunks, self.lm_head
+
+
+def assumes_window(prefix: str, context: int) -> bool:
+    """Whether the app assumes a window if `meta.yaml` names none."""
+    return prefix.lower().startswith("gemma3") and context > ASSUMED_WINDOW
 
 
 def parts_for(architecture: str, vocab: int, group: int) -> int:

@@ -9,6 +9,7 @@ import yaml
 
 from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.checkpoint.tokenizer import TOKENIZER_FILES
+from cetane.export.anemll.contract import assumes_window
 from cetane.export.anemll.planner import EMBEDDINGS, LM_HEAD, AnemllPlanner
 from cetane.families import parse_config
 from cetane.files import Progress, read_json, replacing, write_json
@@ -24,6 +25,7 @@ SCRIPT = """#!/bin/sh
 set -e
 cd "$(dirname "$0")"
 for package in *.mlpackage; do
+    [ -e "$package" ] || continue  # all are compiled
     xcrun coremlcompiler compile "$package" .
     rm -r "$package"
 done
@@ -92,6 +94,7 @@ def write_meta(planner: AnemllPlanner, model: str, path: Path) -> None:
     """`meta.yaml`, from which both hosts read the names of packages and the sizes."""
     sizes, names = planner.sizes, planner.names
     chunk = names[next(iter(planner.chunks))]
+    prefix = names[EMBEDDINGS].removesuffix("_embeddings")
     parameters = {
         "context_length": sizes.context,
         "batch_size": sizes.batch,
@@ -99,7 +102,7 @@ def write_meta(planner: AnemllPlanner, model: str, path: Path) -> None:
         "lut_ffn": "none",
         "lut_lmhead": "none",
         "num_chunks": len(planner.chunks),
-        "model_prefix": names[EMBEDDINGS].removesuffix("_embeddings"),
+        "model_prefix": prefix,
         "embeddings": f"{names[EMBEDDINGS]}.mlmodelc",
         "lm_head": f"{names[LM_HEAD]}.mlmodelc",
         "ffn": f"{chunk}.mlmodelc",
@@ -112,6 +115,8 @@ def write_meta(planner: AnemllPlanner, model: str, path: Path) -> None:
         parameters["argmax_in_model"] = True
     if sizes.window:
         parameters["sliding_window"] = sizes.window
+    elif assumes_window(prefix, sizes.context):  # a window that no position leaves
+        parameters["sliding_window"] = sizes.context
     content = {
         "model_info": {
             "name": f"anemll-{model.rpartition('/')[2]}-ctx{sizes.context}",

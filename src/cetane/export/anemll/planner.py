@@ -57,6 +57,7 @@ from cetane.schema.slots import Slots
 EMBEDDINGS, LM_HEAD = "embeddings", "lm_head"
 BATCH = 64
 """Tokens of a prefill for a recipe that has none; their own default."""
+WITHIN_WINDOW = "port with a context of at most the window: --context"
 
 
 class OneState(CachePlan):
@@ -296,7 +297,7 @@ def refuse(planner: Planner, recipe: Recipe) -> None:
         if (windowed and group.window is None) or source.sinks:
             raise CetaneError(
                 f"layers of {kind} that see only {source.window} tokens share a cache with others",
-                "port with a context of at most the window: --context",
+                WITHIN_WINDOW,
             )
     windows = (group.window for group in planner.memory.groups.values())
     limited = {window for window in windows if window and window < recipe.cache.context}
@@ -317,17 +318,25 @@ def refuse(planner: Planner, recipe: Recipe) -> None:
 
 def check_batch(sizes: FolderSizes) -> None:
     """Raise CetaneError for a batch with which ANEMLL's hosts cannot prefill."""
-    hint = "port with another tokens.prefill: --set tokens.prefill=64"
     if 3 * sizes.batch > sizes.context:
         raise CetaneError(
             f"a context of {sizes.context} tokens holds fewer than 3 whole batches of "
             f"{sizes.batch}",
-            hint,
+            other_batch(sizes),
         )
     if sizes.window and sizes.window % sizes.batch:
         raise CetaneError(
-            f"a batch of {sizes.batch} tokens does not divide the window of {sizes.window}", hint
+            f"a batch of {sizes.batch} tokens does not divide the window of {sizes.window}",
+            other_batch(sizes),
         )
+
+
+def other_batch(sizes: FolderSizes) -> str:
+    """The advice for a batch that does not fit: the largest that does, up to their default."""
+    for batch in (BATCH >> shift for shift in range(BATCH.bit_length() - 1)):
+        if 3 * batch <= sizes.context and not (sizes.window and sizes.window % batch):
+            return f"port with another tokens.prefill: --set tokens.prefill={batch}"
+    return WITHIN_WINDOW
 
 
 def final_norm(head: Head) -> Any:
