@@ -6,7 +6,7 @@ a port.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from pydantic import Field
@@ -21,6 +21,8 @@ from cetane.gates.probes import Probe, Way
 from cetane.gates.reference import Observed, Reference
 from cetane.gates.verdict import Check, at_most
 from cetane.planner import Planner
+from cetane.schema.function import Function
+from cetane.schema.interface import ToChoice, ToLogits
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 from cetane.validation import Data
@@ -221,19 +223,34 @@ def deviation(
 
 
 def logit_errors(plan: Plan, ours: Array, theirs: Array) -> Array:
-    """The relative errors `(n,)` of logits `(n, V)`, for the tokens of a head or of its slice.
+    """The relative errors `(n,)` of logits `(n, rows)`, for the rows of a head.
 
-    A head that gives only its choice has two errors, and the larger one counts. One is how far the
-    choice's true logit is below the best one, the other the error of the choice's own logit. Both
-    are over the root mean square of the true logits.
+    A head that gives only choices is judged by the worst of its slices, also where another slice
+    has a larger logit: users' tokens may choose what no probe does. A slice has two errors, and the
+    larger one counts. One is how far its choice's true logit is below the slice's best one, the
+    other the error of the choice's own logit. Both are over the root mean square of the true
+    logits.
     """
     if not plan.recipe.head.choose:
         return metrics.relative(ours, theirs)
+    slices = head_slices(plan.functions.values())
+    errors = [choice_errors(ours[:, start:stop], theirs[:, start:stop]) for start, stop in slices]
+    relative: Array = np.max(errors, axis=0) / np.sqrt(np.square(theirs).mean(1))
+    return np.nan_to_num(relative, nan=np.inf)
+
+
+def choice_errors(ours: Array, theirs: Array) -> Array:
+    """The larger of the two errors `(n,)` of a slice's choice, from logits `(n, rows)`."""
     rows, chosen = np.arange(len(ours)), ours.argmax(1)
     short = theirs.max(1) - theirs[rows, chosen]
-    off = np.abs(ours[rows, chosen] - theirs[rows, chosen])
-    errors: Array = np.maximum(short, off) / np.sqrt(np.square(theirs).mean(1))
-    return np.nan_to_num(errors, nan=np.inf)
+    return np.maximum(short, np.abs(ours[rows, chosen] - theirs[rows, chosen]))
+
+
+def head_slices(functions: Iterable[Function]) -> set[tuple[int, int]]:
+    """The rows of the head that functions compute, or choose among: where each slice begins and
+    stops."""
+    sinks = (item.sink for function in functions for item in function.outputs)
+    return {(sink.start, sink.stop) for sink in sinks if isinstance(sink, ToLogits | ToChoice)}
 
 
 OTHER_PLAN = "structure: parts of the plan that differ from the recipe's"
