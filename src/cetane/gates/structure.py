@@ -14,7 +14,7 @@ from pydantic import Field
 from cetane.engine.backend import Array
 from cetane.families import Truth
 from cetane.gates import metrics
-from cetane.gates.experts import Choices
+from cetane.gates.experts import Choices, routed_blocks
 from cetane.gates.limits import limits
 from cetane.gates.observe import ProbeTask, Seen
 from cetane.gates.probes import Probe, Way
@@ -35,6 +35,8 @@ SCORES, MOST_SCORES = 2 << 30, 8 << 30
 model with eager attention holds the scores of all heads at once."""
 SCORE = 12
 """Bytes that one score takes: three fp32 numbers, with its softmax and an intermediate result."""
+TIMES = 8
+"""How often random tokens take each expert, on average: one of some 3,000 is left out by chance."""
 WINDOWS = "sliding_window", "attention_chunk_size"
 """The fields of a config that say how many attention keys some layers see."""
 
@@ -172,9 +174,22 @@ def filled(planner: Planner, plan: Plan, reference: Reference) -> int:
 
     It reaches the model's largest window, if memory allows, whatever the plan says of windows."""
     heads = reference.model.config.num_attention_heads
-    by_time = WORK // (elements(planner) * len(plan.modes))
+    by_time = affordable(planner, plan)
     by_memory, most = (math.isqrt(size // (SCORE * heads)) for size in (SCORES, MOST_SCORES))
     return max(min(by_time, by_memory), min(largest_window(plan, reference), most))
+
+
+def tokens_for_experts(planner: Planner, plan: Plan) -> int:
+    """The number of random tokens that reach nearly all experts, if their routers are fair and time
+    allows: each expert is then taken `TIMES` times on average."""
+    routed = routed_blocks(planner.model.layers).values()
+    shares = (planner.model.channels[block.scores] / block.chosen for block in routed)
+    return min(math.ceil(TIMES * max(shares, default=0)), affordable(planner, plan))
+
+
+def affordable(planner: Planner, plan: Plan) -> int:
+    """The number of tokens that may be read in every mode, as far as time allows."""
+    return WORK // (elements(planner) * len(plan.modes))
 
 
 def largest_window(plan: Plan, reference: Reference) -> int:
