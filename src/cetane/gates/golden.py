@@ -56,6 +56,7 @@ from cetane.gates.structure import (
     largest_window,
     made_by,
     same_plan,
+    same_tags,
     tokens_for_experts,
 )
 from cetane.gates.structure import judge as judge_structure
@@ -69,7 +70,7 @@ from cetane.gates.weights import (
 from cetane.gates.weights import judge as judge_weights
 from cetane.hardware.memory import give_back
 from cetane.mil.program import LARGEST_FP16
-from cetane.planner import Planner
+from cetane.planner import Planner, tags
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 from cetane.threads import beside
@@ -130,7 +131,11 @@ def golden(
     result = proof(None).run(prompts, greedy_tokens)
     bases = [*base_checks(checkpoint)]
     adapters = {name: proof(name).run(prompts, greedy_tokens) for name in planner.adapters}
-    checks = [*result.checks, same_plan(bundle.plan, planner.plan()), *bases]
+    manifest = [
+        same_plan(bundle.plan, planner.plan()),
+        same_tags(bundle.manifest.tags, tags(planner)),
+    ]
+    checks = [*result.checks, *manifest, *bases]
     for name, own in adapters.items():
         checks += [
             check.model_copy(update={"name": f"{name}: {check.name}"}) for check in own.checks

@@ -6,7 +6,7 @@ a port.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from pydantic import Field
@@ -269,6 +269,7 @@ def head_slices(functions: Iterable[Function]) -> set[tuple[int, int]]:
 
 
 OTHER_PLAN = "structure: parts of the plan that differ from the recipe's"
+OTHER_TAGS = "structure: tags that differ from the recipe's"
 
 
 def other_parts(plan: Plan, wanted: Plan) -> list[str]:
@@ -282,6 +283,13 @@ def same_plan(plan: Plan, wanted: Plan) -> Check:
     Probes cannot show this. A route knows an expert by its place alone, and perhaps no token of a
     probe chooses a rare expert. No probe reads sizes, which cards and reports tell."""
     return at_most(OTHER_PLAN, float(len(other_parts(plan, wanted))), 0)
+
+
+def same_tags(found: Mapping[str, str], wanted: Mapping[str, str]) -> Check:
+    """Whether a manifest's tags are those that its recipe makes; no tags at all say nothing
+    wrong."""
+    others = set(found.items()) ^ set(wanted.items()) if found else ()
+    return at_most(OTHER_TAGS, float(len({name for name, _ in others})), 0)
 
 
 def judge(rows: Sequence[Deviation]) -> Iterator[Check]:
