@@ -166,6 +166,8 @@ class Watched:
         """Make the calls that take a part of the probe."""
         if part.way == "rewind":
             self._go_astray(part, tokens)
+            if self.engine.plan.copies:
+                tokens = self._go_on_from_a_copy(part, tokens)
         elif part.way in ("draft", "tree"):
             tokens = self._draft(part, tokens)
         wanted: Wanted = "last" if part.way == "last" else "all" if part.judged else "none"
@@ -184,6 +186,35 @@ class Watched:
         self.taken[-1].running.then.append(lambda: marks.append(session.mark()))
         wrong[-1].then.append(lambda: session.rewind(marks.pop()))
         self.taken += [Taken(running, ()) for running in wrong]
+
+    def _go_on_from_a_copy(self, part: ProbePart, tokens: Sequence[int]) -> Sequence[int]:
+        """Have a copy of the memory take the first half of some tokens, as for a second
+        conversation. Then the memory itself takes wrong ones, and the copy goes on.
+
+        Returns the other half."""
+        session, modes = self.session, dict.fromkeys((part.mode, "decode"))
+        half, mark = len(tokens) // 2, session.mark()
+        right = session.prepare(tokens[:half], "all", modes)
+        reached = session.mark()
+        session.rewind(mark)
+        wrong = session.prepare(self._wrong(tokens, len(tokens)), "none", modes)
+        session.rewind(reached)
+        original, copy = list[Mark](), list[Mark]()
+
+        def branch() -> None:
+            original.append(session.mark())
+            session.rewind(original[0].copied())
+
+        def back() -> None:
+            copy.append(session.mark())
+            session.rewind(original.pop())
+
+        self.taken[-1].running.then.append(branch)
+        right[-1].then.append(back)
+        wrong[-1].then.append(lambda: session.rewind(copy.pop()))
+        self.taken += [Taken(running, range(len(running.call.tokens))) for running in right]
+        self.taken += [Taken(running, ()) for running in wrong]
+        return tokens[half:]
 
     def _draft(self, part: ProbePart, tokens: Sequence[int]) -> Sequence[int]:
         """Have one call take the first half of some tokens, and refuse wrong ones beside them.
