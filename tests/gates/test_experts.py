@@ -9,18 +9,21 @@ import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model, build_tokenizer
 from tests.families.test_gpt_oss import build_oss
+from tests.families.test_mixtral import build as build_mixture
 
 from cetane.checkpoint import open_checkpoint
 from cetane.gates.golden import Proof
 from cetane.gates.ladder import ladder
 from cetane.gates.limits import limits
 from cetane.gates.port import packaged
+from cetane.gates.probes import EXPERTS_PROBE
 from cetane.gates.reference import Reference
 from cetane.pipeline.build import build as build_bundle
 from cetane.planner import Planner
 
 from .mutations.families import build, flattened, recipe, tokenizer_of
 from .mutations.ports import AuthoredPort, RememberedReference, TinyCheckpoint
+from .mutations.table import after
 
 ALIKE = 1e-6
 """A factor on logits below which rounding chooses all experts."""
@@ -134,3 +137,50 @@ def test_other_shapes_are_no_experts(shape: tuple[int, ...]) -> None:
 
     port.after.append(show)
     assert worst(port, checkpoint, RememberedReference(checkpoint)) < limits().structure.relative
+
+
+def test_a_wrong_expert_that_a_text_does_not_take() -> None:
+    """All experts are in one graph. Random tokens take those that other probes leave out."""
+    model = build_mixture(
+        "qwen3_moe", num_hidden_layers=2, num_experts=64, num_experts_per_tok=4,
+        moe_intermediate_size=16, norm_topk_prob=True,
+    )  # fmt: skip
+    checkpoint = TinyCheckpoint(model, tokenizer_of())
+    port, reference = AuthoredPort(checkpoint, recipe("fp16")), RememberedReference(checkpoint)
+    assert worst(port, checkpoint, reference) < limits().structure.relative
+    for expert in left_out(port, checkpoint, reference, layer=1):
+        after(port.planner.model.layers[-1].groups[expert], lambda made: -made)  # type: ignore[attr-defined]
+    assert worst(port, checkpoint, reference) > limits().structure.relative
+
+
+def left_out(port: AuthoredPort, checkpoint: Any, reference: Reference, layer: int) -> set[int]:
+    """The experts that the model takes on no probe but those of random tokens for experts."""
+    proof = Proof(port, checkpoint, reference, port.tables, lambda *_: None)  # type: ignore[arg-type]
+    others = [probe for probe in proof.probes if not probe.name.startswith(EXPERTS_PROBE)]
+    found = reference.run(
+        [probe.tokens for probe in others],
+        starts=[probe.start for probe in others],
+        scales=[probe.scale for probe in others],
+    )
+    return set(range(64)).difference(*(one.experts[layer].ravel().tolist() for one in found))
+
+
+@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize("routed", [False, True])
+def test_an_expert_that_no_token_takes(together: int, routed: bool) -> None:
+    """A warning says so, by mode and layer, or names its functions."""
+    model = build_oss(limit=0.3, num_hidden_layers=2, num_local_experts=4)
+    model.model.layers[1].mlp.router.bias.data[3] = -100
+    checkpoint = TinyCheckpoint(model, tokenizer_of())
+    layout = {"kind": "chunks", "chunks": 2, "routed": ["decode"] if routed else []}
+    made = recipe("fp16", layout=layout, family={"together": together})
+    port = AuthoredPort(checkpoint, made)
+    proof = Proof(port, checkpoint, RememberedReference(checkpoint), port.tables, lambda *_: None)  # type: ignore[arg-type]
+    told = [one for one in proof.structure()[2] if "decode" in one]
+    if routed and together == 1:
+        assert [one.startswith("no token of a probe chose 1 functions") for one in told] == [True]
+    else:
+        assert [one.split("so ")[0] for one in told] == [
+            "no token of a probe was seen to choose 1 experts, "
+        ]
+        assert told[0].endswith("judged: 1 of layer 1")

@@ -26,7 +26,7 @@ from cetane.gates.probes import Probe, ProbePart
 from cetane.gates.reference import Reference
 from cetane.gates.rounding import Rounding, judge_rounding
 from cetane.gates.scores import shard_scores
-from cetane.gates.structure import OTHER_PLAN, Deviation
+from cetane.gates.structure import OTHER_PLAN, OTHER_TAGS, Deviation
 from cetane.gates.structure import judge as judge_structure
 from cetane.mil.blob import BlobFile
 from cetane.mil.package import Package
@@ -158,6 +158,32 @@ def test_a_manifest_with_other_figures_fails(
     assert [check.name for check in found.checks if not check.passed] == [OTHER_PLAN]
     why = explain(bundle, checkpoint, found)
     assert why is not None and "layers, mean_bits" in why.sentence
+
+
+@pytest.mark.parametrize(
+    ("tags", "passed"),
+    [
+        ({}, True),  # an older bundle has none
+        ({"attn_implementation": "gqa_readonly_kvcache_rope_qkvo_fp16"}, True),
+        ({"attn_implementation": "mha_stateful_kvcache_rope_qkvo_fp16"}, False),
+        ({"attn_implementation": "gqa_readonly_kvcache_rope_qkvo_fp16", "cca": "whole"}, False),
+        ({"cca": "whole"}, False),
+    ],
+)
+def test_tags_of_another_attention_fail(
+    tags: dict[str, str], passed: bool, good: Bundle, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """Here they are written by hand."""
+    shutil.copytree(good.path, tmp_path / "bundle")
+    manifest = tmp_path / "bundle" / "manifest.json"
+    content = json.loads(manifest.read_text()) | {"tags": tags}
+    manifest.write_text(json.dumps(content))
+    bundle = Bundle(tmp_path / "bundle")
+    found = run(bundle, checkpoint, prompts=0)
+    assert [check.name for check in found.checks if not check.passed] == [OTHER_TAGS][passed:]
+    if not passed:
+        why = explain(bundle, checkpoint, found)
+        assert why is not None and why.where == "manifest.json" and ": tags. " in why.sentence
 
 
 def test_a_wrong_weight_fails(bad: Bundle, checkpoint: Checkpoint) -> None:

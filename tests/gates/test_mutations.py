@@ -1,13 +1,16 @@
 """A sample of the wrong ports of docs/reference/mutations.md, and right ones; the whole table is
 `benchmarks/mutations.py`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 
+import numpy as np
 import pytest
+import torch
 from tests.conftest import build_model
 from tests.families.test_gpt_oss import build_oss
 
+from cetane.engine.backend import Arrays
 from cetane.gates.golden import Proof
 
 from .mutations.families import FORMATS, build, flattened, recipe, tokenizer_of
@@ -51,6 +54,11 @@ SAMPLE = [
     ("lfm2", "a rewind leaves histories", "structure"),
     ("zaya", "a rewind leaves histories", "structure"),
     ("qwen3_next", "a rewind leaves matrices", "structure"),
+    ("lfm2", "a copy lacks histories", "structure"),
+    ("zaya", "a copy lacks histories", "structure"),
+    ("qwen3_next", "a copy lacks matrices", "structure"),
+    ("llama", "a copy shares its caches", "structure"),
+    ("gemma3", "a copy shares its caches", "structure"),
     ("llama", "logits of a call's first token", "structure"),
     ("zaya", "an expert swapped", "structure"),
     ("zaya", "rotary table of another base", "structure"),
@@ -134,6 +142,41 @@ def test_ties_of_experts_excuse_no_wrong_token(change: str | None) -> None:
     port = AuthoredPort(checkpoint, recipe("fp16"))
     if change is not None:
         TABLE[change].change(port)
+    assert judge(port, reference).refused_by == (() if change is None else ("structure",))
+
+
+@cache
+def quiet_slice() -> tuple[TinyCheckpoint, RememberedReference]:
+    """A Llama whose last 64 tokens have so small logits that no token of a probe chooses them."""
+    made = build_model("llama", num_hidden_layers=3, tie_word_embeddings=False)
+    with torch.no_grad():
+        made.lm_head.weight[224:] *= 0.7
+    checkpoint = TinyCheckpoint(made, tokenizer_of())
+    return checkpoint, RememberedReference(checkpoint)
+
+
+def neighbour(outputs: Arrays) -> None:
+    """Choose another row of the slice."""
+    last = outputs["row_0"][-1]
+    last[:] = np.where(last > 0, last - 1, last + 1)
+
+
+def smaller(outputs: Arrays) -> None:
+    """Give a smaller logit."""
+    outputs["logit_0"] *= 0.9
+
+
+@pytest.mark.parametrize("change", [None, neighbour, smaller])
+def test_a_slice_that_no_probe_chooses(change: Callable[[Arrays], None] | None) -> None:
+    """A head that chooses is judged by what each slice chooses, not by the best slice alone."""
+    checkpoint, reference = quiet_slice()
+    port = AuthoredPort(checkpoint, recipe("fp16", head={"slices": 6, "choose": True}))
+
+    def of_the_last_slice(shard: str, _: str, outputs: Arrays) -> None:
+        if change is not None and shard == "head-5":
+            change(outputs)
+
+    port.after.append(of_the_last_slice)
     assert judge(port, reference).refused_by == (() if change is None else ("structure",))
 
 

@@ -3,6 +3,7 @@
 import shlex
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from cetane.gates.scores import shard_score
 from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
 from cetane.planner import Planner
+from cetane.report.card import card
 from cetane.report.collect import bundle_report, position_row
 from cetane.report.content import (
     Absent,
@@ -78,6 +80,23 @@ def test_sizes_are_those_on_disk(full: BundleReport, judged: Bundle) -> None:
         assert part.bits == pytest.approx(16)
     assert by_name["embedding.npy"].bytes == (judged.path / "embedding.npy").stat().st_size
     assert full.sizes.bytes == sum(part.bytes for part in full.sizes.parts)
+
+
+def test_bits_count_palettes(tiny_bundle: Callable[..., Bundle], tiny_model: Any) -> None:
+    """By hand: four bits for each element of a matrix, a palette of 16 numbers of fp16 for eight of
+    its rows, and gains of fp16. Programs hold a few numbers more."""
+    made = tiny_bundle(compression={"default": "palette4-kmeans-group8"})
+    weights = [w for n, w in tiny_model("llama").named_parameters() if "embed" not in n]
+    matrices = [w for w in weights if w.ndim == 2]
+    bits = sum(4 * w.numel() + 16 * 16 * len(w) // 8 for w in matrices)
+    bits += sum(16 * w.numel() for w in weights if w.ndim == 1)
+    mean = bits / sum(w.numel() for w in weights)
+    chip = find_chip("m4-max")
+    report = bundle_report(made, chip, None, None, None)
+    assert report.sizes.mean_bits == pytest.approx(mean, rel=1e-3)
+    (size,) = (figure for figure in report.figures if figure.name == "size")
+    assert size.note == f"on disk, {mean:.3g} bits per weight"
+    assert f"\n{mean:.3g} bits per weight" in card(made, "bundle", "me/tiny", None, chip)
 
 
 def test_an_apps_tensors_are_those_of_the_packages(full: BundleReport, judged: Bundle) -> None:

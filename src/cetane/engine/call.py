@@ -9,6 +9,7 @@ from cetane.engine.backend import Array, Arrays
 from cetane.engine.logits import Logits
 from cetane.schema.function import Route, Step
 from cetane.schema.interface import Kept, Order, hidden_shape
+from cetane.schema.recipe import Mode
 
 
 def line(count: int) -> range:
@@ -71,6 +72,8 @@ class Running:
     """The steps of each shard, by its name."""
     logits: Logits | None = None
     """Collects the logits; None for a silent call."""
+    mode: Mode | None = None
+    """The mode whose functions it calls; None for a call of a draft head."""
     held: bool = False
     """Whether its columns wait in `writes` until the session knows the accepted tokens."""
     tensors: Arrays = field(default_factory=dict)

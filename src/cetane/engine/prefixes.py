@@ -100,8 +100,6 @@ class Prefixes:
         self.engine, self.whole, self.schedule = engine, whole, Schedule(plan, whole=whole)
         self.most = 0 if plan.forgets else most
         """A state of a window takes no marks, so its sessions are not kept."""
-        self.copies = not any(function.states for function in plan.functions.values())
-        """Whether a session's memory can be copied: the host cannot copy a backend's state."""
         self.known: list[KnownPrompt] = []
         """The most recently used session is the last."""
 
@@ -169,7 +167,7 @@ class Prefixes:
         if best is None or not shared:
             self.make_room(None)
             known = KnownPrompt(self.engine.session(whole=self.whole))
-        elif best.continues(calls) or not self.copies or self.most == 1:
+        elif best.continues(calls) or not self.engine.plan.copies or self.most == 1:
             best.return_to(shared)
             self.known.remove(best)
             known = best

@@ -228,6 +228,7 @@ class Session:
             self.memory.place(ids, width, parents),
             steps,
             Logits(self.head, len(ids)) if logits else None,
+            mode,
         )
 
     def _checked(self, tokens: Sequence[int]) -> Array:

@@ -13,7 +13,7 @@ from cetane.gates.experts import show
 from cetane.gates.observe import observe, structure_tasks
 from cetane.gates.probes import structure_probes
 from cetane.gates.reference import Reference
-from cetane.gates.structure import Deviation, Truths, deviations, filled
+from cetane.gates.structure import Deviation, Truths, deviations, filled, tokens_for_experts
 from cetane.planner import Planner
 from cetane.schema.recipe import override
 
@@ -67,8 +67,8 @@ class Authored(ModuleReadings):
         plan = planner.plan()
         tables = host_tables(planner, self.weights)
         engine = Engine(plan, ShowingBackend(planner, self.weights), tables, resident=False)
-        tokens = filled(planner, plan, self.reference)
-        probes = structure_probes(tables.embedding, tokenizer, plan, tokens)
+        tokens = filled(planner, plan, self.reference), tokens_for_experts(planner, plan)
+        probes = structure_probes(tables.embedding, tokenizer, plan, *tokens)
         tasks = structure_tasks(plan, probes)
         seen = observe(engine, planner, tasks)
         scale = planner.model.residual_scale or 1.0

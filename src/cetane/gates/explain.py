@@ -20,7 +20,7 @@ from cetane.gates.reference import reference_of
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.rule import load_rules
 from cetane.gates.rounding import Rounding, judge_rounding
-from cetane.gates.structure import OTHER_PLAN, WAYS, Deviation, other_parts
+from cetane.gates.structure import OTHER_PLAN, OTHER_TAGS, WAYS, Deviation, other_parts
 from cetane.gates.verdict import Check
 from cetane.gates.weights import READING
 from cetane.mil.program import LARGEST_FP16
@@ -118,12 +118,13 @@ def explain(
         return with_adapter(name, explain(bundle, checkpoint, verdict.adapters[name], name))
     if verdict.wrong_weights or verdict.unused:
         return wrong_weights(verdict, bundle.plan)
-    if OTHER_PLAN in red:
+    if not {OTHER_PLAN, OTHER_TAGS}.isdisjoint(red):
         parts = other_parts(bundle.plan, Planner(checkpoint, recipe).plan())
+        parts += ["tags"] if OTHER_TAGS in red else []
         return Explanation(
             cause="contract",
             where="manifest.json",
-            sentence=f"The manifest has another plan than its recipe makes: {', '.join(parts)}. "
+            sentence=f"The manifest is another one than its recipe makes: {', '.join(parts)}. "
             "Port the model again with --rebuild.",
         )
     if any(name.startswith("structure") for name in red):

@@ -12,7 +12,7 @@ One shard is in memory at a time. Only greedy decoding holds all shards, as for 
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import groupby, product
 
 from cetane.bundle import Bundle
 from cetane.bundle.tables import Tables
@@ -27,7 +27,7 @@ from cetane.gates.bases import base_checks, unknown_bases
 from cetane.gates.files_read import FilesRead
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult, Range
 from cetane.gates.limits import limits, limits_digest
-from cetane.gates.observe import ProbeTask, Seen, observe, structure_tasks, unrun
+from cetane.gates.observe import ProbeTask, Seen, observe, structure_tasks, unchosen, unrun
 from cetane.gates.port import Port, packaged
 from cetane.gates.probes import (
     OWN,
@@ -56,6 +56,8 @@ from cetane.gates.structure import (
     largest_window,
     made_by,
     same_plan,
+    same_tags,
+    tokens_for_experts,
 )
 from cetane.gates.structure import judge as judge_structure
 from cetane.gates.weights import (
@@ -68,7 +70,7 @@ from cetane.gates.weights import (
 from cetane.gates.weights import judge as judge_weights
 from cetane.hardware.memory import give_back
 from cetane.mil.program import LARGEST_FP16
-from cetane.planner import Planner
+from cetane.planner import Planner, tags
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 from cetane.threads import beside
@@ -90,8 +92,12 @@ TOO_SHORT = (
     "tokens is too short"
 )
 UNRUN = "no token of a probe chose {} functions of experts, so their graphs were not judged: {}"
+UNCHOSEN = (
+    "no token of a probe was seen to choose {} experts, so their part of the graphs of {} was not "
+    "judged: {}"
+)
 NAMED = 3
-"""The most functions that a warning names; it counts all."""
+"""The most functions or layers that a warning names; it counts all."""
 
 
 def golden(
@@ -125,7 +131,11 @@ def golden(
     result = proof(None).run(prompts, greedy_tokens)
     bases = [*base_checks(checkpoint)]
     adapters = {name: proof(name).run(prompts, greedy_tokens) for name in planner.adapters}
-    checks = [*result.checks, same_plan(bundle.plan, planner.plan()), *bases]
+    manifest = [
+        same_plan(bundle.plan, planner.plan()),
+        same_tags(bundle.manifest.tags, tags(planner)),
+    ]
+    checks = [*result.checks, *manifest, *bases]
     for name, own in adapters.items():
         checks += [
             check.model_copy(update={"name": f"{name}: {check.name}"}) for check in own.checks
@@ -169,14 +179,15 @@ class Proof:
         self.mode = widest_mode(self.plan)
         rows = embedding_rows(self.planner, weights)
         tokens = filled(self.planner, self.plan, reference)
-        self.probes = structure_probes(rows, port.tokenizer, self.plan, tokens)
+        drawn = tokens_for_experts(self.planner, self.plan)
+        self.probes = structure_probes(rows, port.tokenizer, self.plan, tokens, drawn)
         self.starts = self.started()
 
     def run(self, prompts: int, greedy_tokens: int) -> GoldenResult:
         """Ask all questions, in order. An adapter's proof leaves out weights and readings: the
         base's proof has judged those of all functions."""
         alone = self.adapter is None
-        deviated, text, idle = self.structure()
+        deviated, text, unreached = self.structure()
         windows = {window.name: window.tokens for window in text.windows}
         misreadings = list(misread(self.port, self.reference)) if alone else []
         with beside(self.wrong_weights if alone else lambda: ([], [])) as weights:
@@ -206,7 +217,7 @@ class Proof:
             ranges=compression.ranges,
             warnings=(
                 *([TOO_LARGE] if prompts and not greedy else []),
-                *self.unjudged(idle, ane),
+                *self.unjudged(unreached, ane),
                 *near(compression.ranges, self.planner),
                 *(self.files.warnings(compression.model_perplexity) if alone else ()),
             ),
@@ -229,14 +240,24 @@ class Proof:
             limits=limits_digest(),
         )
 
-    def unjudged(self, idle: Sequence[str], ane: Sequence[Rounding]) -> Iterator[str]:
-        """Warnings of what the probes did not reach: `idle` functions, a whole window, and the end
-        of the context."""
+    def unreached(self, idle: Sequence[str], seen: Sequence[Seen]) -> Iterator[str]:
+        """Warnings of experts that the probes did not reach: of `idle` functions, and of those that
+        share a graph."""
+        if idle:
+            yield UNRUN.format(len(idle), ", ".join(idle[:NAMED]))
+        found = unchosen(self.planner, self.plan, seen)
+        for layers, same in groupby(sorted(found, key=found.__getitem__), found.__getitem__):
+            named = [f"{count} of layer {layer}" for layer, count in layers[:NAMED]]
+            count = sum(count for _, count in layers)
+            yield UNCHOSEN.format(count, ", ".join(same), ", ".join(named))
+
+    def unjudged(self, unreached: Sequence[str], ane: Sequence[Rounding]) -> Iterator[str]:
+        """Warnings of what the probes did not reach: experts, a whole window, and the end of the
+        context."""
         window = largest_window(self.plan, self.reference)
         read, context = len(self.probes[0].tokens), self.plan.recipe.cache.context
         late = max((one.keys for one in ane), default=context)
-        if idle:
-            yield UNRUN.format(len(idle), ", ".join(idle[:NAMED]))
+        yield from unreached
         short = [mode for mode in self.plan.modes if not holds_host_parts(self.plan, mode, read)]
         if short:
             yield TOO_SHORT.format(", ".join(short), context)
@@ -266,8 +287,8 @@ class Proof:
         return wrong, [*unused_parameters(self.planner, shapes), *self.files.unused]
 
     def structure(self) -> tuple[list[Deviation], "Text", list[str]]:
-        """The twin's deviations from the model, its results on the text, and its functions that no
-        token called: those of rare experts."""
+        """The twin's deviations from the model, its results on the text, and warnings of rare
+        experts that no token reached."""
         self.begin("structure", 0)
         tasks = structure_tasks(self.plan, self.probes)
         windows = self.windows(0, self.first_positions)
@@ -277,7 +298,7 @@ class Proof:
         truths = Truths.ask(self.reference, tasks, own, scale=self.scale)
         differences = list(deviations(self.plan, self.planner, tasks, own, truths))
         text = Text(windows, [one.logits for one in read])
-        return differences, text, unrun(twin, self.adapter)
+        return differences, text, [*self.unreached(unrun(twin, self.adapter), own)]
 
     @property
     def first_positions(self) -> int:

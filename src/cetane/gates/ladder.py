@@ -29,11 +29,11 @@ from cetane.gates.port import Packaged
 from cetane.gates.probes import OWN, Probe, ProbePart, text_tokens, widest_tokens
 from cetane.gates.reference import Reference, reference_of
 from cetane.gates.scores import ShardScore, shard_score
-from cetane.gates.structure import LOGITS
+from cetane.gates.structure import LOGITS, head_slices
 from cetane.gates.verdict import Check, at_most
 from cetane.gates.weights import LISTED, WrongWeight, wrong_constants
 from cetane.planner import Planner
-from cetane.schema.interface import ToChoice, ToLogits, hidden_shape
+from cetane.schema.interface import hidden_shape
 from cetane.schema.recipe import Mode
 from cetane.validation import Data
 
@@ -145,7 +145,7 @@ class Rung:
         feeds = self.feeds(shard)
         fed = {truth for own in feeds.values() for truth in own.values()}
         truths = self.truths([*{*fed, *names}])
-        slices = self.slices(shard)
+        slices = head_slices(self.engine.plan.by_name[shard].functions)
         theirs = self.logits(shard, feeds[shard], truths) if slices else None
         for mode, watched in self.run(modes, feeds, truths).items():
             wanted, choices = truths, watched.choices()
@@ -218,15 +218,6 @@ class Rung:
             norm = self.planner.model.norm.removesuffix(".weight")
             return self.reference.head(truths[feeds["hidden"]] / self.scale, norm)
         return self.reference.run([self.tokens], choices=[choices or {}])[0].logits
-
-    def slices(self, shard: str) -> set[tuple[int, int]]:
-        """The rows of the head that a shard computes, or chooses among."""
-        return {
-            (item.sink.start, item.sink.stop)
-            for function in self.engine.plan.by_name[shard].functions
-            for item in function.outputs
-            if isinstance(item.sink, ToLogits | ToChoice)
-        }
 
     def padded(self, rows: Array, width: int) -> Array:
         """Rows `(n, C)` as the hidden tensor of a call with `width` columns."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 
@@ -62,6 +63,8 @@ class Seen:
     """Each tensor's numbers of tokens, and their rows."""
     choices: Choices = field(default_factory=dict)
     """The experts of the tokens, as far as the port shows them."""
+    by_mode: dict[Mode, Array] = field(default_factory=dict)
+    """The numbers of the tokens that each mode took."""
 
     def whole(self, count: int) -> Observed:
         """The logits, and the tensors that have all `count` tokens, in the form of the truth."""
@@ -88,6 +91,31 @@ def unrun(engine: Engine, adapter: str | None) -> list[str]:
         for key, function in engine.plan.functions.items()
         if function.adapter == adapter and key not in engine.shards.times
     ]
+
+
+def unchosen(
+    planner: Planner, plan: Plan, seen: Sequence[Seen]
+) -> dict[Mode, list[tuple[int, int]]]:
+    """By mode, the layers with experts that a graph computes and no token was seen to take, and
+    their numbers.
+
+    Experts with functions of their own are left out: `unrun` names those."""
+    found: dict[Mode, list[tuple[int, int]]] = {}
+    for mode, block in product(plan.modes, routed_blocks(planner.model.layers).values()):
+        count = planner.model.channels[block.scores] - len(experts_taken(seen, mode, block.layer))
+        if count and (block.together > 1 or mode not in plan.recipe.layout.routed):
+            found.setdefault(mode, []).append((block.layer, count))
+    return found
+
+
+def experts_taken(seen: Sequence[Seen], mode: Mode, layer: int) -> set[int]:
+    """The experts of a layer that the tokens of a mode were seen to take."""
+    taken: set[int] = set()
+    for one in seen:
+        if layer in one.choices and mode in one.by_mode:
+            numbers, experts = one.choices[layer]
+            taken.update(experts[np.isin(numbers, one.by_mode[mode])].ravel().tolist())
+    return taken
 
 
 class Watched:
@@ -138,6 +166,8 @@ class Watched:
         """Make the calls that take a part of the probe."""
         if part.way == "rewind":
             self._go_astray(part, tokens)
+            if self.engine.plan.copies:
+                tokens = self._go_on_from_a_copy(part, tokens)
         elif part.way in ("draft", "tree"):
             tokens = self._draft(part, tokens)
         wanted: Wanted = "last" if part.way == "last" else "all" if part.judged else "none"
@@ -156,6 +186,35 @@ class Watched:
         self.taken[-1].running.then.append(lambda: marks.append(session.mark()))
         wrong[-1].then.append(lambda: session.rewind(marks.pop()))
         self.taken += [Taken(running, ()) for running in wrong]
+
+    def _go_on_from_a_copy(self, part: ProbePart, tokens: Sequence[int]) -> Sequence[int]:
+        """Have a copy of the memory take the first half of some tokens, as for a second
+        conversation. Then the memory itself takes wrong ones, and the copy goes on.
+
+        Returns the other half."""
+        session, modes = self.session, dict.fromkeys((part.mode, "decode"))
+        half, mark = len(tokens) // 2, session.mark()
+        right = session.prepare(tokens[:half], "all", modes)
+        reached = session.mark()
+        session.rewind(mark)
+        wrong = session.prepare(self._wrong(tokens, len(tokens)), "none", modes)
+        session.rewind(reached)
+        original, copy = list[Mark](), list[Mark]()
+
+        def branch() -> None:
+            original.append(session.mark())
+            session.rewind(original[0].copied())
+
+        def back() -> None:
+            copy.append(session.mark())
+            session.rewind(original.pop())
+
+        self.taken[-1].running.then.append(branch)
+        right[-1].then.append(back)
+        wrong[-1].then.append(lambda: session.rewind(copy.pop()))
+        self.taken += [Taken(running, range(len(running.call.tokens))) for running in right]
+        self.taken += [Taken(running, ()) for running in wrong]
+        return tokens[half:]
 
     def _draft(self, part: ProbePart, tokens: Sequence[int]) -> Sequence[int]:
         """Have one call take the first half of some tokens, and refuse wrong ones beside them.
@@ -217,7 +276,15 @@ class Watched:
         judged = [one for one in self.taken if one.running.logits is not None]
         logits = np.concatenate([one.logits() for one in judged])
         at = self.numbers(judged, logits=True)
-        return Seen(logits, at, self.tensors(), self.choices())
+        return Seen(logits, at, self.tensors(), self.choices(), self.by_mode())
+
+    def by_mode(self) -> dict[Mode, Array]:
+        """The numbers of the tokens that each mode took."""
+        modes = [mode for one in self.taken if (mode := one.running.mode)]
+        return {
+            mode: self.numbers([one for one in self.taken if one.running.mode == mode])
+            for mode in dict.fromkeys(modes)
+        }
 
     def tensors(self) -> dict[Truth, tuple[Array, Array]]:
         """The shards' outputs: by truth, the numbers of tokens, and their rows `(n, C)`."""

@@ -29,8 +29,11 @@ SMALL = 5.0
 """The percentile of embedding norms below which a token is not drawn."""
 OWN = 8
 """The least number of tokens that a mode itself takes at the start of a probe, and at its end."""
+FEW = 32
+"""The tokens of a sequence that is drawn for experts."""
 TEXT_PROBE = "text"
 FAINT_PROBE = "faint"
+EXPERTS_PROBE = "experts"
 FAINT = 2.0**-10
 """The factor on the embeddings of a probe that shows a norm's epsilon. With ordinary embeddings an
 epsilon has no effect."""
@@ -59,7 +62,7 @@ class Probe:
 
 
 def structure_probes(
-    embedding: TokenRows, tokenizer: Tokenizer, plan: Plan, filled: int
+    embedding: TokenRows, tokenizer: Tokenizer, plan: Plan, filled: int, drawn_for_experts: int = 0
 ) -> list[Probe]:
     """The probes that show a wrong graph.
 
@@ -68,6 +71,8 @@ def structure_probes(
     - The end of the context, with nothing before it.
     - Every crossing from one capacity to the next.
     - Embeddings so faint that every epsilon has an effect, if the host looks embeddings up.
+    - Short sequences of random tokens, `drawn_for_experts` together: they take experts that a text
+      does not take. Many are short, since tokens with few before them differ most.
 
     `embedding` is `(V, C)`.
     """
@@ -87,6 +92,10 @@ def structure_probes(
         probes.append(Probe(f"beyond {capacity.tokens}", drawn[: context - start], start))
     if not plan.recipe.embedding.inside:
         probes.append(Probe(FAINT_PROBE, drawn[tail : tail + OWN], scale=FAINT))
+    size = min(FEW, context)
+    others = random_tokens(embedding, -(-drawn_for_experts // size) * size, SEED + 1, excluded)
+    for at in range(0, len(others), size):
+        probes.append(Probe(f"{EXPERTS_PROBE} {at // size + 1}", others[at : at + size]))
     return probes
 
 
@@ -146,8 +155,12 @@ def own_tokens(plan: Plan, mode: Mode) -> int:
 
 
 def probe_parts(plan: Plan, mode: Mode, probe: Probe) -> tuple[ProbePart, ...]:
-    """The parts of a probe: `parts`, and behind those of the text `host_parts`, if they fit."""
+    """The parts of a probe: `parts`, and behind those of the text `host_parts`, if they fit.
+
+    Each mode takes all tokens for experts itself: its graph may be wrong in one expert alone."""
     length = len(probe.tokens)
+    if probe.name.startswith(EXPERTS_PROBE):
+        return (ProbePart(mode, length),)
     if probe.name != TEXT_PROBE or not holds_host_parts(plan, mode, length):
         return parts(plan, mode, length)
     return (*parts(plan, mode, length - host_tokens(plan, mode)), *host_parts(plan, mode))

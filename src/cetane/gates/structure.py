@@ -6,7 +6,7 @@ a port.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from pydantic import Field
@@ -14,13 +14,15 @@ from pydantic import Field
 from cetane.engine.backend import Array
 from cetane.families import Truth
 from cetane.gates import metrics
-from cetane.gates.experts import Choices
+from cetane.gates.experts import Choices, routed_blocks
 from cetane.gates.limits import limits
 from cetane.gates.observe import ProbeTask, Seen
 from cetane.gates.probes import Probe, Way
 from cetane.gates.reference import Observed, Reference
 from cetane.gates.verdict import Check, at_most
 from cetane.planner import Planner
+from cetane.schema.function import Function
+from cetane.schema.interface import ToChoice, ToLogits
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 from cetane.validation import Data
@@ -33,6 +35,8 @@ SCORES, MOST_SCORES = 2 << 30, 8 << 30
 model with eager attention holds the scores of all heads at once."""
 SCORE = 12
 """Bytes that one score takes: three fp32 numbers, with its softmax and an intermediate result."""
+TIMES = 8
+"""How often random tokens take each expert, on average: one of some 3,000 is left out by chance."""
 WINDOWS = "sliding_window", "attention_chunk_size"
 """The fields of a config that say how many attention keys some layers see."""
 
@@ -170,9 +174,22 @@ def filled(planner: Planner, plan: Plan, reference: Reference) -> int:
 
     It reaches the model's largest window, if memory allows, whatever the plan says of windows."""
     heads = reference.model.config.num_attention_heads
-    by_time = WORK // (elements(planner) * len(plan.modes))
+    by_time = affordable(planner, plan)
     by_memory, most = (math.isqrt(size // (SCORE * heads)) for size in (SCORES, MOST_SCORES))
     return max(min(by_time, by_memory), min(largest_window(plan, reference), most))
+
+
+def tokens_for_experts(planner: Planner, plan: Plan) -> int:
+    """The number of random tokens that reach nearly all experts, if their routers are fair and time
+    allows: each expert is then taken `TIMES` times on average."""
+    routed = routed_blocks(planner.model.layers).values()
+    shares = (planner.model.channels[block.scores] / block.chosen for block in routed)
+    return min(math.ceil(TIMES * max(shares, default=0)), affordable(planner, plan))
+
+
+def affordable(planner: Planner, plan: Plan) -> int:
+    """The number of tokens that may be read in every mode, as far as time allows."""
+    return WORK // (elements(planner) * len(plan.modes))
 
 
 def largest_window(plan: Plan, reference: Reference) -> int:
@@ -221,22 +238,38 @@ def deviation(
 
 
 def logit_errors(plan: Plan, ours: Array, theirs: Array) -> Array:
-    """The relative errors `(n,)` of logits `(n, V)`, for the tokens of a head or of its slice.
+    """The relative errors `(n,)` of logits `(n, rows)`, for the rows of a head.
 
-    A head that gives only its choice has two errors, and the larger one counts. One is how far the
-    choice's true logit is below the best one, the other the error of the choice's own logit. Both
-    are over the root mean square of the true logits.
+    A head that gives only choices is judged by the worst of its slices, also where another slice
+    has a larger logit: users' tokens may choose what no probe does. A slice has two errors, and the
+    larger one counts. One is how far its choice's true logit is below the slice's best one, the
+    other the error of the choice's own logit. Both are over the root mean square of the true
+    logits.
     """
     if not plan.recipe.head.choose:
         return metrics.relative(ours, theirs)
+    slices = head_slices(plan.functions.values())
+    errors = [choice_errors(ours[:, start:stop], theirs[:, start:stop]) for start, stop in slices]
+    relative: Array = np.max(errors, axis=0) / np.sqrt(np.square(theirs).mean(1))
+    return np.nan_to_num(relative, nan=np.inf)
+
+
+def choice_errors(ours: Array, theirs: Array) -> Array:
+    """The larger of the two errors `(n,)` of a slice's choice, from logits `(n, rows)`."""
     rows, chosen = np.arange(len(ours)), ours.argmax(1)
     short = theirs.max(1) - theirs[rows, chosen]
-    off = np.abs(ours[rows, chosen] - theirs[rows, chosen])
-    errors: Array = np.maximum(short, off) / np.sqrt(np.square(theirs).mean(1))
-    return np.nan_to_num(errors, nan=np.inf)
+    return np.maximum(short, np.abs(ours[rows, chosen] - theirs[rows, chosen]))
+
+
+def head_slices(functions: Iterable[Function]) -> set[tuple[int, int]]:
+    """The rows of the head that functions compute, or choose among: where each slice begins and
+    stops."""
+    sinks = (item.sink for function in functions for item in function.outputs)
+    return {(sink.start, sink.stop) for sink in sinks if isinstance(sink, ToLogits | ToChoice)}
 
 
 OTHER_PLAN = "structure: parts of the plan that differ from the recipe's"
+OTHER_TAGS = "structure: tags that differ from the recipe's"
 
 
 def other_parts(plan: Plan, wanted: Plan) -> list[str]:
@@ -250,6 +283,13 @@ def same_plan(plan: Plan, wanted: Plan) -> Check:
     Probes cannot show this. A route knows an expert by its place alone, and perhaps no token of a
     probe chooses a rare expert. No probe reads sizes, which cards and reports tell."""
     return at_most(OTHER_PLAN, float(len(other_parts(plan, wanted))), 0)
+
+
+def same_tags(found: Mapping[str, str], wanted: Mapping[str, str]) -> Check:
+    """Whether a manifest's tags are those that its recipe makes; no tags at all say nothing
+    wrong."""
+    others = set(found.items()) ^ set(wanted.items()) if found else ()
+    return at_most(OTHER_TAGS, float(len({name for name, _ in others})), 0)
 
 
 def judge(rows: Sequence[Deviation]) -> Iterator[Check]:

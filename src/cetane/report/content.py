@@ -161,7 +161,7 @@ class DiskUse(Data):
     bytes: int
     weights: int
     mean_bits: float
-    """The mean bits of a weight, without scales and palettes."""
+    """The mean bits of a stored weight, with scales and palettes."""
     parts: tuple[ShardSize, ...]
     caches: dict[int, int]
     """Bytes of the key/value cache, by context length."""

@@ -62,7 +62,7 @@ def key_figures(
         unit="MB",
         basis="measured",
         better="lower",
-        note=f"on disk, {bundle.plan.mean_bits:.3g} bits per weight",
+        note=f"on disk, {disk.mean_bits:.3g} bits per weight",
     )
 
 

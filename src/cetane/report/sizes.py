@@ -23,11 +23,13 @@ def sizes(bundle: Bundle, programs: Mapping[str, Program]) -> DiskUse:
         shard_path(shard.name): stored(bundle, shard, programs[shard.name])
         for shard in bundle.plan.shards
     }
+    elements = sum(count for count, _ in weights.values())
+    nbytes = sum(size for _, size in weights.values())
     largest = max(parts.values())
     return DiskUse(
         bytes=sum(parts.values()),
-        weights=sum(count for count, _ in weights.values()),
-        mean_bits=bundle.plan.mean_bits,
+        weights=elements,
+        mean_bits=mean(elements, nbytes) or 0.0,
         parts=tuple(
             ShardSize(
                 name=name.removeprefix("shards/").removesuffix(".mlpackage"),

@@ -120,6 +120,11 @@ class Plan(Data):
         return {(s.name, f.name): f for s in self.shards for f in s.functions}
 
     @property
+    def copies(self) -> bool:
+        """Whether a host can copy a sequence's memory: it cannot copy a backend's states."""
+        return not any(function.states for function in self.functions.values())
+
+    @property
     def forgets(self) -> bool:
         """Whether a session cannot go back to its earlier tokens."""
         return any(slots.forgets for slots in self.caches.values())

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cetane.compress.encoded import Affine, Dense
+from cetane.engine.backend import Arrays
 from cetane.engine.call import Call, Running
 from cetane.engine.memory import EMPTY, Mark
 from cetane.engine.schedule import no_trees, skips
@@ -23,7 +24,7 @@ from cetane.families.base import Block, RoutedBlock, Weight
 from cetane.families.layers import RMSNorm
 from cetane.families.rotary import RotaryTable
 from cetane.families.zaya_departures import DEPARTURES
-from cetane.schema.interface import FromHistory, FromMatrix, Kept, Mask
+from cetane.schema.interface import FromCache, FromHistory, FromMatrix, Kept, Mask
 
 from .ports import AuthoredPort
 
@@ -607,6 +608,46 @@ def _(port: AuthoredPort) -> None:
     if not any(group.limited for group in port.plan.caches.values()) or port.plan.forgets:
         raise Inapplicable
     port.sessions.append(lambda session: setattr(session.memory, "_apart", dict))
+
+
+@mutation("a copy lacks histories", "host")
+def _(port: AuthoredPort) -> None:
+    copies_otherwise(port, FromHistory, lambda mark: replace(mark, histories=zeros(mark.histories)))
+
+
+@mutation("a copy lacks matrices", "host")
+def _(port: AuthoredPort) -> None:
+    copies_otherwise(port, FromMatrix, lambda mark: replace(mark, matrices=zeros(mark.matrices)))
+
+
+@mutation("a copy shares its caches", "host")
+def _(port: AuthoredPort) -> None:
+    if port.plan.recipe.cache.contract != "readonly":  # else a call makes a cache of its own
+        raise Inapplicable
+    copies_otherwise(port, FromCache, lambda mark: mark)
+
+
+def copies_otherwise(port: AuthoredPort, of: type[Any], copied: Callable[[Mark], Mark]) -> None:
+    """A copy of a mark is another one."""
+    items = (item for function in port.plan.functions.values() for item in function.inputs)
+    if not port.plan.copies or not any(isinstance(item.source, of) for item in items):
+        raise Inapplicable
+
+    def change(session: Session) -> None:
+        memory, mark = session.memory, session.memory.mark
+
+        def changed() -> Mark:
+            made = mark()
+            object.__setattr__(made, "copied", lambda: copied(made))
+            return made
+
+        memory.mark = changed  # type: ignore[method-assign]
+
+    port.sessions.append(change)
+
+
+def zeros(arrays: Arrays) -> Arrays:
+    return {name: np.zeros_like(array) for name, array in arrays.items()}
 
 
 @mutation("logits of a call's first token", "host")
