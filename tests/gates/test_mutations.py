@@ -44,7 +44,18 @@ SAMPLE = [
         (family, "the last accepted token is not seen", "structure")
         for family in ("llama", "gemma3", "qwen3_next", "zaya")
     ],
+    *[
+        (family, "later accepted tokens are the second one", "structure")
+        for family in ("llama", "gemma3", "lfm2", "qwen3_next", "zaya")
+    ],
+    ("llama", "a draft that is accepted whole ends wrongly", "structure"),
+    ("zaya", "a draft that is accepted whole ends wrongly", "structure"),
     ("llama", "a branch's columns are the first ones", "structure"),
+    ("llama", "a branch's columns are neighbours", "structure"),
+    ("gemma3", "a branch's columns are neighbours", "structure"),
+    ("llama", "a token of a tree sees only its parent", "structure"),
+    ("llama", "positions of a tree end at its second level", "structure"),
+    ("llama", "later tokens of a tree see no start of the text", "structure"),
     ("llama", "branches see each other", "structure"),
     ("gemma3", "branches see each other", "structure"),
     ("gemma3", "a mark shares its windows with later calls", "structure"),

@@ -7,7 +7,7 @@ nearest to the end of fp16's range.
 """
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -29,6 +29,10 @@ SMALL = 5.0
 """The percentile of embedding norms below which a token is not drawn."""
 OWN = 8
 """The least number of tokens that a mode itself takes at the start of a probe, and at its end."""
+DRAFTED = 16
+"""The most tokens of a draft that is accepted in part or whole, unless narrower calls take it."""
+AFTER = 1
+"""The tokens that follow each draft."""
 TEXT_PROBE = "text"
 FAINT_PROBE = "faint"
 FAINT = 2.0**-10
@@ -119,6 +123,8 @@ class ProbePart:
     tokens: int
     judged: bool = True
     way: Way = ""
+    drafted: int = 0
+    """The number of tokens of its draft or tree, right and wrong ones."""
 
 
 def parts(plan: Plan, mode: Mode, length: int) -> tuple[ProbePart, ...]:
@@ -164,23 +170,43 @@ def host_parts(plan: Plan, mode: Mode) -> tuple[ProbePart, ...]:
     They come last, so a host's fault shows in no other part. A state that reuses slots takes no
     marks. The last token's logits come from a full call, and from one that is not."""
     width = plan.modes[mode].tokens
-    few = 2 * accepted_tokens(width)
-    ways: list[tuple[Way, int]] = [("last", width), ("last", max(1, width // 2))]
+    made = [] if plan.forgets else [ProbePart(mode, OWN // 2, way="rewind")]
     if width > 1:
-        ways = [("draft", few), ("tree", few), *ways]
-    if not plan.forgets:
-        ways = [("rewind", few), *ways]
-    return tuple(ProbePart(mode, tokens, way=way) for way, tokens in ways)
+        made += draft_parts(plan, mode)
+    return (*made, *(ProbePart(mode, count, way="last") for count in (width, max(1, width // 2))))
+
+
+def draft_parts(plan: Plan, mode: Mode) -> Iterator[ProbePart]:
+    """Drafts of which a mode accepts one token, half of them and all; then two trees.
+
+    The first draft fills a call. One tree leaves a column of padding, unless a narrower call would
+    take it.
+    """
+    width = plan.modes[mode].tokens
+    least = 1 + max((own.tokens for own in plan.modes.values() if own.tokens < width), default=1)
+    most = max(min(width, DRAFTED), least)
+    for accepted, drafted in dict.fromkeys([(1, width), (-(-most // 2), most), (most, most)]):
+        yield ProbePart(mode, accepted + AFTER, way="draft", drafted=drafted)
+    for drafted in dict.fromkeys([most, max(most - 1, least)]):
+        yield ProbePart(mode, len(tree_path(drafted)) + AFTER, way="tree", drafted=drafted)
+
+
+def tree_path(count: int) -> range:
+    """The accepted columns in a tree of `count` tokens: every other one, to the last.
+
+    Beside each is a wrong token with the same parent.
+    """
+    return range(1 - count % 2, count, 2)
+
+
+def tree_parents(count: int) -> list[int]:
+    """The parents of a tree of `count` tokens: all are in `tree_path`, or before the tree."""
+    return [max(-1, column - 1 - (column + count) % 2) for column in range(count)]
 
 
 def host_tokens(plan: Plan, mode: Mode) -> int:
     """The number of tokens of `host_parts`."""
     return sum(part.tokens for part in host_parts(plan, mode))
-
-
-def accepted_tokens(width: int) -> int:
-    """The number of accepted tokens of a draft, in a call of `width` tokens; others are wrong."""
-    return 2 if width >= OWN // 2 else 1
 
 
 def random_tokens(
