@@ -56,6 +56,9 @@ SAMPLE = [
     ("llama", "a token of a tree sees only its parent", "structure"),
     ("llama", "positions of a tree end at its second level", "structure"),
     ("llama", "later tokens of a tree see no start of the text", "structure"),
+    ("llama", "decode of a smaller capacity does not see some slots", "structure"),
+    ("llama", "verify of a smaller capacity does not see some slots", "structure"),
+    ("zaya", "decode of a smaller capacity does not see some slots", "structure"),
     ("llama", "branches see each other", "structure"),
     ("gemma3", "branches see each other", "structure"),
     ("gemma3", "a mark shares its windows with later calls", "structure"),
@@ -85,7 +88,7 @@ def model(family: str) -> tuple[TinyCheckpoint, RememberedReference]:
 def test_a_wrong_port_is_refused(family: str, name: str, question: str) -> None:
     """At four bits a weight as at sixteen, by the question that its fault belongs to."""
     checkpoint, reference = model(family)
-    port = AuthoredPort(checkpoint, recipe("4 bits"))
+    port = AuthoredPort(checkpoint, recipe("4 bits", **TABLE[name].tables))
     TABLE[name].change(port)
     assert question in judge(port, reference).refused_by
 

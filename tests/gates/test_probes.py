@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transformers
+from tests.conftest import build_model
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Tokenizer, open_checkpoint
@@ -177,6 +178,29 @@ def test_a_tree_has_a_wrong_token_beside_each_right_one(count: int) -> None:
     lone = {0} if count % 2 else set()
     assert {parents[column] for column in wrong} == {parents[c] for c in path if c not in lone}
     assert len(path) >= (3 if count >= 5 else count // 2)
+
+
+@pytest.mark.parametrize("widths", [(2, 16), (8, 16), (8, 64)])
+@pytest.mark.parametrize("capacities", [[96], [64, 96, 160], [128], [192]])
+def test_each_mode_fills_each_capacity(widths: tuple[int, int], capacities: list[int]) -> None:
+    """A call ends where a cache is full, behind tokens of other modes; the next one crosses."""
+    tables = {
+        "tokens": {"verify": widths[0], "prefill": widths[1]},
+        "cache": {"contract": "readonly", "context": 512, "capacities": capacities},
+    }
+    model = build_model("llama", max_position_embeddings=512)
+    port = AuthoredPort(TinyCheckpoint(model, tokenizer_of()), recipe("fp16", **tables))
+    text = structure_probes(port.tables.tokens[:], port.tokenizer, port.plan, 512)[0]
+    for mode in port.plan.modes:
+        at, by = 0, {}
+        for part in probe_parts(port.plan, mode, text):
+            by |= dict.fromkeys(range(at, at + part.tokens), part)
+            at += part.tokens
+        assert at == len(text.tokens) == 512
+        for full in capacities:
+            last, first = by[full - 1], by[full]
+            assert (last.mode, last.judged) == (first.mode, first.judged) == (mode, True)
+            assert last is not first
 
 
 def test_a_state_that_reuses_slots_is_not_rewound() -> None:

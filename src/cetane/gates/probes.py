@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -67,8 +68,9 @@ def structure_probes(
 ) -> list[Probe]:
     """The probes that show a wrong graph.
 
-    - A text that fills caches with `filled` tokens, and uses every slot of every window again.
-      Behind these are tokens for what a host does (`host_parts`).
+    - A text that fills caches with `filled` tokens, and uses every slot of every window again. At
+      each smaller capacity it has filled that cache. Behind these are tokens for what a host does
+      (`host_parts`).
     - The end of the context, with nothing before it.
     - Every crossing from one capacity to the next.
     - Embeddings so faint that every epsilon has an effect, if the host looks embeddings up.
@@ -127,22 +129,38 @@ class ProbePart:
     """The number of tokens of its draft or tree, right and wrong ones."""
 
 
-def parts(plan: Plan, mode: Mode, length: int) -> tuple[ProbePart, ...]:
+def parts(
+    plan: Plan, mode: Mode, length: int, crossed: Sequence[int] = ()
+) -> tuple[ProbePart, ...]:
     """The parts of a probe of `length` tokens, in turn.
 
-    The mode itself takes both ends; each ends with a call that is not full. After the first end, it
-    also makes a call without logits. The widest mode takes the tokens between, so the mode reads
-    caches that another one wrote.
+    The mode itself takes both ends; each ends with a call that is not full. So it does before and
+    behind each number of tokens in `crossed`, ascending. In each gap between, it first makes a call
+    without logits. The widest mode takes the other tokens, so the mode reads caches that another
+    one wrote.
     """
-    width = plan.modes[mode].tokens
-    own = own_tokens(plan, mode) + width // 2
-    between = length - 2 * own
-    if between <= 0:
+    width, whole = plan.modes[mode].tokens, own_tokens(plan, mode)
+    own = whole + width // 2
+    last = length - own
+    if last <= own:
         return (ProbePart(mode, length),)
-    silent = ProbePart(mode, min(width, between), judged=False)
-    middle = ProbePart(widest_mode(plan), between - silent.tokens, judged=False)
-    ends = ProbePart(mode, own)
-    return tuple(part for part in (ends, silent, middle, ends) if part.tokens)
+    made, at = list[ProbePart](), 0
+    for stop, following in pairwise([0, *(stop for stop in crossed if stop < last), last]):
+        before, behind = max(at, stop - whole), min(stop + own, following)
+        made += between(plan, mode, before - at)
+        made += [ProbePart(mode, stop - before), ProbePart(mode, behind - stop)]
+        at = behind
+    made += [*between(plan, mode, last - at), ProbePart(mode, own)]
+    return tuple(part for part in made if part.tokens)
+
+
+def between(plan: Plan, mode: Mode, tokens: int) -> list[ProbePart]:
+    """The parts of tokens that nobody judges."""
+    silent = min(plan.modes[mode].tokens, tokens)
+    return [
+        ProbePart(mode, silent, judged=False),
+        ProbePart(widest_mode(plan), tokens - silent, judged=False),
+    ]
 
 
 def own_tokens(plan: Plan, mode: Mode) -> int:
@@ -152,11 +170,15 @@ def own_tokens(plan: Plan, mode: Mode) -> int:
 
 
 def probe_parts(plan: Plan, mode: Mode, probe: Probe) -> tuple[ProbePart, ...]:
-    """The parts of a probe: `parts`, and behind those of the text `host_parts`, if they fit."""
+    """The parts of a probe: `parts`. Those of the text cross each capacity where it is full, and
+    behind them are `host_parts`, if they fit."""
     length = len(probe.tokens)
-    if probe.name != TEXT_PROBE or not holds_host_parts(plan, mode, length):
+    if probe.name != TEXT_PROBE:
         return parts(plan, mode, length)
-    return (*parts(plan, mode, length - host_tokens(plan, mode)), *host_parts(plan, mode))
+    hosted = host_parts(plan, mode) if holds_host_parts(plan, mode, length) else ()
+    crossed = [capacity.tokens for capacity in plan.smaller]
+    read = length - sum(part.tokens for part in hosted)
+    return (*parts(plan, mode, read, crossed), *hosted)
 
 
 def holds_host_parts(plan: Plan, mode: Mode, length: int) -> bool:

@@ -5,8 +5,8 @@
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -27,6 +27,7 @@ from cetane.families.rotary import RotaryTable
 from cetane.families.zaya_departures import DEPARTURES
 from cetane.schema.interface import FromHistory, FromMatrix, Kept, Mask
 
+from .families import CONTEXT
 from .ports import AuthoredPort
 
 Place = Literal["graph", "reading", "constants", "host", "departure"]
@@ -45,15 +46,19 @@ class Mutation:
     name: str
     place: Place
     change: Callable[[AuthoredPort], None]
+    tables: Mapping[str, Any] = field(default_factory=dict)
+    """Tables of the recipe that it needs."""
 
 
 TABLE: dict[str, Mutation] = {}
 
 
-def mutation(name: str, place: Place) -> Callable[[Callable[[AuthoredPort], None]], Any]:
+def mutation(
+    name: str, place: Place, **tables: Any
+) -> Callable[[Callable[[AuthoredPort], None]], Any]:
     def add(change: Callable[[AuthoredPort], None]) -> Callable[[AuthoredPort], None]:
         assert name not in TABLE
-        TABLE[name] = Mutation(name, place, change)
+        TABLE[name] = Mutation(name, place, change, tables)
         return change
 
     return add
@@ -440,6 +445,34 @@ def _(port: AuthoredPort) -> None:
     for name, group in limited.items():
         window = getattr(model.memory[name], "window", None) or group.count
         slots[name] = group.model_copy(update={"count": window - 2})
+
+
+SMALLER = 96
+GROWS = {"cache": {"contract": "readonly", "context": CONTEXT, "capacities": [SMALLER]}}
+
+
+@mutation("decode of a smaller capacity does not see some slots", "host", **GROWS)
+def _(port: AuthoredPort) -> None:
+    hides_slots(port, f"decode-c{SMALLER}")
+
+
+@mutation("verify of a smaller capacity does not see some slots", "host", **GROWS)
+def _(port: AuthoredPort) -> None:
+    hides_slots(port, f"verify-c{SMALLER}")
+
+
+def hides_slots(port: AuthoredPort, name: str) -> None:
+    """A function does not see slots in the first quarter of its cache."""
+    growing = [own for own, slots in masks(port).items() if slots == CONTEXT]
+    if not any(function == name for _, function in port.plan.functions) or not growing:
+        raise Inapplicable
+
+    def change(_: str, function: str, inputs: dict[str, Any]) -> None:
+        for own in inputs.keys() & growing:
+            if function == name:
+                inputs[own][..., 12 : SMALLER // 4] = -4e4
+
+    port.before.append(change)
 
 
 @mutation("cached keys one slot off", "host")
