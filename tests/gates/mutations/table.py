@@ -360,6 +360,15 @@ def masks(port: AuthoredPort) -> dict[str, int]:
     }
 
 
+def whole_masks(port: AuthoredPort) -> list[str]:
+    """Names of mask inputs that show all earlier tokens."""
+    host = port.planner.model.host
+    names = [n for n, source in host.items() if isinstance(source, Mask) and not source.window]
+    if not names:
+        raise Inapplicable
+    return names
+
+
 @mutation("mask one slot off", "host")
 def _(port: AuthoredPort) -> None:
     names = masks(port)
@@ -463,12 +472,12 @@ def _(port: AuthoredPort) -> None:
 
 def hides_slots(port: AuthoredPort, name: str) -> None:
     """A function does not see slots in the first quarter of its cache."""
-    growing = [own for own, slots in masks(port).items() if slots == CONTEXT]
-    if not any(function == name for _, function in port.plan.functions) or not growing:
+    whole = whole_masks(port)
+    if not any(function == name for _, function in port.plan.functions):
         raise Inapplicable
 
     def change(_: str, function: str, inputs: dict[str, Any]) -> None:
-        for own in inputs.keys() & growing:
+        for own in inputs.keys() & whole:
             if function == name:
                 inputs[own][..., 12 : SMALLER // 4] = -4e4
 
@@ -652,6 +661,7 @@ def _(port: AuthoredPort) -> None:
 def _(port: AuthoredPort) -> None:
     """From the fourth on."""
     of_trees(port)
+    whole = whole_masks(port)
 
     def change(session: Session) -> None:
         prepare = session.prepare_draft
@@ -659,10 +669,11 @@ def _(port: AuthoredPort) -> None:
         def changed(*given: Any) -> Running:
             running = prepare(*given)
             if running.call.parents is not None:
-                for name, source in port.planner.model.host.items():
-                    if isinstance(source, Mask):
-                        running.hosted[name] = mask(source, running.call, np.float32)
-                        running.hosted[name][..., 3:, :5] = -4e4
+                for name in whole:
+                    source = port.planner.model.host[name]
+                    assert isinstance(source, Mask)
+                    running.hosted[name] = mask(source, running.call, np.float32)
+                    running.hosted[name][..., 3:, :5] = -4e4
             return running
 
         session.prepare_draft = changed  # type: ignore[method-assign]
