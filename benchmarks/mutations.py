@@ -60,7 +60,8 @@ def wrong_ports(family: str, formats: list[str], tok: Tokenizer) -> Iterator[Row
     checkpoint = TinyCheckpoint(build(family), tok)
     reference = RememberedReference(checkpoint)
     for name, place in mutations(family):
-        options = {"family": {"departures": DEPARTURES[name]}} if name in DEPARTURES else {}
+        departed = {"family": {"departures": DEPARTURES.get(name)}}
+        options = TABLE[name].tables if name in TABLE else departed
         first: Row | None = None
         for form in formats:
             row = {"family": family, "bits": form, "name": name, "place": place, "wrong": True}

@@ -47,7 +47,21 @@ SAMPLE = [
         (family, "the last accepted token is not seen", "structure")
         for family in ("llama", "gemma3", "qwen3_next", "zaya")
     ],
+    *[
+        (family, "later accepted tokens are the second one", "structure")
+        for family in ("llama", "gemma3", "lfm2", "qwen3_next", "zaya")
+    ],
+    ("llama", "a draft that is accepted whole ends wrongly", "structure"),
+    ("zaya", "a draft that is accepted whole ends wrongly", "structure"),
     ("llama", "a branch's columns are the first ones", "structure"),
+    ("llama", "a branch's columns are neighbours", "structure"),
+    ("gemma3", "a branch's columns are neighbours", "structure"),
+    ("llama", "a token of a tree sees only its parent", "structure"),
+    ("llama", "positions of a tree end at its second level", "structure"),
+    ("llama", "later tokens of a tree see no start of the text", "structure"),
+    ("llama", "decode of a smaller capacity does not see some slots", "structure"),
+    ("llama", "verify of a smaller capacity does not see some slots", "structure"),
+    ("zaya", "decode of a smaller capacity does not see some slots", "structure"),
     ("llama", "branches see each other", "structure"),
     ("gemma3", "branches see each other", "structure"),
     ("gemma3", "a mark shares its windows with later calls", "structure"),
@@ -82,7 +96,7 @@ def model(family: str) -> tuple[TinyCheckpoint, RememberedReference]:
 def test_a_wrong_port_is_refused(family: str, name: str, question: str) -> None:
     """At four bits a weight as at sixteen, by the question that its fault belongs to."""
     checkpoint, reference = model(family)
-    port = AuthoredPort(checkpoint, recipe("4 bits"))
+    port = AuthoredPort(checkpoint, recipe("4 bits", **TABLE[name].tables))
     TABLE[name].change(port)
     assert question in judge(port, reference).refused_by
 
@@ -116,7 +130,7 @@ def test_a_context_without_room_for_drafts() -> None:
     port = AuthoredPort(checkpoint, recipe("fp16", cache={"context": 32}))
     proof = Proof(port, checkpoint, reference, port.tables, lambda *_: None)  # type: ignore[arg-type]
     (warning,) = (one for one in proof.unjudged([], []) if "drafts" in one)
-    assert "in prefill: the context of 32 tokens" in warning
+    assert "in verify, prefill: the context of 32 tokens" in warning
 
 
 @cache

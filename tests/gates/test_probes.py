@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transformers
+from tests.conftest import build_model
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Tokenizer, open_checkpoint
@@ -21,7 +22,10 @@ from cetane.gates.probes import (
     text_tokens,
     text_windows,
     texts,
+    tree_parents,
+    tree_path,
 )
+from cetane.schema.recipe import Mode
 
 from .mutations.families import build, recipe, tokenizer_of
 from .mutations.ports import AuthoredPort, TinyCheckpoint
@@ -132,12 +136,71 @@ def test_each_mode_does_all_that_a_host_does(family: str) -> None:
         every = probe_parts(port.plan, mode, text)
         assert sum(part.tokens for part in every) == len(text.tokens)
         ways = [part.way for part in every if part.way]
-        drafts = ["draft", "tree"] if of.tokens > 1 else []
+        drafts = ["draft"] * 3 + ["tree"] * 2 if of.tokens > 1 else []
         assert ways == ["rewind", *drafts, "last", "last"]
         assert every[-len(ways) :] == host_parts(port.plan, mode)
-        assert host_tokens(port.plan, mode) <= 1.5 * of.tokens + 12
+        assert host_tokens(port.plan, mode) <= 1.5 * of.tokens + 50
         for probe in others:
             assert probe_parts(port.plan, mode, probe) == parts(port.plan, mode, len(probe.tokens))
+
+
+@pytest.mark.parametrize(
+    ("widths", "mode", "drafts", "trees"),
+    [
+        ((2, 0), "verify", [(1, 2), (2, 2)], [2]),
+        ((3, 0), "verify", [(1, 3), (2, 3), (3, 3)], [3, 2]),
+        ((4, 16), "verify", [(1, 4), (2, 4), (4, 4)], [4, 3]),
+        ((8, 64), "verify", [(1, 8), (4, 8), (8, 8)], [8, 7]),
+        ((8, 64), "prefill", [(1, 64), (8, 16), (16, 16)], [16, 15]),
+        ((32, 64), "prefill", [(1, 64), (17, 33), (33, 33)], [33]),
+    ],
+)
+def test_drafts_and_trees(
+    widths: tuple[int, int], mode: Mode, drafts: list[tuple[int, int]], trees: list[int]
+) -> None:
+    """Accepted tokens of drafted ones: one, half of them and all. No narrower call takes them."""
+    tables = {"tokens": {"verify": widths[0], "prefill": widths[1]}}
+    port = AuthoredPort(TinyCheckpoint(build("llama"), tokenizer_of()), recipe("fp16", **tables))
+    made = host_parts(port.plan, mode)
+    assert [(p.tokens - 1, p.drafted) for p in made if p.way == "draft"] == drafts
+    assert [(p.tokens - 1, p.drafted) for p in made if p.way == "tree"] == [
+        (len(tree_path(count)), count) for count in trees
+    ]
+
+
+@pytest.mark.parametrize("count", range(2, 18))
+def test_a_tree_has_a_wrong_token_beside_each_right_one(count: int) -> None:
+    path, parents = tree_path(count), tree_parents(count)
+    assert len(parents) == count
+    assert [parents[column] for column in path] == [-1, *path][:-1]
+    wrong = set(range(count)) - {*path}
+    assert all(parents[column] in {-1, *path} for column in wrong)
+    lone = {0} if count % 2 else set()
+    assert {parents[column] for column in wrong} == {parents[c] for c in path if c not in lone}
+    assert len(path) >= (3 if count >= 5 else count // 2)
+
+
+@pytest.mark.parametrize("widths", [(2, 16), (8, 16), (8, 64)])
+@pytest.mark.parametrize("capacities", [[96], [64, 96, 160], [128], [192]])
+def test_each_mode_fills_each_capacity(widths: tuple[int, int], capacities: list[int]) -> None:
+    """A call ends where a cache is full, behind tokens of other modes; the next one crosses."""
+    tables = {
+        "tokens": {"verify": widths[0], "prefill": widths[1]},
+        "cache": {"contract": "readonly", "context": 512, "capacities": capacities},
+    }
+    model = build_model("llama", max_position_embeddings=512)
+    port = AuthoredPort(TinyCheckpoint(model, tokenizer_of()), recipe("fp16", **tables))
+    text = structure_probes(port.tables.tokens[:], port.tokenizer, port.plan, 512)[0]
+    for mode in port.plan.modes:
+        at, by = 0, {}
+        for part in probe_parts(port.plan, mode, text):
+            by |= dict.fromkeys(range(at, at + part.tokens), part)
+            at += part.tokens
+        assert at == len(text.tokens) == 512
+        for full in capacities:
+            last, first = by[full - 1], by[full]
+            assert (last.mode, last.judged) == (first.mode, first.judged) == (mode, True)
+            assert last is not first
 
 
 def test_a_state_that_reuses_slots_is_not_rewound() -> None:

@@ -15,7 +15,16 @@ from cetane.engine.schedule import Wanted
 from cetane.engine.session import Session, gather
 from cetane.families import Truth
 from cetane.gates.experts import Choices, best, routed_blocks
-from cetane.gates.probes import OWN, Probe, ProbePart, Way, probe_parts
+from cetane.gates.probes import (
+    AFTER,
+    OWN,
+    Probe,
+    ProbePart,
+    Way,
+    probe_parts,
+    tree_parents,
+    tree_path,
+)
 from cetane.gates.reference import Observed
 from cetane.planner import Planner
 from cetane.schema.function import Route, Step
@@ -217,26 +226,23 @@ class Watched:
         return tokens[half:]
 
     def _draft(self, part: ProbePart, tokens: Sequence[int]) -> Sequence[int]:
-        """Have one call take the first half of some tokens, and refuse wrong ones beside them.
+        """Have one call take some tokens of a part, and refuse wrong ones beside them.
 
-        Returns the other half. A tree begins with a wrong branch, and leaves a column of padding if
-        no narrower call takes it. A line stands for it where calls hold no trees. A mode whose call
+        Returns those that follow. A line stands for a tree where calls hold none. A mode whose call
         has no room at this position makes none, and all tokens are returned.
         """
-        session, modes = self.session, self.engine.plan.modes.values()
-        width, right = self.engine.plan.modes[part.mode].tokens, tokens[: len(tokens) // 2]
-        if width not in session.widths:
+        session = self.session
+        if self.engine.plan.modes[part.mode].tokens not in session.widths:
             return tokens
-        parents: list[int] | None = None
-        if part.way == "tree":
-            width = max(width - 1, *(1 + mode.tokens for mode in modes if mode.tokens < width))
-        wrong = self._wrong(tokens, width - len(right))
-        path, draft = range(len(right)), [*right, *wrong]
-        if part.way == "tree" and session.no_trees is None:
-            path, draft = range(1, 1 + len(right)), [wrong[0], *right, *wrong[1:]]
-            parents = [-1, -1, 1, 0, *range(3, width)][:width]
+        right, after = tokens[:-AFTER], tokens[-AFTER:]
+        tree = part.way == "tree" and session.no_trees is None
+        path = tree_path(part.drafted) if tree else range(len(right))
+        draft = self._wrong(tokens, part.drafted)
+        for column, token in zip(path, right, strict=True):
+            draft[column] = token
+        parents = tree_parents(part.drafted) if tree else None
         self.taken.append(Taken(session.prepare_draft(draft, path, parents), path))
-        return tokens[len(right) :]
+        return after
 
     def _wrong(self, tokens: Sequence[int], count: int) -> list[int]:
         """So many tokens that differ from those of the probe."""

@@ -7,9 +7,10 @@ nearest to the end of fp16's range.
 """
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -31,6 +32,10 @@ OWN = 8
 """The least number of tokens that a mode itself takes at the start of a probe, and at its end."""
 FEW = 32
 """The tokens of a sequence that is drawn for experts."""
+DRAFTED = 16
+"""The most tokens of a draft that is accepted in part or whole, unless narrower calls take it."""
+AFTER = 1
+"""The tokens that follow each draft."""
 TEXT_PROBE = "text"
 FAINT_PROBE = "faint"
 EXPERTS_PROBE = "experts"
@@ -66,8 +71,9 @@ def structure_probes(
 ) -> list[Probe]:
     """The probes that show a wrong graph.
 
-    - A text that fills caches with `filled` tokens, and uses every slot of every window again.
-      Behind these are tokens for what a host does (`host_parts`).
+    - A text that fills caches with `filled` tokens, and uses every slot of every window again. At
+      each smaller capacity it has filled that cache. Behind these are tokens for what a host does
+      (`host_parts`).
     - The end of the context, with nothing before it.
     - Every crossing from one capacity to the next.
     - Embeddings so faint that every epsilon has an effect, if the host looks embeddings up.
@@ -128,24 +134,42 @@ class ProbePart:
     tokens: int
     judged: bool = True
     way: Way = ""
+    drafted: int = 0
+    """The number of tokens of its draft or tree, right and wrong ones."""
 
 
-def parts(plan: Plan, mode: Mode, length: int) -> tuple[ProbePart, ...]:
+def parts(
+    plan: Plan, mode: Mode, length: int, crossed: Sequence[int] = ()
+) -> tuple[ProbePart, ...]:
     """The parts of a probe of `length` tokens, in turn.
 
-    The mode itself takes both ends; each ends with a call that is not full. After the first end, it
-    also makes a call without logits. The widest mode takes the tokens between, so the mode reads
-    caches that another one wrote.
+    The mode itself takes both ends; each ends with a call that is not full. So it does before and
+    behind each number of tokens in `crossed`, ascending. In each gap between, it first makes a call
+    without logits. The widest mode takes the other tokens, so the mode reads caches that another
+    one wrote.
     """
-    width = plan.modes[mode].tokens
-    own = own_tokens(plan, mode) + width // 2
-    between = length - 2 * own
-    if between <= 0:
+    width, whole = plan.modes[mode].tokens, own_tokens(plan, mode)
+    own = whole + width // 2
+    last = length - own
+    if last <= own:
         return (ProbePart(mode, length),)
-    silent = ProbePart(mode, min(width, between), judged=False)
-    middle = ProbePart(widest_mode(plan), between - silent.tokens, judged=False)
-    ends = ProbePart(mode, own)
-    return tuple(part for part in (ends, silent, middle, ends) if part.tokens)
+    made, at = list[ProbePart](), 0
+    for stop, following in pairwise([0, *(stop for stop in crossed if stop < last), last]):
+        before, behind = max(at, stop - whole), min(stop + own, following)
+        made += between(plan, mode, before - at)
+        made += [ProbePart(mode, stop - before), ProbePart(mode, behind - stop)]
+        at = behind
+    made += [*between(plan, mode, last - at), ProbePart(mode, own)]
+    return tuple(part for part in made if part.tokens)
+
+
+def between(plan: Plan, mode: Mode, tokens: int) -> list[ProbePart]:
+    """The parts of tokens that nobody judges."""
+    silent = min(plan.modes[mode].tokens, tokens)
+    return [
+        ProbePart(mode, silent, judged=False),
+        ProbePart(widest_mode(plan), tokens - silent, judged=False),
+    ]
 
 
 def own_tokens(plan: Plan, mode: Mode) -> int:
@@ -155,15 +179,19 @@ def own_tokens(plan: Plan, mode: Mode) -> int:
 
 
 def probe_parts(plan: Plan, mode: Mode, probe: Probe) -> tuple[ProbePart, ...]:
-    """The parts of a probe: `parts`, and behind those of the text `host_parts`, if they fit.
+    """The parts of a probe: `parts`. Those of the text cross each capacity where it is full, and
+    behind them are `host_parts`, if they fit.
 
     Each mode takes all tokens for experts itself: its graph may be wrong in one expert alone."""
     length = len(probe.tokens)
     if probe.name.startswith(EXPERTS_PROBE):
         return (ProbePart(mode, length),)
-    if probe.name != TEXT_PROBE or not holds_host_parts(plan, mode, length):
+    if probe.name != TEXT_PROBE:
         return parts(plan, mode, length)
-    return (*parts(plan, mode, length - host_tokens(plan, mode)), *host_parts(plan, mode))
+    hosted = host_parts(plan, mode) if holds_host_parts(plan, mode, length) else ()
+    crossed = [capacity.tokens for capacity in plan.smaller]
+    read = length - sum(part.tokens for part in hosted)
+    return (*parts(plan, mode, read, crossed), *hosted)
 
 
 def holds_host_parts(plan: Plan, mode: Mode, length: int) -> bool:
@@ -177,23 +205,43 @@ def host_parts(plan: Plan, mode: Mode) -> tuple[ProbePart, ...]:
     They come last, so a host's fault shows in no other part. A state that reuses slots takes no
     marks. The last token's logits come from a full call, and from one that is not."""
     width = plan.modes[mode].tokens
-    few = 2 * accepted_tokens(width)
-    ways: list[tuple[Way, int]] = [("last", width), ("last", max(1, width // 2))]
+    made = [] if plan.forgets else [ProbePart(mode, OWN // 2, way="rewind")]
     if width > 1:
-        ways = [("draft", few), ("tree", few), *ways]
-    if not plan.forgets:
-        ways = [("rewind", few), *ways]
-    return tuple(ProbePart(mode, tokens, way=way) for way, tokens in ways)
+        made += draft_parts(plan, mode)
+    return (*made, *(ProbePart(mode, count, way="last") for count in (width, max(1, width // 2))))
+
+
+def draft_parts(plan: Plan, mode: Mode) -> Iterator[ProbePart]:
+    """Drafts of which a mode accepts one token, half of them and all; then two trees.
+
+    The first draft fills a call. One tree leaves a column of padding, unless a narrower call would
+    take it.
+    """
+    width = plan.modes[mode].tokens
+    least = 1 + max((own.tokens for own in plan.modes.values() if own.tokens < width), default=1)
+    most = max(min(width, DRAFTED), least)
+    for accepted, drafted in dict.fromkeys([(1, width), (-(-most // 2), most), (most, most)]):
+        yield ProbePart(mode, accepted + AFTER, way="draft", drafted=drafted)
+    for drafted in dict.fromkeys([most, max(most - 1, least)]):
+        yield ProbePart(mode, len(tree_path(drafted)) + AFTER, way="tree", drafted=drafted)
+
+
+def tree_path(count: int) -> range:
+    """The accepted columns in a tree of `count` tokens: every other one, to the last.
+
+    Beside each is a wrong token with the same parent.
+    """
+    return range(1 - count % 2, count, 2)
+
+
+def tree_parents(count: int) -> list[int]:
+    """The parents of a tree of `count` tokens: all are in `tree_path`, or before the tree."""
+    return [max(-1, column - 1 - (column + count) % 2) for column in range(count)]
 
 
 def host_tokens(plan: Plan, mode: Mode) -> int:
     """The number of tokens of `host_parts`."""
     return sum(part.tokens for part in host_parts(plan, mode))
-
-
-def accepted_tokens(width: int) -> int:
-    """The number of accepted tokens of a draft, in a call of `width` tokens; others are wrong."""
-    return 2 if width >= OWN // 2 else 1
 
 
 def random_tokens(

@@ -5,8 +5,8 @@
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +16,9 @@ from torch import Tensor
 from cetane.compress.encoded import Affine, Dense
 from cetane.engine.backend import Arrays
 from cetane.engine.call import Call, Running
+from cetane.engine.host import mask
 from cetane.engine.memory import EMPTY, Mark
+from cetane.engine.memory import place as place_columns
 from cetane.engine.schedule import no_trees, skips
 from cetane.engine.session import Session
 from cetane.families.attention import UnitNorm
@@ -26,6 +28,7 @@ from cetane.families.rotary import RotaryTable
 from cetane.families.zaya_departures import DEPARTURES
 from cetane.schema.interface import FromCache, FromHistory, FromMatrix, Kept, Mask
 
+from .families import CONTEXT
 from .ports import AuthoredPort
 
 Place = Literal["graph", "reading", "constants", "host", "departure"]
@@ -44,15 +47,19 @@ class Mutation:
     name: str
     place: Place
     change: Callable[[AuthoredPort], None]
+    tables: Mapping[str, Any] = field(default_factory=dict)
+    """Tables of the recipe that it needs."""
 
 
 TABLE: dict[str, Mutation] = {}
 
 
-def mutation(name: str, place: Place) -> Callable[[Callable[[AuthoredPort], None]], Any]:
+def mutation(
+    name: str, place: Place, **tables: Any
+) -> Callable[[Callable[[AuthoredPort], None]], Any]:
     def add(change: Callable[[AuthoredPort], None]) -> Callable[[AuthoredPort], None]:
         assert name not in TABLE
-        TABLE[name] = Mutation(name, place, change)
+        TABLE[name] = Mutation(name, place, change, tables)
         return change
 
     return add
@@ -354,6 +361,15 @@ def masks(port: AuthoredPort) -> dict[str, int]:
     }
 
 
+def whole_masks(port: AuthoredPort) -> list[str]:
+    """Names of mask inputs that show all earlier tokens."""
+    host = port.planner.model.host
+    names = [n for n, source in host.items() if isinstance(source, Mask) and not source.window]
+    if not names:
+        raise Inapplicable
+    return names
+
+
 @mutation("mask one slot off", "host")
 def _(port: AuthoredPort) -> None:
     names = masks(port)
@@ -441,6 +457,34 @@ def _(port: AuthoredPort) -> None:
         slots[name] = group.model_copy(update={"count": window - 2})
 
 
+SMALLER = 96
+GROWS = {"cache": {"contract": "readonly", "context": CONTEXT, "capacities": [SMALLER]}}
+
+
+@mutation("decode of a smaller capacity does not see some slots", "host", **GROWS)
+def _(port: AuthoredPort) -> None:
+    hides_slots(port, f"decode-c{SMALLER}")
+
+
+@mutation("verify of a smaller capacity does not see some slots", "host", **GROWS)
+def _(port: AuthoredPort) -> None:
+    hides_slots(port, f"verify-c{SMALLER}")
+
+
+def hides_slots(port: AuthoredPort, name: str) -> None:
+    """A function does not see slots in the first quarter of its cache."""
+    whole = whole_masks(port)
+    if not any(function == name for _, function in port.plan.functions):
+        raise Inapplicable
+
+    def change(_: str, function: str, inputs: dict[str, Any]) -> None:
+        for own in inputs.keys() & whole:
+            if function == name:
+                inputs[own][..., 12 : SMALLER // 4] = -4e4
+
+    port.before.append(change)
+
+
 @mutation("cached keys one slot off", "host")
 def _(port: AuthoredPort) -> None:
     def change(_: str, __: str, inputs: dict[str, Any]) -> None:
@@ -517,13 +561,15 @@ def writes_columns(port: AuthoredPort) -> bool:
     return any(isinstance(sink, Kept) for sink in sinks)
 
 
-def keeps(port: AuthoredPort, count: Callable[[Call, Sequence[int]], int]) -> None:
-    """The host keeps the first columns of a call, so many as `count` says, not those of a path."""
+def keeps(port: AuthoredPort, columns: Callable[[Call, list[int]], Sequence[int]]) -> None:
+    """The host keeps other columns of a call than those of the accepted path."""
+    if not writes_columns(port):
+        raise Inapplicable
 
     def change(session: Session) -> None:
         keep = session.memory.keep
         session.memory.keep = (  # type: ignore[method-assign]
-            lambda call, writes, path: keep(call, writes, range(count(call, path)))
+            lambda call, writes, path: keep(call, writes, columns(call, list(path)))
         )
 
     port.sessions.append(change)
@@ -531,32 +577,107 @@ def keeps(port: AuthoredPort, count: Callable[[Call, Sequence[int]], int]) -> No
 
 @mutation("refused columns are kept", "host")
 def _(port: AuthoredPort) -> None:
-    if not writes_columns(port):
+    keeps(port, lambda call, _: range(len(call.tokens)))
+
+
+@mutation("later accepted tokens are the second one", "host")
+def _(port: AuthoredPort) -> None:
+    keeps(port, lambda _, path: path[:2] + path[1:2] * (len(path) - 2))
+
+
+@mutation("a draft that is accepted whole ends wrongly", "host")
+def _(port: AuthoredPort) -> None:
+    keeps(port, lambda call, path: path if len(path) < len(call.tokens) else [*path[:-1], 0])
+
+
+def of_trees(port: AuthoredPort) -> None:
+    if no_trees(port.plan):
         raise Inapplicable
-    keeps(port, lambda call, _: len(call.tokens))
 
 
 @mutation("a branch's columns are the first ones", "host")
 def _(port: AuthoredPort) -> None:
-    if no_trees(port.plan):
-        raise Inapplicable
-    keeps(port, lambda _, path: len(path))
+    of_trees(port)
+    keeps(port, lambda _, path: range(len(path)))
+
+
+@mutation("a branch's columns are neighbours", "host")
+def _(port: AuthoredPort) -> None:
+    of_trees(port)
+    keeps(port, lambda _, path: [path[0] + i for i in range(len(path))])
+
+
+def places(port: AuthoredPort, change: Callable[[Call, Session], Call]) -> None:
+    """The host makes other calls of trees."""
+    of_trees(port)
+
+    def changed(session: Session) -> None:
+        place = session.memory.place
+
+        def placed(*given: Any) -> Call:
+            call = place(*given)
+            return call if call.parents is None else change(call, session)
+
+        session.memory.place = placed  # type: ignore[method-assign]
+
+    port.sessions.append(changed)
 
 
 @mutation("branches see each other", "host")
 def _(port: AuthoredPort) -> None:
-    if no_trees(port.plan):
-        raise Inapplicable
-
     class Blind(Call):
         def ancestors(self) -> None:
             return None
 
+    places(port, lambda call, _: Blind(**vars(call)))
+
+
+@mutation("a token of a tree sees only its parent", "host")
+def _(port: AuthoredPort) -> None:
+    class Short(Call):
+        def ancestors(self) -> Any:
+            seen = np.eye(len(self.tokens), dtype=bool)
+            for token, parent in enumerate(self.parents or ()):
+                seen[token, parent] |= parent >= 0
+            return seen
+
+    places(port, lambda call, _: Short(**vars(call)))
+
+
+@mutation("positions of a tree end at its second level", "host")
+def _(port: AuthoredPort) -> None:
+    def change(call: Call, session: Session) -> Call:
+        memory, positions = session.memory, np.minimum(call.positions, session.position + 1)
+        columns = session.position + np.arange(len(call.tokens))
+        groups = {
+            name: place_columns(group, memory.slots[name], columns, positions, call.width)
+            for name, group in memory.groups.items()
+        }
+        return replace(call, positions=positions, groups=groups)
+
+    places(port, change)
+
+
+@mutation("later tokens of a tree see no start of the text", "host")
+def _(port: AuthoredPort) -> None:
+    """From the fourth on."""
+    of_trees(port)
+    whole = whole_masks(port)
+
     def change(session: Session) -> None:
-        place = session.memory.place
-        session.memory.place = (  # type: ignore[method-assign]
-            lambda *given: Blind(**vars(place(*given)))
-        )
+        prepare = session.prepare_draft
+
+        def changed(*given: Any) -> Running:
+            running = prepare(*given)
+            if running.call.parents is not None:
+                for name in whole:
+                    source = port.planner.model.host[name]
+                    assert isinstance(source, Mask)
+                    running.hosted[name] = mask(source, running.call, np.float32)
+                    running.hosted[name][..., 3:, :5] = -4e4
+            return running
+
+        session.prepare_draft = changed  # type: ignore[method-assign]
 
     port.sessions.append(change)
 
