@@ -99,7 +99,7 @@ BROKEN = [
            mends='[cache]\ncontract = "readonly"'),
     Broken("masks of T = 4 hide a token", "llama", "contract", "of verify is wrong",
            bug=hide_the_oldest),
-    Broken("refused tokens stay in histories", "lfm2", "contract", "tokens after a refused draft",
+    Broken("refused tokens stay in histories", "lfm2", "contract", "tokens after a draft",
            change=named("refused columns are kept")),
     Broken("branches of a tree see each other", "llama", "contract", "--speculative none",
            change=named("branches see each other")),

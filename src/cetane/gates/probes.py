@@ -120,7 +120,7 @@ Way = Literal["", "rewind", "draft", "tree", "last"]
 
 - as they come;
 - after wrong tokens, from which it returns to a mark;
-- from a call whose later tokens it refuses;
+- from a call of which it accepts some tokens or all;
 - from a call that holds a tree, of which it accepts one path;
 - asking for the logits of the last token only."""
 

@@ -43,8 +43,8 @@ WINDOWS = "sliding_window", "attention_chunk_size"
 
 WAYS: dict[Way, str] = {
     "rewind": "tokens after a rewind",
-    "draft": "tokens after a refused draft",
-    "tree": "tokens after a refused branch",
+    "draft": "tokens after a draft",
+    "tree": "tokens after a tree",
     "last": "logits of a last token alone",
 }
 """What is judged of a host, in words."""
