@@ -12,7 +12,7 @@ from cetane.speculate.drafter import Drafter
 
 LEVELS = 4
 """The number of kinds of a network's drafts, by its chance for their first token."""
-UNLIKELY = 0.3
+UNLIKELY = 0.4
 """A network drafts no further when, by its own account, its line of tokens is less likely."""
 
 
