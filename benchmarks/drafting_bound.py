@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer")
     options = parser.parse_args()
     bundle = Bundle(Path(options.model))
-    engine, head = open_engine(bundle), None
+    engine, real, head = open_engine(bundle), None, None
     if options.head:
         (real,) = open_drafters(
             DrafterOptions(Eagle3Drafter.name), bundle, Sampler(), "auto", remember=False
@@ -136,9 +136,7 @@ def main() -> None:
         head = Replayed(real.vocabulary, *map(float, options.head.split(":")))
     answered = {}
     for category, texts in suite().items():
-        answered[category] = [
-            answer(engine, bundle, text, options.tokens, real if head else None) for text in texts
-        ]
+        answered[category] = [answer(engine, bundle, text, options.tokens, real) for text in texts]
     rows = []
     for given in options.calls:
         pairs = (pair.split(":") for pair in given.split(","))

@@ -181,9 +181,13 @@ class Watched:
             tokens = self._draft(part, tokens)
         wanted: Wanted = "last" if part.way == "last" else "all" if part.judged else "none"
         calls = self.session.prepare(tokens, wanted, dict.fromkeys((part.mode, "decode")))
-        self.taken += [Taken(running, range(len(running.call.tokens))) for running in calls]
+        self._count(calls)
         if wanted == "last":
             self.taken[-1] = replace(self.taken[-1], last=True)
+
+    def _count(self, calls: Sequence[Running]) -> None:
+        """Count all tokens of some calls as taken."""
+        self.taken += [Taken(running, range(len(running.call.tokens))) for running in calls]
 
     def _go_astray(self, part: ProbePart, tokens: Sequence[int]) -> None:
         """Mark the memory, take wrong tokens, and rewind; then do so in every shard."""
@@ -221,7 +225,7 @@ class Watched:
         self.taken[-1].running.then.append(branch)
         right[-1].then.append(back)
         wrong[-1].then.append(lambda: session.rewind(copy.pop()))
-        self.taken += [Taken(running, range(len(running.call.tokens))) for running in right]
+        self._count(right)
         self.taken += [Taken(running, ()) for running in wrong]
         return tokens[half:]
 

@@ -160,10 +160,10 @@ class Writer:
         return Ending(reason, len(ask.ids), fed.cached, self.count, counts.drafted, accepted, last)
 
     def accepted(self, counts: Counters) -> int:
-        """The accepted tokens in the answer. A stop text may end it within a step, whose last token
-        is the model's own."""
-        unread = 1 + counts.tokens - self.count  # the first token comes before all steps
-        return counts.accepted - max(0, unread - 1)
+        """The accepted tokens in the answer. A stop text may end it within a step: the last of the
+        tokens that it leaves out is the model's own."""
+        # The steps did not make the answer's first token, which makes up for that last one.
+        return counts.accepted - max(0, counts.tokens - self.count)
 
     def generation(
         self, fed: Fed, sampler: Sampler, drafts: Speculator | None

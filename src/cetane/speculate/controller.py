@@ -40,6 +40,8 @@ SURPRISE = 3.0
 """A call is a surprise if its time differs from the expected one by more than this factor. The next
 step is then plain, and tells whether the call or the machine has changed. With 1.5, the noise of a
 shared machine cost chat a tenth."""
+UNKNOWN = DraftTimes(asking=0.0, token=0.0)
+"""The times of a drafter that has not measured its own."""
 
 
 class Cost:
@@ -203,17 +205,13 @@ class Controller:
     def drafting_seconds(self, drafter: str, tokens: int) -> float:
         """Seconds of a draft now for which `tokens` are asked, apart from unread tokens. 0 where
         the times are not known: such a drafter measures them when it is asked."""
-        known = self.known.get(drafter)
-        if known is None:
-            return 0.0
+        known = self.known.get(drafter, UNKNOWN)
         made = 1 + (tokens - 1) * self.share[drafter]
         return self.plain_step * known.draft(made, unread=0) * self.slowdown[drafter].usual
 
     def reading_seconds(self, drafter: str, tokens: int) -> float:
-        """Seconds in which a drafter reads `tokens` now, if its times are known."""
-        known = self.known.get(drafter)
-        if known is None:
-            return 0.0
+        """Seconds in which a drafter reads `tokens` now; 0 where its times are not known."""
+        known = self.known.get(drafter, UNKNOWN)
         return self.plain_step * known.reading(tokens) * self.slowdown[drafter].usual
 
     def width(self, tokens: int) -> int | None:

@@ -126,11 +126,12 @@ def judged(
     points = [point for point in found if point is not None]
     progress("done", len(names), len(names))
     pick = best(points, size + work.rest)
-    whole = size + work.rest + work.tables
     files = plot(points, pick, work.folder)
     if pick is not None:
         files.append(write_recipe(work, pick))
-    return SweepResult(work.folder, points, pick, whole, work.tables, work.refused, files)
+    return SweepResult(
+        work.folder, points, pick, size + work.beside, work.tables, work.refused, files
+    )
 
 
 def text_of(path: Path | None) -> tuple[str, str]:
@@ -146,7 +147,7 @@ def budget_bytes(budget: str | None, work: Sweep) -> int:
     if budget is None:
         return work.plain_size(load_grid().mixed.sizes[0])
     if budget.endswith("B"):
-        return read_size(budget) - work.rest - work.tables
+        return read_size(budget) - work.beside
     if not re.fullmatch(NUMBER, budget) or not float(budget):
         raise CetaneError(
             f"--budget {budget}: not a size", "write bits a weight, 4.25, or a size, 60MB"

@@ -197,6 +197,11 @@ class Sweep:
         """Bytes of the host's tables, in the recipe's format."""
         return self.planner.plan().embedding_bytes
 
+    @property
+    def beside(self) -> int:
+        """Bytes that every point has beside the weights that formats are for."""
+        return self.rest + self.tables
+
     def mixes(self, sizes: Sequence[int]) -> list[Candidate]:
         """Mixed formats for these sizes: bytes of the weights that formats are for."""
         known = []
@@ -207,8 +212,8 @@ class Sweep:
         for size in dict.fromkeys(sizes):
             mix = mixed.mix(groups, options, size - others, self.mixed_base)
             if mix is None:
-                whole = size + self.rest + self.tables
-                self.refused[f"mixed, {whole / 1e6:.1f} MB"] = "the smallest formats do not fit"
+                whole = (size + self.beside) / 1e6
+                self.refused[f"mixed, {whole:.1f} MB"] = "the smallest formats do not fit"
             else:
                 known.append(mix)
         return known
