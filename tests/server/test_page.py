@@ -1,12 +1,14 @@
 """The chat page in Chromium: a conversation by keyboard, at two sizes, in light and dark."""
 
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from markdown_it import MarkdownIt
 from PIL import Image
 from tests.server.chromium import Chromium, program
 
@@ -112,6 +114,70 @@ def test_markdown_makes_no_tags_of_text(browser: Chromium, url: str) -> None:
     tags = "[...document.querySelectorAll('#log *')].map(one => one.tagName).join(' ')"
     assert browser.run(tags) == "H2 P STRONG CODE UL LI UL LI DIV DIV SPAN BUTTON PRE CODE"
     assert "<img src=x" in browser.run("document.getElementById('log').textContent")
+
+
+LISTS = {
+    "rows and code in items": """\
+- **Install** it:
+  - on Linux:
+    ```bash
+    apt install foo
+
+      indented
+    ```
+  - on a Mac:
+    use the package
+    from the site
+- Then run:
+  ```bash
+  foo --init
+  foo --start
+  ```""",
+    "items apart, with paragraphs": """\
+1. First
+   - point one
+
+     a second paragraph
+
+2. Second
+
+Then
+
+7. Seventh""",
+    "other kinds within": """\
+- a
+    - wide
+
+      > quoted
+      > twice
+- - at once
+  1. numbered
+  2. twice
+
+***
+- after a rule
+1. another kind
+* * *
+- last""",
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_are_those_of_commonmark(browser: Chromium, url: str, name: str) -> None:
+    browser.open(url)
+    theirs = MarkdownIt("commonmark").render(LISTS[name])
+    outline = """(node) => [...node.childNodes].map(function walk(one) {
+        if (one.nodeType === Node.TEXT_NODE) return one.data.split(/\\s+/).join(' ').trim();
+        if (one.tagName === 'PRE') return `PRE[${one.textContent.trimEnd()}]`;
+        if (one.querySelector(':scope > button')) return '';  // the bar above a block of code
+        const inner = [...one.childNodes].map(walk).filter(Boolean).join(' ');
+        return /^(UL|OL|LI|BLOCKQUOTE|HR)$/.test(one.tagName) ? `${one.tagName}[${inner}]` : inner;
+    }).filter(Boolean).join(' ')"""
+    ours = browser.run(f"({outline})(markdown({json.dumps(LISTS[name])}))")
+    assert ours == browser.run(
+        f"(({outline})(new DOMParser().parseFromString({json.dumps(theirs)}, 'text/html').body))"
+    )
+    assert "LI[" in ours
 
 
 @pytest.mark.parametrize("width", [390, 1280])
