@@ -180,6 +180,17 @@ def test_lists_are_those_of_commonmark(browser: Chromium, url: str, name: str) -
     assert "LI[" in ours
 
 
+@pytest.mark.parametrize("repeated", ["> ", ">", "- - a\n  ", "- ", "1. ", "**a *b ~~c "])
+def test_an_answer_that_repeats_itself(browser: Chromium, url: str, repeated: str) -> None:
+    """It is shown whole, and the browser's stack stays small."""
+    browser.open(url)
+    browser.until("document.querySelector('#model option')")
+    text = repeated * 8000 + "end"
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]
+    browser.run(f"talk.turns = {json.dumps(turns)}; showTurns()")
+    assert browser.run(TURNS)[1].endswith("end")
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("dark", [False, True])
 def test_sizes_and_schemes(
