@@ -180,6 +180,17 @@ def test_lists_are_those_of_commonmark(browser: Chromium, url: str, name: str) -
     assert "LI[" in ours
 
 
+def test_links_with_parentheses_and_cells_with_bars(browser: Chromium, url: str) -> None:
+    browser.open(url)
+    text = "[a](https://x.org/A_(b)) ([c](https://x.org/d))\n\n|p|q|\n|-|-|\n|x \\| y|`1\\|2`|\n"
+    truth = MarkdownIt("commonmark").enable("table").render(text)
+    for query, part in (("a", "href"), ("th, td", "textContent"), ("p", "textContent")):
+        found = f"[...where.querySelectorAll('{query}')].map(one => one.{part})"
+        ours = browser.run(f"(where => {found})(markdown({json.dumps(text)}))")
+        parsed = f"new DOMParser().parseFromString({json.dumps(truth)}, 'text/html')"
+        assert ours == browser.run(f"(where => {found})({parsed})") != []
+
+
 @pytest.mark.parametrize("repeated", ["> ", ">", "- - a\n  ", "- ", "1. ", "**a *b ~~c "])
 def test_an_answer_that_repeats_itself(browser: Chromium, url: str, repeated: str) -> None:
     """It is shown whole, and the browser's stack stays small."""
