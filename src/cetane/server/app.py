@@ -78,7 +78,10 @@ class Service:
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         for worker in self.workers:
             worker.open()
-        yield
+        try:
+            yield
+        except asyncio.CancelledError:  # a second signal: nothing is waited for, and no error
+            return
         self.close()
         for worker in self.workers:
             await asyncio.to_thread(worker.join)
