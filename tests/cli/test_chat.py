@@ -20,6 +20,7 @@ def test_commands(cetane: Cetane, ported: Bundle) -> None:
     told = talk(cetane, ported, "/help", "/nonsense", "/reset")
     assert told.code == 0
     assert "/system TEXT" in told.err
+    assert max(map(len, chat.HELP.splitlines())) <= 80
     assert "no command /nonsense; /help lists them" in told.err
     assert "starts anew" in told.err
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+import openai
 import pytest
 
 ASKED = {"model": "tiny", "prompt": "the rating", "max_tokens": 2, "seed": 1}
@@ -259,6 +260,30 @@ def test_key_hosts_origins_and_a_full_queue(bundle: Any, serving: Callable[[Any]
         while post(url, ASKED, **key)[0] == 429:
             pass
         assert post(url, ASKED, **key)[0] == 200
+
+
+# RFC 9110, 7.2: a name or an address, and perhaps a port, which may be empty (RFC 3986, 3.2.3).
+HOSTS = {"127.0.0.1": True, "127.0.0.1:8000": True, "LOCALHOST:8000": True, "localhost:": True,
+         "[::1]": True, "[::1]:8000": True, "::1": False, "": False, "evil.example": False,
+         "127.0.0.1.evil.example": False, "evil.example:127.0.0.1": False, "x@127.0.0.1": False,
+         "127.0.0.1, evil.example": False, "localhost/": False}  # fmt: skip
+
+
+def test_other_hosts_get_an_error_of_the_api(bundle: Any, serving: Callable[[Any], Any]) -> None:
+    from cetane.cli.serve import LOCAL
+    from cetane.server.app import serve
+
+    with serving(serve(bundle.path, hosts=LOCAL)) as url:
+        for host, known in HOSTS.items():
+            status, answer = post(url, ASKED, Host=host)
+            assert status == (200 if known else 400), host
+            if not known:
+                assert set(answer["error"]) == {"message", "type", "param", "code"}
+                assert "only to 127.0.0.1, localhost, ::1; start" in answer["error"]["message"]
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0,
+                               default_headers={"Host": "mybox.local"})  # fmt: skip
+        with pytest.raises(openai.BadRequestError, match="another --host"):
+            client.models.list()
 
 
 def test_an_application_inside_another(bundle: Any, serving: Callable[[Any], Any]) -> None:

@@ -120,6 +120,13 @@ def test_seeds_and_sampling(client: Any) -> None:
         return chat(client, **options).choices[0].message.content
 
     assert text(seed=3) == text(seed=3) != text(seed=4)
+    assert text(seed=-1) == text(seed=-1) != text(seed=1)  # as OpenAI's: any signed 64-bit integer
+    assert text(seed=-(2**63)) != text(seed=2**63 - 1)
+    one, two = chat(client, seed=-1, n=2).choices
+    assert one.message.content == text(seed=-1) != two.message.content
+    for seed in (-(2**63) - 1, 2**63):
+        with pytest.raises(openai.BadRequestError, match="seed"):
+            text(seed=seed)
     assert text(seed=3, top_p=0.0) == text(temperature=0) == text(extra_body={"top_k": 1})
     assert text(extra_body={"min_p": 1.0}) == text(temperature=0)
     long = {"temperature": 0, "max_tokens": 200}

@@ -1,12 +1,14 @@
 """The chat page in Chromium: a conversation by keyboard, at two sizes, in light and dark."""
 
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from markdown_it import MarkdownIt
 from PIL import Image
 from tests.server.chromium import Chromium, program
 
@@ -112,6 +114,92 @@ def test_markdown_makes_no_tags_of_text(browser: Chromium, url: str) -> None:
     tags = "[...document.querySelectorAll('#log *')].map(one => one.tagName).join(' ')"
     assert browser.run(tags) == "H2 P STRONG CODE UL LI UL LI DIV DIV SPAN BUTTON PRE CODE"
     assert "<img src=x" in browser.run("document.getElementById('log').textContent")
+
+
+LISTS = {
+    "rows and code in items": """\
+- **Install** it:
+  - on Linux:
+    ```bash
+    apt install foo
+
+      indented
+    ```
+  - on a Mac:
+    use the package
+    from the site
+- Then run:
+  ```bash
+  foo --init
+  foo --start
+  ```""",
+    "items apart, with paragraphs": """\
+1. First
+   - point one
+
+     a second paragraph
+
+2. Second
+
+Then
+
+7. Seventh""",
+    "other kinds within": """\
+- a
+    - wide
+
+      > quoted
+      > twice
+- - at once
+  1. numbered
+  2. twice
+
+***
+- after a rule
+1. another kind
+* * *
+- last""",
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_are_those_of_commonmark(browser: Chromium, url: str, name: str) -> None:
+    browser.open(url)
+    theirs = MarkdownIt("commonmark").render(LISTS[name])
+    outline = """(node) => [...node.childNodes].map(function walk(one) {
+        if (one.nodeType === Node.TEXT_NODE) return one.data.split(/\\s+/).join(' ').trim();
+        if (one.tagName === 'PRE') return `PRE[${one.textContent.trimEnd()}]`;
+        if (one.querySelector(':scope > button')) return '';  // the bar above a block of code
+        const inner = [...one.childNodes].map(walk).filter(Boolean).join(' ');
+        return /^(UL|OL|LI|BLOCKQUOTE|HR)$/.test(one.tagName) ? `${one.tagName}[${inner}]` : inner;
+    }).filter(Boolean).join(' ')"""
+    ours = browser.run(f"({outline})(markdown({json.dumps(LISTS[name])}))")
+    assert ours == browser.run(
+        f"(({outline})(new DOMParser().parseFromString({json.dumps(theirs)}, 'text/html').body))"
+    )
+    assert "LI[" in ours
+
+
+def test_links_with_parentheses_and_cells_with_bars(browser: Chromium, url: str) -> None:
+    browser.open(url)
+    text = "[a](https://x.org/A_(b)) ([c](https://x.org/d))\n\n|p|q|\n|-|-|\n|x \\| y|`1\\|2`|\n"
+    truth = MarkdownIt("commonmark").enable("table").render(text)
+    for query, part in (("a", "href"), ("th, td", "textContent"), ("p", "textContent")):
+        found = f"[...where.querySelectorAll('{query}')].map(one => one.{part})"
+        ours = browser.run(f"(where => {found})(markdown({json.dumps(text)}))")
+        parsed = f"new DOMParser().parseFromString({json.dumps(truth)}, 'text/html')"
+        assert ours == browser.run(f"(where => {found})({parsed})") != []
+
+
+@pytest.mark.parametrize("repeated", ["> ", ">", "- - a\n  ", "- ", "1. ", "**a *b ~~c "])
+def test_an_answer_that_repeats_itself(browser: Chromium, url: str, repeated: str) -> None:
+    """It is shown whole, and the browser's stack stays small."""
+    browser.open(url)
+    browser.until("document.querySelector('#model option')")
+    text = repeated * 8000 + "end"
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]
+    browser.run(f"talk.turns = {json.dumps(turns)}; showTurns()")
+    assert browser.run(TURNS)[1].endswith("end")
 
 
 @pytest.mark.parametrize("width", [390, 1280])

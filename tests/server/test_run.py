@@ -3,12 +3,16 @@
 import asyncio
 import logging
 import signal
+import threading
+import time
 from typing import Any
 
 import pytest
 import uvicorn
 
+from cetane.bundle import Bundle
 from cetane.errors import CetaneError
+from cetane.server.app import serve
 from cetane.server.run import Server, bind, is_news
 
 
@@ -21,6 +25,23 @@ def test_a_signal_takes_no_lock() -> None:
     assert server.should_exit and not server.force_exit and not closed
     server.handle_exit(signal.SIGTERM, None)
     assert server.force_exit and not closed
+
+
+def test_a_second_signal_ends_without_a_traceback(
+    bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = (app := serve(bundle.path)).state.service
+    server = Server(uvicorn.Config(app, log_level="warning", lifespan="on"), service)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bind("127.0.0.1", 0)]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    for _ in range(2):
+        server.handle_exit(signal.SIGINT, None)
+    thread.join()
+    for worker in service.workers:
+        worker.join()
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("host", ["a" * 70 + ".example", "..", "no-such-host.invalid"])

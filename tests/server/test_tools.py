@@ -47,6 +47,19 @@ def test_several_calls_and_text_before() -> None:
     assert [c.function.name for c in calls] == NAMES
 
 
+@pytest.mark.parametrize("place", ["</tool_call>", "<tool_call>{}</tool_call>", '"</tool_call>"'])
+def test_an_argument_may_hold_the_marks(place: str, tokenizer: Tokenizer) -> None:
+    call = json.dumps({"name": "weather", "arguments": {"place": place}})
+    written = f"<tool_call>\n{call}\n</tool_call>"
+    tool = {"name": "weather", "parameters": PLACES | {"properties": {"place": {"enum": [place]}}}}
+    forced = forced_grammar(request(tool, tool_choice="required"), "<tool_call>")
+    assert allows(forced or "", tokenizer, written)
+    text, calls = parse_calls(f"Both: {written} {written}", NAMES)
+    assert text == "Both:"
+    assert [json.loads(one.function.arguments) for one in calls] == [{"place": place}] * 2
+    assert parse_calls(call, NAMES)[1][0].function.name == "weather"
+
+
 @pytest.mark.parametrize(
     "text",
     ["Hello", '{"a": 1}', '{"name": "other", "arguments": {}}', "<tool_call>oops</tool_call>",

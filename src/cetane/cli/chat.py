@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HELP = """\
 /reset         forget the conversation
-/adapter NAME  use one of the bundle's adapters from now on; without a name, the model alone
+/adapter NAME  use an adapter from now on; without a name, the model alone
 /system TEXT   tell the model how to answer; this starts a new conversation
 /help          this list
 Ctrl-C stops an answer. An empty line or Ctrl-D ends the conversation."""

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cetane.errors import CetaneError
 from cetane.files import shipped_text
@@ -41,6 +41,9 @@ from cetane.validation import validated
 
 Kind = TypeVar("Kind", bound=RequestBody)
 Result = TypeVar("Result")
+
+HOST = re.compile(r"(\[[^]]*\]|[^:]*)(?::[0-9]*)?")
+"""A Host header: a name or an address, and perhaps a port. Only IPv6's colons need brackets."""
 
 GONE = Response(status_code=499)
 """The response to a client that has left, which nobody reads. 499 is nginx's status for it."""
@@ -75,7 +78,10 @@ class Service:
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         for worker in self.workers:
             worker.open()
-        yield
+        try:
+            yield
+        except asyncio.CancelledError:  # a second signal: nothing is waited for, and no error
+            return
         self.close()
         for worker in self.workers:
             await asyncio.to_thread(worker.join)
@@ -289,15 +295,39 @@ def create_app(service: Service) -> FastAPI:
         app.add_exception_handler(kind, handler)
     settings = service.settings
     if settings.hosts:
-        app.add_middleware(
-            TrustedHostMiddleware, allowed_hosts=list(settings.hosts), www_redirect=False
-        )
+        app.add_middleware(KnownHosts, hosts=settings.hosts)
     if settings.origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["GET", "POST"],
             allow_headers=["*"],  # clients add their own, as OpenAI's for JavaScript does
         )  # fmt: skip
     return app
+
+
+class KnownHosts:
+    """Refuses requests whose Host header is none of the server's names. Starlette's own class
+    answers with plain text, which is no error of OpenAI's API."""
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self.app = app
+        self.hosts = tuple(dict.fromkeys(map(bare, hosts)))
+        only = f"Host: the server answers only to {', '.join(self.hosts)}"
+        self.refusal = in_api_form(
+            ApiError(400, f"{only}; start it with another --host for any name")
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        known = scope["type"] == "lifespan" or self.knows(Headers(scope=scope).get("host", ""))
+        await (self.app if known else self.refusal)(scope, receive, send)
+
+    def knows(self, header: str) -> bool:
+        named = HOST.fullmatch(header)
+        return named is not None and bare(named[1]) in self.hosts
+
+
+def bare(host: str) -> str:
+    """A host as it is compared: in small letters, an address of IPv6 without brackets."""
+    return host.lower().removeprefix("[").removesuffix("]")
 
 
 def page_policy(page: str) -> str:

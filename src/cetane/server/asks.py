@@ -157,11 +157,11 @@ def token_biases(request: GenerationRequest, served: Served) -> dict[int, float]
 
 def sampling(request: GenerationRequest, bias: Mapping[int, float], number: int) -> Sampling:
     """The sampling of one choice; choices after the first have seeds of their own."""
+    seed = None if request.seed is None else (request.seed + number) % 2**64  # numpy's have no sign
     return Sampling(
         temperature=request.temperature, top_k=request.top_k, top_p=request.top_p,
-        min_p=request.min_p, seed=None if request.seed is None else request.seed + number,
-        presence_penalty=request.presence_penalty, frequency_penalty=request.frequency_penalty,
-        logit_bias=bias,
+        min_p=request.min_p, seed=seed, presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty, logit_bias=bias,
     )  # fmt: skip
 
 

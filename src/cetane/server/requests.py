@@ -103,7 +103,7 @@ class GenerationRequest(RequestBody):
     top_k: int = Field(default=0, ge=0)
     """0 keeps all tokens. With `min_p` an extension of OpenAI's API, as in llama.cpp and vLLM."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    seed: int | None = Field(default=None, ge=0, lt=2**63)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     stop: Stop | Items[Stop] = Field(default_factory=list, max_length=1000)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)

@@ -21,7 +21,6 @@ from cetane.server.grammar import COMPACT, lark_json, mended
 from cetane.server.requests import ChatRequest, NamedTool, Tool
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-MARKED = re.compile(re.escape(OPEN) + r"(.*?)(?:" + re.escape(CLOSE) + r"|$)", re.DOTALL)
 LEADING = ("[TOOL_CALLS]", "<|python_tag|>")
 """Markers before calls that take the rest of the text."""
 FENCE = re.compile(r"^```(?:json)?\s*(.*?)\s*```$", re.DOTALL)
@@ -37,27 +36,52 @@ def described(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 def parse_calls(text: str, names: Sequence[str]) -> tuple[str, list[MadeCall]]:
     """The text around the calls, and the calls. If one of them is no call of a known tool, the
     whole counts as text."""
-    marked = [objects(match[1], names) for match in MARKED.finditer(text)]
-    if marked and all(marked):
-        return MARKED.sub("", text).rstrip(), [call for calls in marked for call in calls]
+    around, calls = marked_calls(text, names)
+    if calls:
+        return around.rstrip(), calls
     whole = text.strip()
     for marker in LEADING:
         whole = whole.removeprefix(marker).strip()
     fenced = FENCE.match(whole)
-    calls = objects(fenced[1] if fenced else whole, names)
+    values, rest = leading_values(fenced[1] if fenced else whole)
+    calls = [] if rest else made_calls(values, names)
     return ("", calls) if calls else (text, [])
 
 
-def objects(text: str, names: Sequence[str]) -> list[MadeCall]:
-    """The calls in a text that is an object, a list, or objects between semicolons."""
-    decoder, rest, values = json.JSONDecoder(), text.strip(), []
+def marked_calls(text: str, names: Sequence[str]) -> tuple[str, list[MadeCall]]:
+    """The text around calls between marks, and the calls; none if marks hold anything else.
+
+    A call ends where its JSON ends, not at the next mark: texts in its arguments may hold marks.
+    """
+    around, mark, rest = text.partition(OPEN)
+    calls: list[MadeCall] = []
+    while mark:
+        values, rest = leading_values(rest)
+        made = made_calls(values, names)
+        if not made or (rest and not rest.startswith(CLOSE)):
+            return text, []
+        calls += made
+        between, mark, rest = rest.removeprefix(CLOSE).partition(OPEN)
+        around += between
+    return around, calls
+
+
+def leading_values(text: str) -> tuple[list[Any], str]:
+    """The JSON values that a text begins with, and the rest. Values of a list count one by one, and
+    semicolons may stand between values."""
+    decoder, rest, values = json.JSONDecoder(), text.lstrip(), []
     while rest:
         try:
             value, end = decoder.raw_decode(rest)
         except (ValueError, RecursionError):
-            return []
+            break
         values += value if isinstance(value, list) else [value]
         rest = rest[end:].lstrip().removeprefix(";").lstrip()
+    return values, rest
+
+
+def made_calls(values: Sequence[Any], names: Sequence[str]) -> list[MadeCall]:
+    """Values as calls; none if one of them is no call."""
     calls = [one_call(value, names) for value in values]
     return [call for call in calls if call is not None] if all(calls) else []
 
