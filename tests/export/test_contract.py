@@ -5,6 +5,7 @@ import ast
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -292,6 +293,21 @@ def test_a_host_that_drafts(family: str, contract: str, runs: bool, hides: bool)
     assert ("Run `steps` in every call, those of a prompt too" in text) == runs
     assert ("refused tokens stay in a state" in text) == hides
     assert "\n2. medusa: give" in text and "\n\n| draft head | drafts |" in text
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_the_page_says_where_padding_must_fit(contract: str) -> None:
+    """A graph that writes a state writes its padding too, at every capacity. Its window keeps its
+    slots, so there a larger capacity is no way out."""
+    described = describe(growing(contract).plan) | {"source": "", "stop": []}
+    given = {"memory": dict.fromkeys(MEMORY, 0), "draft_heads": {}, "shards": []}
+    text, inside = document(described | given), contract == "stateful"
+    said = re.findall(r"not pass the last slot of (\S+): .*, padding too, .* there(.*)[.]", text)
+    groups = described["groups"]
+    wanted = [(name, "" if group["limited"] else ", or the next capacity")
+              for name, group in groups.items()]  # fmt: skip
+    assert len(groups) == 2 and said == (wanted if inside else [])
+    assert ("holds the end of the call, padding included, and" in text) == inside
 
 
 def test_a_subset_and_hostile_names(tmp_path: Path) -> None:

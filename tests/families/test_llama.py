@@ -63,6 +63,9 @@ MINISTRAL = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
+UNUSED = {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1,
+          "original_max_position_embeddings": 16}  # fmt: skip
+"""A factor on queries after 16 tokens, in the config of a model that has none."""
 MULTIPLIERS = {
     "embedding_multiplier": 3.0,
     "attention_multiplier": 0.2,
@@ -99,6 +102,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
     ),
     "ministral3": ("ministral3", {"rope_parameters": MINISTRAL, "max_position_embeddings": 256}),
+    "ministral3, a factor of one": (
+        "ministral3",
+        {"rope_parameters": UNUSED | {"llama_4_scaling_beta": 0.0}},
+    ),
+    "a factor that llama ignores": ("llama", {"rope_parameters": UNUSED}),
+    "a factor that qwen3 ignores": ("qwen3", {"rope_parameters": UNUSED}),
     "qwen2": ("qwen2", {}),
     "qwen2, tied": ("qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     "qwen2, unused window": ("qwen2", {"sliding_window": 5, "use_sliding_window": False}),

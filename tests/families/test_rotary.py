@@ -9,7 +9,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.zaya.modeling_zaya import ZayaRotaryEmbedding
 
 from cetane.errors import CetaneError
-from cetane.families.rotary import longest, rotary_table
+from cetane.families.llama import author
+from cetane.families.options import ResidualOptions
+from cetane.families.rotary import rotary_table
 
 POSITIONS = 300
 
@@ -83,7 +85,7 @@ def test_a_table_that_grows_only_beyond_the_context(dim: int) -> None:
     torch.testing.assert_close(table, torch.cat(expected), rtol=0, atol=1e-6)
     longer = torch.cat(reference(torch.zeros(1), torch.arange(POSITIONS + 1)[None]))
     assert (longer[:, :POSITIONS] - table).abs().max() > 1e-3
-    assert longest(settings, POSITIONS) == POSITIONS
+    assert author(settings, ResidualOptions()).max_context == POSITIONS
 
 
 def test_partial_rotary_is_refused() -> None:

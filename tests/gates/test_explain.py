@@ -3,19 +3,21 @@
 from collections.abc import Callable
 
 import pytest
-from tests.conftest import tiny_recipe
+from tests.conftest import build_model, tiny_recipe
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
-from cetane.gates.explain import Explanation, explain, lost_products
+from cetane.errors import CetaneError
+from cetane.gates.explain import Explanation, better_format, explain, lost_products
 from cetane.gates.golden import Proof, golden
 from cetane.gates.golden_result import GoldenResult
 from cetane.gates.rounding import Rounding, judge_rounding
+from cetane.planner import Planner
 from cetane.schema.recipe import Mode
 
 from .broken import BROKEN, Broken
-from .mutations.families import recipe
-from .mutations.ports import AuthoredPort
+from .mutations.families import recipe, tokenizer_of
+from .mutations.ports import AuthoredPort, TinyCheckpoint
 from .test_mutations import model
 
 
@@ -65,3 +67,23 @@ def test_the_cause(broken: Broken, asked: Callable[..., None]) -> None:
     assert explanation.cause == broken.cause, explanation.sentence
     assert broken.says in explanation.sentence
     assert explanation.recipe_change == broken.mends
+
+
+@pytest.mark.parametrize(
+    ("form", "advised"),
+    [
+        ("palette1-kmeans-per-tensor", "int8-per-channel"),
+        ("palette6-kmeans-per-tensor", "int8-per-channel"),
+        ("int8-per-channel", "fp16"),
+    ],
+)
+def test_the_advice_fits_the_model(form: str, advised: str) -> None:
+    """Outputs of 40 and 88 channels are no groups of 32."""
+    sizes = {"hidden_size": 40, "intermediate_size": 88, "num_attention_heads": 5, "head_dim": 8}
+    narrow = build_model("qwen3", num_key_value_heads=5, **sizes)
+    checkpoint = TinyCheckpoint(narrow, tokenizer_of())
+    planner = Planner(checkpoint, recipe(form))
+    assert better_format(form, planner) == advised
+    Planner(checkpoint, recipe(advised))
+    with pytest.raises(CetaneError, match="cannot divide its 40 output channels"):
+        Planner(checkpoint, recipe("palette6-kmeans-group32"))

@@ -300,9 +300,27 @@ def test_another_format_keeps_no_constants_of_the_one_before(
     content = {"name": "few", "compression": compression}
     recipe = parse_recipe({**content, "reasons": {"compression.default": "the smallest"}}, "here")
     assert not is_open(request, recipe, SIX_BITS)
-    after = mended(recipe, SIX_BITS).compression
+    after = mended(request, recipe, SIX_BITS).compression
     assert (after.default, after.method) == ("palette6-kmeans-group32", "plain")
     assert after.fitted is None and after.mix_to is None
     plain = {**compression, "method": "plain", "fitted": None, "mix_to": None}
     open_ = parse_recipe({**content, "compression": plain, "reasons": recipe.reasons}, "here")
     assert is_open(request, open_, SIX_BITS)
+
+
+def test_another_format_keeps_nothing_of_a_mix(small: Recipe, tiny_checkpoint_folder: Path) -> None:
+    """Neither its names nor what was said of it; the user's own names and other reasons stay."""
+    own = {"compression.names": {"*.o_proj.weight": "int8-per-channel"}}
+    request = make_request(tiny_checkpoint_folder, small, bits=4, changes=own)
+    mix = {"*.v_proj.weight": "palette6-kmeans-group32", **own["compression.names"]}
+    fitted = {"compression.names": mix, "compression.fitted": {"file": "f", "sha256": "0" * 64}}
+    said = dict.fromkeys(("compression.default", "embedding.format"), "4.60 bits, not good")
+    scaled = {"family.residual_scale": "the stream reaches 1e6"}
+    recipe = decided(request.recipe, fitted, said | scaled)
+    after = mended(request, recipe, SIX_BITS)
+    assert after.compression.names == own["compression.names"]
+    assert after.reasons == request.recipe.reasons | scaled | {
+        "compression.default": SIX_BITS.sentence
+    }
+    rows = SIX_BITS.model_copy(update={"changes": {"embedding.format": "fp16"}})
+    assert mended(request, recipe, rows).compression.names == mix, "the default stays"

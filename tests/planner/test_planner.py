@@ -385,6 +385,31 @@ def test_a_context_beyond_the_models(positions: int, hint: str | None) -> None:
     assert caught.value.hint == hint
 
 
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0,
+            "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}  # fmt: skip
+LATE = {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rope", "said"),
+    [
+        ("phi3", LONGROPE, "has other rotary tables after 64 positions"),
+        ("ministral3", LATE, "multiplies queries by a factor after 64 positions"),
+    ],
+)
+def test_a_context_where_the_model_computes_otherwise(
+    kind: str, rope: dict[str, Any], said: str
+) -> None:
+    """These models were trained for 256 positions."""
+    first = {"original_max_position_embeddings": 64}
+    config = {"rope_parameters": rope | first} | (first if kind == "phi3" else {})
+    checkpoint = InMemoryCheckpoint(build_model(kind, **config))
+    Planner(checkpoint, parse_recipe({"name": "test", "cache": {"context": 64}}, "test"))
+    with pytest.raises(CetaneError, match=said) as caught:
+        Planner(checkpoint, parse_recipe({"name": "test", "cache": {"context": 128}}, "test"))
+    assert caught.value.hint == "--context 64"
+
+
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_json(contract: str) -> None:
     made = plan(cache={"contract": contract, "context": 128}, head={"slices": 2})

@@ -7,9 +7,9 @@ from cetane.families.base import Block
 from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import LayerKind
 from cetane.families.layers import RMSNorm
-from cetane.families.model import CacheGroup, History, Matrix, Model, StoredTable
+from cetane.families.model import CacheGroup, History, Matrix, Model, Reach, StoredTable
 from cetane.families.options import residual_eps
-from cetane.families.rotary import longest
+from cetane.families.rotary import first_positions
 from cetane.schema.interface import Embedding, Source
 
 TABLE = "model.embed_tokens.weight"
@@ -52,7 +52,7 @@ def decoder_model(
     logits: float = 1.0,
     norm: str = "model.norm.weight",
     eps: float | None = None,
-    positions: int | None = None,
+    reach: Reach | None = None,
     host: Mapping[str, Source] = {},
     memory: Mapping[str, CacheGroup | History | Matrix] = {},
     channels: Mapping[str, int] = {},
@@ -63,11 +63,13 @@ def decoder_model(
 
     `kinds` are the kinds of its layers. `host` and `memory` are what the model has beside the
     kinds' tensors and caches; `channels` are those of tensors beside `hidden`. `embedding` is a
-    factor or a table, `logits` a factor. `norm` and `eps` are the last norm's. `positions` is the
-    most tokens of a text. `more` are other fields of `Model`.
+    factor or a table, `logits` a factor. `norm` and `eps` are the last norm's. `reach` is
+    where a context ends, by default where training did. `more` are other fields of `Model`.
     """
-    if positions is None:
-        positions = config.max_position_embeddings
+    positions, beyond = (config.max_position_embeddings, None) if reach is None else reach
+    if config.rope_parameters.get("rope_type") == "longrope":
+        # A text that grows into the second table would need all of its keys turned anew.
+        positions, beyond = first_positions(config, positions), "has other rotary tables"
     made: dict[str, Source] = {"hidden": Embedding()}
     kinds, factor = tuple(kinds), 1.0 if scale is None else scale
     for kind in kinds:
@@ -85,7 +87,8 @@ def decoder_model(
         host={**made, **host},
         memory={**{kind.name: kind.group() for kind in kinds}, **memory},
         rotary={kind.table: kind.rotary for kind in kinds},
-        max_context=longest(config, positions),
+        max_context=positions,
+        beyond=beyond,
         channels={"hidden": config.hidden_size, **channels},
         logit_factor=logits,
         residual_scale=scale,

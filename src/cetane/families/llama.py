@@ -23,9 +23,9 @@ from cetane.families.configs import invalid
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
 from cetane.families.kinds import LayerKind, kind_names
 from cetane.families.layers import MLP, Held
-from cetane.families.model import Model
+from cetane.families.model import Model, Reach
 from cetane.families.options import ResidualOptions
-from cetane.families.rotary import rotary_table
+from cetane.families.rotary import first_positions, rotary_table
 
 Options = ResidualOptions
 MODEL_TYPES = (
@@ -131,7 +131,20 @@ def author(config: LlamaConfig, options: ResidualOptions) -> Model:
             attention = Attention(size, config.rms_norm_eps, kind, own.form, added)
             mlp = MLP(size, inner, act, own.mlp_bias, added)
             layers.append(block(index, norm(), attention, norm(), mlp))
-    return decoder_model(config, layers, scale, kinds, embedding=own.embedding, logits=own.logits)
+    return decoder_model(
+        config, layers, scale, kinds, embedding=own.embedding, logits=own.logits,
+        reach=reach(config),
+    )  # fmt: skip
+
+
+def reach(config: LlamaConfig) -> Reach:
+    """The positions before a Ministral 3 multiplies its queries by a factor; of others, all."""
+    positions = config.max_position_embeddings
+    if config.model_type != "ministral3":
+        return positions, None
+    first = first_positions(config, positions)
+    late = config.rope_parameters["llama_4_scaling_beta"]
+    return (first, "multiplies queries by a factor") if late else (positions, None)
 
 
 def check(config: LlamaConfig) -> None:

@@ -7,6 +7,7 @@ chunks and a factor on late queries would begin: after 8,191 tokens in the relea
 
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Protocol
 
 import torch
@@ -31,7 +32,7 @@ from cetane.families.experts import (
 )
 from cetane.families.kinds import LayerKind
 from cetane.families.layers import MLP, Held
-from cetane.families.model import Model
+from cetane.families.model import Model, Reach
 from cetane.families.rotary import rotary_table, to_halves
 
 Options = ExpertOptions
@@ -137,23 +138,23 @@ def author(config: Llama4Config, options: ExpertOptions) -> Model:
         layers,
         scale,
         kinds,
-        positions=positions(config),
+        reach=reach(config),
         channels=expert_channels(mixture),
     )
 
 
-def positions(config: Llama4Config) -> int:
-    """The tokens for which all layers see everything, and no query has a factor."""
-    limits = [config.max_position_embeddings]
+def reach(config: Llama4Config) -> Reach:
+    """The positions at which all layers see everything, and no query has a factor."""
+    limits: list[Reach] = [(config.max_position_embeddings, None)]
     if CHUNKED in config.layer_types and config.attention_chunk_size is not None:
-        limits.append(config.attention_chunk_size)
+        limits.append((config.attention_chunk_size, "attends in chunks"))
     if config.attn_temperature_tuning and not all(config.no_rope_layers):
         if config.floor_scale == 1:
             raise CetaneError(
                 "floor_scale = 1: a factor on the queries of all tokens is not supported"
             )
-        limits.append(config.floor_scale - 1)
-    return min(limits)
+        limits.append((config.floor_scale - 1, "multiplies queries by a factor"))
+    return min(limits, key=itemgetter(0))
 
 
 def check(config: Llama4Config) -> None:

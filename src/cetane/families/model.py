@@ -20,6 +20,9 @@ from cetane.schema.interface import Source, TokenIds
 if TYPE_CHECKING:
     from cetane.schema.subset import Ids
 
+Reach = tuple[int, str | None]
+"""`Model.max_context`, and `Model.beyond`."""
+
 
 @dataclass(frozen=True)
 class CacheGroup:
@@ -110,6 +113,7 @@ class Model:
     memory: Mapping[str, CacheGroup | History | Matrix]
     rotary: dict[str, RotaryTable]
     max_context: int
+    """The positions for which a port is the model."""
     channels: dict[str, int]
     """Channels of the tensors that blocks hand on, by name, `hidden` among them."""
     shared: dict[str, str] = field(default_factory=dict)
@@ -125,10 +129,20 @@ class Model:
     residual_scale: float | None = None
     """The factor from the Hugging Face model's hidden tensors to these; None if the family has no
     such option."""
+    beyond: str | None = None
+    """What the model does after `max_context` positions, and a port does not; None if it was
+    trained for no more."""
     axes: Axes = field(default_factory=Axes)
     """The layout of hidden tensors."""
     bits: Bits | None = None
     """The bits of weights, by which projections on the notch are split; None to split none."""
+
+    @property
+    def ends(self) -> str:
+        """Why no context is longer, as a verb: "was trained for 256 positions"."""
+        if self.beyond is None:
+            return f"was trained for {self.max_context} positions"
+        return f"{self.beyond} after {self.max_context} positions, and a port does not"
 
     def tensors(self) -> set[str]:
         """Canonical names of all tensors that the model reads."""

@@ -43,17 +43,10 @@ class RotaryTable:
         return torch.stack([angles.cos(), angles.sin()]) * self.scale
 
 
-def longest(config: RotaryConfig, positions: int) -> int:
-    """The positions for which one table holds, of those that a model has.
-
-    `longrope` has two tables. A text that grows beyond the first one's positions would need all of
-    its keys turned anew. Beyond them, Ministral 3 also multiplies queries by a factor for each
-    position. CetaneError if the parameters give no such number.
-    """
-    parameters = config.rope_parameters
-    if parameters.get("rope_type") != "longrope" and "llama_4_scaling_beta" not in parameters:
-        return positions
-    trained = parameters.get("original_max_position_embeddings", positions)
+def first_positions(config: RotaryConfig, positions: int) -> int:
+    """The positions before a model's texts were made longer, by default all of them. CetaneError if
+    the parameters give no such number."""
+    trained = config.rope_parameters.get("original_max_position_embeddings", positions)
     if not isinstance(trained, int | float) or not 1 <= trained <= LARGEST:
         raise invalid(config.model_type, f"original_max_position_embeddings = {trained!r}")
     return int(trained)
@@ -78,7 +71,7 @@ def rotary_table(
         raise invalid(model_type, f"a head has {dim} channels, more than {LARGEST_HEAD}")
     parameters = parameters_of(config, layer_type)
     kind = parameters.get("rope_type", "default")
-    # Phi-3, whose context ends at `longest`
+    # its context ends where the second table begins: `decoder_model`
     longrope = kind == "longrope" and layer_type is None and part is not None
     if kind not in STATIC and not longrope:
         raise CetaneError(f"rope type {kind!r} is not supported; known: {', '.join(STATIC)}")

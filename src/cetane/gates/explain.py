@@ -25,6 +25,7 @@ from cetane.gates.verdict import Check
 from cetane.gates.weights import READING
 from cetane.mil.program import LARGEST_FP16
 from cetane.planner import Planner
+from cetane.planner.weights import format_of
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Quality, Recipe, key_path, value_of
 from cetane.validation import Data
@@ -44,7 +45,7 @@ BETTER = {
     6: "int8-per-channel",
     8: "fp16",
 }
-"""The next better format, by the most bits of a format that loses too much."""
+"""Better formats, by the most bits of a format that loses too much."""
 ROW_BITS = 4
 """The bits of int4 rows. Weights of no more bits lose more than such rows."""
 
@@ -133,7 +134,7 @@ def explain(
         return beyond_fp16(verdict, recipe, Planner(checkpoint, recipe))
     if any(name.startswith("ane") for name in red):
         return lost_products(verdict, recipe)
-    return too_compressed(verdict, recipe)
+    return too_compressed(verdict, Planner(checkpoint, recipe))
 
 
 def with_adapter(name: str, own: Explanation | None) -> Explanation | None:
@@ -338,8 +339,9 @@ def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Expl
     )
 
 
-def too_compressed(verdict: GoldenResult, recipe: Recipe) -> Explanation:
+def too_compressed(verdict: GoldenResult, planner: Planner) -> Explanation:
     """The explanation of a port that breaks its recipe's promise of quality."""
+    recipe = planner.recipe
     worst = min(verdict.shards, key=lambda one: one.cosine, default=None)
     where = worst.shard if worst else ""
     failed = [check for check in verdict.checks if not check.passed]
@@ -366,7 +368,7 @@ def too_compressed(verdict: GoldenResult, recipe: Recipe) -> Explanation:
             changes={"cache.streaming.full": full} if full > streaming.full else {},
         )
     key, form = fewest_bits(recipe)
-    better = next((other for most, other in BETTER.items() if parse_format(form).bits <= most), "")
+    better = better_format(form, planner)
     if recipe.embedding.rows == "int4" and parse_format(form).bits > ROW_BITS:
         key, form, better = "embedding.format", "int4 rows", "int8"
     return Explanation(
@@ -387,6 +389,19 @@ def fewest_bits(recipe: Recipe) -> tuple[str, str]:
         **{f'compression.names."{name}"': form for name, form in rules.names.items()},
     }
     return min(formats.items(), key=lambda item: parse_format(item[1]).bits)
+
+
+def better_format(form: str, planner: Planner) -> str | None:
+    """The next better format that all weights in a format can have; None if there is none."""
+    bits, compression = parse_format(form).bits, planner.recipe.compression
+    weights = [
+        weight for block in planner.blocks for _, weight in block.weights()
+        if format_of(weight, compression).name == form
+    ]  # fmt: skip
+    return next(
+        (other for most, other in BETTER.items()
+         if bits <= most and all(parse_format(other).fits(one.shape) for one in weights)), None,
+    )  # fmt: skip
 
 
 def weaker(quality: Quality) -> Iterator[tuple[str, Quality]]:

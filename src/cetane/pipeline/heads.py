@@ -82,11 +82,10 @@ def find_heads(
     tokenizer, context = request.checkpoint.tokenizer, request.recipe.cache.context
     layers = scored_layers(request)
     sizes = cache_sizes(request, layers)
-    longest = request.planner.model.max_context
+    model = request.planner.model
+    longest = model.max_context
     if tokens > longest:
-        raise CetaneError(
-            f"--tokens {tokens}: the model was trained for {longest} positions", "give fewer"
-        )
+        raise CetaneError(f"--tokens {tokens}: the model {model.ends}", "give fewer")
     if output.is_dir():
         raise CetaneError(f"--output {output}: is a folder", "name a file in it")
     with disk_errors(output):

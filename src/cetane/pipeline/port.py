@@ -18,13 +18,13 @@ from cetane.hardware.memory import give_back, keep_little
 from cetane.pipeline.attempt import Attempt, History
 from cetane.pipeline.build import check_place, same
 from cetane.pipeline.chip_layout import recipe_for_chip
-from cetane.pipeline.choose import check_budget, resolutions, with_layout
+from cetane.pipeline.choose import KEY, ROWS, check_budget, resolutions, with_layout
 from cetane.pipeline.clock import Clock
 from cetane.pipeline.partial import Partial
 from cetane.pipeline.port_result import PortResult, PortTarget
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
-from cetane.schema.recipe import Quality, Recipe, decided, override, value_of
+from cetane.schema.recipe import Quality, Recipe, decided, override, value_of, without_reasons
 from cetane.tasks.workers import Workers, open_workers
 
 MOST_ATTEMPTS = 4
@@ -201,7 +201,7 @@ def next_recipe(
     recipe = tried[-1]
     if not why.mends or not (fix or is_open(request, recipe, why)):
         return None
-    advised = mended(recipe, why)
+    advised = mended(request, recipe, why)
     planner = Planner(request.checkpoint, advised, request.planner)
     check_budget(planner, request.budget, "what the gate advises takes")
     return advised
@@ -217,11 +217,19 @@ def is_open(request: Request, recipe: Recipe, why: Explanation) -> bool:
     return recipe.compression.fitted is None and recipe.reasons.keys() - named >= why.changes.keys()
 
 
-def mended(recipe: Recipe, why: Explanation) -> Recipe:
-    """The recipe with the changes that a gate advises. Constants that were fitted to the old format
-    are dropped: a new format cannot use them."""
-    if recipe.compression.fitted is not None and why.cause == "compression":
-        recipe = override(recipe, {f"compression.{key}": value for key, value in UNFITTED.items()})
+def mended(request: Request, recipe: Recipe, why: Explanation) -> Recipe:
+    """The recipe with the changes that a gate advises.
+
+    Constants that were fitted to the old format are dropped: a new format cannot use them. With a
+    new default, the names that a mix added to the request's go too. What was said of the old
+    compression is not true of the new one.
+    """
+    if why.cause == "compression":
+        recipe = without_reasons(recipe, (KEY, ROWS))
+        if recipe.compression.fitted is not None:
+            own = {"names": request.recipe.compression.names} if KEY in why.changes else {}
+            values = {f"compression.{key}": value for key, value in (UNFITTED | own).items()}
+            recipe = override(recipe, values)
     return decided(recipe, why.changes, dict.fromkeys(why.changes, why.sentence))
 
 

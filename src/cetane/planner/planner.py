@@ -114,8 +114,7 @@ class Planner:
         if recipe.cache.context > self.model.max_context:
             most = self.model.max_context // 32 * 32
             raise CetaneError(
-                f"cache.context = {recipe.cache.context}: {checkpoint.source} was trained for "
-                f"{self.model.max_context} positions",
+                f"cache.context = {recipe.cache.context}: {checkpoint.source} {self.model.ends}",
                 f"--context {most}" if most else None,
             )
         self.memory = self.cache_plan(self.model, recipe, checkpoint.source)

@@ -9,10 +9,11 @@ from typing import BinaryIO
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
+from cetane.errors import CetaneError
 from cetane.mil.fast.arrays import align
 from cetane.mil.fast.model import model
 from cetane.mil.fast.onnx_graph import OnnxGraph, OnnxWeight, onnx_type
-from cetane.mil.fast.translate import translate
+from cetane.mil.fast.translate import translate, unsupported
 from cetane.mil.program import MilFunction, Program
 
 WEIGHTS = "weights.bin"
@@ -29,7 +30,7 @@ def export(
     becomes an input of its name and an output `NAME_out`. Raises CetaneError that names an op
     without an ONNX form.
     """
-    graphs = {name: translate(function) for name, function in program.functions.items()}
+    graphs = {name: _translated(function) for name, function in program.functions.items()}
     files, places = {}, dict[Hashable, _Place]()
     with (folder / WEIGHTS).open("wb") as data:
         for index, (name, graph) in enumerate(graphs.items()):
@@ -43,6 +44,17 @@ def export(
             files[name].write_bytes(proto.SerializeToString())
     progress("done", len(graphs), len(graphs))
     return files
+
+
+def _translated(function: MilFunction) -> OnnxGraph:
+    """The graph of a function. No other executor helps an export, so the refusal names none."""
+    if missing := unsupported(function):
+        raise CetaneError(
+            f"function {function.name} has ops without an ONNX form in cetane: "
+            f"{', '.join(missing)}",
+            "write the model that it was converted from as ONNX, for example with torch.onnx",
+        )
+    return translate(function)
 
 
 def _standalone(function: MilFunction, graph: OnnxGraph) -> ModelProto:
