@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cetane.files.cache import cache_dir, forget_oldest, write_cache
 from cetane.files.hashes import (
+    MOST_FILES,
     FileRecord,
     check_files,
     code_sha256,
@@ -49,6 +50,7 @@ __all__ = [
     "KERNELS_OF",
     "LARGEST",
     "LARGEST_TEXT",
+    "MOST_FILES",
     "PARTIAL",
     "READ_ONLY",
     "FileRecord",
