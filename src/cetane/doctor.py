@@ -19,7 +19,7 @@ from typing import Literal
 from packaging.requirements import Requirement
 
 from cetane.errors import CetaneError
-from cetane.files import PARTIAL, cache_dir, is_claimed, remove
+from cetane.files import PARTIAL, cache_dir, home, is_claimed, remove
 from cetane.hardware.mac import os_build
 from cetane.measuring.machine import is_mac
 
@@ -159,7 +159,7 @@ def ane_caches() -> Iterator[Leftover]:
     build = os_build()
     if build is None:
         return
-    for cache in sorted((Path.home() / "Library" / "Caches").glob(f"*/{E5_CACHE}")):
+    for cache in sorted((home() / "Library" / "Caches").glob(f"*/{E5_CACHE}")):
         for folder in sorted(p for p in cache.iterdir() if p.is_dir() and p.name != build):
             why = f"ANE cache of {cache.parent.name} for another build of macOS"
             yield Leftover(folder, size_of(folder), why)

@@ -5,7 +5,7 @@ A file is written whole or not at all, and nothing in a file is trusted before i
 
 from pathlib import Path
 
-from cetane.files.cache import cache_dir, forget_oldest, write_cache
+from cetane.files.cache import cache_dir, forget_oldest, home, write_cache
 from cetane.files.hashes import (
     MOST_FILES,
     FileRecord,
@@ -65,6 +65,7 @@ __all__ = [
     "disk_errors",
     "file_identity",
     "forget_oldest",
+    "home",
     "inside",
     "is_claimed",
     "json_sha256",
