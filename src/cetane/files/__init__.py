@@ -41,6 +41,7 @@ from cetane.files.writing import (
     disk_errors,
     remove,
     replacing,
+    target_of,
     write_json,
     write_toml,
 )
@@ -85,6 +86,7 @@ __all__ = [
     "sha256",
     "shipped_text",
     "silent",
+    "target_of",
     "write_cache",
     "write_json",
     "write_toml",
