@@ -57,8 +57,10 @@ class TokenModel(TemplateLM):
         token."""
 
     @abstractmethod
-    def write(self, tokens: Sequence[int], most: int, sampler: Sampler) -> Iterator[int]:
-        """Generate at most `most` tokens after `tokens`, up to a stop token."""
+    def write(
+        self, tokens: Sequence[int], most: int, sampler: Sampler, stop: Sequence[int]
+    ) -> Iterator[int]:
+        """Generate at most `most` tokens after `tokens`, up to one of the tokens `stop`."""
 
     @property
     def eot_token_id(self) -> int:
@@ -183,7 +185,7 @@ class TokenModel(TemplateLM):
             if known is None:
                 sampler = Sampler(**sampling, seed=asked[key])
                 asked[key] += 1
-                known = self.text(self.write(ids, most, sampler), stops)
+                known = self.text(self.write(ids, most, sampler, self.stop_tokens(stops)), stops)
                 if sampler.plain:
                     self.answers.add(key, known)
             texts.append(known)
@@ -204,6 +206,12 @@ class TokenModel(TemplateLM):
             )
         self.shortened += most < wanted
         return most
+
+    def stop_tokens(self, stops: Sequence[str]) -> tuple[int, ...]:
+        """The model's stop tokens, and those stop texts that are special tokens: the text of an
+        answer leaves these out."""
+        special = map(self.own_tokenizer.special_id, stops)
+        return (*self.own_tokenizer.eos_ids, *(token for token in special if token is not None))
 
     def text(self, tokens: Iterable[int], stops: Sequence[str]) -> str:
         """The text of tokens before the first stop text."""
@@ -246,9 +254,11 @@ class BundleModel(TokenModel):
     def scores(self, tokens: Sequence[int], start: int) -> list[TokenLikelihood]:
         return likelihoods(self.prefixes, tokens, start, adapter=self.adapter)[0]
 
-    def write(self, tokens: Sequence[int], most: int, sampler: Sampler) -> Iterator[int]:
+    def write(
+        self, tokens: Sequence[int], most: int, sampler: Sampler, stop: Sequence[int]
+    ) -> Iterator[int]:
         fed = self.prefixes.feed(tokens, adapter=self.adapter)
-        return extend(fed.session, fed.logits, sampler, most, self.own_tokenizer.eos_ids)
+        return extend(fed.session, fed.logits, sampler, most, stop)
 
 
 class ReferenceModel(TokenModel):
@@ -268,11 +278,13 @@ class ReferenceModel(TokenModel):
             token_likelihood(row, tokens[at + 1], 1) for at, row in zip(rows, logits, strict=True)
         ]
 
-    def write(self, tokens: Sequence[int], most: int, sampler: Sampler) -> Iterator[int]:
+    def write(
+        self, tokens: Sequence[int], most: int, sampler: Sampler, stop: Sequence[int]
+    ) -> Iterator[int]:
         ids = list(tokens)
         for _ in range(most):
             last = self.reference.run([ids], kept=[[len(ids) - 1]])[0].logits[-1]
             ids.append(sampler(last))
-            if ids[-1] in self.own_tokenizer.eos_ids:
+            if ids[-1] in stop:
                 return
             yield ids[-1]
