@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -377,13 +378,38 @@ def test_every_token_of_a_continuation_is_scored(bundle: Bundle) -> None:
     for context, ids, start in (
         ([], [model.prefix_token_id, 7, 8, 9], 1),
         ([5], [5, 7, 8, 9], 1),
-        ([1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7, 8, 9], 5),
+        ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7, 8, 9], 6),
+        ([0, 1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7, 8, 9], 6),
     ):
         ((total, _),) = model._loglikelihood_tokens([(None, context, [7, 8, 9])])
         assert (total, model.asked) == (-3.0, (ids, start))
-    for length, context in ((8, [1]), (9, [1, 2])):
+    for length, context in ((9, [1]), (10, [1, 2])):
         with pytest.raises(CetaneError, match=f"continuation of {length} tokens does not fit"):
             model._loglikelihood_tokens([(None, context, [7] * length)])
+
+
+def test_what_is_longer_than_the_context_is_cut_as_in_hf(bundle: Bundle) -> None:
+    """At each length near the context's 1,024 tokens, of which one more can be scored."""
+    own = BundleModel(bundle, "portable", KeptAnswers(None))
+    hf = HFLM(pretrained=bundle.manifest.source, dtype="float32", device="cpu", batch_size=1)
+    assert own.max_length == hf.max_length == 1024
+    text = "".join(random.Random(0).choices("0123456789", k=2100))
+    ids = own.tok_encode(text)
+    assert len(ids) == len(text)  # a token for each digit
+    pairs = [(None, ids[:-4][-length:], ids[-4:]) for length in (1019, 1020, 1021, 1022, 1900)]
+    pairs.append((None, ids[:1], ids[1:1025]))  # as long as the context
+    ours, theirs = own._loglikelihood_tokens(pairs), hf._loglikelihood_tokens(pairs, True)
+    for (total, greedy), (wanted, same), (_, _, continuation) in zip(
+        ours, theirs, pairs, strict=True
+    ):
+        assert total == pytest.approx(wanted, abs=5e-4 * len(continuation)) and greedy == same
+    for length in (1023, 1024, 1025, 2100):
+        whole = Instance("loglikelihood_rolling", {}, (text[:length],), 0)
+        assert own.loglikelihood_rolling([whole]) == pytest.approx(
+            hf.loglikelihood_rolling([whole], True), abs=5e-4 * length
+        )
+    with pytest.raises(CetaneError, match="context"):
+        own.scores(ids[:1026], 1)
 
 
 def test_the_harness_says_nothing_of_its_own(

@@ -54,7 +54,7 @@ class TokenModel(TemplateLM):
     @abstractmethod
     def scores(self, tokens: Sequence[int], start: int) -> list[TokenLikelihood]:
         """The log probability of each token from position `start` >= 1 on, with the likeliest
-        token."""
+        token. `tokens` may be one more than the context: nothing is predicted after the last."""
 
     @abstractmethod
     def write(
@@ -128,14 +128,14 @@ class TokenModel(TemplateLM):
             if not disable_tqdm:
                 self.progress("log likelihoods", done, len(order))
             _, context, continuation = requests[number]
-            if len(continuation) >= self.max_length:
+            if len(continuation) > self.max_length:
                 raise CetaneError(
                     f"a continuation of {len(continuation):,} tokens does not fit a context of "
-                    f"{self.max_length:,}: one token must stand before it",
+                    f"{self.max_length:,}",
                     "build with a larger context",
                 )
             before = context or [self.prefix_token_id]  # a context of spaces alone has no tokens
-            ids = [*before, *continuation][-self.max_length :]
+            ids = [*before, *continuation][-self.max_length - 1 :]  # the last one is not fed
             results[number] = self.likelihood(ids, len(ids) - len(continuation))
         self.answers.save()
         return [results[number] for number in range(len(requests))]
@@ -162,7 +162,7 @@ class TokenModel(TemplateLM):
             self.progress("texts", done, len(requests))
             windows = get_rolling_token_windows(
                 self.tok_encode(request.args[0], add_special_tokens=False),
-                self.prefix_token_id, self.max_length - 1, 1,
+                self.prefix_token_id, self.max_length, 1,
             )  # fmt: skip
             pairs = [(None, *make_disjoint_window(window)) for window in windows]
             totals.append(sum(total for total, _ in self._loglikelihood_tokens(pairs, True)))
