@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 import time
@@ -162,6 +163,25 @@ def test_everything_that_a_killed_process_leaves(
     assert {item.path for item in leftovers()} == {*old, half}
     clean(leftovers())
     assert not leftovers() and (tmp_path / "download.partial").is_dir() and theirs.is_file()
+
+
+def test_what_a_killed_writer_left_beside_its_target(
+    machine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fresh ones, those of a running writer, links and other names stay."""
+    monkeypatch.chdir(tmp_path)
+    old = machine(".app.v2.4711.tmp", 1000, days=2)
+    machine(".app.4712.tmp")
+    for name in (".notes.tmp", ".app.mine.tmp", "app.4711.tmp", "elsewhere/.app.4711.tmp"):
+        machine(name, days=9)
+    (tmp_path / ".linked.4711.tmp").symlink_to(tmp_path / "elsewhere")
+    (found,) = leftovers()
+    assert (found.path, found.bytes, found.why) == (old, 1000, "a half-written app.v2")
+    with (tmp_path / ".app.v2.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert leftovers() == []
+    clean([found])
+    assert not old.exists() and leftovers() == []
 
 
 def test_a_build_that_goes_on_stays(

@@ -19,7 +19,7 @@ from typing import Literal
 from packaging.requirements import Requirement
 
 from cetane.errors import CetaneError
-from cetane.files import PARTIAL, cache_dir, is_claimed, remove
+from cetane.files import PARTIAL, cache_dir, home, is_claimed, remove, target_of
 from cetane.hardware.mac import os_build
 from cetane.measuring.machine import is_mac
 
@@ -142,7 +142,8 @@ def stale() -> Iterator[Diagnosis]:
 def leftovers() -> list[Leftover]:
     """All leftovers, which can be removed without loss."""
     return [
-        *other_builds(), *ane_caches(), *temporary_files(), *unfinished(), *unused(), *halves(),
+        *other_builds(), *ane_caches(), *temporary_files(), *unfinished(), *half_written(),
+        *unused(), *halves(),
     ]  # fmt: skip
 
 
@@ -159,7 +160,7 @@ def ane_caches() -> Iterator[Leftover]:
     build = os_build()
     if build is None:
         return
-    for cache in sorted((Path.home() / "Library" / "Caches").glob(f"*/{E5_CACHE}")):
+    for cache in sorted((home() / "Library" / "Caches").glob(f"*/{E5_CACHE}")):
         for folder in sorted(p for p in cache.iterdir() if p.is_dir() and p.name != build):
             why = f"ANE cache of {cache.parent.name} for another build of macOS"
             yield Leftover(folder, size_of(folder), why)
@@ -189,6 +190,17 @@ def unfinished() -> Iterator[Leftover]:
         if not is_claimed(path.with_suffix("")):
             why = "a build that was stopped; the same command would continue it"
             yield Leftover(path, size_of(path), why)
+
+
+def half_written() -> Iterator[Leftover]:
+    """Files and folders beside their targets in the current folder, half-written by processes that
+    were killed more than a day ago."""
+    for path in sorted(Path.cwd().glob(".*.tmp")):
+        target = target_of(path)
+        if target is None or not older(path, DAY) or path.lstat().st_uid != os.getuid():
+            continue
+        if not is_claimed(target):
+            yield Leftover(path, size_of(path), f"a half-written {target.name}")
 
 
 def unused() -> Iterator[Leftover]:

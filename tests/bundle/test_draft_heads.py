@@ -206,6 +206,12 @@ def sources(content: Any) -> Any:
         (lambda c: c.update(steps=0), "steps: Input should be greater"),
         (lambda c: c.update(more=1), "more: unknown key; known: schema_version"),
         (
+            lambda c: c.update(
+                files=dict.fromkeys(map(str, range(1 << 15)), c["files"].popitem()[1])
+            ),
+            "files: Dictionary should have at most 16384 items",
+        ),
+        (
             lambda c: c["functions"].append(c["functions"][0]),
             "draft, draft do not make the draft head medusa",
         ),
@@ -241,6 +247,14 @@ def test_rotary_rows_without_their_table(body: Bundle, tmp_path: Path) -> None:
     file.write_text(json.dumps(content))
     with pytest.raises(CetaneError, match=r"no rotary-default.npy, whose rows its functions take"):
         bundle.draft_heads()
+
+
+def test_a_folder_without_its_manifest(path: Path) -> None:
+    (head_of(path) / "head.json").unlink()
+    with pytest.raises(
+        CetaneError, match=r"medusa: no head\.json \(remove the draft head's folder"
+    ):
+        Bundle(path).draft_heads()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"[" * 100_000])

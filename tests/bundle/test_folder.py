@@ -147,6 +147,11 @@ def test_a_shard_name_that_points_outside(path: Path) -> None:
         Bundle(path)
 
 
+def many() -> dict[str, Any]:
+    """More files than a reader looks up in a few seconds."""
+    return {f"f/{number}": {"bytes": 0, "sha256": ""} for number in range(1 << 14)}
+
+
 def without(*keys: str) -> Callable[[Any], None]:
     def change(content: Any) -> None:
         for key in keys[:-1]:
@@ -169,6 +174,7 @@ def without(*keys: str) -> Callable[[Any], None]:
         (lambda c: c.update(more=1), "more: unknown key; did you mean 'source'"),
         (lambda c: c["plan"]["recipe"]["cache"].update(contract="none"), "cache.contract"),
         (lambda c: c["files"].update({"x": {"bytes": "many", "sha256": ""}}), "files.x.bytes"),
+        (lambda c: c["files"].update(many()), r"files: Dictionary should have at most 16384 items"),
         (lambda c: [c], "holds a JSON list"),
         (lambda c: 7, "holds a JSON int"),
     ],

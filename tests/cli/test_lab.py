@@ -8,6 +8,7 @@ import pytest
 from tests.cli.conftest import Cetane
 from tests.lab import conftest as fixtures
 
+from cetane.files import claimed
 from cetane.lab.journal import Journal
 
 lab, faked = fixtures.lab, fixtures.faked
@@ -61,6 +62,19 @@ def test_a_lab_from_new_to_report(
     for command in (("list",), ("show", "tiny"), ("log",)):
         told = cetane("lab", *command, "--lab", lab)
         assert told.code == 0 and "iny" in told.out
+
+
+def test_a_second_run_is_refused_and_not_logged(
+    cetane: Cetane, lab: Path, tiny_checkpoint_folder: Path, faked: dict
+) -> None:
+    """It would be the experiment's last run, as an error."""
+    for names in (("tiny",), ("--all",), ("tiny", "--workers", 1)):
+        with claimed(lab.parent / "work" / "tiny", "running tiny"):
+            refused = run(cetane, lab, tiny_checkpoint_folder, *names)
+        assert refused.code == 2 and "(running tiny)" in refused.err
+        assert "wait until it has ended, or choose another folder with --work" in refused.err
+    assert not Journal(lab / "journal.jsonl").events()
+    assert run(cetane, lab, tiny_checkpoint_folder, "tiny", "tiny").code == 0
 
 
 def test_all_goes_on_and_runs_only_what_has_not(

@@ -1,6 +1,7 @@
 """Constants in files, as recipes name them: parts of tensors, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,31 @@ def test_a_strangers_tensors(tmp_path: Path, tensors: dict[str, Any]) -> None:
     save_file(tensors, tmp_path / "x.safetensors")
     with pytest.raises(CetaneError, match=r"a\.weight is not fitted to a palette4"):
         Fitted(tmp_path / "x.safetensors").of("a.weight", (16, 6), FOUR, None, None)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("made", [PALETTE, LINEAR], ids=["palette", "int4"])
+def test_values_that_are_not_finite(made: Palettized | Affine, value: float) -> None:
+    part, form = ("lut", FOUR) if isinstance(made, Palettized) else ("scale", INT4)
+    values = np.array(getattr(made, part))
+    values.flat[-1] = value
+    read = save({"a.weight": replace(made, **{part: values})}, "odd", "a-model").read()
+    with pytest.raises(CetaneError, match=rf"a\.weight/{part} holds NaN or infinity \(remove comp"):
+        read.of("a.weight", made.decode().shape, form, None, None)
+
+
+@pytest.mark.parametrize(
+    "said", ["[" * 100_000, '{"harms": {"a": 1' + "0" * 400 + "}}", "{", "[1]"]
+)
+def test_metadata_that_says_nothing(tmp_path: Path, said: str) -> None:
+    """Its constants are used, as those of an older file."""
+    tensors = {"b.weight/data": LINEAR.data, "b.weight/scale": LINEAR.scale[:, 0]}
+    save_file(tensors, tmp_path / "x.safetensors", {"cetane": said})
+    fitted = Fitted(tmp_path / "x.safetensors")
+    assert (fitted.said, fitted.harms) == ({}, {})
+    made = fitted.of("b.weight", (4, 6), INT4, None, None)
+    assert made is not None
+    np.testing.assert_array_equal(made.decode(), LINEAR.decode())
 
 
 @pytest.mark.parametrize(

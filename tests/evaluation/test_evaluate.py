@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,20 +11,25 @@ from typing import Any
 
 import pytest
 import torch
+from lm_eval.api.instance import Instance
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from tests.server.conftest import running
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 import cetane
 from cetane.bundle import Bundle
+from cetane.checkpoint import open_checkpoint
 from cetane.engine.likelihood import TokenLikelihood
+from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
 from cetane.evaluation.answers import KeptAnswers
 from cetane.evaluation.evaluate import OWN_TASKS, figures, kept
-from cetane.evaluation.models import BundleModel, TokenModel
+from cetane.evaluation.models import BundleModel, ReferenceModel, TokenModel
+from cetane.gates.reference import Reference
 from cetane.server.app import serve
 
 TASKS = ["cetane_cloze", "cetane_choice"]
@@ -300,14 +306,12 @@ class Written(TokenModel):
         self.asked = list(tokens), start
         return [TokenLikelihood(token, -1.0) for token in tokens[start:]]
 
-    def write(self, tokens: Any, most: int, sampler: Any) -> Any:
+    def write(self, tokens: Any, most: int, sampler: Any, stop: Any) -> Any:
         self.asked = len(tokens), most
         return iter(self.own_tokenizer.encode("one two STOP three")[:most])
 
 
 def test_generated_answers_end_at_their_stop_text(bundle: Bundle) -> None:
-    from lm_eval.api.instance import Instance
-
     model = Written(bundle.tokenizer, 256, KeptAnswers(None))
     request = Instance(
         "generate_until", {}, ("p" * 100, {"until": ["STOP"], "max_gen_toks": 99}), 0
@@ -316,9 +320,32 @@ def test_generated_answers_end_at_their_stop_text(bundle: Bundle) -> None:
     assert model.asked == (len(model.tok_encode("p" * 100)), 99)
 
 
-def test_a_prompt_stays_whole_and_its_answer_gets_the_rest(bundle: Bundle) -> None:
-    from lm_eval.api.instance import Instance
+def test_a_stop_text_that_is_a_special_token_ends_the_answer(bundle: Bundle) -> None:
+    """As in `lm_eval --model hf`. The model's own stop token is another one."""
+    own = BundleModel(bundle, "portable", KeptAnswers(None))
+    ids = own.tok_encode("Once")
+    said = [*own.write(ids, 8, Sampler(), ())]
+    known = {token: text for text, token in bundle.tokenizer.backend.get_vocab().items()}
+    fresh = [at for at, token in enumerate(said) if token not in (*said[:at], *ids)]
+    end = max(at for at in fresh if known[said[at]].isascii())
+    stop, before = known[said[end]], said[:end]
+    assert before and said[end] not in bundle.tokenizer.eos_ids
+    hf = HFLM(pretrained=bundle.manifest.source, dtype="float32", device="cpu", batch_size=1)
+    hf.tokenizer.add_special_tokens({"additional_special_tokens": [stop]})
+    special = Tokenizer.from_str(bundle.tokenizer.backend.to_str())
+    special.add_special_tokens([stop])
+    own.own_tokenizer = replace(bundle.tokenizer, backend=special)
+    options = {"until": [stop, "never said"], "max_gen_toks": 8}
+    request = Instance("generate_until", {}, ("Once", options), 0)
+    wanted = [bundle.tokenizer.decode(before)]
+    assert hf.generate_until([request], disable_tqdm=True) == wanted
+    assert own.generate_until([request]) == wanted
+    reference = Reference(open_checkpoint(bundle.manifest.source))
+    theirs = ReferenceModel(reference, own.own_tokenizer, 64, KeptAnswers(None))
+    assert theirs.generate_until([request]) == wanted
 
+
+def test_a_prompt_stays_whole_and_its_answer_gets_the_rest(bundle: Bundle) -> None:
     prompt = "Why is the sky blue?"
     count = len(bundle.tokenizer.encode(prompt))
     for room, wanted, most, shortened in ((5, 5, 5, 0), (5, 6, 5, 1), (5, 1024, 5, 1)):
@@ -332,8 +359,6 @@ def test_a_prompt_stays_whole_and_its_answer_gets_the_rest(bundle: Bundle) -> No
 
 
 def test_repeated_samples_differ_and_come_again(bundle: Bundle) -> None:
-    from lm_eval.api.instance import Instance
-
     def answers(**options: Any) -> list[str]:
         model = BundleModel(bundle, "portable", KeptAnswers(None))
         given = {"until": [], "max_gen_toks": 8} | options
@@ -353,13 +378,38 @@ def test_every_token_of_a_continuation_is_scored(bundle: Bundle) -> None:
     for context, ids, start in (
         ([], [model.prefix_token_id, 7, 8, 9], 1),
         ([5], [5, 7, 8, 9], 1),
-        ([1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7, 8, 9], 5),
+        ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7, 8, 9], 6),
+        ([0, 1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7, 8, 9], 6),
     ):
         ((total, _),) = model._loglikelihood_tokens([(None, context, [7, 8, 9])])
         assert (total, model.asked) == (-3.0, (ids, start))
-    for length, context in ((8, [1]), (9, [1, 2])):
+    for length, context in ((9, [1]), (10, [1, 2])):
         with pytest.raises(CetaneError, match=f"continuation of {length} tokens does not fit"):
             model._loglikelihood_tokens([(None, context, [7] * length)])
+
+
+def test_what_is_longer_than_the_context_is_cut_as_in_hf(bundle: Bundle) -> None:
+    """At each length near the context's 1,024 tokens, of which one more can be scored."""
+    own = BundleModel(bundle, "portable", KeptAnswers(None))
+    hf = HFLM(pretrained=bundle.manifest.source, dtype="float32", device="cpu", batch_size=1)
+    assert own.max_length == hf.max_length == 1024
+    text = "".join(random.Random(0).choices("0123456789", k=2100))
+    ids = own.tok_encode(text)
+    assert len(ids) == len(text)  # a token for each digit
+    pairs = [(None, ids[:-4][-length:], ids[-4:]) for length in (1019, 1020, 1021, 1022, 1900)]
+    pairs.append((None, ids[:1], ids[1:1025]))  # as long as the context
+    ours, theirs = own._loglikelihood_tokens(pairs), hf._loglikelihood_tokens(pairs, True)
+    for (total, greedy), (wanted, same), (_, _, continuation) in zip(
+        ours, theirs, pairs, strict=True
+    ):
+        assert total == pytest.approx(wanted, abs=5e-4 * len(continuation)) and greedy == same
+    for length in (1023, 1024, 1025, 2100):
+        whole = Instance("loglikelihood_rolling", {}, (text[:length],), 0)
+        assert own.loglikelihood_rolling([whole]) == pytest.approx(
+            hf.loglikelihood_rolling([whole], True), abs=5e-4 * length
+        )
+    with pytest.raises(CetaneError, match="context"):
+        own.scores(ids[:1026], 1)
 
 
 def test_the_harness_says_nothing_of_its_own(

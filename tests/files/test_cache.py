@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cetane.errors import CetaneError
 from cetane.files import cache_dir, forget_oldest, write_cache
 
 
@@ -17,6 +18,17 @@ def test_cache_dir(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_dir() == Path("/b/cetane")
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     assert cache_dir() == Path("/c/.cache/cetane")
+
+
+def test_nobody_knows_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run as a user without an entry in passwd."""
+    for name in ("CETANE_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    with pytest.raises(CetaneError, match=r"knows no home folder .*set CETANE_CACHE to a folder"):
+        cache_dir()
+    monkeypatch.setenv("CETANE_CACHE", "/a")
+    assert cache_dir() == Path("/a")
 
 
 def test_write_replaces_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from cetane.compress import parse_format
 from cetane.compress.beside import TextFile
 from cetane.compress.fitted import folder
 from cetane.errors import CetaneError
-from cetane.files import silent
+from cetane.files import claimed, silent
 from cetane.fitting import fit as module
 from cetane.fitting import lessons as lessons_module
 from cetane.fitting.documentation import windows_of
@@ -390,6 +390,18 @@ def test_tuning_goes_on_from_there(fitted: Fixed) -> None:
     if before - after > 1e-4:  # else the first constants are kept
         assert differs(tuned, fitted)
     assert not list(folder().glob("*.tuning"))
+
+
+def test_a_second_tuning_of_the_same_is_told_to_wait(fitted: Fixed) -> None:
+    """Another folder would not help: the constants are kept by their content."""
+    wanted = recipe(method="tuned", minutes=1 / 30)
+    planner = Planner(fitted.checkpoint, wanted)
+    key = module.key_of(fitted.checkpoint, module.fitted_formats(planner), wanted.compression)
+    with (
+        claimed(folder() / f"{key}.tuning", "tuning"),
+        pytest.raises(CetaneError, match=r"by process .*its constants will be used again"),
+    ):
+        resolve_recipe(fitted.checkpoint, wanted)
 
 
 def test_a_weight_that_learnt_too_much_keeps_what_was_rounded(

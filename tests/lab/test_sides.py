@@ -1,13 +1,18 @@
 """The sides of an experiment: their recipes."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from cetane.checkpoint import open_checkpoint
 from cetane.compress.beside import TextFile
-from cetane.files import write_toml
-from cetane.lab.sides import Side, scaled
+from cetane.files import claimed, write_toml
+from cetane.lab.experiment import Experiment
+from cetane.lab.sides import Side, Sides, scaled
+from cetane.lab.workload import Setting
 from cetane.schema.recipe import load_recipe
 
 
@@ -31,3 +36,16 @@ def test_files_beside_a_recipe_are_found_for_another_context_and_fewer_tokens(
     narrowed = side.narrowed(recipe)
     assert narrowed.head.subset is not None and narrowed.compression.text is not None
     assert narrowed.compression.text.path == tmp_path / "ours.txt"
+
+
+def test_a_bundle_that_another_experiment_builds_is_waited_for(
+    tiny: Experiment, setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    side = Sides(tiny, setting, lambda what, *_: seen.append(what)).baseline
+    target = setting.folder / "bundles" / f"{side.recipe.name}-{side.key[:16]}"
+    with ExitStack() as other:
+        other.enter_context(claimed(target, "building"))
+        monkeypatch.setattr("cetane.lab.sides.time.sleep", lambda _: other.close())
+        assert side.bundle.path == target
+    assert seen[0] == f"waiting for {target.name}" and seen.count(seen[0]) == 1

@@ -109,3 +109,13 @@ def test_it_lasts_from_run_to_run(tmp_path: Path) -> None:
     assert asked(known, [1, 2]) == ((3, 4), "suffix-2-once")
     with pytest.raises(CetaneError, match="another tokenizer"):
         EarlierAnswers(path, "11" * 32)
+
+
+def test_a_cache_that_takes_no_file_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer that it would have learned is complete."""
+    (tmp_path / "file").write_bytes(b"")
+    told(Suffix(EarlierAnswers(tmp_path / "file" / "x.trie", OWNER)), [1, 2, 3, 4])
+    (warning,) = caplog.messages
+    assert warning.startswith("these answers are not kept for the next run: cannot write ")

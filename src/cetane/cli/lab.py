@@ -203,6 +203,7 @@ def run(
     """
     from cetane.cli.lab_tables import show_outcome, show_runs
     from cetane.lab.journal import as_dict
+    from cetane.lab.run import claiming
     from cetane.lab.workload import Setting
     from cetane.mil.fast import share_threads
 
@@ -226,8 +227,8 @@ def run(
         kept = ", ".join(f"{name} ({outcome.status})" for name, outcome in held.items())
         say(f"not run, since the last run still holds: {kept}; --again runs all")
     made: dict[str, Outcome] = {}
-    with crew(workers, scheduler, store) as helpers:
-        left = [one for one in chosen if one.id not in held]
+    left = [one for one in chosen if one.id not in held]
+    with claiming(left, setting), crew(workers, scheduler, store) as helpers:
         for experiment, outcome in run_all(left, setting, opened, helpers):
             made[experiment.id] = outcome
             if not json:

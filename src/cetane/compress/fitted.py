@@ -17,6 +17,7 @@ from cetane.compress.beside import FileBeside
 from cetane.compress.formats import Format, Palette, Shape
 from cetane.errors import CetaneError
 from cetane.files import cache_dir, disk_errors, replacing, sha256
+from cetane.validation import parse_json
 
 if TYPE_CHECKING:  # a recipe is read without numpy
     import numpy.typing as npt
@@ -54,9 +55,9 @@ class Fitted:
 
     @property
     def said(self) -> dict[str, Any]:
-        """What the file's metadata says; empty for an older file."""
-        with suppress(KeyError, ValueError):
-            said = json.loads((self.file.metadata() or {})[SAID])
+        """What the file's metadata says; empty for an older file, and for one that is damaged."""
+        with suppress(KeyError, CetaneError):
+            said = parse_json((self.file.metadata() or {})[SAID], str(self.path))
             return said if isinstance(said, dict) else {}
         return {}
 
@@ -92,7 +93,8 @@ class Fitted:
         """The constants of a weight of this shape, which is a part of the named tensor.
 
         `rows` and `columns` are that part; None stands for all. Returns None for a tensor that was
-        not fitted. Raises CetaneError if the file has it in another format or shape.
+        not fitted. Raises CetaneError if the file has it in another format or shape, or
+        with a value that is not finite.
         """
         from safetensors import SafetensorError
 
@@ -107,12 +109,21 @@ class Fitted:
             ) from error
         return None
 
+    def _finite(self, name: str) -> Any:
+        """A tensor of the file. Raises CetaneError if it holds NaN or infinity."""
+        import numpy as np
+
+        values = self.file.get_tensor(name)
+        if not np.isfinite(values).all():
+            raise CetaneError(f"{self.path}: {name} holds NaN or infinity", ANEW)
+        return values
+
     def _palettized(
         self, name: str, shape: Shape, form: Format, rows: Span | None, columns: Span | None
     ) -> Palettized:
         from cetane.compress.encoded import Palettized
 
-        indices, lut = self.file.get_tensor(name + INDICES), self.file.get_tensor(name + LUT)
+        indices, lut = self.file.get_tensor(name + INDICES), self._finite(name + LUT)
         if (indices.dtype, lut.dtype) != ("uint8", "float16") or indices.ndim != 2:
             raise ValueError
         if not isinstance(form, Palette):
@@ -140,7 +151,7 @@ class Fitted:
     ) -> Affine:
         from cetane.compress.encoded import Affine
 
-        data, scale = self.file.get_tensor(name + DATA), self.file.get_tensor(name + SCALE)
+        data, scale = self.file.get_tensor(name + DATA), self._finite(name + SCALE)
         if (data.dtype, scale.dtype) != ("int8", "float16") or data.ndim != 2:
             raise ValueError
         if form.name != f"int{form.bits}-per-channel" or scale.shape != (len(data),):

@@ -58,8 +58,9 @@ def likelihoods(
 ) -> tuple[list[TokenLikelihood], Fed]:
     """The scores of all tokens from position `start` >= 1 on, and the session that holds them.
 
-    Only one call's logits are in memory at a time. Tokens that a kept session holds are not
-    computed again. The options are those of `Prefixes.feed`.
+    `tokens` may be one more than the context holds, since nothing is predicted after the last one:
+    then the session lacks it. Only one call's logits are in memory at a time. Tokens that a kept
+    session holds are not computed again. The options are those of `Prefixes.feed`.
     """
     scores: list[TokenLikelihood] = []
 
@@ -69,5 +70,6 @@ def likelihoods(
             if start <= position < len(tokens):
                 scores.append(token_likelihood(row, tokens[position], top))
 
-    fed = prefixes.feed(tokens, rows, start - 1, check, adapter, watch)
+    fits = len(tokens) != prefixes.schedule.context + 1
+    fed = prefixes.feed(tokens if fits else tokens[:-1], rows, start - 1, check, adapter, watch)
     return scores, fed

@@ -54,11 +54,13 @@ class TokenModel(TemplateLM):
     @abstractmethod
     def scores(self, tokens: Sequence[int], start: int) -> list[TokenLikelihood]:
         """The log probability of each token from position `start` >= 1 on, with the likeliest
-        token."""
+        token. `tokens` may be one more than the context: nothing is predicted after the last."""
 
     @abstractmethod
-    def write(self, tokens: Sequence[int], most: int, sampler: Sampler) -> Iterator[int]:
-        """Generate at most `most` tokens after `tokens`, up to a stop token."""
+    def write(
+        self, tokens: Sequence[int], most: int, sampler: Sampler, stop: Sequence[int]
+    ) -> Iterator[int]:
+        """Generate at most `most` tokens after `tokens`, up to one of the tokens `stop`."""
 
     @property
     def eot_token_id(self) -> int:
@@ -126,14 +128,14 @@ class TokenModel(TemplateLM):
             if not disable_tqdm:
                 self.progress("log likelihoods", done, len(order))
             _, context, continuation = requests[number]
-            if len(continuation) >= self.max_length:
+            if len(continuation) > self.max_length:
                 raise CetaneError(
                     f"a continuation of {len(continuation):,} tokens does not fit a context of "
-                    f"{self.max_length:,}: one token must stand before it",
+                    f"{self.max_length:,}",
                     "build with a larger context",
                 )
             before = context or [self.prefix_token_id]  # a context of spaces alone has no tokens
-            ids = [*before, *continuation][-self.max_length :]
+            ids = [*before, *continuation][-self.max_length - 1 :]  # the last one is not fed
             results[number] = self.likelihood(ids, len(ids) - len(continuation))
         self.answers.save()
         return [results[number] for number in range(len(requests))]
@@ -160,7 +162,7 @@ class TokenModel(TemplateLM):
             self.progress("texts", done, len(requests))
             windows = get_rolling_token_windows(
                 self.tok_encode(request.args[0], add_special_tokens=False),
-                self.prefix_token_id, self.max_length - 1, 1,
+                self.prefix_token_id, self.max_length, 1,
             )  # fmt: skip
             pairs = [(None, *make_disjoint_window(window)) for window in windows]
             totals.append(sum(total for total, _ in self._loglikelihood_tokens(pairs, True)))
@@ -183,7 +185,7 @@ class TokenModel(TemplateLM):
             if known is None:
                 sampler = Sampler(**sampling, seed=asked[key])
                 asked[key] += 1
-                known = self.text(self.write(ids, most, sampler), stops)
+                known = self.text(self.write(ids, most, sampler, self.stop_tokens(stops)), stops)
                 if sampler.plain:
                     self.answers.add(key, known)
             texts.append(known)
@@ -204,6 +206,12 @@ class TokenModel(TemplateLM):
             )
         self.shortened += most < wanted
         return most
+
+    def stop_tokens(self, stops: Sequence[str]) -> tuple[int, ...]:
+        """The model's stop tokens, and those stop texts that are special tokens: the text of an
+        answer leaves these out."""
+        special = map(self.own_tokenizer.special_id, stops)
+        return (*self.own_tokenizer.eos_ids, *(token for token in special if token is not None))
 
     def text(self, tokens: Iterable[int], stops: Sequence[str]) -> str:
         """The text of tokens before the first stop text."""
@@ -246,9 +254,11 @@ class BundleModel(TokenModel):
     def scores(self, tokens: Sequence[int], start: int) -> list[TokenLikelihood]:
         return likelihoods(self.prefixes, tokens, start, adapter=self.adapter)[0]
 
-    def write(self, tokens: Sequence[int], most: int, sampler: Sampler) -> Iterator[int]:
+    def write(
+        self, tokens: Sequence[int], most: int, sampler: Sampler, stop: Sequence[int]
+    ) -> Iterator[int]:
         fed = self.prefixes.feed(tokens, adapter=self.adapter)
-        return extend(fed.session, fed.logits, sampler, most, self.own_tokenizer.eos_ids)
+        return extend(fed.session, fed.logits, sampler, most, stop)
 
 
 class ReferenceModel(TokenModel):
@@ -268,11 +278,13 @@ class ReferenceModel(TokenModel):
             token_likelihood(row, tokens[at + 1], 1) for at, row in zip(rows, logits, strict=True)
         ]
 
-    def write(self, tokens: Sequence[int], most: int, sampler: Sampler) -> Iterator[int]:
+    def write(
+        self, tokens: Sequence[int], most: int, sampler: Sampler, stop: Sequence[int]
+    ) -> Iterator[int]:
         ids = list(tokens)
         for _ in range(most):
             last = self.reference.run([ids], kept=[[len(ids) - 1]])[0].logits[-1]
             ids.append(sampler(last))
-            if ids[-1] in self.own_tokenizer.eos_ids:
+            if ids[-1] in stop:
                 return
             yield ids[-1]

@@ -5,8 +5,9 @@ A file is written whole or not at all, and nothing in a file is trusted before i
 
 from pathlib import Path
 
-from cetane.files.cache import cache_dir, forget_oldest, write_cache
+from cetane.files.cache import cache_dir, forget_oldest, home, write_cache
 from cetane.files.hashes import (
+    MOST_FILES,
     FileRecord,
     check_files,
     code_sha256,
@@ -40,6 +41,7 @@ from cetane.files.writing import (
     disk_errors,
     remove,
     replacing,
+    target_of,
     write_json,
     write_toml,
 )
@@ -49,6 +51,7 @@ __all__ = [
     "KERNELS_OF",
     "LARGEST",
     "LARGEST_TEXT",
+    "MOST_FILES",
     "PARTIAL",
     "READ_ONLY",
     "FileRecord",
@@ -63,6 +66,7 @@ __all__ = [
     "disk_errors",
     "file_identity",
     "forget_oldest",
+    "home",
     "inside",
     "is_claimed",
     "json_sha256",
@@ -82,6 +86,7 @@ __all__ = [
     "sha256",
     "shipped_text",
     "silent",
+    "target_of",
     "write_cache",
     "write_json",
     "write_toml",

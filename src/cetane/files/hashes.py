@@ -14,6 +14,9 @@ from cetane.files.paths import inside
 from cetane.files.reading import open_regular
 from cetane.validation import Data
 
+MOST_FILES = 1 << 14
+"""The most files that one list names: each of them costs its reader two look-ups of a path."""
+
 
 def sha256(path: Path) -> str:
     """The hash of a regular file. Raises CetaneError if it cannot be read."""

@@ -9,17 +9,21 @@ from pathlib import Path
 from socket import gethostname
 
 from cetane.errors import CetaneError
-from cetane.files.writing import disk_errors
+from cetane.files.writing import disk_errors, remove, target_of
+
+OTHERWISE = "wait until it has ended, or choose another folder"
+"""The advice to a second writer of a place that the user names."""
 
 
 @contextmanager
-def claimed(target: Path, job: str) -> Iterator[None]:
+def claimed(target: Path, job: str, otherwise: str = OTHERWISE) -> Iterator[None]:
     """A context in which no other process writes to `target`.
 
-    The lock is `.NAME.lock` beside the target; its parent folders are made first. The system
+    The lock is `.NAME.lock` beside the target; its parent folders are made first. What killed
+    writers left beside the target (`.NAME.PROCESS.tmp`) is removed. The system
     releases it when a process dies. filelock notices the removal of a lock file in use, so the last
-    writer can remove it. Raises CetaneError if there is another writer, with its process and `job`,
-    and for a target without a name, such as ".".
+    writer can remove it. Raises CetaneError if there is another writer, with its process and `job`
+    and with the hint `otherwise`, and for a target without a name, such as ".".
     """
     from filelock import FileLock, Timeout  # here: it loads asyncio, which readers do not need
 
@@ -35,16 +39,25 @@ def claimed(target: Path, job: str) -> Iterator[None]:
             path.touch()  # filelock waits for a lock even where no file can be made
             raise CetaneError(
                 f"{target} is being written by {holder(path)}",
-                "wait until it has ended, or choose another folder",
+                otherwise,
             ) from error
     try:
         with disk_errors(path):
             path.write_text(json.dumps({"process": os.getpid(), "host": gethostname(), "job": job}))
+        remove_halves(target)
         yield
     finally:
         with suppress(OSError):  # the next writer takes a file that is left
             path.unlink(missing_ok=True)
         lock.release()
+
+
+def remove_halves(target: Path) -> None:
+    """Remove what killed writers of `target` left beside it. The caller has its lock."""
+    for path in target.parent.glob(".*.tmp"):
+        if target_of(path) == target:
+            with suppress(OSError):  # another user's: it is in nobody's way
+                remove(path)
 
 
 def lock_of(target: Path) -> Path:

@@ -23,6 +23,9 @@ number."""
 NATIVE = re.compile(r"\(os error ([0-9]{1,4})\)")
 """The error number in the text of Rust's errors, such as safetensors'."""
 
+TEMPORARY = re.compile(r"\.(.+)\.[0-9]+\.tmp")
+"""The names of temporary files: the target's, and the id of the process that writes it."""
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -37,6 +40,12 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         remove(temporary)
+
+
+def target_of(path: Path) -> Path | None:
+    """The path that a temporary path of `replacing` was to replace; None for any other path."""
+    made = TEMPORARY.fullmatch(path.name)
+    return made and path.with_name(made[1])
 
 
 def remove(path: Path) -> None:

@@ -81,7 +81,7 @@ def fit(checkpoint: Checkpoint, planner: Planner, progress: Progress) -> FittedF
     first = fit(checkpoint, Planner(checkpoint, before, planner), progress).read()
     partial = folder() / f"{key}.tuning"
     work = Fitter(checkpoint, planner, progress)
-    with claimed(partial, "tuning"):
+    with claimed(partial, "tuning", "wait until it has ended: its constants will be used again"):
         tuned = work.tuned(first, formats, compression.minutes, partial)
         made = save(tuned, key, checkpoint.content, first.harms)
         remove(partial)

@@ -3,11 +3,12 @@
 import datetime
 import gc
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from cetane.errors import CetaneError, printable
-from cetane.files import Progress
+from cetane.files import Progress, claimed
 from cetane.lab.experiment import ARMS, ArmName, Experiment, Limit, recipe_sha256
 from cetane.lab.journal import (
     ArmOutcome,
@@ -29,6 +30,8 @@ from cetane.tasks.workers import Workers
 
 Part = Mapping[ArmName, ArmOutcome]
 """What one measure says of both arms."""
+ANOTHER_WORK = "wait until it has ended, or choose another folder with --work"
+"""The advice to a second run of an experiment."""
 
 
 def run(experiment: Experiment, setting: Setting, journal: Journal, progress: Progress) -> Outcome:
@@ -71,6 +74,19 @@ def run_together(
     finally:  # after a Ctrl-C too
         for intent in intents.values():
             journal.append(ended(intent, "interrupted"))
+
+
+@contextmanager
+def claiming(experiments: Iterable[Experiment], setting: Setting) -> Iterator[None]:
+    """A context in which no other process runs these experiments in the work folder.
+
+    A second run would clash with the first one over a bundle, and be the last of the journal.
+    Raises CetaneError if another process runs one, before anything is logged.
+    """
+    with ExitStack() as claims:
+        for name in sorted({one.id for one in experiments}):
+            claims.enter_context(claimed(setting.folder / name, f"running {name}", ANOTHER_WORK))
+        yield
 
 
 def check_runnable(experiment: Experiment) -> None:

@@ -1,5 +1,6 @@
 """The two sides of a running experiment, and the findings of a measure."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +11,7 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.engine.engine import Engine
 from cetane.engine.open import open_engine
-from cetane.files import Progress
+from cetane.files import Progress, is_claimed
 from cetane.hardware.chips import Chip, find_chip
 from cetane.lab.experiment import ARMS, Arm, ArmName, Experiment
 from cetane.lab.journal import Figure
@@ -20,6 +21,9 @@ from cetane.pipeline.assembly import build_key
 from cetane.pipeline.build import build
 from cetane.planner import Planner, as_recipe_asks
 from cetane.schema.recipe import Recipe, override
+
+WAIT = 0.5
+"""Seconds between two looks whether another process has built a bundle."""
 
 
 @dataclass
@@ -68,11 +72,14 @@ class Side:
     @property
     def bundle(self) -> Bundle:
         """The bundle, built or verified. Its name has a hash of what it is built from, so that
-        another run finds it."""
+        another run finds it, and waits while it is built."""
         if self.made is None:
             folder = self.workload.setting.folder / "bundles"
             folder.mkdir(parents=True, exist_ok=True)
             target = folder / f"{self.recipe.name}-{self.key[:16]}"
+            while is_claimed(target):  # an arm of another experiment, which another process runs
+                self.progress(f"waiting for {target.name}", 0, 1)
+                time.sleep(WAIT)
             self.made = build(self.checkpoint, self.recipe, target, self.progress)
         return self.made
 

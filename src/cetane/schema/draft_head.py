@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
-from cetane.files import FileRecord
+from cetane.files import MOST_FILES, FileRecord
 from cetane.schema.check import check_caches
 from cetane.schema.function import Function
 from cetane.schema.interface import (
@@ -74,7 +74,7 @@ class DraftHeadManifest(Data):
     weight_bytes: int
     functions: tuple[Function, ...]
     training: Training
-    files: dict[str, FileRecord]
+    files: dict[str, FileRecord] = Field(max_length=MOST_FILES)
 
     @model_validator(mode="after")
     def consistent(self) -> "DraftHeadManifest":

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from cetane.errors import CetaneError
-from cetane.files import FileRecord
+from cetane.files import MOST_FILES, FileRecord
 from cetane.schema.function import AdapterName
 from cetane.schema.plan import Plan
 from cetane.validation import Data
@@ -49,7 +49,7 @@ class Manifest(Data):
     plan: Plan
     tags: dict[str, str] = Field(default_factory=dict)
     """Words for the bundle's attention, under the keys of the published ports' manifests."""
-    files: dict[str, FileRecord]
+    files: dict[str, FileRecord] = Field(max_length=MOST_FILES)
 
 
 def shard_path(name: str) -> str:

@@ -3,14 +3,18 @@
 An answer enters the tries when it is complete. The n-gram drafter covers repetitions within a text.
 """
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
+from cetane.errors import CetaneError
 from cetane.speculate.drafter import Drafter
 from cetane.speculate.trie import Trie
+
+log = logging.getLogger("cetane.speculate")
 
 
 class EarlierAnswers:
@@ -46,10 +50,15 @@ class EarlierAnswers:
         self.tries[adapter] = self.trie(adapter).insert(tokens)
 
     def close(self) -> None:
-        """Wait until all answers are inserted, and save the base's trie."""
+        """Wait until all answers are inserted, and save the base's trie.
+
+        A disk that takes no file is only a warning: the answers are complete."""
         self.thread.shutdown()
         if self.path is not None:
-            self.tries[None].save(self.path, self.owner)
+            try:
+                self.tries[None].save(self.path, self.owner)
+            except CetaneError as error:
+                log.warning("these answers are not kept for the next run: %s", error)
 
 
 class Suffix(Drafter):

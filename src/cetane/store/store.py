@@ -17,14 +17,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from cetane.errors import CetaneError
-from cetane.files import READ_ONLY, FileRecord, check_space, nameable, sha256
+from cetane.files import MOST_FILES, READ_ONLY, FileRecord, check_space, nameable, sha256
 from cetane.store.places import Folder, Place, place_of, remote_errors
 from cetane.validation import Data, parse_json, validated
 
 LARGEST_LIST = 1 << 22
 """Bytes of the list of a result's files."""
-MOST_FILES = 1 << 14
-"""Files of a result."""
 PIECE = 1 << 20
 """Bytes that are copied at a time."""
 log = logging.getLogger("cetane.store")
