@@ -1,6 +1,7 @@
 """Text for tuning: written once, and more of it where there is time."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ def lessons(model: Any, place: Path, seconds: float) -> Answers:
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEQUENCES", 3)
     monkeypatch.setattr(module, "READ", 1)
-    monkeypatch.setattr(module, "MOST", 3)
+    monkeypatch.setattr(module, "LEAST", 8)
+    monkeypatch.setattr(module, "MOST", 12)
 
 
 def test_what_is_kept_is_not_written_again(
@@ -33,13 +35,13 @@ def test_what_is_kept_is_not_written_again(
 ) -> None:
     model = tiny_model("llama")
     made = lessons(model, tmp_path / "text", 0.0)
-    assert made.tokens.shape == (4 * module.LEAST, 12), "the least, though there is no time"
+    assert made.tokens.shape == (module.LEAST, 12), "the least, though there is no time"
     more = lessons(model, tmp_path / "text", 60.0)
-    assert len(more.tokens) == 4 * module.MOST
+    assert len(more.tokens) == module.MOST
     torch.testing.assert_close(more.tokens[: len(made.tokens)], made.tokens)
-    assert len({tuple(row.tolist()) for row in more.tokens}) == 4 * module.MOST
+    assert len({tuple(row.tolist()) for row in more.tokens}) == module.MOST
     begun = [row[:4].tolist() == [7, *GIVEN[0]] for row in more.tokens]
-    assert sum(begun) == module.MOST, "the third of every three goes on with an opening"
+    assert sum(begun) == module.MOST // 4, "the third of every three goes on with an opening"
     monkeypatch.setattr(module, "write_text", None)
     again = lessons(model, tmp_path / "text", 60.0)
     torch.testing.assert_close(again.tokens, more.tokens)
@@ -52,6 +54,25 @@ def test_each_part_reads_the_next_windows(tiny_model: Callable[..., Any], tmp_pa
         assert [window in made[start : start + 4] for start in (0, 4, 8)] == [
             part == number for part in range(3)
         ]
+
+
+def test_a_gpu_writes_more_side_by_side(
+    tiny_model: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one batch; "meta" stands for a GPU, whose text is given here."""
+    model, asked = tiny_model("llama"), []
+
+    def write_text(_: Any, start: int, sequences: int, length: int, *rest: Any) -> torch.Tensor:
+        asked.append(sequences)
+        return torch.full((sequences, length), start)
+
+    monkeypatch.setattr(type(model), "device", torch.device("meta"))
+    monkeypatch.setattr(module, "narrowed", lambda _: nullcontext())
+    monkeypatch.setattr(module, "write_text", write_text)
+    monkeypatch.setattr(module, "ask", lambda _, text, *rest: Answers(text, text.int(), text.half()))
+    made = lessons(model, tmp_path, 0.0).tokens.tolist()
+    assert asked == [3 * module.WIDER]
+    assert all(window in made for window in READ.tolist()), "as many windows as there are"
 
 
 def test_answers_are_those_to_the_text(tiny_model: Callable[..., Any], tmp_path: Path) -> None:

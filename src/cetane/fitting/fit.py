@@ -279,9 +279,11 @@ class Fitter:
         student = Student(self.model, layers, weights)
         spent = (time.perf_counter() - started) / 60
         if Tuner(student, answers, partial, self.progress).run(max(minutes - spent, minutes / 2)):
-            learnt = {name: weight.encoded() for name, weight in weights.items()}
-            constants = {name: made if self.near(name, made, formats[name]) else constants[name]
-                         for name, made in learnt.items()}  # fmt: skip
+            for number, (name, weight) in enumerate(weights.items()):
+                self.progress(f"comparing {name.removesuffix('.weight')}", number, len(weights))
+                learnt = weight.encoded()
+                if self.near(name, learnt, formats[name]):
+                    constants[name] = learnt
         return constants | kept
 
     def experts_of(self, first: Fitted, formats: Mapping[str, Format]) -> dict[str, Encoded]:

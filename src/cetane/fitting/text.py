@@ -24,7 +24,7 @@ LEAST = 0.05
 """A token is never drawn if it is less likely than this share of the likeliest one (min-p, arXiv
 2407.01082). Otherwise small models write no words after some tens of tokens."""
 BATCH = 128
-"""The number of sequences that are written side by side."""
+"""The most sequences that a CPU writes side by side. A GPU writes all."""
 FREE = -1
 """In place of a token that is not given, but drawn."""
 
@@ -47,9 +47,10 @@ def write_text(
     """
     random = torch.Generator().manual_seed(seed)
     parts = []
-    for first in range(0, sequences, BATCH):
+    batch = BATCH if model.device.type == "cpu" else sequences
+    for first in range(0, sequences, batch):
         progress("the model writes its own text", first, sequences)
-        count = min(BATCH, sequences - first)
+        count = min(batch, sequences - first)
         begun = beginnings(start, given, count, length + 1, random)
         parts.append(write_batch(model, begun, random))
     progress("the model writes its own text", sequences, sequences)
