@@ -159,7 +159,7 @@ def spacing(levels: Tensor, count: int) -> Tensor:
 class TunableVectors(Tunable):
     """A weight with palettes of vectors, `(G, K, V)`, each for O / G rows; `indices (O / V, I)`.
 
-    Elements keep their entries. In palettes of single weights, moving them gained nothing.
+    Vectors keep their entries: to move them takes time and gained nothing.
     """
 
     def __init__(self, made: Palettized, device: torch.device) -> None:
