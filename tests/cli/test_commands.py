@@ -170,6 +170,22 @@ def test_port(
     assert "golden gate: FAIL" in cetane(*port).out
 
 
+def test_a_named_chip_that_decides_nothing(
+    cetane: Cetane, tiny_checkpoint_folder: Path, small_file: Path, tmp_path: Path
+) -> None:
+    """The command for details runs as it is printed, and is about the chip that was judged."""
+    shown = cetane(
+        "port", tiny_checkpoint_folder, "-r", small_file, "-o", tmp_path / "my port",
+        "--chip", "a19-pro", "--no-require-residency",
+    )  # fmt: skip
+    assert shown.code == 0
+    assert "residency decides nothing: --no-require-residency" in shown.out
+    assert "no chip is named" not in shown.out
+    details = shown.err.partition("for details: cetane ")[2].splitlines()[0]
+    audited = cetane(*shlex.split(details), "--json")
+    assert audited.json["target"]["chip"] == "a19-pro"
+
+
 def test_port_of_a_wrong_shard(
     cetane: Cetane,
     tiny_checkpoint_folder: Path,

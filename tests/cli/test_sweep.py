@@ -78,7 +78,7 @@ def test_a_sweep_for_people(
         (("--budget", "0"), "--budget 0: not a size"),
         (("--budget", "-4"), "--budget -4: not a size"),
         (("--budget", "9" * 400), "9: not a size"),
-        (("--budget", "9" * 400 + "GB"), "9GB: no size"),
+        (("--budget", "9" * 400 + "GB"), "9GB: not a size"),
         (("--chip", "z80"), "no chip 'z80'"),
         (("--text", "missing.txt"), "cannot read missing.txt"),
         (("-r", "nothing"), "no recipe 'nothing'"),
@@ -96,6 +96,7 @@ def test_bad_arguments(
     usual = {"--text": text, "-r": small_file, "-o": tmp_path / "out"}
     others = [x for pair in usual.items() if pair[0] != arguments[0] for x in pair]
     assert message in cetane("sweep", tiny_checkpoint_folder, *others, *arguments).error
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_chip_of_unknown_speed_leaves_no_folder(

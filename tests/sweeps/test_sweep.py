@@ -36,7 +36,7 @@ from cetane.pipeline.request import read_size
 from cetane.planner import Encoder, Planner, as_recipe_asks
 from cetane.schema.recipe import Recipe, load_recipe
 from cetane.sweeps import moments
-from cetane.sweeps.choose import judged
+from cetane.sweeps.choose import Budget, judged
 from cetane.sweeps.grid import Candidate, candidate, chosen, load_grid, parse_way, weights
 from cetane.sweeps.on_chip import predict
 from cetane.sweeps.plot import plot
@@ -374,7 +374,7 @@ def test_a_budget_counts_tables_as_a_port_does(
     whole = fp16.weight_bytes + 288 * 64 * 2  # the embedding, in fp16
     for size, name in ((whole, "fp16"), (whole - 1, NAME)):
         budget = f"{size / 1e6:.6f}MB"
-        found = judged(sweep(), ["fp16", NAME], budget, False)
+        found = judged(sweep(), ["fp16", NAME], Budget.read(budget), False)
         assert (found.budget_bytes, found.table_bytes) == (size, 288 * 64 * 2)
         assert found.chosen is not None and found.chosen.name == name
         assert found.recipe is not None

@@ -18,7 +18,7 @@ from cetane.cli.options import (
     refuse,
     with_units,
 )
-from cetane.cli.output import conclude, print_json, progress, say, table, tell_kernels
+from cetane.cli.output import conclude, print_json, progress, say, table, tell, tell_kernels
 
 if TYPE_CHECKING:
     from cetane.pipeline.bench import DraftingBenchmark
@@ -120,7 +120,7 @@ def show(result: DraftingBenchmark) -> None:
     from cetane.speculate.controller import SLOWEST
 
     calls = ", ".join(f"T={width} {s * 1e3:.1f} ms" for width, s in result.seconds.items())
-    say(f"calls: {calls}; drafts of at most {result.longest} tokens")
+    tell(f"calls: {calls}; drafts of at most {result.longest} tokens")
     say(f"judged by {'the clock' if result.idle else 'calls, since the machine is busy'}")
     table(
         "tokens per second, with and without drafts",

@@ -16,6 +16,7 @@ from cetane.cli.output import (
     print_json,
     say,
     table,
+    tell,
     verdict,
     warn,
     with_unit,
@@ -104,7 +105,7 @@ def show_kit(result: KitImport) -> None:
 def show_outcome(outcome: DeviceResult) -> None:
     """Print the gate, the figures, and where predictions were wrong."""
     basis = "measured on" if outcome.device else "run, not on a device, on"
-    say(f"{outcome.name}: {basis} {outcome.machine}, {outcome.date}, {outcome.compute_units}")
+    tell(f"{outcome.name}: {basis} {outcome.machine}, {outcome.date}, {outcome.compute_units}")
     table(
         "outputs against cetane's executor",
         ["check", "value", "limit", ""],

@@ -75,14 +75,19 @@ def say(text: str) -> None:
 
 
 def follow(*words: object, options: Mapping[str, object] | None = None) -> None:
-    """Print the command that comes next, as a shell takes it. `options` are by name: None and False
-    leave one out, True is a switch, and a list repeats it."""
+    """Print the command that comes next."""
+    say(f"next: {command(*words, options=options)}")
+
+
+def command(*words: object, options: Mapping[str, object] | None = None) -> str:
+    """A command of cetane, as a shell takes it. `options` are by name: None and False leave one
+    out, True is a switch, and a list repeats it."""
     given: list[object] = []
     for name, value in (options or {}).items():
         for one in value if isinstance(value, list) else [value]:
             if one is not None and one is not False:
                 given += [name] if one is True else [name, one]
-    say(f"next: {shlex.join(['cetane', *map(str, (*words, *given))])}")
+    return shlex.join(["cetane", *map(str, (*words, *given))])
 
 
 def tell(text: str) -> None:
@@ -243,8 +248,10 @@ def verdict(passed: bool) -> str:
 
 
 def with_unit(value: float | None, unit: str) -> str | None:
-    """A measured value with its unit, in four digits; None where there is none."""
-    return None if value is None else f"{value:.4g} {unit}"
+    """A measured value with its unit, in four digits or whole; None where there is none."""
+    if value is None:
+        return None
+    return f"{value:.4g} {unit}" if value < 9999.5 else f"{value:,.0f} {unit}"
 
 
 def megabytes(count: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +32,7 @@ from cetane.cli.options import (
     parse_changes,
 )
 from cetane.cli.output import (
+    command,
     conclude,
     console,
     follow,
@@ -96,6 +98,7 @@ def port(
     judged before the others are made. After an interruption, run it again: it resumes. Exit code 1
     when a gate fails.
     """
+    started = time.monotonic()
     with progress("plan"):  # which imports for seconds
         from cetane.cli.plan_tables import show as show_plan
         from cetane.gates.residency.target import DEFAULT_OS
@@ -118,11 +121,15 @@ def port(
             request, output, residency=asked, fix=fix, force=force, rebuild=rebuild,
             workers=opened, progress=update,
         )  # fmt: skip
-    conclude(result, json, lambda outcome: show(outcome, verbose))
+    seconds = time.monotonic() - started
+    conclude(result, json, lambda outcome: show(outcome, seconds, asked.named, verbose))
 
 
-def show(result: PortResult, verbose: bool) -> None:
-    """Print the choices, a line for every gate, the predicted speed, and the next command."""
+def show(result: PortResult, seconds: float, named: bool, verbose: bool) -> None:
+    """Print the choices, a line for every gate, the predicted speed, and the next command.
+
+    The command took `seconds`. `named` says whether the user named the chip.
+    """
     from cetane.cli.forecast import headline
     from cetane.cli.gate_tables import show_checks, show_golden, show_why, summary
     from cetane.schema.recipe import value_of
@@ -138,7 +145,7 @@ def show(result: PortResult, verbose: bool) -> None:
         tell(f"changed: {change}")
     if result.refused is not None:
         warn(f"nothing else was tried: {result.refused}")
-    show_residency(result)
+    show_residency(result, named)
     if result.ladder is not None:
         if verbose or not result.ladder.passed:
             show_checks("first shard of every kind", result.ladder.checks)
@@ -159,28 +166,31 @@ def show(result: PortResult, verbose: bool) -> None:
     tell(f"speed, predicted: {headline(result.forecast)}")
     path = result.bundle.path
     size = sum(record.bytes for record in result.bundle.manifest.files.values())
-    say(f"wrote {path}: {megabytes(size)} in {sum(result.seconds.values()):.0f} s")
+    say(f"wrote {path}: {megabytes(size)} in {seconds:.0f} s")
     if result.passed:
         follow("run", path, "--chat")
     else:
         follow("diff", path, "--model", result.bundle.manifest.source)
 
 
-def show_residency(result: PortResult) -> None:
+def show_residency(result: PortResult, named: bool) -> None:
     """Print what keeps the first shards off the ANE. Without a named chip it is only a warning."""
     audit = result.residency
     if audit is None:
         return
-    named = f"residency, {audit.basis} for {audit.target}"
+    judged = f"residency, {audit.basis} for {audit.target}"
     if result.residency_required or audit.passed:
-        console.print(f"{named}: {verdict(audit.passed)}")
+        console.print(f"{judged}: {verdict(audit.passed)}")
     if audit.passed:
         return
     if all("tiny-program" in {hit.rule for hit in one.findings} for one in audit.functions):
-        tell(f"{named}: so small a model stays on the CPU, by the rule tiny-program")
+        tell(f"{judged}: so small a model stays on the CPU, by the rule tiny-program")
     for reason in audit.reasons:
-        warn(f"{named}: {reason}")
-    if not result.residency_required:
+        warn(f"{judged}: {reason}")
+    if not named:
         tell("no chip is named, so residency decides nothing: --chip a19-pro makes it a gate")
+    elif not result.residency_required:
+        tell("residency decides nothing: --no-require-residency")
     if result.bundle is not None:
-        warn(f"  for details: cetane audit {result.bundle.path}")
+        where = {"--chip": audit.target.chip, "--os": f"{audit.target.os:g}"}
+        warn(f"  for details: {command('audit', result.bundle.path, options=where)}")

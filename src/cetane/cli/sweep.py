@@ -94,11 +94,11 @@ def show(result: SweepResult, verbose: bool, model: str, asked: Mapping[str, obj
     shown = known if verbose else [p for p in known if p.key in front or p.key == chosen]
     first = known[0]
     table(
-        f"{first.text.tokens} tokens of {first.text.name}, largest first; MB of weights and "
-        f"tables; tok/s predicted for {first.predicted.target}",
+        f"{first.text.tokens} tokens of {first.text.name}, largest first",
         ["point", "MB", "bits", "ppl", "KL", "top-1", "smoke", "tok/s"],
         [row(point, chosen, result.table_bytes) for point in shown],
     )
+    tell(f"MB of weights and tables; tok/s predicted for {first.predicted.target}")
     if len(shown) < len(known):
         say(f"{len(known) - len(shown)} more are larger and worse than these; -v lists all")
     for name, reason in result.refused.items():

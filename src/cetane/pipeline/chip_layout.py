@@ -128,7 +128,7 @@ def by_known_programs(planner: Planner, target: Target) -> Choice:
     chosen = next(one for one in held if (one.ms or 0.0) <= NEAR * fastest)
     speed = "" if chosen.ms is None else f"; predicted {chosen.ms:.2g} ms a token, the fastest"
     reason = (
-        f"packages of {chosen.largest / 1e6:.0f} MB at most; {chip.name} is known to hold "
+        f"packages of {chosen.largest / 1e6:.1f} MB at most; {chip.name} is known to hold "
         f"{most.value / 1e6:.0f} MB ({cite(most)}){speed}"
     )
     return {KIND: "chunks", CHUNKS: chosen.chunks}, reason

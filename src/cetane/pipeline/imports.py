@@ -7,6 +7,7 @@ kept only of a Mac with a Neural Engine, on `UNITS`. Any other record is judged 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from cetane.bundle import Bundle
@@ -87,7 +88,8 @@ def import_kit(
     if not opened:
         names = " ".join(bundle.name for bundle in measurements.bundles.values())
         raise CetaneError(
-            f"{file} measured {names}: say where that is", f"cetane import {file} BUNDLE..."
+            f"{file} measured {names}: say where that is",
+            f"cetane import {quote(str(file))} BUNDLE...",
         )
     for bundle in opened:
         bundle.verify()

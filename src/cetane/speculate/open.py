@@ -4,6 +4,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from platform import node
+from shlex import quote
 from typing import Annotated
 
 from pydantic import Field
@@ -87,8 +88,8 @@ def open_drafters(
     if options.drafter in KINDS:
         raise CetaneError(
             f"{bundle.path} has no {options.drafter} draft head",
-            f"cetane train-head {bundle.path} {options.drafter} makes one; cetane add-head takes "
-            "one of another bundle",
+            f"cetane train-head {quote(str(bundle.path))} {options.drafter} makes one; "
+            "cetane add-head takes one of another bundle",
         )
     path = Path(options.drafter)
     if not path.exists():

@@ -1,7 +1,10 @@
 """A whole sweep: judges many compressions of a model, and chooses one."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,31 @@ from cetane.sweeps.points import Point, best, pareto
 from cetane.sweeps.sweep import Passage, Sweep, write_recipe
 from cetane.sweeps.tasks import SweepTasks
 from cetane.tasks.workers import Workers, open_workers
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The size of the point that is chosen: bits a weight, or bytes of weights and tables."""
+
+    bits: float = 0.0
+    bytes: int = 0
+
+    @classmethod
+    def read(cls, text: str) -> Budget:
+        """A budget that a user wrote. CetaneError for what is no size."""
+        if re.fullmatch(NUMBER, text) and float(text):
+            return cls(bits=float(text))
+        with suppress(CetaneError):  # its hint knows no bits
+            return cls(bytes=read_size(text))
+        raise CetaneError(
+            f"--budget {text}: not a size", "write bits a weight, 4.25, or a size, 60MB"
+        )
+
+    def size(self, work: Sweep) -> int:
+        """The bytes of the weights that formats are for."""
+        if self.bytes:
+            return self.bytes - work.beside
+        return int(self.bits * sum(w.elements for w in weights(work.planner)) / 8)
 
 
 @dataclass(frozen=True)
@@ -94,22 +122,29 @@ def sweep(
     for a chip without a rate at which it reads weights.
     """
     names, target = chosen(formats), Target(chip, os)
+    wanted = None if budget is None else Budget.read(budget)
     request = make_request(model, recipe, lora=lora)
     passage = Passage.cut(*text_of(text), request.checkpoint)
     folder = Path(output) if output else Path(f"{request.name}-sweep")
     with open_workers(workers, scheduler, store) as crew, claimed(folder, "sweeping"):
         work = Sweep(request.checkpoint, request.recipe, passage, target, folder, progress)
-        return judged(work, names, budget, not formats or budget is not None, crew)
+        return judged(work, names, wanted, not formats or wanted is not None, crew)
 
 
 def judged(
-    work: Sweep, names: Sequence[str], budget: str | None, mixing: bool, crew: Workers | None = None
+    work: Sweep,
+    names: Sequence[str],
+    budget: Budget | None,
+    mixing: bool,
+    crew: Workers | None = None,
 ) -> SweepResult:
     """The points of some formats, and of mixed ones if they are wanted; plots and a recipe.
 
+    Without a budget, the chosen point is of the first size of the grid.
     A crew judges them first, so that the sweep finds them judged.
     """
-    size, progress = budget_bytes(budget, work), work.progress
+    size = work.plain_size(load_grid().mixed.sizes[0]) if budget is None else budget.size(work)
+    progress = work.progress
     tasks = None if crew is None else SweepTasks(work, crew)
     if tasks is not None:
         tasks.judge_formats(names, mixing)
@@ -139,17 +174,3 @@ def text_of(path: Path | None) -> tuple[str, str]:
     if path is not None:
         return path.name, read_text(path, LARGEST_TEXT)
     return "english.txt", english()
-
-
-def budget_bytes(budget: str | None, work: Sweep) -> int:
-    """The budget in bytes of the weights that formats are for; without a budget, the first size of
-    the grid. CetaneError for an unreadable size."""
-    if budget is None:
-        return work.plain_size(load_grid().mixed.sizes[0])
-    if budget.endswith("B"):
-        return read_size(budget) - work.beside
-    if not re.fullmatch(NUMBER, budget) or not float(budget):
-        raise CetaneError(
-            f"--budget {budget}: not a size", "write bits a weight, 4.25, or a size, 60MB"
-        )
-    return int(float(budget) * sum(w.elements for w in weights(work.planner)) / 8)

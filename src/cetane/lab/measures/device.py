@@ -1,5 +1,7 @@
 """Figures that a device measured: what `cetane import` kept in the built bundles."""
 
+from shlex import quote
+
 from cetane.kit.device import DEVICE, DeviceResult
 from cetane.lab.sides import Findings, Side, each, figure
 from cetane.validation import validated
@@ -11,7 +13,7 @@ def device(side: Side) -> Findings:
     kept = side.bundle.gates().get(DEVICE)
     names = ("device_ms", "device_verify_ms", "device_joules")
     if kept is None:
-        note = f"no device has measured it: cetane kit {side.bundle.path}"
+        note = f"no device has measured it: cetane kit {quote(str(side.bundle.path))}"
         return Findings({name: figure(name, None, note=note) for name in names})
     content = {name: value for name, value in kept.items() if name != "bundle"}
     result = validated(DeviceResult, content, str(side.bundle.path))
