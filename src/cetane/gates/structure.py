@@ -73,7 +73,11 @@ class Deviation(Data):
 
 
 def deviations(
-    plan: Plan, planner: Planner, tasks: Sequence[ProbeTask], seen: Sequence[Seen], truths: "Truths"
+    plan: Plan,
+    planner: Planner,
+    tasks: Sequence[ProbeTask],
+    seen: Sequence[Seen],
+    truths: "ModelResults",
 ) -> Iterator[Deviation]:
     """The deviations of every tensor of every task, in the order of shards; logits come last."""
     places = made_by(planner, plan)
@@ -102,7 +106,7 @@ def differ(theirs: Observed, ours: Choices) -> bool:
     return False
 
 
-class Truths:
+class ModelResults:
     """The model's results on probes: tensors of all tokens, and logits of those that a port was
     judged on."""
 
@@ -120,7 +124,7 @@ class Truths:
     def ask(
         cls, reference: Reference, tasks: Sequence[ProbeTask], seen: Sequence[Seen],
         others: Sequence[Truth] = (), scale: float = 1.0,
-    ) -> "Truths":  # fmt: skip
+    ) -> "ModelResults":  # fmt: skip
         """Ask the model for all that a port computed for some tasks, and for `others`.
 
         Where the model's choice of experts is a near tie, it takes those that the port shows.
@@ -240,11 +244,11 @@ def deviation(
 def logit_errors(plan: Plan, ours: Array, theirs: Array) -> Array:
     """The relative errors `(n,)` of logits `(n, rows)`, for the rows of a head.
 
-    A head that gives only choices is judged by the worst of its slices, also where another slice
-    has a larger logit: users' tokens may choose what no probe does. A slice has two errors, and the
-    larger one counts. One is how far its choice's true logit is below the slice's best one, the
-    other the error of the choice's own logit. Both are over the root mean square of the true
-    logits.
+    A head that gives only choices is judged by the worst of its slices, even where another slice
+    has a larger logit. A user's tokens may choose a slice that no probe chooses. A slice has two
+    errors, and the larger one counts. One is how far its choice's true logit is below the slice's
+    best one, the other the error of the choice's own logit. Both are over the root mean square of
+    the true logits.
     """
     if not plan.recipe.head.choose:
         return metrics.relative(ours, theirs)
@@ -281,7 +285,8 @@ def same_plan(plan: Plan, wanted: Plan) -> Check:
     """Whether a plan is the one that its recipe makes.
 
     Probes cannot show this. A route knows an expert by its place alone, and perhaps no token of a
-    probe chooses a rare expert. No probe reads sizes, which cards and reports tell."""
+    probe chooses a rare expert. No probe depends on sizes in bytes, which cards and reports
+    print."""
     return at_most(OTHER_PLAN, float(len(other_parts(plan, wanted))), 0)
 
 
