@@ -17,7 +17,7 @@ from cetane.gates import metrics
 from cetane.gates.experts import Choices, routed_blocks
 from cetane.gates.limits import limits
 from cetane.gates.observe import ProbeTask, Seen
-from cetane.gates.probes import Probe, Way
+from cetane.gates.probes import WORK, Probe, Way
 from cetane.gates.reference import Observed, Reference
 from cetane.gates.verdict import Check, at_most
 from cetane.planner import Planner
@@ -28,8 +28,6 @@ from cetane.schema.recipe import Mode
 from cetane.validation import Data
 
 LOGITS: Truth = ("lm_head", 0)
-WORK = 10**13
-"""Products of weights and tokens that a text may cost in all modes: some minutes on two cores."""
 SCORES, MOST_SCORES = 2 << 30, 8 << 30
 """Bytes that the model's attention may take for a text, and for a text that must exceed a window. A
 model with eager attention holds the scores of all heads at once."""
