@@ -7,10 +7,11 @@ docs/explanation/activations.md.
 
 import sys
 
-from cetane.activations import NAIVE, Options, quantize_activations, windows
+from cetane.activations import NAIVE, Options, quantize_activations
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.gates.activations import LIMIT, Score, judge
+from cetane.gates.probes import windows
 from cetane.gates.quality import read_tokens
 from cetane.planner import as_recipe_asks
 from cetane.schema.recipe import load_recipe, override

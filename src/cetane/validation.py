@@ -6,9 +6,9 @@ import re
 import tomllib
 from collections.abc import Iterable
 from functools import cache
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 from typing_extensions import is_typeddict
 
@@ -29,6 +29,11 @@ PLAIN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,254}$"
 """A name that is one component of a path: no slash, and no dot or dash first."""
 ADAPTER_NAME = r"^[A-Za-z][A-Za-z0-9_]{0,31}$"
 """A name of an adapter, which is part of the names of functions: Core ML must take it."""
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+"""A SHA-256 in small hexadecimal digits."""
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+"""A number that is neither infinite nor NaN."""
 
 Content = TypeVar("Content")
 

@@ -16,7 +16,6 @@ from cetane.activations.samples import (
     held_out,
     prompts,
     random_samples,
-    windows,
 )
 from cetane.bundle import Bundle
 from cetane.speculate.bench import suite
@@ -37,11 +36,6 @@ def test_prompts_are_one_or_the_other(bundle: Bundle) -> None:
     pieces = held_out(bundle, 100)
     assert sum(map(len, pieces)) == 100
     assert [*chain(*pieces)][: len(held[0])] == held[0][:100]
-
-
-def test_windows() -> None:
-    assert windows(range(7), 3) == [[0, 1, 2], [3, 4, 5]]  # one token predicts nothing
-    assert windows(range(8), 3) == [[0, 1, 2], [3, 4, 5], [6, 7]]
 
 
 def test_conversations_fit_the_context(bundle: Bundle) -> None:

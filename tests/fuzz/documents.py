@@ -96,7 +96,7 @@ def journal() -> Document:
 def sweep() -> Document:
     """The points of a sweep, as the next sweep and a report read them."""
     from cetane.report.user_files import read_sweep
-    from cetane.sweeps.points import Point, PointLedger
+    from cetane.sweeps.points import KeyedLedger, Point
 
     point = {
         "version": 1, "key": "k", "name": "fp16", "method": "fp16", "bits": 16, "group": "32",
@@ -112,7 +112,7 @@ def sweep() -> Document:
 
     def read(path: Path) -> None:
         read_sweep(path, "one")
-        PointLedger(path, Point).get("k")
+        KeyedLedger(path, Point).get("k")
 
     return Document("sweep.jsonl", [[point, point | {"key": "l", "kl": 0.5}]], read)
 

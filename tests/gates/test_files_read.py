@@ -20,7 +20,7 @@ from cetane.gates.explain import explain
 from cetane.gates.files_read import as_chance, only_ours, other_config, other_tokens
 from cetane.gates.golden import golden
 from cetane.gates.golden_result import GoldenResult
-from cetane.gates.transformers_files import Readings, read_by_transformers
+from cetane.gates.transformers_files import TransformersFiles, read_by_transformers
 from cetane.pipeline.build import build
 
 
@@ -42,25 +42,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 @pytest.fixture(scope="module")
-def theirs(model: Checkpoint) -> Readings:
+def theirs(model: Checkpoint) -> TransformersFiles:
     return read_by_transformers(model)
 
 
-def labels(given: Tokenizer, theirs: Readings) -> list[str]:
+def labels(given: Tokenizer, theirs: TransformersFiles) -> list[str]:
     wrong, told = other_tokens(given, theirs)
     assert not told
     return [one.label for one in wrong]
 
 
-def test_a_right_tokenizer(model: Checkpoint, theirs: Readings, tmp_path: Path) -> None:
-    assert theirs.error is None and len(theirs.readings) == 2 and theirs.stops == (0, 7)
+def test_a_right_tokenizer(model: Checkpoint, theirs: TransformersFiles, tmp_path: Path) -> None:
+    assert theirs.error is None and len(theirs.samples) == 2 and theirs.stops == (0, 7)
     model.tokenizer.save(tmp_path)
     for given in (model.tokenizer, Tokenizer.load(tmp_path)):
         assert given.encode("a")[0] == given.bos_id and given.eos_ids == (0, 7)
         assert not labels(given, theirs)
 
 
-def test_wrong_special_tokens(model: Checkpoint, theirs: Readings) -> None:
+def test_wrong_special_tokens(model: Checkpoint, theirs: TransformersFiles) -> None:
     right = model.tokenizer
     assert labels(replace(right, eos_ids=(0,)), theirs) == ["stop tokens"]
     assert labels(replace(right, eos_ids=(0, 7, 9)), theirs) == ["stop tokens"]
@@ -78,7 +78,7 @@ def test_wrong_special_tokens(model: Checkpoint, theirs: Readings) -> None:
     ],
 )  # fmt: skip
 def test_wrong_methods(
-    method: str, other: Any, label: str, model: Checkpoint, theirs: Readings,
+    method: str, other: Any, label: str, model: Checkpoint, theirs: TransformersFiles,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(Tokenizer, method, other)
@@ -86,19 +86,19 @@ def test_wrong_methods(
 
 
 def test_no_generation_prompt(
-    model: Checkpoint, theirs: Readings, monkeypatch: pytest.MonkeyPatch
+    model: Checkpoint, theirs: TransformersFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     render = Tokenizer.render_chat
     monkeypatch.setattr(Tokenizer, "render_chat", lambda own, m, *_: render(own, m, False))
     assert labels(model.tokenizer, theirs) == ["chat template"]
 
 
-def test_a_class_that_reads_otherwise(model: Checkpoint, theirs: Readings) -> None:
+def test_a_class_that_reads_otherwise(model: Checkpoint, theirs: TransformersFiles) -> None:
     """What tokenizer.json says is right too."""
-    of_class, as_stored = theirs.readings
+    of_class, as_stored = theirs.samples
     other = of_class.model_copy(update={"reader": "OwnTokenizer", "bos": 5})
     wrong, told = other_tokens(
-        model.tokenizer, theirs.model_copy(update={"readings": (other, as_stored)})
+        model.tokenizer, theirs.model_copy(update={"samples": (other, as_stored)})
     )
     assert not wrong
     assert len(told) == 1 and "OwnTokenizer" in told[0] and "BOS token" in told[0]
@@ -150,7 +150,7 @@ def test_a_gguf_file(tmp_path: Path) -> None:
     path = write_gemma3(tmp_path / "gemma.gguf", small, GGMLQuantizationType.F32)
     checkpoint = open_checkpoint(path)
     right, theirs = checkpoint.tokenizer, read_by_transformers(checkpoint)
-    assert theirs.error is None and theirs.readings[0].from_gguf
+    assert theirs.error is None and theirs.samples[0].from_gguf
     assert other_tokens(right, theirs) == ([], [])
     assert labels(replace(right, eos_ids=(5,)), theirs) == ["stop tokens"]
     assert labels(replace(right, chat_template="{{ bos_token }}"), theirs) == ["chat template"]

@@ -24,6 +24,7 @@ from cetane.gates.probes import (
     texts,
     tree_parents,
     tree_path,
+    windows,
 )
 from cetane.schema.recipe import Mode
 
@@ -78,14 +79,19 @@ def test_texts_are_long_enough_without_repeats(tokenizer: Tokenizer) -> None:
     assert len(set(zip(words, words[1:], words[2:], strict=False))) > 0.97 * len(words)
 
 
+def test_windows() -> None:
+    assert windows(range(7), 3) == [(0, 1, 2), (3, 4, 5)]  # one token predicts nothing
+    assert windows(range(8), 3) == [(0, 1, 2), (3, 4, 5), (6, 7)]
+
+
 def test_text_windows(good: Bundle) -> None:
     """Every position is predicted once, from the start of its window."""
     context = good.plan.recipe.cache.context
-    windows = text_windows(good.tokenizer, good.plan, 0, 150)
+    pieces = text_windows(good.tokenizer, good.plan, 0, 150)
     tokens = text_tokens(good.tokenizer, 151)
-    assert all(2 <= len(window.tokens) <= context for window in windows)
-    assert sum(len(window.tokens) - 1 for window in windows) == 150
-    assert [t for w in windows for t in w.tokens[1:]] == list(tokens[1:])
+    assert all(2 <= len(piece.tokens) <= context for piece in pieces)
+    assert sum(len(piece.tokens) - 1 for piece in pieces) == 150
+    assert [t for piece in pieces for t in piece.tokens[1:]] == list(tokens[1:])
 
 
 @pytest.mark.parametrize("family", ["gemma3", "zaya"])

@@ -11,7 +11,8 @@ import transformers
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.gates.port import Packaged
-from cetane.gates.twin import SMALLEST, Unrounded, rounded
+from cetane.gates.twin import Unrounded, rounded
+from cetane.lower.tracing import SMALLEST_FP16
 from cetane.mil.program import Body, MilFunction, NamedValue, Op, StoredConstant, TensorType
 from cetane.planner import Planner
 
@@ -29,7 +30,7 @@ def function(**scalars: float) -> MilFunction:
 
 @pytest.mark.parametrize("number", [1e-6, 24**-0.5, 1e-12, 0.5, -1 / 3])
 def test_a_rounded_number_is_the_number_again(number: float) -> None:
-    held = max(np.float16(number), np.float16(SMALLEST)) if number > 0 else np.float16(number)
+    held = max(np.float16(number), np.float16(SMALLEST_FP16)) if number > 0 else np.float16(number)
     exact = Unrounded([number, 7.0]).substitutes(function(scale=float(held)))
     assert exact["scale"].read() == np.float32(number)
 
@@ -37,11 +38,11 @@ def test_a_rounded_number_is_the_number_again(number: float) -> None:
 def test_another_number_stays() -> None:
     """As one that a wrong graph has, or one that two numbers may have been."""
     numbers = Unrounded([0.25, 1e-12, 3e-12])
-    assert numbers.substitutes(function(wrong=0.26, unclear=SMALLEST)) == {}
+    assert numbers.substitutes(function(wrong=0.26, unclear=SMALLEST_FP16)) == {}
 
 
 def test_nothing_but_zero_is_below_the_smallest() -> None:
-    assert rounded(1e-30) == SMALLEST == float(np.nextafter(np.float16(0), np.float16(1)))
+    assert rounded(1e-30) == SMALLEST_FP16 == float(np.nextafter(np.float16(0), np.float16(1)))
     assert rounded(0.0) == 0
     assert rounded(1e6) == np.inf
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cetane.errors import CetaneError
-from cetane.sweeps.points import LayerScore, PointLedger, ledger, read_points
+from cetane.sweeps.points import KeyedLedger, LayerScore, open_ledger, read_points
 
 
 def score(number: int, kl: float = 0.5) -> LayerScore:
@@ -15,11 +15,11 @@ def score(number: int, kl: float = 0.5) -> LayerScore:
 
 def test_what_was_appended_is_known_again(tmp_path: Path) -> None:
     path = tmp_path / "layers.jsonl"
-    lines = PointLedger(path, LayerScore)
+    lines = KeyedLedger(path, LayerScore)
     for number in range(3):
         lines.append(score(number))
     lines.append(score(1, kl=0.25))
-    again = PointLedger(path, LayerScore)
+    again = KeyedLedger(path, LayerScore)
     assert again.get("0") == score(0)
     assert again.get("1") == score(1, kl=0.25)  # the last one counts
     assert again.get("4") is None
@@ -29,19 +29,19 @@ def test_what_was_appended_is_known_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", range(1, 70, 8))
 def test_a_line_that_was_cut_off_is_dropped_and_no_other(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "layers.jsonl"
-    lines = PointLedger(path, LayerScore)
+    lines = KeyedLedger(path, LayerScore)
     lines.append(score(0))
     whole = path.read_bytes()
     lines.append(score(1))
     path.write_bytes(path.read_bytes()[:-cut])
-    again = PointLedger(path, LayerScore)
+    again = KeyedLedger(path, LayerScore)
     assert again.get("0") == score(0)
     complete = cut == 1  # only the line's end is lost
     assert again.get("1") == (score(1) if complete else None)
     assert path.read_bytes().startswith(whole)  # reading changes nothing
     again.append(score(2))
     kept = ["0", "1", "2"] if complete else ["0", "2"]
-    assert [s.key for s in ledger(path, LayerScore).read()] == kept
+    assert [s.key for s in open_ledger(path, LayerScore).read()] == kept
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_a_line_that_was_cut_off_is_dropped_and_no_other(tmp_path: Path, cut: in
 )
 def test_a_whole_line_of_something_else_is_refused(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "layers.jsonl"
-    PointLedger(path, LayerScore).append(score(0))
+    KeyedLedger(path, LayerScore).append(score(0))
     path.write_bytes(path.read_bytes() + line + b"\n")
     with pytest.raises(CetaneError, match="line 2"):
-        PointLedger(path, LayerScore)
+        KeyedLedger(path, LayerScore)
 
 
 def test_points_that_are_not_there(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ docs/explanation/activations.md.
 
 from cetane.activations.measure import ActivationOutcome, judge_activations, measure_activations
 from cetane.activations.quantize import NAIVE, Options, quantize_activations
-from cetane.activations.samples import windows
 
 __all__ = [
     "NAIVE",
@@ -17,5 +16,4 @@ __all__ = [
     "judge_activations",
     "measure_activations",
     "quantize_activations",
-    "windows",
 ]

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cetane.activations.quantize import Options, Quantized, quantize_activations
-from cetane.activations.samples import held_out, windows
+from cetane.activations.samples import held_out
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.files import Progress, disk_errors, silent
 from cetane.gates.activations import LIMIT, Score, judge
+from cetane.gates.probes import windows
 from cetane.gates.quality import read_tokens
 from cetane.pipeline.origin import checkpoint_of
 from cetane.validation import Data
@@ -73,9 +74,9 @@ def measure_activations(
     """Write `bundle` with quantized activations to `target`, and compare both with the model.
 
     `texts` are the token ids of the held-out text, in windows of at most the bundle's context:
-    `held_out(bundle, tokens)`, or `windows(ids, context)`. A bundle of recipe `int8` becomes W8A8,
-    one of `palette4` W4A8. `NAIVE` is the published port's experiment 3.9; `Options()` is
-    realistic.
+    `held_out(bundle, tokens)`, or `gates.probes.windows(ids, context)`. A bundle of recipe `int8`
+    becomes W8A8, one of `palette4` W4A8. `NAIVE` is the published port's experiment 3.9;
+    `Options()` is realistic.
 
     Figures of the result: `passed`, `after.cosine` (the least of a shard's or the logits'),
     `after.perplexity` beside that of `before` and `reference_perplexity`, `after.logits.kl` and

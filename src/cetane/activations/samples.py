@@ -15,7 +15,7 @@ from cetane.engine.generate import generate
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session
-from cetane.gates.probes import asked
+from cetane.gates.probes import asked, windows
 from cetane.schema.function import ShardPlan
 from cetane.schema.interface import FromCache
 from cetane.schema.recipe import Mode
@@ -45,16 +45,10 @@ def prompts(tokenizer: Tokenizer, calibrating: bool) -> list[list[int]]:
     ]
 
 
-def held_out(bundle: Bundle, tokens: int) -> list[list[int]]:
+def held_out(bundle: Bundle, tokens: int) -> list[tuple[int, ...]]:
     """The first `tokens` tokens of the held-out prompts, in windows of the whole context."""
     joined = [token for prompt in prompts(bundle.tokenizer, False) for token in prompt]
     return windows(joined[:tokens], bundle.plan.recipe.cache.context)
-
-
-def windows(tokens: Sequence[int], length: int) -> list[list[int]]:
-    """A text cut into windows of `length` tokens. A last window of a single token is left out."""
-    pieces = [list(tokens[start : start + length]) for start in range(0, len(tokens), length)]
-    return [piece for piece in pieces if len(piece) > 1]
 
 
 def conversations(bundle: Bundle) -> list[list[int]]:

@@ -27,7 +27,7 @@ from cetane.checkpoint.safetensors import (
 from cetane.checkpoint.text_part import text_name
 from cetane.errors import CetaneError
 from cetane.files import file_identity, read_json
-from cetane.validation import Data, validated
+from cetane.validation import Data, Finite, validated
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +58,6 @@ repeats, a match takes no long time. Each module is matched with all of them; th
 name each of some 900 modules."""
 
 Pattern = Annotated[str, Field(max_length=LONGEST_PATTERN)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
 Rank = Annotated[int, Field(ge=1, le=LARGEST_RANK)]
 
 
@@ -69,9 +68,9 @@ class LoraConfig(Data):
     base_model_name_or_path: str | None = None
     revision: str | None = None
     r: Rank
-    lora_alpha: Number
+    lora_alpha: Finite
     rank_pattern: dict[Pattern, Rank] = Field(default_factory=dict)
-    alpha_pattern: dict[Pattern, Number] = Field(default_factory=dict)
+    alpha_pattern: dict[Pattern, Finite] = Field(default_factory=dict)
     use_rslora: bool = False
     use_dora: bool = False
     bias: Literal["none", "all", "lora_only"] = "none"

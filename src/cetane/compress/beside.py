@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from cetane.errors import CetaneError
 from cetane.files import LARGEST_TEXT, disk_errors, read_text, replacing, sha256
-from cetane.validation import Data
+from cetane.validation import Data, Sha256
 
 Named = TypeVar("Named", bound="FileBeside")
 
@@ -20,7 +20,7 @@ class FileBeside(Data):
 
     file: str = Field(min_length=1)
     """Its path, relative to the recipe's folder."""
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    sha256: Sha256
     """The hash of its content: another file is refused."""
     _path: Path | None = PrivateAttr(default=None)
 

@@ -18,6 +18,7 @@ from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 
 from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
 from cetane.evaluation.answers import KeptAnswers
 from cetane.evaluation.figures import Evaluation, TaskFigure
@@ -82,18 +83,9 @@ def evaluate(
     ours = run(own, tasks, manager, settings, folder)
     theirs, truth = None, None
     if checkpoint is not None:
-        truth = ReferenceModel(
-            reference_of(checkpoint, adapter), opened.tokenizer, own.max_length,
-            kept(["transformers", "torch"], checkpoint.fingerprint, adapter), progress,
-        )  # fmt: skip
+        truth = reference_model(checkpoint, own, adapter, progress)
         theirs = run(truth, tasks, manager, settings, None)
-    warnings = [] if checkpoint is None else other_checkpoint(opened, checkpoint)
-    if own.shortened:
-        text = "answers had less room in the context than their task wanted"
-        warnings.append(f"{own.shortened} {text}")
-    if own.without_system:
-        text = "prompts lack their system message, which the model's chat template refuses"
-        warnings.append(f"{own.without_system} {text}")
+    warnings = warnings_of(own, opened, checkpoint)
     result = Evaluation(
         figures=tuple(figures(ours, theirs)), limit=limit, fewshot=fewshot, chat=chat,
         adapter=adapter,
@@ -104,6 +96,27 @@ def evaluate(
     if not opened.write_gate(f"{GATE}{who}", result.model_dump(mode="json")):
         result = result.model_copy(update={"warnings": (*warnings, "the bundle is read-only")})
     return result
+
+
+def reference_model(
+    checkpoint: Checkpoint, own: BundleModel, adapter: str | None, progress: Progress
+) -> ReferenceModel:
+    """The Hugging Face model that gets the same requests as the bundle."""
+    answers = kept(["transformers", "torch"], checkpoint.fingerprint, adapter)
+    reference = reference_of(checkpoint, adapter)
+    return ReferenceModel(reference, own.own_tokenizer, own.max_length, answers, progress)
+
+
+def warnings_of(own: BundleModel, bundle: Bundle, checkpoint: Checkpoint | None) -> list[str]:
+    """Warnings of a reference that the bundle was not built from, and of changed requests."""
+    warnings = [] if checkpoint is None else other_checkpoint(bundle, checkpoint)
+    if own.shortened:
+        text = "answers had less room in the context than their task wanted"
+        warnings.append(f"{own.shortened} {text}")
+    if own.without_system:
+        text = "prompts lack their system message, which the model's chat template refuses"
+        warnings.append(f"{own.without_system} {text}")
+    return warnings
 
 
 def kept(packages: Sequence[str], *parts: str | None) -> KeptAnswers:

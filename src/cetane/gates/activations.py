@@ -50,7 +50,7 @@ class Score(Data):
         return min([score.cosine for score in self.shards] + logits)
 
 
-class Scores(Data):
+class ActivationScores(Data):
     """Bundles by name, and the model that they are compared with."""
 
     tokens: int
@@ -87,7 +87,7 @@ def judge(
     checkpoint: Checkpoint,
     texts: Sequence[Sequence[int]],
     progress: Progress,
-) -> Scores:
+) -> ActivationScores:
     """Score bundles of one checkpoint, by name, on token ids of texts that each fit the context.
 
     Raises CetaneError for a bundle whose head gives only choices."""
@@ -126,7 +126,7 @@ def judge(
             perplexity=text_perplexity(own.whole, texts),
             narrower=tuple(own.in_narrower_modes(by_probe)),
         )
-    return Scores(
+    return ActivationScores(
         tokens=sum(len(text) - 1 for text in texts),
         reference_perplexity=text_perplexity(truths, texts),
         bundles=scores,

@@ -13,7 +13,7 @@ from cetane.gates.experts import show
 from cetane.gates.observe import observe, structure_tasks
 from cetane.gates.probes import structure_probes
 from cetane.gates.reference import Reference
-from cetane.gates.structure import Deviation, Truths, deviations, filled, tokens_for_experts
+from cetane.gates.structure import Deviation, ModelResults, deviations, filled, tokens_for_experts
 from cetane.planner import Planner
 from cetane.schema.recipe import override
 
@@ -72,7 +72,7 @@ class Authored(ModuleReadings):
         tasks = structure_tasks(plan, probes)
         seen = observe(engine, planner, tasks)
         scale = planner.model.residual_scale or 1.0
-        truths = Truths.ask(self.reference, tasks, seen, scale=scale)
+        truths = ModelResults.ask(self.reference, tasks, seen, scale=scale)
         return list(deviations(plan, planner, tasks, seen, truths))
 
 

@@ -21,8 +21,9 @@ STATED = "weights of its stated base"
 SAMPLES, ROWS = 4, 64
 """The weights that are compared, and the rows of each."""
 SAME, QUANTIZED = 0.01, 0.3
-"""The largest relative distance of equal weights: of other float formats, and of quantised weights.
-bfloat16 rounds by 0.004, a 4-bit format by about 0.1; two models differ by about 1.4."""
+"""The largest relative distance at which weights count as equal: of another float format, and of
+quantised weights. bfloat16 rounds by 0.004, a 4-bit format by about 0.1. Two models differ by about
+1.4."""
 
 
 def base_checks(checkpoint: Checkpoint) -> Iterator[Check]:

@@ -24,6 +24,7 @@ from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
 from cetane.families import Block, Weight
 from cetane.gates import metrics
+from cetane.gates.probes import windows
 from cetane.gates.structure import elements
 from cetane.planner import Encoder, Planner
 from cetane.planner.weights import format_of
@@ -134,11 +135,8 @@ class Judge:
 
     def read(self, tokens: Sequence[int]) -> Iterator[Window]:
         """The model's results on a text, in windows of the context, each in a new session."""
-        context = self.planner.recipe.cache.context
-        for start in range(0, len(tokens), context):
-            part = tokens[start : start + context]
-            if len(part) > 1:
-                yield self.window(part)
+        for piece in windows(tokens, self.planner.recipe.cache.context):
+            yield self.window(piece)
 
     def window(self, tokens: Sequence[int]) -> Window:
         seen: dict[str, list[Array]] = {}

@@ -19,10 +19,10 @@ from cetane.gates.verdict import Check, at_least, at_most
 from cetane.validation import Data
 
 POSITIONS, BEYOND = (3, 11, 12, 80), 44
-"""The places at which logits are compared, in fed tokens. 3 is a first call, 11 and 12 compute a
-block again, and 80 needs every function of a context. If an asset has a second context, one place
-more is `BEYOND` tokens after the first. Core AI's CPU interpreter is slow, so the places are few,
-and a third context is not judged."""
+"""The places at which logits are compared, in fed tokens. 3 is a first call. 11 and 12 compute a
+block again. 80 needs every function of a context. If an asset has a second context, one more place
+lies `BEYOND` tokens after the end of the first. Core AI's CPU interpreter is slow, so the places
+are few, and a third context is not judged."""
 
 
 class CoreAIResult(Data):

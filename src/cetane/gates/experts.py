@@ -167,7 +167,7 @@ class Routing:
             if choice.experts is None:  # it chooses otherwise
                 return output
             own = choice.experts.reshape(*self.shape, -1).sort(-1).values
-            scores = Scores.of(router, output, self.shape)
+            scores = RouterScores.of(router, output, self.shape)
             if own.shape[-1] == scores.compared.shape[-1]:  # every token takes all experts
                 return output
             self.margins[layer], self.experts[layer] = scores.margin(own), own
@@ -192,7 +192,7 @@ class Routing:
 
 
 @dataclass(frozen=True)
-class Scores:
+class RouterScores:
     """What a router makes of some tokens, `(B, T, E)`."""
 
     likely: Tensor
@@ -201,7 +201,7 @@ class Scores:
     """The numbers whose largest are chosen: probabilities, with balancing biases if it has any."""
 
     @classmethod
-    def of(cls, router: nn.Module, output: Any, shape: torch.Size) -> "Scores":
+    def of(cls, router: nn.Module, output: Any, shape: torch.Size) -> "RouterScores":
         """The scores behind a router's output."""
         logits = output[LOGITS_AT.get(type(router).__name__, 0)].float()
         likely = torch.softmax(logits, -1).reshape(*shape, -1)

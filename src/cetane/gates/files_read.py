@@ -19,8 +19,8 @@ from cetane.gates.reference import Reference
 from cetane.gates.transformers_files import (
     CHATS,
     TEXTS,
-    Reading,
-    Readings,
+    TokenizerSample,
+    TransformersFiles,
     read_by_transformers,
 )
 from cetane.gates.transformers_model import config_file
@@ -30,11 +30,12 @@ NOT_COMPARED = {
     "model_type", "architectures", "vocab_size", "num_hidden_layers", "tie_word_embeddings",
     "rope_parameters", "rope_scaling", "transformers_version",
 }  # fmt: skip
-"""Fields in which both differ on purpose, and that a file's tensors show: transformers counts the
-tokens, and layers that draft. It takes each "llama" for a Llama. What it makes of gpt-oss's scaling
-is no config."""
+"""Fields in which cetane and transformers differ on purpose; the file's tensors show the right
+values. transformers takes `vocab_size` from the tokens, and counts layers that only draft. It takes
+every "llama" for a Llama. The scaling that it makes for gpt-oss is not valid in a config."""
 STATED = {"BOS token", "stop tokens", "chat template"}
-"""What a GGUF file states. How its texts are split, cetane and transformers know by names."""
+"""What a GGUF file states itself. For the splitting of texts it only names a rule, and cetane and
+transformers each have code for that name."""
 SHOWN = 40
 """The characters that a message shows of a prompt's end."""
 ONLY_OURS = "only cetane read the model's {}: an error of its reading would not show"
@@ -43,8 +44,8 @@ AS_CHANCE = (
     "{} tokens): compare its answers with those of the published model"
 )
 CHANCE = 0.8
-"""The least loss that is hardly better than chance, in multiples of that of equal chances. SmolLM2
-135M has 0.30, Gemma 3 270M 0.39; with all zero points one step off, 2.0 and 3.5."""
+"""A loss above this part of log(vocabulary) is hardly better than chance. SmolLM2 135M has 0.30 of
+it, and Gemma 3 270M 0.39. With all zero points one step off they have 2.0 and 3.5."""
 OTHER_CLASS = (
     "transformers' {} does not read as the model's files say, which cetane follows: {}: {}"
 )
@@ -69,11 +70,11 @@ class FilesRead:
         self.given = given
 
     @cached_property
-    def theirs(self) -> Readings:
+    def theirs(self) -> TransformersFiles:
         return read_by_transformers(self.checkpoint)
 
     @cached_property
-    def left(self) -> list[str]:
+    def unread(self) -> list[str]:
         """The tensors of the checkpoint that the model does not read."""
         return unread(self.checkpoint.names(), self.model)
 
@@ -88,12 +89,13 @@ class FilesRead:
         return [*self.tokens[0], *other_config(self.checkpoint, self.theirs)]
 
     @property
-    def unused(self) -> list[str]:
-        """The tensors that nothing reads, where the compared model leaves out what cetane does."""
+    def unread_errors(self) -> list[str]:
+        """Messages for tensors that neither the port nor the compared model reads. Empty where
+        transformers reads the config whole (`config_file`)."""
         if config_file(self.checkpoint) is not None:
             return []
         names = self.reference.parameters
-        return [UNREAD.format(name) for name in self.left if name not in names]
+        return [UNREAD.format(name) for name in self.unread if name not in names]
 
     def warnings(self, perplexity: float) -> Iterator[str]:
         """What may differ, and what one or both did not read. `perplexity` is the compared
@@ -103,33 +105,35 @@ class FilesRead:
         told = [
             only_ours(self.theirs, gguf, loader),
             as_chance(perplexity, self.model.vocab) if loader == "cetane" else None,
-            warn_unread(self.extra, self.model),
+            warn_unread(self.unread_in_folder, self.model),
         ]
         yield from filter(None, told)
 
     @property
-    def extra(self) -> Iterator[str]:
-        """The tensors of a folder that the model does not read, without a tied head and those that
-        transformers ignores by name, such as of drafts."""
-        if config_file(self.checkpoint) is None:  # `unused` names them
+    def unread_in_folder(self) -> Iterator[str]:
+        """Of a folder, the tensors that the model does not read. A tied head is left out, and so is
+        what transformers ignores by name, such as layers that draft."""
+        if config_file(self.checkpoint) is None:  # `unread_errors` names them
             return
         ignored = getattr(self.reference.model, "_keys_to_ignore_on_load_unexpected", None) or ()
-        for name in self.left:
+        for name in self.unread:
             if name != HEAD and not any(re.search(pattern, name) for pattern in ignored):
                 yield name
 
 
-def other_tokens(given: Tokenizer, theirs: Readings) -> tuple[list[WrongWeight], list[str]]:
+def other_tokens(
+    given: Tokenizer, theirs: TransformersFiles
+) -> tuple[list[WrongWeight], list[str]]:
     """What a bundle's tokenizer reads otherwise than transformers; and warnings of what may
     differ.
 
-    Of a folder, it must agree with one of the readings. Of a GGUF file, only what the file states
+    Of a folder, it must agree with one of the samples. Of a GGUF file, only what the file states
     must agree: cetane and transformers know the rest by names, each for itself.
     """
-    if not theirs.readings:
+    if not theirs.samples:
         return [], []
-    found = [unlike(given, reading, theirs.stops) for reading in theirs.readings]
-    first, of_class = theirs.readings[0], found[0]
+    found = [unlike(given, sample, theirs.stops) for sample in theirs.samples]
+    first, of_class = theirs.samples[0], found[0]
     agreed = STATED if first.from_gguf else set.intersection(*map(set, found))
     wrong = [
         WrongWeight(shard=READING, label=label, parameter="", problem=why)
@@ -145,7 +149,9 @@ def other_tokens(given: Tokenizer, theirs: Readings) -> tuple[list[WrongWeight],
     return wrong, told
 
 
-def unlike(given: Tokenizer, theirs: Reading, stops: Sequence[int] | None) -> dict[str, str]:
+def unlike(
+    given: Tokenizer, theirs: TokenizerSample, stops: Sequence[int] | None
+) -> dict[str, str]:
     """What a tokenizer reads otherwise than one of transformers, by what it is."""
     found: dict[str, str] = {}
     if given.bos_id != theirs.bos and not (theirs.from_gguf and theirs.bos is None):
@@ -179,7 +185,7 @@ def first_other(ours: Sequence[int], theirs: Sequence[int]) -> str | None:
     return None
 
 
-def other_config(checkpoint: Checkpoint, theirs: Readings) -> Iterator[WrongWeight]:
+def other_config(checkpoint: Checkpoint, theirs: TransformersFiles) -> Iterator[WrongWeight]:
     """The fields of a GGUF file's config that cetane reads otherwise than transformers.
 
     Where layers differ, transformers has lists, and cetane other fields.
@@ -206,12 +212,12 @@ def same(ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs)
 
 
-def only_ours(theirs: Readings, gguf: bool, loader: str) -> str | None:
+def only_ours(theirs: TransformersFiles, gguf: bool, loader: str) -> str | None:
     """A warning of what transformers did not read; None if it read all. `loader` read the
     reference's weights."""
     read = {
         "config": theirs.config is not None or not gguf,
-        "tokenizer": bool(theirs.readings),
+        "tokenizer": bool(theirs.samples),
         "weights": loader != "cetane",
     }
     left = [name for name, by_transformers in read.items() if not by_transformers]

@@ -49,7 +49,7 @@ from cetane.gates.rounding import Rounding, judge_rounding, late_rounding, measu
 from cetane.gates.shipped import Compressed, Compression, Text, twin_kl
 from cetane.gates.structure import (
     Deviation,
-    Truths,
+    ModelResults,
     deviations,
     elements,
     filled,
@@ -184,8 +184,9 @@ class Proof:
         self.starts = self.started()
 
     def run(self, prompts: int, greedy_tokens: int) -> GoldenResult:
-        """Ask all questions, in order. An adapter's proof leaves out weights and readings: the
-        base's proof has judged those of all functions."""
+        """Ask structure, compression, fp16, ane and greedy decoding, in this order. Weights are
+        compared beside compression and fp16. An adapter's proof leaves out weights and readings:
+        the base's proof has judged those of all functions."""
         alone = self.adapter is None
         deviated, text, unreached = self.structure()
         windows = {window.name: window.tokens for window in text.windows}
@@ -284,7 +285,7 @@ class Proof:
         ]
         names = self.reference.parameters
         shapes = {name: self.weights.shape(name) for name in names if name in self.weights}
-        return wrong, [*unused_parameters(self.planner, shapes), *self.files.unused]
+        return wrong, [*unused_parameters(self.planner, shapes), *self.files.unread_errors]
 
     def structure(self) -> tuple[list[Deviation], "Text", list[str]]:
         """The twin's deviations from the model, its results on the text, and warnings of rare
@@ -293,9 +294,9 @@ class Proof:
         tasks = structure_tasks(self.plan, self.probes)
         windows = self.windows(0, self.first_positions)
         twin = self.port.twin
-        seen = observe(twin, self.planner, [*tasks, *self.reading(windows)])
+        seen = observe(twin, self.planner, [*tasks, *self.reading_tasks(windows)])
         own, read = seen[: len(tasks)], seen[len(tasks) :]
-        truths = Truths.ask(self.reference, tasks, own, scale=self.scale)
+        truths = ModelResults.ask(self.reference, tasks, own, scale=self.scale)
         differences = list(deviations(self.plan, self.planner, tasks, own, truths))
         text = Text(windows, [one.logits for one in read])
         return differences, text, [*self.unreached(unrun(twin, self.adapter), own)]
@@ -309,9 +310,9 @@ class Proof:
     def windows(self, start: int, stop: int) -> list[Probe]:
         return text_windows(self.port.tokenizer, self.plan, start, stop)
 
-    def reading(self, windows: Sequence[Probe]) -> list[ProbeTask]:
-        """A task for each window: the widest mode reads it, but single-token calls its last tokens.
-        Else a window of one call would read no cache."""
+    def reading_tasks(self, windows: Sequence[Probe]) -> list[ProbeTask]:
+        """A task for each window. The widest mode reads all but the last tokens, and `decode` reads
+        these. Otherwise no call of a short window would read a cache."""
         tasks = []
         for window in windows:
             last = min(OWN, len(window.tokens) // 2)
@@ -327,7 +328,7 @@ class Proof:
         self.begin("compression", 1)
         evidence, windows = limits().evidence, text.windows
         compression = Compression(self.plan, self.planner, self.mode)
-        tasks = [*self.reading(windows), *self.starts]
+        tasks = [*self.reading_tasks(windows), *self.starts]
         seen = observe(self.port.shipped, self.planner, tasks)
         truths = self.ask(tasks, seen)
         exact, seen = seen[len(windows) :], seen[: len(windows)]
@@ -340,20 +341,20 @@ class Proof:
         stop = self.first_positions
         while stop < evidence.most and not compression.decided:
             windows = self.windows(stop, 2 * stop)
-            tasks = self.reading(windows)
+            tasks = self.reading_tasks(windows)
             seen = observe(self.port.shipped, self.planner, tasks)
             compression.add(windows, seen, self.ask(tasks, seen))
             stop *= 2
         return compression.result(), starts
 
-    def ask(self, tasks: Sequence[ProbeTask], seen: Sequence[Seen]) -> Truths:
+    def ask(self, tasks: Sequence[ProbeTask], seen: Sequence[Seen]) -> ModelResults:
         """The model's results on tasks, with the residual stream after every block. Its heads see
         all tokens, even if they stream in the port."""
         streams = [
             truth for block in self.planner.model.layers if (truth := block.truths().get("hidden"))
         ]
         with self.reference.seeing_all():
-            return Truths.ask(self.reference, tasks, seen, streams, self.scale)
+            return ModelResults.ask(self.reference, tasks, seen, streams, self.scale)
 
     def started(self) -> list[ProbeTask]:
         """Starts of a prompt: whole calls of every mode. With several capacities, each larger one

@@ -36,6 +36,9 @@ DRAFTED = 16
 """The most tokens of a draft that is accepted in part or whole, unless narrower calls take it."""
 AFTER = 1
 """The tokens that follow each draft."""
+WORK = 10**13
+"""Products of weights and tokens that one text may cost: some minutes on two cores. A model of a
+billion weights then reads 10,000 tokens, a larger one fewer."""
 TEXT_PROBE = "text"
 FAINT_PROBE = "faint"
 EXPERTS_PROBE = "experts"

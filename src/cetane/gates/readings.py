@@ -14,8 +14,8 @@ import torch
 from cetane.engine.backend import Array
 from cetane.families import RAISED_ANSWERS
 from cetane.gates.reference import Reference
-from cetane.gates.twin import SMALLEST
 from cetane.gates.verdict import Check, at_most
+from cetane.lower.tracing import SMALLEST_FP16
 from cetane.planner import Planner
 from cetane.validation import Data
 
@@ -66,7 +66,7 @@ def wrong_epsilons(port: Readable, reference: Reference) -> Iterator[Misread]:
     known = {factor * own for own in epsilons(reference) for factor in (1.0, scale**2)}
     for shard in port.planner.members:
         for name, epsilon in port.epsilons(shard).items():
-            if not any(abs(epsilon - own) <= SMALLEST + 0.01 * own for own in known):
+            if not any(abs(epsilon - own) <= SMALLEST_FP16 + 0.01 * own for own in known):
                 problem = f"{name} has epsilon {epsilon:.3g}"
                 yield Misread(kind="epsilons", shard=shard, problem=problem)
 

@@ -18,17 +18,13 @@ from cetane.gates import metrics
 from cetane.gates.limits import limits
 from cetane.gates.observe import ProbeTask, Seen, observe
 from cetane.gates.port import Port
-from cetane.gates.probes import Probe, ProbePart, begun, own_tokens
+from cetane.gates.probes import WORK, Probe, ProbePart, begun, own_tokens
 from cetane.gates.structure import made_by
 from cetane.gates.verdict import Check, at_least, at_most
 from cetane.mil.ane import SHORT
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 from cetane.validation import Data
-
-WORK = 10**13
-"""Products of weights and tokens that a prefix may cost: some minutes on two cores. A model of a
-billion weights then gets a prefix of 10,000 tokens, a larger one a shorter prefix."""
 
 
 class Rounding(Data):

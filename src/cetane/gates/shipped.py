@@ -13,7 +13,7 @@ from cetane.gates.probes import Probe
 from cetane.gates.quality import Agreement
 from cetane.gates.reference import Observed
 from cetane.gates.scores import LogitScore, ShardScore, logit_score, shard_scores
-from cetane.gates.structure import Truths
+from cetane.gates.structure import ModelResults
 from cetane.gates.verdict import Check
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
@@ -53,7 +53,7 @@ class Compression:
         self.largest: dict[str, float] = {}
         self.twin_kl = 0.0
 
-    def add(self, windows: Sequence[Probe], seen: Sequence[Seen], truths: Truths) -> None:
+    def add(self, windows: Sequence[Probe], seen: Sequence[Seen], truths: ModelResults) -> None:
         """Judge more windows."""
         for window, ours in zip(windows, seen, strict=True):
             theirs = truths.of(window)

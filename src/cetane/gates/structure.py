@@ -17,7 +17,7 @@ from cetane.gates import metrics
 from cetane.gates.experts import Choices, routed_blocks
 from cetane.gates.limits import limits
 from cetane.gates.observe import ProbeTask, Seen
-from cetane.gates.probes import Probe, Way
+from cetane.gates.probes import WORK, Probe, Way
 from cetane.gates.reference import Observed, Reference
 from cetane.gates.verdict import Check, at_most
 from cetane.planner import Planner
@@ -28,8 +28,6 @@ from cetane.schema.recipe import Mode
 from cetane.validation import Data
 
 LOGITS: Truth = ("lm_head", 0)
-WORK = 10**13
-"""Products of weights and tokens that a text may cost in all modes: some minutes on two cores."""
 SCORES, MOST_SCORES = 2 << 30, 8 << 30
 """Bytes that the model's attention may take for a text, and for a text that must exceed a window. A
 model with eager attention holds the scores of all heads at once."""
@@ -73,7 +71,11 @@ class Deviation(Data):
 
 
 def deviations(
-    plan: Plan, planner: Planner, tasks: Sequence[ProbeTask], seen: Sequence[Seen], truths: "Truths"
+    plan: Plan,
+    planner: Planner,
+    tasks: Sequence[ProbeTask],
+    seen: Sequence[Seen],
+    truths: "ModelResults",
 ) -> Iterator[Deviation]:
     """The deviations of every tensor of every task, in the order of shards; logits come last."""
     places = made_by(planner, plan)
@@ -102,7 +104,7 @@ def differ(theirs: Observed, ours: Choices) -> bool:
     return False
 
 
-class Truths:
+class ModelResults:
     """The model's results on probes: tensors of all tokens, and logits of those that a port was
     judged on."""
 
@@ -120,7 +122,7 @@ class Truths:
     def ask(
         cls, reference: Reference, tasks: Sequence[ProbeTask], seen: Sequence[Seen],
         others: Sequence[Truth] = (), scale: float = 1.0,
-    ) -> "Truths":  # fmt: skip
+    ) -> "ModelResults":  # fmt: skip
         """Ask the model for all that a port computed for some tasks, and for `others`.
 
         Where the model's choice of experts is a near tie, it takes those that the port shows.
@@ -240,11 +242,11 @@ def deviation(
 def logit_errors(plan: Plan, ours: Array, theirs: Array) -> Array:
     """The relative errors `(n,)` of logits `(n, rows)`, for the rows of a head.
 
-    A head that gives only choices is judged by the worst of its slices, also where another slice
-    has a larger logit: users' tokens may choose what no probe does. A slice has two errors, and the
-    larger one counts. One is how far its choice's true logit is below the slice's best one, the
-    other the error of the choice's own logit. Both are over the root mean square of the true
-    logits.
+    A head that gives only choices is judged by the worst of its slices, even where another slice
+    has a larger logit. A user's tokens may choose a slice that no probe chooses. A slice has two
+    errors, and the larger one counts. One is how far its choice's true logit is below the slice's
+    best one, the other the error of the choice's own logit. Both are over the root mean square of
+    the true logits.
     """
     if not plan.recipe.head.choose:
         return metrics.relative(ours, theirs)
@@ -281,7 +283,8 @@ def same_plan(plan: Plan, wanted: Plan) -> Check:
     """Whether a plan is the one that its recipe makes.
 
     Probes cannot show this. A route knows an expert by its place alone, and perhaps no token of a
-    probe chooses a rare expert. No probe reads sizes, which cards and reports tell."""
+    probe chooses a rare expert. No probe depends on sizes in bytes, which cards and reports
+    print."""
     return at_most(OTHER_PLAN, float(len(other_parts(plan, wanted))), 0)
 
 

@@ -61,7 +61,7 @@ def chat(tokenizer, messages, tokenize):
     except Exception:
         return None
 
-def reading(kind):
+def sample(kind):
     tokenizer = kind.from_pretrained(folder, **gguf, **local)
     return {
         "reader": type(tokenizer).__name__,
@@ -91,10 +91,10 @@ def config():
         stated["layer_types"] = AutoConfig.for_model(**stated).layer_types
     return stated
 
-answer = {"readings": [], "stops": None, "config": None, "error": None}
+answer = {"samples": [], "stops": None, "config": None, "error": None}
 for kind in kinds:
     try:
-        answer["readings"].append(reading(kind))
+        answer["samples"].append(sample(kind))
     except Exception as error:
         answer["error"] = answer["error"] or " ".join(str(error).split())[:200]
 try:
@@ -115,7 +115,7 @@ SANDBOX = Sandbox(
 )
 
 
-class Reading(Data):
+class TokenizerSample(Data):
     """What a tokenizer of transformers makes of `TEXTS` and `CHATS`."""
 
     reader: str
@@ -133,10 +133,10 @@ class Reading(Data):
     from_gguf: bool
 
 
-class Readings(Data):
+class TransformersFiles(Data):
     """What transformers reads of a model's files."""
 
-    readings: tuple[Reading, ...] = ()
+    samples: tuple[TokenizerSample, ...] = ()
     """The tokenizer by the class of the model, and of a folder also as its tokenizer.json says.
     Either is right: some classes read otherwise on purpose."""
     stops: tuple[int, ...] | None = None
@@ -148,32 +148,32 @@ class Readings(Data):
     """Why transformers cannot read a tokenizer; None if it can."""
 
 
-def read_by_transformers(checkpoint: Checkpoint) -> Readings:
+def read_by_transformers(checkpoint: Checkpoint) -> TransformersFiles:
     """What transformers reads of a checkpoint's files. Never raises an error."""
     place = checkpoint.folder or Path(checkpoint.source)
     if not place.exists():
-        return Readings(error=f"{place} is not here")
+        return TransformersFiles(error=f"{place} is not here")
     try:
         kept = cache_dir() / "tokenizers" / f"read-{key_of(place, checkpoint.tokenizer)}.json"
         known = kept.is_file()
         answer = read_text(kept) if known else asked(place)
-        readings = validated(Readings, parse_json(answer, str(kept)), str(kept))
+        read = validated(TransformersFiles, parse_json(answer, str(kept)), str(kept))
     except CetaneError as error:
-        return Readings(error=str(error))
+        return TransformersFiles(error=str(error))
     if not known:
         write_cache(kept, answer)
-    return readings
+    return read
 
 
 def asked(place: Path) -> str:
-    """What a child process says of a folder or a GGUF file: `Readings` as JSON."""
+    """What a child process says of a folder or a GGUF file: `TransformersFiles` as JSON."""
     try:
         done = SANDBOX.run(place)
     except subprocess.TimeoutExpired:
-        return Readings(error=f"it takes more than {SANDBOX.patience} s").model_dump_json()
+        return TransformersFiles(error=f"it takes more than {SANDBOX.patience} s").model_dump_json()
     if done.returncode or not 0 < len(done.stdout) <= LARGEST:
         why = f"its process ended with status {done.returncode}"
-        return Readings(error=why).model_dump_json()
+        return TransformersFiles(error=why).model_dump_json()
     return done.stdout.decode("utf-8", "replace")
 
 

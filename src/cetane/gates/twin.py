@@ -23,7 +23,7 @@ from cetane.families import Weights
 from cetane.gates.experts import showing
 from cetane.lower.structure import scalars
 from cetane.lower.template import used_by
-from cetane.lower.tracing import Constant
+from cetane.lower.tracing import SMALLEST_FP16, Constant
 from cetane.mil import MilFunction, load
 from cetane.mil.fast.program import FastProgram
 from cetane.mil.fast.translate import unsupported
@@ -32,9 +32,6 @@ from cetane.mil.substitute import Substitute, substitute
 from cetane.planner import Planner
 from cetane.schema.function import Function
 from cetane.schema.plan import Plan
-
-SMALLEST = 2.0**-24
-"""The smallest fp16 above zero: programs keep epsilons in fp16, and raise smaller ones to it."""
 
 
 class TwinBackend:
@@ -147,9 +144,9 @@ def is_half(value: StoredConstant) -> bool:
 
 
 def rounded(number: float) -> float:
-    """A number as lowering rounds it: to fp16; a positive number becomes at least `SMALLEST`."""
-    if 0 < number < SMALLEST:
-        return SMALLEST
+    """A number as lowering rounds it: to fp16, and a positive one to at least `SMALLEST_FP16`."""
+    if 0 < number < SMALLEST_FP16:
+        return SMALLEST_FP16
     with np.errstate(over="ignore"):
         return float(np.float16(number))
 

@@ -14,7 +14,7 @@ from cetane.files import read_bytes
 from cetane.gates.residency.measured import MeasuredOp
 from cetane.measuring.energy import MOST_WATTS, with_processor
 from cetane.measuring.record import SCHEMA, seal
-from cetane.validation import Data, parse_json, validated
+from cetane.validation import Data, Sha256, parse_json, validated
 
 LARGEST = 1 << 28
 """Bytes of the largest file that is read."""
@@ -39,9 +39,8 @@ Text = Annotated[str, StringConstraints(max_length=1000), AfterValidator(one_lin
 Label = Literal["A", "B"]
 """The name of a bundle in its kit."""
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255)]
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Token = Annotated[int, Field(strict=True, ge=0, lt=2**24)]
-Finite = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-1e9, le=1e9)]
+Bounded = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-1e9, le=1e9)]
 
 
 class Machine(Data):
@@ -123,7 +122,7 @@ class ProbePosition(Data):
     expected: Token
     margin: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
     finite: StrictBool
-    top: Annotated[tuple[tuple[Token, Finite], ...], Field(max_length=5)] = ()
+    top: Annotated[tuple[tuple[Token, Bounded], ...], Field(max_length=5)] = ()
     cosine: Annotated[float, Field(strict=True, ge=-1.0001, le=1.0001)] = 0.0
     kl: Annotated[float, Field(strict=True, ge=-1e-4, le=1e6)] = 1e6
     largest_error: Annotated[float, Field(strict=True, ge=0, le=1e9)] = 1e9

@@ -15,9 +15,8 @@ from cetane.engine.call import Running
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
 from cetane.engine.schedule import Schedule, ScheduledCall, Wanted
-from cetane.gates.probes import text_tokens, widest_tokens
+from cetane.gates.probes import WORK, text_tokens, widest_tokens
 from cetane.gates.reference import RESIDENT
-from cetane.gates.rounding import WORK
 from cetane.schema.interface import FromCache, FromHistory, FromMatrix
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode

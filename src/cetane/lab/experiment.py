@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,7 +16,7 @@ from cetane.files import json_sha256, read_toml, sha256
 from cetane.hardware.chips import find_chip
 from cetane.lab.metrics import METRICS
 from cetane.schema.recipe import Recipe, load_recipe, override
-from cetane.validation import Data, guess, validated
+from cetane.validation import Data, Finite, guess, validated
 
 Status = Literal["Planned", "Prototype", "Measured", "Shipping", "Shelved", "Rejected"]
 """The legend of the published logs."""
@@ -31,7 +31,6 @@ ID = r"^[a-z0-9][a-z0-9-]*$"
 """The pattern of an experiment's id."""
 WHOSE = {"ratio": " to the baseline's", "baseline": " of the baseline"}
 """The words after a limited metric, by arm; the candidate's has none."""
-Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def known_metric(name: str) -> str:
@@ -46,8 +45,8 @@ class Limit(Data):
 
     metric: str
     of: Literal["candidate", "baseline", "ratio"] = "candidate"
-    least: Number | None = None
-    most: Number | None = None
+    least: Finite | None = None
+    most: Finite | None = None
 
     @field_validator("metric")
     @classmethod

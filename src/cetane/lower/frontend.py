@@ -11,17 +11,13 @@ from coremltools.converters.mil.mil.input_type import InputSpec, TensorInputType
 from coremltools.converters.mil.mil.ops.defs._op_reqs import register_op
 
 from cetane import families  # noqa: F401, defines cetane::layer_norm
-from cetane.lower import tracing  # noqa: F401, defines cetane::constant
-
-SMALLEST = 2.0**-24
-"""The smallest positive fp16 number. A smaller epsilon would round to zero, and the norm of zeros,
-such as padding, would divide by zero."""
+from cetane.lower.tracing import SMALLEST_FP16  # defines cetane::constant too
 
 
 @register_torch_op(torch_alias=["cetane::layer_norm"])
 def cetane_layer_norm(context: Any, node: Any) -> None:
     x, axis, eps = _get_inputs(context, node, expected=3)
-    epsilon = np.float32(max(eps.val, SMALLEST))
+    epsilon = np.float32(max(eps.val, SMALLEST_FP16))
     result = mb.layer_norm(x=x, axes=[int(axis.val)], epsilon=epsilon, name=node.name)
     context.add(result)
 

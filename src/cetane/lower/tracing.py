@@ -20,6 +20,9 @@ from cetane.schema.interface import Input, Position
 
 TORCH = {"fp16": torch.float32, "int32": torch.int32, "int8": torch.int8}
 """The torch type of an input, by its dtype in the plan. Lowering turns fp32 into fp16."""
+SMALLEST_FP16 = 2.0**-24
+"""The smallest positive fp16 number. Lowering raises smaller epsilons to it. They would round to
+zero, and the norm of zeros, such as padding, would divide by zero."""
 PLAIN = parse_format("fp16")
 """The format of gains and biases."""
 

@@ -18,7 +18,7 @@ from cetane.hardware.chips import Chip, find_chip, load_chips
 from cetane.perf.cost import Rates, Term, Work, costs_of, load_fit, on_chip, terms, total
 from cetane.perf.shapes import COPIES, HALF
 from cetane.perf.slow_forms import streamed_as
-from cetane.planner import CachePlan, Call, Planner
+from cetane.planner import BlockCall, CachePlan, Planner
 from cetane.schema.recipe import Mode
 from cetane.schema.slots import ContractName
 
@@ -132,7 +132,7 @@ class Predictor:
     def call(
         self,
         planner: Planner,
-        call: Call,
+        call: BlockCall,
         weights: Mapping[float, float],
         tokens: int,
         memory: CachePlan,

@@ -129,5 +129,5 @@ def another(target: Path) -> CetaneError:
 
 
 def same(one: Recipe, other: Recipe) -> bool:
-    """Whether two recipes ask for the same, for whatever reasons."""
+    """Whether two recipes are equal apart from their `reasons`."""
     return one.model_copy(update={"reasons": other.reasons}) == other

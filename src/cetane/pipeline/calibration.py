@@ -42,7 +42,7 @@ VERSION, FILE = 2, "calibration.json"
 """The file of a calibration. A new version is another key, so the pass is made anew."""
 SCALE, METHOD = "family.residual_scale", "compression.method"
 LEAST = 0.005
-"""The least share of plainly rounded weights that is told: half a percent."""
+"""A smaller share of plainly rounded weights is not reported."""
 
 
 class Calibration(Data):

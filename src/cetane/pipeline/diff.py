@@ -25,7 +25,7 @@ class DiffResult:
     """Comparisons, and whether everything lies within the tolerance."""
 
     tolerance: float
-    """The largest relative error of one op that is no difference."""
+    """The relative error of one op up to which both sides count as equal."""
     parts: Mapping[str, Comparison]
     """By place: a function, or a shard and a function."""
     tables: Mapping[str, Gap] = field(default_factory=dict)

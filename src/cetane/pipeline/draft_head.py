@@ -50,7 +50,7 @@ from cetane.speculate.draft_heads.build import add_draft_head, staging
 from cetane.speculate.draft_heads.features import tapped
 from cetane.speculate.draft_heads.modules import TorchDraftHead
 from cetane.speculate.draft_heads.train import devices, new_draft_head, train
-from cetane.speculate.draft_heads.trained import TrainedElsewhere, fit_to, open_trained
+from cetane.speculate.draft_heads.trained import TrainedElsewhere, match_to, open_trained
 from cetane.speculate.draft_heads.windows import Windows, collect, split
 from cetane.speculate.open import DrafterOptions, longest_draft
 
@@ -232,12 +232,12 @@ def add_draft_heads(
         raise CetaneError(f"{trained}: these draft heads are in {bundle} already")
     checkpoint, engine = checkpoint_of(opened, model), open_engine(opened)
     longest_draft(DrafterOptions(), engine)
-    fitted = [fit_to(one, opened, checkpoint) for one in found]  # refuses before any is added
-    pairs = zip(found, fitted, strict=True)
-    return AddedDraftHeads(tuple(add_fitted(opened, *pair, engine, progress) for pair in pairs))
+    matched = [match_to(one, opened, checkpoint) for one in found]  # refuses before any is added
+    pairs = zip(found, matched, strict=True)
+    return AddedDraftHeads(tuple(add_matched(opened, *pair, engine, progress) for pair in pairs))
 
 
-def add_fitted(
+def add_matched(
     bundle: Bundle,
     source: TrainedElsewhere,
     head: TorchDraftHead,

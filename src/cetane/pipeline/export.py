@@ -329,8 +329,8 @@ def own_checkpoint(bundle: Bundle, model: str | Path | None, lora: str | Path | 
 
 
 def refuse_lost_constants(bundle: Bundle) -> None:
-    """Raise CetaneError for a bundle whose fitted constants this machine does not have: an export
-    encodes the checkpoint's weights once more, and the bundle has their packed form only."""
+    """Raise CetaneError for a bundle whose fitted constants this machine does not have. An export
+    encodes the checkpoint's weights once more, and the bundle has only their packed form."""
     fitted = bundle.plan.recipe.compression.fitted
     if fitted is None:
         return

@@ -79,25 +79,12 @@ def find_heads(
     from cetane.fitting.pass_keys import hide
     from cetane.gates.reference import Reference
 
-    tokenizer, context = request.checkpoint.tokenizer, request.recipe.cache.context
     layers = scored_layers(request)
     sizes = cache_sizes(request, layers)
-    model = request.planner.model
-    longest = model.max_context
-    if tokens > longest:
-        raise CetaneError(f"--tokens {tokens}: the model {model.ends}", "give fewer")
-    if output.is_dir():
-        raise CetaneError(f"--output {output}: is a folder", "name a file in it")
-    with disk_errors(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
+    check_heads_request(request, output, tokens)
+    tokenizer = request.checkpoint.tokenizer
     hay, count = haystack(tokenizer), TEXTS[method] if steps is None else steps
-    most = min(SCORED, longest)
-    advice = f"--tokens {most} gives them more" if tokens < most else "this tokenizer needs more"
-    hint = f"texts that score heads hide {TAUGHT} keys, whatever --keys says; {advice}"
-    lessons = [
-        hide(tokenizer, hay, min(most, tokens), FIRST + seed, TAUGHT, hint=hint)
-        for seed in range(count)
-    ]
+    lessons = scoring_texts(request, hay, tokens, count)
     asked = [hide(tokenizer, hay, tokens, seed, keys) for seed in range(texts)]
     reference = Reference(request.checkpoint)
     if method == "gates" and not reference.resident:
@@ -111,7 +98,30 @@ def find_heads(
     streaming = Streaming(scores=scores)
     shares = [streaming.model_copy(update={"full": share}) for share in SHARES]
     judged = [judge(reference.model, one, sizes, asked, progress) for one in shares]
-    return HeadsResult(scores, context, judged, tokens, streaming)
+    return HeadsResult(scores, request.recipe.cache.context, judged, tokens, streaming)
+
+
+def check_heads_request(request: Request, output: Path, tokens: int) -> None:
+    """Make the output's folder. Raise CetaneError for more tokens than the model reads, and for an
+    output that cannot be a file."""
+    model = request.planner.model
+    if tokens > model.max_context:
+        raise CetaneError(f"--tokens {tokens}: the model {model.ends}", "give fewer")
+    if output.is_dir():
+        raise CetaneError(f"--output {output}: is a folder", "name a file in it")
+    with disk_errors(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+
+
+def scoring_texts(request: Request, hay: list[int], tokens: int, count: int) -> list[PassKeys]:
+    """The texts that score heads, of `tokens` tokens or all that such a text may have."""
+    from cetane.fitting.pass_keys import hide
+
+    most = min(SCORED, request.planner.model.max_context)
+    advice = f"--tokens {most} gives them more" if tokens < most else "this tokenizer needs more"
+    hint = f"texts that score heads hide {TAUGHT} keys, whatever --keys says; {advice}"
+    tokenizer, length = request.checkpoint.tokenizer, min(most, tokens)
+    return [hide(tokenizer, hay, length, FIRST + seed, TAUGHT, hint=hint) for seed in range(count)]
 
 
 def scored_layers(request: Request) -> dict[int, int]:

@@ -406,9 +406,9 @@ def load(
     - `backend` is `portable` (any machine), `coreml` (a Mac), or `auto`.
     - `speculative` names a drafter, or is a `DrafterOptions` with its settings; None is plain
       decoding. By default, drafts come from this process's own texts and from the bundle's draft
-      head, where they pay; without a head, in long texts, from a bundle of several capacities
-      itself. An answer with a seed takes none: a seed promises the same text, and
-      calls of several tokens can round differently.
+      head, where they pay. Without a head, a bundle of several capacities drafts for itself in long
+      texts. An answer with a seed takes none: a seed promises the same text, and calls of several
+      tokens can round differently.
     - `adapter` is the first value of `LanguageModel.adapter`.
     - With `exclusive`, all programs share one pool of threads. That is faster, but needs a process
       that runs nothing else on onnxruntime.

@@ -16,12 +16,10 @@ from cetane.pipeline.whole import bundle_key
 from cetane.planner import Planner
 from cetane.schema.manifest import TOKENIZER, rotary_path, shard_path, table_path
 from cetane.schema.recipe import Recipe, recipe_files
-from cetane.tasks.task import Task, task_key
+from cetane.tasks.task import BASE_MEMORY, Task, task_key
 
 TABLE_ELEMENTS = 1 << 24
 """Elements of a host table that are in memory at a time."""
-BASE_MEMORY = 1_500_000_000
-"""Bytes that a process takes to convert the smallest shard: torch, coremltools and the graph."""
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ class Ranking:
     combinations: Sequence[Combination]
     fastest: Combination | None
     """The fastest combination at the recipe's own context that may be recommended. The chip holds
-    it, no rule refuses it, and the golden gate is known to pass it: it is in fp16, or in a format
+    it, and no rule refuses it. The golden gate is known to pass it: it is in fp16, or in a format
     that was judged on this model. None if there is no such combination."""
 
     @cached_property

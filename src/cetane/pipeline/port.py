@@ -91,9 +91,7 @@ def port(
         )  # fmt: skip
 
 
-def residency_for(
-    chip: str | None, os: float = DEFAULT_OS, required: bool | None = None
-) -> PortTarget:
+def residency_for(chip: str | None, os: float, required: bool | None) -> PortTarget:
     """What is asked of residency: of a named chip all, unless `required` says otherwise.
 
     CetaneError for no such chip, and for a requirement without a chip.
@@ -107,22 +105,21 @@ def residency_for(
 
 def port_request(
     request: Request,
-    output: str | Path | None = None,
+    output: str | Path | None,
     *,
-    residency: PortTarget | None = None,
-    fix: bool = False,
-    force: bool = False,
-    rebuild: bool = False,
-    workers: Workers | None = None,
-    progress: Progress = silent,
+    residency: PortTarget,
+    fix: bool,
+    force: bool,
+    rebuild: bool,
+    workers: Workers | None,
+    progress: Progress,
 ) -> PortResult:
     """Port a request, as `port` does. The caller can show the request's plan before."""
     target = request.target(output)
     _ = request.planner  # refuses before any work
     with one_reference():
         clock = Clock()
-        asked = residency or PortTarget()
-        choices = recipes_for(request, asked, progress)
+        choices = recipes_for(request, residency, progress)
         # Choosing may take minutes: a second port to this place is refused before it, not after.
         with claimed(target, f"porting {request.recipe.name}"):
             with disk_errors(target):
@@ -140,7 +137,7 @@ def port_request(
         kept = recipe
         while True:
             history = History(first=tried[0], changes=tuple(changes))
-            attempt = Attempt(request, recipe, target, asked, history, clock, progress, workers)
+            attempt = Attempt(request, recipe, target, residency, history, clock, progress, workers)
             result = attempt.run(force or recipe is not kept, rebuild)
             warned = () if request.warning is None else (request.warning,)
             result = replace(result, changes=tuple(changes), warnings=warned)

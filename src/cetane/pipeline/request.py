@@ -153,26 +153,14 @@ def make_request(
     of one that is left to cetane. CetaneError for a value that is none, and for a model, a recipe
     or a text that cannot be read.
     """
-    wanted: dict[str, Any] = {}
-    if context is not None:
-        wanted["cache.context"] = context
-    if bits is not None:
-        if bits not in FORMATS:
-            raise CetaneError(f"{bits} bits: no format", f"known: {', '.join(map(str, FORMATS))}")
-        wanted["compression.default"] = FORMATS[bits]
-        if bits <= FITTED_BITS:
-            wanted["compression.method"] = "gptq"
-            wanted[MIX] = MIXED[bits]
-        else:  # a recipe of few bits, as a bundle's, may fit constants and mix palettes
-            wanted |= {f"compression.{key}": value for key, value in UNFITTED.items()}
+    wanted: dict[str, Any] = {} if context is None else {"cache.context": context}
+    wanted |= bits_changes(bits)
     read = None if text is None else TextFile.of(Path(text))
     if read is not None:
         wanted["compression.text"] = read.model_dump()
     given = changes or {}
     wanted |= given
-    unmixed = bits is not None and not mixable(wanted["compression.default"], bits)
-    if wanted.get("compression.method") == "plain" or (unmixed and MIX not in given):
-        wanted[MIX] = None
+    wanted |= mix_change(wanted, bits, MIX in given)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
     if chosen.layout.kind == "auto" and keys_in(wanted) & {"layout.chunks", "layout.cuts"}:
         wanted = {"layout.kind": "chunks"} | wanted
@@ -182,17 +170,8 @@ def make_request(
     checkpoint = open_checkpoint(model, lora, adapters)
     if isinstance(recipe, str) and recipe in shipped() and "cache.context" not in keys_in(wanted):
         wanted |= fitting_context(checkpoint, chosen.cache.context)
-    reasons: dict[str, str] = {}
-    if bits is not None and bits <= FITTED_BITS:
-        from cetane.planner import can_turn
-
-        if can_turn(checkpoint, override(chosen, wanted)):
-            wanted = {TURN: True} | wanted
-        elif TURN not in keys_in(wanted):
-            reasons[TURN] = (
-                "adapters beside a base keep its channels" if checkpoint.adapters else
-                "no channels of this model can be turned before they are rounded"
-            )  # fmt: skip
+    turned, reasons = turning(checkpoint, chosen, wanted, bits)
+    wanted = turned | wanted
     size = None if budget is None else read_size(budget)
     final = decided(override(chosen, wanted), {}, reasons)
     if read is not None:
@@ -202,6 +181,45 @@ def make_request(
 
         checkpoint = as_recipe_asks(checkpoint, final)
     return Request(checkpoint, final, keys_in(wanted), size)
+
+
+def bits_changes(bits: int | None) -> dict[str, Any]:
+    """What `--bits` changes in a recipe. CetaneError for a number without a format."""
+    if bits is None:
+        return {}
+    if bits not in FORMATS:
+        raise CetaneError(f"{bits} bits: no format", f"known: {', '.join(map(str, FORMATS))}")
+    default = {"compression.default": FORMATS[bits]}
+    if bits <= FITTED_BITS:
+        return default | {"compression.method": "gptq", MIX: MIXED[bits]}
+    # a recipe of few bits, as a bundle's, may fit constants and mix palettes
+    return default | {f"compression.{key}": value for key, value in UNFITTED.items()}
+
+
+def mix_change(wanted: Mapping[str, Any], bits: int | None, given: bool) -> dict[str, Any]:
+    """No mix where constants are not fitted, and by default none where `--bits` cannot mix the
+    format. `given` says whether the user names a mix."""
+    unmixed = bits is not None and not mixable(wanted["compression.default"], bits)
+    plain = wanted.get("compression.method") == "plain"
+    return {MIX: None} if plain or (unmixed and not given) else {}
+
+
+def turning(
+    checkpoint: Checkpoint, recipe: Recipe, wanted: Mapping[str, Any], bits: int | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """With few bits, a change that turns channels, or the reason why there is none. `wanted` are
+    the other changes of the recipe."""
+    if bits is None or bits > FITTED_BITS:
+        return {}, {}
+    from cetane.planner import can_turn
+
+    if can_turn(checkpoint, override(recipe, wanted)):
+        return {TURN: True}, {}
+    if TURN in keys_in(wanted):
+        return {}, {}
+    if checkpoint.adapters:
+        return {}, {TURN: "adapters beside a base keep its channels"}
+    return {}, {TURN: "no channels of this model can be turned before they are rounded"}
 
 
 def mixable(name: str, bits: int) -> bool:

@@ -1,6 +1,6 @@
 """The planner: it resolves a recipe against a checkpoint into shards, functions and calls."""
 
-from cetane.planner.calls import Call
+from cetane.planner.calls import BlockCall
 from cetane.planner.encoding import Encoder
 from cetane.planner.graphs import FunctionGraph, GraphMaker
 from cetane.planner.layout import Segment, by_layer, chunk_bounds
@@ -11,8 +11,8 @@ from cetane.planner.tags import tags
 from cetane.planner.weights import ModelSource
 
 __all__ = [
+    "BlockCall",
     "CachePlan",
-    "Call",
     "Encoder",
     "FunctionGraph",
     "GraphMaker",

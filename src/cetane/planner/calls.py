@@ -14,7 +14,7 @@ Parts = tuple[Part, tuple[Part, ...]]
 
 
 @dataclass(frozen=True)
-class Call:
+class BlockCall:
     """A call of a mode, by its blocks."""
 
     segment: Segment
@@ -90,7 +90,7 @@ class Calls:
         router, experts = self.parts(block)
         return [(*segment.blocks[:-1], router), experts]
 
-    def calls(self, mode: Mode, silent: bool = False) -> Iterator[Call]:
+    def calls(self, mode: Mode, silent: bool = False) -> Iterator[BlockCall]:
         """Every call of a mode, or every silent one, in order."""
         for segment in self.arrangement.order:
             block, later = self.routed(segment, mode), self.arrangement.after(segment)
@@ -101,7 +101,7 @@ class Calls:
                 continue
             for index, blocks in enumerate(called):
                 chosen = block.chosen if block is not None and index == 1 else 0
-                yield Call(segment, blocks, chosen, self.crossing(blocks, later))
+                yield BlockCall(segment, blocks, chosen, self.crossing(blocks, later))
 
     def crossing(self, blocks: Sequence[Block], later: Sequence[Block]) -> frozenset[str]:
         """The shared keys and values that a call of some blocks takes, or gives to later blocks."""

@@ -25,7 +25,7 @@ from cetane.families import (
     author,
     streamed,
 )
-from cetane.planner.calls import Call, Calls, Parts
+from cetane.planner.calls import BlockCall, Calls, Parts
 from cetane.planner.graphs import FunctionGraph, Graphs
 from cetane.planner.layout import Arrangement, Segment
 from cetane.planner.memory import CachePlan
@@ -253,7 +253,7 @@ class Planner:
             graph.function.adapter,
         )
 
-    def calls(self, mode: Mode, silent: bool = False) -> Iterator[Call]:
+    def calls(self, mode: Mode, silent: bool = False) -> Iterator[BlockCall]:
         """Every call of a mode, or every silent one, in order."""
         return self.calling.calls(mode, silent)
 

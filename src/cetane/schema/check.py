@@ -253,8 +253,8 @@ def check_caches(caches: Mapping[str, Slots], functions: Collection[Function]) -
 
 
 def check_length(item: Input, tokens: int, caches: Mapping[str, Slots], where: str) -> None:
-    """Raise ValueError for an input of slots that has not as many as its group, in a call of
-    `tokens` tokens; also for int8 that is no cache."""
+    """Raise ValueError for an input whose last axis does not fit the slots of its group, in a call
+    of `tokens` tokens. Raise it also for an int8 input that is no cache."""
     source = item.source
     if item.dtype == "int8" and not isinstance(source, FromCache):
         raise ValueError(f"{where}: {item.name} is int8, but not a cache")

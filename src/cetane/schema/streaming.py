@@ -9,12 +9,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cetane.files import read_named
-from cetane.validation import Data, read_already
+from cetane.validation import Data, Finite, read_already
 
 LARGEST_FILE = 1 << 22
 """Bytes."""
 
-Score = Annotated[float, Field(allow_inf_nan=False)]
 Method = Literal["mass", "gates"]
 
 
@@ -27,9 +26,9 @@ class HeadScores(Data):
     method: Method
     """`mass`: the share of attention that falls on a pass key while the model repeats it. `gates`:
     trained weights of full attention against streaming."""
-    settings: dict[str, Score]
+    settings: dict[str, Finite]
     """The method's settings, by name."""
-    layers: tuple[Annotated[tuple[Score, ...], Field(max_length=1024)], ...] = Field(
+    layers: tuple[Annotated[tuple[Finite, ...], Field(max_length=1024)], ...] = Field(
         max_length=4096
     )
     """A score for each key/value head of each layer; empty for a layer that cannot stream, such as

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
 from cetane.errors import CetaneError
 from cetane.files import read_named, write_json
-from cetane.validation import Data
+from cetane.validation import Data, Sha256
 
 if TYPE_CHECKING:  # a plan is read without numpy
     import numpy as np
@@ -34,8 +34,6 @@ LARGEST_FILE = 1 << 24
 """Bytes."""
 LARGEST_VOCABULARY = 1 << 22
 """Tokens; four times the largest tokenizer's."""
-
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class TextCoverage(Data):

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field, model_validator
 from cetane.errors import CetaneError
 from cetane.files import MOST_FILES, READ_ONLY, FileRecord, check_space, nameable, sha256
 from cetane.store.places import Folder, Place, place_of, remote_errors
-from cetane.validation import Data, parse_json, validated
+from cetane.validation import Data, Sha256, parse_json, validated
 
 LARGEST_LIST = 1 << 22
 """Bytes of the list of a result's files."""
@@ -37,21 +37,18 @@ def plain_path(name: str) -> str:
     return name
 
 
-Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-
-
 class StoredFile(FileRecord):
     """The size and the hash of an object."""
 
     bytes: int = Field(ge=0, lt=1 << 50)
-    sha256: Digest
+    sha256: Sha256
 
 
 class Result(Data):
     """The files that a piece of work has made, by path."""
 
     schema_version: Literal[1] = 1
-    key: Digest
+    key: Sha256
     files: dict[Annotated[str, AfterValidator(plain_path)], StoredFile] = Field(
         max_length=MOST_FILES
     )

@@ -160,7 +160,7 @@ def candidate(way: Way, planner: Planner, sensitivities: SensitivityFile | None)
         table: {
             key: name
             for key, name in getattr(rules, table).items()
-            if (can_be_found(name) if fits_model else name == "fp16" and not isinstance(form, Fp16))
+            if (methods_fit(name) if fits_model else name == "fp16" and not isinstance(form, Fp16))
         }
         for table in ("types", "names")
     }
@@ -180,9 +180,9 @@ def candidate(way: Way, planner: Planner, sensitivities: SensitivityFile | None)
     return Candidate(way.name, way.method or kind, form.bits, group, selection)
 
 
-def can_be_found(name: str) -> bool:
-    """Whether a fitting method takes a format: not if its palettes are placed in a way of their
-    own."""
+def methods_fit(name: str) -> bool:
+    """Whether fitting methods take a format. They take no palettes whose entries have a rule of
+    their own: `uniform` and `weighted` ones."""
     form = parse_format(name)
     return not isinstance(form, Palette) or form.mode == "kmeans"
 

@@ -122,12 +122,12 @@ class LayerScore(Data):
 Line = TypeVar("Line", Point, LayerScore)
 
 
-class PointLedger(Generic[Line]):
+class KeyedLedger(Generic[Line]):
     """The lines of a file, by their keys. It only grows."""
 
     def __init__(self, path: Path, kind: type[Line]) -> None:
         """Raises CetaneError for a whole line that is not a `kind`."""
-        self._ledger: Ledger[Line] = ledger(path, kind)
+        self._ledger: Ledger[Line] = open_ledger(path, kind)
         self._known: dict[str, Line] = {line.key: line for line in self._ledger.read()}
 
     def get(self, key: str) -> Line | None:
@@ -143,7 +143,7 @@ class PointLedger(Generic[Line]):
         self._known[line.key] = line
 
 
-def ledger(path: Path, kind: type[Line]) -> Ledger[Line]:
+def open_ledger(path: Path, kind: type[Line]) -> Ledger[Line]:
     """The lines of a file, which need not exist."""
     return Ledger(path, TypeAdapter(kind), "name another folder, or remove this file")
 
@@ -155,7 +155,7 @@ def read_points(path: Path) -> list[Point]:
     """
     if not path.is_file():
         raise CetaneError(f"{path}: no such file", "cetane sweep MODEL writes sweep.jsonl")
-    return list({point.key: point for point in ledger(path, Point).read()}.values())
+    return list({point.key: point for point in open_ledger(path, Point).read()}.values())
 
 
 def key_of(*parts: str | Sequence[int] | Mapping[str, Any]) -> str:

@@ -29,9 +29,9 @@ from cetane.sweeps.grid import Candidate, candidate, parse_way, weights
 from cetane.sweeps.on_chip import predict
 from cetane.sweeps.points import (
     JudgedText,
+    KeyedLedger,
     LayerScore,
     Point,
-    PointLedger,
     Predicted,
     SweptModel,
     key_of,
@@ -88,8 +88,8 @@ class Sweep:
         self.own = Basis(self.checkpoint, self.recipe, self.progress)
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        self.points = PointLedger(self.folder / POINTS, Point)
-        self.scores = PointLedger(self.folder / SCORES, LayerScore)
+        self.points = KeyedLedger(self.folder / POINTS, Point)
+        self.scores = KeyedLedger(self.folder / SCORES, LayerScore)
 
     @property
     def planner(self) -> Planner:

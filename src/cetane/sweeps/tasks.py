@@ -20,7 +20,7 @@ from cetane.sweeps import mixed
 from cetane.sweeps.grid import Candidate, Way, candidate, parse_way
 from cetane.sweeps.points import LayerScore, Point
 from cetane.sweeps.sweep import Passage, Sweep
-from cetane.tasks.task import Task, task_key
+from cetane.tasks.task import BASE_MEMORY, Task, task_key
 from cetane.tasks.workers import Workers, performed, waiting
 from cetane.validation import validated
 
@@ -28,8 +28,6 @@ FP16 = parse_format("fp16")
 RESULT = "result.json"
 ELEMENT = 4
 """Bytes of a weight while it is judged; a process holds all weights in fp32."""
-BASE_MEMORY = 1_500_000_000
-"""Bytes of a process with torch and the results on a text, without weights."""
 FITTING_MEMORY = 6_000_000_000
 """Bytes of gradients and inputs while constants are fitted: SmolLM2-135M took 7.2 GB in all."""
 

@@ -16,6 +16,10 @@ from cetane.store.settings import using
 from cetane.store.store import Store
 from cetane.threads import threads
 
+BASE_MEMORY = 1_500_000_000
+"""Bytes of a process without weights: torch, and either coremltools and a small graph, or the
+results on a text."""
+
 
 @dataclass(frozen=True)
 class Task:

@@ -35,7 +35,7 @@ from cetane.speculate.draft_heads.modules import (
     load_draft_head,
     make_draft_head,
 )
-from cetane.speculate.draft_heads.trained import fit_to, open_trained, shipped
+from cetane.speculate.draft_heads.trained import match_to, open_trained, shipped
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_it_drafts_the_same_in_another_bundle(
     for one, other in zip(want, found, strict=True):
         assert torch.nn.functional.cosine_similarity(one, other, dim=-1).min() > 0.999  # fp16
     # and back: the bundle of plain channels takes it from the turned one
-    back = fit_to(open_trained(bundle.path)[0], origin, checkpoint_of(origin))
+    back = match_to(open_trained(bundle.path)[0], origin, checkpoint_of(origin))
     pairs = zip(back.fuse.weight, before.fuse.weight, strict=True)
     assert min(torch.cosine_similarity(*pair, dim=0) for pair in pairs) > 0.999  # int8
 
@@ -128,7 +128,7 @@ def test_a_file_may_leave_out_the_models_own_rows(
         load_draft_head(folder / "source.safetensors")
     (found,) = open_trained(folder)
     checkpoint = checkpoint_of(origin)
-    head = fit_to(found, origin, checkpoint)
+    head = match_to(found, origin, checkpoint)
     name = "lm_head.weight" if "lm_head.weight" in checkpoint else "model.embed_tokens.weight"
     rows = checkpoint.read(name).float()[head.vocabulary]
     assert torch.equal(head.output, rows)
@@ -137,7 +137,7 @@ def test_a_file_may_leave_out_the_models_own_rows(
     wanted = tiny_recipe(compression={"rotate": True})
     moved = as_recipe_asks(open_checkpoint(tiny_checkpoint_folder), wanted)
     bundle = build(moved, wanted, tmp_path / "turned", lambda *_: None)
-    assert torch.equal(fit_to(found, bundle, moved).output, rows)
+    assert torch.equal(match_to(found, bundle, moved).output, rows)
 
 
 def test_one_that_fails_its_gate_does_not_replace_an_earlier_one(
@@ -192,7 +192,7 @@ def test_medusa_reads_the_last_block_alone(
     source = Bundle(shutil.copytree(tiny_bundle().path, tmp_path / "source"))
     with_draft_head(source, random_draft_head("medusa", source))
     other = tiny_bundle(layout={"kind": "chunks", "chunks": 1})
-    assert fit_to(open_trained(source.path)[0], other, checkpoint_of(other)).config.depths
+    assert match_to(open_trained(source.path)[0], other, checkpoint_of(other)).config.depths
 
 
 def test_the_folder_of_a_bundles_draft_head_is_enough(origin: Bundle, tmp_path: Path) -> None:
@@ -217,10 +217,10 @@ def test_what_does_not_fit(
     (found,) = open_trained(origin.path)
     other = tiny_bundle(layout={"kind": "chunks", "chunks": 1})
     with pytest.raises(CetaneError, match=r"reads layer-00, layer-01, layer-01, but .* layer-01"):
-        fit_to(found, other, checkpoint_of(other))
+        match_to(found, other, checkpoint_of(other))
     found.draft_head.vocabulary[-1] = origin.plan.vocab
     with pytest.raises(CetaneError, match="the draft head of another model"):
-        fit_to(found, origin, checkpoint_of(origin))
+        match_to(found, origin, checkpoint_of(origin))
 
 
 def test_one_kind_that_cannot_turn_adds_none(

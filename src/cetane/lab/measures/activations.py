@@ -8,7 +8,8 @@ def activations(side: Side) -> Findings:
     """Cosine and perplexity with quantised activations; empty for an arm without them."""
     if not side.arm.activations:
         return Findings()
-    from cetane.activations import NAIVE, Options, measure_activations, windows
+    from cetane.activations import NAIVE, Options, measure_activations
+    from cetane.gates.probes import windows
 
     real = Options(tensors="all")
     options = {"naive": NAIVE, "real": real, "real-smooth": Options(tensors="all", smooth=True)}

@@ -116,7 +116,7 @@ def few(windows: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(np.array(windows[:JUDGED], np.int64))
 
 
-def fit_to(trained: TrainedElsewhere, bundle: Bundle, checkpoint: Checkpoint) -> TorchDraftHead:
+def match_to(trained: TrainedElsewhere, bundle: Bundle, checkpoint: Checkpoint) -> TorchDraftHead:
     """A copy of the draft head that reads what this bundle hands on.
 
     `checkpoint` is the bundle's. A bundle may have turned channels, or another factor on its hidden
