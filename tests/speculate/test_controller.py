@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from cetane.engine.call import line
 from cetane.engine.verify import Draft
-from cetane.speculate.controller import LEAST, RECENT, Controller, Record, measure
+from cetane.speculate.controller import Controller, Record
 from cetane.speculate.drafter import DraftTimes
+from cetane.speculate.timing import LEAST, RECENT, measure_calls
 
 DEAR = "dear"
 """The drafter of a world in which drafts are costly."""
@@ -353,10 +354,10 @@ def test_other_work_that_slows_all_calls_does_not_end_drafting() -> None:
 
 def test_times_are_measured_up_to_what_drafts_need(tiny_engine) -> None:
     session = tiny_engine().session()
-    assert measure(session, 3).keys() == {1, 4}
-    assert measure(session, 5).keys() == {1, 4, 8}
-    assert measure(session, 50).keys() == {1, 4, 8}
-    assert min(t for found in measure(session, 8).values() for t in found) > 0
+    assert measure_calls(session, 3).keys() == {1, 4}
+    assert measure_calls(session, 5).keys() == {1, 4, 8}
+    assert measure_calls(session, 50).keys() == {1, 4, 8}
+    assert min(t for found in measure_calls(session, 8).values() for t in found) > 0
     assert session.position == 0
 
 
@@ -365,15 +366,16 @@ def test_each_number_of_tokens_has_a_cost_where_rows_cost(
 ) -> None:
     session = tiny_engine().session()
     monkeypatch.setattr(session.execution.shards.backend, "by_rows", True)
-    assert measure(session, 3).keys() == {1, 2, 3, 4}
-    assert measure(session, 5).keys() == set(range(1, 9))
+    assert measure_calls(session, 3).keys() == {1, 2, 3, 4}
+    assert measure_calls(session, 5).keys() == set(range(1, 9))
     monkeypatch.setattr("cetane.engine.session.MOST_COUNTS", 4)
-    assert measure(session, 5).keys() == {1, 4, 8}
+    assert measure_calls(session, 5).keys() == {1, 4, 8}
 
 
 def test_quick_calls_are_measured_more_often(tiny_engine, monkeypatch: pytest.MonkeyPatch) -> None:
     session = tiny_engine().session()
-    for seconds, count in ((1e9, RECENT), (0.0, LEAST)):
-        monkeypatch.setattr("cetane.speculate.controller.MEASURING", seconds)
-        assert len(measure(session, 1, least=20)[1]) == 20
-        assert {w: len(found) for w, found in measure(session, 3).items()} == {1: count, 4: count}
+    for limit, count in ((1e9, RECENT), (0.0, LEAST)):
+        monkeypatch.setattr("cetane.speculate.timing.MEASURING", limit)
+        assert len(measure_calls(session, 1, least=20)[1]) == 20
+        found = measure_calls(session, 3)
+        assert {width: len(seconds) for width, seconds in found.items()} == {1: count, 4: count}

@@ -290,7 +290,7 @@ def test_a_small_draft_model_drafts_from_the_first_answer_on(
     draft = Engine(engine.plan, engine.backend, engine.tables)
     monkeypatch.setattr(Session, "feed", fed)
     monkeypatch.setattr(Session, "evaluate", evaluated)
-    for module in ("engine.generate", "speculate.controller", "speculate.speculator"):
+    for module in ("engine.generate", "speculate.timing", "speculate.speculator"):
         monkeypatch.setattr(f"cetane.{module}.time", clock)
     speculator = Speculator([DraftModel(draft, Sampler())], 3, Controller({1: [1.0], 4: [1.1]}))
     started = clock.now

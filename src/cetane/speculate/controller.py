@@ -5,16 +5,14 @@ controller measures both times as the text grows. From accepted drafts it learns
 further token.
 """
 
-import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from statistics import median
 
-from cetane.engine.session import Session
 from cetane.engine.verify import Draft
 from cetane.speculate.drafter import DraftTimes
+from cetane.speculate.timing import RecentMedian
 
 SLOWEST = 0.97
 """The lowest allowed speed of a generation without a loan, relative to plain decoding, if no draft
@@ -29,33 +27,12 @@ DECAY = 0.95
 """The factor on an observation's weight with every later one, since texts change."""
 LEARNING = 0.01
 """The share of plain time that drafts may cost if they are tried only to learn."""
-RECENT = 15
-"""The number of measurements in a median."""
-LEAST = 3
-"""The least number of measurements of a call before the first draft."""
-MEASURING = 0.5
-"""Seconds that further measurements may take, up to `RECENT` of them. On a shared machine, the
-median of three was once 3.0 plain steps in place of 2.0, so nothing was drafted."""
 SURPRISE = 3.0
 """A call is a surprise if its time differs from the expected one by more than this factor. The next
 step is then plain, and tells whether the call or the machine has changed. With 1.5, the noise of a
 shared machine cost chat a tenth."""
 UNKNOWN = DraftTimes(asking=0.0, token=0.0)
 """The times of a drafter that has not measured its own."""
-
-
-class Cost:
-    """A cost: the median of recent measurements, which one outlier does not move."""
-
-    def __init__(self, *measured: float) -> None:
-        self.recent: deque[float] = deque(measured, maxlen=RECENT)
-        self.usual = median(self.recent) if measured else 0.0
-        """The median; 0 before the first. It is kept, since a step reads it twenty times and
-        changes it once."""
-
-    def add(self, measured: float) -> None:
-        self.recent.append(measured)
-        self.usual = median(self.recent)
 
 
 Place = tuple[int, int]
@@ -155,14 +132,14 @@ class Controller:
 
     def __init__(self, costs: Mapping[int, Sequence[float]]) -> None:
         """`costs`: measured seconds of calls, by width; width 1 is the plain step."""
-        self.step = Cost(*costs[1])
+        self.step = RecentMedian(*costs[1])
         """Seconds of a plain step: of those made, and by the time of other calls."""
         self.surprise: tuple[int, float] | None = None
         """The width and the seconds of a call that awaits a plain step."""
         self.before: float | None = None
         """The seconds of the last step, if it was plain."""
         self.calls = {
-            width: Cost(*(second / self.plain_step for second in seconds))
+            width: RecentMedian(*(second / self.plain_step for second in seconds))
             for width, seconds in costs.items()
         }
         """Calls of each width, in plain steps of their own time: other work on the machine slows
@@ -171,7 +148,7 @@ class Controller:
         """The times of `known` in seconds, as they were measured."""
         self.known: dict[str, DraftTimes] = {}
         """The time of drafts in plain steps of when it was measured, by drafter, where it is."""
-        self.slowdown: defaultdict[str, Cost] = defaultdict(lambda: Cost(1.0))
+        self.slowdown: defaultdict[str, RecentMedian] = defaultdict(lambda: RecentMedian(1.0))
         """The time that drafts took, divided by the time in `known`, by drafter."""
         self.share: defaultdict[str, float] = defaultdict(lambda: 1.0)
         """The share of the tokens asked for, but the first, that such a drafter makes: many drafts
@@ -330,37 +307,3 @@ class Controller:
         if width is None or not drafted:
             return None
         return (self.seconds(width) / self.plain_step - 1) / drafted
-
-
-def measure(session: Session, widest: int, least: int = LEAST) -> dict[int, list[float]]:
-    """Seconds of calls of every width, up to the narrowest that takes `widest` tokens. Where a call
-    costs by its tokens (`Session.counts`), each number of them is a width.
-
-    `session` must be new; its calls are evaluated and never accepted. The controller does not use a
-    dear call again, so nothing corrects a time that was measured too long.
-    """
-
-    def call(width: int) -> None:
-        session.evaluate([token % session.plan.vocab for token in range(width)])
-
-    return timed(session.counts(widest), call, least)
-
-
-def timed(
-    widths: Iterable[int], call: Callable[[int], object], least: int = LEAST
-) -> dict[int, list[float]]:
-    """Seconds of `call` at each width: after an uncounted one, of `least` calls, and of more within
-    `MEASURING` seconds."""
-    times: dict[int, list[float]] = {width: [] for width in widths}
-    spent = 0.0
-    for count in range(1 + max(least, RECENT)):
-        if count > least and spent > MEASURING:
-            break
-        for width, seconds in times.items():
-            started = time.perf_counter()
-            call(width)
-            took = time.perf_counter() - started
-            if count:
-                seconds.append(took)
-                spent += took
-    return times

@@ -19,13 +19,14 @@ from cetane.files import cache_dir, json_sha256, read_json, write_cache
 from cetane.schema.draft_head import KINDS
 from cetane.schema.manifest import TOKENIZER
 from cetane.schema.plan import Plan
-from cetane.speculate.controller import Controller, measure
+from cetane.speculate.controller import Controller
 from cetane.speculate.draft_heads.drafter import open_drafter
 from cetane.speculate.draft_model import DraftModel
 from cetane.speculate.drafter import Drafter
 from cetane.speculate.ngram import Ngram, PublishedNgram
 from cetane.speculate.speculator import Speculator
 from cetane.speculate.suffix import EarlierAnswers, Suffix
+from cetane.speculate.timing import measure_calls
 from cetane.speculate.triforce import TriForce
 from cetane.threads import available
 from cetane.validation import Data, validated
@@ -137,7 +138,7 @@ class KeptTimes(Data):
 
 def call_times(engine: Engine, longest: int) -> dict[int, list[float]]:
     """Measured seconds of the engine's calls, by width. The engine's clocks restart after that."""
-    costs = measure(engine.session(), 1 + longest)
+    costs = measure_calls(engine.session(), 1 + longest)
     engine.shards.restart_clocks()
     return costs
 

@@ -16,9 +16,9 @@ from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.errors import CetaneError
 from cetane.schema.plan import Plan
-from cetane.speculate.controller import RECENT
 from cetane.speculate.drafter import DraftTimes
 from cetane.speculate.network import NetworkDrafter
+from cetane.speculate.timing import RECENT
 
 SINKS, NEWEST = 1 / 32, 3 / 8
 """The shares of the slots for the first tokens of a text, and for its newest."""

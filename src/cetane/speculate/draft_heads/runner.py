@@ -21,8 +21,8 @@ from cetane.engine.memory import Memory
 from cetane.engine.shards import OpenShards
 from cetane.schema.function import Function, Step
 from cetane.schema.interface import FromTensor
-from cetane.speculate.controller import Cost
 from cetane.speculate.drafter import DraftTimes
+from cetane.speculate.timing import RecentMedian
 
 TRIALS = 5
 """Calls of each function before the first draft."""
@@ -52,7 +52,7 @@ class DraftHeadRunner:
             Tables(bundle.tables().embedding, draft_head.rotary()),
             self.memory,
         )
-        self.seconds: defaultdict[str, Cost] = defaultdict(Cost)
+        self.seconds: defaultdict[str, RecentMedian] = defaultdict(RecentMedian)
         """Seconds of a call now, by function."""
         self.try_out()
 
