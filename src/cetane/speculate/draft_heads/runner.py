@@ -27,8 +27,9 @@ from cetane.speculate.timing import RecentMedian
 TRIALS = 5
 """Calls of each function before the first draft."""
 SWEPT = 1 << 26
-"""Bytes that are read before a trial, so that no cache holds the draft head's weights: a call of
-the target leaves none of them there. Without it, a first token seemed to take half of its time."""
+"""Bytes that are read before a trial, so that no cache of the processor holds the draft head's
+weights. A call of the target leaves none there either. Without this, a first token seemed to take
+half of its time."""
 
 
 class DraftHeadRunner:
