@@ -21,8 +21,9 @@ from cetane.perf.cost import Work, terms, total
 from cetane.perf.predict import Predictor
 from cetane.pipeline.origin import checkpoint_of
 from cetane.planner import Planner
+from cetane.prompts import suite
 from cetane.schema.function import Function
-from cetane.speculate.bench import suite, take
+from cetane.speculate.bench import take
 from cetane.speculate.draft_heads.drafter import DraftHeadDrafter
 from cetane.speculate.draft_heads.runner import DraftHeadRunner
 from cetane.speculate.open import DrafterOptions, longest_draft, open_drafters

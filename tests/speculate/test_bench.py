@@ -9,9 +9,10 @@ import pytest
 from cetane.engine.execution import Watch
 from cetane.engine.session import Session
 from cetane.errors import CetaneError
+from cetane.prompts import conversations
 from cetane.schema.plan import Plan
 from cetane.speculate import bench
-from cetane.speculate.bench import Generation, conversations, first_tokens_by_turn
+from cetane.speculate.bench import Generation, first_tokens_by_turn
 from cetane.speculate.ngram import Ngram
 from cetane.speculate.speculator import Counters
 from cetane.speculate.suffix import EarlierAnswers, Suffix

@@ -18,7 +18,8 @@ from cetane.errors import CetaneError
 from cetane.files import Progress, silent
 from cetane.gates.probes import asked
 from cetane.mil.fast import share_threads
-from cetane.speculate.bench import Speed, compare, suite
+from cetane.prompts import suite
+from cetane.speculate.bench import Speed, compare
 from cetane.speculate.controller import SLOWEST
 from cetane.speculate.drafter import Drafter
 from cetane.speculate.open import (

@@ -1,7 +1,6 @@
 """The benchmark of speculation: the speed with drafts, by category of prompt and by drafter."""
 
 import time
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -14,7 +13,8 @@ from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.errors import CetaneError
-from cetane.files import Progress, shipped_text
+from cetane.files import Progress
+from cetane.prompts import conversations
 from cetane.speculate.controller import Controller
 from cetane.speculate.drafter import Drafter, open_session, watches
 from cetane.speculate.speculator import Counters, Speculator
@@ -53,19 +53,6 @@ class Speed(Data):
     fallbacks: int
     same: bool
     """Whether all tokens equal those of plain decoding."""
-
-
-def suite() -> dict[str, list[str]]:
-    """The prompts, by category."""
-    return tomllib.loads(shipped_text("data/prompts/speculative.toml"))
-
-
-def conversations() -> list[list[str]]:
-    """What a user says in each conversation, turn by turn. All have the same number of turns."""
-    content: dict[str, list[list[str]]] = tomllib.loads(
-        shipped_text("data/prompts/conversations.toml")
-    )
-    return content["conversations"]
 
 
 @dataclass(frozen=True)
