@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from statistics import mean, median
 
@@ -68,39 +68,46 @@ class Generation:
     """Seconds in which the drafters read the prompt."""
 
 
-def take(
-    engine: Engine, prompt: Ids, count: int, stop: Ids, speculator: Speculator | None,
-    adapter: str | None = None, whole: bool = False,
-) -> Generation:  # fmt: skip
-    """Generate greedily, and measure the time to the first token and after it; `whole` as in
-    `Engine.session`."""
-    tokens, marks = [], []
-    counters = Counters() if speculator is None else speculator.counters
-    read = counters.read_seconds
-    watch = watches(engine.plan, [] if speculator is None else speculator.drafters)
-    session = engine.session(watch=watch, whole=whole, adapter=adapter)
-    started = time.perf_counter()
-    for token in generate(session, prompt, Sampler(), count, stop, speculator):
-        tokens.append(token)
-        marks.append(time.perf_counter())
-    ended = time.perf_counter()
-    first = marks[0] if marks else ended
-    return Generation(tokens, ended - first, first - started, counters.read_seconds - read)
+@dataclass(frozen=True)
+class Trial:
+    """How prompts are answered greedily: the same way with drafts and without."""
+
+    engine: Engine
+    count: int
+    """The most tokens of an answer."""
+    stop: Ids = ()
+    """The tokens that end an answer."""
+    adapter: str | None = None
+    """The adapter of all answers; None for the base."""
+    whole: bool = False
+    """As in `Engine.session`."""
+
+    def take(self, prompt: Ids, speculator: Speculator | None = None) -> Generation:
+        """Answer a prompt, and measure the time to the first token and after it."""
+        tokens, marks = [], []
+        counters = Counters() if speculator is None else speculator.counters
+        read = counters.read_seconds
+        watch = watches(self.engine.plan, [] if speculator is None else speculator.drafters)
+        session = self.engine.session(watch=watch, whole=self.whole, adapter=self.adapter)
+        started = time.perf_counter()
+        for token in generate(session, prompt, Sampler(), self.count, self.stop, speculator):
+            tokens.append(token)
+            marks.append(time.perf_counter())
+        ended = time.perf_counter()
+        first = marks[0] if marks else ended
+        return Generation(tokens, ended - first, first - started, counters.read_seconds - read)
 
 
 def compare(
-    engine: Engine,
+    trial: Trial,
     prompts: Mapping[str, Sequence[Ids]],
     drafters: dict[str, Callable[[], list[Drafter]]],
     costs: Mapping[int, Sequence[float]],
     longest: int,
-    count: int,
     rounds: int,
-    stop: Ids,
     progress: Progress,
-    adapter: str | None = None,
 ) -> list[Speed]:
-    """Run every prompt, plain and with each drafter, in every round, all with one adapter or none.
+    """Run every prompt, plain and with each drafter, in every round.
 
     Each round has new drafters and controllers, which learn from prompt to prompt. So a suffix trie
     knows the answers to other prompts, but never the answer to this one. If a draft head is among
@@ -110,22 +117,21 @@ def compare(
     takes: dict[tuple[str, str, int], list[Generation]] = {}
     counters: dict[tuple[str, str], Counters] = {}
     work = [(category, i) for category, group in prompts.items() for i in range(len(group))]
-    take(
-        engine, prompts[work[0][0]][0], 8, (), None, adapter
-    )  # warms up before the first measurement
-    for turn in range(rounds):
+    category, index = work[0]
+    replace(trial, count=8, stop=()).take(prompts[category][index])  # warms up
+    for round_ in range(rounds):
         used = {
             name: Speculator(make(), longest, Controller(costs)) for name, make in drafters.items()
         }
-        whole = any(watches(engine.plan, speculator.drafters) for speculator in used.values())
+        whole = any(watches(trial.engine.plan, one.drafters) for one in used.values())
+        trial = replace(trial, whole=whole)
         for done, (category, index) in enumerate(work):
-            progress(category, turn * len(work) + done, rounds * len(work))
+            progress(category, round_ * len(work) + done, rounds * len(work))
             prompt = prompts[category][index]
-            alone = take(engine, prompt, count, stop, None, adapter, whole)
-            plain.setdefault((category, index), []).append(alone)
+            plain.setdefault((category, index), []).append(trial.take(prompt))
             for name, speculator in used.items():
                 speculator.counters = counters.setdefault((category, name), Counters())
-                drafted = take(engine, prompt, count, stop, speculator, adapter, whole)
+                drafted = trial.take(prompt, speculator)
                 takes.setdefault((category, name, index), []).append(drafted)
         for speculator in used.values():
             speculator.close()
