@@ -173,9 +173,11 @@ def summary(
     seconds = [median(taken.seconds for taken in plain[i]) for i in timed]
     others = [median(taken.seconds + taken.reading for taken in drafted[i]) for i in timed]
     counted = counters.summary()
-    step = median(costs[1])
-    calling = counters.fallbacks * step + counters.draft_seconds + counters.read_seconds
-    calling += sum(count * cost(costs, t) for t, count in counters.calls.items())
+    controller = Controller(costs)
+    calling = counters.fallbacks * controller.plain_step
+    for size, count in counters.calls.items():
+        calling += count * controller.seconds(controller.narrowest[size])
+    calling += counters.draft_seconds + counters.read_seconds
     return Speed(
         category=category,
         drafter=drafter,
@@ -184,7 +186,7 @@ def summary(
         plain=tokens / sum(seconds),
         speculative=tokens / sum(others),
         ratio=sum(seconds) / sum(others),
-        by_calls=counters.tokens * step / calling if calling else 1.0,
+        by_calls=counters.tokens * controller.plain_step / calling if calling else 1.0,
         first_plain=mean(median(taken.first for taken in plain[i]) for i in timed),
         first_speculative=mean(median(taken.first for taken in drafted[i]) for i in timed),
         reading=mean(median(taken.reading for taken in drafted[i]) for i in timed),
@@ -199,11 +201,6 @@ def summary(
             for taken in group
         ),
     )
-
-
-def cost(costs: Mapping[int, Sequence[float]], tokens: int) -> float:
-    """Seconds of the narrowest call that takes `tokens` tokens."""
-    return median(costs[min(width for width in costs if width >= tokens)])
 
 
 @dataclass
