@@ -25,7 +25,7 @@ from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.gates.probes import asked
-from cetane.speculate.bench import suite
+from cetane.prompts import suite
 from cetane.speculate.controller import Controller
 from cetane.speculate.draft_heads.drafter import Eagle3Drafter
 from cetane.speculate.drafter import Drafter, DraftTimes, open_session

@@ -21,8 +21,9 @@ from cetane.perf.cost import Work, terms, total
 from cetane.perf.predict import Predictor
 from cetane.pipeline.origin import checkpoint_of
 from cetane.planner import Planner
+from cetane.prompts import suite
 from cetane.schema.function import Function
-from cetane.speculate.bench import suite, take
+from cetane.speculate.bench import Trial
 from cetane.speculate.draft_heads.drafter import DraftHeadDrafter
 from cetane.speculate.draft_heads.runner import DraftHeadRunner
 from cetane.speculate.open import DrafterOptions, longest_draft, open_drafters
@@ -62,9 +63,9 @@ def steps(bundle: Bundle, name: str, category: str, most: int) -> tuple[int, int
     drafters = open_drafters(chosen, bundle, Sampler(), "auto", remember=False)
     heads = [counted(d.runner) for d in drafters if isinstance(d, DraftHeadDrafter)]
     speculator, tokens = Speculator(drafters, longest_draft(chosen, engine)), 0
+    trial = Trial(engine, most, bundle.tokenizer.eos_ids)
     for text in suite()[category]:
-        prompt = asked(bundle.tokenizer, text)
-        made = take(engine, prompt, most, bundle.tokenizer.eos_ids, speculator)
+        made = trial.take(asked(bundle.tokenizer, text), speculator)
         tokens += len(made.tokens) - 1
     counters = speculator.counters
     speculator.close()

@@ -24,7 +24,7 @@ from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session
 from cetane.engine.verify import Draft
 from cetane.gates.probes import asked
-from cetane.speculate.bench import suite
+from cetane.prompts import suite
 from cetane.speculate.drafter import Drafter
 from cetane.speculate.ngram import Ngram
 from cetane.speculate.speculator import Speculator

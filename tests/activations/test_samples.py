@@ -18,7 +18,7 @@ from cetane.activations.samples import (
     random_samples,
 )
 from cetane.bundle import Bundle
-from cetane.speculate.bench import suite
+from cetane.prompts import suite
 
 TEXT = np.random.default_rng(7).integers(1, 288, 30).tolist()
 

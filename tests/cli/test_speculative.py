@@ -11,7 +11,8 @@ from tests.speculate.draft_head_models import random_draft_head, with_draft_head
 from cetane.bundle import Bundle
 from cetane.files import sha256
 from cetane.pipeline.bench import DraftingBenchmark
-from cetane.speculate.bench import Speed, suite
+from cetane.prompts import suite
+from cetane.speculate.bench import Speed
 from cetane.speculate.draft_heads.modules import load_draft_head
 
 from .conftest import Cetane

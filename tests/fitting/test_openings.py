@@ -8,8 +8,7 @@ from typing import Any
 from cetane.files import shipped_text
 from cetane.fitting.openings import openings, questions
 from cetane.gates.probes import texts
-from cetane.speculate import bench
-from cetane.speculate.bench import suite
+from cetane.prompts import conversations, suite
 
 
 def letters(text: str) -> list[int]:
@@ -27,7 +26,7 @@ def test_openings_are_of_many_kinds_and_of_no_judged_text() -> None:
 def judged_prompts() -> set[str]:
     smoke = tomllib.loads(shipped_text("data/prompts/smoke.toml"))["prompt"]
     suites = {prompt for group in suite().values() for prompt in group}
-    talks = {turn for talk in bench.conversations() for turn in talk}
+    talks = {turn for talk in conversations() for turn in talk}
     return suites | talks | {prompt["text"] for prompt in smoke}
 
 

@@ -9,9 +9,10 @@ import pytest
 from cetane.engine.execution import Watch
 from cetane.engine.session import Session
 from cetane.errors import CetaneError
+from cetane.prompts import conversations
 from cetane.schema.plan import Plan
 from cetane.speculate import bench
-from cetane.speculate.bench import Generation, conversations, first_tokens_by_turn
+from cetane.speculate.bench import Generation, Trial, first_tokens_by_turn
 from cetane.speculate.ngram import Ngram
 from cetane.speculate.speculator import Counters
 from cetane.speculate.suffix import EarlierAnswers, Suffix
@@ -67,9 +68,9 @@ class Reader(Ngram):
 def test_reading_a_prompt_costs(tiny_engine) -> None:
     """By the clock and by calls, although it comes before the first token."""
     quick, slow = bench.compare(
-        tiny_engine(), {"chat": [[5, 9, 5, 9]]},
+        Trial(tiny_engine(), 8), {"chat": [[5, 9, 5, 9]]},
         {"quick": lambda: [Ngram()], "slow": lambda: [Reader()]},
-        {1: [0.1], 4: [9.0]}, 3, 8, 1, (), lambda *_: None,
+        {1: [0.1], 4: [9.0]}, 3, 1, lambda *_: None,
     )  # fmt: skip
     assert slow.first_speculative > slow.reading >= 0.3 > quick.reading
     assert slow.tokens / slow.speculative > 0.3
@@ -102,7 +103,7 @@ def test_all_sides_cut_a_prompt_alike(
     monkeypatch.setattr(engine, "session", session)
     drafters = {"one": lambda: [Seeing() if sees else Ngram()], "other": lambda: [Ngram()]}
     bench.compare(
-        engine, {"chat": [[5, 9, 5, 9]]}, drafters, {1: [1.0], 4: [1.1]}, 3, 4, 1, (),
+        Trial(engine, 4), {"chat": [[5, 9, 5, 9]]}, drafters, {1: [1.0], 4: [1.1]}, 3, 1,
         lambda *_: None,
     )  # fmt: skip
     assert opened[1:] == [(sees, False), (sees, sees), (sees, False)]  # the first warms up

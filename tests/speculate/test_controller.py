@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from cetane.engine.call import line
 from cetane.engine.verify import Draft
-from cetane.speculate.controller import LEAST, RECENT, Controller, Record, measure
+from cetane.speculate.controller import Controller, Odds
 from cetane.speculate.drafter import DraftTimes
+from cetane.speculate.timing import LEAST, RECENT, measure_calls
 
 DEAR = "dear"
 """The drafter of a world in which drafts are costly."""
@@ -31,7 +32,7 @@ class World:
     def controller(self) -> Controller:
         controller = Controller({width: [time] * 3 for width, time in self.times.items()})
         if self.proposing:
-            controller.know(DEAR, DraftTimes(asking=0.0, token=self.proposing))
+            controller.take_times(DEAR, DraftTimes(asking=0.0, token=self.proposing))
         return controller
 
     def generate(self, controller: Controller, tokens: int, most: int) -> float:
@@ -146,16 +147,16 @@ def test_costly_drafts_are_shorter() -> None:
 
 def test_a_tree_is_worth_what_its_branches_are() -> None:
     """Two tokens after the text, right in 3 and 1 of 5; one after the first, always right."""
-    record, tree = Record(), Draft((7, 8, 9), branches=(-1, -1, 0))
+    odds, tree = Odds(), Draft((7, 8, 9), branches=(-1, -1, 0))
     for turn in range(300):
         new = [[7, 9, 1], [8, 1], [7, 9, 1], [1], [7, 9, 1]][turn % 5]
-        record.judge(tree, new, verified=False)
-    chances = record.chances(tree.parents)
+        odds.judge(tree, new, verified=False)
+    chances = odds.chances(tree.parents)
     assert chances[0] == pytest.approx(0.6, abs=0.1)
     assert chances[1] == pytest.approx(0.2, abs=0.1)
     assert chances[2] == pytest.approx(chances[0], abs=0.1)
     assert sum(chances[:2]) <= 1
-    assert sum(record.chances([-1, 0])) > sum(record.chances([-1, -1]))
+    assert sum(odds.chances([-1, 0])) > sum(odds.chances([-1, -1]))
 
 
 def test_a_proposal_teaches_though_it_is_not_verified() -> None:
@@ -165,7 +166,7 @@ def test_a_proposal_teaches_though_it_is_not_verified() -> None:
     for _ in range(20):
         controller.judge(draft, [9], verified=False)
     assert controller.gain("kind", draft.parents) < 0.75 < before
-    assert controller.records["kind"].skips == 20
+    assert controller.odds["kind"].skips == 20
     for _ in range(20):
         controller.judge(draft, [3], verified=False)
     assert controller.gain("kind", draft.parents) > 1.5
@@ -178,7 +179,7 @@ def test_a_drafter_is_judged_by_its_sure_and_unsure_drafts_together() -> None:
         kind, right = ("head-3", True) if turn % 2 else ("head-0", False)
         controller.judge(Draft((5,), kind), [5 if right else 6], verified=True)
     (sure,), (unsure,), (whole,) = (
-        controller.records[kind].chances([-1]) for kind in ("head-3", "head-0", "head")
+        controller.odds[kind].chances([-1]) for kind in ("head-3", "head-0", "head")
     )
     assert sure > 0.9 and unsure < 0.1 and 0.4 < whole < 0.6
 
@@ -190,7 +191,7 @@ def test_a_new_kind_is_taken_to_be_as_good_as_its_drafter() -> None:
         controller.judge(Draft((5, 6), "ngram-2"), [7], verified=False)
         controller.judge(Draft((5, 6), "head-2"), [5, 6, 7], verified=True)
     bad, good, unknown = (
-        controller.records[kind].chances([-1, 0]) for kind in ("ngram-4", "head-4", "suffix-4")
+        controller.odds[kind].chances([-1, 0]) for kind in ("ngram-4", "head-4", "suffix-4")
     )
     assert max(bad) < 0.1 and min(good) > 0.8
     assert unknown == pytest.approx([0.6, 0.36])
@@ -200,7 +201,7 @@ def test_a_prompt_that_a_drafter_has_not_read_is_a_loan() -> None:
     """Its time is no cost of a drafted token. A generation pays it back before it is asked again,
     and look-ups wait for nothing."""
     controller = Controller({1: [1.0], 4: [1.1]})
-    controller.know("head", DraftTimes(asking=0.0, token=0.1, reads=((100, 1.0),)))
+    controller.take_times("head", DraftTimes(asking=0.0, token=0.1, reads=((100, 1.0),)))
     assert controller.reading_seconds("head", 200) == pytest.approx(2)
     for _ in range(10):
         controller.settle(0, 1, 1.0)
@@ -215,7 +216,7 @@ def test_a_prompt_that_a_drafter_has_not_read_is_a_loan() -> None:
 def test_what_a_draft_is_known_to_cost_is_afforded_before_its_drafter_is_asked() -> None:
     """Its first draft would else be paid for, and not be verified."""
     controller = Controller({1: [1.0], 4: [1.1]})
-    controller.know("head", DraftTimes(asking=0.2, token=0.4, reads=((1, 0.1),)))
+    controller.take_times("head", DraftTimes(asking=0.2, token=0.4, reads=((1, 0.1),)))
     assert controller.drafting_seconds("head", 1) == pytest.approx(0.6)
     assert controller.drafting_seconds("head", 3) == pytest.approx(1.4)
     assert controller.reading_seconds("head", 1) == 0
@@ -226,7 +227,7 @@ def test_what_a_draft_is_known_to_cost_is_afforded_before_its_drafter_is_asked()
     for _ in range(40):
         controller.settle(0, 1, 1.0)
     assert controller.length("head", line(3), "head") == 0, "it cannot pay"
-    controller.know("head", DraftTimes(asking=0.2, token=0.1, reads=((1, 0.1),)))
+    controller.take_times("head", DraftTimes(asking=0.2, token=0.1, reads=((1, 0.1),)))
     assert controller.length("head", line(3), "head") == 3
     for _ in range(9):
         controller.proposed("head", 2, 2, seconds=0.8, unread=1)  # twice what was known
@@ -237,7 +238,7 @@ def test_what_a_draft_is_known_to_cost_is_afforded_before_its_drafter_is_asked()
 def test_drafts_that_end_early_cost_less() -> None:
     """Half of the later tokens are made, so a longer draft is worth asking for."""
     controller = Controller({1: [1.0], 4: [1.3]})
-    controller.know("head", DraftTimes(asking=0.1, token=0.2))
+    controller.take_times("head", DraftTimes(asking=0.1, token=0.2))
     assert controller.drafting_seconds("head", 3) == pytest.approx(0.7)
     for _ in range(200):
         controller.proposed("head", 3, 2, seconds=0.5)
@@ -263,7 +264,7 @@ def test_what_a_drafter_has_not_read_does_not_end_its_drafts() -> None:
     more unread."""
     controller = Controller({1: [1.0], 4: [1.1]})
     times = DraftTimes(asking=0.1, token=0.1, together=4, reads=((4, 0.2), (64, 1.0)))
-    controller.know("head", times)
+    controller.take_times("head", times)
     seconds = [controller.reading_seconds("head", unread) for unread in (4, 5, 24, 25, 132)]
     assert seconds == pytest.approx([0, 0.2, 1.0, 1.0, 2.0])  # whole calls
     controller.spent, controller.plain = 250.0, 200.0  # others' drafts have lost much
@@ -302,7 +303,7 @@ def test_an_answer_may_borrow_for_its_first_draft() -> None:
 def test_a_busy_minute_makes_no_known_draft_dear() -> None:
     """It slows plain steps as much."""
     controller = Controller({1: [1.0], 4: [1.1]})
-    controller.know("head", DraftTimes(asking=0.2, token=0.4, reads=((1, 0.1),)))
+    controller.take_times("head", DraftTimes(asking=0.2, token=0.4, reads=((1, 0.1),)))
     for _ in range(RECENT):
         controller.settle(0, 1, 3.0)
         controller.proposed("head", 1, 1, seconds=1.8, unread=1)
@@ -315,7 +316,7 @@ def test_a_busy_minute_makes_no_known_draft_dear() -> None:
 def test_times_that_were_told_before_stay_those_of_their_plain_step() -> None:
     controller = Controller({1: [1.0], 4: [1.1]})
     for told, expected in ((0.2, 0.2), (0.2, 0.6), (0.3, 0.3)):
-        controller.know("head", DraftTimes(asking=0.0, token=told))
+        controller.take_times("head", DraftTimes(asking=0.0, token=told))
         assert controller.drafting_seconds("head", 1) == pytest.approx(expected)
         for _ in range(RECENT):
             controller.settle(0, 1, 3.0)
@@ -324,7 +325,7 @@ def test_times_that_were_told_before_stay_those_of_their_plain_step() -> None:
 def test_a_known_drafter_that_knows_nothing_is_no_error() -> None:
     """A follower that is as fast as a draft costs nothing beside its tokens."""
     controller = Controller({1: [1.0], 4: [1.1]})
-    controller.know("head", DraftTimes(asking=0.0, token=0.4, reads=((1, 0.1),)))
+    controller.take_times("head", DraftTimes(asking=0.0, token=0.4, reads=((1, 0.1),)))
     controller.proposed("head", 1, 0, seconds=0.0, unread=0)
     assert controller.drafting_seconds("head", 1) == pytest.approx(0.2), "of 0.4 and 0"
 
@@ -353,10 +354,10 @@ def test_other_work_that_slows_all_calls_does_not_end_drafting() -> None:
 
 def test_times_are_measured_up_to_what_drafts_need(tiny_engine) -> None:
     session = tiny_engine().session()
-    assert measure(session, 3).keys() == {1, 4}
-    assert measure(session, 5).keys() == {1, 4, 8}
-    assert measure(session, 50).keys() == {1, 4, 8}
-    assert min(t for found in measure(session, 8).values() for t in found) > 0
+    assert measure_calls(session, 3).keys() == {1, 4}
+    assert measure_calls(session, 5).keys() == {1, 4, 8}
+    assert measure_calls(session, 50).keys() == {1, 4, 8}
+    assert min(t for found in measure_calls(session, 8).values() for t in found) > 0
     assert session.position == 0
 
 
@@ -365,15 +366,16 @@ def test_each_number_of_tokens_has_a_cost_where_rows_cost(
 ) -> None:
     session = tiny_engine().session()
     monkeypatch.setattr(session.execution.shards.backend, "by_rows", True)
-    assert measure(session, 3).keys() == {1, 2, 3, 4}
-    assert measure(session, 5).keys() == set(range(1, 9))
+    assert measure_calls(session, 3).keys() == {1, 2, 3, 4}
+    assert measure_calls(session, 5).keys() == set(range(1, 9))
     monkeypatch.setattr("cetane.engine.session.MOST_COUNTS", 4)
-    assert measure(session, 5).keys() == {1, 4, 8}
+    assert measure_calls(session, 5).keys() == {1, 4, 8}
 
 
 def test_quick_calls_are_measured_more_often(tiny_engine, monkeypatch: pytest.MonkeyPatch) -> None:
     session = tiny_engine().session()
-    for seconds, count in ((1e9, RECENT), (0.0, LEAST)):
-        monkeypatch.setattr("cetane.speculate.controller.MEASURING", seconds)
-        assert len(measure(session, 1, least=20)[1]) == 20
-        assert {w: len(found) for w, found in measure(session, 3).items()} == {1: count, 4: count}
+    for limit, count in ((1e9, RECENT), (0.0, LEAST)):
+        monkeypatch.setattr("cetane.speculate.timing.MEASURING", limit)
+        assert len(measure_calls(session, 1, least=20)[1]) == 20
+        found = measure_calls(session, 3)
+        assert {width: len(seconds) for width, seconds in found.items()} == {1: count, 4: count}

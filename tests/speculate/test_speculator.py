@@ -290,7 +290,7 @@ def test_a_small_draft_model_drafts_from_the_first_answer_on(
     draft = Engine(engine.plan, engine.backend, engine.tables)
     monkeypatch.setattr(Session, "feed", fed)
     monkeypatch.setattr(Session, "evaluate", evaluated)
-    for module in ("engine.generate", "speculate.controller", "speculate.speculator"):
+    for module in ("engine.generate", "speculate.timing", "speculate.speculator"):
         monkeypatch.setattr(f"cetane.{module}.time", clock)
     speculator = Speculator([DraftModel(draft, Sampler())], 3, Controller({1: [1.0], 4: [1.1]}))
     started = clock.now
@@ -336,7 +336,7 @@ class Dear(Scripted):
 def test_a_costly_drafter_is_asked_where_look_ups_promise_less(sure: bool, asked: bool) -> None:
     controller = Controller({1: [1.0], 4: [1.1]})
     controller.plain = 100.0
-    controller.know("dear", DraftTimes(asking=0.0, token=0.1))
+    controller.take_times("dear", DraftTimes(asking=0.0, token=0.1))
     for _ in range(20):
         controller.judge(Draft((1, 2, 3), "scripted"), [1, 2, 3, 4] if sure else [9], True)
         controller.judge(Draft((1, 2, 3), "dear"), [1, 2, 9], True)

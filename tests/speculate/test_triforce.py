@@ -150,9 +150,9 @@ def test_a_long_text_shows_the_cost_of_a_draft(pair) -> None:
         stream = generate(session, prompt, Sampler(), 60, (), speculator)
         next(stream)
         assert (drafter.times is not None) == known
-        assert "triforce" not in controller.known
+        assert "triforce" not in controller.in_steps
         assert [*stream] == plain(engine, Sampler(), prompt)[1:]
-        assert "triforce" in controller.known
+        assert "triforce" in controller.in_steps
     assert drafter.times is not None and 0 < drafter.times.token < 1
 
 

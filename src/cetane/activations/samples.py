@@ -16,10 +16,10 @@ from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session
 from cetane.gates.probes import asked, windows
+from cetane.prompts import suite
 from cetane.schema.function import ShardPlan
 from cetane.schema.interface import FromCache
 from cetane.schema.recipe import Mode
-from cetane.speculate.bench import suite
 
 CALIBRATING = ("chat", "code", "qa", "summarise")
 """The categories of the 34 prompts that calibrate; the others are held out."""

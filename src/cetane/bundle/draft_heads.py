@@ -34,7 +34,8 @@ if TYPE_CHECKING:  # a bundle is opened without numpy
 MAKE_AGAIN = (
     "remove the draft head's folder; cetane train-head or cetane add-head makes another one"
 )
-"""Nothing opens a bundle with a draft head that does not fit it, not even the training."""
+"""The hint begins with "remove": no command opens a bundle with a draft head that does not fit it,
+not even `train-head`."""
 
 
 class DraftHeadFolder(ListedFolder[DraftHeadManifest]):

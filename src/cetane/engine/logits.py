@@ -38,8 +38,8 @@ class Logits:
         """The token that the last slice of the head chose for each token of the call."""
 
     def add(self, sink: ToLogits | ToChoice, value: Array) -> None:
-        """Add an output of the head for T >= `count` tokens: logits `(1, rows, 1, T)` or
-        `(1, rows, T, 1)`, a choice's row `(2, T)`, or its logit `(1, T)`.
+        """Add an output of the head for T >= `count` tokens. It holds logits `(1, rows, 1, T)` or
+        `(1, rows, T, 1)`, a choice's row `(2, T)`, or a choice's logit `(1, T)`.
 
         Raises CetaneError for a choice outside its rows.
         """

@@ -48,7 +48,7 @@ class PartMemory(Memory):
             turn = group.count - group.sinks
             changed = np.arange(max(self.held, end - turn), max(self.position, end))
             targets = np.array([group.of(position) for position in changed.tolist()], np.int64)
-            # A token that the whole memory lacks has displaced the one a turn before it.
+            # A dropped token took the slot of the token `turn` positions before it: copy that back.
             sources = targets if group.limited else np.where(changed < end, changed, changed - turn)
             self._copy(name, targets, sources)
         self.histories, self.matrices = dict(self.whole.histories), dict(self.whole.matrices)

@@ -79,7 +79,7 @@ class PreparedProgram:
                 except CetaneError:
                     _removed(folder)
                     continue
-                # `trim` reads the time of the first folder, the doctor that of the second.
+                # `trim` goes by the time of `folder`, the doctor by that of `self._folder`.
                 for used in (folder, self._folder):
                     with suppress(OSError):
                         os.utime(used)

@@ -20,7 +20,7 @@ from cetane.gates.quality import read_tokens
 from cetane.lab.experiment import Experiment, InputName, Workload
 from cetane.lab.synthetic import Shapes, write_gemma4
 from cetane.planner import ModelSource
-from cetane.speculate.bench import suite
+from cetane.prompts import suite
 from cetane.sweeps.smoke import load_prompts
 
 MODULES = ("argparse", "collections", "datetime", "functools", "itertools", "json", "logging")

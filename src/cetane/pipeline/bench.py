@@ -18,7 +18,8 @@ from cetane.errors import CetaneError
 from cetane.files import Progress, silent
 from cetane.gates.probes import asked
 from cetane.mil.fast import share_threads
-from cetane.speculate.bench import Speed, compare, suite
+from cetane.prompts import suite
+from cetane.speculate.bench import Speed, Trial, compare
 from cetane.speculate.controller import SLOWEST
 from cetane.speculate.drafter import Drafter
 from cetane.speculate.open import (
@@ -124,9 +125,7 @@ def bench(
                 "port with a larger --context, or name other --categories",
             )
     costs = call_times(engine, longest)
-    speeds = compare(
-        engine, ids, making, costs, longest, tokens, rounds, opened.tokenizer.eos_ids, progress,
-        adapter,
-    )  # fmt: skip
+    trial = Trial(engine, tokens, opened.tokenizer.eos_ids, adapter)
+    speeds = compare(trial, ids, making, costs, longest, rounds, progress)
     seconds = {width: median(times) for width, times in costs.items()}
     return DraftingBenchmark(opened.path, longest, seconds, speeds, idle)

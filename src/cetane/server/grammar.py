@@ -132,8 +132,9 @@ def lark_json(schema: Mapping[str, Any]) -> str:
 
 
 def mended(schema: Any) -> Any:
-    """A schema whose exclusive bounds llguidance 1.9.1 keeps. It lets one pass that is a whole
-    number with the other bound less than 1 behind it, as 0 in (0, 0.5]. So that bound moves."""
+    """A schema whose exclusive bounds llguidance 1.9.1 keeps. It accepts the bound itself if that
+    is a whole number and the other bound is less than 1 away, as 0 in (0, 0.5]. So such a bound
+    moves inwards by `MOVE` or more."""
     if isinstance(schema, list):
         return [mended(one) for one in schema]
     if not isinstance(schema, Mapping):

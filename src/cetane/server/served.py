@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cetane.bundle import Bundle
-from cetane.engine.open import open_backend, open_engine
+from cetane.engine.open import open_engine
 from cetane.engine.prefixes import Prefixes
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
@@ -13,20 +13,16 @@ from cetane.schema.plan import Plan
 from cetane.server.grammar import Grammars
 from cetane.server.settings import Settings
 from cetane.speculate.controller import Controller
-from cetane.speculate.draft_heads.drafter import drafter_of
-from cetane.speculate.draft_heads.runner import Eagle3Runner, MedusaRunner, open_runner
-from cetane.speculate.drafter import Drafter
-from cetane.speculate.ngram import Ngram
 from cetane.speculate.open import (
     DrafterOptions,
-    best_head,
+    default_drafters,
     known_controller,
     longest_draft,
-    self_drafters,
+    open_best_head,
     verifies,
 )
 from cetane.speculate.speculator import Speculator
-from cetane.speculate.suffix import EarlierAnswers, Suffix
+from cetane.speculate.suffix import EarlierAnswers
 
 
 class Served:
@@ -46,14 +42,14 @@ class Served:
         self.tokenizer = self.bundle.tokenizer
         self.engine = open_engine(self.bundle, backend)
         self.controller: Controller | None = None
-        self.head: MedusaRunner | Eagle3Runner | None = None
+        self.head = None
         widths = [mode.tokens for mode in self.plan.modes.values()]
         if settings.speculation and verifies(self.engine):
-            self.longest = longest_draft(DrafterOptions(), self.engine)
+            self.options = DrafterOptions()
+            self.longest = longest_draft(self.options, self.engine)
             self.controller = known_controller(self.engine, self.longest, self.bundle, backend)
             self.answers = EarlierAnswers()
-            if (best := best_head(self.bundle)) is not None:
-                self.head = open_runner(best, self.bundle, open_backend(best, backend))
+            self.head = open_best_head(self.bundle, backend)
         self.prefixes = Prefixes(self.engine, settings.prefixes, whole=self.head is not None)
         # Functions are prepared on first use, and the first request shall not wait for that.
         for adapter in self.adapters.values():
@@ -100,11 +96,7 @@ class Served:
         """
         if self.controller is None or sampler.seed is not None:
             return None
-        drafters: list[Drafter] = [Suffix(self.answers), Ngram()]
-        if self.head is not None:
-            drafters.append(drafter_of(self.head))
-        else:
-            drafters += self_drafters(self.plan)
+        drafters = default_drafters(self.options, self.plan, self.answers, self.head)
         return Speculator(drafters, self.longest, self.controller)
 
     def token_text(self, token: int) -> str:

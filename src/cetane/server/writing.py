@@ -162,7 +162,8 @@ class Writer:
     def accepted(self, counts: Counters) -> int:
         """The accepted tokens in the answer. A stop text may end it within a step: the last of the
         tokens that it leaves out is the model's own."""
-        # The steps did not make the answer's first token, which makes up for that last one.
+        # `counts.tokens` lacks the answer's first token. So the difference is one less than the
+        # tokens left out, and does not count the model's own.
         return counts.accepted - max(0, counts.tokens - self.count)
 
     def generation(

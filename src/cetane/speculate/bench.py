@@ -1,9 +1,8 @@
 """The benchmark of speculation: the speed with drafts, by category of prompt and by drafter."""
 
 import time
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from statistics import mean, median
 
@@ -14,7 +13,8 @@ from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.errors import CetaneError
-from cetane.files import Progress, shipped_text
+from cetane.files import Progress
+from cetane.prompts import conversations
 from cetane.speculate.controller import Controller
 from cetane.speculate.drafter import Drafter, open_session, watches
 from cetane.speculate.speculator import Counters, Speculator
@@ -55,19 +55,6 @@ class Speed(Data):
     """Whether all tokens equal those of plain decoding."""
 
 
-def suite() -> dict[str, list[str]]:
-    """The prompts, by category."""
-    return tomllib.loads(shipped_text("data/prompts/speculative.toml"))
-
-
-def conversations() -> list[list[str]]:
-    """What a user says in each conversation, turn by turn. All have the same number of turns."""
-    content: dict[str, list[list[str]]] = tomllib.loads(
-        shipped_text("data/prompts/conversations.toml")
-    )
-    return content["conversations"]
-
-
 @dataclass(frozen=True)
 class Generation:
     """The tokens of one greedy answer, and their time."""
@@ -81,39 +68,46 @@ class Generation:
     """Seconds in which the drafters read the prompt."""
 
 
-def take(
-    engine: Engine, prompt: Ids, count: int, stop: Ids, speculator: Speculator | None,
-    adapter: str | None = None, whole: bool = False,
-) -> Generation:  # fmt: skip
-    """Generate greedily, and measure the time to the first token and after it; `whole` as in
-    `Engine.session`."""
-    tokens, marks = [], []
-    counters = Counters() if speculator is None else speculator.counters
-    read = counters.read_seconds
-    watch = watches(engine.plan, [] if speculator is None else speculator.drafters)
-    session = engine.session(watch=watch, whole=whole, adapter=adapter)
-    started = time.perf_counter()
-    for token in generate(session, prompt, Sampler(), count, stop, speculator):
-        tokens.append(token)
-        marks.append(time.perf_counter())
-    ended = time.perf_counter()
-    first = marks[0] if marks else ended
-    return Generation(tokens, ended - first, first - started, counters.read_seconds - read)
+@dataclass(frozen=True)
+class Trial:
+    """How prompts are answered greedily: the same way with drafts and without."""
+
+    engine: Engine
+    count: int
+    """The most tokens of an answer."""
+    stop: Ids = ()
+    """The tokens that end an answer."""
+    adapter: str | None = None
+    """The adapter of all answers; None for the base."""
+    whole: bool = False
+    """As in `Engine.session`."""
+
+    def take(self, prompt: Ids, speculator: Speculator | None = None) -> Generation:
+        """Answer a prompt, and measure the time to the first token and after it."""
+        tokens, marks = [], []
+        counters = Counters() if speculator is None else speculator.counters
+        read = counters.read_seconds
+        watch = watches(self.engine.plan, [] if speculator is None else speculator.drafters)
+        session = self.engine.session(watch=watch, whole=self.whole, adapter=self.adapter)
+        started = time.perf_counter()
+        for token in generate(session, prompt, Sampler(), self.count, self.stop, speculator):
+            tokens.append(token)
+            marks.append(time.perf_counter())
+        ended = time.perf_counter()
+        first = marks[0] if marks else ended
+        return Generation(tokens, ended - first, first - started, counters.read_seconds - read)
 
 
 def compare(
-    engine: Engine,
+    trial: Trial,
     prompts: Mapping[str, Sequence[Ids]],
     drafters: dict[str, Callable[[], list[Drafter]]],
     costs: Mapping[int, Sequence[float]],
     longest: int,
-    count: int,
     rounds: int,
-    stop: Ids,
     progress: Progress,
-    adapter: str | None = None,
 ) -> list[Speed]:
-    """Run every prompt, plain and with each drafter, in every round, all with one adapter or none.
+    """Run every prompt, plain and with each drafter, in every round.
 
     Each round has new drafters and controllers, which learn from prompt to prompt. So a suffix trie
     knows the answers to other prompts, but never the answer to this one. If a draft head is among
@@ -123,22 +117,21 @@ def compare(
     takes: dict[tuple[str, str, int], list[Generation]] = {}
     counters: dict[tuple[str, str], Counters] = {}
     work = [(category, i) for category, group in prompts.items() for i in range(len(group))]
-    take(
-        engine, prompts[work[0][0]][0], 8, (), None, adapter
-    )  # warms up before the first measurement
-    for turn in range(rounds):
+    category, index = work[0]
+    replace(trial, count=8, stop=()).take(prompts[category][index])  # warms up
+    for round_ in range(rounds):
         used = {
             name: Speculator(make(), longest, Controller(costs)) for name, make in drafters.items()
         }
-        whole = any(watches(engine.plan, speculator.drafters) for speculator in used.values())
+        whole = any(watches(trial.engine.plan, one.drafters) for one in used.values())
+        trial = replace(trial, whole=whole)
         for done, (category, index) in enumerate(work):
-            progress(category, turn * len(work) + done, rounds * len(work))
+            progress(category, round_ * len(work) + done, rounds * len(work))
             prompt = prompts[category][index]
-            alone = take(engine, prompt, count, stop, None, adapter, whole)
-            plain.setdefault((category, index), []).append(alone)
+            plain.setdefault((category, index), []).append(trial.take(prompt))
             for name, speculator in used.items():
                 speculator.counters = counters.setdefault((category, name), Counters())
-                drafted = take(engine, prompt, count, stop, speculator, adapter, whole)
+                drafted = trial.take(prompt, speculator)
                 takes.setdefault((category, name, index), []).append(drafted)
         for speculator in used.values():
             speculator.close()
@@ -180,9 +173,11 @@ def summary(
     seconds = [median(taken.seconds for taken in plain[i]) for i in timed]
     others = [median(taken.seconds + taken.reading for taken in drafted[i]) for i in timed]
     counted = counters.summary()
-    step = median(costs[1])
-    calling = counters.fallbacks * step + counters.draft_seconds + counters.read_seconds
-    calling += sum(count * cost(costs, t) for t, count in counters.calls.items())
+    controller = Controller(costs)
+    calling = counters.fallbacks * controller.plain_step
+    for size, count in counters.calls.items():
+        calling += count * controller.seconds(controller.narrowest[size])
+    calling += counters.draft_seconds + counters.read_seconds
     return Speed(
         category=category,
         drafter=drafter,
@@ -191,7 +186,7 @@ def summary(
         plain=tokens / sum(seconds),
         speculative=tokens / sum(others),
         ratio=sum(seconds) / sum(others),
-        by_calls=counters.tokens * step / calling if calling else 1.0,
+        by_calls=counters.tokens * controller.plain_step / calling if calling else 1.0,
         first_plain=mean(median(taken.first for taken in plain[i]) for i in timed),
         first_speculative=mean(median(taken.first for taken in drafted[i]) for i in timed),
         reading=mean(median(taken.reading for taken in drafted[i]) for i in timed),
@@ -206,11 +201,6 @@ def summary(
             for taken in group
         ),
     )
-
-
-def cost(costs: Mapping[int, Sequence[float]], tokens: int) -> float:
-    """Seconds of the narrowest call that takes `tokens` tokens."""
-    return median(costs[min(width for width in costs if width >= tokens)])
 
 
 @dataclass

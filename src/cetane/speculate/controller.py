@@ -5,57 +5,34 @@ controller measures both times as the text grows. From accepted drafts it learns
 further token.
 """
 
-import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from statistics import median
 
-from cetane.engine.session import Session
 from cetane.engine.verify import Draft
 from cetane.speculate.drafter import DraftTimes
+from cetane.speculate.timing import RecentMedian
 
 SLOWEST = 0.97
 """The lowest allowed speed of a generation without a loan, relative to plain decoding, if no draft
 is accepted."""
 LENT = 2.0
-"""The loan: the plain steps that a generation may fall further behind, but no more than it has made
-so far. Without it, a draft that costs two steps waits for some thirty plain ones, and most answers
-of chat are over."""
+"""The loan, in plain steps. A generation may fall behind `SLOWEST` by so many steps, but by no more
+than the plain time of its tokens so far. Without it, a draft that costs two steps waits for some
+thirty plain ones. Most answers of chat end before that."""
 PRIOR, PRIOR_WEIGHT = 0.6, 2.0
 """The chance of a drafted token before any observation, and its weight in observations."""
 DECAY = 0.95
 """The factor on an observation's weight with every later one, since texts change."""
 LEARNING = 0.01
 """The share of plain time that drafts may cost if they are tried only to learn."""
-RECENT = 15
-"""The number of measurements in a median."""
-LEAST = 3
-"""The least number of measurements of a call before the first draft."""
-MEASURING = 0.5
-"""Seconds that further measurements may take, up to `RECENT` of them. On a shared machine, the
-median of three was once 3.0 plain steps in place of 2.0, so nothing was drafted."""
 SURPRISE = 3.0
 """A call is a surprise if its time differs from the expected one by more than this factor. The next
 step is then plain, and tells whether the call or the machine has changed. With 1.5, the noise of a
 shared machine cost chat a tenth."""
 UNKNOWN = DraftTimes(asking=0.0, token=0.0)
 """The times of a drafter that has not measured its own."""
-
-
-class Cost:
-    """A cost: the median of recent measurements, which one outlier does not move."""
-
-    def __init__(self, *measured: float) -> None:
-        self.recent: deque[float] = deque(measured, maxlen=RECENT)
-        self.usual = median(self.recent) if measured else 0.0
-        """The median; 0 before the first. It is kept, since a step reads it twenty times and
-        changes it once."""
-
-    def add(self, measured: float) -> None:
-        self.recent.append(measured)
-        self.usual = median(self.recent)
 
 
 Place = tuple[int, int]
@@ -75,12 +52,12 @@ def places(parents: tuple[int, ...]) -> tuple[Place, ...]:
 
 
 @dataclass
-class Record:
-    """The accepted tokens of drafts of one kind, by their rank among the tokens after one token,
-    and their depth below the text. Older drafts weigh less."""
+class Odds:
+    """How often tokens of drafts of one kind are accepted, by their rank among the tokens after one
+    token, and their depth below the text. Older drafts weigh less."""
 
-    whole: "Record | None" = None
-    """The record of all kinds of the drafter. A new kind is taken to be as good."""
+    whole: "Odds | None" = None
+    """The odds of all kinds of the drafter. A new kind is taken to be as good."""
     reached: defaultdict[Place, float] = field(default_factory=lambda: defaultdict(float))
     """The weight of drafted tokens whose predecessor was accepted, by place."""
     passed: defaultdict[Place, float] = field(default_factory=lambda: defaultdict(float))
@@ -94,16 +71,18 @@ class Record:
         return PRIOR if self.whole is None else self.whole.rate((0, 0), PRIOR)
 
     def rate(self, place: Place, before: float) -> float:
-        """The chance of a token whose predecessor is accepted; `before` any observation."""
+        """The chance of a token whose predecessor is accepted. `before` is the chance without any
+        observation."""
         passed, seen = self.passed.get(place, 0.0), self.reached.get(place, 0.0)
         return (passed + before * PRIOR_WEIGHT) / (seen + PRIOR_WEIGHT)
 
     def chances(self, parents: Sequence[int]) -> list[float]:
-        """The chance of every drafted token with these parents, all tokens before it included.
+        """For every drafted token with these parents, the chance that it and all tokens before it
+        are accepted.
 
-        A place without observations takes the rate of the place one level higher, and the first
-        one that of all kinds together. Of several tokens after one token, the later ones share
-        what the earlier ones leave.
+        A best token without observations takes the rate of the best token one level higher; at the
+        first level, that of all kinds together. Every other token takes `PRIOR` of the chance that
+        better ones after the same token leave.
         """
         prior = self.prior
         rates: dict[Place, float] = {}
@@ -136,17 +115,17 @@ class Record:
                 self.passed[place] += number in path
 
 
-class Records(dict[str, Record]):
-    """Records by kind. A drafter's own record, of all its kinds, has the drafter's name."""
+class OddsByKind(dict[str, Odds]):
+    """Odds by kind. Those of all kinds of a drafter have the drafter's name."""
 
-    def __missing__(self, kind: str) -> Record:
+    def __missing__(self, kind: str) -> Odds:
         drafter, _, own = kind.partition("-")
-        made = self[kind] = Record(self[drafter] if own else None)
+        made = self[kind] = Odds(self[drafter] if own else None)
         return made
 
 
 class Controller:
-    """Keeps costs and records between generations, and an account of each generation.
+    """Keeps times and odds between generations, and an account of each generation.
 
     A step without a draft is a plain step. A draft is verified if it is expected to pay. Sometimes
     a draft is verified only to learn whether its kind pays by now. In both cases the generation
@@ -155,28 +134,30 @@ class Controller:
 
     def __init__(self, costs: Mapping[int, Sequence[float]]) -> None:
         """`costs`: measured seconds of calls, by width; width 1 is the plain step."""
-        self.step = Cost(*costs[1])
+        self.step = RecentMedian(*costs[1])
         """Seconds of a plain step: of those made, and by the time of other calls."""
         self.surprise: tuple[int, float] | None = None
         """The width and the seconds of a call that awaits a plain step."""
         self.before: float | None = None
         """The seconds of the last step, if it was plain."""
         self.calls = {
-            width: Cost(*(second / self.plain_step for second in seconds))
+            width: RecentMedian(*(second / self.plain_step for second in seconds))
             for width, seconds in costs.items()
         }
         """Calls of each width, in plain steps of their own time: other work on the machine slows
         both. In seconds, calls of a busy minute would look dear for ever after it."""
-        self.told: dict[str, DraftTimes] = {}
-        """The times of `known` in seconds, as they were measured."""
-        self.known: dict[str, DraftTimes] = {}
-        """The time of drafts in plain steps of when it was measured, by drafter, where it is."""
-        self.slowdown: defaultdict[str, Cost] = defaultdict(lambda: Cost(1.0))
-        """The time that drafts took, divided by the time in `known`, by drafter."""
+        self.in_seconds: dict[str, DraftTimes] = {}
+        """The times that `take_times` got last, by drafter, in seconds. It takes over only new
+        ones."""
+        self.in_steps: dict[str, DraftTimes] = {}
+        """The times of drafts, by drafter, in plain steps of the moment when they were measured. A
+        drafter without known times has no entry."""
+        self.slowdown: defaultdict[str, RecentMedian] = defaultdict(lambda: RecentMedian(1.0))
+        """The time that drafts took, divided by the time in `in_steps`, by drafter."""
         self.share: defaultdict[str, float] = defaultdict(lambda: 1.0)
-        """The share of the tokens asked for, but the first, that such a drafter makes: many drafts
+        """By drafter: of the tokens asked for after the first, the share that it makes. Many drafts
         end early. Older drafts weigh less."""
-        self.records = Records()
+        self.odds = OddsByKind()
         widths = sorted(self.calls)
         self.narrowest = [min(w for w in widths if w >= t) for t in range(1 + widths[-1])]
         """The width of the narrowest call, by the number of its tokens."""
@@ -196,23 +177,23 @@ class Controller:
         """Seconds of a call of this width now."""
         return self.plain_step * self.calls[width].usual
 
-    def know(self, drafter: str, times: DraftTimes) -> None:
+    def take_times(self, drafter: str, times: DraftTimes) -> None:
         """Take over newly measured times of a drafter, in seconds at the current plain step."""
-        if self.told.get(drafter) != times:
-            self.told[drafter] = times
-            self.known[drafter] = times.scaled(1 / self.plain_step)
+        if self.in_seconds.get(drafter) != times:
+            self.in_seconds[drafter] = times
+            self.in_steps[drafter] = times.scaled(1 / self.plain_step)
 
     def drafting_seconds(self, drafter: str, tokens: int) -> float:
-        """Seconds of a draft now for which `tokens` are asked, apart from unread tokens. 0 where
-        the times are not known: such a drafter measures them when it is asked."""
-        known = self.known.get(drafter, UNKNOWN)
+        """Seconds of a draft for which `tokens` tokens are asked now, without the reading of unread
+        ones. It is 0 for a drafter without known times, which measures them when it is asked."""
+        times = self.in_steps.get(drafter, UNKNOWN)
         made = 1 + (tokens - 1) * self.share[drafter]
-        return self.plain_step * known.draft(made, unread=0) * self.slowdown[drafter].usual
+        return self.plain_step * times.draft(made, unread=0) * self.slowdown[drafter].usual
 
     def reading_seconds(self, drafter: str, tokens: int) -> float:
         """Seconds in which a drafter reads `tokens` now; 0 where its times are not known."""
-        known = self.known.get(drafter, UNKNOWN)
-        return self.plain_step * known.reading(tokens) * self.slowdown[drafter].usual
+        times = self.in_steps.get(drafter, UNKNOWN)
+        return self.plain_step * times.reading(tokens) * self.slowdown[drafter].usual
 
     def width(self, tokens: int) -> int | None:
         """The width of the narrowest call that takes `tokens` tokens; None if there is none."""
@@ -226,7 +207,7 @@ class Controller:
         width = self.width(1 + len(parents))
         if width is None:
             return 0.0
-        tokens = 1 + sum(self.records[kind].chances(parents))
+        tokens = 1 + sum(self.odds[kind].chances(parents))
         return tokens * self.plain_step / (self.seconds(width) + proposing)
 
     def length(
@@ -234,14 +215,15 @@ class Controller:
     ) -> int:
         """How many of these tokens to draft, in their order, or to verify.
 
-        A `drafter` has yet to make them, after it has read `unread` tokens, which later drafts need
-        not repeat.
+        With `drafter` they are not made yet, so the time of drafting counts too. The drafter
+        first reads `unread` tokens. That time counts only in `affordable`, since later drafts need
+        not read them again.
         """
         reading = 0.0 if drafter is None else self.reading_seconds(drafter, unread)
-        record, levels = self.records[kind], [depth for depth, _ in places(tuple(parents))]
+        odds, levels = self.odds[kind], [depth for depth, _ in places(tuple(parents))]
         tokens, deepest = 1.0, 0
         best, best_gain, best_tokens = 0, 0.0, 1.0
-        for count, chance in enumerate(record.chances(parents), 1):
+        for count, chance in enumerate(odds.chances(parents), 1):
             tokens, deepest = tokens + chance, max(deepest, levels[count - 1] + 1)
             width = self.width(1 + count)
             if width is None:
@@ -255,7 +237,7 @@ class Controller:
         if not best or best_gain > 1:
             return best
         loss = best_tokens * (1 / best_gain - 1)  # in plain steps
-        return best if LEARNING * record.skips >= loss else 0
+        return best if LEARNING * odds.skips >= loss else 0
 
     def affordable(self, cost: float, most: int, reading: float = 0.0) -> bool:
         """Whether a step of `cost` seconds can pay and be risked, with the `reading` before it.
@@ -275,19 +257,19 @@ class Controller:
 
     def skip(self, kind: str) -> None:
         """Record that a draft of this kind was not made, or not verified."""
-        self.records[kind].skips += 1
+        self.odds[kind].skips += 1
 
     def judge(self, draft: Draft, new: Sequence[int], verified: bool) -> None:
         """Learn from a proposal, after which the text continued with `new`. Without verification
         it still shows whether its first token was right.
 
-        A drafter has a record of its own beside those of its kinds: before it is asked, nobody
-        knows the kind of its draft.
+        A drafter has odds of its own beside those of its kinds: before it is asked, nobody knows
+        the kind of its draft.
         """
         for kind in {draft.kind, draft.drafter}:
             if not verified:
                 self.skip(kind)
-            self.records[kind].judge(draft, new, verified)
+            self.odds[kind].judge(draft, new, verified)
 
     def settle(self, drafted: int, gained: int, seconds: float) -> None:
         """Record a call of `seconds`. With `drafted` drafted tokens, it gave `gained` tokens."""
@@ -315,7 +297,7 @@ class Controller:
         """Record that a drafter of known times took `seconds` to make `made` tokens of the `asked`
         ones, after `unread` tokens that it had not read."""
         made = max(1, made)
-        usual = self.known[drafter].draft(made, unread)
+        usual = self.in_steps[drafter].draft(made, unread)
         self.slowdown[drafter].add(seconds / self.plain_step / usual)
         if asked > 1:
             share = (made - 1) / (asked - 1)
@@ -330,37 +312,3 @@ class Controller:
         if width is None or not drafted:
             return None
         return (self.seconds(width) / self.plain_step - 1) / drafted
-
-
-def measure(session: Session, widest: int, least: int = LEAST) -> dict[int, list[float]]:
-    """Seconds of calls of every width, up to the narrowest that takes `widest` tokens. Where a call
-    costs by its tokens (`Session.counts`), each number of them is a width.
-
-    `session` must be new; its calls are evaluated and never accepted. The controller does not use a
-    dear call again, so nothing corrects a time that was measured too long.
-    """
-
-    def call(width: int) -> None:
-        session.evaluate([token % session.plan.vocab for token in range(width)])
-
-    return timed(session.counts(widest), call, least)
-
-
-def timed(
-    widths: Iterable[int], call: Callable[[int], object], least: int = LEAST
-) -> dict[int, list[float]]:
-    """Seconds of `call` at each width: after an uncounted one, of `least` calls, and of more within
-    `MEASURING` seconds."""
-    times: dict[int, list[float]] = {width: [] for width in widths}
-    spent = 0.0
-    for count in range(1 + max(least, RECENT)):
-        if count > least and spent > MEASURING:
-            break
-        for width, seconds in times.items():
-            started = time.perf_counter()
-            call(width)
-            took = time.perf_counter() - started
-            if count:
-                seconds.append(took)
-                spent += took
-    return times

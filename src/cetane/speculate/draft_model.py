@@ -11,8 +11,8 @@ from cetane.engine.memory import Mark
 from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
-from cetane.speculate.controller import timed
 from cetane.speculate.drafter import Drafter, DraftTimes
+from cetane.speculate.timing import timed
 
 
 class DraftModel(Drafter):

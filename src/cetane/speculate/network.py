@@ -11,9 +11,11 @@ from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.speculate.drafter import Drafter
 
 LEVELS = 4
-"""The number of kinds of a network's drafts, by its chance for their first token."""
+"""The number of kinds of a network's drafts. A kind is a range of the chance that it gives to the
+first token."""
 UNLIKELY = 0.4
-"""A network drafts no further when, by its own account, its line of tokens is less likely."""
+"""A network drafts no further when the chance of its line of best tokens, by its own logits, falls
+below this."""
 
 
 class NetworkDrafter(Drafter):

@@ -11,7 +11,6 @@ from pydantic import Field
 
 from cetane import __version__
 from cetane.bundle import Bundle
-from cetane.bundle.draft_heads import DraftHead
 from cetane.engine.engine import Engine
 from cetane.engine.open import open_backend, open_engine
 from cetane.engine.sampling import Sampler
@@ -20,13 +19,15 @@ from cetane.files import cache_dir, json_sha256, read_json, write_cache
 from cetane.schema.draft_head import KINDS
 from cetane.schema.manifest import TOKENIZER
 from cetane.schema.plan import Plan
-from cetane.speculate.controller import Controller, measure
-from cetane.speculate.draft_heads.drafter import open_drafter
+from cetane.speculate.controller import Controller
+from cetane.speculate.draft_heads.drafter import drafter_of, open_drafter
+from cetane.speculate.draft_heads.runner import Eagle3Runner, MedusaRunner, open_runner
 from cetane.speculate.draft_model import DraftModel
 from cetane.speculate.drafter import Drafter
 from cetane.speculate.ngram import Ngram, PublishedNgram
 from cetane.speculate.speculator import Speculator
 from cetane.speculate.suffix import EarlierAnswers, Suffix
+from cetane.speculate.timing import measure_calls
 from cetane.speculate.triforce import TriForce
 from cetane.threads import available
 from cetane.validation import Data, validated
@@ -76,11 +77,8 @@ def open_drafters(
         case TriForce.name:
             return [ngram, TriForce(bundle.plan)]
     if options.drafter == AUTO:
-        best = best_head(bundle)
-        costly = self_drafters(bundle.plan)
-        if best is not None:
-            costly = [open_drafter(best, bundle, open_backend(best, backend))]
-        return [Suffix(EarlierAnswers()), ngram, *costly]
+        head = open_best_head(bundle, backend)
+        return default_drafters(options, bundle.plan, EarlierAnswers(), head)
     draft_heads = {str(kind): draft_head for kind, draft_head in bundle.draft_heads().items()}
     if options.drafter in draft_heads:
         draft_head = draft_heads[options.drafter]
@@ -108,15 +106,27 @@ def open_drafters(
     return [DraftModel(open_engine(other, backend), sampler)]
 
 
-def self_drafters(plan: Plan) -> list[Drafter]:
-    """The model as its own drafter in long texts, if its plan can do so."""
-    return [TriForce(plan)] if TriForce.refusal(plan) is None else []
+def default_drafters(
+    options: DrafterOptions,
+    plan: Plan,
+    answers: EarlierAnswers,
+    head: MedusaRunner | Eagle3Runner | None,
+) -> list[Drafter]:
+    """The drafters of `auto`, with the bundle's opened draft head. Without one, the model drafts
+    for itself in long texts, if its plan can do so."""
+    drafters: list[Drafter] = [Suffix(answers), Ngram(options.ngram_min, options.ngram_max)]
+    if head is not None:
+        drafters.append(drafter_of(head))
+    elif TriForce.refusal(plan) is None:
+        drafters.append(TriForce(plan))
+    return drafters
 
 
-def best_head(bundle: Bundle) -> DraftHead | None:
-    """The draft head that drafts by default, if the bundle has one."""
+def open_best_head(bundle: Bundle, backend: str) -> MedusaRunner | Eagle3Runner | None:
+    """Open the draft head that drafts by default, if the bundle has one."""
     heads = bundle.draft_heads()
-    return next((heads[kind] for kind in reversed(KINDS) if kind in heads), None)
+    best = next((heads[kind] for kind in reversed(KINDS) if kind in heads), None)
+    return None if best is None else open_runner(best, bundle, open_backend(best, backend))
 
 
 def tokenizer_hash(bundle: Bundle) -> str:
@@ -138,7 +148,7 @@ class KeptTimes(Data):
 
 def call_times(engine: Engine, longest: int) -> dict[int, list[float]]:
     """Measured seconds of the engine's calls, by width. The engine's clocks restart after that."""
-    costs = measure(engine.session(), 1 + longest)
+    costs = measure_calls(engine.session(), 1 + longest)
     engine.shards.restart_clocks()
     return costs
 

@@ -66,7 +66,7 @@ class Speculator:
         if controller:  # else an answer would pay for a first draft that it cannot afford
             for drafter in self.drafters:
                 if (times := drafter.times) is not None:
-                    controller.know(drafter.name, times)
+                    controller.take_times(drafter.name, times)
         self.counters = Counters()
         self.possible: npt.NDArray[np.bool_] = np.zeros(0, bool)
         """The tokens that the target can choose."""
@@ -141,7 +141,7 @@ class Speculator:
         draft = drafter.propose(most).first(most)
         if self.controller and (times := drafter.times) is not None:
             seconds = time.perf_counter() - started
-            self.controller.know(drafter.name, times)
+            self.controller.take_times(drafter.name, times)
             if draft.tokens:  # a drafter that says nothing shows no cost
                 self.controller.proposed(drafter.name, most, drafter.made(draft), seconds, unread)
         size = len(self.possible)

@@ -18,7 +18,7 @@ HEADER = struct.Struct("<qq32s32s")
 LARGEST_COUNT = 1 << 30
 """The largest count and clock. Their 32 bits hold twice as much."""
 ROOT = 0
-ROW = 4
+FIELDS = 4
 """The integers of a node in a file: parent, token, count, last use."""
 
 
@@ -143,7 +143,7 @@ class Trie:
         return result
 
     def _fill(self, rows: np.ndarray[tuple[int, int], np.dtype[np.int32]]) -> None:
-        """Take nodes from a matrix of `ROW` rows, in which parents come before children."""
+        """Take nodes from a matrix of `FIELDS` rows, in which parents come before children."""
         made = [array("i", row.astype(np.int32).tobytes()) for row in rows]
         parent, token, _, _ = made
         self.parent, self.token, self.count, self.used = made
@@ -171,7 +171,7 @@ class Trie:
         """Read a file of `save`. Raises CetaneError if it is damaged, too large, or of another
         owner."""
         start = len(MAGIC) + HEADER.size
-        longest = start + 4 * ROW * self.most
+        longest = start + 4 * FIELDS * self.most
         try:
             with open_regular(path) as file:
                 content = file.read(longest + 1)
@@ -182,11 +182,11 @@ class Trie:
         if not content.startswith(MAGIC) or len(content) < start or len(content) > longest:
             raise CetaneError(f"{path}: not a suffix trie of at most {self.most} nodes", hint)
         nodes, clock, digest, whose = HEADER.unpack(content[len(MAGIC) : start])
-        if len(body) != 4 * ROW * nodes or hashlib.sha256(body).digest() != digest:
+        if len(body) != 4 * FIELDS * nodes or hashlib.sha256(body).digest() != digest:
             raise CetaneError(f"{path}: damaged: its hash differs", hint)
         if whose.hex() != owner:
             raise CetaneError(f"{path}: belongs to another tokenizer", hint)
-        rows = np.frombuffer(body, "<i4").reshape(ROW, nodes)
+        rows = np.frombuffer(body, "<i4").reshape(FIELDS, nodes)
         parent, token, count, used = rows
         valid = (
             nodes > 0

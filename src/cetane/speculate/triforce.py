@@ -16,22 +16,23 @@ from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.errors import CetaneError
 from cetane.schema.plan import Plan
-from cetane.speculate.controller import RECENT
 from cetane.speculate.drafter import DraftTimes
 from cetane.speculate.network import NetworkDrafter
+from cetane.speculate.timing import RECENT
 
 SINKS, NEWEST = 1 / 32, 3 / 8
 """The shares of the slots for the first tokens of a text, and for its newest."""
 EVERY = 16
-"""The new tokens after which slots are chosen again. A choice made once loses text that is copied
-from a place that moves."""
+"""Slots are chosen again after so many new tokens. While the model copies a passage, the place that
+it copies from moves on. A choice made once would lose it."""
 BEFORE, AFTER = 8, 64
 """The tokens around a match that are kept. What follows it is what a text repeats."""
 LONGEST = 8
 """The most tokens of a match that count."""
 WAIT = RECENT
 """The new tokens before the first draft. Their steps tell the controller what a step costs in a
-text of this length: against a step of a short text, drafts look too dear, and none would follow."""
+text of this length. Compared with a step in a short text, drafts look too dear, and none would
+follow."""
 
 PORT = "port with --set cache.contract=readonly --set cache.capacities=[512] --context 8192"
 
@@ -40,8 +41,8 @@ class TriForce(NetworkDrafter):
     """Runs the target itself in its smallest capacity, on a part of the target's caches.
 
     That part is the first tokens, the newest ones, and the surroundings of earlier matches of the
-    text's last tokens. It drafts once the text is longer than that capacity. Drafts are the
-    model's best tokens, never drawn at random.
+    text's last tokens. It drafts once the text fills that capacity, but not within the first `WAIT`
+    tokens of an answer. Drafts are the model's best tokens, never drawn at random.
     """
 
     name = "triforce"
@@ -106,7 +107,7 @@ class TriForce(NetworkDrafter):
     def read(self) -> None:
         assert self.session is not None
         full = self.session.position == self.session.context
-        if self.look() and not full and self.measured is None:
+        if self.catch_up() and not full and self.measured is None:
             self.measure()
 
     def measure(self) -> None:
@@ -120,8 +121,9 @@ class TriForce(NetworkDrafter):
             self.memory.follow()
         self.measured = DraftTimes(asking=0.0, token=took)
 
-    def look(self) -> bool:
-        """Hold what the target holds by now, in part. False if its text is still short."""
+    def catch_up(self) -> bool:
+        """Bring the part memory up to the target's position. False if the text does not fill the
+        smallest capacity yet."""
         assert self.session is not None
         self.own.adapter = self.session.adapter
         position = self.session.position
@@ -144,7 +146,7 @@ class TriForce(NetworkDrafter):
         return np.concatenate([np.arange(self.sinks), self.sinks + np.sort(best)])
 
     def propose(self, most: int) -> Draft:
-        if len(self.tokens) < self.first or not self.look():
+        if len(self.tokens) < self.first or not self.catch_up():
             return NO_DRAFT
         if self.measured is None:  # the prompt was short: no draft before its cost is known
             self.measure()

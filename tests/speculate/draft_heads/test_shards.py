@@ -33,7 +33,6 @@ from cetane.engine.verify import Draft
 from cetane.mil import load
 from cetane.schema.recipe import Recipe
 from cetane.schema.slots import CONTRACTS
-from cetane.speculate.controller import RECENT
 from cetane.speculate.draft_heads.drafter import drafter_of, open_drafter
 from cetane.speculate.draft_heads.features import Taps, tapped
 from cetane.speculate.draft_heads.modules import TorchDraftHead
@@ -42,6 +41,7 @@ from cetane.speculate.draft_heads.train import new_draft_head
 from cetane.speculate.draft_heads.windows import collect
 from cetane.speculate.drafter import watches
 from cetane.speculate.speculator import Speculator
+from cetane.speculate.timing import RECENT
 
 KINDS = ["medusa", "eagle3"]
 FAMILIES = ["llama", "gemma3", "gemma4", "zaya"]

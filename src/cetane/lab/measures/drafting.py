@@ -9,7 +9,7 @@ from cetane.lab.journal import Figure
 from cetane.lab.sides import Findings, Side, each, figure
 from cetane.pipeline.draft_head import DraftHeadSettings, train_draft_head
 from cetane.schema.draft_head import KINDS, DraftHeadKind, Training
-from cetane.speculate.bench import compare, first_tokens_by_turn
+from cetane.speculate.bench import Trial, compare, first_tokens_by_turn
 from cetane.speculate.open import DrafterOptions, call_times, longest_draft, open_drafters
 
 TRAINING = DraftHeadSettings(minutes=10)
@@ -29,14 +29,12 @@ def drafting(side: Side) -> Findings:
     room = side.recipe.cache.context - workload.new_tokens - 1 - longest
     prompts = [ids[:room] for ids in side.workload.prompts(side.bundle).values()]
     (speed,) = compare(
-        side.engine,
+        Trial(side.engine, workload.new_tokens, side.bundle.tokenizer.eos_ids),
         {workload.prompts: prompts},
         {options.drafter: make},
         call_times(side.engine, longest),
         longest,
-        workload.new_tokens,
         workload.rounds,
-        side.bundle.tokenizer.eos_ids,
         side.progress,
     )
     note = f"{options.drafter}, {speed.verifier_calls} verifying calls, {speed.fallbacks} plain"

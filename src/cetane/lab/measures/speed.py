@@ -12,7 +12,7 @@ from cetane.perf.breakeven import DraftingTimes
 from cetane.planner import Planner
 from cetane.schema.manifest import shard_path
 from cetane.schema.recipe import Mode
-from cetane.speculate.controller import measure as measure_calls
+from cetane.speculate.timing import measure_calls
 
 HERE = "native backend" if sys.platform == "darwin" else "portable backend"
 WARM = 4

@@ -45,7 +45,8 @@ class DraftHeadConfig(Data):
     """Tokens that it was trained to draft."""
     eps: float
     softcap: float | None = Field(default=None, gt=0)
-    """The softcap of the target's logits. Only training applies it, since it keeps their order."""
+    """The softcap of the target's logits. Only training applies it: a softcap does not change which
+    logits are largest."""
     bundle: str
     """Digest of the bundle whose hidden states it reads; empty if it belongs to none yet."""
     depths: tuple[str, ...] = ()
@@ -56,8 +57,8 @@ class DraftHeadConfig(Data):
     """Whether these hidden states, and the embeddings, have turned channels
     (`compression.rotate`)."""
     weights: Literal["fp16", "int8-per-channel"] = "fp16"
-    """The format of its projections: the target's output head's, if that is one of these. Rows of
-    the target's int8 head keep their scales, so both have the same values."""
+    """The format of its projections: that of the target's output head, if it is one of these. Rows
+    taken from an int8 head keep their scales, so both heads have the same values."""
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -21,14 +21,15 @@ from cetane.engine.memory import Memory
 from cetane.engine.shards import OpenShards
 from cetane.schema.function import Function, Step
 from cetane.schema.interface import FromTensor
-from cetane.speculate.controller import Cost
 from cetane.speculate.drafter import DraftTimes
+from cetane.speculate.timing import RecentMedian
 
 TRIALS = 5
 """Calls of each function before the first draft."""
 SWEPT = 1 << 26
-"""Bytes that are read before a trial, so that no cache holds the draft head's weights: a call of
-the target leaves none of them there. Without it, a first token seemed to take half of its time."""
+"""Bytes that are read before a trial, so that no cache of the processor holds the draft head's
+weights. A call of the target leaves none there either. Without this, a first token seemed to take
+half of its time."""
 
 
 class DraftHeadRunner:
@@ -52,7 +53,7 @@ class DraftHeadRunner:
             Tables(bundle.tables().embedding, draft_head.rotary()),
             self.memory,
         )
-        self.seconds: defaultdict[str, Cost] = defaultdict(Cost)
+        self.seconds: defaultdict[str, RecentMedian] = defaultdict(RecentMedian)
         """Seconds of a call now, by function."""
         self.try_out()
 
