@@ -17,7 +17,6 @@ from cetane.export.coreml_llm.contract import (
     VERIFY,
     VERIFYING,
     WIDTH,
-    Mode,
     PackageSizes,
     commits,
     theirs,
@@ -40,7 +39,7 @@ from cetane.planner import (
 )
 from cetane.schema.function import Function
 from cetane.schema.interface import FromTensor, Input, Output, ToTensor
-from cetane.schema.recipe import Layout, Recipe
+from cetane.schema.recipe import Layout, Mode, Recipe
 
 HINT = "port with one of the recipes gemma4-1chunk to gemma4-4chunk"
 
