@@ -69,7 +69,9 @@ def test_a_gpu_writes_more_side_by_side(
     monkeypatch.setattr(type(model), "device", torch.device("meta"))
     monkeypatch.setattr(module, "narrowed", lambda _: nullcontext())
     monkeypatch.setattr(module, "write_text", write_text)
-    monkeypatch.setattr(module, "ask", lambda _, text, *rest: Answers(text, text.int(), text.half()))
+    monkeypatch.setattr(
+        module, "ask", lambda _, text, *rest: Answers(text, text.int(), text.half())
+    )
     made = lessons(model, tmp_path, 0.0).tokens.tolist()
     assert asked == [3 * module.WIDER]
     assert all(window in made for window in READ.tolist()), "as many windows as there are"

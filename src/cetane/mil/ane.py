@@ -22,9 +22,9 @@ import torch
 from numba import njit, types
 from torch import Tensor
 
+from cetane.hardware import LARGEST_FP16
 from cetane.mil.ops import linear
 from cetane.mil.ops.activation import softmax
-from cetane.mil.program import LARGEST_FP16
 from cetane.mil.storage import to_dtype
 from cetane.threads import over_rows
 
