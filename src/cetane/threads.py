@@ -1,7 +1,8 @@
-"""The threads of arithmetic: one for each processor, or what a task declares.
+"""The threads of arithmetic, and work that is shared out to them.
 
-The number of threads decides the order of sums, and so their last bits. Libraries read the number
-from the environment, and so do our own loops.
+There is one for each processor, or as many as a task declares. The number of threads decides the
+order of sums, and so their last bits. Libraries read the number from the environment, and so do our
+own loops.
 """
 
 import os
@@ -9,7 +10,10 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Made = TypeVar("Made")
 
@@ -27,6 +31,19 @@ def processors() -> int:
     """The processors that this process may use."""
     allowed = getattr(os, "sched_getaffinity", None)  # only Linux can tell
     return len(allowed(0)) if allowed else os.cpu_count() or 1
+
+
+def over_rows(kernel: Callable[..., None], *arrays: "npt.NDArray[Any]") -> None:
+    """Run `kernel(*arrays)` on slices of the arrays' first axis, on the threads of arithmetic.
+
+    The kernels release the GIL and compute each row by itself, so slices do not change results.
+    numba's own threads would abort if two Python threads used them at once.
+    """
+    rows, cores = len(arrays[0]), available()
+    step = max(1, -(-rows // (4 * cores)))
+    with ThreadPoolExecutor(cores) as pool:
+        parts = [slice(start, start + step) for start in range(0, rows, step)]
+        list(pool.map(lambda part: kernel(*(array[part] for array in arrays)), parts))
 
 
 @contextmanager

@@ -28,9 +28,9 @@ from cetane.gates.rounding import Rounding, judge_rounding
 from cetane.gates.scores import shard_scores
 from cetane.gates.structure import OTHER_PLAN, OTHER_TAGS, Deviation
 from cetane.gates.structure import judge as judge_structure
+from cetane.hardware import LARGEST_FP16
 from cetane.mil.blob import BlobFile
 from cetane.mil.package import Package
-from cetane.mil.program import LARGEST_FP16
 from cetane.pipeline.build import build
 from cetane.planner import Planner, as_recipe_asks
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from cetane.cli.output import console, facts, say, show_warnings, table
 from cetane.gates.diff import STAGES, ModelDiff
+from cetane.hardware import LARGEST_FP16
 from cetane.mil.compare import DRIFT, Comparison, OpGap
 from cetane.mil.gap import Gap
-from cetane.mil.program import LARGEST_FP16
 from cetane.pipeline.diff import DiffResult, worst_first
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from cetane.cli.output import console, show_warnings, table, verdict, warn
-from cetane.mil.program import LARGEST_FP16
+from cetane.hardware import LARGEST_FP16
 
 if TYPE_CHECKING:
     from cetane.gates.draft_head import DraftHeadResult

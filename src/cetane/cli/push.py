@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cetane.cli.options import Json, MeasuredChip
-from cetane.cli.output import follow, print_json, progress, say, warn
+from cetane.cli.output import follow, megabytes, print_json, progress, say, warn
 
 
 def push(
@@ -58,8 +58,8 @@ def push(
             say(f"{size:>14,} {name}")
     for name in done.texts:
         warn(f"{name} holds windows of text as tokens, which anyone can read there")
-    megabytes = sum(done.files.values()) / 1e6
-    say(f"{len(done.files)} files, {megabytes:.1f} MB: {done.url or 'nothing uploaded, dry run'}")
+    whole = megabytes(sum(done.files.values()))
+    say(f"{len(done.files)} files, {whole}: {done.url or 'nothing uploaded, dry run'}")
     if dry_run:
         options = {"--bundle": bundle, "--license": license, "--chip": chip, "--public": public,
                    "--held-out": held_out}  # fmt: skip

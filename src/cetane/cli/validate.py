@@ -1,7 +1,7 @@
 """cetane validate: runs the gates of a finished bundle."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -38,6 +38,14 @@ APP_CONFIGS = ("meta.yaml", "model_config.json")
 """Files of folders that apps load. No bundle has them."""
 TOKENS = 20_000
 """The most tokens of a text, by default."""
+
+
+class Ported(TypedDict):
+    """New places of the checkpoint and of adapters, by the names of the API."""
+
+    model: str | None
+    lora: Path | None
+    adapters: dict[str, str]
 
 
 def validate(
@@ -81,8 +89,6 @@ def validate(
     --layer and --full judge shards alone, each on the model's own tensors. They take seconds, and
     prove less.
     """
-    from cetane.pipeline import validate as gates
-
     if any((bundle / name).is_file() for name in APP_CONFIGS):
         refuse(
             "is for bundles, and this is an app's folder",
@@ -92,30 +98,50 @@ def validate(
                 "--prompt-ids": prompt_ids is not None, "--n-probes": n_probes > 1,
             },
         )  # fmt: skip
-        validate_folder(bundle, json)
+        return validate_folder(bundle, json)
     if (layer is not None) + full + (text is not None) > 1:
         raise CetaneError("--layer, --full and --perplexity exclude each other")
     if text is None:
         refuse("is for --perplexity", {"--tokens": tokens != TOKENS})
-    adapters = parse_adapters(adapter)
+    ported = Ported(model=model, lora=lora, adapters=parse_adapters(adapter))
     if layer is not None or full:
-        with progress("validate") as update:
-            judged = gates.validate_layers(
-                bundle, block=layer, prompt_ids=() if prompt_ids is None else parse_ids(prompt_ids),
-                probes=n_probes, model=model, lora=lora, adapters=adapters, progress=update,
-            )  # fmt: skip
-        conclude(judged, json, show_layers)
+        ids = [] if prompt_ids is None else parse_ids(prompt_ids)
+        return validate_alone(bundle, ported, layer, ids, n_probes, json)
     alone = {"--prompt-ids": prompt_ids is not None, "--n-probes": n_probes > 1}
     refuse("is for --layer and --full", alone)
     if text is not None:
-        with progress("perplexity") as update:
-            quality = gates.perplexity(
-                bundle, text, tokens=tokens, model=model, lora=lora, adapters=adapters,
-                progress=update,
-            )  # fmt: skip
-        show_perplexity(quality, json)
+        return validate_perplexity(bundle, ported, text, tokens, json)
+    return validate_gates(bundle, ported, verbose, json)
+
+
+def validate_alone(
+    bundle: Path, ported: Ported, block: int | None, ids: list[int], probes: int, json: bool
+) -> None:
+    """Judge the shard of one block, or every shard, each alone."""
+    from cetane.pipeline.validate import validate_layers
+
     with progress("validate") as update:
-        result = gates.validate(bundle, model=model, lora=lora, adapters=adapters, progress=update)
+        judged = validate_layers(
+            bundle, block=block, prompt_ids=ids, probes=probes, progress=update, **ported
+        )
+    conclude(judged, json, show_layers)
+
+
+def validate_perplexity(bundle: Path, ported: Ported, text: Path, tokens: int, json: bool) -> None:
+    """Measure perplexity on a text."""
+    from cetane.pipeline.validate import perplexity
+
+    with progress("perplexity") as update:
+        quality = perplexity(bundle, text, tokens=tokens, progress=update, **ported)
+    show_perplexity(quality, json)
+
+
+def validate_gates(bundle: Path, ported: Ported, verbose: bool, json: bool) -> None:
+    """Ask all gates of a finished bundle."""
+    from cetane.pipeline.validate import validate as judge
+
+    with progress("validate") as update:
+        result = judge(bundle, progress=update, **ported)
     conclude(result, json, lambda outcome: show(outcome, verbose, bundle))
 
 
@@ -131,7 +157,7 @@ def show_layers(result: "LayersResult") -> None:
     say(result.line)
 
 
-def validate_folder(folder: Path, json: bool) -> NoReturn:
+def validate_folder(folder: Path, json: bool) -> None:
     """Check a folder that an app loads: its config, its packages, and how they fit together."""
     from cetane.cli.export import show as show_folder
     from cetane.pipeline.export import check_folder
@@ -139,7 +165,7 @@ def validate_folder(folder: Path, json: bool) -> NoReturn:
     conclude(check_folder(folder), json, show_folder)
 
 
-def show_perplexity(quality: "Quality", json: bool) -> NoReturn:
+def show_perplexity(quality: "Quality", json: bool) -> None:
     """Print perplexities, and exit."""
     if json:
         print_json({"perplexity": quality.model_dump(mode="json")})

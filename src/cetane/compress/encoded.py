@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cetane.errors import CetaneError
+from cetane.threads import over_rows
 
 Half = npt.NDArray[np.float16]
 LARGEST = float(np.finfo(np.float16).max)
@@ -132,5 +133,5 @@ def packed(values: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
     flat = values.reshape(-1)
     eights = np.pad(flat, (0, -flat.size % 8)) if flat.size % 8 else flat
     result = np.empty((eights.size // 8, bits), dtype=np.uint8)
-    kernels.over_rows(kernels.pack, eights.view("<u8"), result)
+    over_rows(kernels.pack, eights.view("<u8"), result)
     return result.reshape(-1)[: -(-flat.size * bits // 8)]

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from cetane.compress import kernels, palettes
 from cetane.compress.encoded import Affine, Dense, Half, Palettized, largest_scale
 from cetane.errors import CetaneError
+from cetane.threads import over_rows
 
 if TYPE_CHECKING:
     from cetane.compress.formats import Palette, Shape
@@ -29,13 +30,13 @@ def linear(weight: Weight, bits: int, scales: Shape, one: bool) -> Affine:
     blocks = scales[1] if half.ndim > 1 else 1
     rows = half.reshape(len(half) * blocks, -1).view(np.uint16)
     largest = np.empty(len(rows), dtype=np.uint16)
-    kernels.over_rows(kernels.largest, rows, largest)
+    over_rows(kernels.largest, rows, largest)
     if one:
         largest = largest.max(keepdims=True)
     scale = np.minimum(largest.view(np.float16) / np.float16(limit), largest_scale(int(limit)))
     data = np.empty(rows.shape, dtype=np.int8)
     by_row = np.broadcast_to(scale, len(rows)).astype(np.float32)
-    kernels.over_rows(lambda *parts: kernels.linear(*parts, limit), rows, by_row, data)
+    over_rows(lambda *parts: kernels.linear(*parts, limit), rows, by_row, data)
     return Affine(data.reshape(half.shape), scale.reshape(scales), bits)
 
 

@@ -1,6 +1,6 @@
 """The loops of second-order rounding, compiled by numba: see `second_order`.
 
-Where rows of a weight matrix are independent, the threads of `kernels.over_rows` share them out.
+Where rows of a weight matrix are independent, the threads of `over_rows` share them out.
 Import this only to encode. Nothing here calls `kernels`: numba's cache would not notice it change.
 """
 

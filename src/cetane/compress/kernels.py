@@ -1,37 +1,17 @@
-"""The loops over weights, compiled by numba, and the threads that run them.
+"""The loops over weights, compiled by numba.
 
 Import this module only to encode: numba takes a while to load. The first import on a machine
 compiles for some seconds and caches the result. fp16 numbers are bit patterns in uint16, because
 numba has no fp16 arithmetic on CPUs. As in numpy, float32 computes, and each result is rounded.
 """
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 from numba import njit, types
-
-from cetane.threads import available
 
 # Declared types: else numba would compile everything again for a read-only or unaligned array.
 _Weights = types.Array(types.uint16, 2, "C", readonly=True, aligned=False)
 _Eights = types.Array(types.uint64, 1, "C", readonly=True, aligned=False)
 _Floats = types.Array(types.float32, 1, "C", readonly=True)
-
-
-def over_rows(kernel: Callable[..., None], *arrays: npt.NDArray[Any]) -> None:
-    """Run `kernel(*arrays)` on slices of the arrays' first axis, on the threads of arithmetic.
-
-    The kernels release the GIL and compute each row by itself, so slices do not change results.
-    numba's own threads would abort if two Python threads used them at once.
-    """
-    rows, cores = len(arrays[0]), available()
-    step = max(1, -(-rows // (4 * cores)))
-    with ThreadPoolExecutor(cores) as pool:
-        parts = [slice(start, start + step) for start in range(0, rows, step)]
-        list(pool.map(lambda part: kernel(*(array[part] for array in arrays)), parts))
 
 
 @njit(inline="always")

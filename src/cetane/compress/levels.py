@@ -8,6 +8,7 @@ import numpy as np
 from cetane.compress.encoded import LARGEST, Affine, Encoded, Half, Palettized, largest_scale
 from cetane.compress.formats import Format, Palette, Shape
 from cetane.compress.problem import Indices, Matrix, Problem
+from cetane.threads import over_rows
 
 RIDGE = 1e-4
 """The ridge of a palette's normal equations, as a share of their mean diagonal. It keeps entries
@@ -77,13 +78,13 @@ class PaletteLevels(Levels):
         """A Newton step. All rows of a vector have the same normal equations here, those of their
         mean count. So they are solved once, and the step's length makes up for what that misses.
         """
-        from cetane.compress import feedback, kernels  # here because numba takes a while to load
+        from cetane.compress import feedback  # here because numba takes a while to load
 
         problem, (groups, size, length) = self.problem, self.lut.shape
         own = indices.reshape(groups, -1, indices.shape[1])
         counts = problem.counts.reshape(groups, -1, length).mean(2)
         products = np.empty((groups, size, size))
-        kernels.over_rows(
+        over_rows(
             lambda *rows: feedback.normal_equations(*rows, problem.hessian), own, counts, products
         )
         places = own.reshape(groups, -1) + size * np.arange(groups)[:, None]

@@ -5,6 +5,7 @@ import numpy.typing as npt
 
 from cetane.compress.encoded import Half
 from cetane.errors import CetaneError
+from cetane.threads import over_rows
 
 Indices = npt.NDArray[np.uint8]
 Costs = npt.NDArray[np.float32]
@@ -46,7 +47,7 @@ def uniform(groups: Half, bits: int) -> tuple[Half, Indices]:
         )
     indices = np.empty(groups.shape, dtype=np.uint8)
     last = np.float32(2**bits - 1)
-    kernels.over_rows(
+    over_rows(
         lambda *rows: kernels.uniform(*rows, last),
         groups.view(np.uint16),
         low[:, 0].astype(np.float32),
@@ -65,13 +66,13 @@ def kmeans(groups: Half, bits: int, costs: Costs | None = None) -> tuple[Half, I
     values or fewer it is exact, up to fp16's rounding. For more it was measured within 0.1 % of the
     least error.
     """
-    from cetane.compress import clusters, kernels
+    from cetane.compress import clusters
 
     evenly = uniform_lut(*_extremes(groups), bits).astype(np.float32)
     lut = np.empty(evenly.shape, dtype=np.float32)
     indices = np.empty(groups.shape, dtype=np.uint8)
     counted = np.empty((len(groups), 0), dtype=np.float32) if costs is None else _above_zero(costs)
-    kernels.over_rows(clusters.kmeans, groups.view(np.uint16), counted, evenly, lut, indices)
+    over_rows(clusters.kmeans, groups.view(np.uint16), counted, evenly, lut, indices)
     return lut.astype(np.float16), indices
 
 
@@ -82,7 +83,6 @@ def of_vectors(vectors: Half, bits: int, costs: Costs | None = None) -> tuple[Ha
     `costs (groups, N)` multiply the squared error of each vector. Returns fp16 entries `(groups,
     2**bits, V)` and uint8 indices `(groups, N)`. Deterministic.
     """
-    from cetane.compress import kernels
     from cetane.compress import vectors as loops
 
     groups, count, length = vectors.shape
@@ -90,10 +90,10 @@ def of_vectors(vectors: Half, bits: int, costs: Costs | None = None) -> tuple[Ha
     counted = np.ones((groups, count), np.float32) if costs is None else _above_zero(costs)
     entries = np.empty((groups, length, 2**bits), dtype=np.float32)
     draws = np.random.default_rng(SEED).random((2**bits, loops.TRIALS))
-    kernels.over_rows(lambda *rows: loops.place(*rows, draws), values, counted, entries)
+    over_rows(lambda *rows: loops.place(*rows, draws), values, counted, entries)
     rounded = entries.astype(np.float16)
     indices = np.empty((groups, count), dtype=np.uint8)
-    kernels.over_rows(loops.choose, values, rounded.astype(np.float32), indices)
+    over_rows(loops.choose, values, rounded.astype(np.float32), indices)
     return np.ascontiguousarray(rounded.transpose(0, 2, 1)), indices
 
 
@@ -110,5 +110,5 @@ def _extremes(groups: Half) -> tuple[Half, Half]:
     from cetane.compress import kernels
 
     low, high = np.empty((2, len(groups), 1), dtype=np.uint16)
-    kernels.over_rows(kernels.extremes, groups.view(np.uint16), low[:, 0], high[:, 0])
+    over_rows(kernels.extremes, groups.view(np.uint16), low[:, 0], high[:, 0])
     return low.view(np.float16), high.view(np.float16)

@@ -5,6 +5,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from cetane.threads import over_rows
+
 Matrix = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.uint8]
 
@@ -80,13 +82,13 @@ class Problem:
 
         `moved` is how far the columns left of the block move the weights.
         """
-        from cetane.compress import feedback, kernels  # here because numba takes a while to load
+        from cetane.compress import feedback  # here because numba takes a while to load
 
         factor = np.ascontiguousarray(self.factor[block, block])
         weight = self.weight[:, block].copy()
         chosen, errors = np.empty(moved.shape, np.uint8), np.empty_like(moved)
         if self.row_factor is None:
-            kernels.over_rows(
+            over_rows(
                 lambda *rows: feedback.round_block(*rows, factor),
                 weight + moved, levels, chosen, errors,
             )  # fmt: skip
@@ -118,11 +120,11 @@ class Problem:
 
         Changes `gradients` too.
         """
-        from cetane.compress import feedback, kernels
+        from cetane.compress import feedback
 
         own, changes = np.ascontiguousarray(self.hessian[block, block]), np.empty_like(gradients)
         if self.outputs is None:
-            kernels.over_rows(
+            over_rows(
                 lambda *rows: feedback.descend_block(*rows, own), gradients, levels, chosen, changes
             )
             return changes

@@ -17,7 +17,7 @@ def open_engine(bundle: Bundle, backend: str = "auto") -> Engine:
     return Engine(bundle.plan, open_backend(bundle, backend), bundle.tables())
 
 
-def open_backend(shards: Compilable, backend: str = "auto") -> Backend:
+def open_backend(shards: Compilable, backend: str) -> Backend:
     """A backend by name. `auto` is Core ML on a Mac; elsewhere it is cetane's executor, in its
     fastest arithmetic. `coreml:CPU_AND_GPU`, and so on, is Core ML on other compute units.
 

@@ -202,8 +202,8 @@ def run(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """A context in which the harness draws no bars, and asks git for no hash: the one of the
-    current folder says nothing of a bundle, and git complains where there is none."""
+    """A context in which the harness draws no bars, and asks git for no hash. The current folder's
+    hash says nothing of a bundle, and git complains where there is no repository."""
 
     def undrawn(iterable: Any, *_: Any, **__: Any) -> Any:
         return iterable

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn, sigmoid
 
-from cetane.families.base import Flow, Memory, ValueSpace
+from cetane.families.base import Flow, Memory, Spaces, ValueSpace
 from cetane.families.blocks import Mixer
 from cetane.families.grouped_query import AttentionHeads, KeysOrValues, attend
 from cetane.families.kinds import LayerKind
@@ -207,3 +207,9 @@ class Attention(Mixer):
         heads = self.heads
         shared = heads.kv, heads.query // heads.kv, heads.dim
         return (Exchange((self.writer,), ("v_proj.weight", "v_proj.bias"), shared),)
+
+
+def only_values(attention: Attention) -> Spaces:
+    """The spaces of a layer whose norms make what is added to the residual stream: only values can
+    be turned."""
+    return Spaces(values=ValueSpace("self_attn.v_proj", "self_attn.o_proj", attention.heads.dim))

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from cetane.errors import CetaneError
 from cetane.families.layers import Exchange, Held, Leaf, Pick, Projection
+from cetane.hardware import LARGEST_FP16
 from cetane.hardware.notch import cut, on_notch
-from cetane.mil.program import LARGEST_FP16
 
 Flow = dict[str, Tensor]
 Memory = dict[str, Callable[..., Any]]

@@ -53,7 +53,7 @@ MALFORMED = (
 
 
 def invalid(kind: str, why: str) -> CetaneError:
-    """The error for a config.json of a model type that no model of this type has."""
+    """The error for a config.json that no model of its type `kind` can have."""
     return CetaneError(f"config.json of a {kind} model is not valid: {why}")
 
 
@@ -81,7 +81,7 @@ def numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 def check_value(kind: str, name: str, value: Any) -> None:
-    """Raise CetaneError for a value that the key `name` has in no model of a type."""
+    """Raise CetaneError if no model of the type `kind` can have this value for the key `name`."""
     if name in SIZES and value is not None:
         least = LEAST.get((kind, name), 1)
         if not isinstance(value, int | float) or not least <= value <= LARGEST:

@@ -9,8 +9,8 @@ from typing import Protocol, Self
 from pydantic import Field, model_validator
 
 from cetane.errors import CetaneError
-from cetane.families.attention import Attention
-from cetane.families.base import Block, Flow, Memory, Spaces, ValueSpace
+from cetane.families.attention import Attention, only_values
+from cetane.families.base import Block, Flow, Memory, Spaces
 from cetane.families.decoder import DecoderConfig
 from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import KINDS, LayerKind, kind_names
@@ -110,9 +110,7 @@ class GemmaLayer(Block):
         self.post_feedforward_layernorm = RMSNorm(size, eps, unit_offset=unit, factor=scale)
 
     def spaces(self) -> Spaces | None:
-        """Norms make what is added to the residual stream: only values can be turned."""
-        width = self.self_attn.heads.dim
-        return Spaces(values=ValueSpace("self_attn.v_proj", "self_attn.o_proj", width))
+        return only_values(self.self_attn)
 
     def forward(self, flow: Flow, memory: Memory) -> None:
         h = flow["hidden"]

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
-from cetane.families.attention import Attention, AttentionForm
-from cetane.families.base import Block, Flow, Memory, Spaces, ValueSpace
+from cetane.families.attention import Attention, AttentionForm, only_values
+from cetane.families.base import Block, Flow, Memory, Spaces
 from cetane.families.blocks import within
 from cetane.families.decoder import DecoderConfig, decoder_model, heads_of
 from cetane.families.kinds import LayerKind, kind_names
@@ -56,9 +56,7 @@ class OlmoLayer(Block):
         return (*own, *(within("mlp", one) for one in self.mlp.exchanges()))
 
     def spaces(self) -> Spaces:
-        """Norms make what is added to the residual stream: only values can be turned."""
-        width = self.self_attn.heads.dim
-        return Spaces(values=ValueSpace("self_attn.v_proj", "self_attn.o_proj", width))
+        return only_values(self.self_attn)
 
     def forward(self, flow: Flow, memory: Memory) -> None:
         h = flow["hidden"]

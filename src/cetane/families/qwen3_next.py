@@ -64,8 +64,8 @@ class Qwen3NextConfig(DecoderConfig, Protocol):
 
 
 Together = tuple[str, int, tuple[int, ...], tuple[int, ...]]
-"""The place of a projection in a tensor of several: the tensor's name and the number of heads; the
-rows of each part in a head; the numbers of this projection's parts."""
+"""The place of a projection that is stored together with others. These are the tensor's name, the
+number of heads, the rows of each part of a head, and the numbers of its own parts."""
 
 
 def stored_together(

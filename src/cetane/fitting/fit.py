@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 VERSION, READING = 11, 8
 """The versions of fitted constants, and of what they are fitted on: texts, importance and lessons.
 Those of another version are made anew. A change of rounding alone keeps texts, which take most of
-the time. Another Python keeps them too: what its documentation says differs, and is as good."""
+the time. Another version of Python keeps them too: its documentation differs, but serves as
+well."""
 SEQUENCES, LENGTH, SEED = 192, 256, 1
 """The sequences, their tokens and the seed of the model's own text that layers are rounded by.
 

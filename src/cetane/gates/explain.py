@@ -23,7 +23,7 @@ from cetane.gates.rounding import Rounding, judge_rounding
 from cetane.gates.structure import OTHER_PLAN, OTHER_TAGS, WAYS, Deviation, other_parts
 from cetane.gates.verdict import Check
 from cetane.gates.weights import READING
-from cetane.mil.program import LARGEST_FP16
+from cetane.hardware import LARGEST_FP16
 from cetane.planner import Planner
 from cetane.planner.weights import format_of
 from cetane.schema.plan import Plan

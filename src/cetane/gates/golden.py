@@ -68,8 +68,8 @@ from cetane.gates.weights import (
     wrong_weights,
 )
 from cetane.gates.weights import judge as judge_weights
+from cetane.hardware import LARGEST_FP16
 from cetane.hardware.memory import give_back
-from cetane.mil.program import LARGEST_FP16
 from cetane.planner import Planner, tags
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode

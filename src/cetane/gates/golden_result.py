@@ -8,7 +8,7 @@ from cetane.gates.scores import LogitScore, ShardScore
 from cetane.gates.structure import Deviation
 from cetane.gates.verdict import Check
 from cetane.gates.weights import WrongWeight
-from cetane.mil.program import LARGEST_FP16
+from cetane.hardware import LARGEST_FP16
 from cetane.validation import Data
 
 NEAR_LIMIT = LARGEST_FP16 / 2

@@ -22,11 +22,11 @@ import torch
 from numba import njit, types
 from torch import Tensor
 
-from cetane.compress.kernels import over_rows
+from cetane.hardware import LARGEST_FP16
 from cetane.mil.ops import linear
 from cetane.mil.ops.activation import softmax
-from cetane.mil.program import LARGEST_FP16
 from cetane.mil.storage import to_dtype
+from cetane.threads import over_rows
 
 SHORT = 256
 """The fewest terms of a sum to which the rules apply. Heads have fewer channels, so only sums over

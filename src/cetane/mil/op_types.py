@@ -62,9 +62,9 @@ RESULTS: Mapping[str, tuple[str, ...]] = {
     "select": ("a",),
     "topk": ("x", "output_indices_dtype=int32"),
 }
-"""The type of each result, and of those after the last one that is listed: the type of an input, a
-type, or a parameter that names one, `=` its default. An optional input that is left out tells
-nothing. `matmul` has a rule of its own."""
+"""The type of each result of an op; the last entry serves all further results. An entry is an input
+that has the type, or the type itself. With `=` it is a parameter that names the type, and its
+default. An optional input that is left out tells nothing. `matmul` has a rule of its own."""
 ALIKE: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((*ARITHMETIC, *COMPARISONS, *LOGIC), ("x", "y")),
     **dict.fromkeys(("concat", "einsum", "stack"), ("values",)),

@@ -18,8 +18,6 @@ from cetane.mil.dtypes import Array
 from cetane.validation import PLAIN_NAME
 
 Precision = Literal["fp32", "fp16", "ane"]
-LARGEST_FP16 = 65504.0
-"""The largest finite number of fp16."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from cetane.files import Progress, json_sha256, read_json, silent, write_json
 from cetane.fitting.fit import fit
 from cetane.gates.probes import begun, english
 from cetane.gates.reference import reference_of
-from cetane.mil.program import LARGEST_FP16
+from cetane.hardware import LARGEST_FP16
 from cetane.planner import Planner
 from cetane.planner.weights import format_of
 from cetane.schema.recipe import Recipe, decided

@@ -10,9 +10,9 @@ from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult
 from cetane.gates.residency.measured import audit_for
 from cetane.gates.residency.store import InBundle
 from cetane.gates.scores import ShardScore
+from cetane.hardware import LARGEST_FP16
 from cetane.hardware.chips import Chip, find_chip
 from cetane.mil import load
-from cetane.mil.program import LARGEST_FP16
 from cetane.report.call_times import call_times
 from cetane.report.content import (
     Absent,

@@ -16,6 +16,7 @@ import yaml
 from cetane.errors import CetaneError
 from cetane.export.anemll.contract import (
     ASSUMED_WINDOW,
+    META,
     STATE,
     FolderSizes,
     Shape,
@@ -26,7 +27,6 @@ from cetane.mil import MilFunction, Program, load
 from cetane.mil.index import FunctionIndex
 from cetane.mil.package import Package
 
-META = "meta.yaml"
 CHUNK_NUMBER = "com.anemll.chunk_no"
 COUNTS = {
     "context_length": 2**24, "batch_size": 2**24, "num_chunks": 99, "split_lm_head": 256,

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from cetane.export.refusals import MOST_ROWS
 
+META = "meta.yaml"
+"""The file that tells hosts a folder's sizes and names."""
 STATE = "model_model_kv_cache_0"
 """The state of all packages. A host makes it once, from the first chunk's `prefill`."""
 INFER, PREFILL = "infer", "prefill"

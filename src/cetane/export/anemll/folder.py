@@ -9,7 +9,7 @@ import yaml
 
 from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.checkpoint.tokenizer import TOKENIZER_FILES
-from cetane.export.anemll.contract import assumes_window
+from cetane.export.anemll.contract import META, assumes_window
 from cetane.export.anemll.planner import EMBEDDINGS, LM_HEAD, AnemllPlanner
 from cetane.families import parse_config
 from cetane.files import Progress, read_json, replacing, write_json
@@ -30,7 +30,6 @@ for package in *.mlpackage; do
     rm -r "$package"
 done
 """
-META = "meta.yaml"
 FILES: tuple[str, ...] = (META, "config.json", "compile.sh", *TOKENIZER_FILES)
 """All files that a folder may hold beside its packages."""
 

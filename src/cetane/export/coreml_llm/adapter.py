@@ -9,10 +9,11 @@ call, which tells the content of the cache; the adapter knows the rest.
 import torch
 from torch import Tensor, nn
 
-from cetane.export.coreml_llm.contract import LAST_POSITION, SLIDING, WIDTH, Mode, is_cache
+from cetane.export.coreml_llm.contract import LAST_POSITION, SLIDING, WIDTH, is_cache
 from cetane.families import Blend, CacheForm, CacheSpec, Flow, Head, ReadOnly, Shard
 from cetane.schema.function import Function
 from cetane.schema.interface import MASKED, Input, Mask, Output, ToCache
+from cetane.schema.recipe import Mode
 
 
 class Staged(Blend):
@@ -22,10 +23,7 @@ class Staged(Blend):
     def outputs(cls, spec: CacheSpec, tokens: int) -> list[Output]:
         return ReadOnly.outputs(spec, tokens)
 
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        layer = len(self.written)
-        self.written.append((k, v))
-        return self.write(layer, self.k, k), self.write(layer, self.v, v)
+    extend = ReadOnly.extend
 
 
 class Fresh(CacheForm):

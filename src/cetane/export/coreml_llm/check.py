@@ -17,7 +17,6 @@ from cetane.export.coreml_llm.contract import (
     SLIDING,
     VERIFY,
     VERIFYING,
-    Mode,
     PackageSizes,
     commits,
     positions,
@@ -26,6 +25,7 @@ from cetane.export.coreml_llm.contract import (
 from cetane.files import read_json
 from cetane.mil import MilFunction, Program, load
 from cetane.npy import open_array
+from cetane.schema.recipe import Mode
 
 COUNTS = (
     "context_length", "vocab_size", "hidden_size", "num_layers", "per_layer_dim", "sliding_window",

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-Mode = Literal["decode", "verify", "prefill"]
+from cetane.schema.recipe import Mode
 
 CHUNKS = {
     1: ("merged_full",),

@@ -17,7 +17,6 @@ from cetane.export.coreml_llm.contract import (
     VERIFY,
     VERIFYING,
     WIDTH,
-    Mode,
     PackageSizes,
     commits,
     theirs,
@@ -40,7 +39,7 @@ from cetane.planner import (
 )
 from cetane.schema.function import Function
 from cetane.schema.interface import FromTensor, Input, Output, ToTensor
-from cetane.schema.recipe import Layout, Recipe
+from cetane.schema.recipe import Layout, Mode, Recipe
 
 HINT = "port with one of the recipes gemma4-1chunk to gemma4-4chunk"
 
@@ -283,7 +282,20 @@ def refuse(planner: ContractPlanner) -> None:
     refuse_int8_caches(recipe, "CoreML-LLM's runtime")
     refuse_int4_rows(recipe, "CoreML-LLM's runtime", "int8")
     refuse_streaming(recipe, "CoreML-LLM's runtime")
-    apart = recipe.layout.kind != "single" and recipe.layout.head != "last"
+    refuse_packages(planner)
+    refuse_caches(planner)
+    refuse_head(planner)
+    if recipe.embedding.inside or any(planner.group(name).dim > WIDTH for name in SHARED):
+        raise CetaneError(
+            "CoreML-LLM's runtime looks tokens up itself, and has attention heads of at most "
+            f"{WIDTH} channels"
+        )
+
+
+def refuse_packages(planner: ContractPlanner) -> None:
+    """Raise CetaneError for another number of packages, or another cut, than their runtime has."""
+    layout = planner.recipe.layout
+    apart = layout.kind != "single" and layout.head != "last"
     if len(planner.members) not in CHUNKS or apart:
         raise CetaneError(
             f"CoreML-LLM's runtime loads 1 to 4 packages, the last with the head, not "
@@ -293,30 +305,33 @@ def refuse(planner: ContractPlanner) -> None:
     if len(planner.members) == 2 and second_layer(planner) != first_reader(planner):
         raise CetaneError(
             f"CoreML-LLM's first merged package owns all caches: layers up to "
-            f"{first_reader(planner)}, "
-            f"but this layout is cut at {second_layer(planner)}",
+            f"{first_reader(planner)}, but this layout is cut at {second_layer(planner)}",
             HINT,
         )
+
+
+def refuse_caches(planner: ContractPlanner) -> None:
+    """Raise CetaneError for caches of another contract, layout or length than theirs."""
+    layout = planner.recipe.tensor_layout
     for name, contract in (("full", "blend"), ("sliding", "shift")):
-        if planner.slots[name].contract != contract or recipe.tensor_layout != "c1t":
+        if planner.slots[name].contract != contract or layout != "c1t":
             raise CetaneError(
                 f"CoreML-LLM's {name} layers have {contract} caches of layout c1t, this bundle's "
-                f"{planner.slots[name].contract} caches of layout {recipe.tensor_layout}",
+                f"{planner.slots[name].contract} caches of layout {layout}",
                 HINT,
             )
     if not planner.slots["sliding"].limited or planner.slots["full"].limited:
         raise CetaneError(
             "CoreML-LLM's sliding layers keep a window, its full layers the context", HINT
         )
-    if recipe.head.subset is not None:
+
+
+def refuse_head(planner: ContractPlanner) -> None:
+    """Raise CetaneError for a head of some tokens only, or with slices that are too wide."""
+    if planner.recipe.head.subset is not None:
         raise CetaneError(
             "CoreML-LLM's runtime needs a head with all tokens", "port without head.subset"
         )
     *_, last = planner.members
     rows = max(head.stop - head.start for head in planner.heads_of(last))
     refuse_wide_slices(rows, planner.model.vocab)
-    if recipe.embedding.inside or any(planner.group(name).dim > WIDTH for name in SHARED):
-        raise CetaneError(
-            "CoreML-LLM's runtime looks tokens up itself, and has attention heads of at most "
-            f"{WIDTH} channels"
-        )

@@ -139,8 +139,7 @@ def train(
             if done >= 1:
                 break
             for group in optimizer.param_groups:
-                rise, fall = done / WARM, 0.5 * (1 + np.cos(np.pi * done))
-                group["lr"] = rate * min(rise, fall)
+                group["lr"] = rate * rate_share(done)
             taken = order[first : first + together]
             with accelerator.split_between_processes(taken, apply_padding=True) as share:
                 part = windows.part(share)
@@ -155,6 +154,11 @@ def train(
     draft_head.cpu()
     if isinstance(draft_head, Eagle3):  # drafting does not scale the features
         draft_head.fuse.weight.data /= scale.flatten()
+
+
+def rate_share(done: float) -> float:
+    """The share of the learning rate that applies when a share `done` of the training is over."""
+    return min(done / WARM, 0.5 * (1 + np.cos(np.pi * done)))
 
 
 def spread(windows: Windows) -> Tensor:
