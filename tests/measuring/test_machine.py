@@ -2,6 +2,8 @@
 
 import platform
 import shutil
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,3 +47,11 @@ def test_an_intel_mac_has_no_neural_engine(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(platform, "machine", lambda one=architecture: one)
         with nullcontext() if fits else pytest.raises(Halt, match="Apple silicon"):
             check(facts() | {"mac": True}, 0, tmp_path)
+
+
+def test_memory_is_that_of_the_process_alone() -> None:
+    """Not that of a larger one that started it."""
+    large = b"x" * (1 << 29)
+    command = "from cetane.measuring.machine import peak_bytes; print(peak_bytes())"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, check=True)
+    assert 1 << 20 < int(done.stdout) < len(large) / 2

@@ -102,5 +102,9 @@ def short_of_disk(needed: int, folder: Path) -> str:
 
 def peak_bytes() -> int:
     """The most memory that this process had, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # here ru_maxrss also counts the memory of the process that started this one
+    lines = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
+    status = dict(line.split(":", 1) for line in lines if ":" in line)
+    return 1024 * int(status["VmHWM"].split()[0])

@@ -101,18 +101,17 @@ def in_ms(seconds: list[float]) -> list[float]:
 
 
 PEAK = """
-import resource, sys
+import sys
 from pathlib import Path
 from cetane.bundle import Bundle
 from cetane.engine.generate import generate
 from cetane.engine.open import open_engine
 from cetane.engine.sampling import Sampler
+from cetane.measuring.machine import peak_bytes
 engine = open_engine(Bundle(Path(sys.argv[1])))
 list(generate(engine.session(), [1, 2, 3], Sampler(), 8))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(peak_bytes())
 """
-UNIT = 1 if sys.platform == "darwin" else 1024
-"""Bytes of one unit of the largest resident set."""
 
 
 @each("memory")
@@ -123,4 +122,4 @@ def memory(side: Side) -> Findings:
     )
     if done.returncode:
         raise CetaneError(f"the process that decodes failed: {done.stderr.strip()[-200:]}")
-    return Findings({"peak_bytes": figure("peak_bytes", UNIT * int(done.stdout), note=HERE)})
+    return Findings({"peak_bytes": figure("peak_bytes", int(done.stdout), note=HERE)})
