@@ -1,5 +1,6 @@
 """From requests to asks: what a model cannot honour, and what the asks of a request share."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,8 +47,8 @@ class Model:
         self.encoded += 1
         return [1]
 
-    def special_id(self, _: str) -> None:
-        return None
+    def special_ids(self, _: Sequence[str]) -> tuple[int, ...]:
+        return ()
 
     def check_known(self, ids: list[int], vocab: int) -> None:
         assert max(ids) < vocab

@@ -274,11 +274,11 @@ class Tokenizer:
             " (transformers: resize_token_embeddings)",
         )
 
-    def special_id(self, text: str) -> int | None:
-        """The id of a special token, which `decode` skips; None for any other text."""
-        token = self.backend.token_to_id(text)
+    def special_ids(self, texts: Iterable[str]) -> tuple[int, ...]:
+        """The ids of those texts that are special tokens, which `decode` skips."""
         added = self.backend.get_added_tokens_decoder()
-        return token if token in added and added[token].special else None
+        tokens = map(self.backend.token_to_id, texts)
+        return tuple(token for token in tokens if token in added and added[token].special)
 
     @cached_property
     def _added(self) -> set[int]:

@@ -70,6 +70,6 @@ def likelihoods(
             if start <= position < len(tokens):
                 scores.append(token_likelihood(row, tokens[position], top))
 
-    fits = len(tokens) != prefixes.schedule.context + 1
-    fed = prefixes.feed(tokens if fits else tokens[:-1], rows, start - 1, check, adapter, watch)
+    read = tokens[:-1] if len(tokens) == prefixes.schedule.context + 1 else tokens
+    fed = prefixes.feed(read, rows, start - 1, check, adapter, watch)
     return scores, fed

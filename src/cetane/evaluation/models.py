@@ -210,8 +210,7 @@ class TokenModel(TemplateLM):
     def stop_tokens(self, stops: Sequence[str]) -> tuple[int, ...]:
         """The model's stop tokens, and those stop texts that are special tokens: the text of an
         answer leaves these out."""
-        special = map(self.own_tokenizer.special_id, stops)
-        return (*self.own_tokenizer.eos_ids, *(token for token in special if token is not None))
+        return (*self.own_tokenizer.eos_ids, *self.own_tokenizer.special_ids(stops))
 
     def text(self, tokens: Iterable[int], stops: Sequence[str]) -> str:
         """The text of tokens before the first stop text."""

@@ -19,11 +19,11 @@ OTHERWISE = "wait until it has ended, or choose another folder"
 def claimed(target: Path, job: str, otherwise: str = OTHERWISE) -> Iterator[None]:
     """A context in which no other process writes to `target`.
 
-    The lock is `.NAME.lock` beside the target; its parent folders are made first. What killed
-    writers left beside the target (`.NAME.PROCESS.tmp`) is removed. The system
+    The lock is `.NAME.lock` beside the target; its parent folders are made first. The system
     releases it when a process dies. filelock notices the removal of a lock file in use, so the last
-    writer can remove it. Raises CetaneError if there is another writer, with its process and `job`
-    and with the hint `otherwise`, and for a target without a name, such as ".".
+    writer can remove it. What killed writers left beside the target (`.NAME.PROCESS.tmp`) is
+    removed too. Raises CetaneError if there is another writer, with its process and `job` and with
+    the hint `otherwise`, and for a target without a name, such as ".".
     """
     from filelock import FileLock, Timeout  # here: it loads asyncio, which readers do not need
 

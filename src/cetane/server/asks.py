@@ -83,8 +83,7 @@ def asks(
     for ids in prompts:
         check_prompt(ids, served, param)
     bias = token_biases(request, served)
-    special = map(served.tokenizer.special_id, request.stops)
-    stop_tokens = tuple(token for token in special if token is not None)
+    stop_tokens = served.tokenizer.special_ids(request.stops)
     return [
         Ask(
             ids,

@@ -140,8 +140,8 @@ def judged(
 ) -> SweepResult:
     """The points of some formats, and of mixed ones if they are wanted; plots and a recipe.
 
-    Without a budget, the chosen point is of the first size of the grid.
-    A crew judges them first, so that the sweep finds them judged.
+    Without a budget, the chosen point is of the first size of the grid. A crew judges all points
+    first, so that the sweep finds them judged.
     """
     size = work.plain_size(load_grid().mixed.sizes[0]) if budget is None else budget.size(work)
     progress = work.progress
