@@ -38,6 +38,29 @@ def test_an_unknown_chip_names_the_known() -> None:
 
 
 @pytest.mark.parametrize(
+    ("product", "chip"),
+    [
+        ("iPhone 15 Pro", "a17-pro"),
+        ("iphone 15", "a16"),
+        ("iPad mini (A17 Pro)", "a17-pro"),
+        ("MacBook Air M2", "m2"),
+        ("MacBook Pro (M3 Max)", "m3-max"),
+        ("M3 Max", "m3-max"),
+        ("Apple M4", "m4"),
+    ],
+)
+def test_a_product_is_told_its_chip(product: str, chip: str) -> None:
+    with pytest.raises(CetaneError) as error:
+        find_chip(product)
+    assert error.value.hint == f"for {load_chips()[chip].name}, write {chip}"
+
+
+def test_each_product_has_one_chip() -> None:
+    products = [product for chip in load_chips().values() for product in chip.sold_in]
+    assert len(products) == len(set(products))
+
+
+@pytest.mark.parametrize(
     ("text", "wrong"),
     [
         ("[a", "not TOML"),

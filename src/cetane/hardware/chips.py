@@ -1,5 +1,6 @@
 """Chip profiles: `data/chips.toml`, every figure with its source."""
 
+import re
 from functools import cache
 from typing import Literal
 
@@ -35,6 +36,8 @@ class Chip(Data):
     fallback: str | None = None
     devices: tuple[str, ...] = ()
     """Its names in the evidence. Without a name, no rate was fitted to it."""
+    sold_in: tuple[str, ...] = ()
+    """Products whose names do not hold the chip's."""
     stream: tuple[ChipFigure, ...] = ()
     compute: tuple[ChipFigure, ...] = ()
     dispatch: tuple[ChipFigure, ...] = ()
@@ -83,11 +86,28 @@ def parse_chips(text: str) -> dict[str, Chip]:
 
 
 def find_chip(name: str) -> Chip:
-    """A chip by its id. Raises CetaneError with the known ids."""
+    """A chip by its id. Raises CetaneError with the known ids, or with that of a product's chip."""
     chips = load_chips()
-    if name not in chips:
-        raise CetaneError(f"no chip {name!r}; {guess(name, chips)}known: {', '.join(chips)}")
-    return chips[name]
+    if name in chips:
+        return chips[name]
+    near = guess(name, chips)
+    if not near and (inside := chip_inside(name)):
+        raise CetaneError(f"no chip {name!r}", f"for {inside.name}, write {inside.id}")
+    raise CetaneError(f"no chip {name!r}; {near}known: {', '.join(chips)}")
+
+
+def chip_inside(product: str) -> Chip | None:
+    """The chip of a product, such as "iPhone 15 Pro" or "MacBook Air M2"; None if it is unknown."""
+    words = in_words(product)
+    chips = load_chips().values()
+    sold = [chip for chip in chips if words in map(in_words, chip.sold_in)]
+    named = [chip for chip in chips if in_words(chip.name) in words]
+    return max(sold or named, key=lambda chip: len(chip.name), default=None)
+
+
+def in_words(name: str) -> str:
+    """The words of a name, in lower case, each between spaces."""
+    return f" {' '.join(re.findall('[a-z0-9]+', name.lower()))} "
 
 
 def chip_of(device: str) -> Chip | None:
