@@ -19,8 +19,8 @@ from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.engine.authored import authored_engine
 from cetane.engine.portable import PortableBackend
 from cetane.gates.explain import explain
-from cetane.gates.golden import golden
-from cetane.gates.golden_result import GoldenResult
+from cetane.gates.golden import golden, judge_ranges
+from cetane.gates.golden_result import GoldenResult, Range
 from cetane.gates.observe import ProbeTask, observe, unrun
 from cetane.gates.probes import Probe, ProbePart
 from cetane.gates.reference import Reference
@@ -463,6 +463,13 @@ def test_a_prompt_that_leaves_fp16_with_its_bos(
     with converted_once():  # a build finds a scale by itself, with BOS too
         scaled = build(begins, tiny_recipe(**options), tmp_path / "scaled", lambda *_: None)
     assert run(scaled, begins, prompts=0).passed
+
+
+def test_a_stream_at_the_end_of_fp16() -> None:
+    """No fp16 text needs to reach the token: the model's own stream is known."""
+    for largest, passed in ((LARGEST_FP16, True), (LARGEST_FP16 + 32, False)):
+        ranges = [Range(block="a", largest=1), Range(block="b", largest=largest)]
+        assert judge_ranges(ranges).passed is passed
 
 
 def test_heads_that_stream_are_judged_by_what_they_miss(

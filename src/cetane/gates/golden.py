@@ -60,6 +60,7 @@ from cetane.gates.structure import (
     tokens_for_experts,
 )
 from cetane.gates.structure import judge as judge_structure
+from cetane.gates.verdict import Check, at_most
 from cetane.gates.weights import (
     LISTED,
     WrongWeight,
@@ -203,6 +204,7 @@ class Proof:
             *(judge_weights(wrong, unused) if alone else ()),
             *(judge_readings(misreadings) if alone else ()),
             *judge_structure(deviated),
+            judge_ranges(compression.ranges),
             *judge_rounding("fp16", rounding),
             *judge_rounding("ane", ane),
             *compression.checks,
@@ -442,3 +444,9 @@ def near(ranges: Sequence[Range], planner: Planner) -> Iterator[str]:
                 f"fp16 ends at {LARGEST_FP16:.0f}"
                 + (f"; family.residual_scale is {scale:g} and can be smaller" if scale else "")
             )
+
+
+def judge_ranges(ranges: Sequence[Range]) -> Check:
+    """Whether the model's residual stream stays in fp16's range, on all that was read."""
+    largest = max((one.largest for one in ranges), default=0.0)
+    return at_most("fp16: residual stream", largest, LARGEST_FP16)
