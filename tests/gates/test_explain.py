@@ -1,19 +1,22 @@
 """The sentence names the true cause."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from tests.conftest import build_model, tiny_recipe
+import torch
+from tests.conftest import TINY, build_model, build_tokenizer, tiny_recipe
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint
+from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
 from cetane.gates.explain import Explanation, better_format, explain, lost_products
 from cetane.gates.golden import Proof, golden
 from cetane.gates.golden_result import GoldenResult
 from cetane.gates.rounding import Rounding, judge_rounding
+from cetane.pipeline.build import build
 from cetane.planner import Planner
-from cetane.schema.recipe import Mode
+from cetane.schema.recipe import Mode, parse_recipe
 
 from .broken import BROKEN, Broken
 from .mutations.families import recipe, tokenizer_of
@@ -51,6 +54,37 @@ def test_the_mode_that_failed() -> None:
     explanation = lost_products(verdict, tiny_recipe())
     assert explanation.where == "the decode functions"
     assert "KL 0.04" in explanation.sentence
+
+
+@pytest.mark.parametrize(("form", "passed"), [("int8", False), ("fp16", True)])
+def test_caches_of_8_bits_that_cost_too_much(form: str, passed: bool, tmp_path: Path) -> None:
+    """One large channel of all keys takes the steps of the others. That is no loss by fp16."""
+    skewed = build_model("qwen2", initializer_range=0.3)
+    with torch.no_grad():
+        for layer in skewed.model.layers:
+            bias = layer.self_attn.k_proj.bias.view(TINY["num_key_value_heads"], -1)
+            bias[:, TINY["head_dim"] // 2 - 1] = 25
+    skewed.save_pretrained(tmp_path / "model")
+    build_tokenizer().save_pretrained(tmp_path / "model")
+    checkpoint = open_checkpoint(tmp_path / "model")
+    content = {
+        "name": "skewed",
+        "quality": "near-lossless",
+        "layout": {"kind": "single"},
+        "cache": {"context": 64, "format": form},
+        "tokens": {"prefill": 8, "verify": 0},
+        "target": {"deployment": "iOS26"},
+    }
+    bundle = build(checkpoint, parse_recipe(content, ""), tmp_path / "bundle", lambda *_: None)
+    verdict = golden(bundle, checkpoint, lambda *_: None, prompts=0)
+    red = {check.name.partition(",")[0] for check in verdict.checks if not check.passed}
+    assert red == (set() if passed else {"compression"})
+    why = explain(bundle, checkpoint, verdict)
+    if passed:
+        assert why is None
+    else:
+        assert why is not None and "caches of 8 bits" in why.sentence
+        assert why.changes == {"cache.format": "fp16"}
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)

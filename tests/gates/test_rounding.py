@@ -1,4 +1,4 @@
-"""An ANE's arithmetic late in the context: green as shipped, red without attention's factor."""
+"""What a narrower arithmetic costs: on text, near ties of experts, and late in the context."""
 
 from collections.abc import Callable
 from functools import cache
@@ -19,6 +19,7 @@ from cetane.gates.rounding import (
     judge_rounding,
     late_rounding,
     measure_rounding,
+    together,
 )
 from cetane.pipeline.build import build
 from cetane.planner import Planner
@@ -106,3 +107,67 @@ def test_tokens_that_a_rounded_head_chooses_otherwise() -> None:
         one = measure_rounding(task, exact, rounded, {}, plan, decided=sure)
         assert one.logit_cosine == pytest.approx(1)
         assert one.other_choices == others
+
+
+TOKENS = 8
+HIDDEN: Any = ("model.layers.0", 0)
+
+
+def read(rows: np.ndarray, experts: np.ndarray) -> Seen:
+    """What a port made of 8 tokens: one tensor, which is the logits too, and a layer's experts."""
+    at = np.arange(TOKENS)
+    return Seen(rows, at, {HIDDEN: (at, rows)}, {0: (at, experts)})
+
+
+@pytest.mark.parametrize(
+    ("others", "red"),
+    [
+        ([], set()),
+        ([5], set()),
+        ([1, 5, 6], {"other experts"}),
+    ],
+)
+def test_tokens_near_a_tie_of_experts(others: list[int], red: set[str]) -> None:
+    """They have other hidden states and logits, which count in no mean. Too many are no ties."""
+    exact = np.random.default_rng(0).standard_normal((TOKENS, 40)).astype(np.float32)
+    rounded, experts = exact + np.float32(1e-3), np.tile([0, 1], (TOKENS, 1))
+    changed = experts.copy()
+    changed[others] = [0, 2]
+    rounded[others] = exact[others][:, ::-1]
+    plan: Any = SimpleNamespace(
+        tokens=lambda *_: np.arange(40), rows=40, shards=[SimpleNamespace(name="head")],
+        recipe=SimpleNamespace(head=SimpleNamespace(choose=False)),
+    )  # fmt: skip
+    task = ProbeTask("decode", Probe("start", tuple(range(TOKENS))), ())
+    one = measure_rounding(
+        task, read(exact, experts), read(rounded, changed), {HIDDEN: ("layer", "hidden")}, plan
+    )
+    kept = [token for token in range(TOKENS) if token not in others]
+    by_hand = [
+        exact[t] @ rounded[t] / np.linalg.norm(exact[t]) / np.linalg.norm(rounded[t]) for t in kept
+    ]
+    assert one.hidden_cosine == pytest.approx(np.mean(by_hand), abs=1e-6)
+    assert one.other_experts == len(others) / TOKENS
+    checks = judge_rounding("fp16", [one])
+    assert {c.name for c in checks if not c.passed} == {f"fp16: {name} (decode)" for name in red}
+    rounded[others] = np.nan
+    lost = measure_rounding(
+        task, read(exact, experts), read(rounded, changed), {HIDDEN: ("layer", "hidden")}, plan
+    )
+    assert lost.finite is not bool(others)
+    assert lost.where == ("layer" if others else "")
+
+
+def test_windows_of_text_count_by_their_tokens() -> None:
+    def window(positions: int, kl: float, **more: Any) -> Rounding:
+        return Rounding(mode="prefill", positions=positions, hidden_cosine=1, logit_cosine=1,
+                        kl=kl, text=True, **{"finite": True} | more)  # fmt: skip
+
+    whole = together([window(30, 0.001), window(10, 0.003, finite=False, where="chunk-01")])
+    assert (whole.positions, whole.finite, whole.where) == (40, False, "chunk-01")
+    assert whole.kl == pytest.approx(0.0015)
+    assert {check.name for check in judge_rounding("fp16", [whole]) if not check.passed} == {
+        "fp16: infinity or NaN (prefill, text)"
+    }
+    (far,) = (c for c in judge_rounding("fp16", [window(30, 0.011)]) if not c.passed)
+    assert far.name == "fp16: KL (prefill, text)"

@@ -102,19 +102,22 @@ class PortableBackend:
 
     def open(self, shard: str) -> ReferenceProgram | FastGraph:
         """Open the package of a shard. Raises CetaneError for an invalid package."""
-        path = self.packages.shard(shard)
         if self.arithmetic == "fp16" or self.arithmetic == "ane":
-            return ReferenceProgram(load(path), self.arithmetic)
+            return ReferenceProgram(self.load(shard), self.arithmetic)
         if self.arithmetic == "stored":
-            prepared = PreparedProgram(path)
+            prepared = PreparedProgram(self.packages.shard(shard))
             if prepared.known:
                 return FastGraph(prepared)
             program = prepared.fast.program
         else:
-            program = load(path)
+            program = self.load(shard)
         from cetane.mil.fast.program import FastProgram
         from cetane.mil.fast.translate import unsupported
 
         if any(unsupported(function) for function in program.functions.values()):
             return ReferenceProgram(program, "fp32")
         return FastGraph(prepared if self.arithmetic == "stored" else FastProgram(program))
+
+    def load(self, shard: str) -> Program:
+        """The program of a shard, as the arithmetics other than `stored` run it."""
+        return load(self.packages.shard(shard))

@@ -310,15 +310,17 @@ def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Expl
     """The explanation of rounding errors, with the power of two that brings the stream into
     fp16."""
     largest = max(verdict.ranges, key=lambda one: one.largest)
-    where = next((one.where for one in verdict.rounding if one.where), largest.block)
-    modes = dict.fromkeys(one.mode for one in spoiled("fp16", verdict))
+    worse = spoiled("fp16", verdict)
+    where = next((one.where for one in worse if one.where), largest.block)
+    modes = dict.fromkeys(one.mode for one in worse)
+    lost = "loses too many digits" if all(one.finite for one in worse) else "leaves fp16's range"
     scale = planner.model.residual_scale
     if largest.largest <= NEAR_LIMIT:
         return Explanation(
             cause="fp16 range",
             where=where,
             sentence=f"Rounding to fp16 spoils {where} ({', '.join(modes)}), though the residual "
-            f"stream stays at {largest.largest:.0f}: an op inside overflows or loses.",
+            f"stream stays at {largest.largest:.0f}: an op inside {lost}.",
         )
     said = (
         f"The residual stream reaches {largest.largest:.0f} after {largest.block}; "
@@ -366,6 +368,14 @@ def too_compressed(verdict: GoldenResult, planner: Planner) -> Explanation:
             sentence="Weights and graph are right; heads that stream miss more than "
             f"{recipe.quality!r} allows: {short}",
             changes={"cache.streaming.full": full} if full > streaming.full else {},
+        )
+    if recipe.cache.format == "int8" and 2 * verdict.cache_kl > verdict.twin_kl:
+        return Explanation(
+            cause="compression",
+            where=where,
+            sentence="Weights and graph are right; caches of 8 bits cost more than "
+            f"{recipe.quality!r} allows: {short}",
+            changes={"cache.format": "fp16"},
         )
     key, form = fewest_bits(recipe)
     better = better_format(form, planner)

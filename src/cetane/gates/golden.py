@@ -28,7 +28,7 @@ from cetane.gates.files_read import FilesRead
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult, Range
 from cetane.gates.limits import limits, limits_digest
 from cetane.gates.observe import ProbeTask, Seen, observe, structure_tasks, unchosen, unrun
-from cetane.gates.port import Port, packaged
+from cetane.gates.port import Port, computes_as_shipped, packaged
 from cetane.gates.probes import (
     OWN,
     Probe,
@@ -45,7 +45,13 @@ from cetane.gates.quality import greedy_check, sure
 from cetane.gates.readings import judge as judge_readings
 from cetane.gates.readings import misread
 from cetane.gates.reference import RESIDENT, Reference, choices, reference_of
-from cetane.gates.rounding import Rounding, judge_rounding, late_rounding, measure_rounding
+from cetane.gates.rounding import (
+    Rounding,
+    judge_rounding,
+    late_rounding,
+    measure_rounding,
+    together,
+)
 from cetane.gates.shipped import Compressed, Compression, Text, twin_kl
 from cetane.gates.structure import (
     Deviation,
@@ -60,6 +66,7 @@ from cetane.gates.structure import (
     tokens_for_experts,
 )
 from cetane.gates.structure import judge as judge_structure
+from cetane.gates.verdict import Check, at_most
 from cetane.gates.weights import (
     LISTED,
     WrongWeight,
@@ -192,9 +199,10 @@ class Proof:
         windows = {window.name: window.tokens for window in text.windows}
         misreadings = list(misread(self.port, self.reference)) if alone else []
         with beside(self.wrong_weights if alone else lambda: ([], [])) as weights:
-            compression, starts = self.compression(text)
+            compression, read = self.compression(text)
             del text  # logits of a large vocabulary
-            rounding = self.rounding(starts)
+            rounding, cache_kl = self.rounding(read)
+            del read
             self.begin("weights", 3)
             wrong, unused = weights()
         ane = self.ane()
@@ -203,6 +211,7 @@ class Proof:
             *(judge_weights(wrong, unused) if alone else ()),
             *(judge_readings(misreadings) if alone else ()),
             *judge_structure(deviated),
+            judge_ranges(compression.ranges),
             *judge_rounding("fp16", rounding),
             *judge_rounding("ane", ane),
             *compression.checks,
@@ -236,6 +245,7 @@ class Proof:
             rounding=tuple(rounding),
             ane=tuple(ane),
             twin_kl=compression.twin_kl,
+            cache_kl=cache_kl,
             positions=compression.positions,
             loader=self.reference.loader,
             limits=limits_digest(),
@@ -320,8 +330,9 @@ class Proof:
             tasks.append(ProbeTask(self.mode, window, read))
         return tasks
 
-    def compression(self, text: "Text") -> tuple["Compressed", list["Start"]]:
-        """The port's figures against the model on text, and what both made of `starts`.
+    def compression(self, text: "Text") -> tuple["Compressed", list["Read"]]:
+        """The port's figures against the model on text, and what both made of that text and of
+        `starts`.
 
         The text grows until every share is decided, up to `evidence.most` positions.
         """
@@ -331,13 +342,15 @@ class Proof:
         tasks = [*self.reading_tasks(windows), *self.starts]
         seen = observe(self.port.shipped, self.planner, tasks)
         truths = self.ask(tasks, seen)
-        exact, seen = seen[len(windows) :], seen[: len(windows)]
+        read = [
+            Read(task, ours, sure(truths.logits(task.probe, ours.at)), task not in self.starts)
+            for task, ours in zip(tasks, seen, strict=True)
+        ]
+        seen = seen[: len(windows)]
         compression.twin_kl = twin_kl(text, seen, self.plan)
         compression.add(windows, seen, truths)
-        starts = []
-        for task, ours in zip(self.starts, exact, strict=True):
+        for task in self.starts:
             compression.reach(truths.of(task.probe))
-            starts.append(Start(task, ours, sure(truths.logits(task.probe, ours.at))))
         stop = self.first_positions
         while stop < evidence.most and not compression.decided:
             windows = self.windows(stop, 2 * stop)
@@ -345,7 +358,7 @@ class Proof:
             seen = observe(self.port.shipped, self.planner, tasks)
             compression.add(windows, seen, self.ask(tasks, seen))
             stop *= 2
-        return compression.result(), starts
+        return compression.result(), read
 
     def ask(self, tasks: Sequence[ProbeTask], seen: Sequence[Seen]) -> ModelResults:
         """The model's results on tasks, with the residual stream after every block. Its heads see
@@ -368,23 +381,39 @@ class Proof:
             tasks.append(ProbeTask(mode, probe, (ProbePart(mode, count),)))
         return tasks
 
-    def rounding(self, starts: Sequence["Start"]) -> list[Rounding]:
-        """The port in fp16 against itself in fp32."""
+    def rounding(self, read: Sequence["Read"]) -> tuple[list[Rounding], float]:
+        """The port in fp16 against itself in fp32: on all windows of text, then on each start. And
+        `cache_kl`, as in `GoldenResult`."""
         self.begin("fp16", 2)
-        rounded = observe(self.port.rounded, self.planner, self.starts)
+        tasks, exact = [one.task for one in read], [one.seen for one in read]
+        if not computes_as_shipped(self.planner):
+            exact = observe(self.port.computing("fp32"), self.planner, tasks)
+        rounded = observe(self.port.computing("fp16"), self.planner, tasks)
         places = made_by(self.planner, self.plan)
-        return [
+        measured = [
             measure_rounding(
                 one.task,
-                one.exact,
+                ours,
                 made,
                 places,
                 self.plan,
                 decided=one.decided,
                 capacity=capacity_of(self.plan, one.task.probe),
+                text=one.text,
             )
-            for one, made in zip(starts, rounded, strict=True)
+            for one, ours, made in zip(read, exact, rounded, strict=True)
         ]
+        windows = [one for one in measured if one.text]
+        starts = [one for one in measured if not one.text]
+        return [together(windows), *starts], self.cache_kl(read, exact)
+
+    def cache_kl(self, read: Sequence["Read"], exact: Sequence[Seen]) -> float:
+        """The KL of the port from its results `exact` with unrounded caches, on text."""
+        if self.plan.recipe.cache.format == "fp16":
+            return 0.0
+        windows = [(one, own) for one, own in zip(read, exact, strict=True) if one.text]
+        unrounded = Text([one.task.probe for one, _ in windows], [own.logits for _, own in windows])
+        return twin_kl(unrounded, [one.seen for one, _ in windows], self.plan)
 
     def ane(self) -> list[Rounding]:
         """The port in an ANE's arithmetic against itself in fp32, late in the context."""
@@ -415,14 +444,15 @@ class Proof:
 
 
 @dataclass(frozen=True)
-class Start:
-    """The start of a prompt."""
+class Read:
+    """A text or the start of a prompt, as the port read it."""
 
     task: ProbeTask
-    exact: Seen
-    """The port's results in fp32."""
+    seen: Seen
+    """The port's results as it ships, in fp32."""
     decided: Array
     """For each token, whether the model is sure of the next one, bool `(n,)`."""
+    text: bool
 
 
 def capacity_of(plan: Plan, probe: Probe) -> int | None:
@@ -442,3 +472,9 @@ def near(ranges: Sequence[Range], planner: Planner) -> Iterator[str]:
                 f"fp16 ends at {LARGEST_FP16:.0f}"
                 + (f"; family.residual_scale is {scale:g} and can be smaller" if scale else "")
             )
+
+
+def judge_ranges(ranges: Sequence[Range]) -> Check:
+    """Whether the model's residual stream stays in fp16's range, on all that was read."""
+    largest = max((one.largest for one in ranges), default=0.0)
+    return at_most("fp16: residual stream", largest, LARGEST_FP16)

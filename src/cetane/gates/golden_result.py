@@ -53,6 +53,9 @@ class GoldenResult(Data):
     """The loss of the modes in an ANE's arithmetic, late in the context."""
     twin_kl: float = 0.0
     """The mean KL of the port from its twin, on text, in nats: the loss by compression alone."""
+    cache_kl: float = 0.0
+    """The part of `twin_kl` that caches of 8 bits cost: the mean KL of the port from itself with
+    unrounded caches."""
     positions: int = 0
     """The positions of text that judged the compression."""
     loader: str = ""

@@ -28,6 +28,7 @@ class RoundingLimits(Data):
     hidden_cosine: float
     logit_cosine: float
     kl: float
+    other_experts: Share
 
 
 class HalfLimits(RoundingLimits):
@@ -35,6 +36,8 @@ class HalfLimits(RoundingLimits):
 
     other_choices: int = Field(ge=0)
     """The most decided tokens for which a head that gives only choices gives another one."""
+    text_kl: float
+    """The KL on text, where tokens have more keys than at the start of a prompt."""
 
 
 class EvidenceLimits(Data):

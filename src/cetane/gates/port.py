@@ -1,10 +1,11 @@
-"""A port in its forms for the gates: as it ships, rounded to fp16, and as its twin.
+"""A port in its forms for the gates: as it ships, in narrower arithmetic, and as its twin.
 
 The twin has the checkpoint's own values, so its errors are errors of the graph. The difference
 between the shipped port and the twin is the loss by compression.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -18,13 +19,16 @@ from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend, ShardPaths
 from cetane.families import Weights
+from cetane.gates.experts import routed_blocks, showing
 from cetane.gates.readings import Activation, Readable
-from cetane.gates.twin import TwinBackend, keeping_numbers, result_names
+from cetane.gates.twin import TwinBackend, keeping_numbers, result_names, unquantized
+from cetane.lower.template import used_by
 from cetane.lower.tracing import Constant, constants
 from cetane.mil import MilFunction, Op, load
 from cetane.mil.constants import Constants
 from cetane.mil.index import FunctionIndex
 from cetane.mil.ops import OPS
+from cetane.mil.program import Precision, Program
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
 
@@ -48,16 +52,15 @@ class Port(Readable, Protocol):
         """The port as it ships, with every result rounded to fp16."""
 
     @property
-    def ane(self) -> Engine:
-        """The port as it ships, in an ANE's arithmetic."""
-
-    @property
     def twin(self) -> Engine:
         """The twin: the checkpoint's own values, in fp32."""
 
     @property
     def resident(self) -> Engine:
         """The port as a user runs it, in fp32, with all shards in memory."""
+
+    def computing(self, arithmetic: Precision) -> Engine:
+        """The port in an arithmetic, by `ArithmeticBackend`."""
 
     def constants(self, shard: str) -> Iterator["Stored"]:
         """The constants of a shard that hold parameters. Shared ones come once."""
@@ -113,11 +116,6 @@ class Packaged:
         return Engine(self.plan, backend, self.tables, resident=False)
 
     @property
-    def ane(self) -> Engine:
-        backend = PortableBackend(self.packages, "ane")
-        return Engine(self.plan, backend, self.tables, resident=False)
-
-    @property
     def twin(self) -> Engine:
         backend = TwinBackend(self.packages, self.planner, self.weights)
         tables = host_tables(self.planner, self.weights)
@@ -126,6 +124,10 @@ class Packaged:
     @property
     def resident(self) -> Engine:
         return Engine(self.plan, PortableBackend(self.packages), self.tables)
+
+    def computing(self, arithmetic: Precision) -> Engine:
+        backend = ArithmeticBackend(self.packages, self.planner, arithmetic)
+        return Engine(keeping_numbers(self.plan), backend, self.tables, resident=False)
 
     def epsilons(self, shard: str) -> dict[str, float]:
         program = load(self.packages.shard(shard))
@@ -156,6 +158,36 @@ class Packaged:
             if name in graphs:
                 wanted = result_names(used_in(self.planner, shard, name))
             yield from stored_in(shard, function, wanted, seen)
+
+
+class ArithmeticBackend(PortableBackend):
+    """Runs packages in an arithmetic that is compared with another one.
+
+    Two things would make much of a small difference, so it does without:
+
+    - A code of 8 bits is a whole step off where rounding moves it at all. So such caches hold
+      unrounded numbers, as the twin's do.
+    - Near a tie of experts, either choice is right. So programs show what they chose.
+    """
+
+    def __init__(self, packages: ShardPaths, planner: Planner, arithmetic: Precision) -> None:
+        super().__init__(packages, arithmetic)
+        self.planner = planner
+
+    def load(self, shard: str) -> Program:
+        program = super().load(shard)
+        functions = dict(program.functions)
+        if routed_blocks(self.planner.model.layers):
+            used = result_names(used_by(self.planner, shard))
+            functions = {name: showing(one, used) for name, one in functions.items()}
+        if self.planner.recipe.cache.format == "int8":
+            functions = {name: unquantized(one) for name, one in functions.items()}
+        return replace(program, functions=functions)
+
+
+def computes_as_shipped(planner: Planner) -> bool:
+    """Whether `ArithmeticBackend` runs a port's programs as they are."""
+    return planner.recipe.cache.format == "fp16" and not routed_blocks(planner.model.layers)
 
 
 class ActivationOp:

@@ -1,9 +1,11 @@
 """The loss by narrower arithmetic: a port's programs against themselves in fp32.
 
-*fp16* rounds every result. *ane* also computes attention's products as an ANE was seen to
-(docs/explanation/precision.md). The errors of these products grow with the number of keys, so *ane*
-is judged late in the context. The prefix runs in fp32, which is fast, and only the last calls run
-in both arithmetics.
+*fp16* rounds every result. It is judged on starts of prompts in every mode. It is also judged on a
+text in the widest mode: any token may leave fp16's range.
+
+*ane* also computes attention's products as an ANE was seen to (docs/explanation/precision.md). The
+errors of these products grow with the number of keys, so *ane* is judged late in the context. The
+prefix runs in fp32, which is fast, and only the last calls run in both arithmetics.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,6 +17,7 @@ from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.families import Truth
 from cetane.gates import metrics
+from cetane.gates.experts import Choices
 from cetane.gates.limits import limits
 from cetane.gates.observe import ProbeTask, Seen, observe
 from cetane.gates.port import Port
@@ -42,6 +45,10 @@ class Rounding(Data):
     kl: float
     """The mean KL from fp32, in nats a token; 0 for a head that gives only its choices."""
     finite: bool
+    """Whether no result has infinity or NaN."""
+    other_experts: float | None = None
+    """The share of the choices of experts that are not those in fp32; None without experts. Tokens
+    with other experts count in no cosine and no KL."""
     chooses: bool = False
     """Whether the head gives tokens and no logits."""
     other_choices: int = 0
@@ -50,6 +57,8 @@ class Rounding(Data):
     """The capacity of its functions, if the plan has several."""
     where: str = ""
     """The first shard whose output has infinity or NaN."""
+    text: bool = False
+    """Whether it read a text, rather than the start of a prompt or the end of a context."""
 
 
 def late_rounding(port: Port, weights: int) -> list[Rounding]:
@@ -59,16 +68,18 @@ def late_rounding(port: Port, weights: int) -> list[Rounding]:
     rules to apply have none.
     """
     long = [one.tokens for one in port.plan.capacities if one.tokens >= SHORT]
-    return [one for tokens in long for one in LateCalls(port, weights, tokens).loss(port.ane)]
+    return [one for tokens in long for one in LateCalls(port, weights, tokens).loss()]
 
 
 class LateCalls:
     """The last calls of a capacity, in every mode, after a text that the port has read in fp32."""
 
     def __init__(self, port: Port, weights: int, capacity: int) -> None:
-        self.plan, self.planner = port.plan.at(capacity), port.planner
-        self.capacity = capacity if port.plan.smaller else None
-        exact = self._on(port.shipped)
+        plain = port.computing("fp32")
+        self.port, self.planner = port, port.planner
+        self.plan = plain.plan.at(capacity)
+        self.capacity = capacity if plain.plan.smaller else None
+        exact = self._on(plain)
         counts = {mode: own_tokens(self.plan, mode) for mode in self.plan.modes}
         last = max(counts.values())
         prefix = max(min(capacity - last, WORK // weights), 1)
@@ -84,9 +95,10 @@ class LateCalls:
     def _on(self, engine: Engine) -> Engine:
         return Engine(self.plan, engine.backend, engine.tables, resident=False)
 
-    def loss(self, engine: Engine) -> list[Rounding]:
-        """The loss of another engine's backend against fp32, by mode."""
-        seen = observe(self._on(engine), self.planner, self.tasks, self.before)
+    def loss(self) -> list[Rounding]:
+        """The loss of an ANE's arithmetic against fp32, by mode."""
+        engine = self._on(self.port.computing("ane"))
+        seen = observe(engine, self.planner, self.tasks, self.before)
         places = made_by(self.planner, self.plan)
         return [
             measure_rounding(
@@ -105,22 +117,25 @@ def measure_rounding(
     before: int = 0,
     decided: Array | None = None,
     capacity: int | None = None,
+    text: bool = False,
 ) -> Rounding:
     """The loss of one mode by rounding, after `before` tokens. `places` is from `made_by`.
 
     `decided (n,)` says for which tokens with logits the model is sure of its choice, bool."""
+    share, kept = same_experts(exact.choices, rounded.choices, len(task.probe.tokens))
     cosines, where = [], ""
-    for truth, (_, rows) in rounded.tensors.items():
-        cosines.append(float(metrics.cosine(rows, exact.tensors[truth][1]).mean()))
+    for truth, (at, rows) in rounded.tensors.items():
+        cosines.append(float(metrics.cosine(rows, exact.tensors[truth][1])[kept[at]].mean()))
         if not where and not np.isfinite(rows).all():
             where = places[truth][0]
     tokens = plan.tokens(0, plan.rows)
     a, b = rounded.logits[:, tokens], exact.logits[:, tokens]
+    finite = not where and bool(np.isfinite(a).all())
     chooses = bool(plan.recipe.head.choose)
     others = 0 if decided is None else int((decided & (a.argmax(1) != b.argmax(1))).sum())
+    a, b = a[kept[rounded.at]], b[kept[rounded.at]]
     if chooses:  # one logit of each token is known: together they are one row
         a, b = a.max(1)[None], b.max(1)[None]
-    finite = not where and bool(np.isfinite(a).all())
     kl = 0.0 if chooses else metrics.written(metrics.divergence(a, b).mean())
     return Rounding(
         mode=task.mode,
@@ -130,11 +145,40 @@ def measure_rounding(
         logit_cosine=float(metrics.cosine(a, b).mean()),
         kl=kl,
         finite=finite,
+        other_experts=share,
         chooses=chooses,
         other_choices=others if chooses else 0,
         capacity=capacity,
         where=where or ("" if finite else plan.shards[-1].name),
+        text=text,
     )
+
+
+def together(windows: Sequence[Rounding]) -> Rounding:
+    """The loss over several windows of text, each with its number of tokens as a weight."""
+    tokens = [one.positions for one in windows]
+    means = {
+        name: float(np.average([getattr(one, name) for one in windows], weights=tokens))
+        for name in ("hidden_cosine", "logit_cosine", "kl", "other_experts")
+        if getattr(windows[0], name) is not None
+    }
+    sums = {"positions": sum(tokens), "other_choices": sum(one.other_choices for one in windows)}
+    where = next((one.where for one in windows if one.where), "")
+    finite = all(one.finite for one in windows)
+    return windows[0].model_copy(update=means | sums | {"where": where, "finite": finite})
+
+
+def same_experts(exact: Choices, rounded: Choices, count: int) -> tuple[float | None, Array]:
+    """The share of the choices of experts that rounding changed, None without experts; and which of
+    `count` tokens have the same experts in all layers, bool `(count,)`: all, if none has."""
+    same, changed = np.ones(count, bool), list[Array]()
+    for layer in exact.keys() & rounded.keys():
+        at, experts = exact[layer]
+        others = (experts != rounded[layer][1]).any(1)
+        same[at] &= ~others
+        changed.append(others)
+    share = float(np.concatenate(changed).mean()) if changed else None
+    return share, same if same.any() else np.ones(count, bool)
 
 
 def judge_rounding(
@@ -142,19 +186,27 @@ def judge_rounding(
 ) -> Iterator[Check]:
     """The checks of what an arithmetic costs, whatever the recipe compresses.
 
-    An ANE's arithmetic is judged by logits alone, if the head gives them. Late in a context, some
-    near ties between experts fall the other way. These move the hidden states of a few tokens, but
-    hardly the logits. Attention without its factor moves the logits most.
+    - On a text, and in an ANE's arithmetic, predictions are judged, if the head gives logits. A few
+      tokens of many have hidden states that any rounding moves, but hardly the predictions.
+      Attention without its factor moves the predictions most.
+    - Near a tie of experts, either choice is right. So of the choices only the share of others is
+      judged.
     """
     limit = limits().fp16 if arithmetic == "fp16" else limits().ane
     for one in roundings:
         at = "" if one.capacity is None else f", at {one.capacity}"
-        start, mode = f"{arithmetic}:", f"({one.mode}{at})"
-        if arithmetic == "fp16" or one.chooses:
+        start, mode = f"{arithmetic}:", f"({one.mode}{', text' if one.text else ''}{at})"
+        yield at_most(f"{start} infinity or NaN {mode}", float(not one.finite), 0)
+        if one.other_experts is not None:
+            name = f"{start} other experts {mode}"
+            yield at_most(name, one.other_experts, limit.other_experts)
+        if one.chooses or (arithmetic == "fp16" and not one.text):
             yield at_least(f"{start} hidden cosine {mode}", one.hidden_cosine, limit.hidden_cosine)
-        yield at_least(f"{start} logit cosine {mode}", one.logit_cosine, limit.logit_cosine)
-        if one.chooses and arithmetic == "fp16":
+        if one.chooses or not one.text:
+            yield at_least(f"{start} logit cosine {mode}", one.logit_cosine, limit.logit_cosine)
+        if one.chooses and arithmetic == "fp16" and not one.text:  # a text has more near ties
             name = f"{start} other choices {mode}"
             yield at_most(name, one.other_choices, limits().fp16.other_choices)
         if not one.chooses:
-            yield at_most(f"{start} KL {mode}", one.kl, limit.kl)
+            most = limits().fp16.text_kl if one.text else limit.kl
+            yield at_most(f"{start} KL {mode}", one.kl, most)

@@ -144,7 +144,11 @@ class AuthoredPort(ModuleReadings):
         backend = ShippedBackend(self, self.planner, self.checkpoint)
         return MutatedEngine(self, backend, self.tables)
 
-    rounded = resident = shipped
+    resident = shipped
+
+    def computing(self, _: str) -> Engine:
+        """Torch modules have no fp16 of their own."""
+        return self.shipped
 
     def constants(self, shard: str) -> Iterator[Stored]:
         used = used_by(self.planner, shard)
@@ -240,7 +244,7 @@ def judge(port: AuthoredPort, reference: Reference, structure: Any = None) -> Ju
         return Judged(red, worst, answer, None)
     proof.structure = lambda: answer  # type: ignore[method-assign]
     proof.wrong_weights = lambda: weights  # type: ignore[method-assign]
-    proof.rounding = lambda exact: []  # type: ignore[method-assign]
+    proof.rounding = lambda read: ([], 0.0)  # type: ignore[method-assign]
     result = proof.run(prompts=0, greedy_tokens=0)
     return Judged(failed(result.checks), worst, answer, result)
 
