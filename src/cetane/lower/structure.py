@@ -87,13 +87,11 @@ def form_of(planner: Programs, shard: str, graph: FunctionGraph, wide: Function)
     )
 
 
-def scalars(planner: Programs, shard: str) -> set[float]:
-    """The floats that a shard's modules compute with: epsilons, factors. Programs round them to
-    fp16."""
+def records(planner: Programs, shard: str) -> "dict[str, Recorder]":
+    """The records of a shard's functions, by name. Raises CetaneError as `recorded`."""
     return {
-        number
+        graph.function.name: recorded(planner, graph, constants(planner, shard, graph))
         for graph in planner.graphs(shard)
-        for number in recorded(planner, graph, constants(planner, shard, graph)).scalars
     }
 
 
@@ -141,6 +139,9 @@ class Recorder(TorchDispatchMode):
         """One operation a line; the last line names the results."""
         self.slices: list[Slice] = []
         self.scalars: set[float] = set()
+        """The floats of all operations: epsilons, factors. Programs round them to fp16."""
+        self.epsilons: list[float] = []
+        """Those of the norms, in their order."""
         self._names: dict[int, str] = {}
         self._alive: list[Tensor] = []
         """Every named tensor, kept alive so that no other takes its address."""
@@ -168,6 +169,8 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self.scalars.update(v for v in tree_leaves([args, kwargs]) if isinstance(v, float))
+        if func is torch.ops.cetane.layer_norm.default:
+            self.epsilons.append(args[2])
         named = self.names(args)
         if (place := place_of(func, args)) is not None:
             self.slices.append(place)
