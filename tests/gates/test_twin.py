@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.conftest import build_model, build_tokenizer, tiny_recipe
+from tests.families.test_qwen3_next import LAYERS
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
@@ -14,18 +16,20 @@ from cetane.gates.port import Packaged
 from cetane.gates.twin import Unrounded, rounded
 from cetane.lower.tracing import SMALLEST_FP16
 from cetane.mil.program import Body, MilFunction, NamedValue, Op, StoredConstant, TensorType
+from cetane.pipeline.build import build
 from cetane.planner import Planner
 
 
-def function(**scalars: float) -> MilFunction:
-    """Constants of fp16, by name."""
+def function(norms: int = 0, **scalars: float) -> MilFunction:
+    """Constants of fp16, by name. The first ones are the epsilons of norms."""
     half = TensorType((), "fp16")
-    ops = tuple(
+    consts = [
         Op("const", name, {"val": (StoredConstant(half, lambda v=value: np.float16(v)),)},
            (NamedValue(name, half),))
         for name, value in scalars.items()
-    )  # fmt: skip
-    return MilFunction("main", {}, {}, {}, Body((), ops, ()))
+    ]  # fmt: skip
+    normed = [Op("layer_norm", f"n_{a}", {"epsilon": (a,)}, ()) for a in list(scalars)[:norms]]
+    return MilFunction("main", {}, {}, {}, Body((), (*consts, *normed), ()))
 
 
 @pytest.mark.parametrize("number", [1e-6, 24**-0.5, 1e-12, 0.5, -1 / 3])
@@ -41,10 +45,49 @@ def test_another_number_stays() -> None:
     assert numbers.substitutes(function(wrong=0.26, unclear=SMALLEST_FP16)) == {}
 
 
+def test_norms_tell_their_epsilons_apart_by_order() -> None:
+    """Both are `SMALLEST_FP16` in fp16. A wrong one stays."""
+    own = {"main": [1e-8, 6.25e-8, 3e-9, 1e-8]}
+    numbers = Unrounded(own["main"], own)
+    smallest = {"first": SMALLEST_FP16, "second": SMALLEST_FP16, "third": SMALLEST_FP16}
+    exact = numbers.substitutes(function(4, **smallest, wrong=2e-7, factor=SMALLEST_FP16))
+    read = {name: float(one.read()) for name, one in exact.items()}
+    assert read == {
+        "first": np.float32(1e-8),
+        "second": np.float32(6.25e-8),
+        "third": np.float32(3e-9),
+    }
+
+
+def test_another_count_of_norms_has_no_order() -> None:
+    numbers = Unrounded([1e-8, 6.25e-8], {"main": [1e-8, 6.25e-8]})
+    assert numbers.substitutes(function(1, first=SMALLEST_FP16)) == {}
+
+
 def test_nothing_but_zero_is_below_the_smallest() -> None:
     assert rounded(1e-30) == SMALLEST_FP16 == float(np.nextafter(np.float16(0), np.float16(1)))
     assert rounded(0.0) == 0
     assert rounded(1e6) == np.inf
+
+
+def test_a_twin_of_a_scaled_delta_rule(tmp_path: Path) -> None:
+    """Its epsilons for keys of 128 channels and for a stream of a quarter are one number in fp16.
+    Small rows of the embedding make both matter."""
+    model = build_model("qwen3_5_text", **(LAYERS | {"linear_key_head_dim": 128}))
+    with torch.no_grad():
+        model.model.embed_tokens.weight *= 1e-2
+    model.save_pretrained(tmp_path / "model")
+    build_tokenizer().save_pretrained(tmp_path / "model")
+    checkpoint = open_checkpoint(tmp_path / "model")
+    recipe = tiny_recipe(verify=None, layout={"kind": "single"}, family={"residual_scale": 0.25})
+    bundle = build(checkpoint, recipe, tmp_path / "bundle", lambda *_: None)
+    planner = Planner(checkpoint, bundle.plan.recipe)
+    port = Packaged(bundle, planner, checkpoint, bundle.tables(), bundle.tokenizer)
+    ids = list(range(5, 25))
+    with torch.no_grad():
+        truth = model(torch.tensor([ids])).logits[0].numpy()
+    logits = port.twin.session().feed(ids, "all")
+    np.testing.assert_allclose(logits, truth, atol=1e-4 * np.abs(truth).max())
 
 
 def test_a_twin_rounds_no_keys_and_values(

@@ -8,37 +8,35 @@ from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.engine.authored import AuthoredBackend, AuthoredProgram, host_tables
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
-from cetane.families import RMSNorm
 from cetane.gates.experts import show
 from cetane.gates.observe import observe, structure_tasks
 from cetane.gates.probes import structure_probes
 from cetane.gates.reference import Reference
 from cetane.gates.structure import Deviation, ModelResults, deviations, filled, tokens_for_experts
+from cetane.lower.structure import records
 from cetane.planner import Planner
 from cetane.schema.recipe import override
 
 
 class ModuleReadings:
-    """Epsilons and activations, read from a plan's modules."""
+    """Epsilons and activations, read from a run of a plan's modules: the ops that lowering sees."""
 
     planner: Planner
 
     def epsilons(self, shard: str) -> dict[str, float]:
-        """The epsilons of a shard's norms, by module path."""
+        """The epsilons of a shard's norms, by function and number."""
         return {
-            f"{block.name}.{path}": module.eps
-            for block in self.planner.members[shard]
-            for path, module in block.named_modules()
-            if isinstance(module, RMSNorm)
+            f"{function}/norm-{number}": epsilon
+            for function, record in records(self.planner, shard).items()
+            for number, epsilon in enumerate(record.epsilons)
         }
 
     def activations(self, shard: str) -> dict[str, Callable[[Array], Array]]:
-        """The activations of a shard's modules, by path."""
+        """The activations of a shard's functions, by function and number."""
         return {
-            f"{block.name}.{path}": Activation(module.act)
-            for block in self.planner.members[shard]
-            for path, module in block.named_modules()
-            if hasattr(module, "act")
+            f"{function}/activation-{number}": Activation(activation)
+            for function, record in records(self.planner, shard).items()
+            for number, activation in enumerate(record.activations)
         }
 
 

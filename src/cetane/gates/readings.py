@@ -81,11 +81,16 @@ def epsilons(reference: Reference) -> set[float]:
         if isinstance(value := getattr(module, name, None), float)
     }
     bare = any("qk_norm" in type(module).__name__.lower() for module in modules)
-    deltas = [module for module in modules if hasattr(module, "head_k_dim")]
+    deltas = delta_rules(reference)
     # The delta rule adds 1e-6 to the square of a length (transformers' `l2norm`), not to its mean.
     own |= {1e-6 / module.head_k_dim for module in deltas}
     own |= {module.norm.variance_epsilon * RAISED_ANSWERS**2 for module in deltas}
     return own | ({0.0} if bare or reference.model.config.model_type == "zaya" else set())
+
+
+def delta_rules(reference: Reference) -> list[Any]:
+    """The model's modules of the delta rule."""
+    return [module for module in reference.model.modules() if hasattr(module, "head_k_dim")]
 
 
 ACTIVATION_NAMES = ("act_fn", "activation_fn")
@@ -107,9 +112,15 @@ def wrong_activations(port: Readable, reference: Reference) -> Iterator[Misread]
 
 def activations(reference: Reference) -> list[Any]:
     """The model's activations, one of each kind."""
-    modules = reference.model.modules()
-    kept = (getattr(module, name, None) for module in modules for name in ACTIVATION_NAMES)
-    return list({str(module): module for module in kept if module is not None}.values())
+    kept = [
+        module
+        for owner in reference.model.modules()
+        for name in ACTIVATION_NAMES
+        if (module := getattr(owner, name, None)) is not None
+    ]
+    if delta_rules(reference):  # their gates call SiLU as a function, whatever the config says
+        kept.append(torch.nn.SiLU())
+    return list({str(module): module for module in kept}.values())
 
 
 def wrong_rotary(port: Readable, reference: Reference) -> Iterator[Misread]:

@@ -11,8 +11,9 @@ experts it chooses.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from cetane.engine.portable import FastGraph, ReferenceProgram, ShardPaths
 from cetane.errors import CetaneError
 from cetane.families import Weights
 from cetane.gates.experts import showing
-from cetane.lower.structure import scalars
+from cetane.lower.structure import records
 from cetane.lower.template import used_by
 from cetane.lower.tracing import SMALLEST_FP16, Constant
 from cetane.mil import MilFunction, load
@@ -49,7 +50,11 @@ class TwinBackend:
             name: Substitute(f"{shard}/{name}", TwinParameter(constant, self.weights))
             for name, constant in used.items()
         }
-        numbers = Unrounded(scalars(self.planner, shard))
+        own = records(self.planner, shard)
+        numbers = Unrounded(
+            chain.from_iterable(record.scalars for record in own.values()),
+            {name: record.epsilons for name, record in own.items()},
+        )
         program = substitute(
             load(self.packages.shard(shard)),
             lambda function: parameters | numbers.substitutes(function),
@@ -120,22 +125,45 @@ class TwinParameter:
 class Unrounded:
     """The exact numbers behind the fp16 numbers of a program."""
 
-    def __init__(self, numbers: Iterable[float]) -> None:
+    def __init__(
+        self, numbers: Iterable[float], epsilons: Mapping[str, Sequence[float]] | None = None
+    ) -> None:
+        """`epsilons` are those of each function's norms, in order."""
         self.known: dict[float, set[float]] = defaultdict(set)
         for number in numbers:
             self.known[rounded(number)].add(number)
+        self.epsilons = epsilons or {}
 
     def substitutes(self, function: MilFunction) -> dict[str, Substitute]:
-        """By result name, the exact number of every scalar that only one number rounds to."""
+        """By result name, the exact number of every scalar for which it is clear: the norm's own
+        epsilon, or the only number that rounds to it."""
+        places = self.by_place(function)
         exact: dict[str, Substitute] = {}
         for op in function.ops:
             value = op.inputs["val"][0] if op.kind == "const" else None
             if isinstance(value, StoredConstant) and is_half(value):
-                before = self.known.get(float(value.numpy()), set())
+                name, half = op.outputs[0].name, float(value.numpy())
+                own = places.get(name)
+                known = self.known.get(half, set())
+                before = {own} if own is not None and rounded(own) == half else known
                 if len(before) == 1:
                     number = Number(*before)
-                    exact[op.outputs[0].name] = Substitute(f"number {number.value!r}", number)
+                    exact[name] = Substitute(f"number {number.value!r}", number)
         return exact
+
+    def by_place(self, function: MilFunction) -> dict[str, float]:
+        """The epsilons of a function's norms, by result name. Their order tells them apart where
+        fp16 does not, as below `SMALLEST_FP16`.
+
+        Empty if lowering made one norm of two equal ones: their order then tells nothing."""
+        norms = [op for op in function.ops if op.kind == "layer_norm"]
+        own = self.epsilons.get(function.name, ())
+        if len(norms) != len(own):
+            return {}
+        names = [op.inputs.get("epsilon", ("",))[0] for op in norms]
+        return {
+            name: number for name, number in zip(names, own, strict=True) if isinstance(name, str)
+        }
 
 
 def is_half(value: StoredConstant) -> bool:

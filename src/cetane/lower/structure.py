@@ -6,8 +6,9 @@ The hash is made from the forms of the shard's functions. Functions of one form 
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -87,13 +88,11 @@ def form_of(planner: Programs, shard: str, graph: FunctionGraph, wide: Function)
     )
 
 
-def scalars(planner: Programs, shard: str) -> set[float]:
-    """The floats that a shard's modules compute with: epsilons, factors. Programs round them to
-    fp16."""
+def records(planner: Programs, shard: str) -> "dict[str, Recorder]":
+    """The records of a shard's functions, by name. Raises CetaneError as `recorded`."""
     return {
-        number
+        graph.function.name: recorded(planner, graph, constants(planner, shard, graph))
         for graph in planner.graphs(shard)
-        for number in recorded(planner, graph, constants(planner, shard, graph)).scalars
     }
 
 
@@ -128,6 +127,10 @@ def recorded(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> "
     return recorder
 
 
+ACTIVATIONS = torch.ops.aten.gelu.default, torch.ops.aten.relu.default, torch.ops.aten.silu.default
+"""The ops of the families' activations."""
+
+
 class Recorder(TorchDispatchMode):
     """Records every operation, with tensors by name.
 
@@ -141,6 +144,10 @@ class Recorder(TorchDispatchMode):
         """One operation a line; the last line names the results."""
         self.slices: list[Slice] = []
         self.scalars: set[float] = set()
+        """The floats of all operations: epsilons, factors. Programs round them to fp16."""
+        self.epsilons: list[float] = []
+        """Those of the norms, in their order."""
+        self.activations: list[Callable[[Tensor], Tensor]] = []
         self._names: dict[int, str] = {}
         self._alive: list[Tensor] = []
         """Every named tensor, kept alive so that no other takes its address."""
@@ -168,6 +175,10 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self.scalars.update(v for v in tree_leaves([args, kwargs]) if isinstance(v, float))
+        if func is torch.ops.cetane.layer_norm.default:
+            self.epsilons.append(args[2])
+        if func in ACTIVATIONS:
+            self.activations.append(partial(func, **(kwargs or {})))
         named = self.names(args)
         if (place := place_of(func, args)) is not None:
             self.slices.append(place)

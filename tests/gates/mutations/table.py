@@ -296,14 +296,15 @@ def _(port: AuthoredPort) -> None:
     block = attention(port)
     name, tables = cache_of(block), port.planner.model.rotary
     table = tables.get(name) or tables.get("default") or next(iter(tables.values()))
-    cos, sin = table.cos_sin(2)[:, 1]
-    dim = cos.shape[0]
+    angles = table.cos_sin(2)[:, 1, :, None]
+    dim = angles.shape[1]
 
     def turn(k: Tensor) -> Tensor:
+        cos, sin = angles.to(k.device)  # readings run modules without values
         part, rest = k[:, :, :dim], k[:, :, dim:]
         half = dim // 2
         other = torch.cat([-part[:, :, half:], part[:, :, :half]], 2)
-        return torch.cat([part * cos[:, None] + other * sin[:, None], rest], 2)
+        return torch.cat([part * cos + other * sin, rest], 2)
 
     def change(_: Any, memory: dict[str, Any]) -> None:
         extend = memory[name]
@@ -334,17 +335,18 @@ def _(port: AuthoredPort) -> None:
 def _(port: AuthoredPort) -> None:
     attn = attention(port).self_attn
     table = next(iter(port.planner.model.rotary.values()))
-    cos, sin = table.cos_sin(2)[:, 1]
-    dim = cos.shape[0]
+    angles = table.cos_sin(2)[:, 1, :, None]
+    dim = angles.shape[1]
     if not isinstance(part(attn, "q_norm"), torch.nn.Identity | RMSNorm | UnitNorm):
         raise Inapplicable
     if dim != attn.heads.dim:
         raise Inapplicable
 
     def turn(q: Tensor) -> Tensor:
+        cos, sin = angles.to(q.device)
         half = dim // 2
         other = torch.cat([-q[:, :, half:], q[:, :, :half]], 2)
-        return q * cos[:, None] + other * sin[:, None]
+        return q * cos + other * sin
 
     after(part(attn, "q_norm"), turn)
 
