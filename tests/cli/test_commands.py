@@ -146,7 +146,7 @@ def test_port(
     assert gates["residency"]["findings"]["tiny-program"] == "risk"
     assert gates["ladder"]["passed"] is True
     assert [check["name"] for check in gates["ladder"]["checks"]] == [
-        "wrong constants", "hidden of layer-00", "logits of head-0",
+        "wrong constants", "hidden of layer-00 (decode)", "logits of head-0 (decode)",
     ]  # fmt: skip
     assert gates["golden"]["passed"] is True
     assert len(gates["golden"]["ranges"]) == 2

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +41,15 @@ class Broken:
         with pytest.MonkeyPatch.context() as patch:
             self.bug(patch)
             yield
+
+
+@contextmanager
+def converting_with(bug: Callable[[pytest.MonkeyPatch], None], cache: Path) -> Iterator[None]:
+    """A mistake in cetane while it converts. No other test takes these programs from a cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CETANE_CACHE", str(cache))
+        bug(patch)
+        yield
 
 
 def write_one_slot_off(patch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,14 @@ from tests.conftest import TINY, build_model, build_tokenizer, tiny_recipe
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
-from cetane.gates.explain import Explanation, better_format, explain, lost_products
+from cetane.gates.explain import (
+    Cause,
+    Explanation,
+    better_format,
+    explain,
+    explain_ladder,
+    lost_products,
+)
 from cetane.gates.golden import Proof, golden
 from cetane.gates.golden_result import GoldenResult
 from cetane.gates.rounding import Rounding, judge_rounding
@@ -18,9 +26,10 @@ from cetane.pipeline.build import build
 from cetane.planner import Planner
 from cetane.schema.recipe import Mode, parse_recipe
 
-from .broken import BROKEN, Broken
+from .broken import BROKEN, Broken, converting_with, write_one_slot_off
 from .mutations.families import recipe, tokenizer_of
 from .mutations.ports import AuthoredPort, TinyCheckpoint
+from .test_ladder import climb
 from .test_mutations import model
 
 
@@ -101,6 +110,48 @@ def test_the_cause(broken: Broken, asked: Callable[..., None]) -> None:
     assert explanation.cause == broken.cause, explanation.sentence
     assert broken.says in explanation.sentence
     assert explanation.recipe_change == broken.mends
+
+
+def round_epsilons_up(patch: pytest.MonkeyPatch) -> None:
+    """Conversion takes an epsilon of 1 for each smaller one."""
+    patch.setattr("cetane.lower.frontend.SMALLEST_FP16", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("bug", "options", "cause", "says", "mends"),
+    [
+        (write_one_slot_off, {"contract": "blend"}, "contract", "of decode, prefill is wrong",
+         '[cache]\ncontract = "readonly"'),
+        (round_epsilons_up, {}, "conversion", "Make a bundle with cetane build", None),
+    ],
+)  # fmt: skip
+def test_the_cause_of_wrong_first_shards(
+    bug: Callable[[pytest.MonkeyPatch], None],
+    options: dict[str, Any],
+    cause: Cause,
+    says: str,
+    mends: str | None,
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+) -> None:
+    """Of packages with the graph of a mistake in cetane."""
+    wanted = tiny_recipe(verify=None, layout={"kind": "chunks", "chunks": 1}, **options)
+    with converting_with(bug, tmp_path / "cache"):
+        bundle = build(checkpoint, wanted, tmp_path / "bundle", lambda *_: None)
+        found = climb(bundle, checkpoint)
+        explanation = explain_ladder(found, checkpoint, wanted)
+    assert explanation.cause == cause, explanation.sentence
+    assert says in explanation.sentence
+    assert explanation.where.startswith("chunk-00, after model.layers.")
+    assert explanation.recipe_change == mends
+
+
+def test_first_shards_of_another_model(departed: Bundle, zaya_checkpoint: Checkpoint) -> None:
+    """The authored modules depart from the model, as the recipe says."""
+    found = climb(departed, zaya_checkpoint)
+    explanation = explain_ladder(found, zaya_checkpoint, departed.plan.recipe)
+    assert explanation.cause == "authoring", explanation.sentence
+    assert explanation.recipe_change == "[family]\ndepartures = []"
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def failed(result: LadderResult) -> list[str]:
 LLAMAS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a block each": (
         {"verify": None, "prefill": None, "layout": {"kind": "per-block"}, "context": 32},
-        ["hidden of layer-00", "logits of head-0"],
+        ["hidden of layer-00 (decode)", "logits of head-0 (decode)"],
     ),
     "single": (
         {
@@ -46,7 +46,7 @@ LLAMAS: dict[str, tuple[dict[str, Any], list[str]]] = {
             "tensor_layout": "ct1",
             "head": {"slices": 2},
         },
-        ["logits of model"],
+        [f"logits of model ({mode})" for mode in ("decode", "verify", "prefill")],
     ),
 }
 
@@ -113,14 +113,16 @@ def test_a_right_zaya(
     """Both expert blocks are judged, since the first has no router state to add to."""
     found = climb(zaya_bundle(**options), zaya_checkpoint)
     assert found.passed
-    assert {check.name for check in found.checks} == {"wrong constants", *checks}
-    assert len({s.mode for s in found.shards}) == (2 if options else 1)
+    modes = ("decode", "prefill") if options else ("decode",)
+    named = {f"{check} ({mode})" for check in checks for mode in modes}
+    assert {check.name for check in found.checks} == {"wrong constants", *named}
+    assert {s.mode for s in found.shards} == {*modes}
 
 
 def test_a_departure(departed: Bundle, zaya_checkpoint: Checkpoint) -> None:
     """Experts and heads are judged alone, and right."""
     found = climb(departed, zaya_checkpoint)
-    assert failed(found) == ["hidden of attn-00"]
+    assert failed(found) == ["hidden of attn-00 (decode)"]
     assert climbed(found) == {"attn-00", "moe-00", "moe-01", "head-0"}
 
 

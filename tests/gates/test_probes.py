@@ -10,6 +10,9 @@ from tests.conftest import build_model
 from cetane.bundle import Bundle
 from cetane.checkpoint import Tokenizer, open_checkpoint
 from cetane.errors import CetaneError
+from cetane.families.grouped_query import blocks
+from cetane.files import silent
+from cetane.gates.golden import Proof
 from cetane.gates.probes import (
     QUESTIONS,
     chat_prompts,
@@ -26,6 +29,7 @@ from cetane.gates.probes import (
     tree_path,
     windows,
 )
+from cetane.gates.reference import Reference
 from cetane.schema.recipe import Mode
 
 from .mutations.families import build, recipe, tokenizer_of
@@ -207,6 +211,76 @@ def test_each_mode_fills_each_capacity(widths: tuple[int, int], capacities: list
             last, first = by[full - 1], by[full]
             assert (last.mode, last.judged) == (first.mode, first.judged) == (mode, True)
             assert last is not first
+
+
+@pytest.fixture
+def short_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model whose texts are short beside its blocks of 192 keys."""
+    for name in ("SCORES", "MOST_SCORES"):
+        monkeypatch.setattr(f"cetane.gates.structure.{name}", 0)
+    for module in ("families.grouped_query", "gates.probes"):
+        monkeypatch.setattr(f"cetane.{module}.LONGEST_BLOCK", 192)
+
+
+def long_port(contract: str) -> AuthoredPort:
+    """A context of 1,024 tokens."""
+    model = build_model("llama", max_position_embeddings=1024)
+    cache = {"contract": contract, "context": 1024}
+    return AuthoredPort(TinyCheckpoint(model, tokenizer_of()), recipe("fp16", cache=cache))
+
+
+@pytest.mark.usefixtures("short_text")
+@pytest.mark.parametrize("contract", ["readonly", "blend", "stateful"])
+def test_a_key_that_is_lost_between_blocks(contract: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five borders, the first and the last have probes."""
+    port = long_port(contract)
+
+    def wrong() -> set[tuple[str, Mode]]:
+        proof = Proof(port, port.checkpoint, Reference(port.checkpoint), port.tables, silent)  # type: ignore[arg-type]
+        return {(one.probe, one.mode) for one in proof.structure()[0] if one.relative > 1e-4}
+
+    assert not wrong()
+
+    def cut(keys: int, new: int, most: int) -> list[slice]:
+        made = blocks(keys, new, most)
+        return [slice(part.start, part.stop - (part.stop < keys)) for part in made]
+
+    monkeypatch.setattr("cetane.families.grouped_query.blocks", cut)
+    assert wrong() == {
+        (probe, mode) for probe in ("beyond 192", "beyond 960") for mode in port.plan.modes
+    }
+
+
+@pytest.mark.parametrize(
+    ("contract", "filled", "crossed"),
+    [
+        ("readonly", 0, {192, 960}),
+        ("readonly", 192, {384, 960}),  # the text reads beyond 192
+        ("readonly", 900, {960}),
+        ("readonly", 1000, set()),
+        ("shift", 0, set()),
+    ],
+)
+@pytest.mark.usefixtures("short_text")
+def test_borders_behind_the_text(contract: str, filled: int, crossed: set[int]) -> None:
+    assert crossings(long_port(contract), filled) == crossed
+
+
+def test_borders_of_a_familys_own_blocks() -> None:
+    """Of 64 keys, in a context of 160 tokens."""
+    checkpoint = TinyCheckpoint(build("gemma3"), tokenizer_of())
+    own = recipe("fp16", family={"full_block": 64})
+    assert crossings(AuthoredPort(checkpoint, own), 0) == {64, 128}
+    assert crossings(AuthoredPort(checkpoint, recipe("fp16")), 0) == set()
+
+
+def crossings(port: AuthoredPort, filled: int) -> set[int]:
+    """The positions that probes cross."""
+    probes = structure_probes(port.tables.tokens[:], port.tokenizer, port.plan, filled)
+    crossed = {int(p.name.removeprefix("beyond ")): p for p in probes if p.name[:6] == "beyond"}
+    for at, probe in crossed.items():
+        assert probe.start <= at - 32 < at + 16 <= probe.start + len(probe.tokens)
+    return {*crossed}
 
 
 def test_a_state_that_reuses_slots_is_not_rewound() -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import tiny_recipe
 from tests.converting import converted_once
+from tests.gates.broken import converting_with, write_one_slot_off
 
 from cetane.bundle import Bundle
 from cetane.cli.options import parse_changes
@@ -199,6 +201,17 @@ def test_fix_takes_the_advice_of_a_red_gate(
     assert again.changes == fixed.changes and again.plan == fixed.plan
     with pytest.raises(CetaneError, match="another checkpoint or recipe"):
         port(tiny_checkpoint_folder, recipe=small, output=target)
+
+
+def test_fix_mends_first_shards(tiny_checkpoint_folder: Path, tmp_path: Path) -> None:
+    """Graphs that write a wrong slot are refused before the others are built."""
+    blend = tiny_recipe("blend", verify=None, context=32, layout={"kind": "per-block"})
+    with converting_with(write_one_slot_off, tmp_path / "cache"):
+        fixed = port(tiny_checkpoint_folder, recipe=blend, output=tmp_path / "fixed", fix=True)
+    assert fixed.passed and fixed.plan.recipe.cache.contract == "readonly"
+    said, _, sentence = fixed.changes[0].partition(": ")
+    assert said == "cache.contract = readonly"
+    assert "a cache or a mask of decode, prefill is wrong" in sentence
 
 
 ONE_BIT = {"compression.default": "palette1-kmeans-per-tensor"}

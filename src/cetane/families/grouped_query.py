@@ -92,7 +92,7 @@ def rounded(x: Tensor) -> Rounded:
     return Rounded(torch.round(x / scales * STEPS), scales)
 
 
-LONGEST = 8192
+LONGEST_BLOCK = 8192
 """The most keys that attention takes at a time if a family names no number, beside the keys of the
 call's own tokens. Apple's own attention for the ANE takes as many (coreai-models,
 primitives/ios/sdpa.py)."""
@@ -121,7 +121,7 @@ def attend(
         rows = rows * scale
     width = heads.values or dim
     keys = int(k.shape[3])  # a trace's number, so the factor of a flexible shape is a constant too
-    parts = blocks(keys, int(q.shape[3]), heads.block or LONGEST)
+    parts = blocks(keys, int(q.shape[3]), heads.block or LONGEST_BLOCK)
     if sinks is None and len(parts) > 1:
         mixed = attend_in_blocks(rows, k, v, mask, heads, parts)
     else:

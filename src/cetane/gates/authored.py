@@ -56,17 +56,27 @@ class Authored(ModuleReadings):
     def __init__(self, planner: Planner, weights: Checkpoint, reference: Reference) -> None:
         self.planner, self.weights, self.reference = planner, weights, reference
 
+    @property
+    def unrounded(self) -> Planner:
+        """The same plan with unrounded caches: the model rounds no keys and values."""
+        planner = self.planner
+        if planner.recipe.cache.format == "fp16":
+            return planner
+        recipe = override(planner.recipe, {"cache.format": "fp16"})
+        return Planner(self.weights, recipe, planner).on(planner.adapter)
+
+    def engine(self, planner: Planner) -> Engine:
+        """An engine on a plan's modules."""
+        backend = ShowingBackend(planner, self.weights)
+        return Engine(planner.plan(), backend, host_tables(planner, self.weights), resident=False)
+
     def deviations(self, tokenizer: Tokenizer) -> list[Deviation]:
         """The modules' deviations from the model, on the probes by which a twin is judged."""
-        planner = self.planner
-        if planner.recipe.cache.format != "fp16":  # the model rounds no keys and values
-            recipe = override(planner.recipe, {"cache.format": "fp16"})
-            planner = Planner(self.weights, recipe, planner).on(planner.adapter)
-        plan = planner.plan()
-        tables = host_tables(planner, self.weights)
-        engine = Engine(plan, ShowingBackend(planner, self.weights), tables, resident=False)
+        planner = self.unrounded
+        engine = self.engine(planner)
+        plan = engine.plan
         tokens = filled(planner, plan, self.reference), tokens_for_experts(planner, plan)
-        probes = structure_probes(tables.embedding, tokenizer, plan, *tokens)
+        probes = structure_probes(engine.tables.embedding, tokenizer, plan, *tokens)
         tasks = structure_tasks(plan, probes)
         seen = observe(engine, planner, tasks)
         scale = planner.model.residual_scale or 1.0

@@ -1,6 +1,6 @@
 """Explains why a port was refused, in one sentence: cause, place and the change that mends it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import ceil, log2
 from typing import Any, Literal, Protocol
 
@@ -12,7 +12,7 @@ from cetane.compress import parse_format
 from cetane.gates.authored import Authored
 from cetane.gates.bases import STATED
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult
-from cetane.gates.ladder import LadderResult
+from cetane.gates.ladder import LadderResult, climb
 from cetane.gates.limits import limits
 from cetane.gates.probes import Way
 from cetane.gates.readings import Misread, misread
@@ -50,6 +50,8 @@ ROW_BITS = 4
 """The bits of int4 rows. Weights of no more bits lose more than such rows."""
 
 
+DIFF = "Run cetane diff BUNDLE --model CHECKPOINT."
+BUILD_AND_DIFF = "Make a bundle with cetane build, and run cetane diff BUNDLE --model CHECKPOINT."
 WITHOUT_DRAFTS = ", and run with --speculative none until then"
 UNTIL_THEN: dict[Way, str] = {
     "rewind": ", and serve with --prefixes 0 until then",
@@ -190,38 +192,66 @@ def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
 def wrong_graph(
     bundle: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResult, adapter: str | None
 ) -> Explanation:
-    """The explanation of the first wrong tensor. If the torch modules are right, conversion is
-    wrong."""
+    """The explanation of a wrong reading, or else of the first wrong tensor."""
     recipe, truth = bundle.plan.recipe, reference_of(checkpoint, adapter)
     authored = Authored(Planner(checkpoint, recipe).on(adapter), checkpoint, truth)
     if verdict.misread:
         return wrong_reading(verdict.misread[0], authored)
-    plain = first_off([one for one in verdict.structure if not one.way])
-    first = plain or first_off(verdict.structure)
+    plain = [one for one in verdict.structure if not one.way]
+    first = first_off(plain) or first_off(verdict.structure)
     assert first is not None
-    what = (
+    if first.way:
+        return Explanation(
+            cause="contract",
+            where=place(first),
+            sentence=f"{erring(first)}; a plain text is right, only {WAYS[first.way]} are wrong. "
+            f"This is a fault of cetane: report it{UNTIL_THEN[first.way]}.",
+            changes=written_by_host(recipe),
+        )
+
+    def right(modules: Authored) -> bool:
+        return first_off(modules.deviations(bundle.tokenizer)) is None
+
+    return wrong_tensor(first, verdict.structure, authored, right, DIFF)
+
+
+def place(first: Deviation) -> str:
+    """Where a wrong tensor is."""
+    return f"{first.shard}, after {first.truth}"
+
+
+def erring(first: Deviation) -> str:
+    """By how much a tensor errs, and where, in words."""
+    return (
         f"On the checkpoint's own weights, {first.tensor} of {first.shard} errs by "
         f"{first.relative:.2g} after {first.truth} ({first.mode}, {first.probe}, position "
         f"{first.position})"
     )
-    where = f"{first.shard}, after {first.truth}"
-    if first.way:
-        return Explanation(
-            cause="contract",
-            where=where,
-            sentence=f"{what}; a plain text is right, only {WAYS[first.way]} are wrong. This is a "
-            f"fault of cetane: report it{UNTIL_THEN[first.way]}.",
-            changes=written_by_host(recipe),
-        )
-    if first_off(authored.deviations(bundle.tokenizer)) is None:
+
+
+def wrong_tensor(
+    first: Deviation,
+    rows: Sequence[Deviation],
+    authored: Authored,
+    right: Callable[[Authored], bool],
+    diff: str,
+) -> Explanation:
+    """The explanation of the first wrong tensor of some rows.
+
+    If the torch modules are right, conversion is wrong: `diff` says how to find it. `right` judges
+    modules as the port was judged.
+    """
+    recipe, modes = authored.planner.recipe, authored.planner.plan().modes
+    what, where = erring(first), place(first)
+    if right(authored):
         return Explanation(
             cause="conversion",
             where=where,
-            sentence=f"{what}; the authored modules are right, so conversion "
-            "changed the program. Run cetane diff BUNDLE --model CHECKPOINT.",
+            sentence=f"{what}; the authored modules are right, so conversion changed the program. "
+            f"{diff}",
         )
-    off = sorted({one.mode for one in verdict.structure if off_limit(one)})
-    if len(off) < len(bundle.plan.modes) or right_with_host_caches(bundle, checkpoint, authored):
+    off = sorted({one.mode for one in rows if off_limit(one)})
+    if len(off) < len(modes) or right_with_host_caches(authored, right):
         return Explanation(
             cause="contract",
             where=where,
@@ -236,7 +266,7 @@ def wrong_graph(
     )
 
 
-def wrong_reading(read: Misread, authored: "Authored") -> Explanation:
+def wrong_reading(read: Misread, authored: Authored) -> Explanation:
     """The explanation of a wrong reading: the cause is authoring if the torch modules have it, else
     conversion."""
     same = any(own.kind == read.kind for own in misread(authored, authored.reference))
@@ -249,19 +279,16 @@ def wrong_reading(read: Misread, authored: "Authored") -> Explanation:
     )
 
 
-def right_with_host_caches(
-    bundle: RefusedPort, checkpoint: Checkpoint, authored: "Authored"
-) -> bool:
+def right_with_host_caches(authored: Authored, right: Callable[[Authored], bool]) -> bool:
     """Whether the torch modules are right with caches that the host writes."""
-    recipe = bundle.plan.recipe
+    recipe, weights = authored.planner.recipe, authored.weights
     host_written = {"contract": "readonly", "sliding": None, "padded": False}
     plain = recipe.cache.model_copy(update=host_written)
     if plain == recipe.cache:
         return False
-    planner = Planner(checkpoint, recipe.model_copy(update={"cache": plain}))
+    planner = Planner(weights, recipe.model_copy(update={"cache": plain}))
     planner = planner.on(authored.planner.adapter)
-    other = Authored(planner, checkpoint, authored.reference)
-    return first_off(other.deviations(bundle.tokenizer)) is None
+    return right(Authored(planner, weights, authored.reference))
 
 
 def off_limit(one: Deviation) -> bool:
@@ -421,8 +448,9 @@ def weaker(quality: Quality) -> Iterator[tuple[str, Quality]]:
         yield "quality", other
 
 
-def explain_ladder(verdict: LadderResult, recipe: Recipe) -> Explanation:
-    """Why the first shards of every kind were refused."""
+def explain_ladder(verdict: LadderResult, checkpoint: Checkpoint, recipe: Recipe) -> Explanation:
+    """Why the first shards of every kind were refused. If a graph is wrong, their authored modules
+    run on the same tokens."""
     first = next(check for check in verdict.checks if not check.passed)
     if first.name.endswith(STATED):
         return other_base(first)
@@ -434,13 +462,17 @@ def explain_ladder(verdict: LadderResult, recipe: Recipe) -> Explanation:
             sentence=f"In {wrong.shard}, {wrong.parameter or wrong.label} differs from the "
             f"checkpoint: {wrong.problem}. Port the model again with --rebuild.",
         )
-    return Explanation(
-        cause="authoring",
-        where=first.name.rpartition(" of ")[2],
-        sentence=f"On the checkpoint's own weights and tensors, {first.name} errs by "
-        f"{first.value:.2g}, the limit {first.limit:g}.",
-        changes=undone(recipe),
-    )
+    wrong_row = first_off(verdict.structure)
+    assert wrong_row is not None
+    shards = dict.fromkeys(one.shard for one in verdict.structure)
+
+    def right(modules: Authored) -> bool:
+        planner = modules.unrounded
+        judged = climb(modules.engine(planner), planner, checkpoint, shards)
+        return not any(off_limit(row) for _, row in judged)
+
+    authored = Authored(Planner(checkpoint, recipe), checkpoint, reference_of(checkpoint))
+    return wrong_tensor(wrong_row, verdict.structure, authored, right, BUILD_AND_DIFF)
 
 
 def explain_residency(audited: Audit, plan: Plan) -> Explanation:

@@ -7,7 +7,7 @@ tensors. The shard runs on the checkpoint's own values, in fp32, so compression 
 graph.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -23,13 +23,12 @@ from cetane.families import Truth
 from cetane.gates import metrics
 from cetane.gates.bases import base_checks
 from cetane.gates.experts import Choices
-from cetane.gates.limits import limits
 from cetane.gates.observe import ProbeTask, Watched
 from cetane.gates.port import Packaged
-from cetane.gates.probes import OWN, Probe, ProbePart, text_tokens, widest_tokens
+from cetane.gates.probes import OWN, TEXT_PROBE, Probe, ProbePart, text_tokens, widest_tokens
 from cetane.gates.reference import Reference, reference_of
 from cetane.gates.scores import ShardScore, shard_score
-from cetane.gates.structure import LOGITS, head_slices
+from cetane.gates.structure import LOGITS, Deviation, deviation, head_slices, judge
 from cetane.gates.verdict import Check, at_most
 from cetane.gates.weights import LISTED, WrongWeight, wrong_constants
 from cetane.planner import Planner
@@ -45,6 +44,8 @@ class LadderResult(Data):
     checks: tuple[Check, ...]
     shards: tuple[ShardScore, ...]
     wrong_weights: tuple[WrongWeight, ...] = ()
+    structure: tuple[Deviation, ...] = ()
+    """Older results have none."""
 
 
 class Packages:
@@ -61,33 +62,38 @@ def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) 
     """Judge finished shards; `packages` are their paths by name."""
     tables = host_tables(planner, checkpoint)
     port = Packaged(Packages(packages), planner, checkpoint, tables, checkpoint.tokenizer)
-    engine = port.twin
-    plan = engine.plan
-    widest, context = widest_tokens(plan), plan.capacities[0].tokens
-    tokens = text_tokens(checkpoint.tokenizer, min(context, widest + widest // 8 + OWN))
-    scores: list[ShardScore] = []
-    worst: dict[str, float] = {}
-    for rung in rungs(engine, planner, checkpoint, tokens):
-        for shard in packages:
-            for pair in rung.pairs(shard, list(plan.modes)):
-                pairs = [(pair.ours, pair.wanted)]
-                tensor = f"{rung.prefix}{pair.tensor}"
-                scores.append(shard_score(shard, tensor, pair.truth, pair.mode, pairs))
-                error = float(metrics.relative(pair.ours, pair.wanted).max())
-                key = f"{tensor} of {shard}"
-                worst[key] = max(worst.get(key, 0.0), error)
+    judged = [*climb(port.twin, planner, checkpoint, packages)]
+    scores, rows = [score for score, _ in judged], [row for _, row in judged]
     wrong = [w for shard in packages for w in wrong_constants(port, checkpoint, shard)]
     checks = (
         *base_checks(checkpoint),
         at_most("wrong constants", float(len(wrong)), 0),
-        *(at_most(name, value, limits().structure.relative) for name, value in worst.items()),
+        *judge(rows, question=""),
     )
     return LadderResult(
         passed=all(check.passed for check in checks),
         checks=checks,
         shards=tuple(scores),
         wrong_weights=tuple(wrong[:LISTED]),
+        structure=tuple(rows),
     )
+
+
+def climb(
+    engine: Engine, planner: Planner, checkpoint: Checkpoint, shards: Collection[str]
+) -> Iterator[tuple[ShardScore, Deviation]]:
+    """Every output of some shards in every mode: its score, and its deviation from the model."""
+    plan = engine.plan
+    widest, context = widest_tokens(plan), plan.capacities[0].tokens
+    tokens = text_tokens(checkpoint.tokenizer, min(context, widest + widest // 8 + OWN))
+    for rung in rungs(engine, planner, checkpoint, tokens):
+        for shard in shards:
+            for pair in rung.pairs(shard, list(plan.modes)):
+                tensor, both = f"{rung.prefix}{pair.tensor}", (pair.ours, pair.wanted)
+                score = shard_score(shard, tensor, pair.truth, pair.mode, [both])
+                errors = metrics.relative(*both)
+                task = rung.task(pair.mode)
+                yield score, deviation(shard, tensor, pair.truth, task, pair.at, errors)
 
 
 def of_choices(ours: Array, theirs: Array) -> tuple[Array, Array]:
@@ -107,6 +113,8 @@ class Pair:
     tensor: str
     truth: Truth
     mode: Mode
+    at: Array
+    """The numbers of the tokens, `(n,)`."""
     ours: Array
     wanted: Array
 
@@ -127,6 +135,11 @@ class Rung:
         adapter, plan = self.planner.adapter, self.engine.plan
         told = "" if adapter is None else f"{adapter}: "
         return told + (f"at {plan.recipe.cache.context}: " if self.planner.smaller else "")
+
+    def task(self, mode: Mode) -> ProbeTask:
+        """The tokens, all taken by one mode."""
+        probe = Probe(TEXT_PROBE, self.tokens)
+        return ProbeTask(mode, probe, (ProbePart(mode, len(self.tokens)),))
 
     def pairs(self, shard: str, modes: list[Mode]) -> Iterator[Pair]:
         """The outputs of a shard that got the model's own tensors, with their truths.
@@ -153,7 +166,7 @@ class Rung:
                 wanted = self.truths([*names], choices)
                 theirs = self.logits(shard, feeds[shard], truths, choices) if slices else None
             for truth, (at, rows) in watched.tensors().items():
-                yield Pair(names[truth], truth, mode, rows, wanted[truth][at])
+                yield Pair(names[truth], truth, mode, at, rows, wanted[truth][at])
             for start, stop in slices:
                 logits = gather(watched.calls, "all")
                 assert logits is not None and theirs is not None
@@ -161,7 +174,7 @@ class Rung:
                 compared = logits[:, tokens], theirs[:, tokens]
                 if self.engine.plan.recipe.head.choose:
                     compared = of_choices(*compared)
-                yield Pair("logits", LOGITS, mode, *compared)
+                yield Pair("logits", LOGITS, mode, np.arange(len(logits)), *compared)
 
     def truths(self, wanted: Sequence[Truth], choices: Choices | None = None) -> dict[Truth, Array]:
         """Tensors of the model, as the port scales them; `choices` as in `Reference.run`."""
@@ -187,13 +200,7 @@ class Rung:
     ) -> dict[Mode, Watched]:
         """Run shards on the model's tensors, each opened once for all modes. What the last one
         computed is seen, by mode."""
-        probe, count = Probe("ladder", self.tokens), len(self.tokens)
-        every = {
-            mode: Watched(
-                self.engine, self.planner, ProbeTask(mode, probe, (ProbePart(mode, count),))
-            )
-            for mode in modes
-        }
+        every = {mode: Watched(self.engine, self.planner, self.task(mode)) for mode in modes}
         for shard, supply in feeds.items():
             for watched in every.values():
                 watched.forget()

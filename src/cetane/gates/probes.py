@@ -19,6 +19,7 @@ from cetane.bundle.tables import TokenRows
 from cetane.checkpoint import Tokenizer
 from cetane.engine.backend import Array
 from cetane.errors import CetaneError
+from cetane.families import LONGEST_BLOCK
 from cetane.files import shipped_text
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
@@ -78,7 +79,8 @@ def structure_probes(
       each smaller capacity it has filled that cache. Behind these are tokens for what a host does
       (`host_parts`).
     - The end of the context, with nothing before it.
-    - Every crossing from one capacity to the next.
+    - Every crossing from one capacity to the next, and from one block of keys to the next
+      (`borders`).
     - Embeddings so faint that every epsilon has an effect, if the host looks embeddings up.
     - Short sequences of random tokens, `drawn_for_experts` together: they take experts that a text
       does not take. Many are short, since tokens with few before them differ most.
@@ -89,16 +91,18 @@ def structure_probes(
     reused = max((group.count for group in plan.caches.values() if group.limited), default=0)
     tail = widest + widest // 2 + OWN
     hosted = max(host_tokens(plan, mode) for mode in plan.modes)
-    length = min(context, max(reused, filled) + widest + tail + hosted)
+    read = max(reused, filled)
+    length = min(context, read + widest + tail + hosted)
     excluded = {*tokenizer.eos_ids, tokenizer.bos_id or 0}
     drawn = random_tokens(embedding, 2 * tail, SEED, excluded)
     probes = [
         Probe(TEXT_PROBE, text_tokens(tokenizer, length)),
         Probe("end of the context", drawn[: min(tail, context)], max(0, context - tail)),
     ]
-    for capacity in plan.smaller:
-        start = max(0, capacity.tokens - tail)
-        probes.append(Probe(f"beyond {capacity.tokens}", drawn[: context - start], start))
+    crossed = {capacity.tokens for capacity in plan.smaller}
+    for at in sorted(crossed.union(borders(plan, read, context - tail))):
+        start = max(0, at - tail)
+        probes.append(Probe(f"beyond {at}", drawn[: context - start], start))
     if not plan.recipe.embedding.inside:
         probes.append(Probe(FAINT_PROBE, drawn[tail : tail + OWN], scale=FAINT))
     size = min(FEW, context)
@@ -106,6 +110,20 @@ def structure_probes(
     for at in range(0, len(others), size):
         probes.append(Probe(f"{EXPERTS_PROBE} {at // size + 1}", others[at : at + size]))
     return probes
+
+
+def borders(plan: Plan, least: int, most: int) -> set[int]:
+    """The first and the last position, of those above `least` and up to `most`, at which attention
+    begins a new block of keys.
+
+    One loop cuts and merges all blocks, so these two show what the others do. In caches that shift,
+    newest keys are on the right: no short probe reaches a border.
+    """
+    size = plan.recipe.family.get("full_block") or LONGEST_BLOCK
+    if all(slots.limited or slots.shifts for slots in plan.caches.values()):
+        return set()
+    every = range((least // size + 1) * size, most + 1, size)
+    return {*every[:1], *every[-1:]}
 
 
 def widest_tokens(plan: Plan) -> int:

@@ -295,14 +295,15 @@ def same_tags(found: Mapping[str, str], wanted: Mapping[str, str]) -> Check:
     return at_most(OTHER_TAGS, float(len({name for name, _ in others})), 0)
 
 
-def judge(rows: Sequence[Deviation]) -> Iterator[Check]:
-    """The checks of the worst deviation of every shard's tensors, in every mode.
+def judge(rows: Sequence[Deviation], question: str = "structure: ") -> Iterator[Check]:
+    """The checks of the worst deviation of every shard's tensors, in every mode. Their names begin
+    with the question.
 
     What a host does has one check for all shards: its code knows no shard."""
     worst: dict[str, float] = {}
     for one in rows:
         what = WAYS[one.way] if one.way else f"{one.tensor} of {one.shard}"
-        name = f"structure: {what} ({one.mode})"
+        name = f"{question}{what} ({one.mode})"
         worst[name] = max(worst.get(name, 0.0), one.relative)
     for name, value in worst.items():
         yield at_most(name, value, limits().structure.relative)

@@ -59,5 +59,5 @@ class FirstShards:
         if self.refused is not None:
             return explain_residency(self.refused, plan)
         if self.ladder is not None and not self.ladder.passed:
-            return explain_ladder(self.ladder, plan.recipe)
+            return explain_ladder(self.ladder, self.checkpoint, plan.recipe)
         return None
