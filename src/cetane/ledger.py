@@ -88,7 +88,7 @@ class Ledger(Generic[Line]):
         kept = 0
         texts = io.BytesIO(content).readlines()
         for number, text in enumerate(texts, 1):
-            where = f"{self.path}: line {number} is broken"
+            where = f"{self.path}: line {number}"
             try:
                 value = parse_json(text, where)
             except CetaneError as error:

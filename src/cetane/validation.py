@@ -152,7 +152,8 @@ def parse_json(
     """
     try:
         check_values(text)
-        content = json.loads(text, object_pairs_hook=without_duplicates if unique else None)
+        whole = text if isinstance(text, str) else str(text, "utf-8-sig")
+        content = json.loads(whole, object_pairs_hook=without_duplicates if unique else None)
         check_limits(content)
     except (ValueError, RecursionError) as error:
         raise CetaneError(f"{where} is not valid JSON: {spoken(error)}", hint) from error

@@ -1,6 +1,7 @@
 """cetane eval and the server against the harness's own Hugging Face model, on the same weights."""
 
 import json
+import math
 import os
 import random
 import shutil
@@ -128,13 +129,34 @@ def test_a_run_that_was_stopped_goes_on(
     assert bundle.gates()["evaluation"]["figures"][0]["task"] in TASKS
 
 
+def test_answers_that_changed_are_asked_again(tmp_path: Path) -> None:
+    """Each file alone: the others' answers stay."""
+    answers = KeptAnswers(tmp_path)
+    one, two, three = (answers.get("likelihood", [[number], 1])[0] for number in range(3))
+    answers.add(one, [-1.5, True])
+    answers.save()
+    answers.add(two, [-math.inf, False])
+    answers.add(three, "text")
+    answers.save()
+    known = {one: [-1.5, True], two: [-math.inf, False], three: "text"}
+    assert KeptAnswers(tmp_path).known == known
+    for wrong in (f'{{"{one}": [-1.0, true]}}', f'{{"{one}": 5}}', '{"', "", "\0\0\0\0"):
+        (first,) = (
+            path for path in tmp_path.glob("*.json") if len(json.loads(path.read_text())) == 1
+        )
+        first.write_text(wrong)
+        again = KeptAnswers(tmp_path)
+        assert again.known == {two: known[two], three: known[three]}
+        again.add(one, [-1.5, True])
+        again.save()
+        assert KeptAnswers(tmp_path).known == known
+
+
 def test_answers_end_with_the_code_and_the_packages_that_gave_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def path(*parts: str) -> Any:
-        ledger = kept(["transformers"], *parts).ledger
-        assert ledger is not None
-        return ledger.path
+        return kept(["transformers"], *parts).folder
 
     before = path("a", "portable")
     assert path("a", "portable") == before != path("b", "portable")

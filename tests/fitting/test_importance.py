@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from cetane.files import silent
@@ -109,3 +110,22 @@ def test_importance_is_kept_and_found(tiny_model: Callable[..., Any], tmp_path: 
     assert found[1]["w"].scale == pytest.approx(made["w"].scale)
     path.write_bytes(b"something else")
     assert module.load(path) is None
+
+
+def test_importance_that_changed_is_not_read(
+    tiny_model: Callable[..., Any], tmp_path: Path
+) -> None:
+    model, path = tiny_model("llama").requires_grad_(False), tmp_path / "kept"
+    made = importance(model, {"w": model.get_submodule(PATH)}, text(), silent)
+    module.keep(path, text(), made)
+    known = module.load(path)
+    assert known is not None and torch.equal(known[0], text())
+    assert known[1]["w"].scale == made["w"].scale
+    assert torch.equal(known[1]["w"].tokens, made["w"].tokens)
+    tensors = load_file(path)
+    for name, wrong in (
+        (module.TEXT, torch.zeros_like(text())), (module.TEXT, text().flatten()),
+        (f"w{module.OUTPUTS}", torch.ones(1, 1)), (f"w{module.SCALE}", torch.tensor([torch.nan])),
+    ):  # fmt: skip
+        save_file(tensors | {name: wrong}, path)
+        assert module.load(path) is None

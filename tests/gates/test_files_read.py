@@ -141,6 +141,11 @@ def test_no_answer(model: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path:
         told = only_ours(theirs, gguf=False, loader="transformers")
         assert told is not None and "tokenizer" in told and "status 3" in told
     assert asked == [model.folder]
+    (kept,) = tmp_path.glob("tokenizers/read-*.json")
+    for damaged in ("", "{}"):  # the latter would say that nothing is known
+        kept.write_text(damaged)
+        assert read_by_transformers(model) == theirs
+    assert asked == [model.folder] * 3
 
 
 def test_a_gguf_file(tmp_path: Path) -> None:

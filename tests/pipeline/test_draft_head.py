@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
@@ -50,11 +51,13 @@ def test_a_model_writes_as_much_as_is_asked_once(asked: list[int]) -> None:
     assert asked == [0, 1, 2] and list(more)[:2] == list(some)
 
 
-def test_what_is_damaged_is_written_again(asked: list[int]) -> None:
+def test_what_is_damaged_or_changed_is_written_again(asked: list[int]) -> None:
     (path,) = own(DraftHeadSettings(tokens=4))
-    path.write_bytes(b"no tensors")
-    (tokens,) = own(DraftHeadSettings(tokens=4)).values()
-    assert asked == [0, 0] and tokens.shape == (2, WINDOW)
+    other = save({draft_head.TOKENS: torch.ones(2, WINDOW, dtype=torch.int64)})
+    for times, content in enumerate((b"no tensors", other), 2):
+        path.write_bytes(content)
+        (tokens,) = own(DraftHeadSettings(tokens=4)).values()
+        assert asked == [0] * times and torch.equal(tokens, torch.zeros_like(tokens))
 
 
 def test_it_writes_no_longer_than_a_third_of_the_time(asked: list[int]) -> None:

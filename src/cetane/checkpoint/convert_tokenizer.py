@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cetane.checkpoint.sandbox import Sandbox
 from cetane.errors import CetaneError
-from cetane.files import cache_dir, read_json, sha256, write_cache
+from cetane.files import cache_dir, disk_errors, is_kept, keeping, read_json, sha256
 
 SOURCES = ("tokenizer.model", "tiktoken.model", "tekken.json", "merges.txt")
 """Files that transformers converts, in the order of preference."""
@@ -59,10 +59,11 @@ def converted(folder: Path) -> tuple[Path, dict[str, str]] | None:
     digest = hashlib.sha256(told.encode()).hexdigest()
     kept = cache_dir() / "tokenizers" / f"converted-{VERSION}-{digest}.json"
     beside = kept.with_suffix(".special.json")
-    if not (kept.is_file() and beside.is_file()):
+    if not (is_kept(kept) and is_kept(beside)):
         special, tokenizer = convert(folder, source)
-        write_cache(beside, special)
-        write_cache(kept, tokenizer)
+        for path, text in ((beside, special), (kept, tokenizer)):
+            with disk_errors(path), keeping(path) as temporary:
+                temporary.write_text(text, encoding="utf-8")
     named = read_json(beside)
     return kept, {name: text for name, text in named.items() if isinstance(text, str)}
 

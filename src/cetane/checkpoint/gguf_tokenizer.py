@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from cetane.checkpoint.gguf_file import GGUFFile
 from cetane.checkpoint.gguf_pre_tokenizers import PRE_TOKENIZERS
 from cetane.checkpoint.tokenizer import Tokenizer, library_errors
 from cetane.errors import CetaneError
-from cetane.files import cache_dir, write_cache
+from cetane.files import cache_dir, is_kept, write_cache
 
 _CONVERTER_VERSION = 3  # part of the cache key: raise it when a conversion changes
 
@@ -53,10 +55,8 @@ def load_gguf_tokenizer(file: GGUFFile) -> Tokenizer:
     architecture = file.metadata["general.architecture"]
     entry = f"{architecture}-{_CONVERTER_VERSION}-{file.tokenizer_digest}"
     path = cache_dir() / "tokenizers" / entry / "tokenizer.json"
-    try:
-        with library_errors("the cached tokenizer is broken"):
-            backend = tokenizers.Tokenizer.from_file(str(path))
-    except CetaneError:  # absent or corrupt
+    backend = kept_backend(path)
+    if backend is None:
         backend = vocabulary.build()
         write_cache(path, backend.to_str())
     return Tokenizer(
@@ -66,6 +66,14 @@ def load_gguf_tokenizer(file: GGUFFile) -> Tokenizer:
         chat_template=vocabulary.get("tokenizer.chat_template", str),
         tool_template=vocabulary.get("tokenizer.chat_template.tool_use", str),
     )
+
+
+def kept_backend(path: Path) -> tokenizers.Tokenizer | None:
+    """The tokenizer of a kept file; None if it has changed, or if this version of the library
+    cannot read it."""
+    with suppress(CetaneError), library_errors(f"{path} is not a valid tokenizer"):
+        return tokenizers.Tokenizer.from_file(str(path)) if is_kept(path) else None
+    return None
 
 
 class _Vocabulary:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cetane.checkpoint.sandbox import Sandbox
 from cetane.errors import CetaneError
-from cetane.files import cache_dir, read_json, sha256, write_cache
+from cetane.files import cache_dir, read_cache, sha256, write_cache
 
 SECONDS, MEMORY = 20, 4 << 30
 """CPU seconds and bytes of address space. Gemma's tokenizer of 33 MB takes 2 s and 1.2 GB."""
@@ -45,10 +45,9 @@ def check_tokenizer(path: Path) -> None:
     The cache keeps the verdict under the file's hash, so each file is tried once.
     """
     kept = cache_dir() / "tokenizers" / f"trial-{VERSION}-{sha256(path)}.json"
-    try:
-        error = read_json(kept)["error"]
-    except (CetaneError, KeyError):
-        error = tried(path)
+    known = read_cache(kept)
+    error = tried(path) if known is None else json.loads(known)["error"]
+    if known is None:
         write_cache(kept, json.dumps({"error": error}))
     if error is not None:
         raise CetaneError(f"{path} is not a valid tokenizer: {error}", "get the model again")

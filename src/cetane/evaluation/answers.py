@@ -1,31 +1,29 @@
 """Kept answers of a model, so that a stopped evaluation goes on where it was."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from cetane.files import json_sha256
-from cetane.ledger import Ledger
+from cetane.files import disk_errors, is_kept, json_sha256, keeping, read_json
 
 Answers = dict[str, Any]
 BATCH = 64
-"""The answers that are written together, since the disk syncs each line of a ledger."""
+"""The answers that are written together, as one file."""
 
 
 class KeptAnswers:
-    """Answers by the hash of their request, in a ledger; without a path, in memory only."""
+    """Answers by the hash of their request, in the files of a folder; without one, in memory only.
 
-    def __init__(self, path: Path | None) -> None:
-        hint = "remove it to evaluate anew"
-        self.ledger = None if path is None else Ledger(path, TypeAdapter(Answers), hint)
+    A file that was changed or damaged is passed over, so its requests are asked again."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
         self.known: Answers = {}
         self.new: Answers = {}
-        if self.ledger is not None:
-            self.ledger.repair()
-            for line in self.ledger.read():
-                self.known |= line
+        for path in sorted(folder.glob("*.json")) if folder else ():
+            if is_kept(path):
+                self.known |= read_json(path)
 
     def get(self, kind: str, request: Sequence[Any]) -> tuple[str, Any]:
         """The key of a request, and its answer if it is known."""
@@ -39,7 +37,9 @@ class KeptAnswers:
             self.save()
 
     def save(self) -> None:
-        """Write the new answers to the ledger."""
-        if self.new and self.ledger is not None:
-            self.ledger.append(self.new)
+        """Write the new answers to a file, whose name tells their requests."""
+        if self.new and self.folder is not None:
+            path = self.folder / f"{json_sha256(sorted(self.new))[:32]}.json"
+            with disk_errors(path), keeping(path) as temporary:
+                temporary.write_text(json.dumps(self.new), encoding="utf-8")
         self.new = {}

@@ -124,7 +124,7 @@ def kept(packages: Sequence[str], *parts: str | None) -> KeptAnswers:
     `packages` compute them."""
     versions = {package: version(package) for package in packages}
     key = task_key("evaluation", versions, parts)
-    return KeptAnswers(cache_dir() / "evaluations" / f"{key[:32]}.jsonl")
+    return KeptAnswers(cache_dir() / "evaluations" / key[:32])
 
 
 def task_manager(

@@ -5,18 +5,27 @@ A file is written whole or not at all, and nothing in a file is trusted before i
 
 from pathlib import Path
 
-from cetane.files.cache import cache_dir, forget_oldest, home, write_cache
+from cetane.files.cache import (
+    cache_dir,
+    forget_oldest,
+    home,
+    is_kept,
+    keep_tensors,
+    keeping,
+    kept_tensors,
+    read_cache,
+    write_cache,
+)
 from cetane.files.hashes import (
     MOST_FILES,
     FileRecord,
     check_files,
     code_sha256,
-    content_identity,
-    file_identity,
     json_sha256,
     records,
     sha256,
 )
+from cetane.files.identities import content_identity, file_identity
 from cetane.files.kernels import KERNELS, KERNELS_OF, place_kernels
 from cetane.files.locks import claimed, is_claimed
 from cetane.files.paths import PARTIAL, check_outside, inside, nameable
@@ -69,10 +78,15 @@ __all__ = [
     "home",
     "inside",
     "is_claimed",
+    "is_kept",
     "json_sha256",
+    "keep_tensors",
+    "keeping",
+    "kept_tensors",
     "nameable",
     "open_regular",
     "read_bytes",
+    "read_cache",
     "read_exactly",
     "read_json",
     "read_json_if_present",

@@ -2,14 +2,12 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from cetane.errors import CetaneError
-from cetane.files.cache import cache_dir, write_cache
 from cetane.files.paths import inside
 from cetane.files.reading import open_regular
 from cetane.validation import Data
@@ -69,27 +67,3 @@ def check_files(root: Path, files: Mapping[str, FileRecord], hint: str) -> None:
             raise CetaneError(
                 f"{root}: {name} is not the file that was built (its hash differs)", hint
             )
-
-
-def file_identity(path: Path) -> str:
-    """The name, size in bytes and modification time in nanoseconds of `path`, for fingerprints."""
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise CetaneError(f"cannot read {path}: {error}") from error
-    return f"{path.name} {status.st_size} {status.st_mtime_ns}\n"
-
-
-def content_identity(path: Path) -> str:
-    """The name and the SHA-256 of `path`, for keys that machines share. The hash is kept in the
-    cache folder as long as the file is the same."""
-    status = file_identity(path) + str(path.stat().st_ino)
-    known = cache_dir() / "hashes" / json_sha256([str(path.resolve()), status])
-    try:
-        digest = known.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        digest = ""
-    if not re.fullmatch("[0-9a-f]{64}", digest):
-        digest = sha256(path)
-        write_cache(known, digest)
-    return f"{path.name} {digest}\n"

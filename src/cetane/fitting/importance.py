@@ -21,11 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from cetane.files import Progress, replacing
+from cetane.files import Progress, keep_tensors, kept_tensors
 from cetane.fitting.losses import in_pieces
 from cetane.gates.reference import logits_of
 from cetane.hardware.memory import give_back
@@ -172,26 +170,24 @@ def loss_of(model: Any, tokens: Tensor) -> Tensor:
 
 
 def keep(path: Path, text: Tensor, importances: Mapping[str, Importance]) -> None:
-    """Write a safetensors file of a text and the importance of layers there."""
+    """Keep a text and the importance of layers there."""
     tensors = {TEXT: text}
     for name, one in importances.items():
         tensors |= {f"{name}{TOKENS}": one.tokens, f"{name}{SCALE}": torch.tensor([one.scale])}
         if one.outputs is not None:
             tensors[f"{name}{OUTPUTS}"] = one.outputs
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        save_file(tensors, temporary)
+    keep_tensors(path, tensors)
 
 
 def load(path: Path) -> tuple[Tensor, dict[str, Importance]] | None:
-    """What `keep` wrote; None for a missing file or another one."""
-    try:
-        tensors = load_file(path)
-        names = [name.removesuffix(TOKENS) for name in tensors if name.endswith(TOKENS)]
-        return tensors[TEXT], {
-            name: Importance(tensors[name + TOKENS], tensors.get(name + OUTPUTS),
-                             float(tensors[name + SCALE]))
-            for name in names
-        }  # fmt: skip
-    except (OSError, SafetensorError, KeyError, ValueError):
+    """What `keep` wrote; None if it is missing or has changed."""
+    tensors = kept_tensors(path)
+    if tensors is None:
         return None
+    names = [name.removesuffix(TOKENS) for name in tensors if name.endswith(TOKENS)]
+    return tensors[TEXT], {
+        name: Importance(
+            tensors[name + TOKENS], tensors.get(name + OUTPUTS), float(tensors[name + SCALE])
+        )
+        for name in names
+    }

@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cetane.errors import CetaneError
-from cetane.files import Progress, disk_errors, replacing
+from cetane.files import Progress, disk_errors, keep_tensors, kept_tensors
 from cetane.fitting.teacher import Answers, ask, narrowed
 from cetane.fitting.text import write_text
 
@@ -88,17 +86,14 @@ def tokens_at_once(model: Any) -> int:
 
 
 def keep(path: Path, answers: Answers) -> None:
-    """Write a safetensors file of answers."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        tensors = {"tokens": answers.tokens, "likely": answers.likely, "logs": answers.logs}
-        save_file(tensors, temporary)
+    """Keep answers."""
+    tensors = {"tokens": answers.tokens, "likely": answers.likely, "logs": answers.logs}
+    keep_tensors(path, tensors)
 
 
 def load(path: Path) -> Answers | None:
-    """What `keep` wrote; None for a missing file or another one."""
-    try:
-        tensors = load_file(path)
-        return Answers(tensors["tokens"], tensors["likely"], tensors["logs"])
-    except (OSError, SafetensorError, KeyError):
+    """What `keep` wrote; None if it is missing or has changed."""
+    tensors = kept_tensors(path)
+    if tensors is None:
         return None
+    return Answers(tensors["tokens"], tensors["likely"], tensors["logs"])

@@ -22,7 +22,7 @@ from cetane.files import (
     content_identity,
     file_identity,
     json_sha256,
-    read_text,
+    read_cache,
     write_cache,
 )  # fmt: skip
 from cetane.gates.probes import QUESTIONS, texts
@@ -155,12 +155,12 @@ def read_by_transformers(checkpoint: Checkpoint) -> TransformersFiles:
         return TransformersFiles(error=f"{place} is not here")
     try:
         kept = cache_dir() / "tokenizers" / f"read-{key_of(place, checkpoint.tokenizer)}.json"
-        known = kept.is_file()
-        answer = read_text(kept) if known else asked(place)
+        known = read_cache(kept)
+        answer = asked(place) if known is None else known
         read = validated(TransformersFiles, parse_json(answer, str(kept)), str(kept))
     except CetaneError as error:
         return TransformersFiles(error=str(error))
-    if not known:
+    if known is None:
         write_cache(kept, answer)
     return read
 

@@ -3,7 +3,7 @@ judged."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from cetane.bundle import Bundle
 from cetane.bundle.draft_heads import DraftHead
@@ -26,7 +24,8 @@ from cetane.files import (
     claimed,
     disk_errors,
     json_sha256,
-    replacing,
+    keep_tensors,
+    kept_tensors,
     sha256,
     silent,
 )
@@ -335,8 +334,9 @@ def own_conversations(
     ends, write = time.monotonic() + 20 * settings.minutes, None
     for number in range(-(-settings.tokens // (TOGETHER * window))):
         path = place / f"{number:03}.safetensors"
-        with suppress(OSError, SafetensorError, KeyError):
-            made[path] = load_file(path)[TOKENS]
+        known = kept_tensors(path)
+        if known is not None:
+            made[path] = known[TOKENS]
             continue
         if made and time.monotonic() > ends:
             break
@@ -344,9 +344,7 @@ def own_conversations(
         write = write or conversations_of(checkpoint, window)
         made[path] = write(number)
         with disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as temporary:
-                save_file({TOKENS: made[path]}, temporary)
+            keep_tensors(path, {TOKENS: made[path]})
     return made
 
 

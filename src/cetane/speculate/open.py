@@ -15,7 +15,7 @@ from cetane.engine.engine import Engine
 from cetane.engine.open import open_backend, open_engine
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
-from cetane.files import cache_dir, json_sha256, read_json, write_cache
+from cetane.files import cache_dir, is_kept, json_sha256, read_json, write_cache
 from cetane.schema.draft_head import KINDS
 from cetane.schema.manifest import TOKENIZER
 from cetane.schema.plan import Plan
@@ -163,9 +163,8 @@ def known_controller(engine: Engine, longest: int, bundle: Bundle, backend: str)
     key = json_sha256([bundle.digest, longest, engine.backend.name, backend, *machine])
     path = cache_dir() / "call-times" / f"{key}.json"
     with suppress(CetaneError):
-        known = validated(KeptTimes, read_json(path), str(path))
-        if 1 in known.seconds:
-            return Controller(known.seconds)
+        if is_kept(path):
+            return Controller(validated(KeptTimes, read_json(path), str(path)).seconds)
     times = call_times(engine, longest)
     write_cache(path, KeptTimes(seconds=times).model_dump_json())
     return Controller(times)
