@@ -123,7 +123,7 @@ ForChip = Annotated[
 
 def os_option(when: str = "", default: str = "26") -> Any:
     """The option of a system's number. Its help begins with `when` it is for."""
-    told = f"{when}the system's number, as iOS counts: macOS 15 is 18."
+    told = f"{when}the system's number, as iOS counts: for macOS 15, write 18."
     return typer.Option(min=1, help=told[0].upper() + told[1:], show_default=default)
 
 
