@@ -76,6 +76,15 @@ def test_an_unknown_chip(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_fi
     assert "known: m1" in cetane(*plan, "--chip", "m9").error
 
 
+@pytest.mark.parametrize("command", ["plan", "port", "sweep"])
+def test_a_chip_without_a_name_is_no_default(
+    cetane: Cetane, tiny_checkpoint_folder: Path, command: str
+) -> None:
+    """A shell makes it of a variable that is not set."""
+    asked = cetane(command, tiny_checkpoint_folder, "--chip", "")
+    assert asked.error.startswith("no chip ''; known: m1")
+
+
 def test_a_chip_without_figures_has_no_number(
     cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path
 ) -> None:

@@ -72,7 +72,7 @@ def plan(
         from cetane.pipeline.plan import PlannedResidency, forecast, planner_for
         from cetane.pipeline.request import make_request
 
-        target = Target(chip, os or DEFAULT_OS) if chip else None
+        target = Target(chip, os or DEFAULT_OS) if chip is not None else None
         request = make_request(
             model, recipe, context, bits, parse_changes(settings), lora=lora,
             adapters=parse_adapters(adapter),

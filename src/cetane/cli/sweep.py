@@ -77,9 +77,9 @@ def sweep(
 
     with crew(workers, scheduler, store) as opened, progress("sweep") as update:
         result = choose(
-            model, text=text, budget=budget, formats=formats or [], chip=chip or DEFAULT_CHIP,
-            os=os or DEFAULT_OS, recipe=recipe, lora=lora, output=output, workers=opened,
-            progress=update,
+            model, text=text, budget=budget, formats=formats or [],
+            chip=DEFAULT_CHIP if chip is None else chip, os=os or DEFAULT_OS, recipe=recipe,
+            lora=lora, output=output, workers=opened, progress=update,
         )  # fmt: skip
     asked = {"--lora": lora, "--chip": chip, "--os": os}
     conclude(result, json, lambda made: show(made, verbose, model, asked))
