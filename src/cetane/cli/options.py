@@ -119,6 +119,8 @@ ForChip = Annotated[
     str | None,
     typer.Option("--chip", help="Choose the layout for this chip, such as m4-max or a19-pro."),
 ]
+ANYWHERE = "--no-require-residency"
+"""The option of a port for a chip that goes on where rules put it off the ANE."""
 
 
 def os_option(when: str = "", default: str = "26") -> Any:

@@ -86,7 +86,8 @@ def command(*words: object, options: Mapping[str, object] | None = None) -> str:
     for name, value in (options or {}).items():
         for one in value if isinstance(value, list) else [value]:
             if one is not None and one is not False:
-                given += [name] if one is True else [name, one]
+                text = f"{one:g}" if isinstance(one, float) else one  # 26, as users write it
+                given += [name] if one is True else [name, text]
     return shlex.join(["cetane", *map(str, (*words, *given))])
 
 
