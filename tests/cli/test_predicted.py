@@ -79,9 +79,11 @@ def test_an_unknown_chip(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_fi
 
 @pytest.mark.parametrize("command", ["plan", "port", "sweep"])
 def test_a_chip_without_a_name_is_no_default(
-    cetane: Cetane, tiny_checkpoint_folder: Path, command: str
-) -> None:
+    cetane: Cetane, tiny_checkpoint_folder: Path, command: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """A shell makes it of a variable that is not set."""
+    monkeypatch.chdir(tmp_path)
     asked = cetane(command, tiny_checkpoint_folder, "--chip", "")
     assert asked.error.startswith("no chip ''; known: m1")
 
