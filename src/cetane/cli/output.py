@@ -231,9 +231,10 @@ def listed(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) ->
 
 
 def facts(values: Mapping[str, Any], title: str = "", indent: int = 2) -> None:
-    """Print names and values below each other, without empty values. Lines end between words."""
+    """Print names and values below each other, without empty values. Lines end between words. If
+    all values are empty, nothing is printed, not even the title."""
     shown = {name: value for name, value in values.items() if cell(value)}
-    if title:
+    if title and shown:
         console.print(Text(escaped(title), "bold"), soft_wrap=True)
     width = max(map(len, shown), default=0)
     room = max(20, console.width - indent - width - 2)
