@@ -103,6 +103,7 @@ def test_scope(cetane: Cetane, tmp_path: Path) -> None:
     assert cetane("audit", path, "--chip", "a19-pro").code == 1
     found = cetane("audit", path, "--chip", "z80")
     assert found.error.startswith("no chip 'z80'; known: m1")
+    assert cetane("audit", path, "--chip", "").error.startswith("no chip ''; known: m1")
 
 
 def test_explain(cetane: Cetane) -> None:

@@ -20,6 +20,7 @@ from cetane.bundle import Bundle
 from cetane.cli.app import COMMANDS
 from cetane.cli.demo import DEMOS, Demo
 from cetane.cli.output import print_json
+from cetane.evaluation.figures import Evaluation, TaskFigure
 from cetane.gates.limits import Limits, read
 from cetane.hardware.chips import ChipFigure, find_chip
 from cetane.lab.workload import zaya_tiny
@@ -436,6 +437,22 @@ def test_info(cetane: Cetane, gated: Bundle) -> None:
     assert shown.code == 0
     assert "FAIL" in shown.out
     assert "7.25" in shown.out
+
+
+def test_info_tells_what_an_evaluation_found(cetane: Cetane, gated: Bundle) -> None:
+    figures = (TaskFigure(task="cloze", metric="acc", samples=7, value=2 / 7, error=0.2),
+               TaskFigure(task="cloze", metric="perplexity", samples=7, value=31.25))  # fmt: skip
+    plain = Evaluation(figures=figures, limit=None, fewshot=None, chat=False)
+    asked = Evaluation(figures=figures[:1], limit=7, fewshot=2, chat=True)
+    gated.write_gate("evaluation", plain.model_dump(mode="json"))
+    gated.write_gate("evaluation-sql", asked.model_dump(mode="json"))
+    shown = " ".join(cetane("info", gated.path).out.split())
+    assert shown.endswith(" evaluation cloze acc 0.2857, cloze perplexity 31.25")
+    asked_so = "limit 7, after 2 examples, by the chat template"
+    assert f" evaluation-sql cloze acc 0.2857, {asked_so}" in shown
+    assert "gate evaluation" not in shown
+    gated.write_gate("evaluation", {"figures": 3})
+    assert cetane("info", gated.path).error.startswith("evaluation: ")
 
 
 def test_run_prompt_ids(cetane: Cetane, ported: Bundle, tokenizer: Any, continues: Any) -> None:

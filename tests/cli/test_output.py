@@ -53,6 +53,11 @@ def test_a_sentence_ends_its_lines_between_words(written: io.StringIO) -> None:
     assert all(line.startswith("    ") for line in lines[1:])
 
 
+def test_a_title_has_something_below_it(written: io.StringIO) -> None:
+    output.facts({"verdict": "", "next": None}, title="what follows")
+    assert written.getvalue() == ""
+
+
 def test_a_path_with_spaces_is_whole(written: io.StringIO) -> None:
     """It can be copied from the terminal."""
     path = output.Unbroken("/Users/me/My Models/a folder of some name/model")

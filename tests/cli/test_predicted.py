@@ -1,5 +1,6 @@
 """`cetane plan --chip`: predicted numbers, called so, with their sources."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -76,14 +77,27 @@ def test_an_unknown_chip(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_fi
     assert "known: m1" in cetane(*plan, "--chip", "m9").error
 
 
+@pytest.mark.parametrize("command", ["plan", "port", "sweep"])
+def test_a_chip_without_a_name_is_no_default(
+    cetane: Cetane, tiny_checkpoint_folder: Path, command: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A shell makes it of a variable that is not set."""
+    monkeypatch.chdir(tmp_path)
+    asked = cetane(command, tiny_checkpoint_folder, "--chip", "")
+    assert asked.error.startswith("no chip ''; known: m1")
+
+
 def test_a_chip_without_figures_has_no_number(
     cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path
 ) -> None:
     plan = ("plan", tiny_checkpoint_folder, "-r", recipe_file, "--chip", "a13")
-    shown = cetane(*plan).out
-    assert "no rate at which A13 reads weights was measured" in shown and "tok/s" not in shown
+    shown = cetane(*plan)
+    assert "no rate at which A13 reads weights was measured" in shown.out
+    assert "tok/s" not in shown.out
     assert cetane(*plan, "--json").json["predicted"]["modes"] == []
     assert "no speed is predicted" in cetane(*plan, "--sweep").error
+    assert "a port stops there without --no-require-residency\n" in shown.err + "\n"
 
 
 def test_a_plan_off_the_ane_says_so(
@@ -96,10 +110,21 @@ def test_a_plan_off_the_ane_says_so(
     assert shown.code == 0 and "predicted on M4 Max" in shown.out
     assert "residency, predicted for m4-max, OS 26: FAIL: silent: int4-per-block" in shown.err
     assert 'default = "palette4-kmeans-group32"' in shown.err
+    assert "speeds are those of the ANE alone" in shown.err
     found = cetane(*plan, "--chip", "m4-max", "--json").json["residency"]
     assert found["passed"] is False and "int4-per-block" in found["reasons"][0]
     assert found["explanation"]["changes"] == {"compression.default": "palette4-kmeans-group32"}
     assert "residency" not in cetane(*plan, "--json").json
+
+
+def test_what_follows_a_plan_off_the_ane_ports_it(
+    cetane: Cetane, tiny_checkpoint_folder: Path, small_file: Path, tmp_path: Path
+) -> None:
+    plan = ("plan", tiny_checkpoint_folder, "-r", small_file, "--chip", "a19-pro", "--os", 26)
+    *_, last = cetane(*plan).out.splitlines()
+    assert last.endswith("--chip a19-pro --os 26 --no-require-residency")
+    _, *port = shlex.split(last.removeprefix("next: "))
+    assert cetane(*port, "-o", tmp_path / "bundle").code == 0
 
 
 def test_the_plan_for_a_chip_is_what_a_port_begins_with(

@@ -375,9 +375,23 @@ def test_a_prompt_stays_whole_and_its_answer_gets_the_rest(bundle: Bundle) -> No
         request = Instance("generate_until", {}, (prompt, {"max_gen_toks": wanted}), 0)
         model.generate_until([request])
         assert (model.asked, model.shortened) == ((count, most), shortened)
+
+
+def test_a_prompt_without_room_is_refused_before_the_first_answer(bundle: Bundle) -> None:
+    prompt = "Why is the sky blue?"
+    count = len(bundle.tokenizer.encode(prompt))
     model = Written(bundle.tokenizer, count, KeptAnswers(None))
-    with pytest.raises(CetaneError, match=f"prompt of {count} tokens leaves no room"):
-        model.generate_until([request])
+    options = {"max_gen_toks": 5}
+    short = Instance("generate_until", {}, ("Why?", options), 0, ("skies", 12, 1))
+    long = Instance("generate_until", {}, (prompt, options), 0, ("skies", 13, 1))
+    refused = rf"skies, sample 13 \(from 0\): a prompt of {count} tokens leaves no room"
+    with pytest.raises(CetaneError, match=refused):
+        model.generate_until([short, long])
+    assert not hasattr(model, "asked")
+    requests: Any = [(None, [1], [2]), (None, [1], [2] * (count + 1))]
+    with pytest.raises(CetaneError, match=f"continuation of {count + 1} tokens does not fit"):
+        model._loglikelihood_tokens(requests)
+    assert not hasattr(model, "asked")
 
 
 def test_repeated_samples_differ_and_come_again(bundle: Bundle) -> None:

@@ -33,7 +33,8 @@ def asking(tmp_path: Path) -> Asking:
     """`asking(kind, cache={...}, **config)`: a tiny model's folder, and a recipe."""
 
     def request(kind: str = "llama", cache: Any = None, **config: Any) -> Request:
-        build_model(kind, max_position_embeddings=1024, **config).save_pretrained(tmp_path / kind)
+        config = {"max_position_embeddings": 1024} | config
+        build_model(kind, **config).save_pretrained(tmp_path / kind)
         build_tokenizer().save_pretrained(tmp_path / kind)
         content = {
             "name": "test",
@@ -167,7 +168,10 @@ def test_bytes_are_the_planner_s(kind: str, cache: Any, config: Any, asking: Ask
     ("kind", "cache", "config", "options", "message"),
     [
         ("llama", {"contract": "shift"}, {}, {}, "a shift cache forgets the first tokens"),
-        ("llama", {}, {}, {"tokens": 1025}, "--tokens 1025: the model was trained for 1024"),
+        ("llama", {}, {}, {"tokens": 1025}, "1024 positions .*--tokens 1024"),
+        ("llama", {}, {}, {"tokens": 383}, "--tokens 383: too few .* 384"),
+        ("llama", {"context": 256}, {"max_position_embeddings": 383}, {"tokens": 384},
+         "384 tokens or more, but the model was trained for 383"),
         ("llama", {}, {}, {"tokens": 400}, "10 pass keys .* of 400 .*; --tokens 768 gives"),
         ("llama", {}, {}, {"output": "."}, "--output .*: is a folder"),
         ("gemma3_text", {}, {"layer_types": [SLIDING] * 2}, {}, "no layer of .* sees all tokens"),

@@ -6,6 +6,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from cetane.cli.gate_tables import show_why
+from cetane.cli.options import ANYWHERE
 from cetane.cli.output import show_warnings, table, tell
 from cetane.hardware.chips import load_chips
 from cetane.perf.cost import TERM_OF
@@ -80,14 +81,15 @@ def show(forecast: Forecast, explain: bool) -> None:
         explain_rates(forecast.predictor)
 
 
-def show_residency(residency: PlannedResidency) -> None:
-    """Warn of a plan that rules put off the ANE, where no prediction holds."""
+def show_residency(residency: PlannedResidency, speeds: bool) -> None:
+    """Warn of a plan that rules put off the ANE: predicted `speeds`, if any, do not hold there."""
     audit = residency.audit
     if not audit.passed:
         named = f"residency, {audit.basis} for {audit.target}: FAIL"
         show_warnings(f"{named}: {reason}" for reason in audit.reasons)
         show_why(residency.explanation)
-        show_warnings(["port --chip stops there; predicted speeds are those of the ANE alone"])
+        alone = "; predicted speeds are those of the ANE alone" if speeds else ""
+        show_warnings([f"a port stops there without {ANYWHERE}{alone}"])
 
 
 def show_capacities(forecast: Forecast) -> None:

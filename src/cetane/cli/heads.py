@@ -34,7 +34,7 @@ def heads(
         MethodName, typer.Option(help="Attention on pass keys, or gates trained on them.")
     ] = MethodName.mass,
     tokens: Annotated[
-        int, typer.Option(min=384, help="Tokens of each text in which recall is judged.")
+        int, typer.Option(help="Tokens of each text in which recall is judged: 384 or more.")
     ] = 1024,
     texts: Annotated[int, typer.Option(min=1, max=64, help="Texts of the judgement.")] = 4,
     keys: Annotated[int, typer.Option(min=1, max=20, help="Pass keys in each of them.")] = 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import starmap
 from typing import TYPE_CHECKING
 
 from cetane.cli.options import BundlePath, Json, Verbose
@@ -49,7 +50,7 @@ def show(bundle: Bundle, verbose: bool) -> None:
             "made with": made,
         }
         # Some files beside the gates' results only help other commands, and tell nothing.
-        | {f"gate {n}": told for n, one in bundle.gates().items() if (told := outcome(one))},
+        | {name: told for name, told in starmap(kept, bundle.gates().items()) if told},
         title=str(bundle.path),
     )
     if heads := bundle.draft_heads():
@@ -76,6 +77,30 @@ def head_row(head: DraftHead) -> list[str]:
     ]
 
 
+def kept(name: str, result: dict[str, object]) -> tuple[str, str]:
+    """A stored result's title, and what is said of it."""
+    if name.partition("-")[0] == "evaluation":  # of the base, or of an adapter
+        return name, evaluated(result)
+    return f"gate {name}", outcome(result)
+
+
+def evaluated(result: dict[str, object]) -> str:
+    """An evaluation's figures, and how the tasks were asked."""
+    from cetane.evaluation.figures import Evaluation
+    from cetane.validation import validated
+
+    content = {key: value for key, value in result.items() if key != "bundle"}
+    found = validated(Evaluation, content, "evaluation", "run cetane eval again")
+    told = [f"{one.task} {one.metric} {one.value:.4g}" for one in found.figures]
+    if found.limit is not None:
+        told.append(f"limit {found.limit}")
+    if found.fewshot is not None:
+        told.append(f"after {found.fewshot} examples")
+    if found.chat:
+        told.append("by the chat template")
+    return ", ".join(told)
+
+
 def outcome(result: dict[str, object]) -> str:
     """A gate's verdict, with the chip of a prediction; or its figures if it has none."""
     from cetane.gates.limits import OTHER_LIMITS, limits_digest
@@ -86,5 +111,8 @@ def outcome(result: dict[str, object]) -> str:
         if "limits" in result and result["limits"] != limits_digest():
             return f"{told}, {OTHER_LIMITS}"
         return f"{told}, {result['basis']} for {result['target']}" if about else told
-    shown = {key: value for key, value in result.items() if isinstance(value, int | float)}
-    return ", ".join(f"{key} {value:.4g}" for key, value in shown.items())
+    return ", ".join(
+        f"{key} {value:.4g}"
+        for key, value in result.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    )

@@ -119,11 +119,13 @@ ForChip = Annotated[
     str | None,
     typer.Option("--chip", help="Choose the layout for this chip, such as m4-max or a19-pro."),
 ]
+ANYWHERE = "--no-require-residency"
+"""The option of a port for a chip that goes on where rules put it off the ANE."""
 
 
 def os_option(when: str = "", default: str = "26") -> Any:
     """The option of a system's number. Its help begins with `when` it is for."""
-    told = f"{when}the system's number, as iOS counts: macOS 15 is 18."
+    told = f"{when}the system's number, as iOS counts: for macOS 15, write 18."
     return typer.Option(min=1, help=told[0].upper() + told[1:], show_default=default)
 
 

@@ -86,7 +86,8 @@ def command(*words: object, options: Mapping[str, object] | None = None) -> str:
     for name, value in (options or {}).items():
         for one in value if isinstance(value, list) else [value]:
             if one is not None and one is not False:
-                given += [name] if one is True else [name, one]
+                text = f"{one:g}" if isinstance(one, float) else one  # 26, as users write it
+                given += [name] if one is True else [name, text]
     return shlex.join(["cetane", *map(str, (*words, *given))])
 
 
@@ -230,9 +231,10 @@ def listed(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) ->
 
 
 def facts(values: Mapping[str, Any], title: str = "", indent: int = 2) -> None:
-    """Print names and values below each other, without empty values. Lines end between words."""
+    """Print names and values below each other, without empty values. Lines end between words. If
+    all values are empty, nothing is printed, not even the title."""
     shown = {name: value for name, value in values.items() if cell(value)}
-    if title:
+    if title and shown:
         console.print(Text(escaped(title), "bold"), soft_wrap=True)
     width = max(map(len, shown), default=0)
     room = max(20, console.width - indent - width - 2)

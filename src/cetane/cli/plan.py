@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cetane.cli.options import (
+    ANYWHERE,
     Adapters,
     Bits,
     Context,
@@ -72,7 +73,7 @@ def plan(
         from cetane.pipeline.plan import PlannedResidency, forecast, planner_for
         from cetane.pipeline.request import make_request
 
-        target = Target(chip, os or DEFAULT_OS) if chip else None
+        target = Target(chip, os or DEFAULT_OS) if chip is not None else None
         request = make_request(
             model, recipe, context, bits, parse_changes(settings), lora=lora,
             adapters=parse_adapters(adapter),
@@ -96,12 +97,13 @@ def plan(
         show_warnings(warnings)
         if predicted and residency:
             shown.show(predicted, explain)
-            shown.show_residency(residency)
+            shown.show_residency(residency, speeds=predicted.predictor is not None)
         else:
             say("to predict the speed on a chip, add --chip m4-max")
         options = {
             "-r": None if recipe == "default" else recipe, "--context": context, "--bits": bits,
             "--set": settings, "--lora": lora, "--adapter": adapter, "--chip": chip, "--os": os,
+            ANYWHERE: residency is not None and not residency.audit.passed,
         }  # fmt: skip
         follow("port", model, options=options)
 

@@ -192,5 +192,5 @@ def show_residency(result: PortResult, named: bool) -> None:
     elif not result.residency_required:
         tell("residency decides nothing: --no-require-residency")
     if result.bundle is not None:
-        where = {"--chip": audit.target.chip, "--os": f"{audit.target.os:g}"}
+        where = {"--chip": audit.target.chip, "--os": audit.target.os}
         warn(f"  for details: {command('audit', result.bundle.path, options=where)}")

@@ -10,6 +10,7 @@ import typer
 
 from cetane.cli.crew import crew
 from cetane.cli.options import (
+    ANYWHERE,
     ChipName,
     Json,
     Lora,
@@ -77,9 +78,9 @@ def sweep(
 
     with crew(workers, scheduler, store) as opened, progress("sweep") as update:
         result = choose(
-            model, text=text, budget=budget, formats=formats or [], chip=chip or DEFAULT_CHIP,
-            os=os or DEFAULT_OS, recipe=recipe, lora=lora, output=output, workers=opened,
-            progress=update,
+            model, text=text, budget=budget, formats=formats or [],
+            chip=DEFAULT_CHIP if chip is None else chip, os=os or DEFAULT_OS, recipe=recipe,
+            lora=lora, output=output, workers=opened, progress=update,
         )  # fmt: skip
     asked = {"--lora": lora, "--chip": chip, "--os": os}
     conclude(result, json, lambda made: show(made, verbose, model, asked))
@@ -87,7 +88,7 @@ def sweep(
 
 def show(result: SweepResult, verbose: bool, model: str, asked: Mapping[str, object]) -> None:
     """Print the points of the front, or all, the chosen point, the files, and what follows: a port
-    with the options that were asked for here."""
+    with the options that were asked for here. Off a named chip's ANE, it needs one more."""
     front = {point.key for point in result.front}
     chosen = None if result.chosen is None else result.chosen.key
     known = sorted(result.points, key=lambda p: (-p.weight_bytes, p.kl))
@@ -123,7 +124,8 @@ def show(result: SweepResult, verbose: bool, model: str, asked: Mapping[str, obj
         )
     else:
         say(f"chosen: {result.chosen.name}")
-        follow("port", model, options={"-r": result.recipe, **asked})
+        off = asked["--chip"] is not None and result.chosen.predicted.weights_off_ane > 0
+        follow("port", model, options={"-r": result.recipe, **asked, ANYWHERE: off})
 
 
 def row(point: Point, chosen: str | None, tables: int) -> list[str]:

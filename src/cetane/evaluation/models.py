@@ -33,6 +33,10 @@ HANDLED = {"until", "max_gen_toks", "do_sample", *SAMPLING}
 Scored = tuple[tuple[str, str] | None, list[int], list[int]]
 """A context and its continuation: as texts, if known, and both as tokens."""
 
+Question = tuple[list[int], int, list[str], dict[str, Any]]
+"""The tokens of a prompt, the most tokens of its answer, its stop texts, and the sampler's
+options."""
+
 
 class TokenModel(TemplateLM):
     """A model for the harness: takes requests as tokens, in a fast order, and answers each once."""
@@ -120,20 +124,22 @@ class TokenModel(TemplateLM):
         """The log likelihood of each continuation in nats, and whether it is the greedy one.
 
         Requests with a common context are answered one after another, so its tokens run once. All
-        tokens of a continuation are scored. Raises CetaneError if they do not fit the context.
+        tokens of a continuation are scored. Raises CetaneError before the first if they do not fit
+        the context.
         """
+        longest = max((len(continuation) for _, _, continuation in requests), default=0)
+        if longest > self.max_length:
+            raise CetaneError(
+                f"a continuation of {longest:,} tokens does not fit a context of "
+                f"{self.max_length:,}",
+                "build with a larger context",
+            )
         results: dict[int, tuple[float, bool]] = {}
         order = sorted(range(len(requests)), key=lambda i: (requests[i][1], requests[i][2]))
         for done, number in enumerate(order):
             if not disable_tqdm:
                 self.progress("log likelihoods", done, len(order))
             _, context, continuation = requests[number]
-            if len(continuation) > self.max_length:
-                raise CetaneError(
-                    f"a continuation of {len(continuation):,} tokens does not fit a context of "
-                    f"{self.max_length:,}",
-                    "build with a larger context",
-                )
             before = context or [self.prefix_token_id]  # a context of spaces alone has no tokens
             ids = [*before, *continuation][-self.max_length - 1 :]  # the last one is not fed
             results[number] = self.likelihood(ids, len(ids) - len(continuation))
@@ -174,13 +180,9 @@ class TokenModel(TemplateLM):
         A prompt that asks again for a sampled answer gets another one, the same in every run."""
         texts = []
         asked: Counter[str] = Counter()
-        for done, request in enumerate(requests):
+        questions = list(map(self.question, requests))  # refuses before the first answer
+        for done, (ids, most, stops, sampling) in enumerate(questions):
             self.progress("answers", done, len(requests))
-            prompt, options = request.args
-            options = normalize_gen_kwargs(dict(options), MOST)
-            ids = self.tok_encode(prompt)
-            most = self.room(len(ids), int(options["max_gen_toks"]))
-            stops, sampling = options["until"], sampling_of(options)
             key, known = self.answers.get("answer", [ids, most, stops, sampling])
             if known is None:
                 sampler = Sampler(**sampling, seed=asked[key])
@@ -192,20 +194,23 @@ class TokenModel(TemplateLM):
         self.answers.save()
         return texts
 
-    def room(self, prompt: int, wanted: int) -> int:
-        """The most tokens of an answer to a prompt of `prompt` tokens, of those that a task wants.
+    def question(self, request: Instance) -> Question:
+        """What a request asks. Its answer gets the room that the context has left.
 
         The prompt stays whole, since without its beginning it is another question. Raises
-        CetaneError if the context has no room for an answer."""
-        most = min(wanted, self.max_length - prompt)
+        CetaneError if the context has no room for an answer, or for an unknown option."""
+        prompt, options = request.args
+        options = normalize_gen_kwargs(dict(options), MOST)
+        ids, wanted = self.tok_encode(prompt), int(options["max_gen_toks"])
+        most = min(wanted, self.max_length - len(ids))
         if most < 1:
             raise CetaneError(
-                f"a prompt of {prompt:,} tokens leaves no room for an answer in a context of "
-                f"{self.max_length:,}",
-                "give fewer examples, or build with a larger context",
+                f"{request.task_name}, sample {request.doc_id} (from 0): a prompt of {len(ids):,} "
+                f"tokens leaves no room for an answer in a context of {self.max_length:,}",
+                "build with a larger context; if the task has examples, --fewshot gives fewer",
             )
         self.shortened += most < wanted
-        return most
+        return ids, most, options["until"], sampling_of(options)
 
     def stop_tokens(self, stops: Sequence[str]) -> tuple[int, ...]:
         """The model's stop tokens, and those stop texts that are special tokens: the text of an

@@ -25,6 +25,8 @@ TEXTS = {"mass": 4, "gates": 40}
 """The number of texts that score heads, by method. `gates` takes one training step on each."""
 SCORED = 768
 """The most tokens of a text that scores heads. A text that judges recall may be longer."""
+LEAST = 384
+"""The fewest tokens of a text that judges recall. Heads that stream see 320 of them."""
 FIRST = 1000
 """The seed of the first text that scores heads. Texts that judge have the seeds from 0 on."""
 GATE_SINKS, GATE_WINDOW = 64, 128
@@ -102,11 +104,20 @@ def find_heads(
 
 
 def check_heads_request(request: Request, output: Path, tokens: int) -> None:
-    """Make the output's folder. Raise CetaneError for more tokens than the model reads, and for an
-    output that cannot be a file."""
+    """Make the output's folder. Raise CetaneError for more tokens than the model reads, for too few
+    to judge, and for an output that cannot be a file."""
     model = request.planner.model
+    if model.max_context < LEAST:
+        raise CetaneError(
+            f"texts that judge heads have {LEAST} tokens or more, but the model {model.ends}",
+            "caches of so short a context need not stream",
+        )
     if tokens > model.max_context:
-        raise CetaneError(f"--tokens {tokens}: the model {model.ends}", "give fewer")
+        raise CetaneError(
+            f"--tokens {tokens}: the model {model.ends}", f"give --tokens {model.max_context}"
+        )
+    if tokens < LEAST:
+        raise CetaneError(f"--tokens {tokens}: too few to judge", f"give {LEAST} or more")
     if output.is_dir():
         raise CetaneError(f"--output {output}: is a folder", "name a file in it")
     with disk_errors(output):

@@ -98,7 +98,7 @@ def residency_for(chip: str | None, os: float, required: bool | None) -> PortTar
     """
     if chip is None and required:
         raise CetaneError("residency can be required of a named chip only", "--chip a19-pro")
-    target = Target(chip or DEFAULT_CHIP, os)
+    target = Target(DEFAULT_CHIP if chip is None else chip, os)
     named = chip is not None
     return PortTarget(target, named, named if required is None else required)
 

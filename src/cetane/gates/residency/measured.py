@@ -123,7 +123,7 @@ def audit_for(
     """
     if measured is not None and measured.speaks_of(chip, os):
         return with_measured(audit(programs, measured.target), measured, packages), None
-    target = Target(chip or DEFAULT_CHIP, os or DEFAULT_OS)
+    target = Target(DEFAULT_CHIP if chip is None else chip, os or DEFAULT_OS)
     predicted = audit(programs, target)
     if measured is None:
         return predicted, None
