@@ -1,6 +1,7 @@
 """What comes back from a Mac: it is kept if it is the bundle's, and refused by name if not."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from cetane.bundle import Bundle
+from cetane.cli.import_ import show_kit
 from cetane.errors import CetaneError
 from cetane.gates.residency.audit import audit as examine
 from cetane.gates.residency.store import MEASURED, InBundle
@@ -132,6 +134,19 @@ def test_two_bundles_are_compared_turn_by_turn(
     assert [outcome.figures.decode_ms for outcome in made.outcomes] == [4.0, 3.0]
 
 
+def test_the_printed_commands_fit_each_bundles_rows(
+    write: Write, pair: tuple[Bundle, Bundle], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copies = [Path(shutil.copytree(one.path, tmp_path / f"b {n}")) for n, one in enumerate(pair)]
+    show_kit(copies, import_kit(write(), copies))
+    lines = [line for line in capsys.readouterr().out.splitlines() if "perf.fit" in line]
+    commands = [shlex.split(line.partition(": ")[2]) for line in lines]
+    assert [command[:3] for command in commands] == [["python", "-m", "cetane.perf.fit"]] * 2
+    files = [Path(command[3]) for command in commands]
+    assert files == [evidence_file(Bundle(path)) for path in copies]
+    assert len(read(files)[0]) == 4
+
+
 @pytest.mark.parametrize(
     "machine",
     [
@@ -175,7 +190,8 @@ def test_a_read_only_bundle_is_told(
 ) -> None:
     monkeypatch.setattr(Bundle, "write_gate", lambda *_: False)
     outcome = imported(write(), bundle)
-    assert outcome.passed and outcome.notes[-1] == "the bundle is read-only, so this is not kept"
+    assert outcome.passed and not outcome.rows
+    assert outcome.notes[-1] == "the bundle is read-only, so this is not kept"
     assert not evidence_file(bundle).exists()
 
 
