@@ -221,8 +221,12 @@ def test_a_folder_for_coreml_llm_that_is_wrong(bundle: Bundle, tmp_path: Path) -
 )  # fmt: skip
 def test_a_folder_of_another_bundle(kind: str, origin: str, bundle: Bundle, tmp_path: Path) -> None:
     (tmp_path / kind).write_text("{}")
-    with pytest.raises(CetaneError, match=rf"does not tell from which bundle it is \({origin}\)"):
+    unknown = pytest.raises(CetaneError, match=rf"not tell from which bundle it is \({origin}\)")
+    with unknown as refused:
         push(tmp_path, "me/tiny", bundle=bundle.path, dry_run=True)
+    layout = {"contract.json": "contract", "meta.yaml": "anemll"}.get(kind, "coreml-llm")
+    assert refused.value.hint is not None
+    assert f"cetane export {bundle.path} --layout {layout} -o FOLDER" in refused.value.hint
     (tmp_path / origin).write_text('{"bundle": "0000"}')
     with pytest.raises(CetaneError, match="exported from another bundle"):
         push(tmp_path, "me/tiny", bundle=bundle.path, dry_run=True)
