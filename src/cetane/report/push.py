@@ -96,9 +96,8 @@ def push(
             f"{path}: anyone can read a tenth of {', '.join(texts[owned[0]])} in {owned[0]}",
             "if the text may be known there, add --held-out",
         )
-    packages = any(".mlpackage/" in name for name in files)
     wanted = None if chip is None else find_chip(chip)
-    about = card(source, kind, repo, license, wanted, packages)
+    about = card(source, kind, repo, license, wanted, files)
     upload = Upload(repo, kind, about, files, list(texts))
     return upload if dry_run else replace(upload, url=commit(path, upload, public))
 
