@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import tempfile
@@ -114,6 +115,21 @@ def test_temporary_files(machine: Make, tmp_path: Path) -> None:
     assert not old.exists()
     assert (tmp_path / "elsewhere.mlpackage/file").is_file()
     assert leftovers() == []
+
+
+def test_without_a_folder_for_temporary_files(
+    machine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose root is read-only. The other checks go on."""
+
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", nowhere)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    found = named(diagnose(), "temporary space")
+    assert found.state == "failure" and "TMPDIR" in found.hint
+    assert named(diagnose(), "cache").state in ("ok", "warning")
 
 
 @pytest.mark.usefixtures("mac")

@@ -113,9 +113,12 @@ def native_libraries() -> Iterator[Diagnosis]:
 
 def space() -> Iterator[Diagnosis]:
     """The free space for bundles, for conversions and for the cache."""
-    places = {"disk here": Path.cwd(), "temporary space": Path(tempfile.gettempdir()),
-              "cache": cache_dir()}  # fmt: skip
+    places = {"disk here": Path.cwd(), "temporary space": temporary(), "cache": cache_dir()}
     for name, place in places.items():
+        if place is None:
+            hint = "set TMPDIR to a folder that can be written"
+            yield Diagnosis(name, "failure", "no folder can be written", hint)
+            continue
         existing = next(p for p in (place, *place.parents) if p.exists())
         free = shutil.disk_usage(existing).free
         low = free < LOW_SPACE
@@ -126,6 +129,14 @@ def space() -> Iterator[Diagnosis]:
         yield Diagnosis(
             name, "warning" if low else "ok", f"{free / 1e9:.1f} GB free, {place}", hint
         )
+
+
+def temporary() -> Path | None:
+    """The folder for temporary files; None if there is none that can be written."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        return None
 
 
 def stale() -> Iterator[Diagnosis]:
@@ -168,7 +179,9 @@ def ane_caches() -> Iterator[Leftover]:
 
 def temporary_files() -> Iterator[Leftover]:
     """Packages of this user's conversions that ended more than a day ago."""
-    folder = Path(tempfile.gettempdir())
+    folder = temporary()
+    if folder is None:
+        return
     for path in sorted({path for pattern in LEFT_BEHIND for path in folder.glob(pattern)}):
         if older(path, DAY) and path.lstat().st_uid == os.getuid():
             yield Leftover(path, size_of(path), "left by a conversion")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.conftest import build_model
 
-from cetane.activations import NAIVE, measure_activations
+from cetane.activations import NAIVE, measure, measure_activations
 from cetane.activations.measure import LIMIT
 from cetane.activations.quantize import Quantized
 from cetane.bundle import Bundle
@@ -106,7 +106,24 @@ def test_naive_calibration_fails_the_gate(
     assert outcome.bytes_after > outcome.bytes_before
 
 
-def test_a_head_that_chooses_has_no_perplexity(bundle: Bundle, checkpoint: Checkpoint) -> None:
+def test_a_bundle_that_is_not_judged_is_not_there(
+    bundle: Bundle, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the same command begins again; it refused its own work."""
+
+    def stopped(*_: Any) -> None:
+        assert not (tmp_path / "a8").exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "judge", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        measure_activations(bundle, checkpoint, NAIVE, TEXTS, tmp_path / "a8", silent)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_head_that_chooses_has_no_perplexity(
+    bundle: Bundle, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = bundle.plan
     head = plan.recipe.head.model_copy(update={"choose": True})
     recipe = plan.recipe.model_copy(update={"head": head})
@@ -116,3 +133,6 @@ def test_a_head_that_chooses_has_no_perplexity(bundle: Bundle, checkpoint: Check
     )
     with pytest.raises(CetaneError, match="gives choices"):
         judge({"it": chooses}, checkpoint, TEXTS, silent)
+    monkeypatch.setattr(measure, "quantized", None)  # it is refused before any work
+    with pytest.raises(CetaneError, match="gives choices"):
+        measure_activations(chooses, checkpoint, NAIVE, TEXTS, tmp_path / "a8", silent)

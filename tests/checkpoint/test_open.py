@@ -1,5 +1,6 @@
 """What a source string is taken for."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,17 @@ def test_an_empty_name_is_not_the_current_folder(
     assert open_checkpoint(".").read("a").tolist() == [1, 1]
     with pytest.raises(CetaneError, match="the model has no name"):
         open_checkpoint("")
+
+
+@pytest.mark.parametrize("name", ["m/model.safetensors", "m.gguf"])
+@pytest.mark.parametrize("device", [False, True])
+def test_what_is_no_regular_file(folder: Path, tmp_path: Path, name: str, device: bool) -> None:
+    """Neither is read: a pipe blocks, and /dev/zero never ends."""
+    path = tmp_path / name
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero") if device else os.mkfifo(path)
+    with pytest.raises(CetaneError, match=f"{path} is not a regular file"):
+        open_checkpoint(folder if name.startswith("m/") else path)
 
 
 def test_gguf_is_known_by_name_or_content(tmp_path: Path) -> None:

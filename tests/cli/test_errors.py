@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,22 @@ def test_no_such_checkpoint(cetane: Cetane, tmp_path: Path, command: str, name: 
     assert refused(cetane, command, tmp_path / name) == (
         f"no such file or folder: {tmp_path / name}"
     )
+
+
+def test_without_a_folder_for_temporary_files(
+    cetane: Cetane, copied: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in a container whose root is read-only."""
+
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", nowhere)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
+    result = cetane("validate", copied)
+    assert "No usable temporary directory" in result.error
+    assert "set TMPDIR to a folder that can be written" in result.err
 
 
 def truncate(folder: Path) -> Path:

@@ -542,6 +542,13 @@ def test_bundles_that_their_runtime_cannot_load(options: Any, message: str) -> N
         planners(small(), wanted(**options))
 
 
+def test_a_window_that_is_no_multiple_of_32() -> None:
+    """It is refused before any package is lowered."""
+    checkpoint = InMemoryCheckpoint(build_gemma4(**MODEL | {"sliding_window": 24}))
+    with pytest.raises(CetaneError, match="window of 24 tokens, but cetane's hold 32"):
+        planners(checkpoint, wanted())
+
+
 def test_a_head_that_chooses_among_too_many_rows() -> None:
     """Gemma's own vocabulary is wider than an argmax that is right on the ANE."""
     wide = {"vocab_size": 65_537, "vocab_size_per_layer_input": 65_537, "hidden_size": 32}

@@ -1,20 +1,24 @@
 """What comes back from a Mac: it is kept if it is the bundle's, and refused by name if not."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cetane.bundle import Bundle
+from cetane.cli.import_ import show_kit
 from cetane.errors import CetaneError
 from cetane.gates.residency.audit import audit as examine
 from cetane.gates.residency.store import MEASURED, InBundle
 from cetane.gates.residency.target import Target
 from cetane.kit.device import DEVICE, DeviceResult
-from cetane.kit.judge import expected_of
+from cetane.kit.judge import check_turns, expected_of
+from cetane.kit.measurements import read_measurements
 from cetane.mil import load
 from cetane.mil.program import Op
 from cetane.perf.evidence import read
@@ -22,6 +26,7 @@ from cetane.pipeline.audit import audit
 from cetane.pipeline.imports import evidence_file, import_kit
 
 Content = dict[str, Any]
+SPREAD = {"median_ms": 2.0, "p95_ms": 2.5, "min_ms": 1.9, "count": 5}
 Write = Callable[..., Path]
 
 
@@ -129,6 +134,19 @@ def test_two_bundles_are_compared_turn_by_turn(
     assert [outcome.figures.decode_ms for outcome in made.outcomes] == [4.0, 3.0]
 
 
+def test_the_printed_commands_fit_each_bundles_rows(
+    write: Write, pair: tuple[Bundle, Bundle], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copies = [Path(shutil.copytree(one.path, tmp_path / f"b {n}")) for n, one in enumerate(pair)]
+    show_kit(copies, import_kit(write(), copies))
+    lines = [line for line in capsys.readouterr().out.splitlines() if "perf.fit" in line]
+    commands = [shlex.split(line.partition(": ")[2]) for line in lines]
+    assert [command[:3] for command in commands] == [["python", "-m", "cetane.perf.fit"]] * 2
+    files = [Path(command[3]) for command in commands]
+    assert files == [evidence_file(Bundle(path)) for path in copies]
+    assert len(read(files)[0]) == 4
+
+
 @pytest.mark.parametrize(
     "machine",
     [
@@ -172,7 +190,8 @@ def test_a_read_only_bundle_is_told(
 ) -> None:
     monkeypatch.setattr(Bundle, "write_gate", lambda *_: False)
     outcome = imported(write(), bundle)
-    assert outcome.passed and outcome.notes[-1] == "the bundle is read-only, so this is not kept"
+    assert outcome.passed and not outcome.rows
+    assert outcome.notes[-1] == "the bundle is read-only, so this is not kept"
     assert not evidence_file(bundle).exists()
 
 
@@ -323,6 +342,15 @@ BEYOND = {
         (predicted(median_ms=2e3, p95_ms=2e3, min_ms=2e3),
          "a decode step takes 4.8 ms, and its functions alone 2000 ms"),
         (put(turn, tokens=[10**6]), "beyond the vocabulary"),
+        (put(turn, prompt_tokens=10**6, first_token_ms=1.0, prefill_tok_s=1e9),
+         "1,000,000 tokens, and the bundle's context has 32"),
+        (put(turn, first_token_ms=1e-3, prefill_tok_s=2e7),
+         "the prompt takes 0.001 ms, and its functions alone 38 ms"),
+        (put(turn, verify=SPREAD, verify_tokens=999), "calls of 999 tokens, and the bundle none"),
+        (put(turn, verify_tokens=4), "a verifying call needs its tokens and its times"),
+        (put(lambda c: c, begun="x"), "begun"),
+        (put(lambda c: c, begun=""), "begun"),
+        (put(lambda c: c, written="yesterday"), "written"),
         (put(turn, decode={"median_ms": 3, "p95_ms": 2, "min_ms": 1, "count": 2}), "not in order"),
         (put(lambda c: c["energy"][0], watts={"cpu": 1e5}), "watts"),
         (put(lambda c: c["energy"][0], tokens=1), "not its watts times the time"),
@@ -347,6 +375,17 @@ def test_figures_beyond_reason_and_wrong_forms_are_refused_by_name(
     with pytest.raises(CetaneError, match=reason):
         imported(write(change), bundle)
     assert not {DEVICE, MEASURED} & set(bundle.gates())
+
+
+def test_verifying_calls_are_as_wide_as_the_bundles(write: Write, bundle: Bundle) -> None:
+    content = read_measurements(write(put(turn, verify=SPREAD, verify_tokens=4)))
+    recorded, plan = content.bundles["A"], bundle.plan
+    for width in (4, 8):
+        mode = plan.modes["decode"].model_copy(update={"tokens": width})
+        wider = plan.model_copy(update={"modes": plan.modes | {"verify": mode}})
+        refused = pytest.raises(CetaneError, match="calls of 4 tokens") if width == 8 else None
+        with refused or nullcontext():
+            check_turns(content.turns[:1], recorded, wider)
 
 
 def test_words_of_a_record_are_safe_for_a_terminal(write: Write, bundle: Bundle) -> None:

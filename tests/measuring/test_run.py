@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from tests.measuring.conftest import environment, record, run
 from cetane.measuring.children import command
 from cetane.measuring.functions import error
 from cetane.measuring.record import seal
+from cetane.measuring.run import BundleMeasurement
 
 
 def faults(kit: Path) -> dict[str, str]:
@@ -79,6 +82,20 @@ def test_the_error_of_what_is_beyond_fp16_is_none() -> None:
         beyond = np.array([7e4, 1.0]).astype(np.float16)
     assert error(beyond, beyond) is None and error(np.ones(2), beyond) is None
     assert error(np.array([1.0, 2.0]), np.array([1.0, 1.0])) == pytest.approx(0.5**0.5)
+
+
+def test_of_two_turns_the_median_lies_between(capsys: pytest.CaptureFixture[str]) -> None:
+    """As `cetane import` has it, and Python's statistics."""
+    times = [0.7, 1.8]
+    content = {
+        "bundles": {"A": {"name": "tiny"}}, "faults": [],
+        "turns": [{"bundle": "A", "decode": {"median_ms": ms}} for ms in times],
+    }  # fmt: skip
+    made: Any = SimpleNamespace(
+        record=SimpleNamespace(content=content), options=SimpleNamespace(output=Path("x.json"))
+    )
+    assert BundleMeasurement.conclude(made) == 0
+    assert "A (tiny): 1.25 ms a token" in capsys.readouterr().out
 
 
 def test_files_that_cannot_be_read_stop_it(kit: Path) -> None:

@@ -14,7 +14,7 @@ from cetane.checkpoint import open_checkpoint
 from cetane.compress.fitted import save
 from cetane.compress.formats import parse_format
 from cetane.errors import CetaneError
-from cetane.files import replacing, silent
+from cetane.files import silent
 from cetane.pipeline import export
 from cetane.pipeline.build import build
 from cetane.pipeline.export import export_contract, export_runtime, replace_package
@@ -38,10 +38,9 @@ class Pairs:
             (package / file).write_text(self.made)
 
     def export(self, recipe: Any, checkpoint: Any, target: Path, progress: Any) -> None:
-        with replacing(target) as folder:
-            folder.mkdir()
-            for name, make in self.packages().items():
-                make(folder / f"{name}.mlpackage")
+        target.mkdir()
+        for name, make in self.packages().items():
+            make(target / f"{name}.mlpackage")
 
     def check(self, folder: Path) -> list[str]:
         return [] if {texts(folder, name) for name in ("one", "two")} <= GOOD else ["damaged"]
@@ -133,6 +132,23 @@ def test_a_kill(
     assert anew(folder, "two").passed
     assert (texts(folder, "one"), texts(folder, "two")) == ((left,) * 2, ("new",) * 2)
     assert [path.name for path in folder.parent.iterdir()] == ["folder"]
+
+
+def test_a_kill_while_a_new_folder_is_checked(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No folder is there unchecked, and the same command makes it."""
+    export.Bundle("").path = tmp_path / "bundle"
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(Pairs, "check", die)
+        export_runtime("bundle", tmp_path / "new", "anemll")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert not (tmp_path / "new").exists()
+    made = export_runtime("bundle", tmp_path / "new", "anemll")
+    assert made.passed and (made.path / "cetane.json").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "new"}
 
 
 def test_a_folder_that_appears_while_the_bundle_is_checked(

@@ -36,6 +36,29 @@ def test_another_kind_that_is_named_stays(kind: str, tiny_checkpoint_folder: Pat
 
 
 @pytest.mark.parametrize(
+    ("text", "rest", "options"),
+    [
+        ('cache.format = "int8"', 'target.deployment = "iOS26"',
+         {"changes": {"target.deployment": "iOS26"}}),
+        ("tokens.prefill = 1024", "cache.context = 2048", {"context": 2048}),
+    ],
+)  # fmt: skip
+def test_a_command_may_complete_a_recipe(
+    text: str, rest: str, options: dict[str, Any], tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    """The error of the file alone asks for exactly that key. What is still wrong is told."""
+    part, whole = tmp_path / "part" / "mine.toml", tmp_path / "whole" / "mine.toml"
+    for path, content in ((part, text), (whole, f"{text}\n{rest}")):
+        path.parent.mkdir()
+        path.write_text(content)
+    made = make_request(tiny_checkpoint_folder, str(part), **options).recipe
+    assert made == make_request(tiny_checkpoint_folder, str(whole)).recipe
+    for others in ({}, {"changes": {"tokens.verify": 4}}):
+        with pytest.raises(CetaneError, match=r"mine\.toml: "):
+            make_request(tiny_checkpoint_folder, str(part), **others)
+
+
+@pytest.mark.parametrize(
     ("bits", "default", "mix_to"),
     [(4, "int4-per-channel", None), (4, "palette6-kmeans-group8", None), (2, "fp16", None),
      (4, "palette3-kmeans-group8", 4.6), (2, "palette2-kmeans-vector4-group16", 2.1)],

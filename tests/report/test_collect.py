@@ -96,7 +96,7 @@ def test_bits_count_palettes(tiny_bundle: Callable[..., Bundle], tiny_model: Any
     assert report.sizes.mean_bits == pytest.approx(mean, rel=1e-3)
     (size,) = (figure for figure in report.figures if figure.name == "size")
     assert size.note == f"on disk, {mean:.3g} bits per weight"
-    assert f"\n{mean:.3g} bits per weight" in card(made, "bundle", "me/tiny", None, chip, True)
+    assert f"\n{mean:.3g} bits per weight" in card(made, "bundle", "me/tiny", None, chip, {})
 
 
 def test_an_apps_tensors_are_those_of_the_packages(full: BundleReport, judged: Bundle) -> None:

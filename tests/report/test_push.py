@@ -142,6 +142,28 @@ def test_an_exported_folder(kind: str, said: str, bundle: Bundle, exports: Path)
     json.dumps(done.as_json())
 
 
+@pytest.mark.parametrize("kind", ["anemll", "contract"])
+def test_the_sizes_of_an_exported_folder_are_its_own(
+    kind: str, bundle: Bundle, exports: Path
+) -> None:
+    """Counted on the disk. The bundle's recipe, for one, does not go up."""
+    card = push(exports / kind, "me/tiny", bundle=bundle.path, dry_run=True).card
+    rows = card.partition("## Sizes")[2].partition("| cache at")[0]
+    shown = dict(re.findall(r"^\| (\S+) \| (\d[\d.e-]*) \|$", rows, re.M))
+    folder = exports / kind
+    parts = [*folder.iterdir(), *(folder / "shards").glob("*")]
+    there = {path.name.removesuffix(".mlpackage"): path for path in parts if path.name != "shards"}
+    assert shown.keys() == there.keys()
+    for name, path in there.items():
+        assert float(shown[name]) == pytest.approx(nbytes(path) / 1e6, rel=6e-3)
+    assert f"| size | {nbytes(folder) / 1e6:.4g} MB" in card
+
+
+def nbytes(path: Path) -> int:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)
+
+
 WRONG: list[tuple[str, Callable[[Path], Any], str]] = [
     ("anemll", lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json"),
     ("anemll", lambda f: (f / "meta.yaml").write_text("{}"), "meta.yaml"),
@@ -203,7 +225,7 @@ def test_files_that_tools_leave(bundle: Bundle, exports: Path, tmp_path: Path) -
         package.rename(package.with_suffix(".mlmodelc"))
     done = push(app, "me/x", bundle=bundle.path, dry_run=True)
     assert set(done.files) == files_in(app)
-    assert "compile" not in done.card, "nothing is left to compile"
+    assert "compile" not in done.card.partition("## How to run")[2], "nothing is left to compile"
     assert "On a Mac, load the folder with" in done.card
 
 
@@ -221,8 +243,12 @@ def test_a_folder_for_coreml_llm_that_is_wrong(bundle: Bundle, tmp_path: Path) -
 )  # fmt: skip
 def test_a_folder_of_another_bundle(kind: str, origin: str, bundle: Bundle, tmp_path: Path) -> None:
     (tmp_path / kind).write_text("{}")
-    with pytest.raises(CetaneError, match=rf"does not tell from which bundle it is \({origin}\)"):
+    unknown = pytest.raises(CetaneError, match=rf"not tell from which bundle it is \({origin}\)")
+    with unknown as refused:
         push(tmp_path, "me/tiny", bundle=bundle.path, dry_run=True)
+    layout = {"contract.json": "contract", "meta.yaml": "anemll"}.get(kind, "coreml-llm")
+    assert refused.value.hint is not None
+    assert f"cetane export {bundle.path} --layout {layout} -o FOLDER" in refused.value.hint
     (tmp_path / origin).write_text('{"bundle": "0000"}')
     with pytest.raises(CetaneError, match="exported from another bundle"):
         push(tmp_path, "me/tiny", bundle=bundle.path, dry_run=True)

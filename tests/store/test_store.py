@@ -4,6 +4,9 @@ import errno
 import hashlib
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +16,7 @@ import fsspec
 import pytest
 
 from cetane.errors import CetaneError
-from cetane.files import records
+from cetane.files import claimed, records, target_of
 from cetane.store import kept as cache
 from cetane.store.settings import check_store, settings, shared_url, using
 from cetane.store.store import Store
@@ -245,7 +248,7 @@ def test_the_cache_forgets_what_was_used_longest_ago(cached: Path, tmp_path: Pat
 def test_the_cache_forgets_what_a_killed_process_left(cached: Path, tmp_path: Path) -> None:
     cache.keep(KEY, write(1))
     fresh, old, folder = (
-        cached / name for name in ("objects/aa/fresh", "objects/aa/old", ".kept-1")
+        cached / name for name in ("objects/aa/fresh", "objects/aa/old", ".kept.1-x.tmp")
     )
     fresh.parent.mkdir()
     folder.mkdir()
@@ -256,6 +259,25 @@ def test_the_cache_forgets_what_a_killed_process_left(cached: Path, tmp_path: Pa
     cache.forget(10**9)
     assert fresh.exists() and not old.exists() and not folder.exists()
     assert cache.kept(KEY, tmp_path / "out")
+
+
+def test_the_next_writer_removes_what_a_killed_one_fetched(local: Store, tmp_path: Path) -> None:
+    """It may have a bundle's gigabytes."""
+    killed = """
+import os, signal, sys
+from pathlib import Path
+from cetane.store.store import Store
+with Store(sys.argv[1]).opened(sys.argv[2], Path(sys.argv[3])):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    target = tmp_path / "there" / "bundle.v2"
+    started = [sys.executable, "-c", killed, local.url, KEY, str(target)]
+    assert subprocess.run(started).returncode == -signal.SIGKILL
+    (left,) = target.parent.iterdir()
+    assert content(left / "made" / "result") == CONTENT
+    assert target_of(left) == target  # by which `gc` knows it too
+    with claimed(target, "building"):
+        assert not left.exists()
 
 
 def test_a_cache_on_another_disk(

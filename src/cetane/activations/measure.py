@@ -4,14 +4,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cetane.activations.quantize import Options, Quantized, quantize_activations
+from cetane.activations.quantize import Options, Quantized, quantized
 from cetane.activations.samples import held_out
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.files import Progress, disk_errors, silent
 from cetane.gates.activations import LIMIT, Score, judge
 from cetane.gates.probes import windows
-from cetane.gates.quality import read_tokens
+from cetane.gates.quality import read_tokens, refuse_choices
 from cetane.pipeline.origin import checkpoint_of
 from cetane.validation import Data
 
@@ -80,27 +80,29 @@ def measure_activations(
 
     Figures of the result: `passed`, `after.cosine` (the least of a shard's or the logits'),
     `after.perplexity` beside that of `before` and `reference_perplexity`, `after.logits.kl` and
-    `.top1`. The new bundle stores it with its gates as `activations`. Raises CetaneError as
+    `.top1`. The new bundle stores it with its gates as `activations`, before it takes its place.
+    Raises CetaneError as
     `quantize_activations` and `judge`.
     """
+    refuse_choices(bundle.plan, str(bundle.path))  # as the judge would, but after the calibration
     started = time.perf_counter()
-    after, made = quantize_activations(bundle, target, options, progress, checkpoint, force)
-    seconds = time.perf_counter() - started
-    scores = judge({"before": bundle, "after": after}, checkpoint, texts, progress)
-    outcome = ActivationOutcome(
-        passed=scores.bundles["after"].cosine >= LIMIT,
-        limit=LIMIT,
-        fingerprint=checkpoint.fingerprint,
-        made=made,
-        tokens=scores.tokens,
-        reference_perplexity=scores.reference_perplexity,
-        before=scores.bundles["before"],
-        after=scores.bundles["after"],
-        bytes_before=package_bytes(bundle),
-        bytes_after=package_bytes(after),
-        seconds=seconds,
-    )
-    after.write_gate("activations", outcome.model_dump(mode="json"))
+    with quantized(bundle, target, options, progress, checkpoint, force) as (after, made):
+        seconds = time.perf_counter() - started
+        scores = judge({"before": bundle, "after": after}, checkpoint, texts, progress)
+        outcome = ActivationOutcome(
+            passed=scores.bundles["after"].cosine >= LIMIT,
+            limit=LIMIT,
+            fingerprint=checkpoint.fingerprint,
+            made=made,
+            tokens=scores.tokens,
+            reference_perplexity=scores.reference_perplexity,
+            before=scores.bundles["before"],
+            after=scores.bundles["after"],
+            bytes_before=package_bytes(bundle),
+            bytes_after=package_bytes(after),
+            seconds=seconds,
+        )
+        after.write_gate("activations", outcome.model_dump(mode="json"))
     return outcome
 
 

@@ -1,6 +1,8 @@
 """The quantization of a bundle's activations to 8 bits; its weights stay unchanged."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +24,7 @@ from cetane.files import (
     write_json,
 )
 from cetane.pipeline.build import build
+from cetane.planner import Planner
 from cetane.schema.manifest import MANIFEST, Manifest, producers, shard_path
 from cetane.schema.plan import Plan
 from cetane.validation import Data
@@ -73,6 +76,18 @@ def quantize_activations(
     experts, for activations that are already quantized, for what cannot be smoothed
     (`smoothing_planner`), and for a full disk.
     """
+    with quantized(bundle, target, options, progress, checkpoint, force) as (_, made):
+        pass
+    return Bundle(target), made
+
+
+@contextmanager
+def quantized(
+    bundle: Bundle, target: Path, options: Options, progress: Progress,
+    checkpoint: Checkpoint | None, force: bool,
+) -> Iterator[tuple[Bundle, Quantized]]:  # fmt: skip
+    """As `quantize_activations`. The new bundle has a temporary name while the context lasts, and
+    takes its place at the end: what is judged in the context is never there unjudged."""
     check(bundle.plan, bundle.path)
     if bundle.int8_activations:
         raise CetaneError(f"{bundle.path}: its activations are quantized already")
@@ -86,11 +101,20 @@ def quantize_activations(
                 "smoothing changes weights, so it needs the checkpoint", "give it as `checkpoint`"
             )
         planner = smoothing_planner(checkpoint, bundle.plan, bundle.path)
-    source, shards = bundle.manifest, bundle.plan.shards
     with (
         claimed(target, f"quantizing {bundle.path}"), disk_errors(target),
-        temporary_folder() as folder, replacing(target) as partial,
+        replacing(target) as partial,
     ):  # fmt: skip
+        yield write(bundle, partial, options, progress, checkpoint, planner)
+
+
+def write(
+    bundle: Bundle, partial: Path, options: Options, progress: Progress,
+    checkpoint: Checkpoint | None, planner: Planner | None,
+) -> tuple[Bundle, Quantized]:  # fmt: skip
+    """Write the new bundle to `partial`. Channels are smoothed if there is a `planner`."""
+    source, shards = bundle.manifest, bundle.plan.shards
+    with temporary_folder() as folder:
         texts = conversations(bundle) if options.samples == "real" or options.smooth else []
         if checkpoint is not None and planner is not None:
             progress("smoothing", 0, len(shards))
@@ -98,7 +122,7 @@ def quantize_activations(
             bundle = build(smoothed, bundle.plan.recipe, folder / "smooth", progress)
         copy_all_but_shards(bundle, partial)
         traces = Traces(bundle, texts) if options.samples == "real" else None
-        samples = quantized = 0
+        samples = rounded = 0
         for index, shard in enumerate(shards):
             progress(shard.name, index, len(shards))
             calls = traces.shard(shard.name) if traces else random_samples(shard)
@@ -107,11 +131,11 @@ def quantize_activations(
             package = bundle.shard(shard.name)
             ranges = calibrate(package, calls)
             made = partial / shard_path(shard.name)
-            quantized += quantize_package(package, ranges, options.tensors, options.additions, made)
+            rounded += quantize_package(package, ranges, options.tensors, options.additions, made)
             samples += sum(map(len, calls.values()))
         write_json(partial / MANIFEST, manifest(source, partial).model_dump(mode="json"))
         progress("done", len(shards), len(shards))
-    return Bundle(target), Quantized(options=options, samples=samples, quantized=quantized)
+    return Bundle(partial), Quantized(options=options, samples=samples, quantized=rounded)
 
 
 def check(plan: Plan, path: Path) -> None:

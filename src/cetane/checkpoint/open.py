@@ -57,6 +57,8 @@ def open_base(source: str | Path) -> Checkpoint:
         return SafetensorsCheckpoint.open(path)
     if path.is_file():
         return _open_file(path)
+    if path.exists():  # a pipe or a device: reading it may block or never end
+        raise CetaneError(f"{path} is not a regular file", f"give {KINDS}")
     name = str(source)
     if HUB_ID.fullmatch(name) and not _WEIGHT_FILE.fullmatch(name):
         return SafetensorsCheckpoint.open(_download(name), source=name)

@@ -78,7 +78,7 @@ def command() -> int:
     except BrokenPipeError:
         raise
     except OSError as error:  # an impossible path, or a disk that fails
-        return fail(str(error))
+        return fail(str(error), advice(error))
     except MemoryError:
         return fail(
             "there is not enough memory for this", "close other programs, or use a smaller model"
@@ -97,6 +97,12 @@ def command() -> int:
         with best_effort(sys.stderr):
             warn("stopped")
     return code
+
+
+def advice(error: OSError) -> str | None:
+    """What to do about an error of the system, if it is known: tempfile found no folder."""
+    nowhere = "No usable temporary directory" in str(error)
+    return "set TMPDIR to a folder that can be written" if nowhere else None
 
 
 def usage(error: typer.TyperException) -> str | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -62,7 +65,7 @@ def import_(
     if kind != "kit":
         refuse("is for a kit's measurements", {"--model": model})
     if kind == "kit":
-        conclude(import_kit(file, given, model=model), json, show_kit)
+        conclude(import_kit(file, given, model=model), json, partial(show_kit, given))
     elif kind == "xcode":
         if len(given) != 1:
             raise CetaneError(f"{file} is about one package", "give its bundle or .mlpackage")
@@ -92,18 +95,21 @@ def kind_of(path: Path) -> str:
     return "power" if meter else "kit"
 
 
-def show_kit(result: KitImport) -> None:
+def show_kit(bundles: Sequence[Path], result: KitImport) -> None:
     """Print every bundle's outcome, then the two beside each other."""
-    for outcome in result.outcomes:
-        show_outcome(outcome)
+    for path, outcome in zip(bundles, result.outcomes, strict=True):
+        show_outcome(path, outcome)
     if result.ratios:
         shown = {name.replace("_", " "): f"{ratio:.3f}" for name, ratio in result.ratios.items()}
         first, second = result.names
         facts(shown, f"the time of B ({second}), over that of A ({first})")
 
 
-def show_outcome(outcome: DeviceResult) -> None:
+def show_outcome(bundle: Path, outcome: DeviceResult) -> None:
     """Print the gate, the figures, and where predictions were wrong."""
+    from cetane.bundle import Bundle
+    from cetane.pipeline.imports import evidence_file
+
     basis = "measured on" if outcome.device else "run, not on a device, on"
     tell(f"{outcome.name}: {basis} {outcome.machine}, {outcome.date}, {outcome.compute_units}")
     table(
@@ -127,7 +133,8 @@ def show_outcome(outcome: DeviceResult) -> None:
     for line in outcome.notes:
         warn(f"note: {line}")
     if outcome.rows:
-        say(f"{outcome.rows} rows of evidence: python -m cetane.perf.fit BUNDLE/gates/device.csv")
+        file = quote(str(evidence_file(Bundle(bundle))))
+        say(f"{outcome.rows} rows of evidence: python -m cetane.perf.fit {file}")
     console.print(f"device: {verdict(outcome.passed)}")
 
 

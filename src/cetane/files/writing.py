@@ -23,8 +23,9 @@ number."""
 NATIVE = re.compile(r"\(os error ([0-9]{1,4})\)")
 """The error number in the text of Rust's errors, such as safetensors'."""
 
-TEMPORARY = re.compile(r"\.(.+)\.[0-9]+\.tmp")
-"""The names of temporary files: the target's, and the id of the process that writes it."""
+TEMPORARY = re.compile(r"\.(.+)\.[0-9]+(?:-\w+)?\.tmp")
+"""The names of temporary files: the target's, the id of the process that writes it, and perhaps
+letters that keep its threads apart."""
 
 
 @contextmanager
@@ -43,7 +44,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def target_of(path: Path) -> Path | None:
-    """The path that a temporary path of `replacing` was to replace; None for any other path."""
+    """The path that a temporary path was to replace or to become; None for any other path."""
     made = TEMPORARY.fullmatch(path.name)
     return made and path.with_name(made[1])
 

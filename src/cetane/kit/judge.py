@@ -26,7 +26,7 @@ from cetane.validation import validated
 BEYOND = 10
 """The largest multiple of a chip's published rate at which a program may read its weights."""
 SLOWER = 10
-"""The largest multiple of a step's time that its functions may take alone."""
+"""The largest multiple of the time of a step or a prompt that its functions may take alone."""
 FASTEST = 2000.0
 """GB/s, for a chip without a published rate."""
 KNOWN_OPS = 0.5
@@ -103,20 +103,48 @@ def check_speeds(recorded: RecordedBundle, plan: Plan, chip: Chip | None) -> Non
 
 
 def check_turns(turns: Sequence[MeasuredTurn], recorded: RecordedBundle, plan: Plan) -> None:
-    """Raise CetaneError for a turn with a token that the model lacks, and for one whose steps take
-    less time than the functions that they call."""
+    """Raise CetaneError for a turn with tokens or calls that the bundle does not have, and for one
+    that takes less time than the functions that it calls."""
     alone = {mode: alone_ms(recorded, steps.steps) for mode, steps in plan.modes.items()}
+    reading = reading_ms(recorded, plan)
     for turn in turns:
-        if any(token >= plan.vocab for token in turn.tokens):
-            raise CetaneError(f"turn {turn.turn} gave a token beyond the vocabulary")
+        check_calls(turn, plan)
         spreads: dict[Mode, Spread | None] = {"decode": turn.decode, "verify": turn.verify}
         for mode, spread in spreads.items():
-            if spread is not None and alone.get(mode, 0) > SLOWER * spread.p95_ms:
-                raise CetaneError(
-                    f"turn {turn.turn}: a {mode} step takes {spread.p95_ms:g} ms, and its "
-                    f"functions alone {alone[mode]:g} ms",
-                    "measure again",
-                )
+            if spread is not None:
+                check_time(f"turn {turn.turn}: a {mode} step", spread.p95_ms, alone.get(mode, 0))
+        read = turn.prompt_tokens * reading
+        check_time(f"turn {turn.turn}: the prompt", turn.first_token_ms, read)
+
+
+def check_calls(turn: MeasuredTurn, plan: Plan) -> None:
+    """Raise CetaneError for a turn with a token that the model lacks, a prompt beyond the context,
+    or verifying calls of another width than the bundle's."""
+    context = plan.recipe.cache.context
+    width = plan.modes["verify"].tokens if "verify" in plan.modes else None
+    for wrong, what in (
+        (any(token >= plan.vocab for token in turn.tokens), "gave a token beyond the vocabulary"),
+        (turn.prompt_tokens > context,
+         f"read {turn.prompt_tokens:,} tokens, and the bundle's context has {context:,}"),
+        (turn.verify_tokens not in (None, width),
+         f"has verifying calls of {turn.verify_tokens} tokens, and the bundle none of that width"),
+    ):  # fmt: skip
+        if wrong:
+            raise CetaneError(f"turn {turn.turn} {what}")
+
+
+def check_time(what: str, ms: float, alone: float) -> None:
+    """Raise CetaneError for a time that is far below that of its functions alone."""
+    if alone > SLOWER * ms:
+        raise CetaneError(
+            f"{what} takes {ms:g} ms, and its functions alone {alone:g} ms", "measure again"
+        )
+
+
+def reading_ms(recorded: RecordedBundle, plan: Plan) -> float:
+    """The least milliseconds in which functions read a token of a prompt, each alone."""
+    modes = (mode for name, mode in plan.modes.items() if name != "verify")
+    return min(alone_ms(recorded, mode.steps) / mode.tokens for mode in modes)
 
 
 def alone_ms(recorded: RecordedBundle, steps: Sequence[Step | Route]) -> float:

@@ -4,6 +4,7 @@ Every field is known, bounded and finite. A file that was changed by hand, and f
 machine gives, are refused by name.
 """
 
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,10 +33,17 @@ def one_line(text: str) -> str:
     return printable(text, None)
 
 
+def iso_time(text: str) -> str:
+    """A time in ISO 8601. Raises ValueError for any other text."""
+    datetime.fromisoformat(text)
+    return text
+
+
 Ms = Annotated[float, Field(strict=True, gt=0, le=DAY_MS, allow_inf_nan=False)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0, le=2**48)]
 Text = Annotated[str, StringConstraints(max_length=1000), AfterValidator(one_line)]
+Time = Annotated[str, StringConstraints(max_length=50), AfterValidator(iso_time)]
 Label = Literal["A", "B"]
 """The name of a bundle in its kit."""
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255)]
@@ -184,6 +192,8 @@ class MeasuredTurn(Data):
         rate = 1e3 * self.prompt_tokens / self.first_token_ms
         if abs(rate / self.prefill_tok_s - 1) > 0.01:
             raise ValueError("the rate of prefill is not its tokens over its time")
+        if (self.verify is None) != (self.verify_tokens is None):
+            raise ValueError("a verifying call needs its tokens and its times")
         return self
 
 
@@ -237,8 +247,8 @@ class Measurements(Data):
     kit: Sha256
     machine: Machine
     options: MeasuringOptions
-    begun: Text
-    written: Text
+    begun: Time
+    written: Time
     finished: StrictBool
     bundles: Annotated[dict[Label, RecordedBundle], Field(min_length=1)]
     turns: Annotated[tuple[MeasuredTurn, ...], Field(max_length=20_000)]
@@ -256,7 +266,7 @@ class Measurements(Data):
 
     @property
     def date(self) -> str:
-        return self.begun[:10]
+        return datetime.fromisoformat(self.begun).date().isoformat()
 
     def label(self, digest: str) -> Label:
         """The label of the bundle with this digest. Raises CetaneError if the record has

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from .chain import serve
@@ -281,8 +282,7 @@ class BundleMeasurement:
         for label, bundle in content["bundles"].items():
             medians = [t["decode"]["median_ms"] for t in content["turns"] if t["bundle"] == label]
             if medians:
-                middle = sorted(medians)[len(medians) // 2]
-                say(f"{label} ({bundle['name']}): {middle:.2f} ms a token, decoding")
+                say(f"{label} ({bundle['name']}): {median(medians):.2f} ms a token, decoding")
         for one in content["faults"]:
             say(f"fault: {one['job']}: {one['kind']} {one['phase']}: {one['detail'][:160]}")
         say(f"measurements: {self.options.output}; bring that file back: cetane import FILE BUNDLE")

@@ -44,7 +44,7 @@ class RuntimeModule(Protocol):
     """All files that its folder may hold beside its packages and `cetane.json`."""
 
     def export(
-        self, recipe: Recipe, checkpoint: Checkpoint, target: Path, progress: Progress, /
+        self, recipe: Recipe, checkpoint: Checkpoint, folder: Path, progress: Progress, /
     ) -> None: ...
     def packages(
         self, recipe: Recipe, checkpoint: Checkpoint, /
@@ -176,11 +176,11 @@ def export_runtime(
     target = new_folder(output, bundle.path)
     checkpoint = own_checkpoint(bundle, model, lora)
     module = RUNTIMES[runtime]
-    with writing(target, source):
-        module.export(bundle.plan.recipe, checkpoint, target, progress)
-        problems = module.check(target)
+    with writing(target, source), replacing(target) as folder:
+        module.export(bundle.plan.recipe, checkpoint, folder, progress)
+        problems = module.check(folder)  # here: after a kill, no folder is there unchecked
         if not problems:  # by this file the folder counts as one of the bundle's
-            write_json(target / ORIGIN, {"bundle": bundle.digest})
+            write_json(folder / ORIGIN, {"bundle": bundle.digest})
     return RuntimeFolder(target, module, problems)
 
 

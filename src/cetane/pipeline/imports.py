@@ -167,7 +167,7 @@ class OneImport:
             return outcome
         if not self.bundle.write_gate(DEVICE, outcome.model_dump(mode="json")):
             notes = (*outcome.notes, UNWRITTEN)
-            return outcome.model_copy(update={"notes": notes})
+            return outcome.model_copy(update={"notes": notes, "rows": 0})
         self.artifact.judge(placed)
         if rows:
             write_rows(rows, evidence_file(self.bundle))

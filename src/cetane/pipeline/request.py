@@ -161,7 +161,7 @@ def make_request(
     given = changes or {}
     wanted |= given
     wanted |= mix_change(wanted, bits, MIX in given)
-    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
+    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe), wanted)
     if chosen.layout.kind == "auto" and keys_in(wanted) & {"layout.chunks", "layout.cuts"}:
         wanted = {"layout.kind": "chunks"} | wanted
     chosen = without_reasons(chosen, keys_in(wanted))

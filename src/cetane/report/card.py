@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Literal
 
 from cetane.bundle import Bundle
@@ -9,6 +10,7 @@ from cetane.checkpoint.names import HUB_ID, model_name
 from cetane.hardware.chips import Chip
 from cetane.report.collect import bundle_report
 from cetane.report.content import KeyFigure
+from cetane.report.sizes import by_part, plain_name
 from cetane.templates import environment
 
 FolderKind = Literal["bundle", "contract", "anemll", "coreml-llm"]
@@ -17,32 +19,43 @@ OUTCOMES = {"passed": "yes", "failed": "**no**", "not run": "not run"}
 
 def card(
     bundle: Bundle, kind: FolderKind, repo: str, license: str | None, chip: Chip | None,
-    packages: bool,
+    files: Mapping[str, int],
 ) -> str:  # fmt: skip
     """The card as Markdown: where the model comes from, its quality, its sizes, how to run it.
 
     `license` is the id of the model's license on the hub; the card names none without it.
-    `chip` is by default the measured one. `packages` says whether the folder has packages that are
-    not compiled.
+    `chip` is by default the measured one. `files` are the bytes of the files that go up, by path.
     """
     content = bundle_report(bundle, chip, None, None, None)
+    parts = {part.name: part.bytes for part in content.sizes.parts}
+    figures = content.figures
+    if kind != "bundle":  # other files than the bundle's
+        parts = {plain_name(part): size for part, size in by_part(files).items()}
+        figures = tuple(resized(one, sum(files.values())) for one in figures)
     name = model_name(bundle.manifest.source)
     return (
         environment("cetane.report", {"plain": plain, "figure": figure, "quoted": json.dumps})
         .get_template("card.md.j2")
         .render(
             page=content,
+            parts=parts,
+            figures=figures,
             kind=kind,
             repo=repo,
             base=name if HUB_ID.fullmatch(name) else None,
             name=name,
             license=license,
-            packages=packages,
+            packages=any(".mlpackage/" in file for file in files),
             plan=bundle.plan,
             outcomes=OUTCOMES,
             producer=bundle.manifest.producer,
         )
     )
+
+
+def resized(figure: KeyFigure, size: int) -> KeyFigure:
+    """A figure; that of the size with these bytes."""
+    return figure.model_copy(update={"value": size / 1e6}) if figure.name == "size" else figure
 
 
 def plain(text: str) -> str:

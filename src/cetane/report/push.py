@@ -84,7 +84,7 @@ def push(
     source = Bundle(path if kind == "bundle" else Path(bundle or path))
     source.verify()
     if kind != "bundle":
-        check_origin(path / ("contract.json" if kind == "contract" else ORIGIN), source)
+        check_origin(path, kind, source)
         check_export(path, kind, source)
     files = {name: (path / name).stat().st_size for name in regular_files(path) if goes_up(name)}
     if kind != "bundle":
@@ -96,9 +96,8 @@ def push(
             f"{path}: anyone can read a tenth of {', '.join(texts[owned[0]])} in {owned[0]}",
             "if the text may be known there, add --held-out",
         )
-    packages = any(".mlpackage/" in name for name in files)
     wanted = None if chip is None else find_chip(chip)
-    about = card(source, kind, repo, license, wanted, packages)
+    about = card(source, kind, repo, license, wanted, files)
     upload = Upload(repo, kind, about, files, list(texts))
     return upload if dry_run else replace(upload, url=commit(path, upload, public))
 
@@ -112,17 +111,23 @@ def held_out_texts(bundle: Bundle) -> dict[str, list[str]]:
     }
 
 
-def check_origin(file: Path, source: Bundle) -> None:
-    """Raise CetaneError unless a file of an exported folder names this bundle: its gates are about
-    no other."""
-    told = read_json_if_present(file).get("bundle")
+def check_origin(folder: Path, kind: FolderKind, source: Bundle) -> None:
+    """Raise CetaneError unless an exported folder names this bundle: its gates are about no
+    other."""
+    name = "contract.json" if kind == "contract" else ORIGIN
+    told = read_json_if_present(folder / name).get("bundle")
     if told is None:
         raise CetaneError(
-            f"{file.parent} does not tell from which bundle it is ({file.name})",
-            f"cetane export {quote(str(source.path))} makes a folder that does",
+            f"{folder} does not tell from which bundle it is ({name})",
+            f"an export without problems does: {export_command(kind, source)}",
         )
     if told != source.digest:
-        raise CetaneError(f"{file.parent} was exported from another bundle than {source.path}")
+        raise CetaneError(f"{folder} was exported from another bundle than {source.path}")
+
+
+def export_command(kind: FolderKind, source: Bundle) -> str:
+    """The command that writes such a folder."""
+    return f"cetane export {quote(str(source.path))} --layout {kind} -o FOLDER"
 
 
 def check_export(folder: Path, kind: FolderKind, source: Bundle) -> None:
@@ -133,7 +138,7 @@ def check_export(folder: Path, kind: FolderKind, source: Bundle) -> None:
     if checked:
         raise CetaneError(
             f"{folder} is no whole export of {source.path}: {checked[0]}",
-            f"cetane export {quote(str(source.path))} --layout {kind} -o FOLDER makes one",
+            f"{export_command(kind, source)} makes one",
         )
 
 

@@ -14,9 +14,7 @@ from cetane.schema.manifest import shard_path
 def sizes(bundle: Bundle, programs: Mapping[str, Program]) -> DiskUse:
     """Bytes on disk of shards, of the host's tables, and of draft heads."""
     parts: dict[str, int] = {shard_path(shard.name): 0 for shard in bundle.plan.shards}
-    for name, record in bundle.manifest.files.items():
-        top = "/".join(name.split("/")[: 2 if name.startswith("shards/") else 1])
-        parts[top] = parts.get(top, 0) + record.bytes
+    parts |= by_part({name: record.bytes for name, record in bundle.manifest.files.items()})
     for kind, head in bundle.draft_heads().items():
         parts[f"heads/{kind}"] = sum(record.bytes for record in head.manifest.files.values())
     weights = {
@@ -32,7 +30,7 @@ def sizes(bundle: Bundle, programs: Mapping[str, Program]) -> DiskUse:
         mean_bits=mean(elements, nbytes) or 0.0,
         parts=tuple(
             ShardSize(
-                name=name.removeprefix("shards/").removesuffix(".mlpackage"),
+                name=plain_name(name),
                 bytes=count,
                 share=count / largest,
                 weights=weights[name][0] if name in weights else None,
@@ -42,6 +40,21 @@ def sizes(bundle: Bundle, programs: Mapping[str, Program]) -> DiskUse:
         ),
         caches=dict(bundle.plan.kv_bytes),
     )
+
+
+def by_part(files: Mapping[str, int]) -> dict[str, int]:
+    """The bytes of a folder's parts, from those of its files: packages of shards, draft heads,
+    other folders and single files."""
+    parts: dict[str, int] = {}
+    for name, size in files.items():
+        top = "/".join(name.split("/")[: 2 if name.startswith(("shards/", "heads/")) else 1])
+        parts[top] = parts.get(top, 0) + size
+    return parts
+
+
+def plain_name(part: str) -> str:
+    """A part's name as pages show it."""
+    return part.removeprefix("shards/").removesuffix(".mlpackage")
 
 
 def stored(bundle: Bundle, shard: ShardPlan, program: Program) -> tuple[int, int]:

@@ -262,10 +262,11 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("**/*.toml"))}
 
 
-def load_recipe(source: str) -> Recipe:
+def load_recipe(source: str, changes: Mapping[str, Any] | None = None) -> Recipe:
     """A recipe from a TOML file, or a recipe that comes with cetane, by its name.
 
-    Raises CetaneError for an unknown name, and for a file that is not a valid recipe.
+    A file that is a recipe only with some `changes` (see `override`) is read with them. Raises
+    CetaneError for an unknown name, and for a file that is not a valid recipe.
     """
     known = shipped()
     path = Path(source) if source.endswith(".toml") else known.get(source)
@@ -279,10 +280,21 @@ def load_recipe(source: str) -> Recipe:
     streaming = cache.get("streaming") if isinstance(cache, dict) else None
     if isinstance(streaming, dict) and isinstance(streaming.get("scores"), str):
         streaming["scores"] = load_scores(path.parent / streaming["scores"])
-    recipe = parse_recipe({"name": path.stem} | content, str(path))
+    recipe = completed({"name": path.stem} | content, changes or {}, str(path))
     for file in recipe.compression.files:
         file.beside(path)
     return recipe
+
+
+def completed(content: dict[str, Any], changes: Mapping[str, Any], where: str) -> Recipe:
+    """A recipe of this content; if that is none by itself, of the content with the changes."""
+    try:
+        return parse_recipe(content, where)
+    except CetaneError:
+        if not changes:
+            raise
+        replace(content, changes, where)
+        return parse_recipe(content, where)
 
 
 def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
@@ -291,21 +303,26 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     Raises CetaneError for an unknown key, with the alternatives, and for a value that does not fit.
     Without changes, returns the recipe itself.
     """
-    content = recipe.model_dump()
+    if not changes:
+        return recipe
+    content, where = recipe.model_dump(), f"recipe {recipe.name}"
+    replace(content, changes, where)
+    changed = parse_recipe(content, where)
+    changed.compression.find_as(*recipe.compression.files)
+    return changed
+
+
+def replace(content: dict[str, Any], changes: Mapping[str, Any], where: str) -> None:
+    """Replace values of a recipe's content, by dotted key. CetaneError for a key in no table."""
     for key, value in changes.items():
         *tables, field = key_path(key)
         table = content
         for name in tables:
             inner = table.setdefault(name, {})
             if not isinstance(inner, dict):
-                raise CetaneError(f"recipe {recipe.name}: {key}: {name} is not a table")
+                raise CetaneError(f"{where}: {key}: {name} is not a table")
             table = inner
         table[field] = value
-    if not changes:
-        return recipe
-    changed = parse_recipe(content, f"recipe {recipe.name}")
-    changed.compression.find_as(*recipe.compression.files)
-    return changed
 
 
 def decided(recipe: Recipe, values: Mapping[str, Any], reasons: Mapping[str, str]) -> Recipe:

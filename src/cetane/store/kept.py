@@ -102,7 +102,7 @@ def forget_orphans(listed: Container[str]) -> None:
     """Remove what a killed process left more than a day ago: objects that are not `listed`, and
     folders that were not published."""
     left = [path for path in folder().glob("objects/*/*") if path.name not in listed]
-    for path in [*left, *folder().glob(".kept-*")]:
+    for path in [*left, *folder().glob(".kept*")]:
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > DAY:
                 remove(path)

@@ -217,9 +217,12 @@ class Store:
 
 @contextmanager
 def made_beside(folder: Path) -> Iterator[Path]:
-    """A context with an empty folder on the disk of `folder`, removed unless it was renamed."""
+    """A context with an empty folder on the disk of `folder`, removed unless it was renamed.
+
+    After a kill, its name tells the next writer of `folder` that it can go."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as own:
+    mine = f".{folder.name}.{os.getpid()}-"
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=mine, suffix=".tmp") as own:
         partial = Path(own) / "made"  # of the usual rights, which the folder around it lacks
         partial.mkdir()
         yield partial

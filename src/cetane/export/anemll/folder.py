@@ -12,7 +12,7 @@ from cetane.checkpoint.tokenizer import TOKENIZER_FILES
 from cetane.export.anemll.contract import META, assumes_window
 from cetane.export.anemll.planner import EMBEDDINGS, LM_HEAD, AnemllPlanner
 from cetane.families import parse_config
-from cetane.files import Progress, read_json, replacing, write_json
+from cetane.files import Progress, read_json, write_json
 from cetane.lower.lower import Lowering
 from cetane.lower.package import EXPORTER, enumerate_shapes
 from cetane.schema.recipe import Recipe
@@ -34,23 +34,22 @@ FILES: tuple[str, ...] = (META, "config.json", "compile.sh", *TOKENIZER_FILES)
 """All files that a folder may hold beside its packages."""
 
 
-def export(recipe: Recipe, checkpoint: Checkpoint, target: Path, progress: Progress) -> None:
-    """Write the folder; `target` must not exist.
+def export(recipe: Recipe, checkpoint: Checkpoint, folder: Path, progress: Progress) -> None:
+    """Write the folder, which must not exist.
 
     Raises CetaneError for a model or a recipe that their hosts cannot run.
     """
     planner = AnemllPlanner(checkpoint, recipe)
     makers = packages_of(planner, checkpoint)
-    with replacing(target) as folder:
-        folder.mkdir(parents=True)
-        for done, (name, make) in enumerate(makers.items()):
-            progress(name, done, len(makers) + 1)
-            make(folder / f"{name}.mlpackage")
-        progress("config", len(makers), len(makers) + 1)
-        write_meta(planner, checkpoint.model_name, folder / META)
-        write_tokenizer(checkpoint.tokenizer, checkpoint.config, folder)
-        (folder / "compile.sh").write_text(SCRIPT)
-        progress("done", len(makers) + 1, len(makers) + 1)
+    folder.mkdir(parents=True)
+    for done, (name, make) in enumerate(makers.items()):
+        progress(name, done, len(makers) + 1)
+        make(folder / f"{name}.mlpackage")
+    progress("config", len(makers), len(makers) + 1)
+    write_meta(planner, checkpoint.model_name, folder / META)
+    write_tokenizer(checkpoint.tokenizer, checkpoint.config, folder)
+    (folder / "compile.sh").write_text(SCRIPT)
+    progress("done", len(makers) + 1, len(makers) + 1)
 
 
 def packages(recipe: Recipe, checkpoint: Checkpoint) -> dict[str, Callable[[Path], None]]:

@@ -14,7 +14,7 @@ from cetane.checkpoint.tokenizer import TOKENIZER_FILES
 from cetane.export.coreml_llm.contract import FULL, SLIDING, positions
 from cetane.export.coreml_llm.planner import ContractPlanner, planners
 from cetane.families import parse_config
-from cetane.files import Progress, replacing, write_json
+from cetane.files import Progress, write_json
 from cetane.lower.lower import Lowering
 from cetane.lower.package import EXPORTER
 from cetane.planner import Planner
@@ -40,26 +40,25 @@ ROWS = 1 << 12
 """The rows of an embedding that are in memory at a time."""
 
 
-def export(recipe: Recipe, checkpoint: Checkpoint, target: Path, progress: Progress) -> None:
-    """Write the folder; `target` must not exist.
+def export(recipe: Recipe, checkpoint: Checkpoint, folder: Path, progress: Progress) -> None:
+    """Write the folder, which must not exist.
 
     It has prefill packages and verify functions if the recipe has these modes. Raises CetaneError
     for a model other than Gemma 4, and for a layout or contracts that their runtime lacks.
     """
     planner, *_ = made = planners(checkpoint, recipe)
-    with replacing(target) as folder:
-        folder.mkdir(parents=True)
-        parts = {
-            name: partial(make, folder / f"{name}.mlpackage")
-            for name, make in packages_of(made, checkpoint).items()
-        }
-        parts["embeddings"] = partial(write_embeddings, planner, checkpoint, folder)
-        parts["rotary tables"] = partial(write_rotary, planner, folder)
-        parts["config"] = partial(write_config, planner, checkpoint, folder)
-        for done, (name, make) in enumerate(parts.items()):
-            progress(name, done, len(parts))
-            make()
-        progress("done", len(parts), len(parts))
+    folder.mkdir(parents=True)
+    parts = {
+        name: partial(make, folder / f"{name}.mlpackage")
+        for name, make in packages_of(made, checkpoint).items()
+    }
+    parts["embeddings"] = partial(write_embeddings, planner, checkpoint, folder)
+    parts["rotary tables"] = partial(write_rotary, planner, folder)
+    parts["config"] = partial(write_config, planner, checkpoint, folder)
+    for done, (name, make) in enumerate(parts.items()):
+        progress(name, done, len(parts))
+        make()
+    progress("done", len(parts), len(parts))
 
 
 def packages(recipe: Recipe, checkpoint: Checkpoint) -> dict[str, Callable[[Path], None]]:

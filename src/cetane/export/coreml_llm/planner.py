@@ -324,6 +324,13 @@ def refuse_caches(planner: ContractPlanner) -> None:
         raise CetaneError(
             "CoreML-LLM's sliding layers keep a window, its full layers the context", HINT
         )
+    window, count = planner.group("sliding").window, planner.slots["sliding"].count
+    if window != count:
+        raise CetaneError(
+            f"CoreML-LLM's sliding caches hold the model's window of {window} tokens, but cetane's "
+            f"hold {count}, a multiple of 32",
+            "the layout contract describes any bundle",
+        )
 
 
 def refuse_head(planner: ContractPlanner) -> None:
