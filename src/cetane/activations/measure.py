@@ -81,8 +81,7 @@ def measure_activations(
     Figures of the result: `passed`, `after.cosine` (the least of a shard's or the logits'),
     `after.perplexity` beside that of `before` and `reference_perplexity`, `after.logits.kl` and
     `.top1`. The new bundle stores it with its gates as `activations`, before it takes its place.
-    Raises CetaneError as
-    `quantize_activations` and `judge`.
+    Raises CetaneError as `quantize_activations` and `judge`.
     """
     refuse_choices(bundle.plan, str(bundle.path))  # as the judge would, but after the calibration
     started = time.perf_counter()
