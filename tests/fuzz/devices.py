@@ -45,7 +45,8 @@ def kit_measurements() -> Document:
               "probes": {"text": [row]}}  # fmt: skip
     fault = {"job": "A/x", "phase": "", "kind": "died", "detail": "d", "at": "now"}
     content = {
-        "schema_version": 1, "kit": SHA, "machine": machine, "begun": "b", "written": "w",
+        "schema_version": 1, "kit": SHA, "machine": machine,
+        "begun": "2026-11-01T10:00:00", "written": "2026-11-01T10:05:00",
         "options": {"compute_units": "CPU_AND_NE", "rounds": 1, "steps": 2}, "finished": True,
         "bundles": {"A": bundle}, "turns": [turn], "energy": [energy], "faults": [fault],
         "jobs": {"A/x": {"state": "done", "tries": 1}}, "seal": SHA,
