@@ -41,8 +41,8 @@ ROWS = 512
 PIECE = 8192
 """Rows of a product that are computed at a time."""
 PASSES = 8
-"""Passes between two times that freed memory is given back. More often costs time, since the system
-clears every page that it gives again."""
+"""Passes, or rounded matrices, between two times that freed memory is given back. More often costs
+time, since the system clears every page that it gives again."""
 
 UNKNOWN = -100
 """The token after the last one, which has no loss."""
@@ -81,12 +81,13 @@ def mean_product(rows: Tensor, counts: Tensor | None = None) -> Matrix:
     computes one half of such a symmetric product, torch both.
     """
     total = np.zeros((rows.shape[1],) * 2, np.float32)
+    roots = None if counts is None else counts.sqrt().numpy()
     for start in range(0, len(rows), PIECE):
         part = slice(start, start + PIECE)
-        own = rows[part].float()
-        if counts is not None:
-            own = own * counts[part, None].sqrt()
-        total += own.numpy().T @ own.numpy()
+        own = rows[part].float().numpy()
+        if roots is not None:
+            own = own * roots[part, None]  # torch's threads would wait in a loop afterwards
+        total += own.T @ own
     total /= len(rows)
     return total
 

@@ -32,7 +32,7 @@ from cetane.fitting.experts import (
     put,
     views_of,
 )
-from cetane.fitting.importance import Importance, Matrix, mean_product
+from cetane.fitting.importance import PASSES, Importance, Matrix, mean_product
 from cetane.fitting.teacher import quick
 from cetane.gates.weights import arrays, too_far
 from cetane.hardware.memory import give_back
@@ -160,7 +160,8 @@ class Rounder:
         if important is not None:
             self.harms[name] = important.harm(weight - decoded, hessian)
         layer.weight.data = torch.from_numpy(decoded)
-        give_back()
+        if len(self.constants) % PASSES == 0:
+            give_back()
 
     def round_experts(
         self, names: Mapping[str, str], module: Any, given: tuple[Tensor, ...]
