@@ -18,7 +18,7 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from cetane.errors import CetaneError
+from cetane.errors import SET_TMPDIR, CetaneError
 from cetane.files import PARTIAL, cache_dir, home, is_claimed, remove, target_of
 from cetane.hardware.mac import os_build
 from cetane.measuring.machine import is_mac
@@ -116,8 +116,7 @@ def space() -> Iterator[Diagnosis]:
     places = {"disk here": Path.cwd(), "temporary space": temporary(), "cache": cache_dir()}
     for name, place in places.items():
         if place is None:
-            hint = "set TMPDIR to a folder that can be written"
-            yield Diagnosis(name, "failure", "no folder can be written", hint)
+            yield Diagnosis(name, "failure", "no folder can be written", SET_TMPDIR)
             continue
         existing = next(p for p in (place, *place.parents) if p.exists())
         free = shutil.disk_usage(existing).free

@@ -5,6 +5,8 @@ import shlex
 
 LONGEST = 300
 """The most characters of a message, and of a hint: a file's own words must not fill the screen."""
+SET_TMPDIR = "set TMPDIR to a folder that can be written"
+"""The advice where no folder takes temporary files."""
 
 
 class CetaneError(Exception):

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from cetane.cli.app import app
 from cetane.cli.output import errors, print_json, warn
-from cetane.errors import CetaneError, printable
+from cetane.errors import SET_TMPDIR, CetaneError, printable
 
 FAULT, STOPPED = 3, 130
 UNREAD = 141
@@ -102,7 +102,7 @@ def command() -> int:
 def advice(error: OSError) -> str | None:
     """What to do about an error of the system, if it is known: tempfile found no folder."""
     nowhere = "No usable temporary directory" in str(error)
-    return "set TMPDIR to a folder that can be written" if nowhere else None
+    return SET_TMPDIR if nowhere else None
 
 
 def usage(error: typer.TyperException) -> str | None:
