@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cetane.checkpoint.sandbox import Sandbox
 from cetane.errors import CetaneError
-from cetane.files import cache_dir, disk_errors, is_kept, keeping, read_json, sha256
+from cetane.files import cache_dir, is_kept, keep_text, read_json, sha256
 
 SOURCES = ("tokenizer.model", "tiktoken.model", "tekken.json", "merges.txt")
 """Files that transformers converts, in the order of preference."""
@@ -61,9 +61,8 @@ def converted(folder: Path) -> tuple[Path, dict[str, str]] | None:
     beside = kept.with_suffix(".special.json")
     if not (is_kept(kept) and is_kept(beside)):
         special, tokenizer = convert(folder, source)
-        for path, text in ((beside, special), (kept, tokenizer)):
-            with disk_errors(path), keeping(path) as temporary:
-                temporary.write_text(text, encoding="utf-8")
+        keep_text(beside, special)
+        keep_text(kept, tokenizer)
     named = read_json(beside)
     return kept, {name: text for name, text in named.items() if isinstance(text, str)}
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cetane.files import disk_errors, is_kept, json_sha256, keeping, read_json
+from cetane.files import is_kept, json_sha256, keep_text, read_json
 
 Answers = dict[str, Any]
 BATCH = 64
@@ -40,6 +40,5 @@ class KeptAnswers:
         """Write the new answers to a file, whose name tells their requests."""
         if self.new and self.folder is not None:
             path = self.folder / f"{json_sha256(sorted(self.new))[:32]}.json"
-            with disk_errors(path), keeping(path) as temporary:
-                temporary.write_text(json.dumps(self.new), encoding="utf-8")
+            keep_text(path, json.dumps(self.new))
         self.new = {}

@@ -9,7 +9,7 @@ from typing import Any
 from cetane.errors import CetaneError
 from cetane.files.hashes import sha256
 from cetane.files.reading import read_text
-from cetane.files.writing import remove, replacing
+from cetane.files.writing import disk_errors, remove, replacing
 
 DIGITS = 64
 """The digits of a SHA-256."""
@@ -77,10 +77,16 @@ def hash_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
 
 
+def keep_text(path: Path, text: str) -> None:
+    """Keep a text. Raises CetaneError if it cannot be written."""
+    with disk_errors(path), keeping(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def write_cache(path: Path, text: str) -> None:
     """Keep a text. It is no error if the cache cannot be written."""
-    with suppress(OSError, CetaneError), keeping(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    with suppress(OSError, CetaneError):
+        keep_text(path, text)
 
 
 def read_cache(path: Path) -> str | None:

@@ -48,10 +48,6 @@ class Port(Readable, Protocol):
         """The port as it ships, in fp32; one shard in memory at a time."""
 
     @property
-    def rounded(self) -> Engine:
-        """The port as it ships, with every result rounded to fp16."""
-
-    @property
     def twin(self) -> Engine:
         """The twin: the checkpoint's own values, in fp32."""
 
@@ -112,6 +108,7 @@ class Packaged:
 
     @property
     def rounded(self) -> Engine:
+        """The port as it ships, with every result rounded to fp16."""
         backend = PortableBackend(self.packages, "fp16")
         return Engine(self.plan, backend, self.tables, resident=False)
 
