@@ -44,7 +44,7 @@ from cetane.gates.probes import (
 from cetane.gates.quality import greedy_check, sure
 from cetane.gates.readings import judge as judge_readings
 from cetane.gates.readings import misread
-from cetane.gates.reference import RESIDENT, Reference, choices, reference_of
+from cetane.gates.reference import RESIDENT, Reference, reference_of, would_choose
 from cetane.gates.rounding import (
     Rounding,
     judge_rounding,
@@ -421,8 +421,8 @@ class Proof:
         return late_rounding(self.port, elements(self.planner))
 
     def greedy(self, prompts: int, length: int) -> list[Array]:
-        """By prompt, whether the model would choose each greedy token too, as `choices` says. Empty
-        for a model that does not fit in memory."""
+        """By prompt, whether the model `would_choose` each greedy token too. Empty for a model that
+        does not fit in memory."""
         self.begin("greedy decoding", 5)
         if not prompts or 4 * elements(self.planner) > RESIDENT:  # fp32, as the executor has them
             return []
@@ -438,7 +438,7 @@ class Proof:
             results = self.reference.run(asked)
         margin = limits().evidence.margin
         return [
-            choices(result.logits, question, answer, margin)
+            would_choose(result.logits, question, answer, margin)
             for result, question, answer in zip(results, questions, answers, strict=True)
         ]
 

@@ -343,7 +343,7 @@ def scaled_input(factors: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any])
     return args, kwargs | {"hidden_states": kwargs["hidden_states"] * factors}
 
 
-def choices(
+def would_choose(
     logits: Array, prompt: Sequence[int], generated: Sequence[int], margin: float = 0.0
 ) -> Array:
     """For every generated token, whether it is the greedy choice at its place, or at most `margin`

@@ -11,7 +11,7 @@ from cetane.engine.sampling import Sampler
 from cetane.gates import metrics
 from cetane.gates.golden import golden
 from cetane.gates.quality import perplexity
-from cetane.gates.reference import choices, reference_of
+from cetane.gates.reference import reference_of, would_choose
 from cetane.lab.experiment import ArmName
 from cetane.lab.sides import Findings, Side, Sides, each, figure, measure
 from cetane.schema.recipe import Mode
@@ -81,7 +81,7 @@ def smoke(side: Side) -> Findings:
     reference = reference_of(side.checkpoint)
     for name, tokens in told.items():
         observed = reference.run([[*prompts[name], *tokens]])[0]
-        agreed.append(float(choices(observed.logits, prompts[name], tokens).mean()))
+        agreed.append(float(would_choose(observed.logits, prompts[name], tokens).mean()))
         distinct.append(len(set(tokens)) / len(tokens))
     figures = {
         "smoke_greedy": figure(
