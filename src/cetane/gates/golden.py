@@ -42,8 +42,7 @@ from cetane.gates.probes import (
     widest_mode,
 )
 from cetane.gates.quality import greedy_check, sure
-from cetane.gates.readings import judge as judge_readings
-from cetane.gates.readings import misread
+from cetane.gates.readings import judge_readings, misread
 from cetane.gates.reference import RESIDENT, Reference, reference_of, would_choose
 from cetane.gates.rounding import (
     Rounding,
@@ -59,22 +58,22 @@ from cetane.gates.structure import (
     deviations,
     elements,
     filled,
+    judge_structure,
     largest_window,
     made_by,
     same_plan,
     same_tags,
     tokens_for_experts,
 )
-from cetane.gates.structure import judge as judge_structure
 from cetane.gates.verdict import Check, at_most
 from cetane.gates.weights import (
     LISTED,
     WrongWeight,
+    judge_weights,
     unused_parameters,
     wrong_tokenizer,
     wrong_weights,
 )
-from cetane.gates.weights import judge as judge_weights
 from cetane.hardware import LARGEST_FP16
 from cetane.hardware.memory import give_back
 from cetane.planner import Planner, tags
