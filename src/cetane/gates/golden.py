@@ -10,7 +10,7 @@
 One shard is in memory at a time. Only greedy decoding holds all shards, as for a user.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
 
@@ -76,6 +76,7 @@ from cetane.gates.weights import (
 )
 from cetane.hardware import LARGEST_FP16
 from cetane.hardware.memory import give_back
+from cetane.mil.program import listed
 from cetane.planner import Planner, tags
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
@@ -157,10 +158,6 @@ def golden(
             "warnings": (*result.warnings, *told, *unknown_bases(checkpoint)),
         }
     )
-
-
-def listed(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
 
 
 def prefixed(name: str, progress: Progress) -> Progress:
