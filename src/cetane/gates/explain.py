@@ -319,7 +319,7 @@ def lost_products(verdict: GoldenResult, recipe: Recipe) -> Explanation:
         where=worst.where or f"the {worst.mode} functions",
         sentence=f"Over {worst.capacity or recipe.cache.context} keys, an ANE would count products "
         f"of attention as zero, since they are small: KL {worst.kl:.2g} from the same programs in "
-        "fp32. The family must multiply attention's weights by a power of two "
+        "fp32. The family must multiply softmax's weights by a power of two "
         "(docs/explanation/precision.md).",
     )
 

@@ -187,9 +187,12 @@ class Proof:
         self.starts = self.started()
 
     def run(self, prompts: int, greedy_tokens: int) -> GoldenResult:
-        """Ask structure, compression, fp16, ane and greedy decoding, in this order. Weights are
-        compared beside compression and fp16. An adapter's proof leaves out weights and readings:
-        the base's proof has judged those of all functions."""
+        """Ask structure, compression, fp16, ane and greedy decoding, in this order.
+
+        Weights are compared during compression and fp16: by a second thread, where arithmetic has
+        two. An adapter's proof leaves out weights and readings: the base's proof has judged those
+        of all functions.
+        """
         alone = self.adapter is None
         deviated, text, unreached = self.structure()
         windows = {window.name: window.tokens for window in text.windows}
@@ -293,7 +296,7 @@ class Proof:
         shapes = {name: self.weights.shape(name) for name in names if name in self.weights}
         return wrong, [*unused_parameters(self.planner, shapes), *self.files.unread_errors]
 
-    def structure(self) -> tuple[list[Deviation], "Text", list[str]]:
+    def structure(self) -> tuple[list[Deviation], Text, list[str]]:
         """The twin's deviations from the model, its results on the text, and warnings of rare
         experts that no token reached."""
         self.begin("structure", 0)
@@ -326,7 +329,7 @@ class Proof:
             tasks.append(ProbeTask(self.mode, window, read))
         return tasks
 
-    def compression(self, text: "Text") -> tuple["Compressed", list["Read"]]:
+    def compression(self, text: Text) -> tuple[Compressed, list["Read"]]:
         """The port's figures against the model on text, and what both made of that text and of
         `starts`.
 
