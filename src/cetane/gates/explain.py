@@ -22,12 +22,12 @@ from cetane.gates.residency.rule import load_rules
 from cetane.gates.rounding import Rounding, judge_rounding
 from cetane.gates.structure import OTHER_PLAN, OTHER_TAGS, WAYS, Deviation, other_parts
 from cetane.gates.verdict import Check
-from cetane.gates.weights import READING
+from cetane.gates.weights import READING, WrongWeight
 from cetane.hardware import LARGEST_FP16
 from cetane.planner import Planner
 from cetane.planner.weights import format_of
 from cetane.schema.plan import Plan
-from cetane.schema.recipe import Quality, Recipe, key_path, value_of
+from cetane.schema.recipe import Quality, Recipe, key_path, override, value_of
 from cetane.validation import Data
 
 Cause = Literal[
@@ -101,7 +101,7 @@ class Explanation(Data):
 
 
 def explain(
-    bundle: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResult, adapter: str | None = None
+    port: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResult, adapter: str | None = None
 ) -> Explanation | None:
     """The first cause of a refusal, since it hides the next ones; None for a port that passed.
 
@@ -110,19 +110,20 @@ def explain(
     """
     if verdict.passed:
         return None
-    recipe = bundle.plan.recipe
-    red = [check.name for check in verdict.checks if not check.passed]
-    if any(name.endswith(STATED) for name in red):
-        red_bases = (c for c in verdict.checks if c.name.endswith(STATED) and not c.passed)
-        return other_base(next(red_bases))
+    recipe = port.plan.recipe
+    failed = [check for check in verdict.checks if not check.passed]
+    stated = next((check for check in failed if check.name.endswith(STATED)), None)
+    if stated is not None:
+        return other_base(stated)
+    red = [check.name for check in failed]
     adapted = tuple(f"{name}: " for name in verdict.adapters)
     if verdict.adapters and all(name.startswith(adapted) for name in red):
         name = red[0].partition(": ")[0]
-        return with_adapter(name, explain(bundle, checkpoint, verdict.adapters[name], name))
+        return with_adapter(name, explain(port, checkpoint, verdict.adapters[name], name))
     if verdict.wrong_weights or verdict.unused:
-        return wrong_weights(verdict, bundle.plan)
+        return wrong_weights(verdict, port.plan)
     if not {OTHER_PLAN, OTHER_TAGS}.isdisjoint(red):
-        parts = other_parts(bundle.plan, Planner(checkpoint, recipe).plan())
+        parts = other_parts(port.plan, Planner(checkpoint, recipe).plan())
         parts += ["tags"] if OTHER_TAGS in red else []
         return Explanation(
             cause="contract",
@@ -131,7 +132,7 @@ def explain(
             "Port the model again with --rebuild.",
         )
     if any(name.startswith("structure") for name in red):
-        return wrong_graph(bundle, checkpoint, verdict, adapter)
+        return wrong_graph(port, checkpoint, verdict, adapter)
     if any(name.startswith("fp16") for name in red):
         return beyond_fp16(verdict, recipe, Planner(checkpoint, recipe))
     if any(name.startswith("ane") for name in red):
@@ -163,7 +164,7 @@ def other_base(check: Check) -> Explanation:
 
 
 def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
-    """The explanation of a constant that differs from the checkpoint, or of an unused parameter."""
+    """The explanation of a wrong constant, or of an unused parameter."""
     if not verdict.wrong_weights:
         return Explanation(
             cause="authoring",
@@ -180,20 +181,25 @@ def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
             f"transformers: {first.problem}. Port the model as save_pretrained of transformers "
             "writes it, and report the file.",
         )
-    what = f"{first.parameter} ({first.label})" if first.parameter else first.label
+    return other_constant(first)
+
+
+def other_constant(wrong: WrongWeight) -> Explanation:
+    """The explanation of a constant that differs from the checkpoint."""
+    what = f"{wrong.parameter} ({wrong.label})" if wrong.parameter else wrong.label
     return Explanation(
         cause="weights",
-        where=f"{first.shard}/{first.label}",
-        sentence=f"In {first.shard}, {what} differs from the checkpoint: {first.problem}. Port the "
+        where=f"{wrong.shard}/{wrong.label}",
+        sentence=f"In {wrong.shard}, {what} differs from the checkpoint: {wrong.problem}. Port the "
         "model again with --rebuild.",
     )
 
 
 def wrong_graph(
-    bundle: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResult, adapter: str | None
+    port: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResult, adapter: str | None
 ) -> Explanation:
     """The explanation of a wrong reading, or else of the first wrong tensor."""
-    recipe, truth = bundle.plan.recipe, reference_of(checkpoint, adapter)
+    recipe, truth = port.plan.recipe, reference_of(checkpoint, adapter)
     authored = Authored(Planner(checkpoint, recipe).on(adapter), checkpoint, truth)
     if verdict.misread:
         return wrong_reading(verdict.misread[0], authored)
@@ -210,7 +216,7 @@ def wrong_graph(
         )
 
     def right(modules: Authored) -> bool:
-        return first_off(modules.deviations(bundle.tokenizer)) is None
+        return first_off(modules.deviations(port.tokenizer)) is None
 
     return wrong_tensor(first, verdict.structure, authored, right, DIFF)
 
@@ -282,12 +288,10 @@ def wrong_reading(read: Misread, authored: Authored) -> Explanation:
 def right_with_host_caches(authored: Authored, right: Callable[[Authored], bool]) -> bool:
     """Whether the torch modules are right with caches that the host writes."""
     recipe, weights = authored.planner.recipe, authored.weights
-    host_written = {"contract": "readonly", "sliding": None, "padded": False}
-    plain = recipe.cache.model_copy(update=host_written)
-    if plain == recipe.cache:
+    changes = written_by_host(recipe)
+    if not changes:
         return False
-    planner = Planner(weights, recipe.model_copy(update={"cache": plain}))
-    planner = planner.on(authored.planner.adapter)
+    planner = Planner(weights, override(recipe, changes)).on(authored.planner.adapter)
     return right(Authored(planner, weights, authored.reference))
 
 
@@ -455,13 +459,7 @@ def explain_ladder(verdict: LadderResult, checkpoint: Checkpoint, recipe: Recipe
     if first.name.endswith(STATED):
         return other_base(first)
     if verdict.wrong_weights:
-        wrong = verdict.wrong_weights[0]
-        return Explanation(
-            cause="weights",
-            where=f"{wrong.shard}/{wrong.label}",
-            sentence=f"In {wrong.shard}, {wrong.parameter or wrong.label} differs from the "
-            f"checkpoint: {wrong.problem}. Port the model again with --rebuild.",
-        )
+        return other_constant(verdict.wrong_weights[0])
     wrong_row = first_off(verdict.structure)
     assert wrong_row is not None
     shards = dict.fromkeys(one.shard for one in verdict.structure)
@@ -519,8 +517,8 @@ def change_of(rule: str, plan: Plan) -> dict[str, Any]:
 
 def written_by_host(recipe: Recipe) -> dict[str, Any]:
     """The changes that make all caches of a recipe the simplest kind: the host writes them."""
-    changes: dict[str, Any] = {"cache.contract": "readonly", "cache.padded": False}
-    changes["cache.state_heads"] = 1
-    if recipe.cache.sliding is not None:
-        changes["cache.sliding"] = "readonly"
+    changes = {
+        "cache.contract": "readonly", "cache.padded": False, "cache.state_heads": 1,
+        "cache.sliding": recipe.cache.sliding and "readonly",
+    }  # fmt: skip
     return {key: value for key, value in changes.items() if value_of(recipe, key) != value}
