@@ -79,7 +79,6 @@ from cetane.hardware.memory import give_back
 from cetane.mil.program import listed
 from cetane.planner import Planner, tags
 from cetane.schema.plan import Plan
-from cetane.schema.recipe import Mode
 from cetane.threads import beside
 
 STEPS = 6
@@ -428,8 +427,7 @@ class Proof:
         context = self.plan.recipe.cache.context
         room = max(context // 2, context - length)
         questions = [ids[:room] for ids in chat_prompts(self.port.tokenizer, prompts)]
-        modes: list[Mode] = [mode for mode in self.plan.modes if mode != "verify"]
-        engine = self.port.resident
+        engine, modes = self.port.resident, self.plan.plain_modes
         answers = [list(generate(engine.session(modes), q, Sampler(), length)) for q in questions]
         del engine  # the whole model
         asked = [[*q, *a] for q, a in zip(questions, answers, strict=True)]
