@@ -1,6 +1,6 @@
 """Explains why a port was refused, in one sentence: cause, place and the change that mends it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import ceil, log2
 from typing import Any, Literal, Protocol
 
@@ -8,26 +8,24 @@ import tomli_w
 from pydantic import Field, computed_field
 
 from cetane.checkpoint import Checkpoint, Tokenizer
-from cetane.compress import parse_format
 from cetane.gates.authored import Authored
 from cetane.gates.bases import STATED
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult
 from cetane.gates.ladder import LadderResult, climb
 from cetane.gates.limits import limits
+from cetane.gates.mends import better_weights, change_of, undone, written_by_host
 from cetane.gates.probes import Way
 from cetane.gates.readings import Misread, misread
 from cetane.gates.reference import reference_of
 from cetane.gates.residency.audit import Audit
-from cetane.gates.residency.rule import load_rules
 from cetane.gates.rounding import Rounding, judge_rounding
 from cetane.gates.structure import OTHER_PLAN, OTHER_TAGS, WAYS, Deviation, other_parts
 from cetane.gates.verdict import Check
 from cetane.gates.weights import READING, WrongWeight
 from cetane.hardware import LARGEST_FP16
 from cetane.planner import Planner
-from cetane.planner.weights import format_of
 from cetane.schema.plan import Plan
-from cetane.schema.recipe import Quality, Recipe, key_path, override, value_of
+from cetane.schema.recipe import Recipe, key_path, override
 from cetane.validation import Data
 
 Cause = Literal[
@@ -40,15 +38,6 @@ Cause = Literal[
     "compression",
     "residency",
 ]
-BETTER = {
-    4: "palette6-kmeans-group32",
-    6: "int8-per-channel",
-    8: "fp16",
-}
-"""Better formats, by the most bits of a format that loses too much."""
-ROW_BITS = 4
-"""The bits of int4 rows. Weights of no more bits lose more than such rows."""
-
 
 DIFF = "Run cetane diff BUNDLE --model CHECKPOINT."
 BUILD_AND_DIFF = "Make a bundle with cetane build, and run cetane diff BUNDLE --model CHECKPOINT."
@@ -305,15 +294,6 @@ def first_off(rows: Sequence[Deviation]) -> Deviation | None:
     return next((one for one in rows if off_limit(one)), None)
 
 
-def undone(recipe: Recipe) -> dict[str, Any]:
-    """The change that undoes a recipe's own departure from the model; empty if it has none."""
-    if recipe.family.get("departures"):
-        return {"family.departures": []}
-    if recipe.family.get("full_window"):
-        return {"family.full_window": recipe.cache.context}
-    return {}
-
-
 def lost_products(verdict: GoldenResult, recipe: Recipe) -> Explanation:
     """The explanation of errors that only an ANE's arithmetic makes: of the worst mode that failed
     a check."""
@@ -408,48 +388,14 @@ def too_compressed(verdict: GoldenResult, planner: Planner) -> Explanation:
             f"{recipe.quality!r} allows: {short}",
             changes={"cache.format": "fp16"},
         )
-    key, form = fewest_bits(recipe)
-    better = better_format(form, planner)
-    if recipe.embedding.rows == "int4" and parse_format(form).bits > ROW_BITS:
-        key, form, better = "embedding.format", "int4 rows", "int8"
+    form, changes = better_weights(planner)
     return Explanation(
         cause="compression",
         where=where,
         sentence=f"Weights and graph are right; compression ({form}) costs "
         f"more than {recipe.quality!r} allows: {short}",
-        changes={key: better} if better else dict(weaker(recipe.quality)),
+        changes=changes,
     )
-
-
-def fewest_bits(recipe: Recipe) -> tuple[str, str]:
-    """The key of a recipe whose weights have the fewest bits, and their format."""
-    rules = recipe.compression
-    formats = {
-        "compression.default": rules.default,
-        **{f"compression.types.{kind}": form for kind, form in rules.types.items()},
-        **{f'compression.names."{name}"': form for name, form in rules.names.items()},
-    }
-    return min(formats.items(), key=lambda item: parse_format(item[1]).bits)
-
-
-def better_format(form: str, planner: Planner) -> str | None:
-    """The next better format that all weights in a format can have; None if there is none."""
-    bits, compression = parse_format(form).bits, planner.recipe.compression
-    weights = [
-        weight for block in planner.blocks for _, weight in block.weights()
-        if format_of(weight, compression).name == form
-    ]  # fmt: skip
-    return next(
-        (other for most, other in BETTER.items()
-         if bits <= most and all(parse_format(other).fits(one.shape) for one in weights)), None,
-    )  # fmt: skip
-
-
-def weaker(quality: Quality) -> Iterator[tuple[str, Quality]]:
-    """The change to the next weaker quality; none for the weakest."""
-    order: tuple[Quality, ...] = ("near-lossless", "good", "usable")
-    for other in order[order.index(quality) + 1 :][:1]:
-        yield "quality", other
 
 
 def explain_ladder(verdict: LadderResult, checkpoint: Checkpoint, recipe: Recipe) -> Explanation:
@@ -495,30 +441,3 @@ def explain_residency(audited: Audit, plan: Plan) -> Explanation:
         sentence=f"{said}; in {where}, {first.rule}: {first.message}. To mend: {first.fix}.",
         changes=change_of(first.rule, plan),
     )
-
-
-def change_of(rule: str, plan: Plan) -> dict[str, Any]:
-    """The change of a plan's recipe that a rule of residency asks for, where there is one."""
-    known, recipe = load_rules().get(rule), plan.recipe
-    changes = {} if known is None else dict(known.changes)
-    if changes.get("layout.chunks") == "more":
-        layout = recipe.layout
-        if layout.kind not in ("chunks", "single") or layout.cuts:
-            return {}
-        chunks = sum(shard.kind != "head" for shard in plan.shards)
-        more = min(2 * chunks, plan.layers)
-        if more <= chunks:
-            return {}
-        changes |= {"layout.kind": "chunks", "layout.chunks": more}
-    if changes.get("cache.contract") == "readonly":
-        return written_by_host(recipe)
-    return {key: value for key, value in changes.items() if value_of(recipe, key) != value}
-
-
-def written_by_host(recipe: Recipe) -> dict[str, Any]:
-    """The changes that make all caches of a recipe the simplest kind: the host writes them."""
-    changes = {
-        "cache.contract": "readonly", "cache.padded": False, "cache.state_heads": 1,
-        "cache.sliding": recipe.cache.sliding and "readonly",
-    }  # fmt: skip
-    return {key: value for key, value in changes.items() if value_of(recipe, key) != value}
