@@ -13,7 +13,7 @@ from rich.table import Table
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
-from cetane.gates.reference import Reference, choices
+from cetane.gates.reference import Reference, would_choose
 from cetane.lab.workload import write_documentation
 from cetane.pipeline.build import build
 from cetane.schema.recipe import Recipe
@@ -43,7 +43,7 @@ def bundle_of(checkpoint: Checkpoint, recipe: Recipe) -> Bundle:
 def agreement(reference: Reference, prompt: Sequence[int], answer: Sequence[int]) -> float:
     """The share of an answer's tokens that the reference chooses too."""
     logits = reference.run([[*prompt, *answer]])[0].logits
-    return float(choices(logits, prompt, answer).mean())
+    return float(would_choose(logits, prompt, answer).mean())
 
 
 def standard_library_text() -> Path:

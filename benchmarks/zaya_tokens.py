@@ -15,7 +15,7 @@ from cetane.engine.generate import generate
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
 from cetane.gates.golden import golden
-from cetane.gates.reference import Reference, choices
+from cetane.gates.reference import Reference, would_choose
 from cetane.schema.recipe import Recipe, load_recipe
 from common import agreement, arguments, bundle_of, report
 
@@ -52,7 +52,7 @@ def main() -> None:
             found["decode"].append(agreement(reference, ids, tokens))
             logits = engine.session(["verify", "decode"]).feed([*ids, *tokens], "all")
             assert logits is not None
-            found["verify"].append(float(choices(logits, ids, tokens).mean()))
+            found["verify"].append(float(would_choose(logits, ids, tokens).mean()))
         found["seconds"] = time.perf_counter() - started
         result[kind] = found
         rows.append([kind, cosine, min(found["decode"]), min(found["verify"]), found["seconds"]])

@@ -14,13 +14,13 @@ from cetane.errors import CetaneError
 from cetane.gates.explain import (
     Cause,
     Explanation,
-    better_format,
     explain,
     explain_ladder,
     lost_products,
 )
 from cetane.gates.golden import Proof, golden
 from cetane.gates.golden_result import GoldenResult
+from cetane.gates.mends import better_format
 from cetane.gates.rounding import Rounding, judge_rounding
 from cetane.pipeline.build import build
 from cetane.planner import Planner

@@ -27,8 +27,7 @@ from cetane.gates.probes import Probe, ProbePart, text_tokens
 from cetane.gates.reference import Reference
 from cetane.gates.rounding import Rounding, judge_rounding
 from cetane.gates.scores import shard_scores
-from cetane.gates.structure import OTHER_PLAN, OTHER_TAGS, Deviation
-from cetane.gates.structure import judge as judge_structure
+from cetane.gates.structure import OTHER_PLAN, OTHER_TAGS, Deviation, judge_structure
 from cetane.hardware import LARGEST_FP16
 from cetane.mil.blob import BlobFile
 from cetane.mil.package import Package

@@ -15,7 +15,7 @@ from cetane.checkpoint import Checkpoint
 from cetane.families import RMSNorm, RotaryTable, delta, gemma4
 from cetane.gates.authored import Authored
 from cetane.gates.port import packaged
-from cetane.gates.readings import Misread, judge, misread
+from cetane.gates.readings import Misread, judge_readings, misread
 from cetane.gates.reference import Reference
 from cetane.planner import Planner
 from cetane.schema.recipe import parse_recipe
@@ -95,4 +95,4 @@ def test_another_epsilon_without_a_module(
 
 def test_what_was_misread_is_red() -> None:
     problem = Misread(kind="activations", shard="s", problem="x")
-    assert [check.passed for check in judge([problem])] == [True, False, True]
+    assert [check.passed for check in judge_readings([problem])] == [True, False, True]

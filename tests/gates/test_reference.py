@@ -16,9 +16,9 @@ from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
 from cetane.gates.reference import (
     Reference,
-    choices,
     forget_reference,
     reference_of,
+    would_choose,
 )
 from cetane.gates.transformers_model import own_tensors
 
@@ -350,17 +350,17 @@ def test_choices_of_a_greedy_answer(
     )[0, len(TOKENS) :].tolist()
     reference = Reference(checkpoint)
     logits = reference.run([[*TOKENS, *generated]])[0].logits
-    assert choices(logits, TOKENS, generated).tolist() == [True] * 8
+    assert would_choose(logits, TOKENS, generated).tolist() == [True] * 8
     generated[5] = (generated[5] + 1) % 288
-    assert choices(logits, TOKENS, generated).tolist()[:6] == [True] * 5 + [False]
+    assert would_choose(logits, TOKENS, generated).tolist()[:6] == [True] * 5 + [False]
 
 
-def test_choices() -> None:
+def test_would_choose() -> None:
     """Of the last token of the prompt and all but the last of what was generated."""
     rows = np.eye(5)[[4, 1, 2, 3, 0]]
-    assert choices(rows, [0, 0], [1, 2, 3]).tolist() == [True, True, True]
-    assert choices(rows, [0, 0], [1, 4, 3]).tolist() == [True, False, True]
-    assert choices(rows, [0, 0, 0, 0, 0], []).tolist() == []
+    assert would_choose(rows, [0, 0], [1, 2, 3]).tolist() == [True, True, True]
+    assert would_choose(rows, [0, 0], [1, 4, 3]).tolist() == [True, False, True]
+    assert would_choose(rows, [0, 0, 0, 0, 0], []).tolist() == []
 
 
 @pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.0.mlp.up_proj.weight"])

@@ -19,7 +19,6 @@ from cetane.gates.probes import asked, windows
 from cetane.prompts import suite
 from cetane.schema.function import ShardPlan
 from cetane.schema.interface import FromCache
-from cetane.schema.recipe import Mode
 
 CALIBRATING = ("chat", "code", "qa", "summarise")
 """The categories of the 34 prompts that calibrate; the others are held out."""
@@ -54,12 +53,11 @@ def held_out(bundle: Bundle, tokens: int) -> list[tuple[int, ...]]:
 def conversations(bundle: Bundle) -> list[list[int]]:
     """The prompts that calibrate, each with the beginning of the bundle's own greedy answer."""
     room = bundle.plan.recipe.cache.context
-    modes: list[Mode] = [mode for mode in bundle.plan.modes if mode != "verify"]
     engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables())
     texts = []
     for prompt in prompts(bundle.tokenizer, True):
         question = prompt[: max(1, room - ANSWER)]
-        answer = generate(engine.session(modes), question, Sampler(), ANSWER)
+        answer = generate(engine.session(bundle.plan.plain_modes), question, Sampler(), ANSWER)
         texts.append([*question, *answer][:room])
     return texts
 

@@ -22,7 +22,7 @@ from cetane.bridge.runner import RunState
 from cetane.bridge.stage import PipelineStage
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
-from cetane.mil.program import MilFunction, Precision
+from cetane.mil.program import MilFunction, Precision, listed
 from cetane.mil.reader import load_pipeline
 
 NEWEST_SPECIFICATION = 10  # iOS 26
@@ -70,7 +70,7 @@ class StateProxy:
 
     def _check(self, name: str) -> None:
         if name not in self._function.states:
-            known = ", ".join(self._function.states) or "none"
+            known = listed(self._function.states)
             raise RuntimeError(f"there is no state {name!r}: the function's states are {known}")
 
 

@@ -1,6 +1,6 @@
 """Explains why a port was refused, in one sentence: cause, place and the change that mends it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import ceil, log2
 from typing import Any, Literal, Protocol
 
@@ -8,26 +8,24 @@ import tomli_w
 from pydantic import Field, computed_field
 
 from cetane.checkpoint import Checkpoint, Tokenizer
-from cetane.compress import parse_format
 from cetane.gates.authored import Authored
 from cetane.gates.bases import STATED
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult
 from cetane.gates.ladder import LadderResult, climb
 from cetane.gates.limits import limits
+from cetane.gates.mends import better_weights, change_of, undone, written_by_host
 from cetane.gates.probes import Way
 from cetane.gates.readings import Misread, misread
 from cetane.gates.reference import reference_of
 from cetane.gates.residency.audit import Audit
-from cetane.gates.residency.rule import load_rules
 from cetane.gates.rounding import Rounding, judge_rounding
 from cetane.gates.structure import OTHER_PLAN, OTHER_TAGS, WAYS, Deviation, other_parts
 from cetane.gates.verdict import Check
-from cetane.gates.weights import READING
+from cetane.gates.weights import READING, WrongWeight
 from cetane.hardware import LARGEST_FP16
 from cetane.planner import Planner
-from cetane.planner.weights import format_of
 from cetane.schema.plan import Plan
-from cetane.schema.recipe import Quality, Recipe, key_path, value_of
+from cetane.schema.recipe import Recipe, key_path, override
 from cetane.validation import Data
 
 Cause = Literal[
@@ -40,15 +38,6 @@ Cause = Literal[
     "compression",
     "residency",
 ]
-BETTER = {
-    4: "palette6-kmeans-group32",
-    6: "int8-per-channel",
-    8: "fp16",
-}
-"""Better formats, by the most bits of a format that loses too much."""
-ROW_BITS = 4
-"""The bits of int4 rows. Weights of no more bits lose more than such rows."""
-
 
 DIFF = "Run cetane diff BUNDLE --model CHECKPOINT."
 BUILD_AND_DIFF = "Make a bundle with cetane build, and run cetane diff BUNDLE --model CHECKPOINT."
@@ -101,7 +90,7 @@ class Explanation(Data):
 
 
 def explain(
-    bundle: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResult, adapter: str | None = None
+    port: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResult, adapter: str | None = None
 ) -> Explanation | None:
     """The first cause of a refusal, since it hides the next ones; None for a port that passed.
 
@@ -110,19 +99,20 @@ def explain(
     """
     if verdict.passed:
         return None
-    recipe = bundle.plan.recipe
-    red = [check.name for check in verdict.checks if not check.passed]
-    if any(name.endswith(STATED) for name in red):
-        red_bases = (c for c in verdict.checks if c.name.endswith(STATED) and not c.passed)
-        return other_base(next(red_bases))
+    recipe = port.plan.recipe
+    failed = [check for check in verdict.checks if not check.passed]
+    stated = next((check for check in failed if check.name.endswith(STATED)), None)
+    if stated is not None:
+        return other_base(stated)
+    red = [check.name for check in failed]
     adapted = tuple(f"{name}: " for name in verdict.adapters)
     if verdict.adapters and all(name.startswith(adapted) for name in red):
         name = red[0].partition(": ")[0]
-        return with_adapter(name, explain(bundle, checkpoint, verdict.adapters[name], name))
+        return with_adapter(name, explain(port, checkpoint, verdict.adapters[name], name))
     if verdict.wrong_weights or verdict.unused:
-        return wrong_weights(verdict, bundle.plan)
+        return wrong_weights(verdict, port.plan)
     if not {OTHER_PLAN, OTHER_TAGS}.isdisjoint(red):
-        parts = other_parts(bundle.plan, Planner(checkpoint, recipe).plan())
+        parts = other_parts(port.plan, Planner(checkpoint, recipe).plan())
         parts += ["tags"] if OTHER_TAGS in red else []
         return Explanation(
             cause="contract",
@@ -131,7 +121,7 @@ def explain(
             "Port the model again with --rebuild.",
         )
     if any(name.startswith("structure") for name in red):
-        return wrong_graph(bundle, checkpoint, verdict, adapter)
+        return wrong_graph(port, checkpoint, verdict, adapter)
     if any(name.startswith("fp16") for name in red):
         return beyond_fp16(verdict, recipe, Planner(checkpoint, recipe))
     if any(name.startswith("ane") for name in red):
@@ -163,7 +153,7 @@ def other_base(check: Check) -> Explanation:
 
 
 def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
-    """The explanation of a constant that differs from the checkpoint, or of an unused parameter."""
+    """The explanation of a wrong constant, or of an unused parameter."""
     if not verdict.wrong_weights:
         return Explanation(
             cause="authoring",
@@ -180,20 +170,25 @@ def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
             f"transformers: {first.problem}. Port the model as save_pretrained of transformers "
             "writes it, and report the file.",
         )
-    what = f"{first.parameter} ({first.label})" if first.parameter else first.label
+    return other_constant(first)
+
+
+def other_constant(wrong: WrongWeight) -> Explanation:
+    """The explanation of a constant that differs from the checkpoint."""
+    what = f"{wrong.parameter} ({wrong.label})" if wrong.parameter else wrong.label
     return Explanation(
         cause="weights",
-        where=f"{first.shard}/{first.label}",
-        sentence=f"In {first.shard}, {what} differs from the checkpoint: {first.problem}. Port the "
+        where=f"{wrong.shard}/{wrong.label}",
+        sentence=f"In {wrong.shard}, {what} differs from the checkpoint: {wrong.problem}. Port the "
         "model again with --rebuild.",
     )
 
 
 def wrong_graph(
-    bundle: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResult, adapter: str | None
+    port: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResult, adapter: str | None
 ) -> Explanation:
     """The explanation of a wrong reading, or else of the first wrong tensor."""
-    recipe, truth = bundle.plan.recipe, reference_of(checkpoint, adapter)
+    recipe, truth = port.plan.recipe, reference_of(checkpoint, adapter)
     authored = Authored(Planner(checkpoint, recipe).on(adapter), checkpoint, truth)
     if verdict.misread:
         return wrong_reading(verdict.misread[0], authored)
@@ -210,7 +205,7 @@ def wrong_graph(
         )
 
     def right(modules: Authored) -> bool:
-        return first_off(modules.deviations(bundle.tokenizer)) is None
+        return first_off(modules.deviations(port.tokenizer)) is None
 
     return wrong_tensor(first, verdict.structure, authored, right, DIFF)
 
@@ -282,12 +277,10 @@ def wrong_reading(read: Misread, authored: Authored) -> Explanation:
 def right_with_host_caches(authored: Authored, right: Callable[[Authored], bool]) -> bool:
     """Whether the torch modules are right with caches that the host writes."""
     recipe, weights = authored.planner.recipe, authored.weights
-    host_written = {"contract": "readonly", "sliding": None, "padded": False}
-    plain = recipe.cache.model_copy(update=host_written)
-    if plain == recipe.cache:
+    changes = written_by_host(recipe)
+    if not changes:
         return False
-    planner = Planner(weights, recipe.model_copy(update={"cache": plain}))
-    planner = planner.on(authored.planner.adapter)
+    planner = Planner(weights, override(recipe, changes)).on(authored.planner.adapter)
     return right(Authored(planner, weights, authored.reference))
 
 
@@ -301,15 +294,6 @@ def first_off(rows: Sequence[Deviation]) -> Deviation | None:
     return next((one for one in rows if off_limit(one)), None)
 
 
-def undone(recipe: Recipe) -> dict[str, Any]:
-    """The change that undoes a recipe's own departure from the model; empty if it has none."""
-    if recipe.family.get("departures"):
-        return {"family.departures": []}
-    if recipe.family.get("full_window"):
-        return {"family.full_window": recipe.cache.context}
-    return {}
-
-
 def lost_products(verdict: GoldenResult, recipe: Recipe) -> Explanation:
     """The explanation of errors that only an ANE's arithmetic makes: of the worst mode that failed
     a check."""
@@ -319,7 +303,7 @@ def lost_products(verdict: GoldenResult, recipe: Recipe) -> Explanation:
         where=worst.where or f"the {worst.mode} functions",
         sentence=f"Over {worst.capacity or recipe.cache.context} keys, an ANE would count products "
         f"of attention as zero, since they are small: KL {worst.kl:.2g} from the same programs in "
-        "fp32. The family must multiply attention's weights by a power of two "
+        "fp32. The family must multiply softmax's weights by a power of two "
         "(docs/explanation/precision.md).",
     )
 
@@ -404,48 +388,14 @@ def too_compressed(verdict: GoldenResult, planner: Planner) -> Explanation:
             f"{recipe.quality!r} allows: {short}",
             changes={"cache.format": "fp16"},
         )
-    key, form = fewest_bits(recipe)
-    better = better_format(form, planner)
-    if recipe.embedding.rows == "int4" and parse_format(form).bits > ROW_BITS:
-        key, form, better = "embedding.format", "int4 rows", "int8"
+    form, changes = better_weights(planner)
     return Explanation(
         cause="compression",
         where=where,
         sentence=f"Weights and graph are right; compression ({form}) costs "
         f"more than {recipe.quality!r} allows: {short}",
-        changes={key: better} if better else dict(weaker(recipe.quality)),
+        changes=changes,
     )
-
-
-def fewest_bits(recipe: Recipe) -> tuple[str, str]:
-    """The key of a recipe whose weights have the fewest bits, and their format."""
-    rules = recipe.compression
-    formats = {
-        "compression.default": rules.default,
-        **{f"compression.types.{kind}": form for kind, form in rules.types.items()},
-        **{f'compression.names."{name}"': form for name, form in rules.names.items()},
-    }
-    return min(formats.items(), key=lambda item: parse_format(item[1]).bits)
-
-
-def better_format(form: str, planner: Planner) -> str | None:
-    """The next better format that all weights in a format can have; None if there is none."""
-    bits, compression = parse_format(form).bits, planner.recipe.compression
-    weights = [
-        weight for block in planner.blocks for _, weight in block.weights()
-        if format_of(weight, compression).name == form
-    ]  # fmt: skip
-    return next(
-        (other for most, other in BETTER.items()
-         if bits <= most and all(parse_format(other).fits(one.shape) for one in weights)), None,
-    )  # fmt: skip
-
-
-def weaker(quality: Quality) -> Iterator[tuple[str, Quality]]:
-    """The change to the next weaker quality; none for the weakest."""
-    order: tuple[Quality, ...] = ("near-lossless", "good", "usable")
-    for other in order[order.index(quality) + 1 :][:1]:
-        yield "quality", other
 
 
 def explain_ladder(verdict: LadderResult, checkpoint: Checkpoint, recipe: Recipe) -> Explanation:
@@ -455,13 +405,7 @@ def explain_ladder(verdict: LadderResult, checkpoint: Checkpoint, recipe: Recipe
     if first.name.endswith(STATED):
         return other_base(first)
     if verdict.wrong_weights:
-        wrong = verdict.wrong_weights[0]
-        return Explanation(
-            cause="weights",
-            where=f"{wrong.shard}/{wrong.label}",
-            sentence=f"In {wrong.shard}, {wrong.parameter or wrong.label} differs from the "
-            f"checkpoint: {wrong.problem}. Port the model again with --rebuild.",
-        )
+        return other_constant(verdict.wrong_weights[0])
     wrong_row = first_off(verdict.structure)
     assert wrong_row is not None
     shards = dict.fromkeys(one.shard for one in verdict.structure)
@@ -497,30 +441,3 @@ def explain_residency(audited: Audit, plan: Plan) -> Explanation:
         sentence=f"{said}; in {where}, {first.rule}: {first.message}. To mend: {first.fix}.",
         changes=change_of(first.rule, plan),
     )
-
-
-def change_of(rule: str, plan: Plan) -> dict[str, Any]:
-    """The change of a plan's recipe that a rule of residency asks for, where there is one."""
-    known, recipe = load_rules().get(rule), plan.recipe
-    changes = {} if known is None else dict(known.changes)
-    if changes.get("layout.chunks") == "more":
-        layout = recipe.layout
-        if layout.kind not in ("chunks", "single") or layout.cuts:
-            return {}
-        chunks = sum(shard.kind != "head" for shard in plan.shards)
-        more = min(2 * chunks, plan.layers)
-        if more <= chunks:
-            return {}
-        changes |= {"layout.kind": "chunks", "layout.chunks": more}
-    if changes.get("cache.contract") == "readonly":
-        return written_by_host(recipe)
-    return {key: value for key, value in changes.items() if value_of(recipe, key) != value}
-
-
-def written_by_host(recipe: Recipe) -> dict[str, Any]:
-    """The changes that make all caches of a recipe the simplest kind: the host writes them."""
-    changes: dict[str, Any] = {"cache.contract": "readonly", "cache.padded": False}
-    changes["cache.state_heads"] = 1
-    if recipe.cache.sliding is not None:
-        changes["cache.sliding"] = "readonly"
-    return {key: value for key, value in changes.items() if value_of(recipe, key) != value}

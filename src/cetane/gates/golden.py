@@ -10,9 +10,9 @@
 One shard is in memory at a time. Only greedy decoding holds all shards, as for a user.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, product
+from itertools import product
 
 from cetane.bundle import Bundle
 from cetane.bundle.tables import Tables
@@ -25,9 +25,9 @@ from cetane.errors import CetaneError, installing
 from cetane.files import Progress
 from cetane.gates.bases import base_checks, unknown_bases
 from cetane.gates.files_read import FilesRead
-from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult, Range
+from cetane.gates.golden_result import GoldenResult, Range
 from cetane.gates.limits import limits, limits_digest
-from cetane.gates.observe import ProbeTask, Seen, observe, structure_tasks, unchosen, unrun
+from cetane.gates.observe import ProbeTask, Seen, observe, structure_tasks, unrun
 from cetane.gates.port import Port, computes_as_shipped, packaged
 from cetane.gates.probes import (
     OWN,
@@ -35,16 +35,14 @@ from cetane.gates.probes import (
     ProbePart,
     begun,
     chat_prompts,
-    holds_host_parts,
     own_tokens,
     structure_probes,
     text_windows,
     widest_mode,
 )
 from cetane.gates.quality import greedy_check, sure
-from cetane.gates.readings import judge as judge_readings
-from cetane.gates.readings import misread
-from cetane.gates.reference import RESIDENT, Reference, choices, reference_of
+from cetane.gates.readings import judge_readings, misread
+from cetane.gates.reference import RESIDENT, Reference, reference_of, would_choose
 from cetane.gates.rounding import (
     Rounding,
     judge_rounding,
@@ -59,52 +57,33 @@ from cetane.gates.structure import (
     deviations,
     elements,
     filled,
+    judge_structure,
     largest_window,
     made_by,
     same_plan,
     same_tags,
     tokens_for_experts,
 )
-from cetane.gates.structure import judge as judge_structure
+from cetane.gates.unjudged import TOO_LARGE, near, unreached_experts, unreached_tokens
 from cetane.gates.verdict import Check, at_most
 from cetane.gates.weights import (
     LISTED,
     WrongWeight,
+    judge_weights,
     unused_parameters,
     wrong_tokenizer,
     wrong_weights,
 )
-from cetane.gates.weights import judge as judge_weights
 from cetane.hardware import LARGEST_FP16
 from cetane.hardware.memory import give_back
+from cetane.mil.program import listed
 from cetane.planner import Planner, tags
 from cetane.schema.plan import Plan
-from cetane.schema.recipe import Mode
 from cetane.threads import beside
 
 STEPS = 6
 """The steps that the progress counts: the five questions, and greedy decoding."""
 OWN_MERGE = "cetane itself merged the model's adapters: {} lets peft do it"
-TOO_LARGE = "greedy decoding was left out: the whole model would not fit in memory"
-TOO_LONG = (
-    "positions beyond {} were judged with few keys, and an ANE's arithmetic with {} keys, of a "
-    "context of {} tokens: more would take too long"
-)
-TOO_WIDE = "no text was longer than the model's window of {} tokens: that takes too much memory"
-TOO_NEAR = (
-    "streaming heads see {} tokens, and no judged text was longer: what they miss was not judged"
-)
-TOO_SHORT = (
-    "drafts, rewinds and logits of a last token alone were not judged in {}: the context of {} "
-    "tokens is too short"
-)
-UNRUN = "no token of a probe chose {} functions of experts, so their graphs were not judged: {}"
-UNCHOSEN = (
-    "no token of a probe was seen to choose {} experts, so their part of the graphs of {} was not "
-    "judged: {}"
-)
-NAMED = 3
-"""The most functions or layers that a warning names; it counts all."""
 
 
 def golden(
@@ -160,10 +139,6 @@ def golden(
     )
 
 
-def listed(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
-
-
 def prefixed(name: str, progress: Progress) -> Progress:
     """The progress of one adapter's proof."""
     return lambda what, done, total: progress(f"{name}: {what}", done, total)
@@ -191,9 +166,12 @@ class Proof:
         self.starts = self.started()
 
     def run(self, prompts: int, greedy_tokens: int) -> GoldenResult:
-        """Ask structure, compression, fp16, ane and greedy decoding, in this order. Weights are
-        compared beside compression and fp16. An adapter's proof leaves out weights and readings:
-        the base's proof has judged those of all functions."""
+        """Ask structure, compression, fp16, ane and greedy decoding, in this order.
+
+        Weights are compared during compression and fp16: by a second thread, where arithmetic has
+        two. An adapter's proof leaves out weights and readings: the base's proof has judged those
+        of all functions.
+        """
         alone = self.adapter is None
         deviated, text, unreached = self.structure()
         windows = {window.name: window.tokens for window in text.windows}
@@ -227,7 +205,8 @@ class Proof:
             ranges=compression.ranges,
             warnings=(
                 *([TOO_LARGE] if prompts and not greedy else []),
-                *self.unjudged(unreached, ane),
+                *unreached,
+                *self.beyond(ane),
                 *near(compression.ranges, self.planner),
                 *(self.files.warnings(compression.model_perplexity) if alone else ()),
             ),
@@ -251,35 +230,11 @@ class Proof:
             limits=limits_digest(),
         )
 
-    def unreached(self, idle: Sequence[str], seen: Sequence[Seen]) -> Iterator[str]:
-        """Warnings of experts that the probes did not reach: of `idle` functions, and of those that
-        share a graph."""
-        if idle:
-            yield UNRUN.format(len(idle), ", ".join(idle[:NAMED]))
-        found = unchosen(self.planner, self.plan, seen)
-        for layers, same in groupby(sorted(found, key=found.__getitem__), found.__getitem__):
-            named = [f"{count} of layer {layer}" for layer, count in layers[:NAMED]]
-            count = sum(count for _, count in layers)
-            yield UNCHOSEN.format(count, ", ".join(same), ", ".join(named))
-
-    def unjudged(self, unreached: Sequence[str], ane: Sequence[Rounding]) -> Iterator[str]:
-        """Warnings of what the probes did not reach: experts, a whole window, and the end of the
-        context."""
-        window = largest_window(self.plan, self.reference)
-        read, context = len(self.probes[0].tokens), self.plan.recipe.cache.context
-        late = max((one.keys for one in ane), default=context)
-        yield from unreached
-        short = [mode for mode in self.plan.modes if not holds_host_parts(self.plan, mode, read)]
-        if short:
-            yield TOO_SHORT.format(", ".join(short), context)
-        if read <= window:
-            yield TOO_WIDE.format(window)
-        streaming = self.plan.recipe.cache.streaming
-        seen = context if streaming is None else streaming.sinks + streaming.window
-        if self.first_positions <= seen < context:
-            yield TOO_NEAR.format(seen)
-        if min(read, late) < context:
-            yield TOO_LONG.format(read, late, context)
+    def beyond(self, ane: Sequence[Rounding]) -> Iterator[str]:
+        """Warnings of what lies beyond the probes."""
+        read, window = len(self.probes[0].tokens), largest_window(self.plan, self.reference)
+        keys = max((one.keys for one in ane), default=self.plan.recipe.cache.context)
+        return unreached_tokens(self.plan, read, keys, window, self.first_positions)
 
     def begin(self, question: str, number: int) -> None:
         """Show a question, and give memory that the last one freed back to the system."""
@@ -297,7 +252,7 @@ class Proof:
         shapes = {name: self.weights.shape(name) for name in names if name in self.weights}
         return wrong, [*unused_parameters(self.planner, shapes), *self.files.unread_errors]
 
-    def structure(self) -> tuple[list[Deviation], "Text", list[str]]:
+    def structure(self) -> tuple[list[Deviation], Text, list[str]]:
         """The twin's deviations from the model, its results on the text, and warnings of rare
         experts that no token reached."""
         self.begin("structure", 0)
@@ -309,7 +264,8 @@ class Proof:
         truths = ModelResults.ask(self.reference, tasks, own, scale=self.scale)
         differences = list(deviations(self.plan, self.planner, tasks, own, truths))
         text = Text(windows, [one.logits for one in read])
-        return differences, text, [*self.unreached(unrun(twin, self.adapter), own)]
+        idle = unrun(twin, self.adapter)
+        return differences, text, [*unreached_experts(self.planner, self.plan, idle, own)]
 
     @property
     def first_positions(self) -> int:
@@ -330,7 +286,7 @@ class Proof:
             tasks.append(ProbeTask(self.mode, window, read))
         return tasks
 
-    def compression(self, text: "Text") -> tuple["Compressed", list["Read"]]:
+    def compression(self, text: Text) -> tuple[Compressed, list["Read"]]:
         """The port's figures against the model on text, and what both made of that text and of
         `starts`.
 
@@ -421,16 +377,15 @@ class Proof:
         return late_rounding(self.port, elements(self.planner))
 
     def greedy(self, prompts: int, length: int) -> list[Array]:
-        """By prompt, whether the model would choose each greedy token too, as `choices` says. Empty
-        for a model that does not fit in memory."""
+        """By prompt, whether the model `would_choose` each greedy token too. Empty for a model that
+        does not fit in memory."""
         self.begin("greedy decoding", 5)
         if not prompts or 4 * elements(self.planner) > RESIDENT:  # fp32, as the executor has them
             return []
         context = self.plan.recipe.cache.context
         room = max(context // 2, context - length)
         questions = [ids[:room] for ids in chat_prompts(self.port.tokenizer, prompts)]
-        modes: list[Mode] = [mode for mode in self.plan.modes if mode != "verify"]
-        engine = self.port.resident
+        engine, modes = self.port.resident, self.plan.plain_modes
         answers = [list(generate(engine.session(modes), q, Sampler(), length)) for q in questions]
         del engine  # the whole model
         asked = [[*q, *a] for q, a in zip(questions, answers, strict=True)]
@@ -438,7 +393,7 @@ class Proof:
             results = self.reference.run(asked)
         margin = limits().evidence.margin
         return [
-            choices(result.logits, question, answer, margin)
+            would_choose(result.logits, question, answer, margin)
             for result, question, answer in zip(results, questions, answers, strict=True)
         ]
 
@@ -460,18 +415,6 @@ def capacity_of(plan: Plan, probe: Probe) -> int | None:
     stop = probe.start + len(probe.tokens)
     fitting = (one.tokens for one in plan.capacities if one.tokens >= stop)
     return next(fitting) if plan.smaller else None
-
-
-def near(ranges: Sequence[Range], planner: Planner) -> Iterator[str]:
-    """Warnings about residual streams near the end of fp16's range."""
-    scale = planner.model.residual_scale
-    for one in ranges:
-        if one.largest > NEAR_LIMIT:
-            yield (
-                f"{one.block}: the residual stream reaches {one.largest:.0f}; "
-                f"fp16 ends at {LARGEST_FP16:.0f}"
-                + (f"; family.residual_scale is {scale:g} and can be smaller" if scale else "")
-            )
 
 
 def judge_ranges(ranges: Sequence[Range]) -> Check:

@@ -28,7 +28,7 @@ from cetane.gates.port import Packaged
 from cetane.gates.probes import OWN, TEXT_PROBE, Probe, ProbePart, text_tokens, widest_tokens
 from cetane.gates.reference import Reference, reference_of
 from cetane.gates.scores import ShardScore, shard_score
-from cetane.gates.structure import LOGITS, Deviation, deviation, head_slices, judge
+from cetane.gates.structure import LOGITS, Deviation, deviation, head_slices, judge_structure
 from cetane.gates.verdict import Check, at_most
 from cetane.gates.weights import LISTED, WrongWeight, wrong_constants
 from cetane.planner import Planner
@@ -68,7 +68,7 @@ def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) 
     checks = (
         *base_checks(checkpoint),
         at_most("wrong constants", float(len(wrong)), 0),
-        *judge(rows, question=""),
+        *judge_structure(rows, question=""),
     )
     return LadderResult(
         passed=all(check.passed for check in checks),

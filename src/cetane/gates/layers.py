@@ -116,16 +116,16 @@ def choose_probes(
     bundle: Bundle, rows: TokenRows, prompt_ids: tuple[int, ...], count: int
 ) -> tuple[list[tuple[int, ...]], list[Screened]]:
     """The probes, and the user's tokens that are left out of them."""
-    tok, context = bundle.tokenizer, bundle.plan.recipe.cache.context
+    tokenizer, context = bundle.tokenizer, bundle.plan.recipe.cache.context
     if len(prompt_ids) > context:
         raise CetaneError(
             f"--prompt-ids: {len(prompt_ids)} tokens, but the context holds {context}",
             "give fewer ids",
         )
     if prompt_ids:
-        probe, screened = screen(prompt_ids, rows, tok.bos_id)
+        probe, screened = screen(prompt_ids, rows, tokenizer.bos_id)
         return [probe], screened
-    excluded = {*tok.eos_ids, tok.bos_id or 0}
+    excluded = {*tokenizer.eos_ids, tokenizer.bos_id or 0}
     return [random_tokens(rows, DRAWN, SEED + number, excluded) for number in range(count)], []
 
 

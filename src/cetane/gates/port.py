@@ -91,16 +91,16 @@ class Packaged:
         planner: Planner,
         weights: Weights,
         tables: Tables,
-        tok: Tokenizer,
+        tokenizer: Tokenizer,
         plan: Plan | None = None,
     ) -> None:
         """`plan` is the one that ships; without it, the planner's."""
         self.packages, self.planner, self.weights = packages, planner, weights
-        self.tables, self.tokenizer, self.own = tables, tok, plan
+        self.tables, self.tokenizer, self._shipped_plan = tables, tokenizer, plan
 
     @cached_property
     def plan(self) -> Plan:
-        return self.planner.plan() if self.own is None else self.own
+        return self._shipped_plan or self.planner.plan()
 
     @property
     def shipped(self) -> Engine:

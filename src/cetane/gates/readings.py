@@ -150,7 +150,7 @@ def rotary_tables(reference: Reference, positions: torch.Tensor) -> Iterator[Arr
         yield torch.cat([halves, halves], -1).numpy()  # some models keep one angle of each pair
 
 
-def judge(problems: Sequence[Misread]) -> Iterator[Check]:
+def judge_readings(problems: Sequence[Misread]) -> Iterator[Check]:
     """The checks of all readings: none may be wrong."""
     for kind in get_args(Kind):
         count = sum(problem.kind == kind for problem in problems)

@@ -77,9 +77,9 @@ class Reference:
     transformers' own loader reads the weights if it knows the checkpoint's files and the model fits
     in memory (`loader` says so). So the gates see errors of cetane's own reader. For the same
     reason, transformers reads the config (`config_of`), and peft merges adapters if it is
-    installed. Else each module takes its weights from the
-    checkpoint when it runs. If the model is larger than `RESIDENT`, the module then gives them
-    back, so a large model is never in memory as a whole.
+    installed. Else each module takes its weights from the checkpoint when it runs. If the model is
+    larger than `RESIDENT`, the module then gives them back, so a large model is never in memory as
+    a whole.
     """
 
     def __init__(self, checkpoint: Checkpoint, own: bool = False) -> None:
@@ -230,7 +230,8 @@ class Reference:
 
     @contextmanager
     def _scaled(self, scales: Sequence[float]) -> Iterator[None]:
-        """Multiplies the first layer's input where an affine precedes it, else the embedding."""
+        """A context that multiplies the first layer's input, if an affine map precedes it; else
+        the embedding."""
         if all(scale == 1 for scale in scales):
             yield
             return
@@ -326,6 +327,7 @@ def reference_of(checkpoint: Checkpoint, adapter: str | None = None) -> Referenc
     return _last_reference(checkpoint, adapter)
 
 
+# `lru_cache` tells a left-out argument from None, so it is on a function without a default.
 @lru_cache(maxsize=1)
 def _last_reference(checkpoint: Checkpoint, adapter: str | None) -> Reference:
     return Reference(checkpoint if adapter is None else checkpoint.with_merged(adapter))
@@ -343,7 +345,7 @@ def scaled_input(factors: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any])
     return args, kwargs | {"hidden_states": kwargs["hidden_states"] * factors}
 
 
-def choices(
+def would_choose(
     logits: Array, prompt: Sequence[int], generated: Sequence[int], margin: float = 0.0
 ) -> Array:
     """For every generated token, whether it is the greedy choice at its place, or at most `margin`

@@ -67,7 +67,7 @@ def static_checks(bundle: Bundle) -> list[PackageProblem]:
             continue
         functions = program.functions
         wanted = {function.name: function for function in shard.functions}
-        problems += listed(shard.name, "function", set(wanted), set(functions))
+        problems += other_names(shard.name, "function", set(wanted), set(functions))
         problems += made_for(plan, shard.name, program)
         for name in wanted.keys() & functions.keys():
             where, own, actual = f"{shard.name}/{name}", wanted[name], functions[name]
@@ -86,7 +86,9 @@ def made_for(plan: Plan, shard: str, program: Program) -> Iterator[PackageProble
         yield PackageProblem(where=shard, problem=f"made for {given}, not {wanted}")
 
 
-def listed(where: str, what: str, wanted: set[str], there: set[str]) -> Iterator[PackageProblem]:
+def other_names(
+    where: str, what: str, wanted: set[str], there: set[str]
+) -> Iterator[PackageProblem]:
     """Problems of missing and of unexpected names."""
     for name in sorted(wanted - there):
         yield PackageProblem(where=where, problem=f"no {what} {name}, which the manifest has")
@@ -105,7 +107,7 @@ def interface(
         ("state", wanted.states, actual.states),
     )
     for kind, ports, there in kinds:
-        yield from listed(where, kind, {port.name for port in ports}, set(there))
+        yield from other_names(where, kind, {port.name for port in ports}, set(there))
         for port in ports:
             type_ = there.get(port.name)
             if type_ is not None and not (fits(port.shape, type_) and type_.dtype == port.dtype):
@@ -124,7 +126,9 @@ def described(where: str, wanted: Function, actual: MilFunction) -> Iterator[Pac
         ("state", wanted.states, told.states),
     )
     for kind, ports, there in kinds:
-        yield from listed(where, f"described {kind}", {port.name for port in ports}, set(there))
+        yield from other_names(
+            where, f"described {kind}", {port.name for port in ports}, set(there)
+        )
         for port in ports:
             own = there.get(port.name)
             untold = port.shape if kind == "output" else ()  # only outputs need not tell it

@@ -295,7 +295,7 @@ def same_tags(found: Mapping[str, str], wanted: Mapping[str, str]) -> Check:
     return at_most(OTHER_TAGS, float(len({name for name, _ in others})), 0)
 
 
-def judge(rows: Sequence[Deviation], question: str = "structure: ") -> Iterator[Check]:
+def judge_structure(rows: Sequence[Deviation], question: str = "structure: ") -> Iterator[Check]:
     """The checks of the worst deviation of every shard's tensors, in every mode. Their names begin
     with the question.
 

@@ -90,7 +90,8 @@ def unquantized(function: MilFunction) -> MilFunction:
 
 
 def keeping_numbers(plan: Plan) -> Plan:
-    """The plan of a twin: its host keeps fp16 numbers where the plan's host keeps int8."""
+    """A plan whose host keeps fp16 numbers where the plan's host keeps int8: that of a twin, and of
+    a port whose rounding is judged."""
 
     def numbers(function: Function) -> Function:
         inputs = [

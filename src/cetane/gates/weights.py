@@ -32,7 +32,7 @@ from cetane.engine.backend import Array
 from cetane.errors import CetaneError
 from cetane.families import Weight, Weights
 from cetane.gates.port import Port, Stored
-from cetane.gates.verdict import Check
+from cetane.gates.verdict import Check, at_most
 from cetane.planner import Encoder, Planner
 from cetane.planner.encoding import can_be_fitted
 from cetane.validation import Data
@@ -342,10 +342,7 @@ def piece(weight: Weight, path: str) -> object:
     return weight.rows, weight.columns, path if weight.pick else None
 
 
-def judge(problems: list[WrongWeight], unused: list[str]) -> Iterator[Check]:
+def judge_weights(problems: list[WrongWeight], unused: list[str]) -> Iterator[Check]:
     """No constant may be wrong, and no parameter left out."""
-    count = float(len(problems))
-    yield Check(name="weights: wrong constants", value=count, limit=0, passed=not problems)
-    yield Check(
-        name="weights: unused parameters", value=float(len(unused)), limit=0, passed=not unused
-    )
+    yield at_most("weights: wrong constants", float(len(problems)), 0)
+    yield at_most("weights: unused parameters", float(len(unused)), 0)

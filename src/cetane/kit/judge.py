@@ -143,7 +143,7 @@ def check_time(what: str, ms: float, alone: float) -> None:
 
 def reading_ms(recorded: RecordedBundle, plan: Plan) -> float:
     """The least milliseconds in which functions read a token of a prompt, each alone."""
-    modes = (mode for name, mode in plan.modes.items() if name != "verify")
+    modes = (plan.modes[name] for name in plan.plain_modes)
     return min(alone_ms(recorded, mode.steps) / mode.tokens for mode in modes)
 
 

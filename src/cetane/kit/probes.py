@@ -87,7 +87,7 @@ def expected_probes(bundle: Bundle) -> list[Expected]:
     context, widest = plan.recipe.cache.context, widest_tokens(plan)
     width = plan.modes["verify"].tokens if "verify" in plan.modes else 0
     text = text_tokens(bundle.tokenizer, context)
-    reading = [mode for mode in plan.modes if mode != "verify"]
+    reading = plan.plain_modes
     prompt = min(max(SHORTEST, 2 * widest + widest // 2), context // 2)
     parts = [Part(text[:prompt], "last", reading),
              Part(text[prompt : prompt + STEPS], "all", ["decode"])]  # fmt: skip

@@ -49,7 +49,7 @@ class Expectation(Data):
 def expectation(plan: Plan, probes: list[Expected], calls: Calls) -> Expectation:
     """What a bundle should compute. Its probes give the logits, and its calls the other outputs."""
     return Expectation(
-        positions={one.probe.name: tuple(choices(one)) for one in probes},
+        positions={one.probe.name: tuple(expected_tokens(one)) for one in probes},
         functions={"/".join(key): judged_outputs(plan, key, calls[key]) for key in sorted(calls)},
     )
 
@@ -218,7 +218,7 @@ def probe_entry(expected: Expected) -> dict[str, Any]:
     return content | {"expected": f"expected-{expected.probe.name}.npy"}
 
 
-def choices(expected: Expected) -> list[int]:
+def expected_tokens(expected: Expected) -> list[int]:
     """The expected token of every judged position."""
     return [int(token) for token in expected.logits.argmax(axis=1)]
 

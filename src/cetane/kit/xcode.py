@@ -71,13 +71,13 @@ Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 # The parts of `report.json` that are read. The keys are Xcode's.
 
 
-class DeviceInfo(Loose):
+class XcodeDevice(Loose):
     modelName: Text = ""
     displayName: Text = ""
     osNameAndVersionWithoutBuildNumber: Text = ""
 
 
-class Samples(Loose):
+class XcodeSamples(Loose):
     samples: Annotated[tuple[Seconds, ...], Field(max_length=1_000_000)] = ()
 
     @property
@@ -89,52 +89,52 @@ class XcodeCost(Loose):
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
-class Preferred(Loose):
+class XcodePreferred(Loose):
     deviceType: dict[str, Any] | Text = ""
 
 
 class XcodeUsage(Loose):
-    preferred: Preferred = Preferred()
+    preferred: XcodePreferred = XcodePreferred()
 
 
-class Named(Loose):
+class XcodeOutput(Loose):
     name: Text = ""
 
 
-class Operation(Loose):
+class XcodeOperation(Loose):
     operatorName: Text = ""
     cost: XcodeCost | None = None
     deviceUsage: XcodeUsage | None = None
-    outputs: tuple[Named, ...] = ()
+    outputs: tuple[XcodeOutput, ...] = ()
 
 
 class XcodeBlock(Loose):
-    operations: Annotated[tuple[Operation, ...], Field(max_length=1_000_000)] = ()
+    operations: Annotated[tuple[XcodeOperation, ...], Field(max_length=1_000_000)] = ()
 
 
-class ReportedFunction(Loose):
+class XcodeFunction(Loose):
     block: XcodeBlock = XcodeBlock()
 
 
-class Functions(Loose):
-    functions: dict[Text, ReportedFunction] = Field(default_factory=dict)
+class XcodeFunctions(Loose):
+    functions: dict[Text, XcodeFunction] = Field(default_factory=dict)
 
 
-class Structure(Loose):
-    program: dict[str, Functions] = Field(default_factory=dict)
+class XcodeStructure(Loose):
+    program: dict[str, XcodeFunctions] = Field(default_factory=dict)
 
 
-class Results(Loose):
-    predict: Samples = Samples()
-    load: Samples = Samples()
-    compile: Samples = Samples()
-    modelStructure: Structure = Structure()
+class XcodeResults(Loose):
+    predict: XcodeSamples = XcodeSamples()
+    load: XcodeSamples = XcodeSamples()
+    compile: XcodeSamples = XcodeSamples()
+    modelStructure: XcodeStructure = XcodeStructure()
 
 
 class XcodeReport(Loose):
-    deviceInfo: DeviceInfo = DeviceInfo()
+    deviceInfo: XcodeDevice = XcodeDevice()
     computeUnit: int | None = None
-    deviceResults: Results
+    deviceResults: XcodeResults
 
 
 def read_report(folder: Path) -> Told:
@@ -146,7 +146,7 @@ def read_report(folder: Path) -> Told:
     content = parse_json(read_bytes(path, LARGEST, follow=False), str(path), hint, unique=True)
     report = validated(XcodeReport, content, f"{path}: not a performance report", hint)
     info, results = report.deviceInfo, report.deviceResults
-    program = results.modelStructure.program.get("_0", Functions())
+    program = results.modelStructure.program.get("_0", XcodeFunctions())
     return Told(
         machine=info.modelName or info.displayName or NO_MACHINE,
         system=info.osNameAndVersionWithoutBuildNumber or NO_SYSTEM,
@@ -161,7 +161,7 @@ def read_report(folder: Path) -> Told:
     )
 
 
-def reported(op: Operation) -> MeasuredOp:
+def reported(op: XcodeOperation) -> MeasuredOp:
     """An operation of a report. Its device is a word, or an object with one key."""
     said = op.deviceUsage.preferred.deviceType if op.deviceUsage else ""
     text = said if isinstance(said, str) else " ".join(said)

@@ -17,7 +17,6 @@ from cetane.gates.probes import text_tokens
 from cetane.measuring.energy import BadSamples, joules
 from cetane.measuring.meter import Meter
 from cetane.mil.fast import share_threads
-from cetane.schema.recipe import Mode
 
 WARM = 2
 """The uncounted first steps of a turn."""
@@ -138,8 +137,7 @@ class BundleSide:
         return 1e3 * self.engine.seconds["load"]
 
     def session(self) -> Session:
-        modes: list[Mode] = [mode for mode in self.engine.plan.modes if mode != "verify"]
-        return self.engine.session(modes)
+        return self.engine.session(self.engine.plan.plain_modes)
 
     def read(self, session: Session) -> int:
         """Read the prompt. Returns the next token."""

@@ -120,6 +120,11 @@ class Plan(Data):
         return {(s.name, f.name): f for s in self.shards for f in s.functions}
 
     @property
+    def plain_modes(self) -> list[Mode]:
+        """The modes of generation without drafts: all but `verify`."""
+        return [mode for mode in self.modes if mode != "verify"]
+
+    @property
     def copies(self) -> bool:
         """Whether a host can copy a sequence's memory: it cannot copy a backend's states."""
         return not any(function.states for function in self.functions.values())

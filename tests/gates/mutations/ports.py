@@ -24,13 +24,11 @@ from cetane.gates.authored import ModuleReadings, ShowingBackend
 from cetane.gates.golden import Proof
 from cetane.gates.golden_result import GoldenResult
 from cetane.gates.port import Stored
-from cetane.gates.readings import judge as judge_readings
-from cetane.gates.readings import misread
+from cetane.gates.readings import judge_readings, misread
 from cetane.gates.reference import Observed, Reference
-from cetane.gates.structure import judge as judge_structure
+from cetane.gates.structure import judge_structure
 from cetane.gates.verdict import Check
-from cetane.gates.weights import arrays
-from cetane.gates.weights import judge as judge_weights
+from cetane.gates.weights import arrays, judge_weights
 from cetane.lower.template import used_by
 from cetane.planner import Planner
 from cetane.schema.plan import Plan

@@ -11,10 +11,9 @@ from cetane.engine.sampling import Sampler
 from cetane.gates import metrics
 from cetane.gates.golden import golden
 from cetane.gates.quality import perplexity
-from cetane.gates.reference import choices, reference_of
+from cetane.gates.reference import reference_of, would_choose
 from cetane.lab.experiment import ArmName
 from cetane.lab.sides import Findings, Side, Sides, each, figure, measure
-from cetane.schema.recipe import Mode
 
 
 @each("quality")
@@ -63,7 +62,7 @@ def cut(prompts: Mapping[str, list[int]], *sides: Side) -> dict[str, list[int]]:
 
 def answers(side: Side, engine: Engine, prompts: Mapping[str, list[int]]) -> dict[str, list[int]]:
     """The side's greedy answers to prompts, as token ids by the prompt's name."""
-    modes: list[Mode] = [mode for mode in side.bundle.plan.modes if mode != "verify"]
+    modes = engine.plan.plain_modes
     count, stop = side.workload.spec.new_tokens, side.bundle.tokenizer.eos_ids
     return {
         name: list(generate(engine.session(modes), ids, Sampler(), count, stop))
@@ -81,7 +80,7 @@ def smoke(side: Side) -> Findings:
     reference = reference_of(side.checkpoint)
     for name, tokens in told.items():
         observed = reference.run([[*prompts[name], *tokens]])[0]
-        agreed.append(float(choices(observed.logits, prompts[name], tokens).mean()))
+        agreed.append(float(would_choose(observed.logits, prompts[name], tokens).mean()))
         distinct.append(len(set(tokens)) / len(tokens))
     figures = {
         "smoke_greedy": figure(

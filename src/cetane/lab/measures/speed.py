@@ -11,7 +11,6 @@ from cetane.lab.sides import Findings, Side, Sides, each, figure, measure, sprea
 from cetane.perf.breakeven import DraftingTimes
 from cetane.planner import Planner
 from cetane.schema.manifest import shard_path
-from cetane.schema.recipe import Mode
 from cetane.speculate.timing import measure_calls
 
 HERE = "native backend" if sys.platform == "darwin" else "portable backend"
@@ -59,8 +58,7 @@ def decode(sides: Sides) -> dict[ArmName, Findings]:
 
 def step_ms(engine: Engine, prompt: list[int], count: int) -> float:
     """Milliseconds of a step of greedy decoding, after a prompt and some warm-up steps."""
-    modes: list[Mode] = [mode for mode in engine.plan.modes if mode != "verify"]
-    session = engine.session(modes)
+    session = engine.session(engine.plan.plain_modes)
     logits = session.feed(prompt)
     for step in range(WARM + count):
         if step == WARM:
