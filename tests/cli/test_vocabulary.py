@@ -55,6 +55,18 @@ def test_vocabulary(
     assert load_subset(out).texts[0].choices == 0
 
 
+def test_formats_that_a_port_chooses(
+    cetane: Cetane, texts: tuple[Path, Path], tiny_checkpoint_folder: Path, small_file: Path
+) -> None:
+    small_file.write_text(SMALL + '[compression]\ndefault = "auto"\n')
+    out = small_file.with_name("subset.json")
+    found = cetane("vocabulary", tiny_checkpoint_folder, "--text", texts[0], "--choices", 0,
+                   "-r", small_file, "-o", out, "--json").json  # fmt: skip
+    sizes = {size["tokens"]: size["head_bytes"] for size in found["sizes"]}
+    assert sizes[257] == 257 * (64 + 2)  # bytes and scales: 257 rows are no whole groups of 32
+    assert sizes[288] == 288 * 64 * 6 // 8 + 288 // 32 * 64 * 2  # indices and palettes
+
+
 def test_a_bundle_with_it(
     cetane: Cetane,
     texts: tuple[Path, Path],

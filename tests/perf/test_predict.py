@@ -85,6 +85,19 @@ def test_bytes_that_a_chip_unpacks_stream_as_fp16(tiny: Shapes, chip: str, unpac
     assert (int8 == fp16) == unpacked
 
 
+def test_weights_that_the_smallest_palette_cannot_divide(predictor: Predictor) -> None:
+    """Outputs of 48 rows are no whole groups of 32: a port stores these weights as int8."""
+    planner = Planner(
+        Shapes(build_model("llama", hidden_size=48)), recipe(compression={"default": "auto"})
+    )
+    counts = predictor.counts(planner, planner.model.layers)
+    assert {form.name: count for form, count in counts.items()} == {
+        "fp16": 2 * 2 * 48,
+        "palette6-kmeans-group32": 2 * (64 + 2 * 32 + 2 * 96) * 48,  # q, k and v, gate, up
+        "int8-per-channel": 2 * 48 * (64 + 96),  # o, down
+    }
+
+
 def test_a_lookup_inside_reads_a_row_for_each_token(tiny: Shapes, predictor: Predictor) -> None:
     """A table of 288 rows of 64 bytes, of which no weight is multiplied."""
     content = {"layout": {"chunks": 1}, "compression": {"default": "int8-per-channel"}}

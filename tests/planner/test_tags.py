@@ -27,9 +27,13 @@ def test_a_zaya(recipe: str, attention: str, cca: str) -> None:
     assert tags(planner) == {"attn_implementation": attention, "cca": cca}
 
 
-def test_a_llama() -> None:
+@pytest.mark.parametrize(
+    ("hidden", "form", "said"),
+    [(64, "fp16", "qkvo_fp16"), (64, "auto", "qkvo_palette6"), (48, "auto", "qkv_palette6_o_int8")],
+)
+def test_a_llama(hidden: int, form: str, said: str) -> None:
     recipe = parse_recipe(
-        {"name": "x", "cache": {"context": 64}, "compression": {"default": "fp16"}}, "x"
+        {"name": "x", "cache": {"context": 64}, "compression": {"default": form}}, "x"
     )
-    planner = Planner(InMemoryCheckpoint(build_model()), recipe)
-    assert tags(planner) == {"attn_implementation": "gqa_readonly_kvcache_rope_qkvo_fp16"}
+    planner = Planner(InMemoryCheckpoint(build_model(hidden_size=hidden)), recipe)
+    assert tags(planner) == {"attn_implementation": f"gqa_readonly_kvcache_rope_{said}"}

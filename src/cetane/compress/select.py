@@ -181,7 +181,11 @@ class Selection(Data):
         return self.default == AUTO
 
     def format_for(self, name: str, kind: str) -> Format:
-        """The format of the weight with this canonical name and kind."""
+        """The format of the weight with this canonical name and kind.
+
+        Callers with a `Weight` take `planner.weights.format_of`: it knows gains, and shapes that
+        the format does not divide.
+        """
         chosen = self.types.get(kind, SMALLEST if self.auto else self.default)
         for pattern, format_name in self.names.items():
             if fnmatchcase(name, pattern):

@@ -375,8 +375,8 @@ def first_largest(scores: Tensor, classes: int, axes: Axes) -> Tensor:
 def softplus(x: Tensor) -> Tensor:
     """log(1 + e^x), by an op that is never given more than 10.
 
-    Above 10.4 an ANE's softplus is 0, since e^x is beyond fp16 (apple/coremltools #2687). There,
-    softplus is x within 5e-5.
+    Above 10.4 an ANE's softplus is 0 (apple/coremltools #2687): there e^x passes 2^15. softplus is
+    x within 5e-5 there.
     """
     low = torch.minimum(x, torch.full((1,), 10.0, dtype=x.dtype))
     return nn.functional.softplus(low) + (x - low)

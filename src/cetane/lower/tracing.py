@@ -13,9 +13,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from cetane.compress import Format, parse_format
+from cetane.compress import Format
 from cetane.families import Block, Weight
 from cetane.planner import FunctionGraph, Programs
+from cetane.planner.weights import format_of
 from cetane.schema.interface import Input, Position
 
 TORCH = {"fp16": torch.float32, "int32": torch.int32, "int8": torch.int8}
@@ -23,8 +24,6 @@ TORCH = {"fp16": torch.float32, "int32": torch.int32, "int8": torch.int8}
 SMALLEST_FP16 = 2.0**-24
 """The smallest positive fp16 number. Lowering raises smaller epsilons to it. They would round to
 zero, and the norm of zeros, such as padding, would divide by zero."""
-PLAIN = parse_format("fp16")
-"""The format of gains and biases."""
 
 
 @torch.library.custom_op("cetane::constant", mutates_args=())
@@ -64,7 +63,7 @@ def constants(planner: Programs, shard: str, graph: FunctionGraph) -> list[Const
             block.root,
             path,
             weight,
-            rules.format_for(weight.name, weight.kind) if weight.kind else PLAIN,
+            format_of(weight, rules),
         )
         for block in graph.blocks
         for path, weight in block.weights(graph.function.adapter)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from cetane.compress import Format, Fp16
+from cetane.compress import Format
 from cetane.errors import CetaneError
 from cetane.families import Block, Head, Lookup, Part, Weight
 from cetane.hardware.chips import Chip, find_chip, load_chips
@@ -19,6 +19,7 @@ from cetane.perf.cost import Rates, Term, Work, costs_of, load_fit, on_chip, ter
 from cetane.perf.shapes import COPIES, HALF
 from cetane.perf.slow_forms import streamed_as
 from cetane.planner import BlockCall, CachePlan, Planner
+from cetane.planner.weights import format_of
 from cetane.schema.recipe import Mode
 from cetane.schema.slots import ContractName
 
@@ -46,7 +47,6 @@ GREEDY = Work(calls=0, host=1)
 """The host's work for a step: one token, chosen greedily."""
 CHOICE = 3
 """The numbers for each token of a head that chooses: its row, in two parts, and its logit."""
-FP16 = Fp16()
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Predictor:
             counts: dict[Format, int] = {}
             for block in blocks:
                 for _, weight in self._list(block):
-                    form = formats.format_for(weight.name, weight.kind) if weight.kind else FP16
+                    form = format_of(weight, formats)
                     counts[form] = counts.get(form, 0) + weight.elements
             self._counts[key] = counts
         return self._counts[key]

@@ -20,6 +20,7 @@ from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Reference, reference_of
 from cetane.pipeline.request import Request
 from cetane.planner import Planner
+from cetane.planner.weights import format_of
 from cetane.schema.subset import Subset, TextCoverage, as_ranges
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ class HeadSizes:
         (head,) = self.planner.model.heads(1, subset.ids)
         formats = self.planner.recipe.compression
         return sum(
-            formats.format_for(weight.name, weight.kind).nbytes(weight.shape)
+            format_of(weight, formats).nbytes(weight.shape)
             for _, weight in head.weights()
             if weight.kind
         )

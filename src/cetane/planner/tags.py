@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from cetane.families import CacheGroup
 from cetane.planner.planner import Planner
+from cetane.planner.weights import format_of
 
 PROJECTIONS = {"q": ".q_proj.", "k": ".k_proj.", "v": ".v_proj", "o": ".o_proj."}
 """By letter, the part of a canonical name that identifies one of attention's matrices."""
@@ -49,7 +50,7 @@ def formats(planner: Planner) -> Iterator[str]:
         for _, weight in block.weights():
             for letter, part in PROJECTIONS.items():
                 if weight.kind == "attention" and part in weight.name:
-                    form = rules.format_for(weight.name, weight.kind).name.partition("-")[0]
+                    form = format_of(weight, rules).name.partition("-")[0]
                     letters.setdefault(letter, form)
     for form in dict.fromkeys(letters.values()):
         yield f"{''.join(n for n in PROJECTIONS if letters.get(n) == form)}_{form}"

@@ -21,6 +21,7 @@ from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
 from cetane.pipeline.whole import location
 from cetane.planner import Planner
+from cetane.planner.weights import format_of
 from cetane.schema.manifest import producers
 from cetane.schema.recipe import RECIPE, Recipe, override, parse_recipe, recipe_files
 from cetane.sweeps import mixed, moments, smoke
@@ -174,8 +175,7 @@ class Sweep:
     def size_of(self, selection: Selection) -> int:
         """Bytes of the weights that formats are for."""
         return sum(
-            selection.format_for(weight.name, weight.kind or "").nbytes(weight.shape)
-            for weight in weights(self.planner)
+            format_of(weight, selection).nbytes(weight.shape) for weight in weights(self.planner)
         )
 
     def plain_size(self, name: str) -> int:

@@ -47,3 +47,16 @@ def test_a_plan_for_a_newer_system(deployment: str, os: float, refused: bool) ->
 def test_formats_of_weights() -> None:
     assert "int4-per-block" in found("readonly", 4, "int4-per-block32")
     assert "int4-per-block" not in found("readonly", 4, "palette4-kmeans-group32")
+
+
+def test_weights_that_the_smallest_palette_cannot_divide() -> None:
+    content = {"cache": {"context": 128}, "compression": {"default": "auto"}}
+    recipe = parse_recipe({"name": "test"} | content, "test")
+    sketched = sketch(Planner(Shapes(build_model("llama", hidden_size=48)), recipe))
+    ops = [op for program in sketched.values() for f in program.functions.values() for op in f.ops]
+    bytes_of_rows = {
+        next(part for part in op.name.split(".")[1:] if part.endswith("_proj"))
+        for op in ops
+        if op.kind == "constexpr_blockwise_shift_scale"
+    }
+    assert bytes_of_rows == {"o_proj", "down_proj"}

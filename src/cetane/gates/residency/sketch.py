@@ -23,6 +23,7 @@ from cetane.mil.program import (
     TensorType,
 )
 from cetane.planner import Planner
+from cetane.planner.weights import format_of
 
 
 def sketch(planner: Planner) -> dict[str, Program]:
@@ -41,7 +42,7 @@ def sketch(planner: Planner) -> dict[str, Program]:
             tokens, ops = graph.function.tokens, list[Op]()
             inputs: dict[str, TensorType] = {}
             for name, weight in weights:
-                form = planner.recipe.compression.format_for(weight.name, weight.kind or "")
+                form = format_of(weight, planner.recipe.compression)
                 inputs[f"{name}_x"] = TensorType((1, weight.shape[1], 1, tokens), "fp16")
                 ops += reading(name, weight, form, tokens)
             for cache in graph.caches:
