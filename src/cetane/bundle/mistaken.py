@@ -5,10 +5,8 @@ from pathlib import Path
 
 from cetane.errors import CetaneError
 from cetane.files import PARTIAL
-from cetane.schema.manifest import MANIFEST
+from cetane.schema.manifest import EXPORTS, MANIFEST
 
-EXPORTS = ("contract.json", "model_config.json", "meta.yaml", "metadata.json")
-"""Files of which each layout of `cetane export` has one. Some exports have a model's config too."""
 MODEL_FILES = (".gguf", ".safetensors")
 
 

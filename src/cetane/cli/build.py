@@ -85,14 +85,12 @@ def build_some(
     request: "Request", target: Path, only: list[str], rebuild: bool, json: bool
 ) -> None:
     """Build these shards, and print their sizes."""
+    from cetane.files import size_of
     from cetane.pipeline.build import build_only
 
     with progress("build") as update:
         made = build_only(request.checkpoint, request.recipe, target, only, update, rebuild)
-    sizes = {
-        name: sum(file.stat().st_size for file in package.rglob("*") if file.is_file())
-        for name, package in made.items()
-    }
+    sizes = {name: size_of(package) for name, package in made.items()}
     if json:
         print_json({"shards": {n: {"path": str(made[n]), "bytes": sizes[n]} for n in made}})
         return

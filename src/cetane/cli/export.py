@@ -19,7 +19,8 @@ from cetane.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from cetane.pipeline.export import Runtime, RuntimeFolder
+    from cetane.pipeline.export import RuntimeFolder
+    from cetane.schema.manifest import Runtime
 
 
 def export(

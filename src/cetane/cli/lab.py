@@ -94,7 +94,7 @@ def list_experiments(
                 "original": entry.experiment.originally,
                 "status": entry.status,
                 "last_run": entry.state(),
-                "current": entry.current,
+                "current": entry.latest_current,
             }
             for name, entry in chosen.items()
         ]
@@ -124,7 +124,7 @@ def show(name: Name, lab: FolderOption = HERE, json: Json = False) -> None:
     entry = open_lab(lab).entry(name)
     if not json:
         show_entry(entry)
-        if not entry.outcome_current:
+        if not entry.judged_current:
             say("figures of an earlier definition")
             follow("lab", "run", name, options={"--lab": elsewhere(lab)})
         return
@@ -135,7 +135,7 @@ def show(name: Name, lab: FolderOption = HERE, json: Json = False) -> None:
             "sha256": experiment.sha256 if experiment.runnable else None,
             "status": entry.status,
             "last_run": entry.state(),
-            "current": entry.outcome_current,
+            "current": entry.judged_current,
             "outcome": None if entry.outcome is None else as_dict(entry.outcome),
             "verdict": None if entry.verdict is None else as_dict(entry.verdict),
         }

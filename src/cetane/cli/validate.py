@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from cetane.gates.quality import Quality
     from cetane.pipeline.validate import Validation
 
-APP_CONFIGS = ("meta.yaml", "model_config.json")
-"""Files of folders that apps load. No bundle has them."""
 TOKENS = 20_000
 """The most tokens of a text, by default."""
 
@@ -89,7 +87,9 @@ def validate(
     --layer and --full judge shards alone, each on the model's own tensors. They take seconds, and
     prove less.
     """
-    if any((bundle / name).is_file() for name in APP_CONFIGS):
+    from cetane.schema.manifest import CONFIGS
+
+    if any((bundle / name).is_file() for name in CONFIGS):
         refuse(
             "is for bundles, and this is an app's folder",
             {

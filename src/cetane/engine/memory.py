@@ -1,7 +1,7 @@
 """The memory of a sequence: positions in slots, caches, histories, matrices and marks."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -46,7 +46,7 @@ class Mark:
             {name: array.copy() for name, array in arrays.items()}
             for arrays in (self.slots, self.caches, self.histories, self.matrices)
         )
-        return Mark(self.position, self.capacity, self.groups, slots, caches, histories, matrices)
+        return replace(self, slots=slots, caches=caches, histories=histories, matrices=matrices)
 
 
 class Memory:
@@ -192,13 +192,13 @@ class Memory:
         if any(group.forgets for group in self.groups.values()):
             raise CetaneError("a state of a window keeps no earlier tokens, so it takes no marks")
         return Mark(
-            self.position,
-            self.capacity,
-            self.groups,
-            self.slots,
-            self._apart(self.caches),
-            dict(self.histories),
-            dict(self.matrices),
+            position=self.position,
+            capacity=self.capacity,
+            groups=self.groups,
+            slots=self.slots,
+            caches=self._apart(self.caches),
+            histories=dict(self.histories),
+            matrices=dict(self.matrices),
         )
 
     def rewind(self, mark: Mark) -> None:

@@ -43,6 +43,7 @@ from cetane.files.reading import (
     read_toml,
     regular_files,
     shipped_text,
+    size_of,
 )
 from cetane.files.writing import (
     READ_ONLY,
@@ -100,6 +101,7 @@ __all__ = [
     "sha256",
     "shipped_text",
     "silent",
+    "size_of",
     "target_of",
     "write_cache",
     "write_json",

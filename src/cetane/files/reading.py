@@ -138,3 +138,9 @@ def regular_files(root: Path) -> list[str]:
                 kind = "a link" if entry.is_symlink() else "neither a file nor a folder"
                 raise CetaneError(f"{root}: {path.relative_to(root)} is {kind}")
     return sorted(names)
+
+
+def size_of(path: Path) -> int:
+    """The bytes of a file, or of all files of a folder. Does not follow links."""
+    files = [path] if path.is_file() else path.rglob("*")
+    return sum(file.lstat().st_size for file in files if not file.is_dir())

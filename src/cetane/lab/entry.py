@@ -6,7 +6,7 @@ The Markdown log (`document.py`) and the HTML page (`cetane.report`) only format
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from cetane.lab.experiment import ARMS, Arm, ArmName, Experiment, Report, Status, Workload
+from cetane.lab.experiment import ARMS, Arm, ArmName, Experiment, ReportedFigure, Status, Workload
 from cetane.lab.journal import (
     ArmOutcome,
     Figure,
@@ -111,7 +111,7 @@ class ExperimentReport(Data):
     texts: tuple[ArmTexts, ...]
     curves: tuple[ArmCurve, ...]
     surprise: str
-    reported: tuple[Report, ...]
+    reported: tuple[ReportedFigure, ...]
     differs: str
     unjudged: str
     lesson: str
@@ -133,8 +133,8 @@ class Entry:
 
     def __init__(self, experiment: Experiment, runs: list[Run], verdict: Verdict | None) -> None:
         self.experiment, self.runs, self.verdict = experiment, runs, verdict
-        ended = [run for run in runs if run.status in ("passed", "failed")]
-        self.last = ended[-1] if ended else None
+        judged = [run for run in runs if run.status in ("passed", "failed")]
+        self.judged = judged[-1] if judged else None  # the run that gave the figures
         self.latest = runs[-1] if runs else None
 
     @property
@@ -143,32 +143,32 @@ class Entry:
 
     @property
     def outcome(self) -> Outcome | None:
-        return self.last.outcome if self.last else None
+        return self.judged.outcome if self.judged else None
 
     @property
-    def current(self) -> bool:
-        """Whether the experiment, its recipes and its text are still those of the last run."""
+    def latest_current(self) -> bool:
+        """Whether the experiment, its recipes and its text are still those of the latest run."""
         return self.latest is None or self.latest.intent.fits(self.experiment)
 
     @property
-    def outcome_current(self) -> bool:
+    def judged_current(self) -> bool:
         """Whether they are still those of the run that gave the figures, if there is one."""
-        return self.last is None or self.last.intent.fits(self.experiment)
+        return self.judged is None or self.judged.intent.fits(self.experiment)
 
     @property
     def decided_earlier(self) -> bool:
         """Whether the verdict is older than the run that gave the figures."""
-        return bool(self.verdict and self.last and self.verdict.at < self.last.intent.at)
+        return bool(self.verdict and self.judged and self.verdict.at < self.judged.intent.at)
 
     def state(self) -> str:
-        """The end of its last run, in a word."""
+        """The end of its latest run, in a word."""
         if not self.experiment.runnable:
             return "not built"
         return "not run" if self.latest is None else self.latest.status
 
     def state_in_words(self) -> str:
-        """The end of its last run, and whether the experiment has changed since."""
-        return self.state() + ("" if self.current else ", changed since")
+        """The end of its latest run, and whether the experiment has changed since."""
+        return self.state() + ("" if self.latest_current else ", changed since")
 
     def report(self) -> ExperimentReport:
         """Everything that is known about it."""
@@ -210,14 +210,14 @@ class Entry:
 
     def last_run(self) -> LastRun | None:
         """The run that gave the figures."""
-        if self.last is None or self.outcome is None:
+        if self.judged is None or self.outcome is None:
             return None
         arms = self.outcome.arms
         return LastRun(
-            intent=self.last.intent,
+            intent=self.judged.intent,
             seconds=self.outcome.seconds,
             bundles={name: arm.artefact for name, arm in arms.items() if arm.artefact},
-            current=self.outcome_current,
+            current=self.judged_current,
         )
 
 

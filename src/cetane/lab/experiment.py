@@ -170,7 +170,7 @@ class Workload(Data):
         return self
 
 
-class Report(Data):
+class ReportedFigure(Data):
     """A figure of the original."""
 
     what: str
@@ -199,7 +199,7 @@ class Experiment(Data):
     candidate: Arm | None = None
     metrics: tuple[str, ...] = ()
     gates: tuple[Limit, ...] = ()
-    reported: tuple[Report, ...] = ()
+    reported: tuple[ReportedFigure, ...] = ()
     differs: str = ""
     """The reason why cetane's figures differ from the original's."""
     unjudged: str = ""

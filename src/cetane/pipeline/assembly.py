@@ -6,7 +6,15 @@ from pathlib import Path
 
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
-from cetane.files import Progress, check_space, json_sha256, remove, replacing, write_json
+from cetane.files import (
+    Progress,
+    check_space,
+    json_sha256,
+    remove,
+    replacing,
+    size_of,
+    write_json,
+)
 from cetane.pipeline.partial import Partial
 from cetane.pipeline.parts import BuildJob, job_of, lowering_of, parts, task_of
 from cetane.pipeline.whole import origins, publish
@@ -69,7 +77,7 @@ class Build:
         and its stamped package lie beside each other while it is made.
         """
         plan = self.planner.plan()
-        there = sum(p.stat().st_size for p in self.partial.bundle.rglob("*") if p.is_file())
+        there = size_of(self.partial.bundle)
         largest = max(shard.weight_bytes for shard in plan.shards)
         added = sum(adapter.weight_bytes for adapter in plan.adapters.values())
         wanted = plan.weight_bytes + added + plan.embedding_bytes

@@ -75,12 +75,13 @@ class Attempt:
             bundle = build(
                 request.checkpoint, self.recipe, self.target,
                 lambda what, done, total: progress(f"build {what}", done, total),
-                force, first.judge, rebuild, self.workers,
+                force=force, gate=first.judge, rebuild=rebuild, workers=self.workers,
             )  # fmt: skip
         except FirstShardsFailed:
             return PortResult(
-                plan, None, first.ladder, first.residency, None, first.explain(plan), speed,
-                clock.seconds, self.asked.required,
+                plan=plan, bundle=None, ladder=first.ladder, residency=first.residency, golden=None,
+                explanation=first.explain(plan), forecast=speed, seconds=clock.seconds,
+                residency_required=self.asked.required,
             )  # fmt: skip
         spent = time.perf_counter() - started
         clock.add("build", spent - (sum(clock.seconds.values()) - judged_before))
@@ -93,6 +94,7 @@ class Attempt:
         with clock.stage("golden"):
             golden, why = judge(bundle, request.checkpoint, progress)
         return PortResult(
-            plan, bundle, first.ladder, first.residency, golden, why or first.explain(plan),
-            speed, clock.seconds, self.asked.required,
+            plan=plan, bundle=bundle, ladder=first.ladder, residency=first.residency, golden=golden,
+            explanation=why or first.explain(plan), forecast=speed, seconds=clock.seconds,
+            residency_required=self.asked.required,
         )  # fmt: skip

@@ -209,7 +209,10 @@ def train_draft_head(
         head.round()
         after = acceptance(head, held, embedding)
         record = trained_on(list(read), learned, held, after)
-        return finish(opened, head, held, record, engine, started, shown, after, untrained=before)
+        return finish(
+            opened, head, held, record, engine,
+            started=started, progress=shown, trained=after, untrained=before,
+        )  # fmt: skip
 
 
 def add_draft_heads(
@@ -252,7 +255,10 @@ def add_matched(
         head.round()
         score, there = acceptance(head, held, embedding_of(bundle)), source.training
         knew = Acceptance(top1=there.top1, accepted=there.accepted, positions=there.positions)
-        return finish(bundle, head, held, there, engine, started, progress, score, elsewhere=knew)
+        return finish(
+            bundle, head, held, there, engine,
+            started=started, progress=progress, trained=score, elsewhere=knew,
+        )  # fmt: skip
 
 
 def finish(
@@ -261,6 +267,7 @@ def finish(
     held: Windows,
     record: Training,
     engine: Engine,
+    *,
     started: float,
     progress: Progress,
     trained: Acceptance,
@@ -279,8 +286,8 @@ def finish(
     shard = add_draft_head(bundle, head, held.tokens, record, passes)
     (golden,) = verdicts
     result = TrainedDraftHead(
-        shard, untrained, trained, elsewhere, golden, audit_draft_head(bundle, shard),
-        record.windows, len(held),
+        head=shard, untrained=untrained, trained=trained, elsewhere=elsewhere, golden=golden,
+        residency=audit_draft_head(bundle, shard), windows=record.windows, held_out=len(held),
         minutes=(time.monotonic() - started) / 60, cpu_minutes=time.process_time() / 60,
     )  # fmt: skip
     if result.placed:

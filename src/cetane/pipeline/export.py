@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
@@ -29,10 +29,8 @@ from cetane.gates.coreai import CoreAIResult, judge_coreai
 from cetane.gates.quality import refuse_choices
 from cetane.mil import load
 from cetane.pipeline.origin import checkpoint_of
-from cetane.schema.manifest import ORIGIN
+from cetane.schema.manifest import CONFIGS, ORIGIN, Runtime
 from cetane.schema.recipe import Recipe
-
-Runtime = Literal["anemll", "coreml-llm"]
 
 
 class RuntimeModule(Protocol):
@@ -53,9 +51,6 @@ class RuntimeModule(Protocol):
 
 
 RUNTIMES: dict[Runtime, RuntimeModule] = {"anemll": anemll, "coreml-llm": coreml_llm}
-
-CONFIGS: dict[str, Runtime] = {"meta.yaml": "anemll", "model_config.json": "coreml-llm"}
-"""The runtime whose config has this name."""
 
 
 @dataclass(frozen=True)

@@ -126,18 +126,16 @@ def port_request(
                 Partial(target).resume()
             check_place(target, request.checkpoint, force)
             with clock.stage("choose"):
-                recipe = next(choices)
-        tried, changes = [recipe], list[str]()
-        before = None if force else History.of(target)
-        if before is not None and same(before.first, recipe):
-            recipe, changes = Bundle(target).plan.recipe, list(before.changes)
-            planner = Planner(request.checkpoint, recipe, request.planner)
-            check_budget(planner, request.budget, "the bundle there takes")
-            tried.append(recipe)
-        kept = recipe
+                first = next(choices)
+        recipe, changes = (first, list[str]()) if force else went_on(target, first, request)
+        tried, kept = [first, recipe], recipe
         while True:
-            history = History(first=tried[0], changes=tuple(changes))
-            attempt = Attempt(request, recipe, target, residency, history, clock, progress, workers)
+            attempt = Attempt(
+                request=request, recipe=recipe, target=target, asked=residency,
+                history=History(first=first, changes=tuple(changes)),
+                clock=clock, progress=progress, workers=workers,
+            )  # fmt: skip
+            # After a change, the bundle there is the last attempt's, so it may be replaced.
             result = attempt.run(force or recipe is not kept, rebuild)
             warned = () if request.warning is None else (request.warning,)
             result = replace(result, changes=tuple(changes), warnings=warned)
@@ -154,6 +152,21 @@ def port_request(
             tried.append(recipe)
             changes.append(described(result.plan.recipe, recipe, why))
             progress(f"again: {changes[-1]}", 0, 1)
+
+
+def went_on(target: Path, recipe: Recipe, request: Request) -> tuple[Recipe, list[str]]:
+    """The recipe and the changes of an earlier run of this port, if its bundle is there. Else the
+    recipe, and no changes.
+
+    CetaneError if that bundle is beyond the budget.
+    """
+    before = History.of(target)
+    if before is None or not same(before.first, recipe):
+        return recipe, []
+    there = Bundle(target).plan.recipe
+    planner = Planner(request.checkpoint, there, request.planner)
+    check_budget(planner, request.budget, "the bundle there takes")
+    return there, list(before.changes)
 
 
 @contextmanager

@@ -143,8 +143,8 @@ class Ranges(Data):
     blocks: tuple[BlockRange, ...]
 
 
-class ShardSize(Data):
-    """The size on disk of a file, or of a shard's files."""
+class PartSize(Data):
+    """The size on disk of a part: a file, or a shard's files."""
 
     name: str
     bytes: int
@@ -162,7 +162,7 @@ class DiskUse(Data):
     weights: int
     mean_bits: float
     """The mean bits of a stored weight, with scales and palettes."""
-    parts: tuple[ShardSize, ...]
+    parts: tuple[PartSize, ...]
     caches: dict[int, int]
     """Bytes of the key/value cache, by context length."""
 
@@ -181,15 +181,6 @@ class Perplexity(Data):
     top1: float
 
 
-class SweepAnswer(Data):
-    """An answer to a smoke prompt."""
-
-    id: str
-    text: str
-    expected: bool | None
-    """Whether the answer has an expected word; None if no word is expected."""
-
-
 class Tasks(Data):
     """The figures of an evaluation."""
 
@@ -204,6 +195,15 @@ class Tasks(Data):
     """Whether the reference answered the same requests."""
     nats: float | None
     warnings: tuple[str, ...]
+
+
+class SweepAnswer(Data):
+    """An answer to a smoke prompt."""
+
+    id: str
+    text: str
+    expected: bool | None
+    """Whether the answer has an expected word; None if no word is expected."""
 
 
 class SweepPoint(Data):

@@ -17,15 +17,10 @@ from cetane.hardware.chips import find_chip
 from cetane.pipeline.export import RUNTIMES, check_folder
 from cetane.report.card import FolderKind, card
 from cetane.schema.draft_head import FOLDER, HELD_OUT
-from cetane.schema.manifest import MANIFEST, ORIGIN
+from cetane.schema.manifest import CONFIGS, CONTRACT, MANIFEST, ORIGIN
 
 CARD = "README.md"
-KINDS: dict[str, FolderKind] = {
-    MANIFEST: "bundle",
-    "contract.json": "contract",
-    "meta.yaml": "anemll",
-    "model_config.json": "coreml-llm",
-}
+KINDS: dict[str, FolderKind] = {MANIFEST: "bundle", CONTRACT: "contract", **CONFIGS}
 """The kind of a folder with this file."""
 PACKAGED = re.compile(r"[\w-][\w.-]*\.(mlpackage|mlmodelc)(/[\w-][\w. -]*)+")
 """A file of a package, compiled or not; a hidden file is none."""
@@ -114,7 +109,7 @@ def held_out_texts(bundle: Bundle) -> dict[str, list[str]]:
 def check_origin(folder: Path, kind: FolderKind, source: Bundle) -> None:
     """Raise CetaneError unless an exported folder names this bundle: its gates are about no
     other."""
-    name = "contract.json" if kind == "contract" else ORIGIN
+    name = CONTRACT if kind == "contract" else ORIGIN
     told = read_json_if_present(folder / name).get("bundle")
     if told is None:
         raise CetaneError(

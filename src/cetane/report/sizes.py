@@ -6,7 +6,7 @@ from cetane.bundle import Bundle
 from cetane.gates.residency.graph import Graph
 from cetane.gates.residency.target import Target
 from cetane.mil.program import Program
-from cetane.report.content import DiskUse, ShardSize
+from cetane.report.content import DiskUse, PartSize
 from cetane.schema.function import ShardPlan, Step
 from cetane.schema.manifest import shard_path
 
@@ -29,7 +29,7 @@ def sizes(bundle: Bundle, programs: Mapping[str, Program]) -> DiskUse:
         weights=elements,
         mean_bits=mean(elements, nbytes) or 0.0,
         parts=tuple(
-            ShardSize(
+            PartSize(
                 name=plain_name(name),
                 bytes=count,
                 share=count / largest,

@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,12 @@ GATES = "gates"
 TOKENIZER = "tokenizer"
 ORIGIN = "cetane.json"
 """The file of a folder for another runtime that names its bundle."""
+CONTRACT = "contract.json"
+Runtime = Literal["anemll", "coreml-llm"]
+CONFIGS: dict[str, Runtime] = {"meta.yaml": "anemll", "model_config.json": "coreml-llm"}
+"""The runtime whose config has this name. No bundle has one."""
+EXPORTS = (CONTRACT, *CONFIGS, "metadata.json")
+"""Files of which each layout of `cetane export` has one. Some exports have a model's config too."""
 PRODUCERS = ("cetane", "coremltools", "torch", "transformers")
 
 

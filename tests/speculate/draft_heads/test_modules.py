@@ -20,7 +20,6 @@ from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
 from cetane.engine.verify import Draft
 from cetane.errors import CetaneError
-from cetane.speculate.bench import FirstTokens
 from cetane.speculate.draft_heads import windows as windows_module
 from cetane.speculate.draft_heads.acceptance import acceptance, aligned
 from cetane.speculate.draft_heads.features import Taps, tapped
@@ -28,6 +27,7 @@ from cetane.speculate.draft_heads.modules import load_draft_head, make_draft_hea
 from cetane.speculate.draft_heads.train import CrossEntropy, devices, train
 from cetane.speculate.draft_heads.windows import TOGETHER, Windows, collect, split, windows_of_model
 from cetane.speculate.drafter import Drafter
+from cetane.speculate.first_tokens import FirstTokens
 
 
 @pytest.fixture(scope="module")

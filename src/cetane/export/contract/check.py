@@ -6,15 +6,10 @@ from typing import Any
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
-from cetane.export.contract.folder import (
-    CONTRACT,
-    DOCUMENT,
-    HOST,
-    contract_of,
-    parts_of,
-)
+from cetane.export.contract.folder import DOCUMENT, HOST, contract_of, parts_of
 from cetane.files import FileRecord, check_files, read_json
 from cetane.schema.draft_head import FOLDER
+from cetane.schema.manifest import CONTRACT
 
 
 def check(folder: Path, bundle: Bundle) -> list[str]:

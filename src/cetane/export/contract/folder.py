@@ -12,10 +12,10 @@ from cetane.export.contract.draft_heads import draft_head
 from cetane.export.contract.memory import memory_figures
 from cetane.files import Progress, replacing, write_json
 from cetane.mil import load
-from cetane.schema.manifest import TOKENIZER
+from cetane.schema.manifest import CONTRACT, TOKENIZER
 from cetane.templates import environment
 
-CONTRACT, HOST, DOCUMENT = "contract.json", "host.py", "CONTRACT.md"
+HOST, DOCUMENT = "host.py", "CONTRACT.md"
 
 
 def export(bundle: Bundle, target: Path, progress: Progress) -> None:

@@ -9,7 +9,8 @@ from cetane.lab.journal import Figure
 from cetane.lab.sides import Findings, Side, each, figure
 from cetane.pipeline.draft_head import DraftHeadSettings, train_draft_head
 from cetane.schema.draft_head import KINDS, DraftHeadKind, Training
-from cetane.speculate.bench import Trial, compare, first_tokens_by_turn
+from cetane.speculate.bench import Trial, compare
+from cetane.speculate.first_tokens import first_tokens_by_turn
 from cetane.speculate.open import DrafterOptions, call_times, longest_draft, open_drafters
 
 TRAINING = DraftHeadSettings(minutes=10)
