@@ -432,7 +432,9 @@ def test_info(cetane: Cetane, gated: Bundle) -> None:
     assert gated.digest[:16] in cetane("info", gated.path).out
     gated.write_gate("golden", {"passed": False})
     gated.write_gate("perplexity", {"perplexity": 7.25})
-    assert cetane("info", gated.path, "--json").json["gates"].keys() == {"golden", "perplexity"}
+    gates = cetane("info", gated.path, "--json").json["gates"]
+    assert gates.keys() == {"golden", "perplexity"}
+    assert gates["golden"] == {"bundle": gated.digest, "passed": False}
     shown = cetane("info", gated.path)
     assert shown.code == 0
     assert "FAIL" in shown.out

@@ -145,7 +145,7 @@ class Bundle(ListedFolder[Manifest]):
         return True
 
     def gates(self) -> dict[str, dict[str, Any]]:
-        """Stored gate results, by gate name.
+        """Stored gate results as `write_gate` got them, by gate name.
 
         Results of another build are left out, and so are results of a draft head that was trained
         again. A result names its draft heads in `heads`: digests by kind.
@@ -156,7 +156,7 @@ class Bundle(ListedFolder[Manifest]):
             if not re.fullmatch(PLAIN_NAME, path.stem):  # no gate wrote it; cards print the name
                 continue
             result = read_json(path, follow=False)
-            if result.get("bundle") != self.digest:
+            if result.pop("bundle", None) != self.digest:
                 continue
             judged = result.get("heads", {})
             if isinstance(judged, dict) and judged.items() <= digests.items():

@@ -26,7 +26,8 @@ def info(bundle: BundlePath, verbose: Verbose = False, json: Json = False) -> No
             for kind, head in opened.draft_heads().items()
         }
         manifest = opened.manifest.model_dump(mode="json")
-        gates = opened.gates()
+        judged = {"bundle": opened.digest}
+        gates = {name: judged | result for name, result in opened.gates().items()}
         print_json({"digest": opened.digest, "manifest": manifest, "heads": heads, "gates": gates})
     else:
         show(opened, verbose)
@@ -89,8 +90,7 @@ def evaluated(result: dict[str, object]) -> str:
     from cetane.evaluation.figures import Evaluation
     from cetane.validation import validated
 
-    content = {key: value for key, value in result.items() if key != "bundle"}
-    found = validated(Evaluation, content, "evaluation", "run cetane eval again")
+    found = validated(Evaluation, result, "evaluation", "run cetane eval again")
     told = [f"{one.task} {one.metric} {one.value:.4g}" for one in found.figures]
     if found.limit is not None:
         told.append(f"limit {found.limit}")

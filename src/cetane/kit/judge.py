@@ -38,8 +38,7 @@ def expected_of(bundle: Bundle) -> Expectation:
     CetaneError for a kept file that is damaged."""
     kept = bundle.gates().get(GATE, {})
     if "functions" in kept:
-        content = {name: value for name, value in kept.items() if name != "bundle"}
-        return validated(Expectation, content, str(bundle.path))
+        return validated(Expectation, kept, str(bundle.path))
     return expectation(bundle.plan, expected_probes(bundle), function_calls(bundle))
 
 

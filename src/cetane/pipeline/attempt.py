@@ -40,8 +40,7 @@ class History(Data):
         kept = Bundle(target).gates().get(HISTORY) if target.exists() else None
         if kept is None:
             return None
-        content = {key: value for key, value in kept.items() if key != "bundle"}
-        return validated(cls, content, f"{target}: {HISTORY}.json", "--force replaces the bundle")
+        return validated(cls, kept, f"{target}: {HISTORY}.json", "--force replaces the bundle")
 
     def keep(self, bundle: Bundle) -> None:
         """Write it, if there is something to tell."""

@@ -68,7 +68,7 @@ class Gates:
         kept = self.results.get(gate)
         if kept is None:
             return None
-        content = {key: value for key, value in kept.items() if key not in ("bundle", *without)}
+        content = {key: value for key, value in kept.items() if key not in without}
         again = "make the bundle" if gate in MAKERS else "run it"
         hint = f"{again} again: {command(gate, self.bundle.path)}"
         return validated(kind, content, str(self.file(gate)), hint)

@@ -15,8 +15,7 @@ def device(side: Side) -> Findings:
     if kept is None:
         note = f"no device has measured it: cetane kit {quote(str(side.bundle.path))}"
         return Findings({name: figure(name, None, note=note) for name in names})
-    content = {name: value for name, value in kept.items() if name != "bundle"}
-    result = validated(DeviceResult, content, str(side.bundle.path))
+    result = validated(DeviceResult, kept, str(side.bundle.path))
     own, note = result.figures, f"{result.machine}, {result.date}"
     values = (own.decode_ms, own.verify_ms, own.joules_per_token)
     return Findings(
