@@ -150,7 +150,7 @@ def palette_vectors(builder: ir.IRBuilder, form: Form, address: ir.Value) -> lis
     """The table of a palette; nothing for other forms."""
     if form is not Form.NIBBLES:
         return []
-    starts = range(0, 64, 4 * LANES)
+    starts = range(0, PALETTE_BYTES, 4 * LANES)
     return [emit.vector(builder, builder.add(address, emit.number(at)), FLOATS) for at in starts]
 
 
