@@ -10,8 +10,8 @@ from unittest.mock import patch
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.gates.port import Packaged, packaged
 from cetane.gates.rounding import LateCalls, judge_rounding
-from cetane.gates.structure import elements
 from cetane.planner import Planner
+from cetane.planner.weights import weight_count
 from cetane.schema.recipe import Recipe, load_recipe, override
 from common import arguments, bundle_of, report
 
@@ -38,7 +38,7 @@ def main() -> None:
         bare = port_of(checkpoint, override(recipe, {"name": f"{name}-bare"}))
     started = time.perf_counter()
     # In fp32 a power of two changes nothing, so both ports read the text alike.
-    late = LateCalls(shipped, elements(shipped.planner), options.context)
+    late = LateCalls(shipped, weight_count(shipped.planner.blocks), options.context)
     rows = []
     for factor, engine in (("as shipped", shipped.ane), ("none", bare.ane)):
         for one in late.loss(engine):

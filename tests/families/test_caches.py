@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from cetane.families.axes import Axes
-from cetane.families.caches import CACHES, CacheSpec, HistorySpec, PastColumns
+from cetane.families.caches import CACHES, CacheSpec
+from cetane.families.pasts import HistorySpec, PastColumns
 from cetane.schema.interface import (
     FromCache,
     FromHistory,

@@ -77,11 +77,11 @@ def quantize_package(
 
 def share(function: Any) -> None:
     """Let functions share constants that are not weights: constants with one id are stored once."""
-    from cetane.lower.placing import content_id
+    from cetane.lower.structure import content_of
 
     for op in function.operations:
         if op.op_type == "const" and op.weight_id is None and isinstance(op.val.val, np.ndarray):
-            op.weight_id = content_id(np.ascontiguousarray(op.val.val))
+            op.weight_id = content_of(np.ascontiguousarray(op.val.val))
 
 
 def written(program: Any, description: Any, version: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from cetane.checkpoint.chat_template import LARGEST_TEMPLATE, render
 from cetane.checkpoint.convert_tokenizer import SOURCES, VOCABULARY, converted
 from cetane.checkpoint.trial import check_tokenizer
 from cetane.errors import CetaneError
-from cetane.files import read_json_if_present, read_text
+from cetane.files import json_sha256, read_json_if_present, read_text
 
 TEMPLATE_FILES = {
     "default": "chat_template.jinja",
@@ -229,7 +228,7 @@ class Tokenizer:
     def digest(self) -> str:
         """sha256 of its tokens by id. Tokenizers with the same digest have the same ids."""
         tokens = sorted((i, text) for text, i in self.backend.get_vocab().items())
-        return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
+        return json_sha256(tokens)
 
     def necessary(self) -> set[int]:
         """The tokens that can write and end any text.

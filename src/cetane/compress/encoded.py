@@ -20,6 +20,11 @@ class Dense:
 
     weight: Half
 
+    @property
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Its array, by the name `weight`."""
+        return {"weight": self.weight}
+
     def decode(self) -> Half:
         """The weight itself, fp16."""
         return self.weight
@@ -37,6 +42,11 @@ class Affine:
     data: npt.NDArray[np.int8]
     scale: Half
     bits: int
+
+    @property
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Its arrays, by the input names of its MIL op."""
+        return {"data": self.data, "scale": self.scale}
 
     def decode(self) -> Half:
         """`data · scale`, fp16 of shape (O, I, ...), rounded once."""
@@ -68,6 +78,11 @@ class Palettized:
     indices: npt.NDArray[np.uint8]
     lut: Half
     bits: int
+
+    @property
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Its arrays, by the input names of its MIL op."""
+        return {"indices": self.indices, "lut": self.lut}
 
     def decode(self) -> Half:
         """The entry at each index, fp16 of shape (O, I, ...); exact."""

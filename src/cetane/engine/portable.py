@@ -70,6 +70,17 @@ class FastGraph:
         return self.function(function)(inputs, state)
 
 
+def in_fp32(program: Program, fast: FastFunctions | None = None) -> ReferenceProgram | FastGraph:
+    """A program as compiled graphs, or as the reference if it has an op that they lack. `fast` is
+    a source of its graphs, if there is one."""
+    from cetane.mil.fast.program import FastProgram
+    from cetane.mil.fast.translate import unsupported
+
+    if any(unsupported(function) for function in program.functions.values()):
+        return ReferenceProgram(program, "fp32")
+    return FastGraph(fast or FastProgram(program))
+
+
 class ShardPaths(Protocol):
     """A source of the packages of shards, such as a bundle."""
 
@@ -104,19 +115,10 @@ class PortableBackend:
         """Open the package of a shard. Raises CetaneError for an invalid package."""
         if self.arithmetic == "fp16" or self.arithmetic == "ane":
             return ReferenceProgram(self.load(shard), self.arithmetic)
-        if self.arithmetic == "stored":
-            prepared = PreparedProgram(self.packages.shard(shard))
-            if prepared.known:
-                return FastGraph(prepared)
-            program = prepared.fast.program
-        else:
-            program = self.load(shard)
-        from cetane.mil.fast.program import FastProgram
-        from cetane.mil.fast.translate import unsupported
-
-        if any(unsupported(function) for function in program.functions.values()):
-            return ReferenceProgram(program, "fp32")
-        return FastGraph(prepared if self.arithmetic == "stored" else FastProgram(program))
+        if self.arithmetic != "stored":
+            return in_fp32(self.load(shard))
+        prepared = PreparedProgram(self.packages.shard(shard))
+        return FastGraph(prepared) if prepared.known else in_fp32(prepared.fast.program, prepared)
 
     def load(self, shard: str) -> Program:
         """The program of a shard, as the arithmetics other than `stored` run it."""

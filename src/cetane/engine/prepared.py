@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import platform
 import tempfile
@@ -16,7 +14,7 @@ import onnxruntime
 
 import cetane.mil
 from cetane.errors import CetaneError
-from cetane.files import cache_dir, code_sha256, forget_oldest, remove, sha256
+from cetane.files import cache_dir, code_sha256, forget_oldest, json_sha256, remove, sha256
 from cetane.mil import load
 from cetane.mil.fast.functions import FastFunction
 from cetane.mil.fast.prepared import PreparedModel, holds, write
@@ -129,8 +127,7 @@ def _key(package: Path) -> str:
         if path.is_file()
     }
     code = code_sha256(Path(cetane.mil.__file__).parent)  # that translates programs
-    key = json.dumps([files, onnxruntime.__version__, platform.machine(), code, _cpu()])
-    return hashlib.sha256(key.encode()).hexdigest()[:32]
+    return json_sha256([files, onnxruntime.__version__, platform.machine(), code, _cpu()])[:32]
 
 
 @cache

@@ -34,8 +34,6 @@ from cetane.families.caches import (
     Blend,
     CacheForm,
     CacheSpec,
-    HistorySpec,
-    MatrixSpec,
     ReadOnly,
     Stateful,
     cache_form,
@@ -55,6 +53,7 @@ from cetane.families.model import (
     StoredTable,
     TokenTable,
 )
+from cetane.families.pasts import HistorySpec, MatrixSpec
 from cetane.families.rotary import RotaryTable
 from cetane.families.rotation import rotated
 from cetane.families.shard import Shard

@@ -1,9 +1,9 @@
 """Kinds of layers, as sliding and full ones: the heads, caches, masks and rotary tables of each."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -23,6 +23,8 @@ ALL = "kv"
 """The cache group of all layers, where their caches have the same length."""
 DEFAULT = "default"
 """The rotary table of all layers, where they have the same."""
+PARTS: tuple[Literal["cos", "sin"], ...] = ("cos", "sin")
+"""The two halves of a rotary table."""
 
 
 class KindsConfig(Protocol):
@@ -69,21 +71,22 @@ class LayerKind:
     """The name of their rotary table."""
     positioned: bool = True
     """Whether queries and keys have positions."""
-    mask: str = field(init=False)
-    """The name of their mask."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for a window of no size."""
         if self.window is not None and not 1 <= self.window <= LARGEST:
             raise ValueError(f"sliding_window = {self.window}, not from 1 to {LARGEST}")
+
+    @property
+    def mask(self) -> str:
+        """The name of their mask."""
         shared = "mask" if self.window is None else "mask_window"
-        mask = shared if self.name == ALL else f"mask_{self.name}"
-        object.__setattr__(self, "mask", mask)
+        return shared if self.name == ALL else f"mask_{self.name}"
 
     @property
     def rotary_names(self) -> tuple[str, ...]:
         """The names of their cosines and sines."""
-        parts = ("cos", "sin") if self.positioned else ()
+        parts = PARTS if self.positioned else ()
         return tuple(
             f"rope_{part}" if self.table == DEFAULT else f"{part}_{self.table}" for part in parts
         )
@@ -102,10 +105,9 @@ class LayerKind:
 
     def host(self) -> dict[str, Source]:
         """The tensors that the host supplies to them."""
-        parts = zip(self.rotary_names, ("cos", "sin"), strict=False)
         rotary: dict[str, Source] = {
-            name: Rotary(table=self.table, part="cos" if part == "cos" else "sin")
-            for name, part in parts
+            name: Rotary(table=self.table, part=part)
+            for name, part in zip(self.rotary_names, PARTS, strict=False)  # none without positions
         }
         return rotary | {self.mask: Mask(group=self.name, window=self.window, sinks=self.sinks)}
 

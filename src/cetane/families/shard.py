@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from cetane.families.adapters import adapter_on
 from cetane.families.base import Block, Memory
-from cetane.families.caches import CacheSpec, HistorySpec, MatrixSpec
+from cetane.families.caches import CacheSpec
 from cetane.families.choice import argmax, choose
 from cetane.families.model import CacheGroup, Head, Model
+from cetane.families.pasts import HistorySpec, MatrixSpec
 from cetane.schema.interface import Input, Mask, Output, ToChoice, ToLogits, ToTensor
 
 

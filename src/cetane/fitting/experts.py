@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cetane.compress.encoded import Half
 from cetane.families import Weight
-from cetane.fitting.importance import PIECE, Matrix
+from cetane.fitting.importance import PIECE, Matrix, mean_of
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 """The tensors of a module of experts, in the order in which it computes."""
@@ -108,12 +107,7 @@ class Routed:
 
     def _mean(self, pieces: Iterable[Tensor], size: int) -> Matrix:
         """The mean product of rows `(n, size)` with themselves. All other tokens have zeros."""
-        total = np.zeros((size, size), np.float32)
-        for piece in pieces:
-            rows = piece.float().numpy()
-            total += rows.T @ rows
-        total /= len(self.states)
-        return total
+        return mean_of((piece.float().numpy() for piece in pieces), size, len(self.states))
 
 
 def with_others(shares: Tensor, least: int) -> Tensor:

@@ -12,7 +12,7 @@ It is too large to keep. Of each layer two factors stand for it, as in K-FAC (ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,18 +77,29 @@ class Importance:
 def mean_product(rows: Tensor, counts: Tensor | None = None) -> Matrix:
     """The mean product of rows `(N, I)` with themselves, fp32 `(I, I)`; `counts (N,)` weights rows.
 
-    Pieces are computed one by one, since all weighted rows in fp32 are as large as the model. numpy
-    computes one half of such a symmetric product, torch both.
+    All weighted rows in fp32 are as large as the model, so they are made in pieces.
     """
-    total = np.zeros((rows.shape[1],) * 2, np.float32)
     roots = None if counts is None else counts.sqrt().numpy()
-    for start in range(0, len(rows), PIECE):
-        part = slice(start, start + PIECE)
+
+    def piece(part: slice) -> Matrix:
         own = rows[part].float().numpy()
-        if roots is not None:
-            own = own * roots[part, None]  # torch's threads would wait in a loop afterwards
-        total += own.T @ own
-    total /= len(rows)
+        # torch's threads would wait in a loop afterwards
+        return own if roots is None else own * roots[part, None]
+
+    pieces = (piece(slice(start, start + PIECE)) for start in range(0, len(rows), PIECE))
+    return mean_of(pieces, rows.shape[1], len(rows))
+
+
+def mean_of(pieces: Iterable[Matrix], size: int, count: int) -> Matrix:
+    """The mean product of `count` rows with themselves, fp32 `(size, size)`. Rows that are in no
+    piece `(n, size)` have zeros.
+
+    numpy computes one half of such a symmetric product, torch both.
+    """
+    total = np.zeros((size, size), np.float32)
+    for rows in pieces:
+        total += rows.T @ rows
+    total /= count
     return total
 
 

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 DAMPED = 10
 """The factor by which damping grows when a weight is rounded again."""
+SINGULAR = (np.linalg.LinAlgError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
+"""The errors that the inversion of a singular matrix raises."""
 
 
 def linear_layers(
@@ -78,10 +80,6 @@ def encode(
             return form.encode(weight)
         damping = min(1.0, DAMPED * options.damping)
         options = options.model_copy(update={"damping": damping})
-
-
-SINGULAR = (np.linalg.LinAlgError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
-"""The errors that the inversion of a singular matrix raises."""
 
 
 class Done(Exception):

@@ -25,9 +25,8 @@ from cetane.errors import CetaneError
 from cetane.families import Block, Weight
 from cetane.gates import metrics
 from cetane.gates.probes import windows
-from cetane.gates.structure import elements
 from cetane.planner import Encoder, Planner
-from cetane.planner.weights import format_of
+from cetane.planner.weights import format_of, weight_count
 from cetane.schema.function import Route, Step
 from cetane.schema.recipe import Mode, Recipe, RowFormatName, parse_recipe
 from cetane.tasks.processes import installed_memory
@@ -193,7 +192,7 @@ class Judge:
 def check_memory(planner: Planner) -> None:
     """Raise CetaneError if the weights in fp32 exceed this machine's memory: else the system would
     end the process later."""
-    size = 4 * elements(planner)
+    size = 4 * weight_count(planner.blocks)
     if size > (most := installed_memory()):
         raise CetaneError(
             f"judging compressions takes all weights in fp32, {size / 1e9:.1f} GB, and this "

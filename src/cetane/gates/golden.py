@@ -55,7 +55,6 @@ from cetane.gates.structure import (
     Deviation,
     ModelResults,
     deviations,
-    elements,
     filled,
     judge_structure,
     largest_window,
@@ -78,6 +77,7 @@ from cetane.hardware import LARGEST_FP16
 from cetane.hardware.memory import give_back
 from cetane.mil.program import listed
 from cetane.planner import Planner, tags
+from cetane.planner.weights import weight_count
 from cetane.schema.plan import Plan
 from cetane.threads import beside
 
@@ -374,13 +374,14 @@ class Proof:
     def ane(self) -> list[Rounding]:
         """The port in an ANE's arithmetic against itself in fp32, late in the context."""
         self.begin("an ANE's arithmetic", 4)
-        return late_rounding(self.port, elements(self.planner))
+        return late_rounding(self.port, weight_count(self.planner.blocks))
 
     def greedy(self, prompts: int, length: int) -> list[Array]:
         """By prompt, whether the model `would_choose` each greedy token too. Empty for a model that
         does not fit in memory."""
         self.begin("greedy decoding", 5)
-        if not prompts or 4 * elements(self.planner) > RESIDENT:  # fp32, as the executor has them
+        held = 4 * weight_count(self.planner.blocks)  # fp32, as the executor has them
+        if not prompts or held > RESIDENT:
             return []
         context = self.plan.recipe.cache.context
         room = max(context // 2, context - length)

@@ -21,6 +21,7 @@ from cetane.gates.probes import WORK, Probe, Way
 from cetane.gates.reference import Observed, Reference
 from cetane.gates.verdict import Check, at_most
 from cetane.planner import Planner
+from cetane.planner.weights import weight_count
 from cetane.schema.function import Function
 from cetane.schema.interface import ToChoice, ToLogits
 from cetane.schema.plan import Plan
@@ -191,18 +192,13 @@ def tokens_for_experts(planner: Planner, plan: Plan) -> int:
 
 def affordable(planner: Planner, plan: Plan) -> int:
     """The number of tokens that may be read in every mode, as far as time allows."""
-    return WORK // (elements(planner) * len(plan.modes))
+    return WORK // (weight_count(planner.blocks) * len(plan.modes))
 
 
 def largest_window(plan: Plan, reference: Reference) -> int:
     """The most keys that the model's windowed layers see; 0 if all layers see the context."""
     windows = (getattr(reference.model.config, name, None) or 0 for name in WINDOWS)
     return max((own for own in windows if own < plan.recipe.cache.context), default=0)
-
-
-def elements(planner: Planner) -> int:
-    """The number of a model's weights, those of the head included."""
-    return sum(weight.elements for block in planner.blocks for _, weight in block.weights())
 
 
 def made_by(planner: Planner, plan: Plan) -> dict[Truth, tuple[str, str]]:

@@ -18,7 +18,7 @@ from itertools import chain
 import numpy as np
 
 from cetane.engine.backend import Array
-from cetane.engine.portable import FastGraph, ReferenceProgram, ShardPaths
+from cetane.engine.portable import FastGraph, ReferenceProgram, ShardPaths, in_fp32
 from cetane.errors import CetaneError
 from cetane.families import Weights
 from cetane.gates.experts import showing
@@ -26,8 +26,6 @@ from cetane.lower.structure import records
 from cetane.lower.template import used_by
 from cetane.lower.tracing import SMALLEST_FP16, Constant
 from cetane.mil import MilFunction, load
-from cetane.mil.fast.program import FastProgram
-from cetane.mil.fast.translate import unsupported
 from cetane.mil.program import StoredConstant, TensorType
 from cetane.mil.substitute import Substitute, substitute
 from cetane.planner import Planner
@@ -62,10 +60,7 @@ class TwinBackend:
         functions = {name: showing(one, used) for name, one in program.functions.items()}
         if self.planner.recipe.cache.format == "int8":
             functions = {name: unquantized(one) for name, one in functions.items()}
-        program = replace(program, functions=functions)
-        if any(unsupported(function) for function in program.functions.values()):
-            return ReferenceProgram(program, "fp32")
-        return FastGraph(FastProgram(program))
+        return in_fp32(replace(program, functions=functions))
 
 
 def unquantized(function: MilFunction) -> MilFunction:

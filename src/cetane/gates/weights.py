@@ -26,7 +26,7 @@ from cetane.bundle.tables import Tables, TokenRows
 from cetane.checkpoint import Tokenizer
 from cetane.checkpoint.tokenizer import ROLES
 from cetane.compress import Format, Palette, Selection, palettes
-from cetane.compress.encoded import Affine, Dense, Encoded, Half, Palettized
+from cetane.compress.encoded import Affine, Encoded, Half, Palettized
 from cetane.engine.authored import host_tables
 from cetane.engine.backend import Array
 from cetane.errors import CetaneError
@@ -200,12 +200,9 @@ def times_best(given: Half, plain: Half, values: Array, block: int) -> Array:
 
 def arrays(encoded: Encoded) -> dict[str, Array]:
     """A constant as arrays, by the inputs of the op that decodes it."""
-    if isinstance(encoded, Dense):
-        return {"weight": encoded.weight}
-    if isinstance(encoded, Affine):
-        return {"data": encoded.data, "scale": encoded.scale}
-    axis = {"vector_axis": np.array(0, np.int32)} if encoded.lut.shape[-1] > 1 else {}
-    return {"indices": encoded.indices, "lut": encoded.lut, **axis}
+    if isinstance(encoded, Palettized) and encoded.lut.shape[-1] > 1:
+        return encoded.arrays | {"vector_axis": np.array(0, np.int32)}
+    return encoded.arrays
 
 
 def differs(wanted: Mapping[str, Array], given: Mapping[str, Array], values: Array) -> str | None:

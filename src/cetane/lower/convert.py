@@ -15,12 +15,10 @@ from cetane.lower.patches import brief, quiet, uncollected
 from cetane.lower.side_by_side import side_by_side
 from cetane.lower.structure import Form, forms, functions
 from cetane.lower.tracing import constants, trace
+from cetane.mil.dtypes import NUMPY
 from cetane.planner import FunctionGraph, Programs
 from cetane.schema.function import Function
 from cetane.schema.interface import Input
-
-NUMPY = {"fp16": np.float16, "int32": np.int32, "int8": np.int8}
-"""The numpy type of an input or output, by its dtype in the plan."""
 
 IDLE = (
     "concat_to_pixel_shuffle", "detect_concat_interleave", "fuse_conv_batchnorm", "fuse_conv_scale",

@@ -1,6 +1,5 @@
 """The placing of weights into converted functions, so that no pass can change them."""
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,11 @@ from coremltools.converters.mil.backend.mil.load import MILProtoExporter
 from coremltools.converters.mil.mil import Function, Program, types
 from coremltools.proto import MIL_pb2
 
-from cetane.compress.encoded import Affine, Dense, Encoded
+from cetane.compress.encoded import Affine, Encoded, Palettized
 from cetane.errors import CetaneError
 from cetane.lower.converted import Constants, Converted, arguments, slices_of
 from cetane.lower.frontend import constexpr_cetane_weight
+from cetane.lower.structure import content_of
 
 Array = np.ndarray[Any, Any]
 Parts = dict[str, Array]
@@ -95,7 +95,7 @@ class Placing:
         """The place in the file of a constant that is no weight. Equal constants share it."""
         with Function({}, opset_version=self._opset):
             var = mb.const(val=array, name="shared")
-        var.op.weight_id = content_id(array)
+        var.op.weight_id = content_of(array)
         return self._exporter.get_milproto_value(var)
 
 
@@ -141,18 +141,14 @@ def emit(name: str, label: str, parts: Parts) -> Any:
     return mb.constexpr_lut_to_dense(**made, name=name).op
 
 
-def content_id(array: Array) -> str:
-    """A key that is equal for arrays of equal dtype, shape and bytes."""
-    return f"{array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}"
-
-
 def parts_of(encoded: Encoded) -> Parts:
     """A constant as arrays of coremltools' types; narrow integers take a byte each."""
-    if isinstance(encoded, Dense):
-        return {"weight": encoded.weight}
+    parts = encoded.arrays
     if isinstance(encoded, Affine):
-        return {"data": encoded.data.astype(narrow("int", encoded.bits)), "scale": encoded.scale}
-    return {"indices": encoded.indices.astype(narrow("uint", encoded.bits)), "lut": encoded.lut}
+        parts["data"] = encoded.data.astype(narrow("int", encoded.bits))
+    elif isinstance(encoded, Palettized):
+        parts["indices"] = encoded.indices.astype(narrow("uint", encoded.bits))
+    return parts
 
 
 def narrow(kind: str, bits: int) -> Any:

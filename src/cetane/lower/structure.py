@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +23,8 @@ from cetane.lower.tracing import Constant, constants, example, replaced, without
 from cetane.planner import FunctionGraph, Programs
 from cetane.schema.function import Function
 from cetane.schema.interface import Input, Output, State
+
+Array = np.ndarray[Any, Any]
 
 
 class Slice(NamedTuple):
@@ -107,7 +110,7 @@ def recorded(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> "
     states = {state.name for state in graph.function.states}
     for name, buffer in module.named_buffers():
         if name not in states and not buffer.is_meta:  # a mask, say
-            recorder.lines.append(f"{name} {content_of(buffer)}")
+            recorder.lines.append(f"{name} {content_of(buffer.numpy())}")
     module = module.to("meta")
     for item, tensor in zip(graph.function.inputs, inputs, strict=True):
         recorder.name(tensor, item.name)
@@ -168,7 +171,7 @@ class Recorder(TorchDispatchMode):
             if tensor.is_meta:
                 shape = tuple(tensor.shape)
                 raise CetaneError(f"a block uses a parameter {shape} that is not in its weights()")
-            self.name(tensor, content_of(tensor))
+            self.name(tensor, content_of(tensor.numpy()))
         return f"%{self._names[id(tensor)]}"
 
     def __torch_dispatch__(
@@ -205,7 +208,6 @@ def place_of(func: Any, args: tuple[Any, ...]) -> Slice | None:
     return Slice(axis, start, stop) if whole else None
 
 
-def content_of(tensor: Tensor) -> str:
-    """The dtype, shape and hash of a tensor that has values."""
-    content = hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
-    return f"{tensor.dtype} {tuple(tensor.shape)} {content}"
+def content_of(array: Array) -> str:
+    """A key that is equal for arrays of equal dtype, shape and bytes."""
+    return f"{array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}"

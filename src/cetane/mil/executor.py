@@ -136,12 +136,11 @@ class Executable:
 
     def _input(self, name: str, array: npt.NDArray[Any], type_: TensorType) -> Tensor:
         array = np.asarray(array)
-        kinds = kind(array.dtype), kind(np.dtype(NUMPY[type_.dtype]))
-        if kinds[0] != kinds[1] or not type_.accepts(array.shape):
+        if not type_.takes(array.dtype, array.shape):
             raise CetaneError(f"input {name}: expected {type_}, got {array.dtype} {array.shape}")
         rounds = self._rounds and type_.dtype == "fp16"
         tensor = from_numpy(halves(array) if rounds else array, type_.dtype)
-        if kinds[0] == "int" and not np.array_equal(tensor.numpy(), array):
+        if kind(array.dtype) == "int" and not np.array_equal(tensor.numpy(), array):
             raise CetaneError(f"input {name}: has values that do not fit {type_.dtype}")
         return tensor
 

@@ -11,10 +11,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from cetane.errors import CetaneError
-from cetane.mil.dtypes import Array
+from cetane.mil.dtypes import NUMPY, Array, kind
 from cetane.validation import PLAIN_NAME
 
 Precision = Literal["fp32", "fp16", "ane"]
@@ -59,6 +61,11 @@ class TensorType:
             size in allowed if isinstance(allowed, SizeRange) else size == allowed
             for size, allowed in zip(shape, self.shape, strict=True)
         )
+
+    def takes(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+        """Whether an array of this dtype and shape can be given: the same kind of number, and a
+        shape that fits."""
+        return kind(dtype) == kind(np.dtype(NUMPY[self.dtype])) and self.accepts(shape)
 
     @property
     def static_shape(self) -> tuple[int, ...] | None:

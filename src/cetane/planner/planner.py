@@ -21,6 +21,7 @@ from cetane.families import (
     RoutedBlock,
     Shard,
     Truth,
+    Weight,
     adapt,
     author,
     streamed,
@@ -139,11 +140,15 @@ class Planner:
     def _author(self) -> Model:
         """The model's blocks, made for this recipe."""
         recipe = self.recipe
-        bits = None
-        if recipe.lowering.split_contracting:
-            bits = lambda weight: format_of(weight, recipe.compression).bits  # noqa: E731
+
+        def bits(weight: Weight) -> int:
+            return format_of(weight, recipe.compression).bits
+
         checkpoint = self.checkpoint
-        model = author(checkpoint.config, recipe.tensor_layout, recipe.family, checkpoint, bits)
+        model = author(
+            checkpoint.config, recipe.tensor_layout, recipe.family, checkpoint,
+            bits if recipe.lowering.split_contracting else None,
+        )  # fmt: skip
         for name, lora in self.adapters.items():
             adapt(model.layers, name, lora)
         streaming = recipe.cache.streaming

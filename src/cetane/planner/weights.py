@@ -43,6 +43,11 @@ def format_of(weight: Weight, compression: Selection) -> Format:
     return form
 
 
+def weight_count(blocks: Iterable[Block]) -> int:
+    """The number of all weights of these blocks."""
+    return sum(weight.elements for block in blocks for _, weight in block.weights())
+
+
 def weight_bytes(blocks: Iterable[Block], compression: Selection) -> int:
     """Bytes of all weights of these blocks."""
     return sum(

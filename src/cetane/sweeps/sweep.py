@@ -14,7 +14,7 @@ from cetane.compress import Format, Fp16, Selection, SensitivityFile
 from cetane.compress.sensitivity import SENSITIVITY, stored_key
 from cetane.errors import CetaneError
 from cetane.families import Weight
-from cetane.files import Progress, disk_errors, replacing
+from cetane.files import Progress, disk_errors, replacing, sha256
 from cetane.fitting.fit import fit
 from cetane.gates.residency.target import Target
 from cetane.hardware.chips import find_chip
@@ -131,9 +131,7 @@ class Sweep:
             moments_of_text = moments.measure(judge, self.passage.calibration)
             with disk_errors(path), replacing(path) as temporary:
                 moments_of_text.save(temporary, self.sensitivity_key)
-        made = SensitivityFile(
-            file=SENSITIVITY, sha256=hashlib.sha256(path.read_bytes()).hexdigest()
-        )
+        made = SensitivityFile(file=SENSITIVITY, sha256=sha256(path))
         made.beside(path)
         return made
 

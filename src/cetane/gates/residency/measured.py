@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import tempfile
 from collections import defaultdict, deque
@@ -18,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, StringConstraints
 
 from cetane.errors import CetaneError
-from cetane.files import read_bytes
+from cetane.files import read_bytes, sha256
 from cetane.gates.residency.audit import Audit, FunctionAudit, Placed, audit, judged
 from cetane.gates.residency.rule import Placement
 from cetane.gates.residency.target import DEFAULT_OS, Target, system_number, target_of
@@ -204,7 +203,7 @@ def placement(device: Device | None) -> Placement | None:
 
 def specification(package: Path) -> str:
     """The identity of a package's programs: sha256 of its model file."""
-    return hashlib.sha256(Package(package).spec_path.read_bytes()).hexdigest()
+    return sha256(Package(package).spec_path)
 
 
 def measure(packages: dict[str, Path]) -> Measured:

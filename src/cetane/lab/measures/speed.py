@@ -10,6 +10,7 @@ from cetane.lab.experiment import ARMS, ArmName
 from cetane.lab.sides import Findings, Side, Sides, each, figure, measure, spread
 from cetane.perf.breakeven import DraftingTimes
 from cetane.planner import Planner
+from cetane.planner.weights import weight_count
 from cetane.schema.manifest import shard_path
 from cetane.speculate.timing import measure_calls
 
@@ -23,14 +24,12 @@ def size(side: Side) -> Findings:
     """The sizes of the built bundle."""
     plan = side.bundle.plan
     planner = Planner(side.checkpoint, side.recipe)
-    blocks = (*planner.model.layers, *planner.heads)
-    elements = sum(weight.elements for block in blocks for _, weight in block.weights())
     packages = tuple(shard_path(shard.name) + "/" for shard in plan.shards)
     files = side.bundle.manifest.files
     values = {
         "weight_bytes": plan.weight_bytes,
         "package_bytes": sum(f.bytes for name, f in files.items() if name.startswith(packages)),
-        "bits_per_weight": 8 * plan.weight_bytes / elements,
+        "bits_per_weight": 8 * plan.weight_bytes / weight_count(planner.blocks),
         "packages": len(plan.shards),
         "programs": len(plan.functions),
     }

@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 
 from cetane.mil.fast import emit
 from cetane.mil.fast.emit import BLOCK, F32, I8, I16, I32, I64
-from cetane.mil.fast.vectors import DOTTED, Form, Maker
+from cetane.mil.fast.vectors import DOTTED, VNNI, Form, Maker
 
 TILE, EIGHT = 16, 8
 AHEAD = 8192
@@ -207,7 +207,7 @@ def round_row(typing: Any, x: Any, rounded: Any, scales: Any, columns: Any) -> A
     """
 
     def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
-        if not DOTTED:
+        if not VNNI:
             return context.get_dummy_value()
         x, rounded, scales, columns = given
         magnitude = emit.function(builder, "llvm.fabs.v16f32", FLOATS, FLOATS)

@@ -112,7 +112,7 @@ def _read_graphs(
                 own.append(_attention_from_json(stage["attentions"][name]))
             continue
         path = folder / plain_name(stage["model"], "model")
-        if hashlib.sha256(path.read_bytes()).hexdigest() != stage["sha256"]:
+        if sha256(path) != stage["sha256"]:
             raise CetaneError(f"{path} is damaged")
         session = open_session(str(path))
         for name, own in stages.items():

@@ -54,7 +54,7 @@ class Form(IntEnum):
     HALVES = 4
     """float16."""
     SIXES = 5
-    """Indices of 6 bits into a palette of 64 words, only in tiles."""
+    """Indices of 6 bits into a palette of 64 words. They lie only in tiles."""
 
     def bytes_of(self, weights: int) -> int:
         """The bytes of so many weights; they are whole blocks."""
@@ -62,10 +62,10 @@ class Form(IntEnum):
         return weights * bits // 8
 
 
-DOTTED: set[Form] = set()
+VNNI = WIDE and bool(FEATURES.get("avx512bw") and FEATURES.get("avx512vnni"))
+"""Whether this processor multiplies words in pairs and adds both products at once."""
+DOTTED = {Form.BYTES, Form.SCALED_BYTES, Form.NIBBLES, Form.SIXES} if VNNI else set[Form]()
 """The forms whose products are those of `dots`. They lie in tiles, see `weights.in_tiles`."""
-if WIDE and FEATURES.get("avx512bw") and FEATURES.get("avx512vnni"):
-    DOTTED |= {Form.BYTES, Form.SCALED_BYTES, Form.NIBBLES, Form.SIXES}
 READABLE = DOTTED | {Form.FLOATS, Form.BYTES, Form.SCALED_BYTES, Form.HALVES}
 """The forms that this processor reads. The others need instructions that look up a palette."""
 if FEATURES.get("avx2"):
@@ -150,7 +150,7 @@ def palette_vectors(builder: ir.IRBuilder, form: Form, address: ir.Value) -> lis
     """The table of a palette; nothing for other forms."""
     if form is not Form.NIBBLES:
         return []
-    starts = range(0, 64, 4 * LANES)
+    starts = range(0, PALETTE_BYTES, 4 * LANES)
     return [emit.vector(builder, builder.add(address, emit.number(at)), FLOATS) for at in starts]
 
 
@@ -344,8 +344,8 @@ def mixed_of(rows: int) -> Maker:
 
     def multiplied(builder: ir.IRBuilder, total: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
         """A sum to which products of words are added in pairs, in any order."""
-        name = "llvm.x86.avx512.vpdpwssd.512"
-        if DOTTED:
+        if VNNI:
+            name = "llvm.x86.avx512.vpdpwssd.512"
             dot = emit.function(builder, name, INTS, INTS, INTS, INTS)
             pairs = [builder.bitcast(part, INTS) for part in (a, b)]
             return builder.call(dot, [total, *pairs])

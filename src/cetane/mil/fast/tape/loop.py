@@ -337,11 +337,10 @@ def _attend(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-de
     )
     results = _line(_address(row, bases, 0), heads * rows * out).reshape(heads, rows, out)
     seen = sinks.reshape(heads * row[MORE + 17], rows)
+    first, last = _part(heads * rows, thread, threads, 1)
     if row[3] == 1:
-        first, last = _part(heads * rows, thread, threads, 1)
         attend(*given, runs, numbers[0], seen, results, first, last)
     else:
-        first, last = _part(heads * rows, thread, threads, 1)
         attend_quickly(*given, runs, numbers[0], seen, results, first, last)
 
 
@@ -374,7 +373,8 @@ def _product(row, bases, thread, threads):  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True, error_model="numpy")
 def _matmul(row, bases, thread, threads):  # type: ignore[no-untyped-def]
     """Products of matrices. After the places: two sizes of batches, rows, inner, columns; then the
-    steps of operands and result over the batches, rows or inner, and columns (see `ops.matmul`)."""
+    steps of operands and result over the batches, rows or inner, and columns
+    (`tape.ops.linear.matmul` writes them)."""
     m = row[MORE:]
     rows, inner, columns = m[2], m[3], m[4]
     first, last = _part(m[0] * m[1] * rows, thread, threads, 1)
@@ -398,7 +398,8 @@ def _matmul(row, bases, thread, threads):  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True, error_model="numpy")
 def _conv(row, bases, thread, threads):  # type: ignore[no-untyped-def]
     """A convolution along the last axis. After the places: output and input channels of a group,
-    groups, taps, inputs, results, stride, dilation, padding; then the steps of input and result."""
+    groups, taps, inputs, results, stride, dilation, padding; then the steps of input and result
+    (`tape.ops.linear.conv` writes them)."""
     m = row[MORE:]
     outputs, inputs, groups, taps = m[0], m[1], m[2], m[3]
     weights = _line(_address(row, bases, 2), groups * outputs * inputs * taps)
@@ -421,7 +422,8 @@ def _conv(row, bases, thread, threads):  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True, error_model="numpy")
 def _pick(row, bases):  # type: ignore[no-untyped-def]
     """Elements in the order of indices. After the places: outer, indices, inner and its step in the
-    operand; the steps of outer and indices in the operand; the axis' size. The result is whole."""
+    operand; the steps of outer and indices in the operand; the axis' size (`tape.ops.gather` writes
+    them). The result is whole."""
     m = row[MORE:]
     outer, count, inner = m[0], m[1], m[2]
     order = _line(_address(row, bases, 2), count)
@@ -441,9 +443,9 @@ def _pick(row, bases):  # type: ignore[no-untyped-def]
 def _update(row, bases):  # type: ignore[no-untyped-def]
     """Write a part of a tensor, from positions that an operand gives. Result and update are whole.
     After the places: the axes, and for each its size, the update's size, and whether its position
-    counts."""
+    counts (`tape.ops.slicing` writes them)."""
     axes = row[MORE]
-    start, last = np.zeros(MOST_AXES, np.int64), np.zeros(MOST_AXES, np.int64)
+    start = np.zeros(MOST_AXES, np.int64)
     given = _line(_address(row, bases, 2), axes)
     count = 1
     for axis in range(axes):
@@ -451,9 +453,8 @@ def _update(row, bases):  # type: ignore[no-untyped-def]
         size, own, counts = row[at], row[at + 1], row[at + 2]
         start[axis] = np.int64(given[axis]) if counts else 0
         start[axis] += size if start[axis] < 0 else 0
-        last[axis] = start[axis] + own
         count *= own
-        if start[axis] < 0 or last[axis] > size:
+        if start[axis] < 0 or start[axis] + own > size:
             return False
     line = row[MORE + 1 + 3 * (axes - 1) + 1]
     update = _line(_address(row, bases, 1), count)
