@@ -559,8 +559,11 @@ def test_the_command_itself(tiny_checkpoint_folder: Path, tmp_path: Path) -> Non
     )
     assert bad.returncode == 2
     assert bad.stdout == ""
-    assert bad.stderr.startswith("error: no such file or folder")
-    assert bad.stderr.count("\n") == 2
+    said = bad.stderr.splitlines()
+    if said[0].startswith("inspect"):
+        del said[0]  # a machine that needs more than two seconds says what it does
+    assert len(said) == 2
+    assert said[0].startswith("error: no such file or folder")
 
 
 def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
