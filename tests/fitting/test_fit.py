@@ -239,6 +239,21 @@ def test_the_text_is_read_once_for_all_formats(
     assert all(costs[name] < before[name] for name in costs), "four bits cost less than three"
 
 
+def test_importance_from_the_cache_makes_the_same_file(
+    fitted: Fixed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A fit that was stopped and goes on has the hash of one that was not."""
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path))
+    hashes = []
+    for _ in range(2):
+        made = resolve_recipe(fitted.checkpoint, recipe(method="gptq")).compression.fitted
+        assert made is not None
+        hashes.append(made.sha256)
+        made.path.unlink()
+        monkeypatch.setattr(module, "importance", None)  # the second time it is found
+    assert hashes[0] == hashes[1]
+
+
 STREAMING: dict[str, Any] = {
     "sinks": 1,
     "window": 4,
