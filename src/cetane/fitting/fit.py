@@ -281,7 +281,7 @@ class Fitter:
         """
         started = time.perf_counter()
         self.model.to(device())  # here the model writes, answers and learns
-        # an interrupted run has spent its time to write
+        # an interrupted run has spent its time to write, and goes on with what was left of it
         answers = self.lessons(0 if partial.exists() else 60 * minutes * WRITING)
         layers = linear_layers(self.model, self.names, formats)
         constants: dict[str, Encoded] = {}
