@@ -171,6 +171,27 @@ def test_a_cache_that_cannot_be_written_is_refused_before_the_model_is_loaded(
         resolve_recipe(fitted.checkpoint, recipe(method="gptq"))
 
 
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    ["model.embed_tokens.weight", "model.layers.0.input_layernorm.weight",
+     "model.layers.1.mlp.down_proj.weight"],
+)  # fmt: skip
+def test_a_damaged_weight_is_named_before_the_model_is_loaded(
+    name: str, rotate: bool, tiny_checkpoint_folder: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A turned model has a norm's NaN in the projections that read it, which are not damaged."""
+    monkeypatch.setattr(module, "Fitter", lambda *_: pytest.fail("the model was loaded"))
+    damaged = shutil.copytree(tiny_checkpoint_folder, tmp_path / "damaged")
+    tensors = load_file(damaged / "model.safetensors")
+    tensors[name].view(-1)[3] = np.nan if "norm" in name else np.inf
+    save_file(tensors, damaged / "model.safetensors", {"format": "pt"})
+    wanted = recipe(method="gptq", rotate=rotate)
+    with pytest.raises(CetaneError, match=rf"^{name} holds NaN or infinity"):
+        resolve_fitted(as_recipe_asks(open_checkpoint(damaged), wanted), wanted)
+
+
 def test_a_text_is_encoded_once(
     fitted: Fixed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +258,21 @@ def test_the_text_is_read_once_for_all_formats(
         for made in (other, fitted.bundle.plan.recipe)
     )
     assert all(costs[name] < before[name] for name in costs), "four bits cost less than three"
+
+
+def test_importance_from_the_cache_makes_the_same_file(
+    fitted: Fixed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A fit that was stopped and goes on has the hash of one that was not."""
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path))
+    hashes = []
+    for _ in range(2):
+        made = resolve_recipe(fitted.checkpoint, recipe(method="gptq")).compression.fitted
+        assert made is not None
+        hashes.append(made.sha256)
+        made.path.unlink()
+        monkeypatch.setattr(module, "importance", None)  # the second time it is found
+    assert hashes[0] == hashes[1]
 
 
 STREAMING: dict[str, Any] = {

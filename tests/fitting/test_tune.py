@@ -279,6 +279,21 @@ def test_an_interrupted_run_goes_on(student: tuple[Student, Answers], tmp_path: 
     assert untouched.seconds == 0
 
 
+def test_a_run_that_goes_on_keeps_its_minutes(
+    student: tuple[Student, Answers], tmp_path: Path
+) -> None:
+    """Those that the first run spent on text do not come back."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Tuner(*student, tmp_path / "x", stop).run(1 / 600)
+    again = Tuner(*student, tmp_path / "x", silent)
+    again.run(1 / 5)
+    assert again.seconds < 6
+
+
 def test_a_judgement_that_is_no_number_is_worse(
     student: tuple[Student, Answers], tmp_path: Path
 ) -> None:

@@ -154,6 +154,51 @@ def test_fitted_constants_without_their_file(name: str, wrong: str) -> None:
     assert not (changed <= MOST_BLOCK_ERROR).all()
 
 
+SIGNS = np.random.default_rng(7).integers(-1, 2, MATRIX.shape).astype(np.float32)
+STEP = np.abs(MATRIX).max(1, keepdims=True).astype(np.float16).astype(np.float32) / 7
+EXACT: dict[str, tuple[str, np.ndarray]] = {
+    "all weights equal": ("palette4-kmeans-group8", np.full_like(MATRIX, 0.1)),
+    "a scale and signs": ("palette2-kmeans-group8", SIGNS * np.float32(0.0123)),
+    "a scale for each channel": ("int4-per-channel", SIGNS * STEP * np.float32(1.0001)),
+    "already four bits": ("int4-per-channel", (MATRIX / STEP).round() * STEP),
+    "eight equal channels": (
+        "palette4-kmeans-group8", np.concatenate([MATRIX[:8], 0 * MATRIX[:8] + 0.3, MATRIX[16:]]),
+    ),
+    "a turned outlier": ("palette4-kmeans-group8", MATRIX + 300 * SIGNS[:1] * (SIGNS[:, :1] == 1)),
+}  # fmt: skip
+"""Weights that a format makes nearly exactly: what is left is one entry's or one scale's fp16."""
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_a_formats_own_rounding_is_never_too_far(kind: str) -> None:
+    """Wrong constants are, by any of the plants: they err far more than fp16 does."""
+    name, values = EXACT[kind]
+    form = parse_format(name)
+    plain = form.encode(values)
+    assert too_far(arrays(plain), values, form) is None
+    part = "scale" if "int4" in name else "lut"
+    right = arrays(plain)
+    for factor in (0.5, 0.9, 1.05, 1.15, 2.0, -1.0):
+        assert too_far(right | {part: right[part] * np.float16(factor)}, values, form)
+    codes = next(key for key in right if key in ("indices", "data"))
+    other = arrays(form.encode(MATRIX[::-1].copy()))
+    wrong = [other, right | {part: np.zeros_like(right[part])}]
+    if kind != "all weights equal":  # any two of their channels are the same
+        wrong.append(right | {codes: right[codes][SWAPPED]})
+    assert all(too_far(parts, values, form) for parts in wrong)
+
+
+@pytest.mark.parametrize("wrong", ["one channel too large", "two channels changed places"])
+def test_large_equal_channels_hide_no_wrong_one(wrong: str) -> None:
+    """The part along the weights that their fp16 leaves is larger than all weights beside them."""
+    values = np.concatenate([MATRIX[:9], 0 * MATRIX[:7] + 30.007, MATRIX[16:]])
+    form = parse_format("int4-per-channel")
+    right = form.encode(values)
+    assert too_far(arrays(right), values, form) is None
+    changed = WRONG[wrong](right.decode())
+    assert times_best(changed, right.decode(), values, BLOCK)[1] > MOST_BLOCK_ERROR
+
+
 @pytest.mark.parametrize("wrong", ["one channel of zeros", "two channels changed places"])
 def test_a_wrong_channel_of_two_bits(wrong: str) -> None:
     """Its error hides among those of the channels beside it. Its direction does not."""

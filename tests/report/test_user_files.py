@@ -96,6 +96,14 @@ def test_this_models_points_come_first(tmp_path: Path) -> None:
     assert [p.name for p in read_sweep(path, "three").points] == ["theirs"]
 
 
+def test_weights_that_were_replaced_under_the_old_date_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.jsonl"
+    models = [{"source": "m", "fingerprint": "one", "content": c} for c in ("old", "new")]
+    lines = [point(str(m["content"]), "kmeans", 4, 0.1, model=m) for m in models]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [p.name for p in read_sweep(path, "one").points] == ["new"]
+
+
 @pytest.mark.parametrize("content", ["", "\n", '{"version": 2}\n', "[]\n"])
 def test_no_sweep(tmp_path: Path, content: str) -> None:
     path = tmp_path / "sweep.jsonl"

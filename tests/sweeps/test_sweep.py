@@ -1,5 +1,6 @@
 """Points of a tiny model, beside a computation with transformers alone."""
 
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tests.engine.test_subset import subset_recipe
 from tests.tasks.work import Inline
 
@@ -258,6 +260,33 @@ def test_figures_of_other_code_are_measured_anew(
     after = sweep()
     assert not after.has_sensitivities
     assert not after.knows(candidate(parse_way(NAME), after.planner, None))
+
+
+def test_other_weights_of_the_same_size_and_date_are_measured_anew(
+    tiny_checkpoint_folder: Path, small: Recipe, passage: Passage, tmp_path: Path
+) -> None:
+    """As from archives whose files all have the same date."""
+    folder = tmp_path / "model"
+
+    def unpacked(factor: float) -> Sweep:
+        """A sweep of the model in `folder`, its norms' gains multiplied."""
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(tiny_checkpoint_folder, folder)
+        tensors = load_file(folder / "model.safetensors")
+        tensors["model.norm.weight"] *= factor
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        for path in folder.iterdir():
+            os.utime(path, (0, 0))
+        target, out = Target("m4-max"), tmp_path / "out"
+        return Sweep(open_checkpoint(folder), small, passage, target, out, lambda *_: None)
+
+    work = unpacked(1.0)
+    before, key = work.format("fp16"), work.sensitivity_key
+    work = unpacked(-1.0)
+    after = work.format("fp16")
+    assert before and after and before.perplexity != after.perplexity
+    assert before.model.fingerprint == after.model.fingerprint
+    assert before.model.content != after.model.content and work.sensitivity_key != key
 
 
 @pytest.mark.parametrize("target", [Target("m1"), Target("m4-max", 18)])

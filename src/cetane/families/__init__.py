@@ -29,6 +29,7 @@ from cetane.families.base import (
     Weight,
     Weights,
     check_finite,
+    largest_of,
 )
 from cetane.families.caches import (
     Blend,
@@ -104,6 +105,7 @@ __all__ = [
     "cache_form",
     "check_finite",
     "families",
+    "largest_of",
     "options_of",
     "parse_config",
     "rotate",

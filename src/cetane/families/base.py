@@ -219,20 +219,27 @@ class Block(nn.Module):
 
 def check_finite(name: str, tensor: Tensor) -> None:
     """Raise CetaneError for weights that are not real numbers, not finite, or beyond fp16."""
+    largest = largest_of(name, tensor)
+    if largest > LARGEST_FP16:
+        raise CetaneError(
+            f"{name}: its largest value, {largest:.3g}, is beyond fp16 ({LARGEST_FP16:.0f})"
+        )
+
+
+def largest_of(name: str, tensor: Tensor) -> float:
+    """The largest absolute value of weights. Raises CetaneError for weights that are not real
+    numbers, or not finite."""
     if not tensor.is_floating_point() or tensor.itemsize == 1:
         raise CetaneError(f"{name} holds {str(tensor.dtype).removeprefix('torch.')}, not weights")
     if not tensor.numel():
-        return
+        return 0.0
     low, high = torch.aminmax(tensor)  # NaN if any is
     largest = float(torch.maximum(low.abs(), high.abs()))
     if largest != largest or largest == float("inf"):
         raise CetaneError(
             f"{name} holds NaN or infinity", "the checkpoint is damaged: download it again"
         )
-    if largest > LARGEST_FP16:
-        raise CetaneError(
-            f"{name}: its largest value, {largest:.3g}, is beyond fp16 ({LARGEST_FP16:.0f})"
-        )
+    return largest
 
 
 class Part(Block):

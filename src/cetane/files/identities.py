@@ -19,8 +19,10 @@ def file_identity(path: Path) -> str:
 def content_identity(path: Path) -> str:
     """The name and the SHA-256 of `path`, for keys that machines share. The hash is kept in the
     cache folder as long as the file is the same."""
-    status = file_identity(path) + str(path.stat().st_ino)
-    known = cache_dir() / "hashes" / json_sha256([str(path.resolve()), status])
+    identity, status = file_identity(path), path.stat()
+    # who writes over a file may keep its size, date and inode, but no tool sets ctime back
+    same = f"{identity}{status.st_ino} {status.st_ctime_ns}"
+    known = cache_dir() / "hashes" / json_sha256([str(path.resolve()), same])
     digest = read_cache(known)
     if digest is None:
         digest = sha256(path)

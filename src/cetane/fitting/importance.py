@@ -128,7 +128,7 @@ class Collector:
     def made(self) -> Importance:
         squares = torch.cat(self.squares)
         tokens = EVEN + (1 - EVEN) * squares / squares.mean().clamp(min=1e-30)
-        scale = float(squares.mean()) / self.count
+        scale = float(squares.mean() / self.count)  # in fp32, as it is kept
         if self.sum is None:
             return Importance(tokens, None, scale)
         # in place: of SmolLM2's layers together, a copy would be 0.7 GB

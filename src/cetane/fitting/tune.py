@@ -36,6 +36,8 @@ JUDGED, SHARE = 32, 1 / 8
 """The first sequences of the text judge the student, and are not learnt from: `JUDGED` of them, but
 no more than `SHARE` of the text. The least text that is written allows for `JUDGED`. So a run that
 goes on with more text judges by the same ones, and by none that it learnt."""
+SAID = "minutes", "seconds", "pace"
+"""What a checkpoint says of its run, beside the weights."""
 EVERY = 1 / 12
 """The part of the time that lies between two judgements."""
 
@@ -112,6 +114,8 @@ class Tuner:
     answers: Answers
     checkpoint: Path
     progress: Progress
+    minutes: float = 0.0
+    """The minutes to learn, those of interrupted runs among them."""
     seconds: float = 0.0
     """Seconds of learning so far, with those of interrupted runs."""
     pace: float = 1.0
@@ -122,7 +126,7 @@ class Tuner:
     """The KL of every step."""
 
     def run(self, minutes: float) -> bool:
-        """Learn for some minutes, on from the checkpoint of an interrupted run if there is one.
+        """Learn for some minutes, or go on from the checkpoint of an interrupted run, for its own.
 
         Returns whether the student is nearer to the model than it was before all runs.
         """
@@ -133,19 +137,20 @@ class Tuner:
         aside = {tuple(row) for row in judged.tokens.tolist()}
         rows = self.answers.tokens[count:].tolist()
         learnt = every[count:][torch.tensor([tuple(row) not in aside for row in rows])]
+        self.minutes = minutes
         before = best = self.judge(judged)
         if self.resume():
             best = self.judge(judged)
         else:
             self.keep()
-        started, next_ = time.perf_counter(), self.done(minutes) + EVERY
+        started, next_ = time.perf_counter(), self.done + EVERY
         random = torch.Generator().manual_seed(1)
-        while self.done(minutes) < 1:
+        while self.done < 1:
             for part in learnt[torch.randperm(len(learnt), generator=random)].split(self.together):
-                self.step(part, self.pace * (1 - self.done(minutes)))
+                self.step(part, self.pace * (1 - self.done))
                 now = time.perf_counter()
                 self.seconds, started = self.seconds + now - started, now
-                done = self.done(minutes)
+                done = self.done
                 self.progress(self.told, min(round(100 * done), 100), 100)
                 if done >= min(next_, 1):
                     best, next_ = self.better(judged, best), done + EVERY
@@ -154,9 +159,10 @@ class Tuner:
         self.progress(f"tuned, KL on text kept aside {before:.4f} -> {best:.4f}", 100, 100)
         return best < before
 
-    def done(self, minutes: float) -> float:
+    @property
+    def done(self) -> float:
         """The part of the minutes that is over."""
-        return self.seconds / (60 * minutes)
+        return self.seconds / (60 * self.minutes)
 
     def better(self, judged: Answers, best: float) -> float:
         """Keep a student with a KL below `best`, else go back; returns the KL of what is kept."""
@@ -206,13 +212,13 @@ class Tuner:
         return sum(sums) / len(answers.tokens)
 
     def keep(self) -> None:
-        """Write the checkpoint: all weights, the seconds and the pace."""
+        """Write the checkpoint: all weights, the minutes, the seconds and the pace."""
         tensors = {f"{name}/{part}": tensor.contiguous()
                    for name, weight in self.student.weights.items()
                    for part, tensor in weight.state().items()}  # fmt: skip
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         with disk_errors(self.checkpoint), replacing(self.checkpoint) as temporary:
-            said = {"seconds": str(self.seconds), "pace": str(self.pace)}
+            said = {name: str(getattr(self, name)) for name in SAID}
             save_file(tensors, temporary, said)
 
     def resume(self) -> bool:
@@ -220,11 +226,11 @@ class Tuner:
         try:
             with safe_open(self.checkpoint, "pt") as file:
                 said = file.metadata() or {}
-            seconds, pace = float(said["seconds"]), float(said["pace"])
+            figures = [float(said[name]) for name in SAID]
             self.restore()
         except (OSError, SafetensorError, KeyError, ValueError):
             return False
-        self.seconds, self.pace = seconds, pace
+        self.minutes, self.seconds, self.pace = figures
         return True
 
     def restore(self) -> None:

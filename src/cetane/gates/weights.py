@@ -178,24 +178,36 @@ def cosines(given: Array, values: Array) -> Array:
 
 
 def times_best(given: Half, plain: Half, values: Array, block: int) -> Array:
-    """The squared error of `given` over that of `plain`, for every `block` output channels.
+    """The error of `given` over that of `plain`, for every `block` output channels: of the squared
+    error and of the error along the weights, the larger ratio.
 
     All arrays are `(O, I, ...)`.
 
-    The product of error and weights counts too, if it is larger than the squared error. For a
-    palette of nearest entries both are equal. For weights that are a little too large, the product
-    is much larger.
+    For a palette of nearest entries both errors are equal. For weights that are a little too large,
+    the one along them is much larger. It is too where a format makes weights nearly exactly: the
+    rounding of a scale to fp16 moves all of a channel one way. So `plain` has this part too.
     """
     rows = values.reshape(len(values), -1)
-    error, least = (made.astype(np.float32).reshape(rows.shape) - rows for made in (given, plain))
-    shared, starts = error * rows, np.arange(0, len(rows), block)
-    whole, along, spread, best = (
-        np.add.reduceat(products.sum(1, dtype=np.float64), starts)
-        for products in (error * error, shared, shared * shared, least * least)
+    starts = np.arange(0, len(rows), block)
+    whole, along = errors(given, rows, starts)
+    best, usual = errors(plain, rows, starts)
+    times: Array = np.maximum(
+        (whole - 1e-12) / np.maximum(best, 1e-30),
+        (along - 1e-12) / np.maximum(np.maximum(best, usual), 1e-30),
     )
-    along = np.abs(along) - CHANCE * np.sqrt(spread)
-    times: Array = (np.maximum(whole, along) - 1e-12) / np.maximum(best, 1e-30)
     return times
+
+
+def errors(made: Half, rows: Array, starts: Array) -> tuple[Array, Array]:
+    """The squared error of weights `(O, I)`, and the product of error and weights beyond chance;
+    sums of the output channels from each start to the next."""
+    error = made.astype(np.float32).reshape(rows.shape) - rows
+    shared = error * rows
+    whole, along, spread = (
+        np.add.reduceat(products.sum(1, dtype=np.float64), starts)
+        for products in (error * error, shared, shared * shared)
+    )
+    return whole, np.abs(along) - CHANCE * np.sqrt(spread)
 
 
 def arrays(encoded: Encoded) -> dict[str, Array]:

@@ -96,7 +96,7 @@ def read_sweep(path: Path, fingerprint: str) -> SweepQuality:
 
 def of(point: Point) -> tuple[Any, ...]:
     """The key that points must share to be compared."""
-    return point.model.fingerprint, point.text.sha256, point.text.tokens
+    return point.model.fingerprint, point.model.content, point.text.sha256, point.text.tokens
 
 
 def quality_point(point: Point, best: bool) -> SweepPoint:

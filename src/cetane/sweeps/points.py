@@ -29,6 +29,8 @@ class SweptModel(Data):
 
     source: str
     fingerprint: str
+    content: str = ""
+    """`Checkpoint.content`: a hash of all files. Earlier sweeps had none."""
 
 
 class JudgedText(Data):

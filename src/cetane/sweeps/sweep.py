@@ -250,7 +250,7 @@ class Sweep:
         """A hash of everything that a figure depends on: the code and its prompts, too."""
         base = self.recipe.model_dump(mode="json", exclude={"name", "description", "compression"})
         return key_of(
-            self.checkpoint.fingerprint,
+            self.checkpoint.content,
             base,
             selection.model_dump(mode="json"),
             tokens,
@@ -305,7 +305,8 @@ class Sweep:
             predicted=predicted,
             seconds=time.perf_counter() - started,
             model=SweptModel(source=location(self.checkpoint.source),
-                        fingerprint=self.checkpoint.fingerprint),
+                        fingerprint=self.checkpoint.fingerprint,
+                        content=self.checkpoint.content),
             text=JudgedText(name=self.passage.name, sha256=self.passage.sha256,
                       tokens=sum(len(window.tokens) - 1 for window in truth)),
             producer=producers(),
