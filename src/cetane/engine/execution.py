@@ -165,9 +165,7 @@ class Execution:
     def take(self, other: "Execution") -> None:
         """Continue from the memory and the MLStates of another sequence of this plan."""
         self.memory.take(other.memory)
-        self.states = {
-            owner: states.copied(self.shards) for owner, states in other.states.items()
-        }
+        self.states = {owner: states.copied(self.shards) for owner, states in other.states.items()}
 
     def forget(self, shard: str) -> None:
         """Drop the caches that no later shard reads, and the MLStates of this shard."""
