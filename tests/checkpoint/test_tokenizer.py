@@ -362,6 +362,44 @@ def test_malformed_files(content: str, folder: Path, tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
+DOUBLE = {"type": "Replace", "pattern": {"String": "ß"}, "content": "ßß"}
+
+
+@pytest.mark.parametrize(
+    ("part", "step"),
+    [
+        ("normalizer", {"type": "Sequence", "normalizers": [DOUBLE] * 20}),
+        (
+            "normalizer",
+            {
+                "type": "Sequence",
+                "normalizers": [DOUBLE | {"pattern": {"Regex": "[\u00df]"}}] * 20,
+            },
+        ),
+        ("normalizer", {"type": "Prepend", "prepend": "a" * 200}),
+        ("decoder", {"type": "Sequence", "decoders": [DOUBLE] * 20}),
+    ],
+)
+def test_a_step_that_makes_a_long_text_of_a_letter(
+    part: str, step: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    """Its library would fill the memory, and abort the process."""
+    content = json.loads((folder / "tokenizer.json").read_text()) | {part: step}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CetaneError, match="it makes a long text of a short one"):
+        Tokenizer.load(tmp_path)
+
+
+def test_steps_of_real_tokenizers_are_taken(folder: Path, tmp_path: Path) -> None:
+    """One ligature of Unicode stands for 18 letters."""
+    steps = [DOUBLE, {"type": "NFKC"}, {"type": "Lowercase"}, {"type": "Prepend", "prepend": "▁"}]
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content |= {"normalizer": {"type": "Sequence", "normalizers": steps}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    normalizer = Tokenizer.load(tmp_path).backend.normalizer
+    assert len(normalizer.normalize_str("\ufdfa")) == 19
+
+
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
