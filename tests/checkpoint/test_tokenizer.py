@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -359,6 +360,29 @@ def test_malformed_files(content: str, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     (tmp_path / "generation_config.json").write_text("[]")
     with pytest.raises(CetaneError, match=r"generation_config\.json"):
+        Tokenizer.load(tmp_path)
+
+
+SIDE_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "broken link"])
+@pytest.mark.parametrize("name", SIDE_FILES)
+def test_a_special_file_is_no_missing_one(
+    name: str, kind: str, folder: Path, tmp_path: Path
+) -> None:
+    """Its model would have no chat template, or other tokens, without a word."""
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to("/dev/zero" if kind == "device" else "nowhere")
+    with pytest.raises(CetaneError, match=f"cannot read {tmp_path / name}: "):
         Tokenizer.load(tmp_path)
 
 
