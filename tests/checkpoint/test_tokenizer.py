@@ -250,13 +250,26 @@ def test_tokens_that_only_other_files_declare(form: str, folder: Path, tmp_path:
     assert Tokenizer.load(tmp_path / "saved").encode(text) == ids
 
 
-@pytest.mark.parametrize("content", [[], {"x": {"content": "<a>"}}])
-def test_malformed_added_tokens(content: Any, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("tokenizer_config", {"added_tokens_decoder": []}, "added_tokens_decoder is not an object"),
+        ("tokenizer_config", {"added_tokens_decoder": None}, "added_tokens_decoder is not an obj"),
+        ("tokenizer_config", {"added_tokens_decoder": {"x": {"content": "<a>"}}}, "token is 'x',"),
+        ("tokenizer_config", {"added_tokens_decoder": {"9" * 5000: "<a>"}}, f"is '{'9' * 40}', no"),
+        ("added_tokens", {"<a>": "a", "<b>": 5}, "the id of an added token is 'a', not a whole"),
+        ("added_tokens", {"<a>": 1.5}, "the id of an added token is '1.5', not a whole number"),
+        ("added_tokens", {"<a>": [1]}, r"the id of an added token is '\[1\]', not a whole number"),
+    ],
+)
+def test_malformed_added_tokens(
+    name: str, content: Any, reason: str, folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
-    config = json.dumps({"added_tokens_decoder": content})
-    (tmp_path / "tokenizer_config.json").write_text(config)
-    with pytest.raises(CetaneError, match="added tokens are not valid"):
+    (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    with pytest.raises(CetaneError, match=rf"{tmp_path}/{name}\.json: .*{reason}") as refusal:
         Tokenizer.load(tmp_path)
+    assert refusal.value.hint == "download the model's tokenizer files again"
 
 
 @pytest.mark.parametrize(
