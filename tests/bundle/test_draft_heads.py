@@ -217,6 +217,9 @@ def sources(content: Any) -> Any:
         ),
         (lambda c: sources(c).update(shape=[2**40]), "more than 268,435,456"),
         (lambda c: sources(c)["source"].update(name="x"), "a drafter cannot supply hidden"),
+        (lambda c: sources(c)["source"].update(name="features"), "a drafter cannot supply hidden"),
+        (lambda c: c.update(taps=["x"]), "the draft head reads 'x', but no shard"),
+        (lambda c: c.update(taps=["embed"]), "the draft head reads 'embed', but no shard"),
         (
             lambda c: sources(c).update(source={"host": "embedding", "table": "x"}),
             "a drafter cannot supply",
@@ -236,6 +239,20 @@ def test_a_manifest_that_is_wrong(path: Path, change: Callable[[Any], Any], mess
     edit(path, change)
     with pytest.raises(CetaneError, match=message):
         Bundle(path).verify()
+
+
+@pytest.mark.parametrize("name", ["draft", "follow", "read"])
+def test_a_tensor_that_another_function_is_given(body: Bundle, tmp_path: Path, name: str) -> None:
+    """Only the first call of an EAGLE-3 head reads features; later ones read what it made."""
+    bundle = Bundle(shutil.copytree(body.path, tmp_path / "bundle"))
+    file = with_draft_head(bundle, random_draft_head("eagle3", bundle)).path / "head.json"
+    content = json.loads(file.read_text())
+    (function,) = [f for f in content["functions"] if f["name"] == name]
+    (source,) = [i["source"] for i in function["inputs"] if i["source"]["host"] == "tensor"]
+    source["name"] = "hidden" if source["name"] == "features" else "features"
+    file.write_text(json.dumps(content))
+    with pytest.raises(CetaneError, match=f"{name}: a drafter cannot supply"):
+        bundle.draft_heads()
 
 
 def test_rotary_rows_without_their_table(body: Bundle, tmp_path: Path) -> None:

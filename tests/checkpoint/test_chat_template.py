@@ -1,6 +1,7 @@
 """Chat templates are programs of strangers: none runs for long or fills the memory."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -94,6 +95,9 @@ GREEDY = {
     "separated JSON": "{{ [1]|tojson(separators=('a' * 129, ':')) }}",
     "dates": "{{ strftime_now('%Y' * 65) }}",
     "brackets": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "many names": "".join(f"{{% if x %}}{{% set a{n} = 1 %}}{{% endif %}}" for n in range(600)),
+    "many macros": "".join(f"{{% macro a{n}() %}}{{% endmacro %}}" for n in range(600)),
+    "many imports": "{% if x %}{% from 'x' import a, b %}{% endif %}",
     "a long template": "a" * 1_000_000,
 }
 
@@ -103,6 +107,16 @@ def test_a_greedy_template(template: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("cetane.checkpoint.chat_template.SECONDS", 0.5)
     with pytest.raises(CetaneError, match="chat template"):
         render(template, MESSAGES, True, {})
+
+
+@pytest.mark.parametrize(
+    "chain", ["x" + "|upper" * 190, "not " * 190 + "x", "x" + " and x" * 190, "[]" + "|list" * 190]
+)
+def test_a_deep_expression_compiles_soon(chain: str) -> None:
+    """Nothing looks at the clock meanwhile. Jinja's own optimizer takes cubic time."""
+    started = time.process_time()
+    render(f"{{{{ {chain} }}}}", MESSAGES, True, {})
+    assert time.process_time() - started < 1
 
 
 def test_what_real_templates_do() -> None:

@@ -15,6 +15,7 @@ from tests.gguf_files import write_gguf
 from tests.peft_folders import save_adapter
 
 from cetane.checkpoint import open_checkpoint
+from cetane.checkpoint.adapted import with_adapters, with_lora
 from cetane.checkpoint.lora import compiled
 from cetane.errors import CetaneError
 
@@ -184,6 +185,45 @@ def test_tensors_are_refused_by_name(case: str, damaged: Any, tiny_checkpoint_fo
         open_checkpoint(tiny_checkpoint_folder, damaged({}, tensors))
     assert reason in refusal.value.message
     assert refusal.value.hint
+
+
+NAN = float("nan")
+UNSOUND: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor]]] = {
+    "alpha": ({"lora_alpha": 1e300}, {}),
+    "up": ({}, {f"{Q}.lora_B.weight": torch.full((64, 2), NAN)}),
+    "down": ({}, {f"{Q}.lora_A.weight": torch.full((2, 64), NAN)}),
+    "magnitude": (
+        {"use_dora": True},
+        {
+            f"{Q.replace('0', str(n))}.lora_magnitude_vector": torch.full((64,), NAN)
+            for n in range(2)
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("case", UNSOUND)
+def test_an_adapter_is_blamed_for_its_own_nan(
+    case: str, beside: bool, damaged: Any, tiny_checkpoint_folder: Path
+) -> None:
+    config, tensors = UNSOUND[case]
+    folder, base = damaged(config, tensors), open_checkpoint(tiny_checkpoint_folder)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    opened = with_adapters(base, {"a": folder}) if beside else with_lora(base, folder)
+    parts = ("down", "up", "factor") if config.get("use_dora") else ("down", "up")
+    with pytest.raises(CetaneError, match=f"damaged: the adapter makes NaN or infinity of {name}"):
+        for read in (f"a:{name}:{part}" for part in parts) if beside else (name,):
+            opened.read(read)
+
+
+def test_a_base_is_blamed_for_its_own_nan(saved: Path, tmp_path: Path) -> None:
+    model = build_model()
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight[3, 4] = NAN
+    model.save_pretrained(tmp_path)
+    merged = with_lora(open_checkpoint(tmp_path), saved)
+    assert merged.read("model.layers.0.self_attn.q_proj.weight").isnan().any()
 
 
 @pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])

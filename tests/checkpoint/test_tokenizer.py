@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -249,13 +250,26 @@ def test_tokens_that_only_other_files_declare(form: str, folder: Path, tmp_path:
     assert Tokenizer.load(tmp_path / "saved").encode(text) == ids
 
 
-@pytest.mark.parametrize("content", [[], {"x": {"content": "<a>"}}])
-def test_malformed_added_tokens(content: Any, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("tokenizer_config", {"added_tokens_decoder": []}, "added_tokens_decoder is not an object"),
+        ("tokenizer_config", {"added_tokens_decoder": None}, "added_tokens_decoder is not an obj"),
+        ("tokenizer_config", {"added_tokens_decoder": {"x": {"content": "<a>"}}}, "token is 'x',"),
+        ("tokenizer_config", {"added_tokens_decoder": {"9" * 5000: "<a>"}}, f"is '{'9' * 40}', no"),
+        ("added_tokens", {"<a>": "a", "<b>": 5}, "the id of an added token is 'a', not a whole"),
+        ("added_tokens", {"<a>": 1.5}, "the id of an added token is '1.5', not a whole number"),
+        ("added_tokens", {"<a>": [1]}, r"the id of an added token is '\[1\]', not a whole number"),
+    ],
+)
+def test_malformed_added_tokens(
+    name: str, content: Any, reason: str, folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
-    config = json.dumps({"added_tokens_decoder": content})
-    (tmp_path / "tokenizer_config.json").write_text(config)
-    with pytest.raises(CetaneError, match="added tokens are not valid"):
+    (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    with pytest.raises(CetaneError, match=rf"{tmp_path}/{name}\.json: .*{reason}") as refusal:
         Tokenizer.load(tmp_path)
+    assert refusal.value.hint == "download the model's tokenizer files again"
 
 
 @pytest.mark.parametrize(
@@ -360,6 +374,67 @@ def test_malformed_files(content: str, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("[]")
     with pytest.raises(CetaneError, match=r"generation_config\.json"):
         Tokenizer.load(tmp_path)
+
+
+SIDE_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "broken link"])
+@pytest.mark.parametrize("name", SIDE_FILES)
+def test_a_special_file_is_no_missing_one(
+    name: str, kind: str, folder: Path, tmp_path: Path
+) -> None:
+    """Its model would have no chat template, or other tokens, without a word."""
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to("/dev/zero" if kind == "device" else "nowhere")
+    with pytest.raises(CetaneError, match=f"cannot read {tmp_path / name}: "):
+        Tokenizer.load(tmp_path)
+
+
+DOUBLE = {"type": "Replace", "pattern": {"String": "ß"}, "content": "ßß"}
+
+
+@pytest.mark.parametrize(
+    ("part", "step"),
+    [
+        ("normalizer", {"type": "Sequence", "normalizers": [DOUBLE] * 20}),
+        (
+            "normalizer",
+            {
+                "type": "Sequence",
+                "normalizers": [DOUBLE | {"pattern": {"Regex": "[\u00df]"}}] * 20,
+            },
+        ),
+        ("normalizer", {"type": "Prepend", "prepend": "a" * 200}),
+        ("decoder", {"type": "Sequence", "decoders": [DOUBLE] * 20}),
+    ],
+)
+def test_a_step_that_makes_a_long_text_of_a_letter(
+    part: str, step: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    """Its library would fill the memory, and abort the process."""
+    content = json.loads((folder / "tokenizer.json").read_text()) | {part: step}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CetaneError, match="it makes a long text of a short one"):
+        Tokenizer.load(tmp_path)
+
+
+def test_steps_of_real_tokenizers_are_taken(folder: Path, tmp_path: Path) -> None:
+    """One ligature of Unicode stands for 18 letters."""
+    steps = [DOUBLE, {"type": "NFKC"}, {"type": "Lowercase"}, {"type": "Prepend", "prepend": "▁"}]
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content |= {"normalizer": {"type": "Sequence", "normalizers": steps}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    normalizer = Tokenizer.load(tmp_path).backend.normalizer
+    assert len(normalizer.normalize_str("\ufdfa")) == 19
 
 
 @pytest.mark.parametrize(

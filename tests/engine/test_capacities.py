@@ -135,6 +135,31 @@ def test_a_session_goes_on_from_another(ladder, truth, contract: str) -> None:
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
+def test_a_session_keeps_what_it_took_while_the_other_goes_on(ladder, truth, contract) -> None:
+    engine = ladder(contract)
+    first, second, third = engine.session(), engine.session(), engine.session()
+    start = first.mark()
+    feed(first, 20)
+    second.take(first)
+    third.take(second)  # which has made no call yet
+    first.rewind(start)
+    first.feed(IDS[100:140], "none")  # another text, in larger caches
+    assert close(feed(second, 50), truth[20:50])
+    assert close(feed(third, 50), truth[20:50])
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_a_session_goes_on_from_one_that_was_rewound(ladder, truth, contract: str) -> None:
+    first, second = ladder(contract).session(), ladder(contract).session()
+    feed(first, 20)
+    mark = first.mark()
+    feed(first, 70)
+    first.rewind(mark)  # its caches are smaller again
+    second.take(first)
+    assert close(feed(second, 80), truth[20:80])
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
 def test_the_end_is_the_contexts(ladder, truth, contract: str) -> None:
     session = ladder(contract).session()
     feed(session, 156)

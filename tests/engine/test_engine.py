@@ -505,6 +505,8 @@ def test_a_session_that_failed_is_over(tiny_engine) -> None:
     shard.call = call
     with pytest.raises(CetaneError, match="a call of this session failed"):
         session.feed([4])
+    with pytest.raises(CetaneError, match="a call of this session failed"):
+        engine.session().take(session)
     assert engine.session().feed([1, 2, 3, 4]) is not None
 
 

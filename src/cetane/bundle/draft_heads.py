@@ -24,6 +24,7 @@ from cetane.schema.draft_head import (
     VOCABULARY,
     DraftHeadKind,
     DraftHeadManifest,
+    tappable,
 )
 from cetane.schema.function import Function
 from cetane.schema.plan import Plan
@@ -58,6 +59,13 @@ class DraftHead(DraftHeadFolder):
             raise CetaneError(f"{path}: the draft head was trained for another bundle", MAKE_AGAIN)
         if path.name != self.manifest.kind:
             raise CetaneError(f"{path} holds a draft head of another kind: {self.manifest.kind}")
+        unknown = [tap for tap in self.manifest.taps if tap not in tappable(plan)]
+        if unknown:
+            raise CetaneError(
+                f"{path}: the draft head reads {unknown[0]!r}, but no shard of the bundle has that"
+                " name and hands on a hidden state",
+                MAKE_AGAIN,
+            )
 
     @property
     def name(self) -> DraftHeadKind:

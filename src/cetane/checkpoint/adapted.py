@@ -41,8 +41,7 @@ class MergedCheckpoint(WrappedCheckpoint):
     def read(self, name: str) -> torch.Tensor:
         replaced = self.lora.replaced.get(name)
         tensor = self.base.read(name) if replaced is None else read_tensor(replaced)
-        change = self.lora.changes.get(name)
-        return tensor if change is None else change.merged(tensor, 0)
+        return self._changed(name, tensor, 0)
 
     def _read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         replaced = self.lora.replaced.get(name)
@@ -50,8 +49,14 @@ class MergedCheckpoint(WrappedCheckpoint):
             rows = self.base.read_rows(name, start, stop)
         else:
             rows = read_tensor(replaced.rows(start, stop))
+        return self._changed(name, rows, start)
+
+    def _changed(self, name: str, rows: torch.Tensor, start: int) -> torch.Tensor:
+        """Rows of the base, or of what replaces them, with the adapter's change."""
         change = self.lora.changes.get(name)
-        return rows if change is None else change.merged(rows, start)
+        if change is not None:
+            return check_sound(self.lora, name, change.merged(rows, start), rows)
+        return check_sound(self.lora, name, rows) if name in self.lora.replaced else rows
 
     def identified(self, identity: Identity) -> str:
         return combined(self.base, {"": self.lora}, identity)
@@ -122,13 +127,16 @@ class CheckpointWithAdapters(WrappedCheckpoint):
             return super()._read_rows(name, start, stop)
         lora = self._adapter(wanted)
         if wanted.part == "bias":
-            return read_tensor(lora.replaced[wanted.weight].rows(start, stop))
-        change = lora.changes[wanted.weight]
-        if wanted.part == "down":
-            return change.down()[start:stop]
-        if wanted.part == "up":
-            return change.up(start, stop)
-        return change.factor(self.base.read_rows(wanted.weight, start, stop), start)
+            made = read_tensor(lora.replaced[wanted.weight].rows(start, stop))
+        elif wanted.part == "down":
+            made = lora.changes[wanted.weight].down()[start:stop]
+        elif wanted.part == "up":
+            made = lora.changes[wanted.weight].up(start, stop)
+        else:
+            rows = self.base.read_rows(wanted.weight, start, stop)
+            made = lora.changes[wanted.weight].factor(rows, start)
+            return check_sound(lora, wanted.weight, made, rows)
+        return check_sound(lora, wanted.weight, made)
 
     def _adapter(self, wanted: AdapterTensor) -> Lora:
         if str(wanted) not in self:
@@ -137,6 +145,21 @@ class CheckpointWithAdapters(WrappedCheckpoint):
 
     def identified(self, identity: Identity) -> str:
         return combined(self.base, self.adapters, identity)
+
+
+def check_sound(
+    lora: Lora, name: str, tensor: torch.Tensor, base: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A tensor that an adapter makes, perhaps of rows of the base.
+
+    Raises CetaneError, which names the adapter, for NaN or infinity that are not the base's own.
+    """
+    if tensor.isfinite().all() or (base is not None and not base.float().isfinite().all()):
+        return tensor
+    raise CetaneError(
+        f"{lora.folder}: the adapter makes NaN or infinity of {name}",
+        f"its tensors or its lora_alpha, {lora.config.lora_alpha:g}, are damaged: save it again",
+    )
 
 
 def parts_of(lora: Lora, name: str) -> tuple[str, ...]:

@@ -10,12 +10,16 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from cetane.errors import CetaneError
 from cetane.files import read_json_if_present
 
 ROLES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+DECODER = "added_tokens_decoder"
+"""The key of tokenizer_config.json with the tokens by their ids."""
+AGAIN = "download the model's tokenizer files again"
 
 MOST_TOKENS = 1 << 18
 """The most tokens that files may declare: a whole large vocabulary. So many take 2 s to add."""
@@ -25,24 +29,29 @@ def declared_tokens(folder: Path, backend: Tokenizer) -> tuple[dict[str, str], l
     """The text of each token that the folder's files name, such as eos_token; and the tokens to add
     to its tokenizer.json.
 
-    A backend gives them the next ids in this order. Raises an error of any kind if the files are
-    malformed, or declare too many.
+    A backend gives them the next ids in this order. Raises CetaneError for a wrong id, and an error
+    of any kind if the files are malformed otherwise, or declare too many.
     """
     config = read_json_if_present(folder / "tokenizer_config.json")
     named: dict[str, Any] = {role: None for role in ROLES} | _names_in(config)
     others = _extra_in(config) or config.get("additional_special_tokens") or []
     extra = [_token(value) for value in others]
-    if "added_tokens_decoder" in config:  # it stands for all other files
-        entries = config["added_tokens_decoder"].items()
-        declared = {int(number): _token(value) for number, value in entries}
+    if DECODER in config:  # it stands for all other files
+        file, entries = folder / "tokenizer_config.json", config[DECODER]
+        if not isinstance(entries, dict):
+            raise CetaneError(f"{file}: {DECODER} is not an object of tokens by their ids", AGAIN)
+        declared = {_id(number, file): _token(value) for number, value in entries.items()}
     else:
         older = read_json_if_present(folder / "special_tokens_map.json")
         named |= _names_in(older)
         extra += [_token(value, special=True) for value in _extra_in(older)]
+        file = folder / "added_tokens.json"
         special = {token.content for token in (*map(_token, named.values()), *extra) if token}
         declared = {
-            number: AddedToken(text, normalized=text not in special, special=text in special)
-            for text, number in read_json_if_present(folder / "added_tokens.json").items()
+            _id(number, file): AddedToken(
+                text, normalized=text not in special, special=text in special
+            )
+            for text, number in read_json_if_present(file).items()
         }
         declared |= backend.get_added_tokens_decoder()
         if not extra:
@@ -61,6 +70,19 @@ def declared_tokens(folder: Path, backend: Tokenizer) -> tuple[dict[str, str], l
         token.special = token.special or token.content in with_a_name
     texts = {name: token.content for name, token in tokens.items()}
     return texts, [token for token in wanted if token != present.get(token.content)]
+
+
+def _id(number: Any, file: Path) -> int:
+    """The id of a token that a file declares. Raises CetaneError for anything but a whole
+    number."""
+    try:
+        if isinstance(number, int | str):
+            return int(number)
+    except ValueError:
+        pass
+    raise CetaneError(
+        f"{file}: the id of an added token is {str(number)[:40]!r}, not a whole number", AGAIN
+    )
 
 
 def _names_in(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,8 +29,10 @@ from jinja2.visitor import NodeTransformer
 
 from cetane.errors import CetaneError
 
-LARGEST_TEMPLATE = 1 << 18
+LARGEST_TEMPLATE = 1 << 17
 """Characters. The longest template of a released model has 30,000."""
+MOST_NAMES = 512
+"""The most names in a template. Jinja copies all of them for each condition when it compiles."""
 SECONDS = 5.0
 """The most seconds that a template may run."""
 LARGEST = 1 << 22
@@ -160,6 +162,14 @@ def _filtered(node: Any, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None)
 
 
+def _names(tree: nodes.Template) -> set[str]:
+    """The names of a template's variables and macros. Raises TemplateError if it imports more."""
+    if any(tree.find_all((nodes.Import, nodes.FromImport))):
+        raise TemplateError("a template may not import others")
+    found = {node.name for node in tree.find_all(nodes.Name)}
+    return found | {node.name for node in tree.find_all(nodes.Macro)}
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     """A sandbox with limits: loops and calls check the time, results check their length."""
 
@@ -167,6 +177,8 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree: nodes.Template = _Limits().visit(super()._parse(source, name, filename))
+        if len(_names(tree)) > MOST_NAMES:
+            raise TemplateError(f"it has more than {MOST_NAMES} names")
         return tree
 
     def wrap_str_format(self, value: Any) -> Any:
@@ -380,7 +392,10 @@ def _round(value: float, precision: int = 0, method: Any = "common") -> float:
 def _compile(template: str) -> Template:
     # Templates come with the checkpoint and are not trusted, so they run in the sandbox.
     environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, loopcontrols],
+        optimized=False,  # folding constants takes cubic time in the depth of an expression
     )
     environment.concat = _join  # type: ignore[method-assign]
     environment.filters = {

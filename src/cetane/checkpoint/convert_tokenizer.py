@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cetane.checkpoint.sandbox import Sandbox
 from cetane.errors import CetaneError
-from cetane.files import cache_dir, is_kept, keep_text, read_json, sha256
+from cetane.files import cache_dir, is_kept, is_present, keep_text, read_json, sha256
 
 SOURCES = ("tokenizer.model", "tiktoken.model", "tekken.json", "merges.txt")
 """Files that transformers converts, in the order of preference."""
@@ -51,10 +51,10 @@ def converted(folder: Path) -> tuple[Path, dict[str, str]] | None:
 
     The file lies in the cache folder. Raises CetaneError if transformers cannot convert it.
     """
-    source = next((folder / name for name in SOURCES if (folder / name).is_file()), None)
+    source = next((folder / name for name in SOURCES if is_present(folder / name)), None)
     if source is None:
         return None
-    files = [source, *(path for name in BESIDE if (path := folder / name).is_file())]
+    files = [source, *(path for name in BESIDE if is_present(path := folder / name))]
     told = "".join(f"{path.name} {sha256(path)}\n" for path in files)
     digest = hashlib.sha256(told.encode()).hexdigest()
     kept = cache_dir() / "tokenizers" / f"converted-{VERSION}-{digest}.json"

@@ -18,7 +18,7 @@ from cetane.checkpoint.chat_template import LARGEST_TEMPLATE, render
 from cetane.checkpoint.convert_tokenizer import SOURCES, VOCABULARY, converted
 from cetane.checkpoint.trial import check_tokenizer
 from cetane.errors import CetaneError
-from cetane.files import json_sha256, read_json_if_present, read_text
+from cetane.files import is_present, json_sha256, read_json_if_present, read_text
 
 TEMPLATE_FILES = {
     "default": "chat_template.jinja",
@@ -93,7 +93,7 @@ class Tokenizer:
         """
         path = folder / "tokenizer.json"
         of_its_class: dict[str, str] = {}
-        if not path.is_file():
+        if not is_present(path):
             made = converted(folder)
             if made is None:
                 raise CetaneError(
@@ -370,13 +370,13 @@ def _chat_templates(folder: Path, configured: Any) -> dict[str, str]:
     elif not isinstance(configured, list):
         configured = [{"name": "default", "template": configured}]
     named: dict[str, str] = {}
-    if not (folder / TEMPLATE_FILES["default"]).is_file():
+    if not is_present(folder / TEMPLATE_FILES["default"]):
         for entry in configured:
             match entry:
                 case {"name": str(name), "template": str(template)}:
                     named[name] = template
     for name, file in TEMPLATE_FILES.items():
-        if (folder / file).is_file():
+        if is_present(folder / file):
             named[name] = read_text(folder / file, LARGEST_TEMPLATE)
     return named
 

@@ -14,21 +14,45 @@ from cetane.files import cache_dir, read_cache, sha256, write_cache
 
 SECONDS, MEMORY = 20, 4 << 30
 """CPU seconds and bytes of address space. Gemma's tokenizer of 33 MB takes 2 s and 1.2 GB."""
-VERSION = 2
+VERSION = 3
 """The version of the trial, a part of the cache's key."""
-CODE = """
+MOST_GROWTH = 100
+"""The most characters that a step may make of one. Normal forms of Unicode make 18 at most."""
+CODE = f"""
+import json
 import tokenizers
+def check(made, text):
+    if len(made) > {MOST_GROWTH} * (len(text) + 1):
+        sys.exit("error: it makes a long text of a short one")
+def strings(value, name=""):
+    if name in ("content", "prepend"):
+        check(value, "")
+    if isinstance(value, str) and value and name != "precompiled_charsmap":
+        yield value
+    elif isinstance(value, (dict, list)):
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from strings(inner, name)
 try:
     tokenizer = tokenizers.Tokenizer.from_file(sys.argv[1])
     tokenizer.no_truncation()
     tokenizer.no_padding()
 except Exception as error:
-    sys.exit(f"error: {error}")
+    sys.exit(f"error: {{error}}")
+normalizer, splitter, decoder = tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder
+# A chain of replacements may double only what it replaces, which other texts do not hold.
+steps = [json.loads(step.__getstate__()) for step in (normalizer, splitter, decoder) if step]
+own = [*strings(steps)]
+for text in own if decoder else ():
+    check(decoder.decode([text]), text)
+for text in (*own, *map(chr, [*range(0xD800), *range(0xE000, 0x30000)])) if normalizer else ():
+    check(normalizer.normalize_str(text), text)
 letters = "".join(chr(c) for c in range(32, 127))
 words = "The quick brown fox, naïve café: 12345.678! 中文 العربية 🙂 "
 texts = ["", "a", words, letters, words * 20, "a" * 512, " " * 512, "7" * 512, "!" * 512,
          "\\n" * 64, "\\0\\t\\ufffd", "aA1! " * 200]
-for text in texts:
+for text in (*texts, *own):
+    if splitter:
+        check("".join(piece for piece, _ in splitter.pre_tokenize_str(text)), text)
     for special in (True, False):
         ids = tokenizer.encode(text, add_special_tokens=special).ids
         if len(ids) > 100 * (len(text) + 100):

@@ -1,6 +1,7 @@
 """The execution of calls: it gathers inputs, calls functions, and stores outputs in their sinks."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import inf
 
 import numpy as np
@@ -164,10 +165,7 @@ class Execution:
     def take(self, other: "Execution") -> None:
         """Continue from the memory and the MLStates of another sequence of this plan."""
         self.memory.take(other.memory)
-        self.states = {
-            owner: OwnedStates(self.shards, states.shard, states)
-            for owner, states in other.states.items()
-        }
+        self.states = {owner: states.copied(self.shards) for owner, states in other.states.items()}
 
     def forget(self, shard: str) -> None:
         """Drop the caches that no later shard reads, and the MLStates of this shard."""
@@ -194,10 +192,11 @@ class OwnedStates:
     written again.
     """
 
-    def __init__(self, shards: OpenShards, shard: str, before: "OwnedStates | None" = None) -> None:
-        """`before` are states of another sequence, from which this one goes on."""
-        self.shards, self.shard, self.before = shards, shard, before
+    def __init__(self, shards: OpenShards, shard: str) -> None:
+        self.shards, self.shard = shards, shard
         self.made: dict[float, States] = {}
+        self.taken: dict[float, Arrays] = {}
+        """Contents of another sequence's states, until a call needs these states."""
         self.last: Function | None = None
         """The function of the last call."""
 
@@ -206,29 +205,53 @@ class OwnedStates:
         size, last = capacity(function), self.last
         if size not in self.made:
             self.made[size] = self.shards.make_state(self.shard, function)
-        if self.before is not None and self.before.last is not None:
-            copy_states(function, self.before.made[capacity(self.before.last)], self.made[size])
-            self.before = None
+            if size in self.taken:
+                write_states(function, self.taken.pop(size), self.made[size])
         if last is not None and capacity(last) < size:
-            copy_states(function, self.made[capacity(last)], self.made[size])
+            write_states(function, self._held(last), self.made[size])
         self.last = function
         return self.made[size]
 
+    def copied(self, shards: OpenShards) -> "OwnedStates":
+        """The states of a sequence that goes on from here, whose shards may not be open yet."""
+        copy = OwnedStates(shards, self.shard)
+        copy.last = self.last
+        if self.last is not None:
+            read = {size: read_states(self.last, states) for size, states in self.made.items()}
+            copy.taken = {**self.taken, **read}
+        return copy
 
-def copy_states(function: Function, source: States, target: States) -> None:
-    """Copy states into the first slots of larger ones, which are made for `function`.
+    def _held(self, function: Function) -> Arrays:
+        """The contents of the states of a function that ran here, or in the taken sequence."""
+        size = capacity(function)
+        return self.taken[size] if size in self.taken else read_states(function, self.made[size])
 
-    Raises CetaneError if Core ML refuses.
-    """
-    for state in function.states:
-        try:
-            held = source.read_state(state.name)
-            target.write_state(state.name, grown(held, "stateful", state.shape[-1], 0))
-        except RuntimeError as error:  # Core ML's
-            raise CetaneError(
-                f"{state.name} of {function.owner} does not grow: {reason(error)}",
-                "port with --set cache.contract=readonly, or with --set cache.capacities=[]",
-            ) from error
+
+def read_states(function: Function, source: States) -> Arrays:
+    """The contents of the states of a function's owner, by name. CetaneError if Core ML refuses."""
+    with refusals(function):
+        return {state.name: source.read_state(state.name) for state in function.states}
+
+
+def write_states(function: Function, held: Arrays, target: States) -> None:
+    """Write contents into the first slots of states that were made for `function`, and are as large
+    or larger. CetaneError if Core ML refuses."""
+    with refusals(function):
+        for state in function.states:
+            value = grown(held[state.name], "stateful", state.shape[-1], 0)
+            target.write_state(state.name, value)
+
+
+@contextmanager
+def refusals(function: Function) -> Iterator[None]:
+    """A context that raises CetaneError where Core ML cannot copy the states of a function."""
+    try:
+        yield
+    except RuntimeError as error:  # Core ML's
+        raise CetaneError(
+            f"the states of {function.owner} cannot be copied: {reason(error)}",
+            "port with --set cache.contract=readonly, or with --set cache.capacities=[]",
+        ) from error
 
 
 def capacity(function: Function) -> float:

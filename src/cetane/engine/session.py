@@ -186,8 +186,11 @@ class Session:
 
     def take(self, other: "Session") -> None:
         """Continue from the tokens of another session, which stays unchanged. Its engine may have
-        another backend, but must have the same plan."""
-        self._evaluated = None
+        another backend, but must have the same plan.
+
+        Raises CetaneError if a call of the other session failed."""
+        other._check_whole()
+        self._evaluated = self.path = None
         self.execution.take(other.execution)
 
     def mark(self) -> Mark:
@@ -231,10 +234,14 @@ class Session:
             mode,
         )
 
-    def _checked(self, tokens: Sequence[int]) -> Array:
-        """The tokens as an array. Raises CetaneError for tokens that no call can take."""
+    def _check_whole(self) -> None:
+        """Raise CetaneError if a call of this session failed: it left wrong caches."""
         if self._failed:
             raise CetaneError("a call of this session failed", "start a new session")
+
+    def _checked(self, tokens: Sequence[int]) -> Array:
+        """The tokens as an array. Raises CetaneError for tokens that no call can take."""
+        self._check_whole()
         return np.asarray(token_ids(tokens, self.plan.vocab), dtype=np.int64)
 
 

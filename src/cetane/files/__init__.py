@@ -33,6 +33,7 @@ from cetane.files.progress import Progress, silent
 from cetane.files.reading import (
     LARGEST,
     LARGEST_TEXT,
+    is_present,
     open_regular,
     read_bytes,
     read_exactly,
@@ -80,6 +81,7 @@ __all__ = [
     "inside",
     "is_claimed",
     "is_kept",
+    "is_present",
     "json_sha256",
     "keep_tensors",
     "keep_text",

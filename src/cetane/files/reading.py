@@ -74,9 +74,15 @@ def read_json(path: Path, follow: bool = True, unique: bool = False) -> dict[str
     return value
 
 
+def is_present(path: Path) -> bool:
+    """Whether anything has this name. A pipe or a broken link is no missing file: reading it
+    fails."""
+    return os.path.lexists(path)
+
+
 def read_json_if_present(path: Path) -> dict[str, Any]:
-    """As `read_json`, but empty if there is no such file."""
-    return read_json(path) if path.is_file() else {}
+    """As `read_json`, but empty if nothing has this name."""
+    return read_json(path) if is_present(path) else {}
 
 
 def read_named(kind: type[Content], path: Path, most: int, key: str, hint: str) -> Content:

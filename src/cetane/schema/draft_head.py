@@ -16,6 +16,7 @@ from cetane.schema.interface import (
     ToCache,
     ToTensor,
 )
+from cetane.schema.plan import Plan
 from cetane.schema.slots import Slots
 from cetane.validation import Data
 
@@ -26,12 +27,31 @@ REQUIRED_OUTPUTS: dict[DraftHeadKind, dict[str, set[str]]] = {
     "eagle3": {"draft": {"logits", "hidden"}, "follow": {"logits", "hidden"}},
 }
 """The functions that a drafter calls, and the tensors that each must give, by kind."""
+GIVEN_TENSORS: dict[DraftHeadKind, dict[str, set[str]]] = {
+    "medusa": {"draft": {"hidden"}},
+    "eagle3": {"draft": {"hidden"}, "follow": {"features"}, "read": {"features"}},
+}
+"""The tensors that a drafter gives to each function, by kind."""
 FOLDER, MANIFEST, SCHEMA = "heads", "head.json", 1
 SOURCE, VOCABULARY, ROTARY, HELD_OUT = (
     "source.safetensors", "vocabulary.npy", "rotary-default.npy", "held-out.npy",
 )  # fmt: skip
 """Files of a draft head: the trained weights in fp16, the tokens that it can propose, its rotary
 table, and windows of text that were kept out of training."""
+
+
+HIDDEN = "hidden_out"
+"""The output by which a shard hands on the hidden state."""
+
+
+def tappable(plan: Plan) -> list[str]:
+    """The shards of layers that hand on the hidden state, in order: a draft head may read these."""
+    return [
+        shard.name
+        for shard in plan.shards
+        if shard.kind == "layers"
+        and any(item.name == HIDDEN for f in shard.functions for item in f.outputs)
+    ]
 
 
 class Training(Data):
@@ -96,10 +116,11 @@ class DraftHeadManifest(Data):
 
     def _check_inputs(self, function: Function) -> None:
         """Raise ValueError for an input that a drafter cannot supply."""
+        given = GIVEN_TENSORS[self.kind].get(function.name, set())
         known = Embedding(), *(Rotary(table="default", part=part) for part in ("cos", "sin"))
         for item in function.inputs:
             source = item.source
-            tensor = isinstance(source, FromTensor) and source.name in ("features", "hidden")
+            tensor = isinstance(source, FromTensor) and source.name in given
             if not (tensor or isinstance(source, Mask | FromCache) or source in known):
                 raise ValueError(f"{function.name}: a drafter cannot supply {item.name}")
         sources = {type(item.source) for item in function.inputs}

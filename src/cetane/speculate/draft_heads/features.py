@@ -8,10 +8,9 @@ from cetane.engine.backend import Array
 from cetane.engine.call import columns
 from cetane.engine.schedule import adapted
 from cetane.errors import CetaneError
+from cetane.schema.draft_head import HIDDEN, tappable
 from cetane.schema.function import Route, Step
 from cetane.schema.plan import Plan
-
-HIDDEN = "hidden_out"
 
 
 def tapped(plan: Plan) -> tuple[str, ...]:
@@ -21,18 +20,13 @@ def tapped(plan: Plan) -> tuple[str, ...]:
     are the same. Raises CetaneError if the last layer's state never leaves its shard: a draft head
     learns the model's answers from it.
     """
-    shards = [
-        shard.name
-        for shard in plan.shards
-        if shard.kind == "layers"
-        and any(item.name == HIDDEN for f in shard.functions for item in f.outputs)
-    ]
     if any(shard.kind == "model" for shard in plan.shards):
         raise CetaneError(
             "draft heads need a shard that hands on the last layer's hidden states: in this "
             "layout, the last layer and the model's head are one shard",
             "port with layout.kind = 'chunks' and layout.head = 'apart'",
         )
+    shards = tappable(plan)
     return (shards[0], shards[len(shards) // 2], shards[-1])
 
 
