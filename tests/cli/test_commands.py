@@ -72,11 +72,42 @@ def test_inspect(cetane: Cetane, tiny_checkpoint_folder: Path) -> None:
     assert found["parameters"] == sum(tensor.numel() for tensor in weights.values())
     assert found["dtypes"] == {"F32": len(weights)}
     assert found["model_type"] == "llama"
-    assert found["supported"] is True
+    assert (found["supported"], found["refusal"]) == (True, None)
     assert found["tokenizer_vocabulary"] == 288
     shown = cetane("inspect", tiny_checkpoint_folder)
     assert shown.code == 0
     assert "lm_head.weight" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"hidden_act": "relu2"}, "unknown hidden_act 'relu2'"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0,
+                                 "partial_rotary_factor": 0.5}},
+            "rope type 'linear' with partial_rotary_factor = 0.5",
+        ),
+    ],
+)  # fmt: skip
+def test_inspect_tells_what_plan_refuses(
+    cetane: Cetane,
+    change: dict[str, Any],
+    reason: str,
+    tiny_checkpoint_folder: Path,
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    found = cetane("inspect", folder, "--json").json
+    assert (found["supported"], found["nearest"]) == (False, None)
+    assert found["refusal"].startswith(reason)
+    assert found["refusal"] in cetane("plan", folder).err
+    shown = cetane("inspect", folder)
+    assert shown.code == 0
+    assert f"no: {reason}" in shown.out
 
 
 def test_inspect_a_file(cetane: Cetane, tiny_checkpoint_folder: Path) -> None:

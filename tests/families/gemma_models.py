@@ -197,6 +197,7 @@ def gemma4_configs(draw: st.DrawFn) -> dict[str, Any]:
                 {"rope_type": "proportional", "partial_rotary_factor": 0.5},
                 {"rope_type": "proportional"},
                 {"rope_type": "default"},
+                {"rope_type": "default", "partial_rotary_factor": 0.5},
             ],
         ),
     }

@@ -1,5 +1,6 @@
 """Options of Gemma's attention, and errors of the published ports' pipeline."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -268,6 +269,19 @@ class TestPublishedPorts:
         assert calls[0, 0] > TOLERANCE
 
 
+def part_of_heads(**full: Any) -> dict[str, Any]:
+    """A config whose full layers ask for half of each head to be turned."""
+    factor = {"rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    sliding = {"rope_type": "default", "rope_theta": 1e4}
+    return {"rope_parameters": {SLIDING: sliding, FULL: factor | full}}
+
+
+@pytest.mark.parametrize("build", [build_gemma3, build_gemma4])
+def test_a_part_of_heads_that_transformers_ignores(build: Callable[..., Any]) -> None:
+    model = build(**part_of_heads(rope_type="default"))
+    assert_close(engine_of(model, recipe()), truth(model, LENGTH), SOME)
+
+
 CONFIG = {"model_type": "gemma4_text", **GEMMA4}
 
 
@@ -286,6 +300,7 @@ CONFIG = {"model_type": "gemma4_text", **GEMMA4}
         ({"global_head_dim": 2**40}, "not valid"),
         ({"vocab_size_per_layer_input": 100}, "vocab_size_per_layer_input = 100"),
         ({"rope_parameters": {SLIDING: {"rope_theta": 1e4}}}, "not valid"),
+        (part_of_heads(rope_type="linear", factor=8.0), "turns 16 of 32 channels of a head"),
         ({"hidden_activation": "swish-ish"}, "unknown hidden_act"),
     ],
 )

@@ -95,6 +95,16 @@ def test_contracts(
     assert_stamps(made, tmp_path, ("chunk-00", "chunk-01"))
 
 
+def test_weights_that_are_all_in_the_specification(
+    lowering: Callable[..., Lowering], tmp_path: Path
+) -> None:
+    """coremltools stores no tensor of fewer than 10 values in a file."""
+    smallest = {"hidden_size": 2, "intermediate_size": 1, "num_attention_heads": 1,
+                "num_key_value_heads": 1, "head_dim": 2}  # fmt: skip
+    assert_stamps(lowering("llama", smallest, **PER_BLOCK), tmp_path, ("layer-00", "layer-01"))
+    assert (tmp_path / "layer-00.mlpackage" / WEIGHTS).read_bytes() == b""
+
+
 def test_slices_of_the_head(lowering: Callable[..., Lowering], tmp_path: Path) -> None:
     made = lowering(**PER_BLOCK, head={"slices": 2}, compression={"default": "int8-per-channel"})
     assert_stamps(made, tmp_path, ("head-1",))

@@ -100,3 +100,43 @@ def test_few_bits_say_where_channels_stay(tiny_checkpoint_folder: Path, tmp_path
     assert dense.compression.rotate and not dense.reasons
     named = make_request(tmp_path, bits=4, changes={"compression.rotate": False})
     assert not named.recipe.reasons
+
+
+@pytest.mark.parametrize(
+    ("options", "prefill"),
+    [
+        ({}, 64),
+        ({"context": 32}, 32),
+        ({"changes": {"cache.capacities": (32, 64), "cache.context": 96}}, 32),
+        ({"recipe": "zaya-int8", "context": 32}, 32),
+        ({"recipe": "zaya-exp31", "context": 32}, None),
+        ({"context": 32, "changes": {"tokens.prefill": 16}}, 16),
+    ],
+)
+def test_a_prefill_that_nobody_names_fits_the_caches(
+    options: dict[str, Any], prefill: int | None, tiny_checkpoint_folder: Path
+) -> None:
+    assert make_request(tiny_checkpoint_folder, **options).recipe.tokens.prefill == prefill
+
+
+def test_a_model_of_few_positions_has_a_prefill_that_fits(tmp_path: Path) -> None:
+    build_model("llama", max_position_embeddings=33).save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    request = make_request(tmp_path)
+    assert (request.recipe.cache.context, request.recipe.tokens.prefill) == (32, 32)
+    assert request.planner.plan().modes["prefill"].tokens == 32
+
+
+@pytest.mark.parametrize("changes", [{"tokens.prefill": 48}, {"tokens": {"prefill": 48}}])
+def test_a_prefill_that_somebody_names_stays(
+    changes: dict[str, Any], tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    message = r"48 tokens does not fit a context of 32: tokens\.prefill = 32 is the most"
+    with pytest.raises(CetaneError, match=message):
+        make_request(tiny_checkpoint_folder, context=32, changes=changes)
+    named, silent = tmp_path / "named.toml", tmp_path / "silent.toml"
+    named.write_text("tokens.prefill = 48")
+    with pytest.raises(CetaneError, match=message):
+        make_request(tiny_checkpoint_folder, str(named), context=32)
+    silent.write_text("tokens.verify = 4")
+    assert make_request(tiny_checkpoint_folder, str(silent), 32).recipe.tokens.prefill == 32

@@ -11,7 +11,11 @@ SHOWN = 6
 
 
 def inspect(model: Model, lora: Lora = None, adapter: Adapters = None, json: Json = False) -> None:
-    """Show the content of a checkpoint and of its adapters, without reading weights."""
+    """Show the content of a checkpoint and of its adapters, without reading weights.
+
+    A model is supported if cetane has its family and can make what its config describes. cetane
+    plan tells whether tokenizer and tensors fit too.
+    """
     with progress("inspect"):  # which imports for seconds
         from cetane.pipeline.inspect import inspect as look
 
@@ -23,7 +27,7 @@ def inspect(model: Model, lora: Lora = None, adapter: Adapters = None, json: Jso
     shown = {
         "source": Unbroken(content["source"]),
         **{name: content[key] for name, key in names.items()},
-        "supported": "yes" if content["supported"] else "no",
+        "supported": supported(content),
         "quantised": content["quantization"] or "no",
         "parameters": f"{content['parameters'] / 1e6:.1f} million",
         "dtypes": ", ".join(f"{count} of {kind}" for kind, count in content["dtypes"].items()),
@@ -43,6 +47,13 @@ def inspect(model: Model, lora: Lora = None, adapter: Adapters = None, json: Jso
             f"warning: the model reads nothing from {', '.join(content['unread'][:3])} "
             f"({len(content['unread'])} tensors)"
         )
+
+
+def supported(content: dict[str, Any]) -> str:
+    """Whether a model is supported; if not, and no table about the nearest family says it, why."""
+    if content["supported"]:
+        return "yes"
+    return "no" if content["nearest"] else f"no: {content['refusal']}"
 
 
 def show_adapter(name: str, about: dict[str, Any]) -> None:

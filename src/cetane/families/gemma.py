@@ -66,15 +66,11 @@ def make_kind(
 ) -> LayerKind:
     """A kind of layers; `of` is the config of one such layer."""
     typed = config.model_type != "gemma2"
-    parameters = (config.rope_parameters or {}).get(layer_type)
-    if isinstance(parameters, dict) and parameters.get("rope_type", "default") == "default":
-        part = parameters.get("partial_rotary_factor", 1.0)
-        if part != 1:  # transformers ignores it
-            raise CetaneError(f"rope_parameters: partial_rotary_factor = {part} of {layer_type}")
     full, name = layer_type == "full_attention", KINDS[layer_type]
     return LayerKind(
         heads,
-        rotary_table(of, heads.dim, layer_type if typed else None),
+        # transformers turns whole heads; of `proportional`, some pairs by an angle of 0
+        rotary_table(of, heads.dim, layer_type if typed else None, part=1.0),
         window=options.full_window if full else config.sliding_window,
         sinks=options.sinks if full else 0,
         name=name,

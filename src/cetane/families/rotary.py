@@ -89,8 +89,12 @@ def rotary_table(
         frequencies, scale = of_transformers(config, kind, layer_type)
     if not frequencies.isfinite().all():
         raise invalid(model_type, f"rope parameters of type {kind} give no finite frequencies")
-    if 2 * frequencies.numel() != width:
-        raise CetaneError(f"rotary embedding of a part of each head ({kind}) is not supported")
+    if 2 * frequencies.numel() != width:  # transformers fails on such a head
+        factor = parameters.get("partial_rotary_factor", 1.0)
+        raise CetaneError(
+            f"rope type {kind!r} with partial_rotary_factor = {factor!r} turns "
+            f"{2 * frequencies.numel()} of {width} channels of a head, which is not supported"
+        )
     return RotaryTable(frequencies, scale)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from cetane.errors import CetaneError
 from cetane.hardware.quiet import import_coremltools
 from cetane.lower.converted import Constants, Converted
-from cetane.lower.package import normalize
+from cetane.lower.package import WEIGHTS, normalize
 from cetane.lower.patches import brief, quiet, uncollected
 from cetane.lower.side_by_side import side_by_side
 from cetane.lower.structure import Form, forms, functions
@@ -103,6 +103,7 @@ def convert_shard(
             if lost:
                 raise CetaneError(f"lowering {shard} lost the weight {min(lost)}")
         del placing  # which closes the weight file
+        (Path(folder) / WEIGHTS.name).touch()  # none is there for small weights alone
         spec = package_spec(done, {name: function for name, (function, _) in made.items()})
         ct.utils.save_spec(spec, str(target), weights_dir=folder)
     normalize(target)

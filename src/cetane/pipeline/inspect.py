@@ -21,8 +21,10 @@ def inspect(
 ) -> dict[str, Any]:
     """A checkpoint's config, its tensors by shape, and its family, if cetane has it.
 
-    Reads no weights. `nearest` is the family that would read most of a model that cetane does not
-    know, and what it would not read. `unread` lists the tensors that the model does not use; many
+    Reads no weights. `refusal` is the reason why the family cannot make this model, or None;
+    `supported` says that there is none. `plan` refuses more, as a missing tokenizer. `nearest` is
+    the family that would read most of a model that cetane does not know, and what it would not
+    read. `unread` lists the tensors that the model does not use; many
     of them are a sign of a misread checkpoint. `tokenizer_vocabulary` is None for a missing or
     broken tokenizer, which `plan` refuses. `adapters` has peft adapters by name; the merged one has
     the name `lora`.
@@ -34,16 +36,17 @@ def inspect(
         vocabulary: int | None = checkpoint.tokenizer.vocab_size
     except CetaneError:
         vocabulary = None
-    supported = isinstance(kind, str) and kind in families()
+    known, refusal = None, None
     try:
         known = author(checkpoint.config, "c1t", {}, checkpoint)
-    except CetaneError:  # a model that cetane does not know reads nothing
-        known = None
-    near = None if supported else nearest_family(checkpoint)
+    except CetaneError as error:  # such a model reads nothing
+        refusal = error.message
+    near = None if isinstance(kind, str) and kind in families() else nearest_family(checkpoint)
     return {
         "source": checkpoint.source,
         "model_type": kind,
-        "supported": supported,
+        "supported": refusal is None,
+        "refusal": refusal,
         "quantization": checkpoint.quantization,
         "parameters": sum(prod(checkpoint.shape(name)) for name in names),
         "dtypes": dict(Counter(checkpoint.dtype(name) for name in names)),

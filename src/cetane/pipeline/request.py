@@ -47,6 +47,7 @@ SmolLM2 passed its gates as good with 4.57; more than 4.6 would be five. Whoever
 bits counts bytes, so a mix there takes hardly more."""
 MIX, TURN = "compression.mix_to", "compression.rotate"
 """Keys that `--bits` sets."""
+PREFILL = "tokens.prefill"
 NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 """The pattern of a budget's number. More digits overflow a float."""
 
@@ -147,11 +148,12 @@ def make_request(
     `context` is in tokens; `bits` chooses the format of weights for which the recipe names no
     other. `changes` are values by dotted key, as `{"tokens.verify": 8}`, and win over both.
     `budget` is the most that weights and tables may take, as "300MB". A recipe that comes with
-    cetane gets no longer a context than the model's, unless `context` or `changes` name one. `lora`
-    and `adapters` are folders of peft adapters: one to merge, and some to keep beside the model, by
-    name. `text` is a file that few bits are fitted on. Named chunks or cuts make a layout of chunks
-    of one that is left to cetane. CetaneError for a value that is none, and for a model, a recipe
-    or a text that cannot be read.
+    cetane gets no longer a context than the model's, unless `context` or `changes` name one. A
+    `tokens.prefill` that neither `changes` nor a file of the user names is no longer than the
+    caches. `lora` and `adapters` are folders of peft adapters: one to merge, and some to keep
+    beside the model, by name. `text` is a file that few bits are fitted on. Named chunks or cuts
+    make a layout of chunks of one that is left to cetane. CetaneError for a value that is none, and
+    for a model, a recipe or a text that cannot be read.
     """
     wanted: dict[str, Any] = {} if context is None else {"cache.context": context}
     wanted |= bits_changes(bits)
@@ -168,8 +170,11 @@ def make_request(
     if any(key.startswith("compression") for key in keys_in(wanted)):
         wanted = {"compression.fitted": None} | wanted  # those are of another compression
     checkpoint = open_checkpoint(model, lora, adapters)
-    if isinstance(recipe, str) and recipe in shipped() and "cache.context" not in keys_in(wanted):
+    ours = isinstance(recipe, str) and recipe in shipped()
+    if ours and "cache.context" not in keys_in(wanted):
         wanted |= fitting_context(checkpoint, chosen.cache.context)
+    if ours or "prefill" not in chosen.tokens.model_fields_set:
+        wanted |= fitting_prefill(chosen, wanted)
     turned, reasons = turning(checkpoint, chosen, wanted, bits)
     wanted = turned | wanted
     size = None if budget is None else read_size(budget)
@@ -245,6 +250,17 @@ def fitting_context(checkpoint: Checkpoint, context: int) -> dict[str, int]:
     if not isinstance(longest, int) or not 32 <= longest < context:
         return {}
     return {"cache.context": longest // 32 * 32}
+
+
+def fitting_prefill(recipe: Recipe, wanted: Mapping[str, Any]) -> dict[str, int]:
+    """A change of `tokens.prefill`, if calls of so many tokens do not fit the caches of a recipe
+    with the `wanted` changes, else empty: all that fits. Empty too if `wanted` names the key."""
+    tokens = recipe.tokens.prefill
+    if tokens is None or {"tokens", PREFILL} & keys_in(wanted):
+        return {}
+    cache = override(recipe, {**wanted, PREFILL: 2}).cache  # 2 fit everywhere
+    room = min((cache.context, *cache.capacities))
+    return {PREFILL: room} if room < tokens else {}
 
 
 def shipped_recipes() -> dict[str, list[Recipe]]:

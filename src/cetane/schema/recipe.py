@@ -237,7 +237,7 @@ class Recipe(Data):
             if widest > room:
                 raise ValueError(
                     f"a call of {widest} tokens does not fit a {what} of {room}: "
-                    f"lower tokens.{mode}"
+                    f"tokens.{mode} = {room} is the most"
                 )
         if self.cache.capacities and self.tokens.shapes == "range":
             raise ValueError("cache.capacities needs static shapes: tokens.shapes = 'static'")
