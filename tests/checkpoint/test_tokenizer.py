@@ -184,6 +184,17 @@ def test_eos_ids_from_other_files(folder: Path, tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path).eos_ids == (9, 2)
 
 
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize("wrong", [-5, 2**31, 10**30])
+def test_a_stop_token_that_no_model_has(
+    folder: Path, tmp_path: Path, name: str, wrong: int
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / name).write_text(json.dumps({"eos_token_id": [2, wrong]}))
+    with pytest.raises(CetaneError, match=f"{name}: eos_token_id: no token has the id {wrong} "):
+        Tokenizer.load(tmp_path)
+
+
 def entry(text: str, special: bool, **flags: bool) -> dict[str, Any]:
     """An added token, as transformers writes it."""
     plain = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}

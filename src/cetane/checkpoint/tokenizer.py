@@ -346,19 +346,26 @@ class TextStream:
 
 def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, eos: str | None) -> tuple[int, ...]:
     """The stop tokens of generation_config.json, else of config.json; and the tokenizer's own."""
-    config = read_json_if_present(folder / "config.json")
-    for candidate in (
-        read_json_if_present(folder / "generation_config.json"),
-        config,
-        config.get("text_config"),
+    config = folder / "config.json"
+    generation = folder / "generation_config.json"
+    of_config = read_json_if_present(config)
+    declared, file = None, generation
+    for source, candidate in (
+        (generation, read_json_if_present(generation)),
+        (config, of_config),
+        (config, of_config.get("text_config")),
     ):
-        declared = candidate.get("eos_token_id") if isinstance(candidate, dict) else None
-        if declared is not None:
-            break
-    ids = declared if isinstance(declared, list) else [declared]
-    if eos is not None:
-        ids = [*ids, backend.token_to_id(eos)]
-    return tuple(dict.fromkeys(i for i in ids if type(i) is int))
+        if declared is None and isinstance(candidate, dict):
+            declared, file = candidate.get("eos_token_id"), source
+    listed = declared if isinstance(declared, list) else [declared]
+    ids = [i for i in listed if type(i) is int]
+    if wrong := [i for i in ids if not 0 <= i < 2**31]:
+        raise CetaneError(
+            f"{file}: eos_token_id: no token has the id {wrong[0]}",
+            "correct the id, or get the file again",
+        )
+    own = None if eos is None else backend.token_to_id(eos)
+    return tuple(dict.fromkeys(ids if own is None else [*ids, own]))
 
 
 def _chat_templates(folder: Path, configured: Any) -> dict[str, str]:
