@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,36 @@ def test_a_stop_token_that_no_model_has(
     (tmp_path / name).write_text(json.dumps({"eos_token_id": [2, wrong]}))
     with pytest.raises(CetaneError, match=f"{name}: eos_token_id: no token has the id {wrong} "):
         Tokenizer.load(tmp_path)
+
+
+def test_encoding_aside_gives_the_same_ids_and_lets_other_threads_run(folder: Path) -> None:
+    tokenizer = Tokenizer.load(folder)
+    for text in ("", "hello world", "naïve 中文 <|im_end|> x"):
+        for special in (True, False):
+            theirs = tokenizer.backend.encode(text, add_special_tokens=special).ids
+            assert tokenizer.encode_aside(text, special) == theirs
+    with pytest.raises(CetaneError, match="not valid Unicode"):
+        tokenizer.encode_aside("\ud800")
+    begun, done, ticks = threading.Event(), threading.Event(), 0
+
+    def encode() -> None:
+        begun.set()
+        tokenizer.encode_aside("hello " * 300_000)
+        done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    begun.wait()
+    while not done.wait(0.01):
+        ticks += 1
+    thread.join()
+    assert ticks > 10
+
+
+def test_no_token_stands_for_more_bytes_than_the_longest(folder: Path) -> None:
+    tokenizer = Tokenizer.load(folder)
+    sizes = [len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)]
+    assert tokenizer.longest >= max(sizes)
 
 
 def entry(text: str, special: bool, **flags: bool) -> dict[str, Any]:

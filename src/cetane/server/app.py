@@ -4,6 +4,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -183,10 +184,8 @@ def add_tokenizer(router: APIRouter, service: Service) -> None:
     async def tokenize(http: Request) -> dict[str, Any]:
         request = await read(TokenizeRequest, http, settings)
         served = service.worker(request.model).served
-        encode = served.tokenizer.encode
-        if not request.add_special_tokens:
-            encode = served.tokenizer.encode_plain
-        tokens = await asyncio.to_thread(encode, request.prompt)
+        encode = served.tokenizer.encode_aside
+        tokens = await asyncio.to_thread(encode, request.prompt, request.add_special_tokens)
         return {"tokens": tokens, "count": len(tokens), "max_model_len": served.context}
 
     @router.post("/detokenize")
@@ -362,5 +361,6 @@ def serve(*bundles: str | Path, backend: str = "auto", **settings: Any) -> FastA
     if not bundles:
         raise CetaneError("no bundle to serve")
     checked = validated(Settings, settings, "the server's settings")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one
     opened = [Served(Path(bundle), backend, checked) for bundle in bundles]
     return create_app(Service(opened, checked))

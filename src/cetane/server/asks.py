@@ -201,9 +201,25 @@ def chat_ids(request: ChatRequest, served: Served) -> list[int]:
         raise unsupported("tools", "the model's chat template knows no tools")
     messages = [plain(message) for message in request.messages]
     try:
-        return served.tokenizer.chat(messages, tools=described(tools))
+        text = served.tokenizer.render_chat(messages, tools=described(tools))
     except CetaneError as error:
         raise ApiError(400, f"messages: {error.message}", "messages", "invalid_value") from error
+    return encoded(text, served, "messages", special=False)  # the template writes them itself
+
+
+def encoded(text: str, served: Served, param: str, special: bool) -> list[int]:
+    """The tokens of a prompt, with special tokens around them or without. Raises ApiError for a
+    text that is too long whatever its tokens are, since encoding it would take seconds."""
+    size, most = len(text.encode(errors="replace")), served.context * served.tokenizer.longest
+    if size > most:
+        raise ApiError(
+            400, f"{param}: the prompt has {size} bytes, the context holds at most {most}",
+            param, "context_length_exceeded",
+        )  # fmt: skip
+    try:
+        return served.tokenizer.encode_aside(text, add_special_tokens=special)
+    except CetaneError as error:
+        raise ApiError(400, f"{param}: {error.message}", param, "invalid_value") from error
 
 
 def plain(message: ChatMessage) -> Mapping[str, Any]:
@@ -250,20 +266,13 @@ def completion_prompts(
     """The prompts of a request for completions, as tokens."""
     prompt = request.prompt
     if isinstance(prompt, str):
-        return [encoded(prompt, served)]
+        return [encoded(prompt, served, "prompt", special=True)]
     if all(isinstance(part, int) for part in prompt):
         return [[part for part in prompt if isinstance(part, int)]]
     if len(prompt) > settings.prompts:
         raise ApiError(400, f"prompt: more than {settings.prompts} prompts", "prompt")
     return [
-        encoded(part, served) if isinstance(part, str) else list(part)
+        encoded(part, served, "prompt", special=True) if isinstance(part, str) else list(part)
         for part in prompt
         if not isinstance(part, int)
     ]
-
-
-def encoded(text: str, served: Served) -> list[int]:
-    try:
-        return served.tokenizer.encode(text)
-    except CetaneError as error:
-        raise ApiError(400, f"prompt: {error.message}", "prompt", "invalid_value") from error
