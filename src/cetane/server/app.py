@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from cetane.errors import CetaneError
 from cetane.files import shipped_text
 from cetane.server.asks import chat_asks, check_known, completion_asks
+from cetane.server.compiler import Compiler
 from cetane.server.errors import ApiError
 from cetane.server.forms import AnswerForm, ChatForm, CompletionForm
 from cetane.server.metrics import Metrics
@@ -31,6 +32,7 @@ from cetane.server.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    GenerationRequest,
     RequestBody,
     TokenizeRequest,
     parse,
@@ -38,9 +40,12 @@ from cetane.server.requests import (
 from cetane.server.served import Served
 from cetane.server.settings import Settings
 from cetane.server.worker import Worker
+from cetane.server.writing import Ask
 from cetane.validation import validated
 
 Kind = TypeVar("Kind", bound=RequestBody)
+Prompted = TypeVar("Prompted", bound=GenerationRequest)
+AsksOf = Callable[[Prompted, Served, Settings], list[Ask]]
 Result = TypeVar("Result")
 
 HOST = re.compile(r"(\[[^]]*\]|[^:]*)(?::[0-9]*)?")
@@ -55,6 +60,7 @@ class Service:
 
     def __init__(self, models: Sequence[Served], settings: Settings) -> None:
         self.settings, self.metrics = settings, Metrics()
+        self.compiler = Compiler(settings.queue)
         self.workers = [Worker(served, settings, self.metrics) for served in models]
         self.models = {name: worker for worker in self.workers for name in worker.served.adapters}
         """The workers by the names of models: of bundles, and of bundles with an adapter."""
@@ -69,6 +75,15 @@ class Service:
             known = ", ".join(self.models)
             raise ApiError(404, f"model: no {name!r}; known: {known}", "model", "model_not_found")
         return self.models[name]
+
+    async def prepared(
+        self, request: Prompted, served: Served, asks_of: AsksOf[Prompted]
+    ) -> list[Ask]:
+        """The asks of a request, made in a thread. Raises ApiError."""
+        work = partial(asks_of, request, served, self.settings)
+        if request.constrained:
+            return await self.compiler.run(work)
+        return await asyncio.to_thread(work)
 
     def close(self) -> None:
         """Take no more requests. Running answers may end within the settings' `grace` seconds."""
@@ -223,14 +238,18 @@ def routes(service: Service) -> APIRouter:
     async def chat(http: Request) -> Response:
         request = await read(ChatRequest, http, settings)
         worker = service.worker(request.model)
-        asks = await asyncio.to_thread(chat_asks, request, worker.served, settings)
+        asks = await unless_gone(http, service.prepared(request, worker.served, chat_asks))
+        if asks is None:
+            return GONE
         return await respond(http, worker, ChatForm(request, worker.served, asks))
 
     @router.post("/v1/completions")
     async def completions(http: Request) -> Response:
         request = await read(CompletionRequest, http, settings)
         worker = service.worker(request.model)
-        asks = await asyncio.to_thread(completion_asks, request, worker.served, settings)
+        asks = await unless_gone(http, service.prepared(request, worker.served, completion_asks))
+        if asks is None:
+            return GONE
         return await respond(http, worker, CompletionForm(request, worker.served, asks))
 
     @router.get("/v1/models")

@@ -5,6 +5,7 @@ from typing import Any
 
 from cetane.errors import CetaneError
 from cetane.pipeline.language_model import Sampling
+from cetane.server.compiler import check_compiles
 from cetane.server.errors import ApiError, unsupported
 from cetane.server.grammar import GrammarConstraint, grammar_of
 from cetane.server.requests import (
@@ -78,11 +79,11 @@ def asks(
     if most is not None and most > limit and settings.max_tokens is not None:
         raise ApiError(400, f"max_tokens: at most {limit} here", "max_tokens", "invalid_value")
     most = limit if most is None else min(most, limit)
-    constraint = None if grammar is None else compiled(grammar, served, request)
     check_choices(request, served, top, grammar)
     for ids in prompts:
         check_prompt(ids, served, param)
     bias = token_biases(request, served)
+    constraint = None if grammar is None else compiled(grammar, served, request)  # may be slow
     stop_tokens = served.tokenizer.special_ids(request.stops)
     return [
         Ask(
@@ -165,12 +166,17 @@ def sampling(request: GenerationRequest, bias: Mapping[int, float], number: int)
 
 
 def compiled(grammar: str, served: Served, request: GenerationRequest) -> GrammarConstraint:
-    """The constraint of a grammar for this model. Raises ApiError if the model takes none."""
+    """The constraint of a grammar for this model. Raises ApiError if the model takes none, or if
+    the grammar is beyond the limits of its trial."""
     param = "response_format" if request.response_format is not None else "tools"
     try:
         grammars = served.grammars
     except CetaneError as error:
         raise unsupported(param, error.message) from error
+    try:
+        check_compiles(grammar)
+    except CetaneError as error:
+        raise ApiError(400, f"{param}: {error.message}", param, "invalid_value") from error
     return grammars.constraint(grammar, param)
 
 

@@ -148,6 +148,11 @@ class GenerationRequest(RequestBody):
         return self
 
     @property
+    def constrained(self) -> bool:
+        """Whether a grammar may have to be compiled."""
+        return not isinstance(self.response_format, TextFormat | None)
+
+    @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
@@ -253,8 +258,7 @@ class ChatRequest(GenerationRequest):
             raise ValueError("max_tokens: must be at least 1")
         if self.tool_choice not in (None, "none") and not self.tools:
             raise ValueError("tool_choice: only with tools")
-        forced = self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
-        if forced and self.response_format is not None:
+        if self.forces_call and self.response_format is not None:
             raise ValueError("response_format: not together with a tool_choice that forces a call")
         names = [tool.function.name for tool in self.tools]
         if twice := [name for name, count in Counter(names).items() if count > 1]:
@@ -262,6 +266,15 @@ class ChatRequest(GenerationRequest):
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
             raise ValueError(f"tool_choice: no tool {self.tool_choice.function.name!r}")
         return self
+
+    @property
+    def forces_call(self) -> bool:
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def constrained(self) -> bool:
+        strict = any(tool.function.strict for tool in self.tools)
+        return super().constrained or self.forces_call or strict
 
 
 Ids = Items[Annotated[int, Field(ge=0)]]
