@@ -107,6 +107,18 @@ def test_a_client_that_leaves_costs_no_compilation(
     assert len(begun) == 2
 
 
+def test_a_wait_for_a_grammar_counts_as_time_of_the_request(
+    bundle: Any, serving: Callable[[Any], Any], stuck: Any
+) -> None:
+    from cetane.server.app import serve
+
+    with serving(serve(bundle.path, seconds=0.5)) as url:
+        for _ in range(2):  # one is compiling, and one waits
+            status, answer = post(url, CONSTRAINED)
+            assert (status, answer["error"]["code"]) == (503, "timeout")
+    assert len(stuck[1]) == 1
+
+
 def test_the_end_does_not_wait_for_a_grammar(
     bundle: Any, serving: Callable[[Any], Any], stuck: Any
 ) -> None:

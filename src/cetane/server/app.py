@@ -39,7 +39,7 @@ from cetane.server.requests import (
 )
 from cetane.server.served import Served
 from cetane.server.settings import Settings
-from cetane.server.worker import Worker
+from cetane.server.worker import Worker, late
 from cetane.server.writing import Ask
 from cetane.validation import validated
 
@@ -81,9 +81,13 @@ class Service:
     ) -> list[Ask]:
         """The asks of a request, made in a thread. Raises ApiError."""
         work = partial(asks_of, request, served, self.settings)
-        if request.constrained:
-            return await self.compiler.run(work)
-        return await asyncio.to_thread(work)
+        if not request.constrained:
+            return await asyncio.to_thread(work)
+        try:
+            async with asyncio.timeout(self.settings.seconds):
+                return await self.compiler.run(work)
+        except TimeoutError as error:
+            raise late() from error
 
     def close(self) -> None:
         """Take no more requests. Running answers may end within the settings' `grace` seconds."""
