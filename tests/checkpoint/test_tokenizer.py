@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,47 @@ def test_eos_ids_from_other_files(folder: Path, tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path).eos_ids == (7, 8, 2)
     (tmp_path / "config.json").write_text('{"eos_token_id": 9}')
     assert Tokenizer.load(tmp_path).eos_ids == (9, 2)
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize("wrong", [-5, 2**31, 10**30])
+def test_a_stop_token_that_no_model_has(
+    folder: Path, tmp_path: Path, name: str, wrong: int
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / name).write_text(json.dumps({"eos_token_id": [2, wrong]}))
+    with pytest.raises(CetaneError, match=f"{name}: eos_token_id: no token has the id {wrong} "):
+        Tokenizer.load(tmp_path)
+
+
+def test_encoding_aside_gives_the_same_ids_and_lets_other_threads_run(folder: Path) -> None:
+    tokenizer = Tokenizer.load(folder)
+    for text in ("", "hello world", "naïve 中文 <|im_end|> x"):
+        for special in (True, False):
+            theirs = tokenizer.backend.encode(text, add_special_tokens=special).ids
+            assert tokenizer.encode_aside(text, special) == theirs
+    with pytest.raises(CetaneError, match="not valid Unicode"):
+        tokenizer.encode_aside("\ud800")
+    begun, done, ticks = threading.Event(), threading.Event(), 0
+
+    def encode() -> None:
+        begun.set()
+        tokenizer.encode_aside("hello " * 300_000)
+        done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    begun.wait()
+    while not done.wait(0.01):
+        ticks += 1
+    thread.join()
+    assert ticks > 10
+
+
+def test_no_token_stands_for_more_bytes_than_the_longest(folder: Path) -> None:
+    tokenizer = Tokenizer.load(folder)
+    sizes = [len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)]
+    assert tokenizer.longest >= max(sizes)
 
 
 def entry(text: str, special: bool, **flags: bool) -> dict[str, Any]:

@@ -36,14 +36,14 @@ def test_a_head_that_chooses_refuses_by_field(field: str) -> None:
 class Model:
     """What asks need of a served model; its tokenizer counts the texts that it encodes."""
 
-    chooses, context = False, 8
+    chooses, context, longest = False, 8, 4
     plan = SimpleNamespace(vocab=1000)
     adapters: ClassVar = {"it": None}
 
     def __init__(self) -> None:
         self.tokenizer, self.encoded = self, 0
 
-    def encode(self, _: str) -> list[int]:
+    def encode_aside(self, _: str, add_special_tokens: bool) -> list[int]:
         self.encoded += 1
         return [1]
 
@@ -73,6 +73,18 @@ def test_too_many_prompts_are_refused_before_they_are_encoded() -> None:
     with pytest.raises(ApiError, match="more than 2 prompts"):
         completion_asks(request(prompt=["a"] * 3), served, Settings(prompts=2))
     assert not served.encoded
+
+
+def test_a_prompt_that_no_tokens_can_hold_is_refused_before_it_is_encoded() -> None:
+    """Encoding one of 4 MB takes 12 s. Of 32 bytes, 8 tokens of 4 bytes may hold all."""
+    served: Any = Model()
+    for prompt in ("é" * 16 + "a", ["a" * 33]):
+        with pytest.raises(ApiError, match="the context holds at most 32") as error:
+            completion_asks(request(prompt=prompt), served, Settings())
+        assert error.value.status == 400
+        assert error.value.code == "context_length_exceeded"
+    assert not served.encoded
+    assert completion_asks(request(prompt="é" * 16), served, Settings())
 
 
 @pytest.mark.parametrize(("limit", "most"), [(None, 16), (5, 5), (100, 16)])
@@ -127,7 +139,7 @@ def test_a_request_with_tools_takes_the_template_for_tools(tiny_checkpoint_folde
         Tokenizer.load(tiny_checkpoint_folder),
         chat_template="{{ messages[0].content }}", tool_template=TOOL_USE,
     )  # fmt: skip
-    served: Any = SimpleNamespace(tokenizer=tokenizer, constrains=True)
+    served: Any = SimpleNamespace(tokenizer=tokenizer, constrains=True, context=1000)
 
     def asked(**fields: Any) -> ChatRequest:
         messages = [{"role": "user", "content": "x"}]

@@ -56,6 +56,53 @@ def test_null_counts_as_left_out_at_every_level() -> None:
     assert request.tools[0].function.parameters == {"type": "object"}
 
 
+MANY = 100_000
+WRONG = {
+    "unknown fields": ({f"k{i}": 1 for i in range(MANY)}, "k0", "unknown_parameter"),
+    "unknown fields of a message": (
+        {"messages": [USER | {f"k{i}": 1 for i in range(MANY)}]}, "messages.0.k0",
+        "unknown_parameter",
+    ),
+    "unknown fields of tools": (
+        {"tools": [{"type": "function", "function": {"name": f"f{n}"}}
+                   | {f"k{i}": 1 for i in range(MANY // 100)} for n in range(100)]},
+        "tools.0.k0", "unknown_parameter",
+    ),
+    "large biases": (
+        {"logit_bias": {"x": 1} | {str(i): 1000 for i in range(MANY)}}, "logit_bias.0",
+        "invalid_value",
+    ),
+    "biases that are no numbers": (
+        {"logit_bias": {"x": 1} | {str(i): "x" for i in range(MANY)}}, "logit_bias.0",
+        "invalid_value",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_many_wrong_fields_are_one_error(name: str) -> None:
+    """An error for each took a second for 100,000, in which the server answered nobody."""
+    fields, param, code = WRONG[name]
+    with pytest.raises(ApiError) as error:
+        parsed(**fields)
+    assert (error.value.param, error.value.code) == (param, code)
+    assert isinstance(error.value.__cause__, ValidationError)
+    assert error.value.__cause__.error_count() < 5
+
+
+@pytest.mark.parametrize("bias", [-100, 100, 0.5, 0])
+def test_right_biases_are_all_kept(bias: float) -> None:
+    biases = {str(i): bias for i in range(1000)}
+    assert parsed(logit_bias=biases).logit_bias == biases
+
+
+@pytest.mark.parametrize("bias", [True, "1", [1], float("nan"), 100.1, -101, 10**39])
+def test_a_bias_that_is_wrong(bias: Any) -> None:
+    with pytest.raises(ApiError) as error:
+        parsed(logit_bias={"1": 1, "2": bias})
+    assert error.value.param == "logit_bias.2"
+
+
 IGNORED = {
     "user": "me", "safety_identifier": "me", "metadata": {"run": "1"}, "store": True,
     "service_tier": "flex", "prompt_cache_key": "me", "prompt_cache_retention": "24h",

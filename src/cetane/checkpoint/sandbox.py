@@ -12,7 +12,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Python code that runs by itself, with the path of a file or folder as `sys.argv[1]`."""
+    """Python code that runs by itself. It gets the path of a file or folder as `sys.argv[1]`, or
+    content on its standard input."""
 
     code: str
     seconds: int
@@ -24,7 +25,9 @@ class Sandbox:
     environment: dict[str, str]
     """The only variables that it sees, beside PATH."""
 
-    def run(self, path: Path) -> subprocess.CompletedProcess[bytes]:
+    def run(
+        self, path: Path | None = None, content: bytes = b""
+    ) -> subprocess.CompletedProcess[bytes]:
         """Run it to its end. Raises subprocess.TimeoutExpired when the patience is over."""
         limits = f"""
 import resource, sys
@@ -37,7 +40,14 @@ for limit, most in ((resource.RLIMIT_CPU, {self.seconds}), (resource.RLIMIT_AS, 
             raise
 """
         return subprocess.run(
-            [sys.executable, "-I", "-c", limits + self.code, str(path)],
-            capture_output=True, timeout=self.patience, check=False,
+            [sys.executable, "-I", "-c", limits + self.code, str(path or "")],
+            input=content, capture_output=True, timeout=self.patience, check=False,
             env={"PATH": os.environ.get("PATH", ""), **self.environment},
         )  # fmt: skip
+
+    def succeeds(self, content: bytes) -> bool:
+        """Whether it ends well and in time with some content."""
+        try:
+            return self.run(content=content).returncode == 0
+        except subprocess.TimeoutExpired:
+            return False

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -23,6 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from cetane.errors import CetaneError
 from cetane.files import shipped_text
 from cetane.server.asks import chat_asks, check_known, completion_asks
+from cetane.server.compiler import Compiler
 from cetane.server.errors import ApiError
 from cetane.server.forms import AnswerForm, ChatForm, CompletionForm
 from cetane.server.metrics import Metrics
@@ -30,16 +32,20 @@ from cetane.server.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    GenerationRequest,
     RequestBody,
     TokenizeRequest,
     parse,
 )
 from cetane.server.served import Served
 from cetane.server.settings import Settings
-from cetane.server.worker import Worker
+from cetane.server.worker import Worker, late
+from cetane.server.writing import Ask
 from cetane.validation import validated
 
 Kind = TypeVar("Kind", bound=RequestBody)
+Prompted = TypeVar("Prompted", bound=GenerationRequest)
+AsksOf = Callable[[Prompted, Served, Settings], list[Ask]]
 Result = TypeVar("Result")
 
 HOST = re.compile(r"(\[[^]]*\]|[^:]*)(?::[0-9]*)?")
@@ -54,6 +60,7 @@ class Service:
 
     def __init__(self, models: Sequence[Served], settings: Settings) -> None:
         self.settings, self.metrics = settings, Metrics()
+        self.compiler = Compiler(settings.queue)
         self.workers = [Worker(served, settings, self.metrics) for served in models]
         self.models = {name: worker for worker in self.workers for name in worker.served.adapters}
         """The workers by the names of models: of bundles, and of bundles with an adapter."""
@@ -68,6 +75,19 @@ class Service:
             known = ", ".join(self.models)
             raise ApiError(404, f"model: no {name!r}; known: {known}", "model", "model_not_found")
         return self.models[name]
+
+    async def prepared(
+        self, request: Prompted, served: Served, asks_of: AsksOf[Prompted]
+    ) -> list[Ask]:
+        """The asks of a request, made in a thread. Raises ApiError."""
+        work = partial(asks_of, request, served, self.settings)
+        if not request.constrained:
+            return await asyncio.to_thread(work)
+        try:
+            async with asyncio.timeout(self.settings.seconds):
+                return await self.compiler.run(work)
+        except TimeoutError as error:
+            raise late() from error
 
     def close(self) -> None:
         """Take no more requests. Running answers may end within the settings' `grace` seconds."""
@@ -183,10 +203,8 @@ def add_tokenizer(router: APIRouter, service: Service) -> None:
     async def tokenize(http: Request) -> dict[str, Any]:
         request = await read(TokenizeRequest, http, settings)
         served = service.worker(request.model).served
-        encode = served.tokenizer.encode
-        if not request.add_special_tokens:
-            encode = served.tokenizer.encode_plain
-        tokens = await asyncio.to_thread(encode, request.prompt)
+        encode = served.tokenizer.encode_aside
+        tokens = await asyncio.to_thread(encode, request.prompt, request.add_special_tokens)
         return {"tokens": tokens, "count": len(tokens), "max_model_len": served.context}
 
     @router.post("/detokenize")
@@ -224,14 +242,18 @@ def routes(service: Service) -> APIRouter:
     async def chat(http: Request) -> Response:
         request = await read(ChatRequest, http, settings)
         worker = service.worker(request.model)
-        asks = await asyncio.to_thread(chat_asks, request, worker.served, settings)
+        asks = await unless_gone(http, service.prepared(request, worker.served, chat_asks))
+        if asks is None:
+            return GONE
         return await respond(http, worker, ChatForm(request, worker.served, asks))
 
     @router.post("/v1/completions")
     async def completions(http: Request) -> Response:
         request = await read(CompletionRequest, http, settings)
         worker = service.worker(request.model)
-        asks = await asyncio.to_thread(completion_asks, request, worker.served, settings)
+        asks = await unless_gone(http, service.prepared(request, worker.served, completion_asks))
+        if asks is None:
+            return GONE
         return await respond(http, worker, CompletionForm(request, worker.served, asks))
 
     @router.get("/v1/models")
@@ -362,5 +384,6 @@ def serve(*bundles: str | Path, backend: str = "auto", **settings: Any) -> FastA
     if not bundles:
         raise CetaneError("no bundle to serve")
     checked = validated(Settings, settings, "the server's settings")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one
     opened = [Served(Path(bundle), backend, checked) for bundle in bundles]
     return create_app(Service(opened, checked))

@@ -5,6 +5,7 @@ from typing import Any
 
 from cetane.errors import CetaneError
 from cetane.pipeline.language_model import Sampling
+from cetane.server.compiler import check_compiles
 from cetane.server.errors import ApiError, unsupported
 from cetane.server.grammar import GrammarConstraint, grammar_of
 from cetane.server.requests import (
@@ -78,11 +79,11 @@ def asks(
     if most is not None and most > limit and settings.max_tokens is not None:
         raise ApiError(400, f"max_tokens: at most {limit} here", "max_tokens", "invalid_value")
     most = limit if most is None else min(most, limit)
-    constraint = None if grammar is None else compiled(grammar, served, request)
     check_choices(request, served, top, grammar)
     for ids in prompts:
         check_prompt(ids, served, param)
     bias = token_biases(request, served)
+    constraint = None if grammar is None else compiled(grammar, served, request)  # may be slow
     stop_tokens = served.tokenizer.special_ids(request.stops)
     return [
         Ask(
@@ -165,12 +166,17 @@ def sampling(request: GenerationRequest, bias: Mapping[int, float], number: int)
 
 
 def compiled(grammar: str, served: Served, request: GenerationRequest) -> GrammarConstraint:
-    """The constraint of a grammar for this model. Raises ApiError if the model takes none."""
+    """The constraint of a grammar for this model. Raises ApiError if the model takes none, or if
+    the grammar is beyond the limits of its trial."""
     param = "response_format" if request.response_format is not None else "tools"
     try:
         grammars = served.grammars
     except CetaneError as error:
         raise unsupported(param, error.message) from error
+    try:
+        check_compiles(grammar)
+    except CetaneError as error:
+        raise ApiError(400, f"{param}: {error.message}", param, "invalid_value") from error
     return grammars.constraint(grammar, param)
 
 
@@ -201,9 +207,25 @@ def chat_ids(request: ChatRequest, served: Served) -> list[int]:
         raise unsupported("tools", "the model's chat template knows no tools")
     messages = [plain(message) for message in request.messages]
     try:
-        return served.tokenizer.chat(messages, tools=described(tools))
+        text = served.tokenizer.render_chat(messages, tools=described(tools))
     except CetaneError as error:
         raise ApiError(400, f"messages: {error.message}", "messages", "invalid_value") from error
+    return encoded(text, served, "messages", special=False)  # the template writes them itself
+
+
+def encoded(text: str, served: Served, param: str, special: bool) -> list[int]:
+    """The tokens of a prompt, with special tokens around them or without. Raises ApiError for a
+    text that is too long whatever its tokens are, since encoding it would take seconds."""
+    size, most = len(text.encode(errors="replace")), served.context * served.tokenizer.longest
+    if size > most:
+        raise ApiError(
+            400, f"{param}: the prompt has {size} bytes, the context holds at most {most}",
+            param, "context_length_exceeded",
+        )  # fmt: skip
+    try:
+        return served.tokenizer.encode_aside(text, add_special_tokens=special)
+    except CetaneError as error:
+        raise ApiError(400, f"{param}: {error.message}", param, "invalid_value") from error
 
 
 def plain(message: ChatMessage) -> Mapping[str, Any]:
@@ -250,20 +272,13 @@ def completion_prompts(
     """The prompts of a request for completions, as tokens."""
     prompt = request.prompt
     if isinstance(prompt, str):
-        return [encoded(prompt, served)]
+        return [encoded(prompt, served, "prompt", special=True)]
     if all(isinstance(part, int) for part in prompt):
         return [[part for part in prompt if isinstance(part, int)]]
     if len(prompt) > settings.prompts:
         raise ApiError(400, f"prompt: more than {settings.prompts} prompts", "prompt")
     return [
-        encoded(part, served) if isinstance(part, str) else list(part)
+        encoded(part, served, "prompt", special=True) if isinstance(part, str) else list(part)
         for part in prompt
         if not isinstance(part, int)
     ]
-
-
-def encoded(text: str, served: Served) -> list[int]:
-    try:
-        return served.tokenizer.encode(text)
-    except CetaneError as error:
-        raise ApiError(400, f"prompt: {error.message}", "prompt", "invalid_value") from error

@@ -6,7 +6,7 @@ Unknown fields are refused, and so are values that the server would not honour.
 from collections import Counter
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from cetane.errors import CetaneError
@@ -25,16 +25,36 @@ class RequestBody(BaseModel):
     @classmethod
     def without_nulls(cls, content: Any) -> Any:
         """A field that is null counts as left out, also an unknown one: clients send back the
-        answers that they got, with all fields of their own types."""
+        answers that they got, with all fields of their own types.
+
+        Of unknown fields only the first is kept: errors for a million would take many seconds.
+        """
         if not isinstance(content, dict):
             return content
-        return {name: value for name, value in content.items() if value is not None}
+        given = {name: value for name, value in content.items() if value is not None}
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        first = next((name for name in given if name not in known), None)
+        return {name: value for name, value in given.items() if name in known or name == first}
 
 
 Item = TypeVar("Item")
 Items = Annotated[list[Item], Field(fail_fast=True)]
 """A list that fails at its first wrong item: errors for a million would take many seconds."""
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+def up_to_a_wrong_one(biases: Any) -> Any:
+    """The first wrong bias alone, if there is one, as with `Items`."""
+    if isinstance(biases, dict):
+        for token, bias in biases.items():
+            if type(bias) not in (int, float) or not -100 <= bias <= 100:
+                return {token: bias}
+    return biases
+
+
+Biases = Annotated[
+    dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(up_to_a_wrong_one)
+]
 
 
 class StreamOptions(RequestBody):
@@ -107,7 +127,7 @@ class GenerationRequest(RequestBody):
     stop: Stop | Items[Stop] = Field(default_factory=list, max_length=1000)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
+    logit_bias: Biases = Field(default_factory=dict)
     n: int = Field(default=1, ge=1)
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -126,6 +146,11 @@ class GenerationRequest(RequestBody):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only for stream = true")
         return self
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar may have to be compiled."""
+        return not isinstance(self.response_format, TextFormat | None)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -219,7 +244,7 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    tools: list[Tool] = Field(default_factory=list, max_length=128)
+    tools: Items[Tool] = Field(default_factory=list, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
 
@@ -233,8 +258,7 @@ class ChatRequest(GenerationRequest):
             raise ValueError("max_tokens: must be at least 1")
         if self.tool_choice not in (None, "none") and not self.tools:
             raise ValueError("tool_choice: only with tools")
-        forced = self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
-        if forced and self.response_format is not None:
+        if self.forces_call and self.response_format is not None:
             raise ValueError("response_format: not together with a tool_choice that forces a call")
         names = [tool.function.name for tool in self.tools]
         if twice := [name for name, count in Counter(names).items() if count > 1]:
@@ -242,6 +266,15 @@ class ChatRequest(GenerationRequest):
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
             raise ValueError(f"tool_choice: no tool {self.tool_choice.function.name!r}")
         return self
+
+    @property
+    def forces_call(self) -> bool:
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def constrained(self) -> bool:
+        strict = any(tool.function.strict for tool in self.tools)
+        return super().constrained or self.forces_call or strict
 
 
 Ids = Items[Annotated[int, Field(ge=0)]]

@@ -153,7 +153,7 @@ class Worker:
             self._end("left")
         except OutOfTime:
             self._end("timeout")
-            job.put(ApiError(503, "the time of this request is over", code="timeout"))
+            job.put(late())
         except CetaneError as error:
             self._end("failed")
             job.put(ApiError(500, str(error)))
@@ -178,6 +178,10 @@ class Worker:
         name = self.served.name
         self.metrics.waiting.labels(name).set(len(self._queue))
         self.metrics.running.labels(name).set(self._running is not None)
+
+
+def late() -> ApiError:
+    return ApiError(503, "the time of this request is over", code="timeout")
 
 
 def closing() -> ApiError:
