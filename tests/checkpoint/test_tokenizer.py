@@ -184,6 +184,8 @@ def test_eos_ids_from_other_files(folder: Path, tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path).eos_ids == (7, 8, 2)
     (tmp_path / "config.json").write_text('{"eos_token_id": 9}')
     assert Tokenizer.load(tmp_path).eos_ids == (9, 2)
+    (tmp_path / "config.json").write_text('{"eos_token_id": -1}')
+    assert Tokenizer.load(tmp_path).eos_ids == (2,)
 
 
 @pytest.mark.parametrize("name", ["generation_config.json", "config.json"])

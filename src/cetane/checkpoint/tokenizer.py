@@ -20,6 +20,8 @@ from cetane.checkpoint.trial import check_tokenizer
 from cetane.errors import CetaneError
 from cetane.files import is_present, json_sha256, read_json_if_present, read_text
 
+NO_TOKEN = -1
+"""What some configs say in place of a stop token that they do not have."""
 TEMPLATE_FILES = {
     "default": "chat_template.jinja",
     "tool_use": "additional_chat_templates/tool_use.jinja",
@@ -380,7 +382,7 @@ def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, eos: str | None) -> tu
         if declared is None and isinstance(candidate, dict):
             declared, file = candidate.get("eos_token_id"), source
     listed = declared if isinstance(declared, list) else [declared]
-    ids = [i for i in listed if type(i) is int]
+    ids = [i for i in listed if type(i) is int and i != NO_TOKEN]
     if wrong := [i for i in ids if not 0 <= i < 2**31]:
         raise CetaneError(
             f"{file}: eos_token_id: no token has the id {wrong[0]}",
