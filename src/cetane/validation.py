@@ -34,6 +34,11 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 """A SHA-256 in small hexadecimal digits."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 """A number that is neither infinite nor NaN."""
+MOST_DRAWN = 1e15
+"""The largest figure that is drawn, beyond any of a model. The borders of matplotlib's axes
+overflow from about 1e250."""
+Drawn = Annotated[float, Field(ge=-MOST_DRAWN, le=MOST_DRAWN, allow_inf_nan=False)]
+"""A figure that can be drawn."""
 
 Content = TypeVar("Content")
 

@@ -13,12 +13,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
 from cetane.lab.experiment import ARMS, ArmName, Experiment, InputName, Status, bounds, within
 from cetane.ledger import Ledger
 from cetane.tasks.processes import installed_memory
-from cetane.validation import Data
+from cetane.validation import Data, Drawn
 
 PACKAGES = ("cetane", "torch", "coremltools", "transformers", "onnxruntime", "numpy")
 Ended = Literal["passed", "failed", "error", "interrupted"]
@@ -46,7 +46,7 @@ class ArmOutcome(Data):
     """sha256 of the recipe."""
     metrics: dict[str, Figure] = Field(default_factory=dict)
     texts: dict[str, str] = Field(default_factory=dict)
-    curves: dict[str, tuple[tuple[FiniteFloat, FiniteFloat], ...]] = Field(default_factory=dict)
+    curves: dict[str, tuple[tuple[Drawn, Drawn], ...]] = Field(default_factory=dict)
 
 
 class GateOutcome(Data):
