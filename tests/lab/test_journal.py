@@ -155,6 +155,17 @@ def test_a_last_line_of_another_schema_is_no_power_loss(tmp_path: Path) -> None:
         journal.repair()
 
 
+def test_a_line_of_a_newer_version(tmp_path: Path) -> None:
+    journal, content = filled(tmp_path / "journal.jsonl")
+    verdict = json.loads(content.splitlines()[-1])
+    journal.path.write_bytes(content + json.dumps(verdict | {"mood": 1}).encode() + b"\n")
+    with pytest.raises(CetaneError) as caught:
+        journal.events()
+    known = "event, experiment, at, status, reason, obituary"
+    assert caught.value.message.endswith(f"line 5: verdict.mood: unknown key; known: {known}")
+    assert "or upgrade cetane" in str(caught.value.hint)
+
+
 def test_several_losses_are_all_kept(tmp_path: Path) -> None:
     journal, content = filled(tmp_path / "journal.jsonl")
     for index in range(2):

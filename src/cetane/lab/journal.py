@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, model_validator
 
 from cetane.lab.experiment import ARMS, ArmName, Experiment, InputName, Status, bounds, within
 from cetane.ledger import Ledger
@@ -22,6 +22,11 @@ from cetane.validation import Data, Drawn
 
 PACKAGES = ("cetane", "torch", "coremltools", "transformers", "onnxruntime", "numpy")
 Ended = Literal["passed", "failed", "error", "interrupted"]
+HINT = (
+    "restore that line from a copy, or upgrade cetane if a newer one wrote it; only a broken last "
+    "line is repaired automatically"
+)
+"""The advice in errors about a line."""
 
 
 class Figure(Data):
@@ -140,7 +145,6 @@ class Verdict(Data):
 
 
 Event = Annotated[Intent | Outcome | Verdict, Field(discriminator="event")]
-EVENT: TypeAdapter[Intent | Outcome | Verdict] = TypeAdapter(Event)
 
 
 @dataclass(frozen=True)
@@ -164,9 +168,8 @@ class Journal:
     def __init__(
         self, path: Path, base: Path | None = None, replaced: Collection[str] = ()
     ) -> None:
-        hint = "restore that line from a copy; only a broken last line is repaired automatically"
-        self._ledger = Ledger(path, EVENT, hint)
-        self._base = None if base is None else Ledger(base, EVENT, hint)
+        self._ledger: Ledger[Event] = Ledger(path, Event, HINT)
+        self._base: Ledger[Event] | None = None if base is None else Ledger(base, Event, HINT)
         self._replaced = replaced
         self.path, self.broken = path, self._ledger.broken
 
