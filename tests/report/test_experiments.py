@@ -58,6 +58,16 @@ def test_the_largest_curve_is_drawn() -> None:
         ArmOutcome(curves={"e": ((1e158, 0.0),)})
 
 
+@pytest.mark.filterwarnings("error")
+def test_texts_steer_no_terminal(run: ExperimentReport) -> None:
+    """A title and a curve's name may be a stranger's."""
+    hostile = "a\x1b[31m\u202e b"
+    curve = run.curves[0].model_copy(update={"name": hostile})
+    shown = page(run.model_copy(update={"title": hostile, "curves": (curve,)}))
+    assert "\x1b" not in shown and "\u202e" not in shown
+    assert shown.count("a\\x1b[31m\\u202e b") >= 4  # title, heading, picture, its label
+
+
 def test_what_was_reported_stands_beside(run: ExperimentReport, planned: ExperimentReport) -> None:
     assert "predicted" in page(run)
     for report in (*run.reported, *planned.reported):
