@@ -5,6 +5,8 @@ import shlex
 
 LONGEST = 300
 """The most characters of a message, and of a hint: a file's own words must not fill the screen."""
+STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Control characters but tabs and line ends, and marks that turn the direction of writing."""
 SET_TMPDIR = "set TMPDIR to a folder that can be written"
 """The advice where no folder takes temporary files."""
 
@@ -64,6 +66,15 @@ def escaped(text: str) -> str:
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
     )
+
+
+def steerless(text: str) -> str:
+    """`text` that cannot steer a terminal, for answers and pages.
+
+    Control characters and marks that turn the direction of writing are escaped. `escaped` would
+    also escape wide spaces, and the joiners within emoji.
+    """
+    return STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def shortened(line: str, longest: int) -> str:

@@ -6,15 +6,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Generic, TypeVar
-
-from pydantic import TypeAdapter
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from cetane.errors import CetaneError
 from cetane.files import disk_errors, read_bytes
-from cetane.validation import parse_json, validated
+from cetane.validation import Data, parse_json, validated
 
-Line = TypeVar("Line")
+Line = TypeVar("Line", bound=Data)
 
 
 class Ledger(Generic[Line]):
@@ -24,8 +22,9 @@ class Ledger(Generic[Line]):
     `NAME.broken`, and keep everything before it. A broken line elsewhere is an error.
     """
 
-    def __init__(self, path: Path, kind: TypeAdapter[Line], hint: str) -> None:
-        """Its lines are of a `kind`. `hint` is the advice in errors about a broken line."""
+    def __init__(self, path: Path, kind: Any, hint: str) -> None:
+        """Its lines are of a `kind`, which may be a union. `hint` is the advice in errors about a
+        broken line."""
         self.path, self.kind, self.hint = path, kind, hint
         self.broken = path.with_name(path.name + ".broken")
 
@@ -42,7 +41,7 @@ class Ledger(Generic[Line]):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._locked() as file:
                 self._mend(file)
-                file.write(self.kind.dump_json(line) + b"\n")
+                file.write(line.model_dump_json().encode() + b"\n")
                 sync(file)
 
     def repair(self) -> int:

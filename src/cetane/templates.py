@@ -1,18 +1,26 @@
 """Pages from jinja2 templates, with one set of options for Markdown and HTML."""
 
+import re
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from cetane.errors import steerless
+
+TAG = re.compile(r"<(?=[A-Za-z/!?])")
+"""What Markdown takes for the beginning of a tag or a comment of HTML."""
 
 
 def environment(package: str, filters: dict[str, Any], *, autoescape: bool = False) -> Environment:
     """The templates in the folder `templates` of a package, and the filters that they use.
 
-    A name that a page lacks is an error, never an empty place. HTML pages escape what they print.
+    A name that a page lacks is an error, never an empty place. HTML pages escape what they print,
+    Markdown pages only what would begin a tag.
     """
     made = Environment(
         loader=PackageLoader(package),
         autoescape=autoescape,
+        finalize=plain if autoescape else untagged,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -20,3 +28,13 @@ def environment(package: str, filters: dict[str, Any], *, autoescape: bool = Fal
     )
     made.filters |= filters
     return made
+
+
+def plain(value: Any) -> Any:
+    """A value for a page. Texts may be a stranger's; markup is a page's own."""
+    return steerless(value) if type(value) is str else value
+
+
+def untagged(value: Any) -> Any:
+    """A value for a page of Markdown, without HTML."""
+    return TAG.sub("&lt;", steerless(value)) if isinstance(value, str) else value

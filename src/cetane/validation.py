@@ -34,6 +34,11 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 """A SHA-256 in small hexadecimal digits."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 """A number that is neither infinite nor NaN."""
+MOST_DRAWN = 1e15
+"""The largest figure that is drawn, beyond any of a model. The borders of matplotlib's axes
+overflow from about 1e250."""
+Drawn = Annotated[float, Field(ge=-MOST_DRAWN, le=MOST_DRAWN, allow_inf_nan=False)]
+"""A figure that can be drawn."""
 
 Content = TypeVar("Content")
 
@@ -68,7 +73,7 @@ def validated(
     except CetaneError as error:  # of a validator with a hint of its own
         raise CetaneError(f"{where}: {error.message}", error.hint or hint) from error
     except ValidationError as error:
-        known = kind if isinstance(kind, type) else None
+        known = None if isinstance(kind, TypeAdapter) else kind
         raise CetaneError(f"{where}: {reason(error, known)}", hint) from error
     except (RecursionError, UnicodeError, OverflowError) as error:
         raise CetaneError(f"{where}: {spoken(error)}", hint) from error
@@ -80,7 +85,7 @@ def adapter_of(kind: type[Any]) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def reason(error: ValidationError, kind: type[Any] | None = None) -> str:
+def reason(error: ValidationError, kind: Any = None) -> str:
     """The first error, as "KEY: REASON"."""
     first, *others = error.errors()
     location = first["loc"]
@@ -93,7 +98,7 @@ def reason(error: ValidationError, kind: type[Any] | None = None) -> str:
     return f"{key}: {text}" if key else text
 
 
-def worded(error: ErrorDetails, kind: type[Any] | None = None) -> str:
+def worded(error: ErrorDetails, kind: Any = None) -> str:
     """What is wrong, without its place."""
     if error["type"] != "extra_forbidden":
         return error["msg"].removeprefix("Value error, ")

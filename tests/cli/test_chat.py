@@ -76,12 +76,6 @@ def test_a_base_model_is_warned_of(
     assert "a base model without a chat template" in talk(cetane, ported).err
 
 
-def test_a_terminal_is_not_steered() -> None:
-    assert chat.printable("a\x1b[2Jb\n\tc\x07\u202e") == "a\\x1b[2Jb\n\tc\\x07\\u202e"
-    family = "👩\u200d👩\u200d👧"
-    assert chat.printable(family) == family
-
-
 def test_the_history_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readline = pytest.importorskip("readline")
     monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))

@@ -77,7 +77,7 @@ def journal() -> Document:
     outcome = {
         "event": "outcome", "run": "1", "experiment": "x", "at": "2026-01-01", "status": "passed",
         "seconds": 1.5, "arms": arms,
-        "gates": [{"metric": "m", "arm": "ratio", "value": 1.0, "passed": True}],
+        "gates": [{"metric": "decode_ms", "arm": "ratio", "value": 1.0, "passed": True}],
     }  # fmt: skip
     decided = {"event": "verdict", "experiment": "x", "at": "2026", "status": "Measured",
                "reason": "1.5 ms"}  # fmt: skip

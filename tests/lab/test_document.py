@@ -1,7 +1,10 @@
 """The decision log: from files alone, always the same, and in step with what is committed."""
 
+import re
+from html.parser import HTMLParser
 from pathlib import Path
 
+from markdown_it import MarkdownIt
 from tests.lab.test_journal import intent, outcome
 
 from cetane.lab.document import cell, markdown
@@ -76,6 +79,34 @@ def test_the_status_in_the_words_of_the_original(lab: Path, journal: Journal) ->
     page = markdown(load_experiments(lab), journal)
     assert "| Tiny (`tiny`) | In training | Measured | not run |" in page
     assert "`tiny`; original 2026-04-13: In training." in page
+
+
+class Tags(HTMLParser):
+    """The names of the elements of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.names.add(tag)
+
+
+def test_hostile_texts_are_texts(lab: Path, journal: Journal) -> None:
+    """CommonMark is the judge: it lets HTML of a page through."""
+    hostile = "a\x1b[31m\u202e\n# b <script>x</script> `<img src=x>` \\` <iframe> ` < 1 <!-- c"
+    one = load_experiments(lab)["tiny"]
+    words = {"title": hostile, "hypothesis": hostile, "lesson": hostile, "original": hostile}
+    arm = ArmOutcome(texts={hostile: hostile}, curves={hostile: ((1, 2),)},
+                     metrics={"kl": Figure(value=1, unit=hostile, note=hostile)})  # fmt: skip
+    journal.append(intent("r1", "tiny"))
+    journal.append(outcome("r1", "tiny", arms={"baseline": arm, "candidate": arm}))
+    page = markdown({"tiny": one.model_copy(update=words)}, journal)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", page)
+    shown = MarkdownIt("commonmark").render(page)
+    assert not {"script", "img", "iframe"} & Tags(shown).names
+    assert "<!--" not in shown and "&lt;script&gt;" in shown and " &lt; 1 " in shown
 
 
 def test_it_is_always_the_same(lab: Path, journal: Journal) -> None:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cetane.errors import CetaneError
-from cetane.lab.experiment import ARMS
+from cetane.lab.entry import Entry
+from cetane.lab.experiment import ARMS, Experiment
 from cetane.lab.journal import (
     ArmOutcome,
     Figure,
@@ -17,6 +18,7 @@ from cetane.lab.journal import (
     Intent,
     Journal,
     Outcome,
+    Run,
     Verdict,
     machine,
     now,
@@ -75,6 +77,50 @@ def test_an_outcome_that_contradicts_itself(change: dict[str, object]) -> None:
     assert outcome(status="failed", gates=[FAILED]).status == "failed"
     with pytest.raises(ValidationError):
         outcome(**change)
+
+
+def gate(value: float | None, **bounds: float) -> GateOutcome:
+    passed = value is not None and value <= bounds["most"]
+    return GateOutcome(metric="kl", arm="candidate", value=value, passed=passed, **bounds)
+
+
+def test_a_gate_against_the_figures_of_its_arm() -> None:
+    """The arms' KL is 0.5."""
+    assert outcome(gates=[gate(0.5, most=1)]).gates
+    for value in (0.25, 0.5000001):
+        with pytest.raises(ValidationError, match=r"kl at most 1: .*, where the arms have 0\.5"):
+            outcome(gates=[gate(value, most=1)])
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_figure_that_json_lacks(tmp_path: Path, value: float) -> None:
+    arm = ArmOutcome(metrics={"kl": Figure(value=value)})
+    failed = outcome(status="failed", arms=dict.fromkeys(ARMS, arm), gates=[gate(value, most=1)])
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.append(failed)
+    (back,) = journal.events()
+    assert isinstance(back, Outcome) and back.gates[0].value is None
+
+
+def test_gates_of_another_definition(tiny: Experiment) -> None:
+    """A line that was changed, though its experiment's hash was not."""
+    small = ArmOutcome(
+        metrics={"weight_bytes": Figure(value=1.0), "perplexity_ratio": Figure(value=1.2)}
+    )
+    arms = {"baseline": ArmOutcome(metrics={"weight_bytes": Figure(value=2.0)}), "candidate": small}
+    size = GateOutcome(metric="weight_bytes", arm="ratio", most=0.6, value=0.5, passed=True)
+    text = GateOutcome(metric="perplexity_ratio", arm="candidate", most=1.5, value=1.2, passed=True)
+    laxer = text.model_copy(update={"most": 99.0})
+    hashes = {"experiment_sha256": tiny.sha256, "recipes": tiny.recipes_sha256}
+    begun = intent(experiment="tiny").model_copy(update=hashes)
+    for gates in ([], [size], [size, laxer], [size, text]):
+        run = Run(begun, outcome(experiment="tiny", arms=arms, gates=gates))
+        same = gates == [size, text]
+        assert run.fits(tiny) == same
+        assert Entry(tiny, [run], None).state_in_words() == (
+            "passed" if same else "passed, changed since"
+        )
+    assert Run(begun, outcome(experiment="tiny", status="error", arms={})).fits(tiny)
 
 
 @pytest.mark.parametrize("value", [0.5, None, float("nan")])
@@ -153,6 +199,17 @@ def test_a_last_line_of_another_schema_is_no_power_loss(tmp_path: Path) -> None:
     journal.path.write_bytes(content + b'{"event": "prophecy"}\n')
     with pytest.raises(CetaneError, match="line 5: "):
         journal.repair()
+
+
+def test_a_line_of_a_newer_version(tmp_path: Path) -> None:
+    journal, content = filled(tmp_path / "journal.jsonl")
+    verdict = json.loads(content.splitlines()[-1])
+    journal.path.write_bytes(content + json.dumps(verdict | {"mood": 1}).encode() + b"\n")
+    with pytest.raises(CetaneError) as caught:
+        journal.events()
+    known = "event, experiment, at, status, reason, obituary"
+    assert caught.value.message.endswith(f"line 5: verdict.mood: unknown key; known: {known}")
+    assert "or upgrade cetane" in str(caught.value.hint)
 
 
 def test_several_losses_are_all_kept(tmp_path: Path) -> None:

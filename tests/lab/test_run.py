@@ -20,7 +20,7 @@ from cetane.lab import run as runs
 from cetane.lab import sides as benches
 from cetane.lab import tasks
 from cetane.lab.experiment import ARMS, Experiment, Limit, load_experiment, parse_experiment
-from cetane.lab.journal import ArmOutcome, Figure, Intent, Journal
+from cetane.lab.journal import ArmOutcome, Figure, Intent, Journal, value_of
 from cetane.lab.verdict import decide
 from cetane.lab.workload import Setting
 from cetane.tasks.processes import Processes
@@ -187,13 +187,12 @@ def test_values_and_ratios() -> None:
             "candidate": ArmOutcome(metrics={"kl": Figure(value=ours)}),
         }
 
-    ratio = Limit(metric="kl", of="ratio", most=1)
-    assert runs.value_of(ratio, arms(2.0, 1.0)) == 0.5
-    assert runs.value_of(ratio, arms(0.0, 1.0)) is None
-    assert runs.value_of(ratio, arms(2.0, None)) is None
-    assert runs.value_of(Limit(metric="kl", most=1), arms(2.0, 1.0)) == 1.0
-    assert runs.value_of(Limit(metric="kl", of="baseline", most=1), arms(2.0, 1.0)) == 2.0
-    assert runs.value_of(Limit(metric="top1", most=1), arms(2.0, 1.0)) is None
+    assert value_of("kl", "ratio", arms(2.0, 1.0)) == 0.5
+    assert value_of("kl", "ratio", arms(0.0, 1.0)) is None
+    assert value_of("kl", "ratio", arms(2.0, None)) is None
+    assert value_of("kl", "candidate", arms(2.0, 1.0)) == 1.0
+    assert value_of("kl", "baseline", arms(2.0, 1.0)) == 2.0
+    assert value_of("top1", "candidate", arms(2.0, 1.0)) is None
 
 
 def test_a_real_run(tiny: Experiment, setting: Setting, journal: Journal) -> None:

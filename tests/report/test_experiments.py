@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+from pydantic import ValidationError
+
 from cetane.lab.entry import ExperimentReport, experiment_report
-from cetane.lab.journal import Journal
+from cetane.lab.journal import ArmOutcome, Journal
+from cetane.report import plots
 from cetane.report.page import page
 
 
@@ -41,6 +45,27 @@ def test_figures_of_an_earlier_definition_are_marked(run: ExperimentReport) -> N
         last = run.last.model_copy(update={"current": current})
         shown = page(run.model_copy(update={"last": last}))
         assert ("figures of an earlier definition" in shown) is not current
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_largest_curve_is_drawn() -> None:
+    """matplotlib is the judge: it warns of an overflow, and fails at one in an axis."""
+    lines = {"baseline": ((1e15, -1e15), (-1e15, 1e15)), "candidate": ((0.0, 5e-324),)}
+    for arm, points in lines.items():
+        known = ArmOutcome(curves={"e": points})
+        assert "<svg" in plots.curves("e", {arm: known.curves["e"]}, "y")
+    with pytest.raises(ValidationError, match="less than or equal to 1000000000000000 "):
+        ArmOutcome(curves={"e": ((1e158, 0.0),)})
+
+
+@pytest.mark.filterwarnings("error")
+def test_texts_steer_no_terminal(run: ExperimentReport) -> None:
+    """A title and a curve's name may be a stranger's."""
+    hostile = "a\x1b[31m\u202e b"
+    curve = run.curves[0].model_copy(update={"name": hostile})
+    shown = page(run.model_copy(update={"title": hostile, "curves": (curve,)}))
+    assert "\x1b" not in shown and "\u202e" not in shown
+    assert shown.count("a\\x1b[31m\\u202e b") >= 4  # title, heading, picture, its label
 
 
 def test_what_was_reported_stands_beside(run: ExperimentReport, planned: ExperimentReport) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.report.conftest import point
 
 from cetane.errors import CetaneError
-from cetane.report import user_files
+from cetane.report import plots, user_files
 from cetane.report.user_files import read_benchmark, read_sweep
 
 
@@ -112,9 +112,30 @@ def test_no_sweep(tmp_path: Path, content: str) -> None:
         read_sweep(path, "one")
 
 
-@pytest.mark.parametrize("change", [{"kl": float("nan")}, {"bits_per_weight": float("inf")}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kl": float("nan")},
+        {"kl": 1e250},
+        {"bits_per_weight": float("inf")},
+        {"bits_per_weight": -1e158},
+        {"perplexity_ratio": float("inf")},
+    ],
+)
 def test_points_that_no_axis_holds(tmp_path: Path, change: dict[str, Any]) -> None:
     path = tmp_path / "sweep.jsonl"
     path.write_text(json.dumps(point("mine", "kmeans", 4, 0.1) | change) + "\n")
     with pytest.raises(CetaneError, match=next(iter(change))):
         read_sweep(path, "one")
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_largest_points_are_drawn(tmp_path: Path) -> None:
+    """matplotlib is the judge: it warns of an overflow, and fails at one in an axis."""
+    path = tmp_path / "sweep.jsonl"
+    points = [
+        point("large", "kmeans", 4, 1e15, bits_per_weight=1e15, perplexity_ratio=1e300),
+        point("small", "kmeans", 4, 5e-324, bits_per_weight=-1e15),
+    ]
+    path.write_text("".join(json.dumps(p) + "\n" for p in points))
+    assert "<svg" in plots.quality(read_sweep(path, "one"))

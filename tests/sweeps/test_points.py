@@ -63,6 +63,14 @@ def test_a_whole_line_of_something_else_is_refused(tmp_path: Path, line: bytes) 
         KeyedLedger(path, LayerScore)
 
 
+def test_an_unknown_key_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    path = tmp_path / "layers.jsonl"
+    line = {"key": "1", "layer": 0, "kind": "mlp", "format": "fp16", "kl": 1, "forma": 2}
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(CetaneError, match=r"forma: unknown key; did you mean 'format'\? known: "):
+        KeyedLedger(path, LayerScore)
+
+
 def test_points_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(CetaneError, match="no such file"):
         read_points(tmp_path / "sweep.jsonl")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import unicodedata
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from cetane.cli.output import errors, warn
-from cetane.errors import CetaneError
+from cetane.errors import CetaneError, steerless
 from cetane.files import cache_dir
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ HELP = """\
 /system TEXT   tell the model how to answer; this starts a new conversation
 /help          this list
 Ctrl-C stops an answer. An empty line or Ctrl-D ends the conversation."""
-BIDIRECTIONAL = {*map(chr, range(0x202A, 0x202F)), *map(chr, range(0x2066, 0x206A))}
-"""Characters that change the order of other characters on the screen."""
 LINES = 1000
 """The number of questions that the history keeps."""
 
@@ -110,7 +107,7 @@ def show(stream: CompletionStream) -> Completion:
     """Print an answer as it comes; Ctrl-C ends it."""
     try:
         for piece in stream:
-            print(printable(piece), end="", flush=True)
+            print(steerless(piece), end="", flush=True)
     except KeyboardInterrupt:
         stream.close()
     print(flush=True)
@@ -129,18 +126,6 @@ def ending(completion: Completion, context: int) -> str:
     speed = "" if rate is None else f", {rate:.1f} tokens/s"
     count = len(completion.tokens)
     return f"[{count} tokens{speed}, {reasons[completion.finish_reason]}]"
-
-
-def printable(text: str) -> str:
-    """An answer that cannot steer a terminal: control characters are escaped, such as \\x1b.
-
-    `errors.escaped` would also escape the joiners within emoji.
-    """
-    return "".join(
-        f"\\x{ord(c):02x}" if (unicodedata.category(c) == "Cc" and c not in "\n\t") else
-        f"\\u{ord(c):04x}" if c in BIDIRECTIONAL else c
-        for c in text
-    )  # fmt: skip
 
 
 def ask() -> str:

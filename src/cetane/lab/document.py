@@ -15,6 +15,8 @@ from cetane.lab.journal import Figure, Journal
 
 ANSWERS = 3
 """The number of an arm's answers that the page shows; the journal has all."""
+MARKS = str.maketrans("\n`|<", "⏎'¦‹")
+"""What an answer has in place of marks that end a code span or a cell, or that are escaped."""
 LONG = 8
 """The most values of a list that are shown."""
 
@@ -47,7 +49,7 @@ def line(text: str) -> str:
 
 def quoted(text: str) -> str:
     """An answer for a place between backticks, in a table or outside."""
-    return text.replace("\n", "⏎").replace("`", "'").replace("|", "¦")[:300]
+    return text.translate(MARKS)[:300]
 
 
 def short(value: float | None) -> str:

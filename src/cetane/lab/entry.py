@@ -77,7 +77,7 @@ class LastRun(Data):
     bundles: dict[ArmName, str]
     """Digests of the bundles that were built."""
     current: bool
-    """Whether the experiment, its recipes and its text are still those of the run."""
+    """Whether the experiment, its recipes, text and gates are still those of the run."""
 
 
 class ExperimentReport(Data):
@@ -147,13 +147,13 @@ class Entry:
 
     @property
     def latest_current(self) -> bool:
-        """Whether the experiment, its recipes and its text are still those of the latest run."""
-        return self.latest is None or self.latest.intent.fits(self.experiment)
+        """Whether the experiment, its recipes, text and gates are still those of the latest run."""
+        return self.latest is None or self.latest.fits(self.experiment)
 
     @property
     def judged_current(self) -> bool:
         """Whether they are still those of the run that gave the figures, if there is one."""
-        return self.judged is None or self.judged.intent.fits(self.experiment)
+        return self.judged is None or self.judged.fits(self.experiment)
 
     @property
     def decided_earlier(self) -> bool:

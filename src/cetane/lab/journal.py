@@ -5,23 +5,38 @@ after any end. `cetane.ledger` tells how it survives a power loss.
 """
 
 import datetime
+import math
 import os
 import platform
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat, TypeAdapter, model_validator
+from pydantic import Field, model_validator
 
-from cetane.lab.experiment import ARMS, ArmName, Experiment, InputName, Status, bounds, within
+from cetane.lab.experiment import (
+    ARMS,
+    ArmName,
+    Experiment,
+    InputName,
+    Limit,
+    Status,
+    bounds,
+    within,
+)
 from cetane.ledger import Ledger
 from cetane.tasks.processes import installed_memory
-from cetane.validation import Data
+from cetane.validation import Data, Drawn
 
 PACKAGES = ("cetane", "torch", "coremltools", "transformers", "onnxruntime", "numpy")
 Ended = Literal["passed", "failed", "error", "interrupted"]
+HINT = (
+    "restore that line from a copy, or upgrade cetane if a newer one wrote it; only a broken last "
+    "line is repaired automatically"
+)
+"""The advice in errors about a line."""
 
 
 class Figure(Data):
@@ -46,7 +61,7 @@ class ArmOutcome(Data):
     """sha256 of the recipe."""
     metrics: dict[str, Figure] = Field(default_factory=dict)
     texts: dict[str, str] = Field(default_factory=dict)
-    curves: dict[str, tuple[tuple[FiniteFloat, FiniteFloat], ...]] = Field(default_factory=dict)
+    curves: dict[str, tuple[tuple[Drawn, Drawn], ...]] = Field(default_factory=dict)
 
 
 class GateOutcome(Data):
@@ -119,13 +134,40 @@ class Outcome(Data):
 
     @model_validator(mode="after")
     def honest(self) -> "Outcome":
-        """Refuse a status without its figures, or against its gates."""
+        """Refuse a status without its figures, or against its gates, and a gate against them."""
         if self.status in ("passed", "failed"):
             if missing := [name for name in ARMS if name not in self.arms]:
                 raise ValueError(f"{self.status}, without the figures of the {missing[0]}")
             if (self.status == "passed") != all(gate.passed for gate in self.gates):
                 raise ValueError(f"{self.status}, which its gates contradict")
+            for gate in self.gates:
+                found = value_of(gate.metric, gate.arm, self.arms)
+                if finite(gate.value) != finite(found):
+                    raise ValueError(f"{gate.limit}: {gate.value}, where the arms have {found}")
         return self
+
+    def judged_by(self, limits: Sequence[Limit]) -> bool:
+        """Whether these limits are those of its gates, if it was judged at all."""
+        asked = [(limit.metric, limit.of, limit.least, limit.most) for limit in limits]
+        gates = [(gate.metric, gate.arm, gate.least, gate.most) for gate in self.gates]
+        return self.status not in ("passed", "failed") or gates == asked
+
+
+def value_of(
+    metric: str, of: ArmName | Literal["ratio"], arms: Mapping[ArmName, ArmOutcome]
+) -> float | None:
+    """A metric of an arm, or the ratio of both arms; None if it is missing."""
+    none = Figure(value=None)
+    values = {name: arms[name].metrics.get(metric, none).value for name in ARMS}
+    if of != "ratio":
+        return values[of]
+    ours, theirs = values["candidate"], values["baseline"]
+    return None if ours is None or not theirs else ours / theirs
+
+
+def finite(value: float | None) -> float | None:
+    """A value as a line keeps it: JSON has neither infinity nor NaN."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 class Verdict(Data):
@@ -140,7 +182,6 @@ class Verdict(Data):
 
 
 Event = Annotated[Intent | Outcome | Verdict, Field(discriminator="event")]
-EVENT: TypeAdapter[Intent | Outcome | Verdict] = TypeAdapter(Event)
 
 
 @dataclass(frozen=True)
@@ -154,6 +195,11 @@ class Run:
     def status(self) -> Ended:
         return "interrupted" if self.outcome is None else self.outcome.status
 
+    def fits(self, experiment: Experiment) -> bool:
+        """Whether the experiment, its recipes, text and gates are still those of this run."""
+        judged = self.outcome is None or self.outcome.judged_by(experiment.gates)
+        return judged and self.intent.fits(experiment)
+
 
 class Journal:
     """A journal file, which need not exist yet, on top of a base that is only read.
@@ -164,9 +210,8 @@ class Journal:
     def __init__(
         self, path: Path, base: Path | None = None, replaced: Collection[str] = ()
     ) -> None:
-        hint = "restore that line from a copy; only a broken last line is repaired automatically"
-        self._ledger = Ledger(path, EVENT, hint)
-        self._base = None if base is None else Ledger(base, EVENT, hint)
+        self._ledger: Ledger[Event] = Ledger(path, Event, HINT)
+        self._base: Ledger[Event] | None = None if base is None else Ledger(base, Event, HINT)
         self._replaced = replaced
         self.path, self.broken = path, self._ledger.broken
 

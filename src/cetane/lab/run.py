@@ -13,7 +13,6 @@ from cetane.lab.experiment import ARMS, ArmName, Experiment, Limit, recipe_sha25
 from cetane.lab.journal import (
     ArmOutcome,
     Ended,
-    Figure,
     GateOutcome,
     Intent,
     Journal,
@@ -21,6 +20,7 @@ from cetane.lab.journal import (
     Run,
     machine,
     now,
+    value_of,
     versions,
 )
 from cetane.lab.metrics import METRICS
@@ -217,21 +217,9 @@ def joined(experiment: Experiment, parts: Sequence[Part]) -> dict[ArmName, ArmOu
     return outcomes
 
 
-def value_of(limit: Limit, arms: Mapping[ArmName, ArmOutcome]) -> float | None:
-    """The value that a limit bounds; None if it is missing."""
-    values = {}
-    for name in ARMS:
-        figure: Figure | None = arms[name].metrics.get(limit.metric)
-        values[name] = None if figure is None else figure.value
-    if limit.of != "ratio":
-        return values[limit.of]
-    ours, theirs = values["candidate"], values["baseline"]
-    return None if ours is None or not theirs else ours / theirs
-
-
 def judge(limit: Limit, arms: Mapping[ArmName, ArmOutcome]) -> GateOutcome:
     """The outcome of a gate. Without a value it fails."""
-    value = value_of(limit, arms)
+    value = value_of(limit.metric, limit.of, arms)
     return GateOutcome(
         metric=limit.metric,
         arm=limit.of,
@@ -246,7 +234,7 @@ def surprises(experiment: Experiment, arms: Mapping[ArmName, ArmOutcome]) -> lis
     """The parts of the hypothesis that do not hold."""
     result = []
     for limit in experiment.expects:
-        value = value_of(limit, arms)
+        value = value_of(limit.metric, limit.of, arms)
         if value is None:
             result.append(f"expected {limit}, found nothing")
         elif not limit.holds(value):
@@ -264,6 +252,6 @@ def settled(experiment: Experiment, setting: Setting, runs: list[Run]) -> Run | 
     if last is None or last.status not in ("passed", "failed"):
         return None
     same = last.intent.versions.get("cetane") == versions()["cetane"]
-    if not same or not last.intent.fits(experiment):
+    if not same or not last.fits(experiment):
         return None
     return last if last.intent.saw(setting.inputs(experiment)) else None

@@ -29,7 +29,7 @@ def decide(
         raise CetaneError(
             f"{status} needs an obituary, so that it is not built again", "add --obituary TEXT"
         )
-    judged = any(run.status in ("passed", "failed") and run.intent.fits(experiment) for run in runs)
+    judged = any(run.status in ("passed", "failed") and run.fits(experiment) for run in runs)
     if status != "Planned" and not judged:
         raise CetaneError(
             f"{experiment.id}, as it is now, was never run to its end",

@@ -11,13 +11,12 @@ from cetane.perf.measurement import MOST, FileKind, Kind, Measurement, Row, numb
 from cetane.validation import parse_json, validated
 
 COLUMNS = ("id", "model", "chip", "what", "kind", "ms", "works", "source")
-WORKS = TypeAdapter(list[Work])
 
 
 def device(file: str, row: Row) -> Iterator[Measurement]:
     """A row that `cetane import` wrote: its work was computed from the bundle's own plan."""
     where = f"{file}, row {row['id']}"
-    works = validated(WORKS, parse_json(row["works"], where), where)
+    works = validated(list[Work], parse_json(row["works"], where), where)
     ms = number(row, "ms")
     amounts = [amount for work in works for amount in amounts_of(work)]
     if ms is None or not all(0 <= amount <= MOST**2 for amount in amounts):

@@ -4,11 +4,13 @@ the page. The same content gives the same bytes."""
 import io
 import math
 import re
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from cetane.errors import steerless
 from cetane.report.content import SweepPoint, SweepQuality
 
 if TYPE_CHECKING:
@@ -102,9 +104,10 @@ def svg(figure: Any, name: str, label: str) -> Markup:
     import matplotlib
 
     file = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": name}):
+    with matplotlib.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # text stays text, in the reader's own font
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    text = file.getvalue()
+    text = steerless(file.getvalue())
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'\bid="', f'id="{name}-', text)
@@ -114,5 +117,5 @@ def svg(figure: Any, name: str, label: str) -> Markup:
         text = text.replace(colour, variable)
     text = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", text, count=1)
     text = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", text, count=1)
-    head = Markup('<svg role="img" aria-label="{}"').format(label)
+    head = Markup('<svg role="img" aria-label="{}"').format(steerless(label))
     return Markup(text.replace("<svg", head, 1))

@@ -1,6 +1,7 @@
 """The files that a user gives beside the bundle: a sweep's points, and a benchmark's JSON."""
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ from cetane.files import read_bytes
 from cetane.report.content import DraftBench, Drafted, SweepAnswer, SweepPoint, SweepQuality
 from cetane.speculate.bench import Speed
 from cetane.sweeps.points import Point, pareto, read_points
-from cetane.validation import Data, parse_json, validated
+from cetane.validation import MOST_DRAWN, Data, parse_json, validated
 
 LARGEST = 1 << 25
 """The largest file that is read, in bytes. A thousand points have a few megabytes."""
+SHOWN = {"bits_per_weight": MOST_DRAWN, "kl": MOST_DRAWN, "perplexity_ratio": sys.float_info.max}
+"""The largest figures of a sweep's point. Only the ratio, a power of e, is not drawn."""
 WIDEST = 100
 """The largest ratio that is drawn. No draft makes decoding a hundred times faster."""
 
@@ -78,9 +81,10 @@ def read_sweep(path: Path, fingerprint: str) -> SweepQuality:
     if not points:
         raise CetaneError(f"{file}: no points", "cetane sweep MODEL -o FOLDER makes them")
     for point in points:
-        for name in ("bits_per_weight", "kl", "perplexity_ratio"):
-            if not math.isfinite(getattr(point, name)):
-                raise CetaneError(f"{file}: {point.name}: {name} is not a finite number")
+        for name, most in SHOWN.items():
+            if not abs(value := getattr(point, name)) <= most:
+                where = f"{file}: {point.name}: {name}"
+                raise CetaneError(f"{where} is {value:g}, not within ±{most:g}")
     mine = [p for p in points if p.model.fingerprint == fingerprint] or points
     last = mine[-1]
     alike = [p for p in mine if of(p) == of(last)]

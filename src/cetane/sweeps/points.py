@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import TypeAdapter
-
 from cetane.compress import Selection
 from cetane.errors import CetaneError
 from cetane.files import json_sha256
@@ -147,7 +145,7 @@ class KeyedLedger(Generic[Line]):
 
 def open_ledger(path: Path, kind: type[Line]) -> Ledger[Line]:
     """The lines of a file, which need not exist."""
-    return Ledger(path, TypeAdapter(kind), "name another folder, or remove this file")
+    return Ledger(path, kind, "name another folder, or remove this file")
 
 
 def read_points(path: Path) -> list[Point]:
