@@ -82,12 +82,30 @@ def test_a_chip_without_figures_gets_no_number(e2b: Planner) -> None:
     assert forecast(e2b, "a19-pro").decode is not None
 
 
-def test_no_layout_fits(e2b: Planner) -> None:
+def test_a_program_that_no_layout_makes_small(e2b: Planner) -> None:
     """In fp16 the head alone is larger than what any phone is known to hold."""
     wide = override(e2b.recipe, {"compression.types.head": "fp16", "head.slices": 1})
     planner = Planner(e2b.checkpoint, wide, e2b)
-    with pytest.raises(CetaneError, match="no number of packages fits A19 Pro"):
+    head = round(2 * 262_144 * 1_536 / 1e6)
+    limit = (
+        f"no number of packages fits A19 Pro: that takes a program of at least {head} MB, .* 527"
+    )
+    with pytest.raises(CetaneError, match=limit) as told:
         recipe_for_chip(planner, Target("a19-pro"), {"head.slices"})
+    assert str(told.value.hint).startswith("it does not fit in 4 bits either")
+
+
+@pytest.mark.parametrize(("layers", "helps"), [(40, True), (120, False)])
+def test_more_programs_than_a_chip_holds(layers: int, helps: bool) -> None:
+    """A program for each layer and mode; in 4 bits, two layers of 0.2 GB share one."""
+    config = {**QWEN, "hidden_size": 8192, "intermediate_size": 12288, "num_attention_heads": 64,
+              "vocab_size": 32000, "num_hidden_layers": layers}  # fmt: skip
+    planner = Planner(synthetic.Shapes("qwen", config), load_recipe("default"))
+    limit = rf"takes {3 * layers + 3} programs of at most 527 MB, and it holds 100"
+    with pytest.raises(CetaneError, match=limit) as told:
+        recipe_for_chip(planner, Target("a19-pro"))
+    assert ("--bits 4" in str(told.value.hint)) is helps
+    assert "--quality" not in str(told.value.hint)
 
 
 def test_small_models_take_one_package() -> None:

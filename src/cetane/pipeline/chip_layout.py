@@ -4,7 +4,7 @@ The rules of the chip ask for a cache contract. The chip is known to hold progra
 number. Of the layouts with such programs, the one of the fastest predicted decode step is taken.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from cetane.hardware.chips import Chip, find_chip
 from cetane.perf.breakeven import DraftingTimes
 from cetane.perf.cost import cite
 from cetane.perf.predict import Prediction, Predictor
+from cetane.pipeline.request import FORMATS
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode, Recipe, decided, override
@@ -96,13 +97,17 @@ class ChipLayout:
         return max(shard.weight_bytes for shard in self.plan.shards)
 
     @property
-    def held(self) -> bool:
-        """Whether programs of this size and number were seen on the chip, and caches fit them."""
-        most, count = (self.chip.figure(name).value for name in ("program_bytes", "programs"))
+    def small(self) -> bool:
+        """Whether programs of this size were seen on the chip, and caches fit them."""
         try:
-            return self.largest <= most and len(self.plan.functions) <= count
+            return self.largest <= self.chip.figure("program_bytes").value
         except CetaneError:
             return False
+
+    @property
+    def held(self) -> bool:
+        """Whether programs of this size and number were seen on the chip, and caches fit them."""
+        return self.small and len(self.plan.functions) <= self.chip.figure("programs").value
 
     @cached_property
     def ms(self) -> float | None:
@@ -118,12 +123,7 @@ def by_known_programs(planner: Planner, target: Target) -> Choice:
     held = [one for one in tried if one.held]
     most = chip.figure("program_bytes")
     if not held:
-        _ = tried[-1].plan  # raises a better error if the caches of one layer alone are too large
-        raise CetaneError(
-            f"no number of packages fits {chip.name}: programs of at most "
-            f"{most.value / 1e6:.0f} MB, {chip.figure('programs').value:.0f} of them",
-            "take a smaller compression: --bits 4, or --quality usable",
-        )
+        raise none_fits(planner, chip, tried)
     fastest = min((one.ms for one in held if one.ms is not None), default=0.0)
     chosen = next(one for one in held if (one.ms or 0.0) <= NEAR * fastest)
     speed = "" if chosen.ms is None else f"; predicted {chosen.ms:.2g} ms a token, the fastest"
@@ -132,6 +132,26 @@ def by_known_programs(planner: Planner, target: Target) -> Choice:
         f"{most.value / 1e6:.0f} MB ({cite(most)}){speed}"
     )
     return {KIND: "chunks", CHUNKS: chosen.chunks}, reason
+
+
+def none_fits(planner: Planner, chip: Chip, tried: Sequence[ChipLayout]) -> CetaneError:
+    """The error of a chip that holds no layout: the limit that failed, and what helps."""
+    finest = tried[-1].plan  # raises a better error if the caches of one layer alone are too large
+    most, count = (chip.figure(name).value for name in ("program_bytes", "programs"))
+    if small := [one for one in tried if one.small]:
+        needed = min(len(one.plan.functions) for one in small)
+        limit = f"{needed} programs of at most {most / 1e6:.0f} MB, and it holds {count:.0f}"
+    else:
+        least = max(shard.weight_bytes for shard in finest.shards)
+        limit = f"a program of at least {least / 1e6:.0f} MB, and it holds {most / 1e6:.0f} MB"
+    four_bits = override(planner.recipe, {"compression.default": FORMATS[4]})
+    smaller = layouts(Planner(planner.checkpoint, four_bits, planner), chip)
+    return CetaneError(
+        f"no number of packages fits {chip.name}: that takes {limit}",
+        "take a smaller compression: --bits 4"
+        if any(one.held for one in smaller)
+        else "it does not fit in 4 bits either: take a smaller model or a larger chip",
+    )
 
 
 def layouts(planner: Planner, chip: Chip) -> Iterator[ChipLayout]:
