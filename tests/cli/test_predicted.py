@@ -117,6 +117,17 @@ def test_a_plan_off_the_ane_says_so(
     assert "residency" not in cetane(*plan, "--json").json
 
 
+def test_a_plan_names_its_risks(
+    cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path
+) -> None:
+    plan = ("plan", tiny_checkpoint_folder, "-r", recipe_file, "--chip", "m4-max")
+    found = cetane(*plan, "--json").json["residency"]["findings"]
+    risks = [rule for rule, severity in found.items() if severity == "risk"]
+    assert risks
+    shown = " ".join(cetane(*plan).out.split())
+    assert f"risk, predicted: {', '.join(risks)}; see cetane audit --explain RULE" in shown
+
+
 def test_what_follows_a_plan_off_the_ane_ports_it(
     cetane: Cetane, tiny_checkpoint_folder: Path, small_file: Path, tmp_path: Path
 ) -> None:

@@ -8,6 +8,8 @@ from tests.conftest import build_model
 from tests.perf.test_predict import Shapes
 
 from cetane.errors import CetaneError
+from cetane.gates.residency.audit import audit
+from cetane.gates.residency.sketch import sketch
 from cetane.gates.residency.target import Target
 from cetane.hardware.chips import find_chip
 from cetane.lab import synthetic
@@ -29,7 +31,7 @@ def e2b() -> Planner:
 
 @pytest.mark.parametrize(
     ("chip", "chunks", "slices"),
-    [("a19-pro", 4, 4), ("m4-pro", 2, 4), ("m4-max", 1, 4), ("m1", 1, 16)],
+    [("a19-pro", 4, 4), ("m4-pro", 2, 4), ("m4-max", 1, 4), ("m1", 2, 16)],
 )
 def test_programs_are_what_the_chip_holds(
     chip: str, chunks: int, slices: int, e2b: Planner
@@ -43,6 +45,31 @@ def test_programs_are_what_the_chip_holds(
     assert plan.vocab / fitted.head.slices <= axis.value
     assert held.source in fitted.reasons["layout.chunks"]
     assert axis.source in fitted.reasons["head.slices"]
+
+
+QWEN3 = {
+    "model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728,
+    "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": True,
+    "max_position_embeddings": 40960,
+}  # fmt: skip
+"""Qwen3-4B."""
+
+
+def test_a_size_without_doubts_is_preferred() -> None:
+    """Two packages of 1.4 GB are hardly faster than four: less than any prediction can tell."""
+    planner = Planner(synthetic.Shapes("qwen3", QWEN3), load_recipe("default"))
+    chunks, speeds = recipe_for_chip(planner, Target("m4-max")).layout.chunks, {}
+    for count in (2, 4):
+        cut = override(planner.recipe, {"layout.kind": "chunks", "layout.chunks": count})
+        made = Planner(planner.checkpoint, cut, planner)
+        doubted = "program-constants-risky" in audit(sketch(made), Target("m4-max")).severities
+        assert doubted is (count == 2)
+        step = forecast(made, "m4-max").decode
+        assert step is not None
+        speeds[count] = step.ms
+    assert speeds[2] < speeds[4] < 1.02 * speeds[2]
+    assert chunks == 4
 
 
 def test_what_the_user_names_stays(e2b: Planner) -> None:

@@ -82,8 +82,12 @@ def show(forecast: Forecast, explain: bool) -> None:
 
 
 def show_residency(residency: PlannedResidency, speeds: bool) -> None:
-    """Warn of a plan that rules put off the ANE: predicted `speeds`, if any, do not hold there."""
+    """Name the risks of a plan, and warn of one that rules put off the ANE: predicted `speeds`, if
+    any, do not hold there."""
     audit = residency.audit
+    risks = [rule for rule, severity in audit.severities.items() if severity == "risk"]
+    if risks:
+        tell(f"risk, {audit.basis}: {', '.join(risks)}; see cetane audit --explain RULE")
     if not audit.passed:
         named = f"residency, {audit.basis} for {audit.target}: FAIL"
         show_warnings(f"{named}: {reason}" for reason in audit.reasons)

@@ -11,6 +11,7 @@ from typing import Any
 
 from cetane.errors import CetaneError
 from cetane.gates.residency.rule import load_rules
+from cetane.gates.residency.rules.programs import SAFE_CONSTANTS
 from cetane.gates.residency.target import Target
 from cetane.hardware.chips import Chip, find_chip
 from cetane.perf.breakeven import DraftingTimes
@@ -117,7 +118,8 @@ class ChipLayout:
 
 
 def by_known_programs(planner: Planner, target: Target) -> Choice:
-    """The fastest layout whose programs a chip is known to hold; of equals, the fewest packages."""
+    """The fastest layout whose programs a chip is known to hold. Of equals, one whose size no
+    report doubts, then the fewest packages."""
     chip = find_chip(target.chip)
     tried = list(layouts(planner, chip))
     held = [one for one in tried if one.held]
@@ -125,11 +127,14 @@ def by_known_programs(planner: Planner, target: Target) -> Choice:
     if not held:
         raise none_fits(planner, chip, tried)
     fastest = min((one.ms for one in held if one.ms is not None), default=0.0)
-    chosen = next(one for one in held if (one.ms or 0.0) <= NEAR * fastest)
+    near = [one for one in held if (one.ms or 0.0) <= NEAR * fastest]
+    chosen = next((one for one in near if one.largest <= SAFE_CONSTANTS), near[0])
     speed = "" if chosen.ms is None else f"; predicted {chosen.ms:.2g} ms a token, the fastest"
+    divided = most.value > SAFE_CONSTANTS
+    doubt = f"; reports disagree beyond {SAFE_CONSTANTS / 1e6:.0f} MB" if divided else ""
     reason = (
         f"packages of {chosen.largest / 1e6:.1f} MB at most; {chip.name} is known to hold "
-        f"{most.value / 1e6:.0f} MB ({cite(most)}){speed}"
+        f"{most.value / 1e6:.0f} MB ({cite(most)}){doubt}{speed}"
     )
     return {KIND: "chunks", CHUNKS: chosen.chunks}, reason
 
