@@ -184,8 +184,8 @@ def show_ranking(ranking: Ranking) -> None:
             f"{best.decode.tok_s:.1f} tok/s, {best.decode.binds} binds"
         )
     tell(
-        "recommended is only what no rule refuses, in fp16 or in a format that a port of this "
-        "model has judged"
+        "recommended is only what no rule refuses, with the cache contract that rules ask for, in "
+        "fp16 or in a format that a port of this model has judged"
     )
     over = [c for c in ranking.refused if c.context == ranking.context]
     if over and (best is None or over[0].decode.ms < best.decode.ms):

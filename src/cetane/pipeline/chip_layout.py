@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from cetane.errors import CetaneError
-from cetane.gates.residency.rule import load_rules
+from cetane.gates.residency.rule import Rule, load_rules
 from cetane.gates.residency.rules.programs import SAFE_CONSTANTS
 from cetane.gates.residency.target import Target
 from cetane.hardware.chips import Chip, find_chip
@@ -66,10 +66,15 @@ def by_rules(planner: Planner, target: Target) -> Choice:
     asking = [
         rule.id
         for rule in load_rules().values()
-        if rule.applies(target) and rule.changes.get(CONTRACT) == "readonly"
+        if rule.applies(target) and asks_for_readonly(rule)
     ]
     reason = f"the host writes the caches: {', '.join(asking)} speak against other contracts"
     return {CONTRACT: "readonly"}, reason
+
+
+def asks_for_readonly(rule: Rule) -> bool:
+    """Whether a rule advises that the host writes the caches."""
+    return rule.changes.get(CONTRACT) == "readonly"
 
 
 def by_longest_axis(planner: Planner, target: Target) -> Choice:
