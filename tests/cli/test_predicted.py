@@ -47,6 +47,8 @@ def test_explain(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path
     arguments = ("plan", tiny_checkpoint_folder, "-r", recipe_file, "--explain")
     shown = cetane(*arguments, "--chip", "m1").out
     assert "borrowed from" in shown and "anemll" in shown.lower()
+    assert "2015.8 MB" in shown and "100 programs" in shown and "16384 elements" in shown
+    assert "notch" not in shown
     assert "unknown" in shown  # no interval: nothing of an M1 was fitted
     assert cetane(*arguments).error.startswith("--sweep, --explain and --os need a chip")
 

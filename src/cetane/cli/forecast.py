@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 from typing import TYPE_CHECKING
 
 from cetane.cli.gate_tables import show_why
 from cetane.cli.options import ANYWHERE
-from cetane.cli.output import show_warnings, table, tell
+from cetane.cli.output import megabytes, show_warnings, table, tell
 from cetane.hardware.chips import load_chips
 from cetane.perf.cost import TERM_OF
 
 if TYPE_CHECKING:
-    from cetane.hardware.chips import Chip
+    from cetane.hardware.chips import Chip, Quantity
     from cetane.perf.breakeven import DraftingTimes
     from cetane.perf.combinations import Combination
     from cetane.perf.predict import Prediction, Predictor
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
 SHOWN = 15
 """The number of combinations that are printed."""
 TERMS = tuple(dict.fromkeys(TERM_OF.values()))
+LIMITS: dict[Quantity, Callable[[float], str]] = {
+    "program_bytes": megabytes,
+    "programs": "{:.0f} programs".format,
+    "states": "{:.0f} states".format,
+    "axis": "{:.0f} elements".format,
+}
+"""What a chip holds at most, in words. The notch is a rate, and no prediction uses it."""
 
 
 def known_chips() -> str:
@@ -150,9 +158,9 @@ def explain_rates(predictor: Predictor) -> None:
         rows,
     )
     limits = [
-        [name, figure.value, (f"borrowed from {figure.of}: " if figure.of else "") + figure.source,
-         figure.date]
-        for name in ("program_bytes", "programs", "states", "axis", "notch")
+        [name, told(figure.value),
+         (f"borrowed from {figure.of}: " if figure.of else "") + figure.source, figure.date]
+        for name, told in LIMITS.items()
         for figure in [predictor.chip.figure(name)]
     ]  # fmt: skip
     table(f"limits of {predictor.chip.name}", ["limit", "value", "source", "date"], limits)
