@@ -90,8 +90,10 @@ def find_chip(name: str) -> Chip:
     chips = load_chips()
     if name in chips:
         return chips[name]
-    near = guess(name, chips)
-    if not near and (inside := chip_inside(name)):
+    written = re.fullmatch(r"([am]\d+)[a-z-]*", name)
+    # An A12 is no A19: a guess keeps the generation.
+    near = guess(name, [id for id in chips if not written or id.split("-")[0] == written[1]])
+    if not near and not written and (inside := chip_inside(name)):
         raise CetaneError(f"no chip {name!r}", f"for {inside.name}, write {inside.id}")
     raise CetaneError(f"no chip {name!r}; {near}known: {', '.join(chips)}")
 
