@@ -102,6 +102,19 @@ def test_a_chip_without_figures_has_no_number(
     assert "a port stops there without --no-require-residency\n" in shown.err + "\n"
 
 
+def test_the_memory_of_a_phone(
+    cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    plan = ("plan", tiny_checkpoint_folder, "-r", recipe_file, "--chip")
+    assert "no iPhone with an A13 has more than 4 GB" in " ".join(cetane(*plan, "a13").out.split())
+    assert "of weights and caches" not in cetane(*plan, "m1").out
+    needed = {"needed": 6_034_600_000, "most": 4 << 30}
+    monkeypatch.setattr("cetane.pipeline.plan.Forecast.memory", needed)
+    warned = "6.0 GB of weights and caches are more than the 4 GB of every iPhone with an A13"
+    assert f"warning: {warned}" in cetane(*plan, "a13").err
+
+
 def test_a_plan_off_the_ane_says_so(
     cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path
 ) -> None:

@@ -135,6 +135,15 @@ def test_more_programs_than_a_chip_holds(layers: int, helps: bool) -> None:
     assert "--quality" not in str(told.value.hint)
 
 
+@pytest.mark.parametrize(("chip", "most"), [("a13", 4), ("a15", 6), ("a19-pro", 12), ("m1", None)])
+def test_the_memory_of_a_phone(chip: str, most: int | None, e2b: Planner) -> None:
+    """It is never borrowed from another chip. A plan needs its weights and its caches."""
+    wanted, plan = None if most is None else most * 2**30, e2b.plan()
+    bytes_of_shards = sum(shard.weight_bytes for shard in plan.shards)
+    needed = bytes_of_shards + plan.kv_bytes[e2b.recipe.cache.context]
+    assert forecast(e2b, chip).as_json()["memory"] == {"needed": needed, "most": wanted}
+
+
 def test_small_models_take_one_package() -> None:
     recipe = override(load_recipe("default"), {"cache.context": 256})
     fitted = recipe_for_chip(Planner(Shapes(build_model("llama")), recipe), Target("a19-pro"))

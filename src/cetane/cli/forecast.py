@@ -58,6 +58,7 @@ def show(forecast: Forecast, explain: bool) -> None:
     With `explain`, print the sources.
     """
     predictions, chip = forecast.predictions, forecast.chip
+    show_memory(forecast)
     if forecast.predictor is None:
         tell(f"speed on {chip.name}, {nothing_known(chip)}")
         return
@@ -87,6 +88,20 @@ def show(forecast: Forecast, explain: bool) -> None:
         show_capacities(forecast)
     if explain:
         explain_rates(forecast.predictor)
+
+
+def show_memory(forecast: Forecast) -> None:
+    """Compare weights and caches with the memory of a phone, if that is known. No source tells the
+    share of it that iOS lets an app use."""
+    needed, most = forecast.memory["needed"], forecast.memory["most"]
+    if needed is None or most is None:
+        return
+    used = f"{needed / 1e9:.1f} GB of weights and caches"
+    phones = f"iPhone with an {forecast.chip.name}"
+    if needed > most:
+        show_warnings([f"{used} are more than the {most >> 30} GB of every {phones}"])
+    else:
+        tell(f"{used}; no {phones} has more than {most >> 30} GB, and an app gets a part of it")
 
 
 def show_residency(residency: PlannedResidency, speeds: bool) -> None:

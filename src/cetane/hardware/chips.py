@@ -46,6 +46,13 @@ class Chip(Data):
     states: tuple[ChipFigure, ...] = ()
     axis: tuple[ChipFigure, ...] = ()
     notch: tuple[ChipFigure, ...] = ()
+    memory: tuple[ChipFigure, ...] = ()
+    """GiB of the iPhone with the most. No chip borrows it."""
+
+    @property
+    def most_memory(self) -> int | None:
+        """Bytes of memory of the iPhone with the most; None if that is unknown."""
+        return round(self.memory[0].value * (1 << 30)) if self.memory else None
 
     @property
     def no_speed(self) -> str:

@@ -102,6 +102,13 @@ class Forecast:
         return self.planner.recipe.cache.context
 
     @cached_property
+    def memory(self) -> dict[str, int | None]:
+        """Bytes of weights and caches, and of the chip's iPhone with the most memory, if known."""
+        plan = self.planner.plan()
+        needed = plan.weight_bytes + plan.kv_bytes[self.context]
+        return {"needed": needed, "most": self.chip.most_memory}
+
+    @cached_property
     def decode(self) -> Prediction | None:
         """A plain step at the recipe's context."""
         if self.predictor is None:
@@ -139,9 +146,11 @@ class Forecast:
         """Predictions, their errors on measured models, and the rates behind them."""
         spec = self.speculation
         if self.predictor is None:
-            return {"chip": self.chip.id, "modes": [], "speculation": None, "rates": None}
+            return {"chip": self.chip.id, "memory": self.memory, "modes": [], "speculation": None,
+                    "rates": None}  # fmt: skip
         return {
             "chip": self.chip.id,
+            "memory": self.memory,
             "modes": [prediction_json(prediction) for prediction in self.predictions],
             "speculation": None
             if spec is None
