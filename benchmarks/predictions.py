@@ -30,6 +30,8 @@ from cetane.schema.recipe import load_recipe, parse_recipe
 
 PAGE = Path("docs/explanation/cost-model.md")
 TERMS = tuple(dict.fromkeys(TERM_OF.values()))
+WORST = 16
+"""The number of steps and parts in the table of the worst predictions."""
 Rows = Iterable[Sequence[Any]]
 
 
@@ -81,17 +83,18 @@ def errors() -> str:
 
 def worst() -> str:
     measurements, _ = load_evidence()
-    steps = [c for left in leave_one_group_out(measurements) for c in left.checked
-             if c.measurement.kind == "step"]  # fmt: skip
+    every = [c for left in leave_one_group_out(measurements) for c in left.checked
+             if c.measurement.kind in ("step", "part")]  # fmt: skip
     inside = {id(c.measurement): c for c in check(measurements, load_fit().rates)}
-    steps.sort(key=lambda c: -abs(c.error))
+    every.sort(key=lambda c: -abs(c.error))
     rows = [
-        [f"{c.measurement.file} {c.measurement.id}", c.measurement.model, c.measurement.what,
-         f"{c.measurement.ms:.1f}", f"{c.predicted:.1f}", percent(c.error),
+        [f"{c.measurement.file} {c.measurement.id}", c.measurement.model, c.measurement.kind,
+         c.measurement.what, f"{c.measurement.ms:.1f}", f"{c.predicted:.1f}", percent(c.error),
          percent(inside[id(c.measurement)].error)]
-        for c in steps[:12]
+        for c in every[:WORST]
     ]  # fmt: skip
-    columns = ["row", "model", "layout", "measured ms", "predicted ms", "left out", "in the fit"]
+    columns = ["row", "model", "kind", "what", "measured ms", "predicted ms", "left out",
+               "in the fit"]  # fmt: skip
     return markdown(columns, rows)
 
 

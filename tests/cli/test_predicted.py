@@ -47,6 +47,8 @@ def test_explain(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path
     arguments = ("plan", tiny_checkpoint_folder, "-r", recipe_file, "--explain")
     shown = cetane(*arguments, "--chip", "m1").out
     assert "borrowed from" in shown and "anemll" in shown.lower()
+    assert "2015.8 MB" in shown and "100 programs" in shown and "16384 elements" in shown
+    assert "notch" not in shown
     assert "unknown" in shown  # no interval: nothing of an M1 was fitted
     assert cetane(*arguments).error.startswith("--sweep, --explain and --os need a chip")
 
@@ -100,6 +102,19 @@ def test_a_chip_without_figures_has_no_number(
     assert "a port stops there without --no-require-residency\n" in shown.err + "\n"
 
 
+def test_the_memory_of_a_phone(
+    cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    plan = ("plan", tiny_checkpoint_folder, "-r", recipe_file, "--chip")
+    assert "no iPhone with an A13 has more than 4 GB" in " ".join(cetane(*plan, "a13").out.split())
+    assert "of weights and caches" not in cetane(*plan, "m1").out
+    needed = {"needed": 6_034_600_000, "most": 4 << 30}
+    monkeypatch.setattr("cetane.pipeline.plan.Forecast.memory", needed)
+    warned = "6.0 GB of weights and caches are more than the 4 GB of every iPhone with an A13"
+    assert f"warning: {warned}" in cetane(*plan, "a13").err
+
+
 def test_a_plan_off_the_ane_says_so(
     cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path
 ) -> None:
@@ -115,6 +130,17 @@ def test_a_plan_off_the_ane_says_so(
     assert found["passed"] is False and "int4-per-block" in found["reasons"][0]
     assert found["explanation"]["changes"] == {"compression.default": "palette4-kmeans-group32"}
     assert "residency" not in cetane(*plan, "--json").json
+
+
+def test_a_plan_names_its_risks(
+    cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path
+) -> None:
+    plan = ("plan", tiny_checkpoint_folder, "-r", recipe_file, "--chip", "m4-max")
+    found = cetane(*plan, "--json").json["residency"]["findings"]
+    risks = [rule for rule, severity in found.items() if severity == "risk"]
+    assert risks
+    shown = " ".join(cetane(*plan).out.split())
+    assert f"risk, predicted: {', '.join(risks)}; see cetane audit --explain RULE" in shown
 
 
 def test_what_follows_a_plan_off_the_ane_ports_it(

@@ -37,12 +37,27 @@ def test_an_unknown_chip_names_the_known() -> None:
         find_chip("m4-mx")
 
 
+@pytest.mark.parametrize("name", ["a11", "a12", "m4-ultra", "m9"])
+def test_a_chip_without_figures_is_no_other_generation(name: str) -> None:
+    with pytest.raises(CetaneError) as error:
+        find_chip(name)
+    assert error.value.message.startswith(f"no chip {name!r}; known: m1")
+    assert error.value.hint is None
+
+
+def test_a_guess_keeps_the_generation() -> None:
+    with pytest.raises(CetaneError, match=r"did you mean 'a18-pro'\?"):
+        find_chip("a18pro")
+
+
 @pytest.mark.parametrize(
     ("product", "chip"),
     [
         ("iPhone 15 Pro", "a17-pro"),
         ("iphone 15", "a16"),
         ("iPad mini (A17 Pro)", "a17-pro"),
+        ("iPad Air (5th generation)", "m1"),
+        ("iPad Pro 12.9-inch (6th generation)", "m2"),
         ("MacBook Air M2", "m2"),
         ("MacBook Pro (M3 Max)", "m3-max"),
         ("M3 Max", "m3-max"),

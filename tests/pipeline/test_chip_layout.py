@@ -8,6 +8,8 @@ from tests.conftest import build_model
 from tests.perf.test_predict import Shapes
 
 from cetane.errors import CetaneError
+from cetane.gates.residency.audit import audit
+from cetane.gates.residency.sketch import sketch
 from cetane.gates.residency.target import Target
 from cetane.hardware.chips import find_chip
 from cetane.lab import synthetic
@@ -29,7 +31,7 @@ def e2b() -> Planner:
 
 @pytest.mark.parametrize(
     ("chip", "chunks", "slices"),
-    [("a19-pro", 4, 4), ("m4-pro", 2, 4), ("m4-max", 1, 4), ("m1", 1, 16)],
+    [("a19-pro", 4, 4), ("m4-pro", 2, 4), ("m4-max", 1, 4), ("m1", 2, 16)],
 )
 def test_programs_are_what_the_chip_holds(
     chip: str, chunks: int, slices: int, e2b: Planner
@@ -43,6 +45,31 @@ def test_programs_are_what_the_chip_holds(
     assert plan.vocab / fitted.head.slices <= axis.value
     assert held.source in fitted.reasons["layout.chunks"]
     assert axis.source in fitted.reasons["head.slices"]
+
+
+QWEN3 = {
+    "model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728,
+    "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": True,
+    "max_position_embeddings": 40960,
+}  # fmt: skip
+"""Qwen3-4B."""
+
+
+def test_a_size_without_doubts_is_preferred() -> None:
+    """Two packages of 1.4 GB are hardly faster than four: less than any prediction can tell."""
+    planner = Planner(synthetic.Shapes("qwen3", QWEN3), load_recipe("default"))
+    chunks, speeds = recipe_for_chip(planner, Target("m4-max")).layout.chunks, {}
+    for count in (2, 4):
+        cut = override(planner.recipe, {"layout.kind": "chunks", "layout.chunks": count})
+        made = Planner(planner.checkpoint, cut, planner)
+        doubted = "program-constants-risky" in audit(sketch(made), Target("m4-max")).severities
+        assert doubted is (count == 2)
+        step = forecast(made, "m4-max").decode
+        assert step is not None
+        speeds[count] = step.ms
+    assert speeds[2] < speeds[4] < 1.02 * speeds[2]
+    assert chunks == 4
 
 
 def test_what_the_user_names_stays(e2b: Planner) -> None:
@@ -82,12 +109,39 @@ def test_a_chip_without_figures_gets_no_number(e2b: Planner) -> None:
     assert forecast(e2b, "a19-pro").decode is not None
 
 
-def test_no_layout_fits(e2b: Planner) -> None:
+def test_a_program_that_no_layout_makes_small(e2b: Planner) -> None:
     """In fp16 the head alone is larger than what any phone is known to hold."""
     wide = override(e2b.recipe, {"compression.types.head": "fp16", "head.slices": 1})
     planner = Planner(e2b.checkpoint, wide, e2b)
-    with pytest.raises(CetaneError, match="no number of packages fits A19 Pro"):
+    head = round(2 * 262_144 * 1_536 / 1e6)
+    limit = (
+        f"no number of packages fits A19 Pro: that takes a program of at least {head} MB, .* 527"
+    )
+    with pytest.raises(CetaneError, match=limit) as told:
         recipe_for_chip(planner, Target("a19-pro"), {"head.slices"})
+    assert str(told.value.hint).startswith("it does not fit in 4 bits either")
+
+
+@pytest.mark.parametrize(("layers", "helps"), [(40, True), (120, False)])
+def test_more_programs_than_a_chip_holds(layers: int, helps: bool) -> None:
+    """A program for each layer and mode; in 4 bits, two layers of 0.2 GB share one."""
+    config = {**QWEN, "hidden_size": 8192, "intermediate_size": 12288, "num_attention_heads": 64,
+              "vocab_size": 32000, "num_hidden_layers": layers}  # fmt: skip
+    planner = Planner(synthetic.Shapes("qwen", config), load_recipe("default"))
+    limit = rf"takes {3 * layers + 3} programs of at most 527 MB, and it holds 100"
+    with pytest.raises(CetaneError, match=limit) as told:
+        recipe_for_chip(planner, Target("a19-pro"))
+    assert ("--bits 4" in str(told.value.hint)) is helps
+    assert "--quality" not in str(told.value.hint)
+
+
+@pytest.mark.parametrize(("chip", "most"), [("a13", 4), ("a15", 6), ("a19-pro", 12), ("m1", None)])
+def test_the_memory_of_a_phone(chip: str, most: int | None, e2b: Planner) -> None:
+    """It is never borrowed from another chip. A plan needs its weights and its caches."""
+    wanted, plan = None if most is None else most * 2**30, e2b.plan()
+    bytes_of_shards = sum(shard.weight_bytes for shard in plan.shards)
+    needed = bytes_of_shards + plan.kv_bytes[e2b.recipe.cache.context]
+    assert forecast(e2b, chip).as_json()["memory"] == {"needed": needed, "most": wanted}
 
 
 def test_small_models_take_one_package() -> None:

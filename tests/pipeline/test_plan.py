@@ -57,6 +57,15 @@ def test_what_a_rule_refuses_is_not_recommended(request_of_tiny: Request) -> Non
     assert all(one.refused is None for one in ranking.held)
 
 
+def test_the_contract_is_the_one_that_a_plan_takes(request_of_tiny: Request) -> None:
+    """Caches in states are predicted to be faster on a phone, but rules speak against them."""
+    target = Target("a19-pro")
+    ranking = rank(request_of_tiny, target)
+    faster = min(c.decode.ms for c in ranking.held if c.contract == "stateful")
+    assert ranking.fastest is not None and ranking.fastest.decode.ms > faster
+    assert ranking.fastest.contract == planner_for(request_of_tiny, target).recipe.cache.contract
+
+
 def test_what_a_rule_refuses_is_told_before_a_port(
     request_of_tiny: Request, tiny_checkpoint_folder: Path
 ) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 from typing import TYPE_CHECKING
 
 from cetane.cli.gate_tables import show_why
 from cetane.cli.options import ANYWHERE
-from cetane.cli.output import show_warnings, table, tell
+from cetane.cli.output import megabytes, show_warnings, table, tell
 from cetane.hardware.chips import load_chips
 from cetane.perf.cost import TERM_OF
 
 if TYPE_CHECKING:
-    from cetane.hardware.chips import Chip
+    from cetane.hardware.chips import Chip, Quantity
     from cetane.perf.breakeven import DraftingTimes
     from cetane.perf.combinations import Combination
     from cetane.perf.predict import Prediction, Predictor
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
 SHOWN = 15
 """The number of combinations that are printed."""
 TERMS = tuple(dict.fromkeys(TERM_OF.values()))
+LIMITS: dict[Quantity, Callable[[float], str]] = {
+    "program_bytes": megabytes,
+    "programs": "{:.0f} programs".format,
+    "states": "{:.0f} states".format,
+    "axis": "{:.0f} elements".format,
+}
+"""What a chip holds at most, in words. The notch is a rate, and no prediction uses it."""
 
 
 def known_chips() -> str:
@@ -50,6 +58,7 @@ def show(forecast: Forecast, explain: bool) -> None:
     With `explain`, print the sources.
     """
     predictions, chip = forecast.predictions, forecast.chip
+    show_memory(forecast)
     if forecast.predictor is None:
         tell(f"speed on {chip.name}, {nothing_known(chip)}")
         return
@@ -81,9 +90,27 @@ def show(forecast: Forecast, explain: bool) -> None:
         explain_rates(forecast.predictor)
 
 
+def show_memory(forecast: Forecast) -> None:
+    """Compare weights and caches with the memory of a phone, if that is known. No source tells the
+    share of it that iOS lets an app use."""
+    needed, most = forecast.memory["needed"], forecast.memory["most"]
+    if needed is None or most is None:
+        return
+    used = f"{needed / 1e9:.1f} GB of weights and caches"
+    phones = f"iPhone with an {forecast.chip.name}"
+    if needed > most:
+        show_warnings([f"{used} are more than the {most >> 30} GB of every {phones}"])
+    else:
+        tell(f"{used}; no {phones} has more than {most >> 30} GB, and an app gets a part of it")
+
+
 def show_residency(residency: PlannedResidency, speeds: bool) -> None:
-    """Warn of a plan that rules put off the ANE: predicted `speeds`, if any, do not hold there."""
+    """Name the risks of a plan, and warn of one that rules put off the ANE: predicted `speeds`, if
+    any, do not hold there."""
     audit = residency.audit
+    risks = [rule for rule, severity in audit.severities.items() if severity == "risk"]
+    if risks:
+        tell(f"risk, {audit.basis}: {', '.join(risks)}; see cetane audit --explain RULE")
     if not audit.passed:
         named = f"residency, {audit.basis} for {audit.target}: FAIL"
         show_warnings(f"{named}: {reason}" for reason in audit.reasons)
@@ -146,9 +173,9 @@ def explain_rates(predictor: Predictor) -> None:
         rows,
     )
     limits = [
-        [name, figure.value, (f"borrowed from {figure.of}: " if figure.of else "") + figure.source,
-         figure.date]
-        for name in ("program_bytes", "programs", "states", "axis", "notch")
+        [name, told(figure.value),
+         (f"borrowed from {figure.of}: " if figure.of else "") + figure.source, figure.date]
+        for name, told in LIMITS.items()
         for figure in [predictor.chip.figure(name)]
     ]  # fmt: skip
     table(f"limits of {predictor.chip.name}", ["limit", "value", "source", "date"], limits)
@@ -180,8 +207,8 @@ def show_ranking(ranking: Ranking) -> None:
             f"{best.decode.tok_s:.1f} tok/s, {best.decode.binds} binds"
         )
     tell(
-        "recommended is only what no rule refuses, in fp16 or in a format that a port of this "
-        "model has judged"
+        "recommended is only what no rule refuses, with the cache contract that rules ask for, in "
+        "fp16 or in a format that a port of this model has judged"
     )
     over = [c for c in ranking.refused if c.context == ranking.context]
     if over and (best is None or over[0].decode.ms < best.decode.ms):

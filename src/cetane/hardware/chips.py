@@ -46,6 +46,13 @@ class Chip(Data):
     states: tuple[ChipFigure, ...] = ()
     axis: tuple[ChipFigure, ...] = ()
     notch: tuple[ChipFigure, ...] = ()
+    memory: tuple[ChipFigure, ...] = ()
+    """GiB of the iPhone with the most. No chip borrows it."""
+
+    @property
+    def most_memory(self) -> int | None:
+        """Bytes of memory of the iPhone with the most; None if that is unknown."""
+        return round(self.memory[0].value * (1 << 30)) if self.memory else None
 
     @property
     def no_speed(self) -> str:
@@ -90,8 +97,10 @@ def find_chip(name: str) -> Chip:
     chips = load_chips()
     if name in chips:
         return chips[name]
-    near = guess(name, chips)
-    if not near and (inside := chip_inside(name)):
+    written = re.fullmatch(r"([am]\d+)[a-z-]*", name)
+    # An A12 is no A19: a guess keeps the generation.
+    near = guess(name, [id for id in chips if not written or id.split("-")[0] == written[1]])
+    if not near and not written and (inside := chip_inside(name)):
         raise CetaneError(f"no chip {name!r}", f"for {inside.name}, write {inside.id}")
     raise CetaneError(f"no chip {name!r}; {near}known: {', '.join(chips)}")
 

@@ -4,18 +4,20 @@ The rules of the chip ask for a cache contract. The chip is known to hold progra
 number. Of the layouts with such programs, the one of the fastest predicted decode step is taken.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from cetane.errors import CetaneError
-from cetane.gates.residency.rule import load_rules
+from cetane.gates.residency.rule import Rule, load_rules
+from cetane.gates.residency.rules.programs import SAFE_CONSTANTS
 from cetane.gates.residency.target import Target
 from cetane.hardware.chips import Chip, find_chip
 from cetane.perf.breakeven import DraftingTimes
 from cetane.perf.cost import cite
 from cetane.perf.predict import Prediction, Predictor
+from cetane.pipeline.request import FORMATS
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode, Recipe, decided, override
@@ -64,10 +66,15 @@ def by_rules(planner: Planner, target: Target) -> Choice:
     asking = [
         rule.id
         for rule in load_rules().values()
-        if rule.applies(target) and rule.changes.get(CONTRACT) == "readonly"
+        if rule.applies(target) and asks_for_readonly(rule)
     ]
     reason = f"the host writes the caches: {', '.join(asking)} speak against other contracts"
     return {CONTRACT: "readonly"}, reason
+
+
+def asks_for_readonly(rule: Rule) -> bool:
+    """Whether a rule advises that the host writes the caches."""
+    return rule.changes.get(CONTRACT) == "readonly"
 
 
 def by_longest_axis(planner: Planner, target: Target) -> Choice:
@@ -96,13 +103,17 @@ class ChipLayout:
         return max(shard.weight_bytes for shard in self.plan.shards)
 
     @property
-    def held(self) -> bool:
-        """Whether programs of this size and number were seen on the chip, and caches fit them."""
-        most, count = (self.chip.figure(name).value for name in ("program_bytes", "programs"))
+    def small(self) -> bool:
+        """Whether programs of this size were seen on the chip, and caches fit them."""
         try:
-            return self.largest <= most and len(self.plan.functions) <= count
+            return self.largest <= self.chip.figure("program_bytes").value
         except CetaneError:
             return False
+
+    @property
+    def held(self) -> bool:
+        """Whether programs of this size and number were seen on the chip, and caches fit them."""
+        return self.small and len(self.plan.functions) <= self.chip.figure("programs").value
 
     @cached_property
     def ms(self) -> float | None:
@@ -112,26 +123,45 @@ class ChipLayout:
 
 
 def by_known_programs(planner: Planner, target: Target) -> Choice:
-    """The fastest layout whose programs a chip is known to hold; of equals, the fewest packages."""
+    """The fastest layout whose programs a chip is known to hold. Of equals, one whose size no
+    report doubts, then the fewest packages."""
     chip = find_chip(target.chip)
     tried = list(layouts(planner, chip))
     held = [one for one in tried if one.held]
     most = chip.figure("program_bytes")
     if not held:
-        _ = tried[-1].plan  # raises a better error if the caches of one layer alone are too large
-        raise CetaneError(
-            f"no number of packages fits {chip.name}: programs of at most "
-            f"{most.value / 1e6:.0f} MB, {chip.figure('programs').value:.0f} of them",
-            "take a smaller compression: --bits 4, or --quality usable",
-        )
+        raise none_fits(planner, chip, tried)
     fastest = min((one.ms for one in held if one.ms is not None), default=0.0)
-    chosen = next(one for one in held if (one.ms or 0.0) <= NEAR * fastest)
+    near = [one for one in held if (one.ms or 0.0) <= NEAR * fastest]
+    chosen = next((one for one in near if one.largest <= SAFE_CONSTANTS), near[0])
     speed = "" if chosen.ms is None else f"; predicted {chosen.ms:.2g} ms a token, the fastest"
+    divided = most.value > SAFE_CONSTANTS
+    doubt = f"; reports disagree beyond {SAFE_CONSTANTS / 1e6:.0f} MB" if divided else ""
     reason = (
         f"packages of {chosen.largest / 1e6:.1f} MB at most; {chip.name} is known to hold "
-        f"{most.value / 1e6:.0f} MB ({cite(most)}){speed}"
+        f"{most.value / 1e6:.0f} MB ({cite(most)}){doubt}{speed}"
     )
     return {KIND: "chunks", CHUNKS: chosen.chunks}, reason
+
+
+def none_fits(planner: Planner, chip: Chip, tried: Sequence[ChipLayout]) -> CetaneError:
+    """The error of a chip that holds no layout: the limit that failed, and what helps."""
+    finest = tried[-1].plan  # raises a better error if the caches of one layer alone are too large
+    most, count = (chip.figure(name).value for name in ("program_bytes", "programs"))
+    if small := [one for one in tried if one.small]:
+        needed = min(len(one.plan.functions) for one in small)
+        limit = f"{needed} programs of at most {most / 1e6:.0f} MB, and it holds {count:.0f}"
+    else:
+        least = max(shard.weight_bytes for shard in finest.shards)
+        limit = f"a program of at least {least / 1e6:.0f} MB, and it holds {most / 1e6:.0f} MB"
+    four_bits = override(planner.recipe, {"compression.default": FORMATS[4]})
+    smaller = layouts(Planner(planner.checkpoint, four_bits, planner), chip)
+    return CetaneError(
+        f"no number of packages fits {chip.name}: that takes {limit}",
+        "take a smaller compression: --bits 4"
+        if any(one.held for one in smaller)
+        else "it does not fit in 4 bits either: take a smaller model or a larger chip",
+    )
 
 
 def layouts(planner: Planner, chip: Chip) -> Iterator[ChipLayout]:

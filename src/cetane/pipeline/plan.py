@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cetane.files import Progress, silent
 from cetane.gates.residency.audit import Audit, audit
+from cetane.gates.residency.rule import load_rules
 from cetane.gates.residency.sketch import sketch
 from cetane.gates.residency.store import summary
 from cetane.gates.residency.target import Target
@@ -16,7 +17,7 @@ from cetane.perf.breakeven import DraftingTimes
 from cetane.perf.capacities import CapacityCost, capacity_costs
 from cetane.perf.combinations import CONTEXTS, FORMATS, Combination, Combinations
 from cetane.perf.predict import Prediction, Predictor
-from cetane.pipeline.chip_layout import recipe_for_chip
+from cetane.pipeline.chip_layout import asks_for_readonly, recipe_for_chip
 from cetane.pipeline.choose import known_to_hold
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
@@ -101,6 +102,13 @@ class Forecast:
         return self.planner.recipe.cache.context
 
     @cached_property
+    def memory(self) -> dict[str, int | None]:
+        """Bytes of weights and caches, and of the chip's iPhone with the most memory, if known."""
+        plan = self.planner.plan()
+        needed = plan.weight_bytes + plan.kv_bytes[self.context]
+        return {"needed": needed, "most": self.chip.most_memory}
+
+    @cached_property
     def decode(self) -> Prediction | None:
         """A plain step at the recipe's context."""
         if self.predictor is None:
@@ -138,9 +146,11 @@ class Forecast:
         """Predictions, their errors on measured models, and the rates behind them."""
         spec = self.speculation
         if self.predictor is None:
-            return {"chip": self.chip.id, "modes": [], "speculation": None, "rates": None}
+            return {"chip": self.chip.id, "memory": self.memory, "modes": [], "speculation": None,
+                    "rates": None}  # fmt: skip
         return {
             "chip": self.chip.id,
+            "memory": self.memory,
             "modes": [prediction_json(prediction) for prediction in self.predictions],
             "speculation": None
             if spec is None
@@ -204,8 +214,9 @@ class Ranking:
     combinations: Sequence[Combination]
     fastest: Combination | None
     """The fastest combination at the recipe's own context that may be recommended. The chip holds
-    it, and no rule refuses it. The golden gate is known to pass it: it is in fp16, or in a format
-    that was judged on this model. None if there is no such combination."""
+    it, no rule refuses it, and none asks for another cache contract. The golden gate is known to
+    pass it: it is in fp16, or in a format that was judged on this model. None if there is no such
+    combination."""
 
     @cached_property
     def held(self) -> list[Combination]:
@@ -267,10 +278,11 @@ def rank(request: Request, target: Target, progress: Progress = silent) -> Ranki
             continue
         planner = Planner(request.checkpoint, one.recipe, request.planner)
         audited = audit(sketch(planner), target)
-        if audited.passed:
+        if not audited.passed:
+            refused[one.layout, one.contract, one.format, one.verify] = audited.reasons[0]
+        elif not any(asks_for_readonly(load_rules()[id]) for id in audited.severities):
             fastest = one
             break
-        refused[one.layout, one.contract, one.format, one.verify] = audited.reasons[0]
     return Ranking(profile, context, [by_rules(one, refused) for one in combinations], fastest)
 
 

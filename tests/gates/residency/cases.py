@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import coremltools.optimize.coreml as cto
 import numpy as np
 from coremltools.converters.mil.mil import types
 from tests.gates.residency.graphs import Model, conv, ct, mb, weight
@@ -299,6 +300,37 @@ WEIGHT_CASES = {
     "sparse-weights": (Model(sparse), in_form("fp16")),
     "stateful-palette4": (Model(palettes_and_state, states=STATE), in_form("lut4")),
 }
+
+# -- weights as coremltools compresses them
+
+
+def palettes(joint: bool = False, **options: Any) -> Model:
+    """A convolution of 64 to 128 channels in 4-bit palettes; with `joint`, of int8 entries."""
+    four = cto.OpPalettizerConfig(mode="uniform", nbits=4, weight_threshold=0, **options)
+    eight = cto.OpLinearQuantizerConfig(
+        mode="linear_symmetric", granularity="per_tensor", weight_threshold=0
+    )
+
+    def compress(model: Any) -> Any:
+        model = cto.palettize_weights(model, cto.OptimizationConfig(global_config=four))
+        if not joint:
+            return model
+        config = cto.OptimizationConfig(global_config=eight)
+        return cto.linear_quantize_weights(model, config, joint_compression=True)
+
+    values = np.random.default_rng(0).standard_normal((128, 64, 1, 1)).astype(HALF)
+    return Model(lambda x: mb.conv(x=x, weight=values), compress=compress)
+
+
+IN_GROUPS = {"granularity": "per_grouped_channel", "group_size": 32}
+COMPRESSED_CASES = (
+    (palettes(), set()),
+    (palettes(**IN_GROUPS), set()),
+    (palettes(enable_per_channel_scale=True), {"scaled-palette"}),
+    (palettes(enable_per_channel_scale=True, **IN_GROUPS), {"scaled-palette"}),
+    (palettes(joint=True, **IN_GROUPS), {"int8-palette"}),
+)
+"""Models, and the rules about weights that they break."""
 
 # -- states
 

@@ -66,6 +66,8 @@ class Model:
     """All shapes of x."""
     edit: Callable[[Any], None] = lambda block: None
     """Makes of the finished body what coremltools itself would refuse, or takes too long for."""
+    compress: Callable[[Any], Any] = lambda model: model
+    """What coremltools makes of the converted model."""
     functions: int = 1
     """How many functions of this body the package has."""
     target: Any = ct.target.iOS18
@@ -84,6 +86,7 @@ class Model:
                 pass_pipeline=ct.PassPipeline.EMPTY,
                 skip_model_load=True,
             )
+            model = self.compress(model)
         spec = model.get_spec()
         for function in spec.mlProgram.functions.values():
             block = function.block_specializations[function.opset]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.gates.residency.cases import CASES, in_form, scaled, wide
+from tests.gates.residency.cases import CASES, COMPRESSED_CASES, WEIGHT_CASES, in_form, scaled, wide
 from tests.gates.residency.graphs import Model, mb
 
 from cetane.gates.residency.audit import Audit, audit
@@ -37,6 +37,12 @@ def test_rule(id: str, tmp_path: Path) -> None:
     if placement is not None:  # at least as bad as the rule says
         places = [op.placement for function in found.functions for op in function.ops]
         assert max(map(GOOD_TO_BAD.index, places)) >= GOOD_TO_BAD.index(placement)
+
+
+@pytest.mark.parametrize(("model", "broken"), COMPRESSED_CASES)
+def test_what_coremltools_writes(model: Model, broken: set[str], tmp_path: Path) -> None:
+    """It stores the scales of a palette on its entries, before the indices."""
+    assert rules_of(audited(model, tmp_path)) & WEIGHT_CASES.keys() == broken
 
 
 @pytest.mark.parametrize("model", [in_form("lut8-pairs"), Model(lambda x: scaled(x, 2))])

@@ -129,6 +129,12 @@ class Audit:
         return not self.reasons
 
     @property
+    def severities(self) -> dict[str, Severity]:
+        """The rules that apply, and how bad each is."""
+        every = [found for function in self.functions for found in function.findings]
+        return {found.rule: found.severity for found in (*every, *self.findings)}
+
+    @property
     def basis(self) -> str:
         """Whether its figures were predicted, measured, or some of each."""
         measured = [op.measured is not None for f in self.functions for op in f.ops]

@@ -6,13 +6,13 @@ The graph reads no weights: rules only need their types.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any, Literal
 
 from cetane.gates.residency.target import Target
-from cetane.mil.dtypes import PACKED_BITS, Array, byte_count
+from cetane.mil.dtypes import FLOATS, PACKED_BITS, Array, byte_count
 from cetane.mil.index import FunctionIndex
 from cetane.mil.program import Argument, MilFunction, Op, StoredConstant, TensorType
 
@@ -180,24 +180,46 @@ class Graph:
                     granularity(scale.static_shape or (), shape), encoded,
                 )  # fmt: skip
             case "constexpr_lut_to_dense":
-                indices, lut = self.type_of(op, "indices"), self.type_of(op, "lut")
-                sizes = lut.static_shape or ()
-                entries = sizes[-2] if len(sizes) > 1 else sizes[0]
-                bits = PACKED_BITS.get(indices.dtype, max(1, (entries - 1).bit_length()))
-                groups = sizes[:-2] if len(sizes) > 2 else ()
-                vector = sizes[-1] if len(sizes) > 2 else 1
-                several = sum(size > 1 for size in groups)
-                a_row = several == 1 and groups[0] == shape[0] > 1
-                return ReadWeight(
-                    shape, type_.dtype, nbytes, "lut", bits // max(1, vector),
-                    "tensor" if several == 0 else "channel" if a_row
-                    else "group" if several == 1 else "block",
-                    palette=lut.dtype, vector=vector,
-                )  # fmt: skip
+                return self._read_palette(op, ReadWeight(shape, type_.dtype, nbytes, "lut"))
             case kind if "sparse" in kind:
                 return ReadWeight(shape, type_.dtype, nbytes, "sparse")
             case _:
                 return ReadWeight(shape, type_.dtype, nbytes, bits=width(type_.dtype))
+
+    def _read_palette(self, op: Op, weight: ReadWeight) -> ReadWeight:
+        """What is known of a weight with the form of its palette and indices.
+
+        A palette may have scales of its own: coremltools writes those of output channels so, and
+        those of int8 entries.
+        """
+        indices, lut = self.type_of(op, "indices"), self.type_of(op, "lut")
+        scaler = self.index.producer(self.argument(op, "lut"), "constexpr_blockwise_shift_scale")
+        scales: tuple[int, ...] = ()
+        if scaler is not None:
+            lut, scale = self.type_of(scaler, "data"), self.type_of(scaler, "scale")
+            if lut.dtype in FLOATS:
+                scales = scale.static_shape or ()
+        sizes = lut.static_shape or ()
+        entries = sizes[-2] if len(sizes) > 1 else sizes[0]
+        bits = PACKED_BITS.get(indices.dtype, max(1, (entries - 1).bit_length()))
+        vector = sizes[-1] if len(sizes) > 2 else 1
+        # Entries are repeated along the axes of float scales.
+        groups = [
+            1 if axis < len(scales) and scales[axis] > 1 else size
+            for axis, size in enumerate(sizes[:-2])
+        ]
+        several = sum(size > 1 for size in groups)
+        a_row = several == 1 and groups[0] == weight.shape[0] > 1
+        palette = replace(
+            weight, bits=bits // max(1, vector), palette=lut.dtype, vector=vector,
+            granularity="tensor" if several == 0 else "channel" if a_row
+            else "group" if several == 1 else "block",
+        )  # fmt: skip
+        if not scales:
+            return palette
+        return replace(
+            weight, encoding="affine", granularity=granularity(scales, weight.shape), inner=palette
+        )
 
     def type_of(self, op: Op, name: str) -> TensorType:
         """The type of an op's input, which it must have."""

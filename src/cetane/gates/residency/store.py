@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cetane.errors import CetaneError
 from cetane.files import disk_errors, replacing
-from cetane.gates.residency.audit import Audit, Finding
+from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.measured import (
     Measured,
     parse_measured,
@@ -167,11 +167,10 @@ class PartOfBundle:
 
 def summary(verdict: Audit) -> dict[str, object]:
     """An audit as a gate's result: the verdict, and the rules that apply with their severity."""
-    every: list[Finding] = [f for function in verdict.functions for f in function.findings]
     return {
         "passed": verdict.passed,
         "basis": verdict.basis,
         "target": str(verdict.target),
         "reasons": list(verdict.reasons),
-        "findings": {finding.rule: finding.severity for finding in [*every, *verdict.findings]},
+        "findings": verdict.severities,
     }
