@@ -13,7 +13,7 @@ from cetane.mil.fast.emit import FEATURES, LANES
 from cetane.mil.fast.tape.products import multiply
 from cetane.mil.fast.tape.rounded import rounds
 from cetane.mil.fast.tape.weights import _bytes, _looked_up
-from cetane.mil.fast.vectors import DOTTED, FLOATING, READABLE, Form
+from cetane.mil.fast.forms import DOTTED, FLOATING, READABLE, Form
 
 plain = {Form.FLOATS, Form.HALVES, Form.BYTES, Form.SCALED_BYTES}
 assert LANES == 8 and not DOTTED and READABLE == FLOATING

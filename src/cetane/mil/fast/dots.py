@@ -20,7 +20,8 @@ from numba.extending import intrinsic
 
 from cetane.mil.fast import emit
 from cetane.mil.fast.emit import BLOCK, F32, I8, I16, I32, I64
-from cetane.mil.fast.vectors import DOTTED, VNNI, Form, Maker
+from cetane.mil.fast.forms import DOTTED, VNNI, Form
+from cetane.mil.fast.vectors import Maker
 
 TILE, EIGHT = 16, 8
 AHEAD = 8192

@@ -1,4 +1,4 @@
-"""Vector code for sums, written in LLVM's own language, and counters by which threads share work.
+"""Vector code for sums, written in LLVM's own language.
 
 A product of a row of weights and a row of inputs adds `LANES` sums side by side. The order of its
 additions depends on no other row. So a token has the same result alone and among others, bit for
@@ -10,7 +10,6 @@ A form of weights differs only in the way from its bytes to floats (`_floats`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
 from typing import Any
 
 from llvmlite import ir
@@ -25,59 +24,15 @@ from cetane.mil.fast.emit import (
     FEATURES,
     FLOATS,
     HALVES,
-    I8,
-    I32,
     I64,
     INTS,
     LANES,
     WIDE,
-)  # fmt: skip
+)
+from cetane.mil.fast.forms import FLOATING, PALETTE_BYTES, ROWS, VNNI, Form
 
 AHEAD = 2048
 """Bytes by which a product's prefetch is ahead of its reads."""
-ROWS = 4
-"""Rows that a product computes at once. Their first blocks lie side by side, then their second
-ones, and so on: memory is read in order. Rows of zeros fill the last ones."""
-
-
-class Form(IntEnum):
-    """The forms of a weight `(N, K)`."""
-
-    FLOATS = 0
-    """float32."""
-    BYTES = 1
-    """int8."""
-    SCALED_BYTES = 2
-    """int8, with a float32 scale for each block; scales lie as blocks do."""
-    NIBBLES = 3
-    """Indices of 4 bits into a palette of 16 numbers (see `weights.in_nibbles` and `in_tiles`)."""
-    HALVES = 4
-    """float16."""
-    SIXES = 5
-    """Indices of 6 bits into a palette of 64 words. They lie only in tiles."""
-
-    def bytes_of(self, weights: int) -> int:
-        """The bytes of so many weights; they are whole blocks."""
-        bits = {Form.FLOATS: 32, Form.HALVES: 16, Form.NIBBLES: 4, Form.SIXES: 6}.get(self, 8)
-        return weights * bits // 8
-
-
-VNNI = WIDE and bool(FEATURES.get("avx512bw") and FEATURES.get("avx512vnni"))
-"""Whether this processor multiplies words in pairs and adds both products at once."""
-DOTTED = {Form.BYTES, Form.SCALED_BYTES, Form.NIBBLES, Form.SIXES} if VNNI else set[Form]()
-"""The forms whose products are those of `dots`. They lie in tiles, see `weights.in_tiles`."""
-READABLE = DOTTED | {Form.FLOATS, Form.BYTES, Form.SCALED_BYTES, Form.HALVES}
-"""The forms that this processor reads. The others need instructions that look up a palette."""
-if FEATURES.get("avx2"):
-    READABLE.add(Form.NIBBLES)
-FLOATING = READABLE - DOTTED
-"""The forms whose weights become floats."""
-
-ENTRIES = {Form.NIBBLES: 16, Form.SIXES: 64}
-"""Entries of a palette; a smaller one is filled with zeros."""
-PALETTE_BYTES = 4 * ENTRIES[Form.NIBBLES]
-"""Bytes of a palette of floats."""
-
 FOUR = ir.VectorType(F32, ROWS)
 Maker = Callable[..., Any]
 
@@ -396,48 +351,3 @@ def mixed_of(rows: int) -> Maker:
         return types.void(*[types.int64] * 9), generate
 
     return mix
-
-
-@intrinsic
-def pointer(typing: Any, address: Any) -> Any:
-    """An address as a pointer, for `numba.carray`."""
-
-    def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
-        return builder.inttoptr(given[0], I8.as_pointer())
-
-    return types.voidptr(types.int64), generate
-
-
-@intrinsic
-def power_of_two(typing: Any, exponent: Any) -> Any:
-    """2 to a whole float32 from -126 to 127. numba's own integers have 64 bits, half as many in a
-    vector."""
-
-    def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
-        whole = builder.fptosi(given[0], I32)
-        biased = builder.add(whole, ir.Constant(I32, 127))
-        return builder.bitcast(builder.shl(biased, ir.Constant(I32, 23)), F32)
-
-    return types.float32(types.float32), generate
-
-
-@intrinsic
-def count_up(typing: Any, address: Any) -> Any:
-    """Add 1 to the int64 at an address, which threads share."""
-
-    def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
-        place = emit.pointer(builder, given[0], I64)
-        builder.atomic_rmw("add", place, emit.number(1), "seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
-
-
-@intrinsic
-def counted(typing: Any, address: Any) -> Any:
-    """The int64 at an address, which threads share."""
-
-    def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
-        return builder.load_atomic(emit.pointer(builder, given[0], I64), "seq_cst", 8)
-
-    return types.int64(types.int64), generate

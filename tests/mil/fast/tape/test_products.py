@@ -15,9 +15,9 @@ from cetane.mil import load
 from cetane.mil.fast import FastProgram
 from cetane.mil.fast.dots import MOST, MOST_ENTRY
 from cetane.mil.fast.emit import BLOCK
+from cetane.mil.fast.forms import DOTTED, READABLE, Form
 from cetane.mil.fast.tape.model import TapeModel
 from cetane.mil.fast.tape.products import MANY
-from cetane.mil.fast.vectors import DOTTED, READABLE, Form
 
 NARROW = {
     "int4": types.np_int4_dtype,

@@ -6,8 +6,8 @@ import math
 import numpy as np
 from numba import njit
 
+from cetane.mil.fast.intrinsics import power_of_two
 from cetane.mil.fast.tape.code import Binary, Unary
-from cetane.mil.fast.vectors import power_of_two
 
 _F = np.float32
 (_SILU, _SIGMOID, _TANH, _GELU_TANH, _GELU, _GELU_SIGMOID, _EXP, _RELU, _SOFTPLUS, _SQRT, _RSQRT,

@@ -13,6 +13,8 @@ import numpy as np
 from numba import carray, njit, types
 
 from cetane.mil.fast.dots import TILE
+from cetane.mil.fast.forms import ROWS
+from cetane.mil.fast.intrinsics import count_up, counted, pointer
 from cetane.mil.fast.kernels import HIDDEN, attend
 from cetane.mil.fast.tape.code import (
     AXES,
@@ -30,7 +32,6 @@ from cetane.mil.fast.tape.elements import combine, exponential, transform
 from cetane.mil.fast.tape.products import multiply
 from cetane.mil.fast.tape.quick import attend_quickly
 from cetane.mil.fast.tape.rounded import multiply_rounded, rounds
-from cetane.mil.fast.vectors import ROWS, count_up, counted, pointer
 
 _F = np.float32
 (_UNARY, _BINARY, _SELECT, _PRODUCT, _NORM, _REDUCE, _SOFTMAX, _RUNS, _ATTEND, _MATMUL, _CONV,

@@ -3,14 +3,9 @@
 import numpy as np
 from numba import carray, njit
 
-from cetane.mil.fast.vectors import (
-    PALETTE_BYTES,
-    ROWS,
-    Form,
-    pointer,
-    product_of,
-    unpacking_of,
-)
+from cetane.mil.fast.forms import PALETTE_BYTES, ROWS, Form
+from cetane.mil.fast.intrinsics import pointer
+from cetane.mil.fast.vectors import product_of, unpacking_of
 
 MANY = 12
 """The fewest tokens for which rows of weights are unpacked once, for all tokens."""

@@ -4,10 +4,10 @@ import numpy as np
 from numba import njit
 
 from cetane.mil.fast.emit import BLOCK
+from cetane.mil.fast.forms import ROWS, Form
 from cetane.mil.fast.kernels import HIDDEN, TOPS, largest
 from cetane.mil.fast.tape.elements import exponential
 from cetane.mil.fast.tape.products import multiply
-from cetane.mil.fast.vectors import ROWS, Form
 
 _F = np.float32
 _FLOATS = int(Form.FLOATS)

@@ -5,7 +5,8 @@ from numba import carray, njit
 
 from cetane.mil.fast.dots import EIGHT, TABLE_BYTES, TILE, TOKENS, dots_of, round_row
 from cetane.mil.fast.emit import BLOCK
-from cetane.mil.fast.vectors import DOTTED, Form, pointer
+from cetane.mil.fast.forms import DOTTED, Form
+from cetane.mil.fast.intrinsics import pointer
 
 _BYTES, _SCALED, _NIBBLES, _SIXES = (
     int(form) for form in (Form.BYTES, Form.SCALED_BYTES, Form.NIBBLES, Form.SIXES)

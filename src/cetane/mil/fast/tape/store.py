@@ -10,8 +10,8 @@ import numpy as np
 
 from cetane.mil.constants import Constants
 from cetane.mil.dtypes import Array
+from cetane.mil.fast.forms import Form
 from cetane.mil.fast.tape.weights import rows_of
-from cetane.mil.fast.vectors import Form
 from cetane.mil.program import Argument
 
 _ALIGNED = 64

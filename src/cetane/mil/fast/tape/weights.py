@@ -17,7 +17,7 @@ from cetane.mil.constants import Constants
 from cetane.mil.dtypes import Array
 from cetane.mil.fast.dots import EIGHT, MOST_ENTRY, TILE
 from cetane.mil.fast.emit import BLOCK, LANES
-from cetane.mil.fast.vectors import DOTTED, ENTRIES, READABLE, ROWS, Form
+from cetane.mil.fast.forms import DOTTED, ENTRIES, READABLE, ROWS, Form
 from cetane.mil.program import Argument, Op
 
 _LINEAR, _PALETTE = "constexpr_blockwise_shift_scale", "constexpr_lut_to_dense"
