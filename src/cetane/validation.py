@@ -60,21 +60,17 @@ def read_already(what: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def validated(
-    kind: type[Content] | TypeAdapter[Content], content: Any, where: str, hint: str | None = None
-) -> Content:
+def validated(kind: type[Content], content: Any, where: str, hint: str | None = None) -> Content:
     """`content` as data of a kind.
 
     Raises CetaneError as "WHERE: KEY: REASON". For an unknown key it lists the known keys.
     """
-    adapter = kind if isinstance(kind, TypeAdapter) else adapter_of(kind)  # type: ignore[arg-type]
     try:
-        return adapter.validate_python(content)
+        return adapter_of(kind).validate_python(content)  # type: ignore[arg-type]
     except CetaneError as error:  # of a validator with a hint of its own
         raise CetaneError(f"{where}: {error.message}", error.hint or hint) from error
     except ValidationError as error:
-        known = None if isinstance(kind, TypeAdapter) else kind
-        raise CetaneError(f"{where}: {reason(error, known)}", hint) from error
+        raise CetaneError(f"{where}: {reason(error, kind)}", hint) from error
     except (RecursionError, UnicodeError, OverflowError) as error:
         raise CetaneError(f"{where}: {spoken(error)}", hint) from error
 

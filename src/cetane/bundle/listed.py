@@ -6,13 +6,12 @@ hash in the manifest.
 
 from __future__ import annotations
 
-import os
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from cetane.errors import CetaneError
-from cetane.files import check_files, inside, read_json, sha256
+from cetane.files import check_files, inside, is_present, read_json, sha256
 from cetane.schema.draft_head import DraftHeadManifest
 from cetane.schema.manifest import Manifest, check_schema
 from cetane.validation import validated
@@ -40,7 +39,7 @@ class ListedFolder(Generic[M]):
             self.file(name)
 
     def _read_manifest(self, file: Path, kind: type[M]) -> M:
-        if not os.path.lexists(file):
+        if not is_present(file):
             raise CetaneError(f"{self.path}: no {file.name}", self.hint)
         content = read_json(file, follow=False, unique=True)  # apps may take the first of two keys
         check_schema(content, self.schema, file, self.hint)

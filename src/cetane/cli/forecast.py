@@ -93,12 +93,12 @@ def show(forecast: Forecast, explain: bool) -> None:
 def show_memory(forecast: Forecast) -> None:
     """Compare weights and caches with the memory of a phone, if that is known. No source tells the
     share of it that iOS lets an app use."""
-    needed, most = forecast.memory["needed"], forecast.memory["most"]
-    if needed is None or most is None:
+    held, most = forecast.held, forecast.chip.most_memory
+    if most is None:
         return
-    used = f"{needed / 1e9:.1f} GB of weights and caches"
+    used = f"{held / 1e9:.1f} GB of weights and caches"
     phones = f"iPhone with an {forecast.chip.name}"
-    if needed > most:
+    if held > most:
         show_warnings([f"{used} are more than the {most >> 30} GB of every {phones}"])
     else:
         tell(f"{used}; no {phones} has more than {most >> 30} GB, and an app gets a part of it")

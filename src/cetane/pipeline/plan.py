@@ -102,11 +102,10 @@ class Forecast:
         return self.planner.recipe.cache.context
 
     @cached_property
-    def memory(self) -> dict[str, int | None]:
-        """Bytes of weights and caches, and of the chip's iPhone with the most memory, if known."""
+    def held(self) -> int:
+        """Bytes of weights and caches."""
         plan = self.planner.plan()
-        needed = plan.weight_bytes + plan.kv_bytes[self.context]
-        return {"needed": needed, "most": self.chip.most_memory}
+        return plan.weight_bytes + plan.kv_bytes[self.context]
 
     @cached_property
     def decode(self) -> Prediction | None:
@@ -145,12 +144,13 @@ class Forecast:
     def as_json(self) -> dict[str, Any]:
         """Predictions, their errors on measured models, and the rates behind them."""
         spec = self.speculation
+        memory = {"needed": self.held, "most": self.chip.most_memory}
         if self.predictor is None:
-            return {"chip": self.chip.id, "memory": self.memory, "modes": [], "speculation": None,
+            return {"chip": self.chip.id, "memory": memory, "modes": [], "speculation": None,
                     "rates": None}  # fmt: skip
         return {
             "chip": self.chip.id,
-            "memory": self.memory,
+            "memory": memory,
             "modes": [prediction_json(prediction) for prediction in self.predictions],
             "speculation": None
             if spec is None

@@ -43,17 +43,22 @@ Items = Annotated[list[Item], Field(fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
+MOST_BIAS = 100
+"""The largest bias of a token, by OpenAI's API."""
+
+
 def up_to_a_wrong_one(biases: Any) -> Any:
     """The first wrong bias alone, if there is one, as with `Items`."""
     if isinstance(biases, dict):
         for token, bias in biases.items():
-            if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            if type(bias) not in (int, float) or not -MOST_BIAS <= bias <= MOST_BIAS:
                 return {token: bias}
     return biases
 
 
 Biases = Annotated[
-    dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(up_to_a_wrong_one)
+    dict[str, Annotated[float, Field(ge=-MOST_BIAS, le=MOST_BIAS)]],
+    BeforeValidator(up_to_a_wrong_one),
 ]
 
 
