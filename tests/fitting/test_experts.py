@@ -16,7 +16,7 @@ from cetane.compress import parse_format, second_order
 from cetane.families import Weight
 from cetane.files import silent
 from cetane.fitting.experts import FAINT, with_others
-from cetane.fitting.fit import fitted_experts, fitted_formats
+from cetane.fitting.fit import fitted_formats, fitted_parts
 from cetane.fitting.rounding import Rounder
 from cetane.fitting.teacher import quick
 from cetane.gates.transformers_model import stored_names
@@ -59,10 +59,11 @@ class Case:
         )  # fmt: skip
         planner = Planner(InMemoryCheckpoint(self.model), recipe)
         self.formats = fitted_formats(planner)
-        self.experts = fitted_experts(planner, self.formats)
+        self.experts = fitted_parts(planner, self.formats)
+        assert all(weight.of_experts for weight in self.experts.values())
 
     def rounder(self, method: Any = "gptq") -> Rounder:
-        return Rounder(self.formats, method, silent, experts=self.experts.values())
+        return Rounder(self.formats, method, silent, parts=self.experts.values())
 
     def run(self, rounder: Rounder, tokens: Tensor) -> None:
         rounder.run(self.model, {}, tokens, stored_names(self.model, self.model.config))

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.conftest import build_model, build_tokenizer
+from tests.families.test_qwen3_next import MODELS as QWEN_NEXT
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
@@ -306,6 +308,28 @@ def test_heads_that_stream_are_fitted_as_they_stream(
     made = build(checkpoint, wanted, tmp_path / "bundle", silent)
     assert made.plan.recipe.compression.fitted is not None
     assert Fixed(checkpoint, made).wrong() == []
+
+
+@pytest.mark.parametrize("method", ["gptq", "tuned"])
+def test_rows_in_another_order_are_fitted_built_and_held_to_the_checkpoint(
+    method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A family that stores queries beside gates, head by head: with their file, and without it."""
+    build_model("qwen3_5_text", **QWEN_NEXT["qwen3_5_text"]).save_pretrained(tmp_path / "model")
+    build_tokenizer().save_pretrained(tmp_path / "model")
+    checkpoint = open_checkpoint(tmp_path / "model")
+    wanted = recipe(method=method, minutes=1 / 60)
+    made = Fixed(checkpoint, build(checkpoint, wanted, tmp_path / "bundle", silent))
+    file = made.bundle.plan.recipe.compression.fitted
+    assert file is not None
+    for part in ("q_proj", "gate_proj"):
+        assert f"model.layers.1.self_attn.q_proj.weight.{part}" in file.read().harms
+    assert made.wrong() == []
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "empty"))
+    assert made.wrong() == []
+    read = checkpoint.read
+    monkeypatch.setattr(checkpoint, "read", lambda name: read(name).roll(8 * ("q_proj" in name), 0))
+    assert len(made.wrong()) == 2, "queries that read the gates' rows, and gates the queries'"
 
 
 def test_they_are_made_once(fitted: Fixed, monkeypatch: pytest.MonkeyPatch) -> None:

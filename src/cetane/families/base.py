@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cetane.errors import CetaneError
-from cetane.families.layers import Exchange, Held, Leaf, Pick, Projection
+from cetane.families.layers import Exchange, Held, Leaf, Pick, Projection, RowPick
 from cetane.hardware import LARGEST_FP16
 from cetane.hardware.notch import cut, on_notch
 
@@ -77,7 +77,7 @@ class Weight:
     columns: tuple[int, int] | None = None
     """The range of the last axis, after `pick`, that the parameter holds; None for all."""
     part: str = ""
-    """The name of what `pick` takes of a tensor of experts: "gate_proj"."""
+    """The name of what `pick` takes of a tensor of experts or of rows: "gate_proj"."""
 
     @property
     def of_experts(self) -> bool:
@@ -91,9 +91,17 @@ class Weight:
         return self.of_experts and self.name.endswith("down_proj")
 
     @property
+    def row_pick(self) -> RowPick | None:
+        """The order of its rows, if that is all in which it differs from the checkpoint's matrix,
+        and it may lack some."""
+        return self.pick if isinstance(self.pick, RowPick) and len(self.stored) == 2 else None
+
+    @property
     def matrix(self) -> str:
         """The name of the matrix that it is a part of. The checkpoint has one for each name, but of
-        experts."""
+        experts, and of rows in another order."""
+        if self.row_pick is not None:
+            return f"{self.name}.{self.part}"
         if not self.of_experts or self.rows is None:
             return self.name
         return f"{self.name}[{self.rows[0]}:{self.rows[1]}].{self.part}".removesuffix(".")

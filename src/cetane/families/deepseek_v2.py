@@ -74,11 +74,11 @@ class LatentBlock(PreNormBlock):
         module, _, leaf = path.removeprefix("self_attn.").rpartition(".")
         pick = attention.picks().get(module, held.pick)
         if module not in ("to_latent", "from_latent"):
-            return replace(plain, pick=pick)
+            return replace(plain, pick=pick, part=module)
         sizes = attention.sizes
         rows = attention.heads.query * (sizes.plain + sizes.values)
         name = f"{self.prefix}self_attn.kv_b_proj.{leaf}"
-        return replace(plain, name=name, stored=(rows, sizes.rank), pick=pick)
+        return replace(plain, name=name, stored=(rows, sizes.rank), pick=pick, part=module)
 
 
 def author(config: DeepseekConfig, options: ExpertOptions) -> Model:

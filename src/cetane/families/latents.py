@@ -14,7 +14,7 @@ from cetane.families.base import Flow, Memory
 from cetane.families.blocks import Mixer
 from cetane.families.grouped_query import attend
 from cetane.families.kinds import LayerKind
-from cetane.families.layers import Leaf, Pick, Projection, RMSNorm
+from cetane.families.layers import Leaf, Pick, Projection, RMSNorm, RowPick
 from cetane.families.rotary import to_halves
 
 LATENT_EPS = 1e-6
@@ -96,11 +96,11 @@ class LatentAttention(Mixer):
         """The functions that make its parameters from a checkpoint's tensors, by module path."""
         made, rank = (self.heads.query, self.sizes.plain), self.sizes.rank
         return {
-            "q_proj": partial(queries, *made),
-            "q_b_proj": partial(queries, *made),
-            "kv_a_proj_with_mqa": partial(latent_and_key, rank),
+            "q_proj": RowPick(partial(queries, *made)),
+            "q_b_proj": RowPick(partial(queries, *made)),
+            "kv_a_proj_with_mqa": RowPick(partial(latent_and_key, rank)),
             "to_latent": partial(towards_latent, *made),
-            "from_latent": partial(towards_values, *made),
+            "from_latent": RowPick(partial(towards_values, *made)),
         }
 
 

@@ -40,6 +40,20 @@ Pick = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
+class RowPick:
+    """A `Pick` that only takes rows of a matrix, in an order of its own."""
+
+    function: Pick
+
+    def __call__(self, stored: Tensor) -> Tensor:
+        return self.function(stored)
+
+    def order(self, rows: int) -> Tensor:
+        """The numbers of the rows that it takes of a matrix of `rows`, int64 `(O,)`."""
+        return self.function(torch.arange(rows)[:, None])[:, 0]
+
+
+@dataclass(frozen=True)
 class Held:
     """A parameter of a `Leaf`: its shape in a checkpoint, and its kind for compression rules."""
 

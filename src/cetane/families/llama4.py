@@ -31,7 +31,7 @@ from cetane.families.experts import (
     mixture_of,
 )
 from cetane.families.kinds import LayerKind
-from cetane.families.layers import MLP, Held
+from cetane.families.layers import MLP, Held, RowPick
 from cetane.families.model import Model, Reach
 from cetane.families.rotary import rotary_table, to_halves
 
@@ -70,7 +70,8 @@ class TurnedBlock(PreNormBlock):
         plain = super().weight(path, shape, held)
         if not path.startswith(("self_attn.q_proj.", "self_attn.k_proj.")):
             return plain
-        return replace(plain, pick=partial(rows_in_halves, self.part("self_attn").heads.dim))
+        pick = RowPick(partial(rows_in_halves, self.part("self_attn").heads.dim))
+        return replace(plain, pick=pick, part=path.split(".")[1])
 
 
 def rows_in_halves(dim: int, stored: Tensor) -> Tensor:

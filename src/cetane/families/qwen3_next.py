@@ -30,7 +30,7 @@ from cetane.families.experts import (
 )
 from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import LayerKind
-from cetane.families.layers import MLP, Held
+from cetane.families.layers import MLP, Held, RowPick
 from cetane.families.model import History, Matrix, Model
 from cetane.families.rotary import rotary_table
 
@@ -111,7 +111,8 @@ class MixBlock(PreNormBlock):
             plain,
             name=f"{self.prefix}{name}.{last}",
             stored=(heads * sum(sizes), *held.stored[1:]),
-            pick=partial(parts_of, heads, sizes, wanted),
+            pick=RowPick(partial(parts_of, heads, sizes, wanted)),
+            part=module.rpartition(".")[2],
         )
 
 

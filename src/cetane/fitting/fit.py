@@ -27,7 +27,7 @@ from cetane.fitting.experts import DOWN, GATE_UP, modules_of_experts, own_copy, 
 from cetane.fitting.importance import Importance, importance, keep, load
 from cetane.fitting.lessons import lessons
 from cetane.fitting.openings import openings
-from cetane.fitting.rounding import Rounder, linear_layers
+from cetane.fitting.rounding import Rounder, linear_layers, picked_rows
 from cetane.fitting.teacher import Answers, narrowed
 from cetane.fitting.text import write_text
 from cetane.fitting.tunable import Tunable, tunable
@@ -197,13 +197,14 @@ def fitted_formats(planner: Planner) -> dict[str, Format]:
     return {name: form for name, form in formats.items() if form is not None}
 
 
-def fitted_experts(planner: Planner, formats: Mapping[str, Format]) -> dict[str, Weight]:
-    """The experts' weights that have a format, by the names of their matrices; each as a whole,
-    though a projection may have it in two parts."""
+def fitted_parts(planner: Planner, formats: Mapping[str, Format]) -> dict[str, Weight]:
+    """The weights with a format that are no whole matrix of the checkpoint, by the names of their
+    matrices: experts, and rows in another order. Each is a whole one, though a projection may have
+    it in two parts."""
     found: dict[str, Weight] = {}
     for block in planner.blocks:
         for _, weight in block.weights():
-            if weight.of_experts and weight.matrix in formats:
+            if weight.matrix != weight.name and weight.matrix in formats:
                 inputs = weight.columns[1] if weight.columns else weight.shape[1]
                 found[weight.matrix] = replace(
                     weight, shape=(weight.shape[0], inputs), columns=None
@@ -238,14 +239,13 @@ class Fitter:
 
     def rounded(self, formats: Mapping[str, Format], compression: Selection) -> Rounder:
         """The rounder after all layers, with their constants and predicted harms."""
-        method = compression.method
+        method, parts = compression.method, fitted_parts(self.planner, formats)
         if self.resident and method != "weighted":
-            text, importances = self.important(formats)
+            text, importances = self.important({*formats, *(w.name for w in parts.values())})
         else:
             text, importances = self.text(), {}
-        experts = fitted_experts(self.planner, formats).values()
         rounder = Rounder(
-            formats, method, self.progress, importances, compression.second_order, experts
+            formats, method, self.progress, importances, compression.second_order, parts.values()
         )
         rounder.run(self.model, self.names, text, self.tensors)
         return rounder
@@ -276,7 +276,8 @@ class Fitter:
         """Constants that were tuned for some minutes, from the `first` ones on.
 
         If tuning makes the model worse, all first ones stay. Else those stay whose weight moved so
-        far that the gate would take it for another one, and those of experts, which do not learn.
+        far that the gate would take it for another one, and those of experts and of rows in another
+        order, which do not learn.
         `partial` is the tuner's checkpoint.
         """
         started = time.perf_counter()
@@ -292,7 +293,7 @@ class Fitter:
             weight = None if made is None else tunable(made, layer.weight.detach().float())
             if made is not None and weight is not None:
                 constants[name], weights[name] = made, weight
-        kept = self.experts_of(first, formats)
+        kept = self.parts_of(first, formats)
         student = Student(self.model, layers, weights)
         spent = (time.perf_counter() - started) / 60
         if Tuner(student, answers, partial, self.progress).run(max(minutes - spent, minutes / 2)):
@@ -303,19 +304,27 @@ class Fitter:
                     constants[name] = learnt
         return constants | kept
 
-    def experts_of(self, first: Fitted, formats: Mapping[str, Format]) -> dict[str, Encoded]:
-        """The `first` constants of experts, with which the model computes from now on."""
-        experts = fitted_experts(self.planner, formats)
+    def parts_of(self, first: Fitted, formats: Mapping[str, Format]) -> dict[str, Encoded]:
+        """The `first` constants of experts and of rows in another order, with which the model
+        computes from now on."""
+        stacks = {
+            names[part]: own_copy(getattr(module, part))
+            for module, names in modules_of_experts(self.model, self.tensors)
+            for part in (GATE_UP, DOWN)
+        }
+        parts = fitted_parts(self.planner, formats)
+        layers = linear_layers(self.model, self.names, {weight.name for weight in parts.values()})
         kept: dict[str, Encoded] = {}
-        for module, names in modules_of_experts(self.model, self.tensors):
-            stacks = {names[part]: own_copy(getattr(module, part)) for part in (GATE_UP, DOWN)}
-            for name, weight in experts.items():
-                made = None
-                if weight.name in stacks:
-                    made = first.of(name, weight.shape[:2], formats[name], None, None)
-                if made is not None:
-                    kept[name] = made
-                    put(weight, stacks[weight.name], made.decode())
+        for name, weight in parts.items():
+            made = first.of(name, weight.shape[:2], formats[name], None, None)
+            if made is None:
+                continue
+            kept[name] = made
+            if weight.of_experts:
+                put(weight, stacks[weight.name], made.decode())
+            else:
+                stored = own_copy(layers[weight.name].weight)
+                stored[picked_rows(weight)] = torch.from_numpy(made.decode()).to(stored)
         return kept
 
     def near(self, name: str, made: Encoded, form: Format) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,10 @@ class Importance:
         It is not weighted where the layer reads other rows than the tokens.
         """
         return mean_product(inputs, self.tokens if len(self.tokens) == len(inputs) else None)
+
+    def of_rows(self, rows: Tensor) -> Importance:
+        """The importance of some rows of the weight, as a layer of their own."""
+        return replace(self, outputs=None if self.outputs is None else self.outputs[rows][:, rows])
 
     def harm(self, off: Matrix, products: Matrix) -> float:
         """The KL, in nats a token, that errors `(O, I)` of the weight are predicted to cost."""

@@ -7,6 +7,7 @@ collects every Hessian and lets later layers make up for earlier ones, as GPTQ d
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -57,6 +58,12 @@ def linear_layers(
     }
 
 
+def picked_rows(weight: Weight) -> Tensor:
+    """The rows of the checkpoint's matrix that a weight takes, in its order, int64 `(O,)`."""
+    assert weight.row_pick is not None
+    return weight.row_pick.order(weight.stored[0])
+
+
 def rows_of(inputs: Tensor) -> Tensor:
     """A layer's inputs, a token a row."""
     return inputs.reshape(-1, inputs.shape[-1])
@@ -96,16 +103,21 @@ class Rounder:
         progress: Progress,
         importances: Mapping[str, Importance] | None = None,
         options: SecondOrder = AS_GPTQ,
-        experts: Iterable[Weight] = (),
+        parts: Iterable[Weight] = (),
     ) -> None:
-        """`formats` and `importances` are by the names of a checkpoint's matrices.
+        """`formats` are by the names of matrices, `importances` by those of a checkpoint's layers.
 
-        Without importance, all errors of a layer count alike. `experts` are the weights of experts
-        that have a format.
+        Without importance, all errors of a layer count alike. `parts` are the weights with a format
+        that are no whole matrix of the checkpoint: experts, and rows in another order.
         """
         self.formats, self.method, self.progress = formats, method, progress
         self.importances, self.options = importances or {}, options
-        self.experts = tuple(experts)
+        self.experts: list[Weight] = []
+        self.picked: defaultdict[str, list[Weight]] = defaultdict(list)
+        """The weights of rows in another order, by the checkpoint's names of their matrices."""
+        for part in parts:
+            own = self.experts if part.of_experts else self.picked[part.name]
+            own.append(part)
         self.constants: dict[str, Encoded] = {}
         self.harms: dict[str, float] = {}
         """The KL, in nats a token, that a layer's rounding is predicted to cost; empty without
@@ -127,7 +139,7 @@ class Rounder:
         modules that are no layers, by their own names. `tokens` are int64 `(B, T)`.
         """
         with ExitStack() as stack:
-            for name, layer in linear_layers(model, names, self.formats).items():
+            for name, layer in linear_layers(model, names, {*self.formats, *self.picked}).items():
                 hook = layer.register_forward_pre_hook(partial(self.round, name))
                 stack.callback(hook.remove)
             for module, own in modules_of_experts(model, tensors):
@@ -141,25 +153,42 @@ class Rounder:
 
     def round(self, name: str, layer: nn.Linear, inputs: tuple[Tensor, ...]) -> None:
         """Round a layer that is about to compute."""
-        if name in self.constants:
+        picked = self.picked.get(name, [])
+        if any(matrix in self.constants for matrix in (name, *(w.matrix for w in picked))):
             return
         self.tell(name.removesuffix(".weight"))
         check_finite(name, layer.weight)
-        form, weight = self.formats[name], layer.weight.float().numpy()
-        important, outputs = self.importances.get(name), None
+        important = self.importances.get(name)
         if important is None:
             hessian = self.hessian(inputs[0])
         else:
             hessian = important.products(rows_of(inputs[0]))
-            outputs = None if important.outputs is None else important.outputs.numpy()
-        made = self.encode(weight, form, hessian, outputs)
+        if name in self.formats:
+            weight = self.matrix(name, layer.weight.float(), hessian, important)
+        else:
+            weight = layer.weight.to(torch.float32, copy=True)
+        for one in picked:
+            rows = picked_rows(one)
+            own = None if important is None else important.of_rows(rows)
+            weight[rows] = self.matrix(one.matrix, weight[rows], hessian, own)
+        layer.weight.data = weight
+        if len(self.constants) % PASSES == 0:
+            give_back()
+
+    def matrix(
+        self, name: str, weight: Tensor, hessian: Matrix, important: Importance | None
+    ) -> Tensor:
+        """A weight `(O, I)` as its constants decode to, fp32; keeps these."""
+        outputs = None if important is None else important.outputs
+        values = weight.numpy()
+        made = self.encode(
+            values, self.formats[name], hessian, None if outputs is None else outputs.numpy()
+        )
         self.constants[name] = made
         decoded = made.decode().astype(np.float32)
         if important is not None:
-            self.harms[name] = important.harm(weight - decoded, hessian)
-        layer.weight.data = torch.from_numpy(decoded)
-        if len(self.constants) % PASSES == 0:
-            give_back()
+            self.harms[name] = important.harm(values - decoded, hessian)
+        return torch.from_numpy(decoded)
 
     def round_experts(
         self, names: Mapping[str, str], module: Any, given: tuple[Tensor, ...]

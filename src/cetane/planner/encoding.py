@@ -92,8 +92,10 @@ def can_be_fitted(weight: Weight, form: Format) -> bool:
     choose among."""
     if weight.of_experts:
         return experts_can_be_fitted(weight, form)
-    if weight.kind is None or weight.pick is not None or len(weight.stored) != 2:
+    if weight.kind is None or len(weight.stored) != 2:
         return False
+    if weight.pick is not None:
+        return weight.row_pick is not None and second_order.serves(form, weight.shape)
     if isinstance(form, Palette) and weight.rows and weight.rows[0] % (form.group or form.vector):
         return False  # it begins inside a group or a vector
     return second_order.serves(form, weight.stored)
