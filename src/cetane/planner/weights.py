@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+from cetane.checkpoint import RotatedCheckpoint
 from cetane.checkpoint.lora import Lora
 from cetane.checkpoint.safetensors import EMBEDDING, HEAD
 from cetane.compress import Format, Fp16, Selection, parse_format
 from cetane.compress.select import NEXT, SMALLEST
 from cetane.errors import CetaneError
-from cetane.families import Block, Model, Weight, Weights
+from cetane.families import Block, Model, Weight, Weights, largest_of
 from cetane.schema.interface import Shape
 
 
@@ -68,6 +69,19 @@ def mean_bits(blocks: Iterable[Block], compression: Selection) -> float:
     held = [w for block in blocks for _, w in block.weights() if w.kind]
     bits = sum(w.elements * format_of(w, compression).bits for w in held)
     return bits / sum(w.elements for w in held)
+
+
+def refuse_damaged(checkpoint: ModelSource, model: Model, blocks: Iterable[Block]) -> None:
+    """Raise CetaneError for a weight that holds NaN or infinity.
+
+    All weights are read, as they were before a turn: turned ones hold the NaN of a norm too.
+    """
+    source = checkpoint.base if isinstance(checkpoint, RotatedCheckpoint) else checkpoint
+    tables = (model.embedding, *(table.table for table in model.tables.values()))
+    weights = (weight for block in blocks for _, weight in block.weights())
+    for name in dict.fromkeys((*(t.weight for t in tables), *(w.name for w in weights))):
+        if name in source:  # not a head that is only the turned model's own
+            largest_of(name, source.read(name))
 
 
 def check_layers(checkpoint: ModelSource) -> None:
