@@ -167,7 +167,8 @@ def test_gptq(tmp_path: Path, bits: int, version: str, keys: tuple[str, ...]) ->
         for j in range(COLUMNS):
             group = order[j]
             truth[i, j] = (values[j, i] - zeros[group, i]) * np.float32(scales[group, i])
-    said = {"quant_method": "gptq", "bits": bits} | dict.fromkeys(keys, version)
+    spared = {"-:.*lm_head": {}, "+:.*up_proj": {"desc_act": True, "bits": bits}}
+    said = {"quant_method": "gptq", "bits": bits, "dynamic": spared} | dict.fromkeys(keys, version)
     check(tmp_path, {"quantization_config": said}, parts, truth)
 
 
@@ -317,6 +318,12 @@ WRONG = {
         {"quant_method": "gptq", "bits": 4, "format": "gptq_v2", "checkpoint_format": "gptq"}, {},
     ),
     "gptq, 3 bits": ({"quant_method": "gptq", "bits": 3}, {}),
+    "gptq, other bits for a module": (
+        {"quant_method": "gptq", "bits": 4, "dynamic": {r"+:.*down_proj": {"bits": 8}}}, {},
+    ),
+    "gptq, settings of modules that are no object": (
+        {"quant_method": "gptq", "bits": 4, "dynamic": ["down_proj"]}, {},
+    ),
     "gptq, no scales": ({"quant_method": "gptq", "bits": 4}, {f"{NAME}.qweight": WORDS}),
     "compressed-tensors, nvfp4": (
         {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, {},

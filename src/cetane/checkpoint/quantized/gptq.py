@@ -17,6 +17,14 @@ def read_gptq(stored: QuantizedTensors) -> Tensors:
     bits = stored.integer("bits")
     if bits not in (2, 4, 8):
         raise stored.bad(f"{bits} bits; only 2, 4 and 8 are supported")
+    dynamic = stored.said.get("dynamic") or {}  # GPTQModel's settings of some modules
+    stored.check(isinstance(dynamic, dict), "dynamic")
+    for pattern, own in dynamic.items():
+        if isinstance(own, dict) and own.get("bits", bits) != bits:
+            raise stored.bad(
+                f"dynamic gives {pattern} {own['bits']!r} bits; only one number of bits for all "
+                "is supported"
+            )
     layout = stored.layout("gptq", "format", "checkpoint_format")
     if layout not in ("gptq", "gptq_v2"):
         raise stored.bad(f"format {layout!r}; only gptq and gptq_v2 are supported")
