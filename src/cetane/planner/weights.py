@@ -12,6 +12,11 @@ from cetane.errors import CetaneError
 from cetane.families import Block, Model, Weight, Weights, largest_of
 from cetane.schema.interface import Shape
 
+OF_ONE_MODEL = (
+    "give a checkpoint whose weights and config.json are of one model, or download it again"
+)
+"""The hint for weights that a config does not describe."""
+
 
 class ModelSource(Weights, Protocol):
     """The part of a checkpoint that a plan reads: its config, and its tensors' names and shapes."""
@@ -93,7 +98,8 @@ def check_layers(checkpoint: ModelSource) -> None:
     if isinstance(layers, int) and layers > tensors:
         raise CetaneError(
             f"{checkpoint.source}: the config says {layers} layers, "
-            f"but there are only {tensors} tensors"
+            f"but there are only {tensors} tensors",
+            OF_ONE_MODEL,
         )
 
 
@@ -131,11 +137,15 @@ def needed_tensors(model: Model) -> Iterator[tuple[str, Shape]]:
 def check_shape(checkpoint: ModelSource, name: str, wanted: Shape) -> None:
     """Raise CetaneError if a checkpoint lacks a tensor, or has it in another shape."""
     if name not in checkpoint:
-        raise CetaneError(f"{checkpoint.source}: no tensor {name}", other_name(checkpoint, name))
+        raise CetaneError(
+            f"{checkpoint.source}: no tensor {name}, which the config asks for",
+            other_name(checkpoint, name) or OF_ONE_MODEL,
+        )
     stored = tuple(checkpoint.shape(name))
     if stored != wanted:
         raise CetaneError(
-            f"{checkpoint.source}: {name} has shape {stored}, but the config says {wanted}"
+            f"{checkpoint.source}: {name} has shape {stored}, but the config says {wanted}",
+            OF_ONE_MODEL,
         )
 
 
