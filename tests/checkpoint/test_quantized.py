@@ -146,7 +146,10 @@ def test_awq(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
-def test_gptq(tmp_path: Path, bits: int, version: str) -> None:
+@pytest.mark.parametrize(
+    "keys", [("checkpoint_format",), ("format",), ("format", "checkpoint_format")]
+)
+def test_gptq(tmp_path: Path, bits: int, version: str, keys: tuple[str, ...]) -> None:
     top = 1 << bits
     values = RANDOM.integers(0, top, (COLUMNS, ROWS))
     zeros = RANDOM.integers(1, top, (4, ROWS))
@@ -164,7 +167,8 @@ def test_gptq(tmp_path: Path, bits: int, version: str) -> None:
         for j in range(COLUMNS):
             group = order[j]
             truth[i, j] = (values[j, i] - zeros[group, i]) * np.float32(scales[group, i])
-    said = {"quant_method": "gptq", "bits": bits, "checkpoint_format": version}
+    spared = {"-:.*lm_head": {}, "+:.*up_proj": {"desc_act": True, "bits": bits}}
+    said = {"quant_method": "gptq", "bits": bits, "dynamic": spared} | dict.fromkeys(keys, version)
     check(tmp_path, {"quantization_config": said}, parts, truth)
 
 
@@ -306,7 +310,20 @@ def test_methods_without_a_rule_are_refused_by_name(tmp_path: Path, method: str)
 STATE = torch.tensor([*b'{"blocksize": 64, "shape": [8, 8]}'], dtype=torch.uint8)
 WRONG = {
     "awq, gemv": ({"quant_method": "awq", "bits": 4, "version": "gemv"}, {}),
+    "awq, gemv in transformers' words": ({"quant_method": "awq", "bits": 4, "format": "gemv"}, {}),
+    "awq, two layouts": (
+        {"quant_method": "awq", "bits": 4, "format": "gemm", "version": "gemv"}, {},
+    ),
+    "gptq, two layouts": (
+        {"quant_method": "gptq", "bits": 4, "format": "gptq_v2", "checkpoint_format": "gptq"}, {},
+    ),
     "gptq, 3 bits": ({"quant_method": "gptq", "bits": 3}, {}),
+    "gptq, other bits for a module": (
+        {"quant_method": "gptq", "bits": 4, "dynamic": {r"+:.*down_proj": {"bits": 8}}}, {},
+    ),
+    "gptq, settings of modules that are no object": (
+        {"quant_method": "gptq", "bits": 4, "dynamic": ["down_proj"]}, {},
+    ),
     "gptq, no scales": ({"quant_method": "gptq", "bits": 4}, {f"{NAME}.qweight": WORDS}),
     "compressed-tensors, nvfp4": (
         {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, {},

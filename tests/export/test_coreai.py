@@ -26,8 +26,15 @@ from cetane.export.coreai import AssetRunner, contract
 from cetane.export.coreai.adapter import window_columns
 from cetane.export.coreai.check import check, rules
 from cetane.export.coreai.converter import Converter, import_coreai
-from cetane.export.coreai.folder import convert, metadata, write_tokenizer
+from cetane.export.coreai.folder import (
+    add_embedding,
+    constrain,
+    convert,
+    metadata,
+    write_tokenizer,
+)
 from cetane.export.coreai.planner import planners
+from cetane.export.coreai.runner import array
 from cetane.gates import coreai as gate
 from cetane.pipeline.export import export_coreai
 from cetane.schema.interface import MASKED
@@ -133,6 +140,27 @@ def test_every_format_decodes_to_the_weight_of_the_bundle(tmp_path: Path) -> Non
     size = sum(path.stat().st_size for path in asset.path.rglob("*"))
     stored = sum(parse_format(name).nbytes(weight.shape) for name in FORMATS)
     assert stored <= size < stored + 16_384  # packed to bits, each once
+
+
+@needs_coreai
+@pytest.mark.parametrize("rows", ["fp16", "int8"])
+def test_a_table_whose_tokens_8_does_not_divide(rows: str, tmp_path: Path) -> None:
+    """The runtime finds the model's rows, and the layout for the Neural Engine takes the table."""
+    model = build_model(vocab_size=283)
+    checkpoint = InMemoryCheckpoint(model)
+    (planner,) = planners(checkpoint, recipe(embedding={"format": rows}))  # type: ignore[arg-type]
+    converter = Converter({}.__getitem__)
+    add_embedding(converter, planner, checkpoint)  # type: ignore[arg-type]
+    program = converter.program()
+    program.save_asset(tmp_path / "made.aimodel")
+    ids = [0, 5, 276, 279, 280, 281, 282, 0]
+    with AssetRunner(tmp_path / "made.aimodel") as runner:
+        asked = {contract.TOKENS: array(np.array([ids], np.int32)), contract.TABLE: runner.table}
+        found = runner.run(contract.gather_name(8), asked)[contract.ROWS].numpy()[0, :, 0]
+    truth = model.get_input_embeddings().weight[ids].detach().numpy()
+    step = np.abs(truth).max(1, keepdims=True) / 127 if rows == "int8" else 1e-3
+    assert (np.abs(found - truth) <= step).all()
+    constrain(program, [], CONTEXT)
 
 
 @needs_coreai

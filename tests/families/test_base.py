@@ -103,8 +103,9 @@ def test_weights_that_are_not_finite(checkpoint, name: str, value: float) -> Non
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_beyond_fp16(checkpoint, name: str, value: float) -> None:
     checkpoint.tensors[name].view(-1)[0] = value
-    with pytest.raises(CetaneError, match=f"{name}: .* beyond fp16"):
+    with pytest.raises(CetaneError, match=f"{name}: .* beyond fp16") as error:
         author(checkpoint.config).layers[1].load(checkpoint)
+    assert "download the checkpoint again" in str(error.value.hint)
 
 
 def test_the_largest_fp16_value_loads(checkpoint) -> None:
@@ -149,6 +150,7 @@ def test_wrong_shapes(checkpoint, name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(CetaneError, match="a tiny llama: ") as error:
         Planner(checkpoint, RECIPE)
     assert f"{name} has shape {shape}, but the config says" in str(error.value)
+    assert "weights and config.json are of one model" in str(error.value.hint)
 
 
 def test_a_shape_that_differs_from_what_the_headers_say(checkpoint) -> None:
@@ -162,7 +164,7 @@ def test_missing_tensors(checkpoint, name: str) -> None:
     del checkpoint.tensors[name]
     with pytest.raises(CetaneError) as error:
         Planner(checkpoint, RECIPE)
-    assert error.value.message == f"a tiny llama: no tensor {name}"
+    assert error.value.message == f"a tiny llama: no tensor {name}, which the config asks for"
 
 
 @pytest.mark.parametrize("kind", [None, "gpt2", "", "LLAMA", ["llama"], 7])

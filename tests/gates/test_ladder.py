@@ -1,14 +1,17 @@
 """The first shard of every kind is judged alone, before the others."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.engine.authored import authored_engine
+from cetane.errors import CetaneError
 from cetane.gates import metrics
 from cetane.gates.ladder import LadderResult, Rung, ladder, of_choices
 from cetane.gates.reference import Reference
@@ -17,7 +20,7 @@ from cetane.lower.lower import Lowering
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe
 
-from .conftest import ROUTED, zaya_recipe
+from .conftest import ROUTED, changed, zaya_recipe
 
 TOKENS = tuple(int(t) for t in np.random.default_rng(5).integers(1, 288, 14))
 """One call of 8 tokens, and 6 more."""
@@ -92,6 +95,23 @@ def test_a_wrong_weight(bad: Bundle, checkpoint: Checkpoint) -> None:
     assert failed(found) == ["wrong constants"]
     assert [w.parameter for w in found.wrong_weights] == ["model.layers.1.mlp.down_proj.weight"]
     assert climb(bad, open_checkpoint(bad.manifest.source)).passed
+
+
+def test_a_damaged_weight_in_a_layer_that_is_no_rung(
+    tiny_bundle: Callable[..., Bundle], tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    """The model hands its NaN to the layer that is judged, whose own weights are right."""
+    name = "model.layers.0.mlp.up_proj.weight"
+
+    def damage(weights: dict[str, torch.Tensor]) -> None:
+        weights[name][3, 5] = torch.nan
+
+    bundle = tiny_bundle(verify=None, prefill=None, layout={"kind": "per-block"}, context=32)
+    damaged = open_checkpoint(changed(tiny_checkpoint_folder, tmp_path / "damaged", damage))
+    planner = Planner(damaged, bundle.plan.recipe)
+    with pytest.raises(CetaneError, match=f"^{name} holds NaN") as raised:
+        ladder(damaged, planner, {"layer-01": bundle.shard("layer-01")})
+    assert raised.value.hint == "the checkpoint is damaged: download it again"
 
 
 @pytest.mark.parametrize(

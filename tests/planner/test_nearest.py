@@ -68,7 +68,26 @@ def test_the_page_on_adding_is_there() -> None:
     assert "# Add a family" in Path(ADDING).read_text()
 
 
-def test_a_refusal_names_it() -> None:
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (
+            "starcoder2",
+            "qwen2, which reads 20 of its 35 tensors, and misses "
+            "model.layers.*.mlp.down_proj.weight and 2 more",
+        ),
+        (
+            "cohere",
+            "llama, which reads 18 of its 18 tensors, and misses "
+            "model.layers.*.post_attention_layernorm.weight",
+        ),
+        ("mamba", "which reads none of its 22 tensors, so only by its config"),
+    ],
+)
+def test_a_refusal_names_it(kind: str, told: str) -> None:
+    """A family that reads all tensors, as Llama those of cohere, does not read the model."""
     recipe = parse_recipe({"name": "test", "cache": {"context": 128}}, "test")
-    with pytest.raises(CetaneError, match=r"unknown architecture 'starcoder2'; nearest is qwen2"):
-        Planner(InMemoryCheckpoint(build_model("starcoder2")), recipe)
+    with pytest.raises(CetaneError) as refused:
+        Planner(InMemoryCheckpoint(build_model(kind)), recipe)
+    assert refused.value.message.startswith(f"unknown architecture {kind!r}; nearest is ")
+    assert refused.value.message.endswith(told)

@@ -230,7 +230,9 @@ def check_finite(name: str, tensor: Tensor) -> None:
     largest = largest_of(name, tensor)
     if largest > LARGEST_FP16:
         raise CetaneError(
-            f"{name}: its largest value, {largest:.3g}, is beyond fp16 ({LARGEST_FP16:.0f})"
+            f"{name}: its largest value, {largest:.3g}, is beyond fp16 ({LARGEST_FP16:.0f})",
+            "download the checkpoint again if it may be damaged: the ANE computes in fp16, so no "
+            "recipe can port this value",
         )
 
 

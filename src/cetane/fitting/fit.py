@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from cetane.checkpoint import Checkpoint, RotatedCheckpoint
+from cetane.checkpoint import Checkpoint
 from cetane.compress import Format, Selection
 from cetane.compress.beside import TextFile
 from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
 from cetane.errors import CetaneError
-from cetane.families import Weight, largest_of
+from cetane.families import Weight
 from cetane.files import Progress, claimed, disk_errors, json_sha256, remove
 from cetane.fitting.attention import fuse_attention
 from cetane.fitting.documentation import EDITION, documentation, spread, windows_of
@@ -37,7 +37,7 @@ from cetane.gates.weights import arrays, too_far
 from cetane.hardware.memory import give_back
 from cetane.planner import Planner
 from cetane.planner.encoding import can_be_fitted
-from cetane.planner.weights import format_of
+from cetane.planner.weights import format_of, refuse_damaged
 from cetane.schema.recipe import override
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def fit(checkpoint: Checkpoint, planner: Planner, progress: Progress) -> FittedF
     check_text(checkpoint, planner)
     check_folder()
     if compression.method != "tuned":
-        check_weights(checkpoint, planner)
+        refuse_damaged(checkpoint, planner.model, planner.blocks)  # before it writes a text
         rounder = Fitter(checkpoint, planner, progress).rounded(formats, compression)
         return save(rounder.constants, key, checkpoint.content, rounder.harms)
     check_size(checkpoint)
@@ -119,21 +119,6 @@ def check_folder() -> None:
     with disk_errors(folder()):
         folder().mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=folder()).close()
-
-
-def check_weights(checkpoint: Checkpoint, planner: Planner) -> None:
-    """Raise CetaneError for a weight that holds NaN or infinity: now, not after the model has
-    written its text.
-
-    The weights before a turn are read, since turned ones hold the NaN of a norm too.
-    """
-    source = checkpoint.base if isinstance(checkpoint, RotatedCheckpoint) else checkpoint
-    model = planner.model
-    tables = (model.embedding, *(table.table for table in model.tables.values()))
-    weights = (weight for block in planner.blocks for _, weight in block.weights())
-    for name in dict.fromkeys((*(t.weight for t in tables), *(w.name for w in weights))):
-        if name in source:  # not a head that is only the turned model's own
-            largest_of(name, source.read(name))
 
 
 def human_text(checkpoint: Checkpoint, planner: Planner) -> Tensor:

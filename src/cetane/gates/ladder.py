@@ -32,6 +32,7 @@ from cetane.gates.structure import LOGITS, Deviation, deviation, head_slices, ju
 from cetane.gates.verdict import Check, at_most
 from cetane.gates.weights import LISTED, WrongWeight, wrong_constants
 from cetane.planner import Planner
+from cetane.planner.weights import refuse_damaged
 from cetane.schema.interface import hidden_shape
 from cetane.schema.recipe import Mode
 from cetane.validation import Data
@@ -82,13 +83,18 @@ def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) 
 def climb(
     engine: Engine, planner: Planner, checkpoint: Checkpoint, shards: Collection[str]
 ) -> Iterator[tuple[ShardScore, Deviation]]:
-    """Every output of some shards in every mode: its score, and its deviation from the model."""
+    """Every output of some shards in every mode: its score, and its deviation from the model.
+
+    Raises CetaneError for a weight with NaN or infinity that the model's tensors show.
+    """
     plan = engine.plan
     widest, context = widest_tokens(plan), plan.capacities[0].tokens
     tokens = text_tokens(checkpoint.tokenizer, min(context, widest + widest // 8 + OWN))
     for rung in rungs(engine, planner, checkpoint, tokens):
         for shard in shards:
             for pair in rung.pairs(shard, list(plan.modes)):
+                if not np.isfinite(pair.wanted).all():  # a damaged model, rather than a wrong graph
+                    refuse_damaged(checkpoint, planner.model, planner.blocks)
                 tensor, both = f"{rung.prefix}{pair.tensor}", (pair.ours, pair.wanted)
                 score = shard_score(shard, tensor, pair.truth, pair.mode, [both])
                 errors = metrics.relative(*both)

@@ -99,9 +99,19 @@ def refuse_unknown(checkpoint: ModelSource) -> None:
     near = nearest_family(checkpoint)
     if near is None:
         return  # `parse_config` lists the families
-    reads = f"{near.reads} of its" if near.reads else "none of its"
     raise CetaneError(
-        f"unknown architecture {kind!r}; nearest is {near.model_type}, which reads {reads} "
-        f"{near.tensors} tensors{'' if near.reads else ', so only by its config'}",
+        f"unknown architecture {kind!r}; nearest is {near.model_type}, which {told(near)}",
         f"cetane inspect MODEL lists what it does not read; how to add a family: {ADDING}",
     )
+
+
+def told(near: Nearest) -> str:
+    """What a family reads of a model, and what it misses there: a family that reads every tensor
+    may still be another model."""
+    if not near.reads:
+        return f"reads none of its {near.tensors} tensors, so only by its config"
+    read = f"reads {near.reads} of its {near.tensors} tensors"
+    if not near.missing:
+        return read
+    first, *more = near.missing
+    return f"{read}, and misses {first}" + (f" and {len(more)} more" if more else "")

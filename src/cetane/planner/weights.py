@@ -3,13 +3,19 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+from cetane.checkpoint import RotatedCheckpoint
 from cetane.checkpoint.lora import Lora
 from cetane.checkpoint.safetensors import EMBEDDING, HEAD
 from cetane.compress import Format, Fp16, Selection, parse_format
 from cetane.compress.select import NEXT, SMALLEST
 from cetane.errors import CetaneError
-from cetane.families import Block, Model, Weight, Weights
+from cetane.families import Block, Model, Weight, Weights, largest_of
 from cetane.schema.interface import Shape
+
+OF_ONE_MODEL = (
+    "give a checkpoint whose weights and config.json are of one model, or download it again"
+)
+"""The hint for weights that a config does not describe."""
 
 
 class ModelSource(Weights, Protocol):
@@ -70,6 +76,19 @@ def mean_bits(blocks: Iterable[Block], compression: Selection) -> float:
     return bits / sum(w.elements for w in held)
 
 
+def refuse_damaged(checkpoint: ModelSource, model: Model, blocks: Iterable[Block]) -> None:
+    """Raise CetaneError for a weight that holds NaN or infinity.
+
+    All weights are read, as they were before a turn: turned ones hold the NaN of a norm too.
+    """
+    source = checkpoint.base if isinstance(checkpoint, RotatedCheckpoint) else checkpoint
+    tables = (model.embedding, *(table.table for table in model.tables.values()))
+    weights = (weight for block in blocks for _, weight in block.weights())
+    for name in dict.fromkeys((*(t.weight for t in tables), *(w.name for w in weights))):
+        if name in source:  # not a head that is only the turned model's own
+            largest_of(name, source.read(name))
+
+
 def check_layers(checkpoint: ModelSource) -> None:
     """Raise CetaneError if the config has more layers than the checkpoint has tensors.
 
@@ -79,7 +98,8 @@ def check_layers(checkpoint: ModelSource) -> None:
     if isinstance(layers, int) and layers > tensors:
         raise CetaneError(
             f"{checkpoint.source}: the config says {layers} layers, "
-            f"but there are only {tensors} tensors"
+            f"but there are only {tensors} tensors",
+            OF_ONE_MODEL,
         )
 
 
@@ -117,11 +137,15 @@ def needed_tensors(model: Model) -> Iterator[tuple[str, Shape]]:
 def check_shape(checkpoint: ModelSource, name: str, wanted: Shape) -> None:
     """Raise CetaneError if a checkpoint lacks a tensor, or has it in another shape."""
     if name not in checkpoint:
-        raise CetaneError(f"{checkpoint.source}: no tensor {name}", other_name(checkpoint, name))
+        raise CetaneError(
+            f"{checkpoint.source}: no tensor {name}, which the config asks for",
+            other_name(checkpoint, name) or OF_ONE_MODEL,
+        )
     stored = tuple(checkpoint.shape(name))
     if stored != wanted:
         raise CetaneError(
-            f"{checkpoint.source}: {name} has shape {stored}, but the config says {wanted}"
+            f"{checkpoint.source}: {name} has shape {stored}, but the config says {wanted}",
+            OF_ONE_MODEL,
         )
 
 

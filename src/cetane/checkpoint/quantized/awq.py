@@ -13,11 +13,10 @@ if TYPE_CHECKING:
 
 def read_awq(stored: QuantizedTensors) -> Tensors:
     """4 bits. Words lie along the outputs, with nibbles in the order 0 2 4 6 1 3 5 7."""
-    version = str(stored.said.get("version", "gemm")).lower()
-    if stored.integer("bits", 4) != 4 or version != "gemm":
-        raise stored.bad(
-            f"{stored.said.get('bits')} bits, version {version!r}; only 4 bits, gemm, is supported"
-        )
+    bits = stored.integer("bits", 4)
+    layout = stored.layout("gemm", "format", "version", "checkpoint_format")
+    if bits != 4 or layout != "gemm":
+        raise stored.bad(f"{bits} bits, format {layout!r}; only 4 bits, gemm, is supported")
 
     def unpack(words: torch.Tensor) -> torch.Tensor:
         nibbles = from_words(words, 4).reshape(len(words), -1, 8)

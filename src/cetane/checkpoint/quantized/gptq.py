@@ -17,10 +17,18 @@ def read_gptq(stored: QuantizedTensors) -> Tensors:
     bits = stored.integer("bits")
     if bits not in (2, 4, 8):
         raise stored.bad(f"{bits} bits; only 2, 4 and 8 are supported")
-    form = stored.said.get("checkpoint_format", "gptq")
-    if form not in ("gptq", "gptq_v2"):
-        raise stored.bad(f"checkpoint_format {form!r}; only gptq and gptq_v2 are supported")
-    less = 1 if form == "gptq" else 0
+    dynamic = stored.said.get("dynamic") or {}  # GPTQModel's settings of some modules
+    stored.check(isinstance(dynamic, dict), "dynamic")
+    for pattern, own in dynamic.items():
+        if isinstance(own, dict) and own.get("bits", bits) != bits:
+            raise stored.bad(
+                f"dynamic gives {pattern} {own['bits']!r} bits; only one number of bits for all "
+                "is supported"
+            )
+    layout = stored.layout("gptq", "format", "checkpoint_format")
+    if layout not in ("gptq", "gptq_v2"):
+        raise stored.bad(f"format {layout!r}; only gptq and gptq_v2 are supported")
+    less = 1 if layout == "gptq" else 0
 
     def decode(parts: dict[str, torch.Tensor]) -> torch.Tensor:
         values = from_words(parts["words"].T, bits).T

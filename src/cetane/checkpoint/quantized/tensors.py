@@ -99,6 +99,16 @@ class QuantizedTensors:
             raise self.bad(f"{key} = {value!r}")
         return value
 
+    def layout(self, default: str, *keys: str) -> str:
+        """The layout of the tensors, in lower case. Tools name it under different keys, which may
+        not contradict each other."""
+        said = {key: self.said[key] for key in keys if self.said.get(key) is not None}
+        names = {str(name).lower() for name in said.values()} or {default}
+        if len(names) > 1:
+            told = " and ".join(f"{key} = {name!r}" for key, name in said.items())
+            raise self.bad(f"{told} contradict each other")
+        return names.pop()
+
     def modules(self, end: str, dtypes: tuple[str, ...] = ()) -> list[str]:
         """The modules that have a tensor with this ending, such as `.weight`, of these dtypes."""
         return [

@@ -26,6 +26,8 @@ LONGEST = 1 << 16
 """The longest context: positions are 16-bit."""
 INTERLEAVE = 8
 """Channels of a cache that lie side by side, so that the Neural Engine reads them in one step."""
+ROW_INTERLEAVE = 8
+"""Rows of the embedding's table that lie side by side. It has whole groups of them."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from cetane.bundle.rows import ROW_FORMATS
+from cetane.export.coreai import contract
 from cetane.families import StoredTable, Weights
 
 ROWS = 1 << 14
@@ -12,7 +13,7 @@ ROWS = 1 << 14
 
 
 class LoadTable(nn.Module):
-    """Gives the table: int8 or fp16 `(V, 1, C)`."""
+    """Gives the table, int8 or fp16 `(R, 1, C)`. R is V, or the next multiple of 8."""
 
     table: Tensor
 
@@ -46,9 +47,13 @@ class Gather(nn.Module):
 def read_table(
     table: StoredTable, weights: Weights, rows: int, channels: int, quantized: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The table `(V, 1, C)`, and the step of each row if it is int8: the codes of the bundle."""
+    """The codes of the bundle: the table `(R, 1, C)`, and its rows' steps `(V,)` if it is int8.
+
+    Rows of zeros fill the last group of rows; no token has them.
+    """
     kind = torch.int8 if quantized else torch.float16
-    whole = torch.empty((rows, 1, channels), dtype=kind)
+    filled = -(-rows // contract.ROW_INTERLEAVE) * contract.ROW_INTERLEAVE
+    whole = torch.zeros((filled, 1, channels), dtype=kind)
     steps = torch.empty(rows, dtype=torch.float16) if quantized else None
     for start in range(0, rows, ROWS):
         stop = min(start + ROWS, rows)

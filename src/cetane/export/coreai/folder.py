@@ -140,7 +140,9 @@ def constrain(program: "AIProgram", calls: list[str], longest: int) -> None:
         alignments=(1, 1, 1, 1, row, 1),
     )
     table = HardwareConstraints(
-        AllocationType.IOSurface, interleave=(8, 1, 1), alignments=(1, 1, 1, 1)
+        AllocationType.IOSurface,
+        interleave=(contract.ROW_INTERLEAVE, 1, 1),
+        alignments=(1, 1, 1, 1),
     )
     for name in calls:
         program.set_hardware_constraints(name, {contract.KEYS: cache, contract.VALUES: cache})
