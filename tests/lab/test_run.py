@@ -116,6 +116,24 @@ def test_a_recipe_that_is_gone_is_an_error_of_the_run(
     assert outcome.status == "error" and "gone.toml" in outcome.error
 
 
+@pytest.mark.parametrize("context", [None, 32])
+def test_a_context_that_an_answer_fills_is_told_before_a_build(
+    tiny: Experiment, setting: Setting, journal: Journal, faked: dict[str, Any],
+    context: int | None,
+) -> None:  # fmt: skip
+    """Its recipe has 64 tokens. A prompt of one needs 4 uncounted steps beside the answer."""
+    assert tiny.workload is not None
+    for answer, ended in (((context or 64) - 5, "passed"), ((context or 64) - 4, "error")):
+        workload = tiny.workload.model_copy(update={"context": context, "new_tokens": answer})
+        one = tiny.model_copy(update={"workload": workload})
+        outcome = runs.run(one, setting, journal, quiet)
+        assert outcome.status == ended
+    assert outcome.error == (
+        f"baseline: a context of {context or 64} has no room for a prompt before an answer of "
+        f"{answer} tokens (give the workload fewer new_tokens, or a larger context)"
+    )
+
+
 def test_inputs_that_are_gone_are_errors_of_the_run(
     tiny: Experiment, setting: Setting, journal: Journal, tmp_path: Path
 ) -> None:

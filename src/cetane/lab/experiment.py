@@ -181,13 +181,11 @@ class Workload(NamesFile):
 
     @model_validator(mode="after")
     def possible(self) -> "Workload":
-        """Refuse an unknown chip, and a context that an answer fills."""
+        """Refuse an unknown chip."""
         try:
             find_chip(self.chip)
         except CetaneError as error:
             raise ValueError(str(error)) from error
-        if self.context is not None and self.context <= self.new_tokens:
-            raise ValueError(f"an answer of {self.new_tokens} tokens fills {self.context} slots")
         return self
 
 
