@@ -8,7 +8,7 @@ from markdown_it import MarkdownIt
 from tests.lab.test_journal import intent, outcome
 
 from cetane.lab.document import cell, markdown
-from cetane.lab.experiment import load_experiments, shipped
+from cetane.lab.experiment import ReportedFigure, load_experiments, shipped
 from cetane.lab.journal import ArmOutcome, Figure, GateOutcome, Journal, Verdict
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "decision-log.md"
@@ -107,6 +107,22 @@ def test_hostile_texts_are_texts(lab: Path, journal: Journal) -> None:
     shown = MarkdownIt("commonmark").render(page)
     assert not {"script", "img", "iframe"} & Tags(shown).names
     assert "<!--" not in shown and "&lt;script&gt;" in shown and " &lt; 1 " in shown
+
+
+def test_texts_that_would_break_a_table_or_link_to_a_script(lab: Path, journal: Journal) -> None:
+    hostile = "a | [b](javascript:1) [c](an-app:1)\n[d](https://e.org)"
+    report = ReportedFigure(what=hostile, candidate="|x|", source=hostile)
+    one = load_experiments(lab)["tiny"].model_copy(
+        update={"title": hostile, "lesson": hostile, "original": hostile, "reported": (report,)}
+    )
+    arm = ArmOutcome(metrics={"kl": Figure(value=1, unit="|", note=hostile)})
+    journal.append(intent("r1", "tiny"))
+    journal.append(outcome("r1", "tiny", arms={"baseline": arm, "candidate": arm}))
+    shown = MarkdownIt("commonmark").enable("table").render(markdown({"tiny": one}, journal))
+    assert set(re.findall('href="([^"]*)"', shown)) == {"https://e.org"}
+    assert "<td>|x|</td>" in shown
+    titles = [row for row in re.findall("<td>(.*?)</td>", shown) if "(<code>tiny</code>)" in row]
+    assert len(titles) == 1 and titles[0].startswith("a | [b](javascript:1)")
 
 
 def test_it_is_always_the_same(lab: Path, journal: Journal) -> None:
