@@ -52,9 +52,8 @@ def test_the_page_says_what_the_files_say(lab: Path, journal: Journal) -> None:
     ):
         assert part in page
     journal.append(intent("r2", "tiny"))  # a run that was killed hides nothing
-    assert "| Measured | interrupted | weight_bytes 0.5 |" in markdown(
-        load_experiments(lab), journal
-    )
+    earlier = "weight_bytes 0.5; figures of an earlier definition"
+    assert f"| Measured | interrupted | {earlier} |" in markdown(load_experiments(lab), journal)
     journal.append(
         Verdict(experiment="tiny", at="2999-05-01T00:00:00", status="Rejected", reason="0.5",
                 obituary="No."),
@@ -62,6 +61,17 @@ def test_the_page_says_what_the_files_say(lab: Path, journal: Journal) -> None:
     page = markdown(load_experiments(lab), journal)
     assert "### Tiny — Rejected" in page and "**Verdict (2999-05-01).** Rejected: 0.5" in page
     assert "**Obituary.** No." in page
+
+
+def test_the_table_and_the_detail_agree_about_the_definition(lab: Path, journal: Journal) -> None:
+    filled(journal)
+    told = "figures of an earlier definition"
+    assert markdown(load_experiments(lab), journal).count(told) == 2
+    one = load_experiments(lab)["tiny"].model_copy(update={"gates": ()})
+    hashes = {"experiment_sha256": one.sha256, "recipes": one.recipes_sha256}
+    journal.append(intent("r2", "tiny").model_copy(update=hashes))
+    journal.append(outcome("r2", "tiny"))
+    assert told not in markdown({"tiny": one}, journal)
 
 
 def test_a_verdict_that_a_later_run_may_contradict(lab: Path, journal: Journal) -> None:
