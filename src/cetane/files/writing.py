@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,8 @@ def check_space(folder: Path, needed: int) -> None:
     """Raise CetaneError unless the disk of an existing folder has `needed` free bytes."""
     free = shutil.disk_usage(folder).free
     if free < needed:
+        most, least = ceil(needed / 1e6), floor(free / 1e6)  # rounded so that they always differ
         raise CetaneError(
-            f"{folder}: {needed / 1e6:,.0f} MB are needed, but only {free / 1e6:,.0f} MB are free",
+            f"{folder}: {most:,} MB are needed, but only {least:,} MB are free",
             "free some space, or choose another folder with --output",
         )
