@@ -77,6 +77,14 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise
 
 
+def check_writable(path: Path) -> None:
+    """Make the folder of a file to come, for work that should not be lost at its end. Raise
+    CetaneError unless that folder takes files."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write JSON under a temporary name, then rename: a reader sees all of it or nothing."""
     with replacing(path) as temporary:
