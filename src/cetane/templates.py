@@ -9,13 +9,15 @@ from cetane.errors import steerless
 
 TAG = re.compile(r"<(?=[A-Za-z/!?])")
 """What Markdown takes for the beginning of a tag or a comment of HTML."""
+LINK = re.compile(r"\](?=\((?!https?://))")
+"""The end of a link's words in Markdown, if its address may be a script or a file."""
 
 
 def environment(package: str, filters: dict[str, Any], *, autoescape: bool = False) -> Environment:
     """The templates in the folder `templates` of a package, and the filters that they use.
 
     A name that a page lacks is an error, never an empty place. HTML pages escape what they print,
-    Markdown pages only what would begin a tag.
+    Markdown pages only what would begin a tag, or a link that leads elsewhere than to the web.
     """
     made = Environment(
         loader=PackageLoader(package),
@@ -36,5 +38,7 @@ def plain(value: Any) -> Any:
 
 
 def untagged(value: Any) -> Any:
-    """A value for a page of Markdown, without HTML."""
-    return TAG.sub("&lt;", steerless(value)) if isinstance(value, str) else value
+    """A value for a page of Markdown, without HTML and without scripts in links."""
+    if not isinstance(value, str):
+        return value
+    return LINK.sub("&#93;", TAG.sub("&lt;", steerless(value)))

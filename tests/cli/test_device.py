@@ -100,9 +100,28 @@ def test_break_even_from_ones_own_milliseconds(cetane: Cetane) -> None:
     made = cetane("break-even", "--t1", 100, "--tv", 130, "--k", 4, "--json").json
     assert made["share"] == pytest.approx(0.1) and made["ceiling"] == pytest.approx(4 / 1.3)
     assert "10.0% of drafted" in cetane("break-even", "--t1", 100, "--tv", 130, "--k", 4).out
-    for t1, tv, k in ((0, 5, 4), (5, 5, 1), (1e300, 1e-300, 4), (1, 2, 10**9)):
-        wrong = cetane("break-even", "--t1", t1, "--tv", tv, "--k", k)
-        assert "must be positive" in wrong.error
+    slow, quick = ("break-even", "--t1", 1, "--tv"), ("break-even", "--t1", 10, "--tv")
+    assert "which ane-book calls break-even" in cetane(*slow, 5, "--k", 4).out
+    assert "ane-book" not in cetane(*quick, 2, "--k", 4).out  # its formula gives -1900 %
+    assert "4.00 times plain decoding" in cetane(*quick, 2, "--k", 4).out
+
+
+@pytest.mark.parametrize(
+    ("t1", "tv", "k", "draft", "error"),
+    [
+        (0, 5, 4, 0, "--t1 0: no time"),
+        (5, -1, 4, 0, "--tv -1: no time"),
+        (5, 5, 1, 0, "--k 1: no number"),
+        (1, 2, 10**9, 0, "--k 1000000000: no number"),
+        (5, 5, 4, -1, "--draft -1: no time"),
+        (1e300, 1e-300, 4, 0, "must be positive"),
+    ],
+)
+def test_break_even_of_what_is_no_time(
+    cetane: Cetane, t1: float, tv: float, k: int, draft: float, error: str
+) -> None:
+    wrong = cetane("break-even", "--t1", t1, "--tv", tv, "--k", k, "--draft", draft)
+    assert error in wrong.error
 
 
 def test_compute_units_choose_core_ml(cetane: Cetane, ported: Bundle) -> None:

@@ -96,6 +96,16 @@ def test_all_goes_on_and_runs_only_what_has_not(
     assert len(Journal(lab / "journal.jsonl").runs()["tiny"]) == 2
 
 
+def test_a_wrong_file_hides_no_other_experiment(cetane: Cetane, lab: Path) -> None:
+    (lab / "bad.toml").write_text('title = "No status"')
+    listed = cetane("lab", "list", "--lab", lab, "--json")
+    assert {"tiny", "int8-weights"} < {one["id"] for one in listed.json["experiments"]}
+    assert listed.code == 0 and f"not listed: {lab}/bad.toml: status: Field required" in listed.err
+    assert "did you mean 'tiny'" in cetane("lab", "show", "tiy", "--lab", lab).error
+    assert cetane("lab", "new", "idea", "--lab", lab).code == 0
+    assert f"{lab}/bad.toml: status" in cetane("lab", "report", "--lab", lab).error
+
+
 def test_a_red_gate_ends_with_1(
     cetane: Cetane,
     lab: Path,

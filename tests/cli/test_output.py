@@ -3,6 +3,8 @@
 import io
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -111,6 +113,19 @@ def test_a_first_run_says_that_it_compiles(kept: bool, monkeypatch: pytest.Monke
     for backend in ("portable", "coreml"):
         output.tell_kernels(lambda what, *_: told.append(what), backend)
     assert told == ([] if kept else ["compiling, once on this machine"])
+
+
+@pytest.mark.parametrize(("chats", "how"), [(True, "--chat"), (False, "'Once upon a time'")])
+def test_a_bundle_is_run_as_its_model_can(
+    chats: bool, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A base model has no template for a conversation."""
+    tokenizer = SimpleNamespace(has_chat_template=chats)
+    monkeypatch.setattr("cetane.bundle.Bundle", lambda _: SimpleNamespace(tokenizer=tokenizer))
+    file = io.StringIO()
+    monkeypatch.setattr(output, "console", Console(file=file))
+    output.follow_run(Path("tiny"))
+    assert file.getvalue() == f"next: cetane run tiny {how}\n"
 
 
 HOSTILE = "a\x1b[2Jb\x1b]0;owned\x07\u202ec"

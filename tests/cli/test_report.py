@@ -71,6 +71,12 @@ def test_what_is_not_there(cetane: Cetane, tmp_path: Path, arguments: list[str],
     assert not page.exists()
 
 
+def test_a_place_that_takes_no_files_has_the_name_that_was_given(cetane: Cetane) -> None:
+    """Its JSON is written first, under a name that nobody gave."""
+    refused = cetane("report", "int8-weights", "-o", "/proc/page.html")
+    assert refused.error.startswith("cannot write /proc/page.html: ")
+
+
 def test_wrong_use(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert "must end in .html" in cetane("report", ported.path, "-o", tmp_path / "page").error

@@ -2,12 +2,13 @@
 
 import errno
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors import SafetensorError
 
 from cetane.errors import CetaneError
-from cetane.files import disk_errors
+from cetane.files import check_space, disk_errors
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,19 @@ def test_errors_of_a_disk_are_told_in_one_way(error: Exception, message: str) ->
 def test_other_errors_stay_what_they_are() -> None:
     with pytest.raises(KeyError), disk_errors(Path("out")):
         raise KeyError("x")
+
+
+@pytest.mark.parametrize(
+    ("needed", "free", "told"),
+    [
+        (400_000, 300_000, "1 MB are needed, but only 0 MB are free"),
+        (7_200_000_000, 7_199_999_999, "7,200 MB are needed, but only 7,199 MB are free"),
+    ],
+)
+def test_a_disk_with_too_little_space(
+    needed: int, free: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    check_space(tmp_path, free)
+    with pytest.raises(CetaneError, match=rf": {told} \("):
+        check_space(tmp_path, needed)

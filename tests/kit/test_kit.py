@@ -61,6 +61,14 @@ def test_one_or_two_bundles(pair: tuple[Bundle, Bundle], tmp_path: Path) -> None
         make_kit([pair[0].path], pair[0].path / "kit.zip")
 
 
+def test_a_place_that_takes_no_files_is_told_first(
+    pair: tuple[Bundle, Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cetane.pipeline.kit.write_folder", None)
+    with pytest.raises(CetaneError, match=r"cannot write /proc/kit\.zip"):
+        make_kit([pair[0].path], "/proc/kit.zip")
+
+
 def test_a_bundle_that_gives_choices_is_refused(
     tiny_bundle: Callable[..., Bundle], tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from markdown_it import MarkdownIt
 from tests.lab.test_journal import intent, outcome
 
 from cetane.lab.document import cell, markdown
-from cetane.lab.experiment import load_experiments, shipped
+from cetane.lab.experiment import ReportedFigure, load_experiments, shipped
 from cetane.lab.journal import ArmOutcome, Figure, GateOutcome, Journal, Verdict
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "decision-log.md"
@@ -52,9 +52,8 @@ def test_the_page_says_what_the_files_say(lab: Path, journal: Journal) -> None:
     ):
         assert part in page
     journal.append(intent("r2", "tiny"))  # a run that was killed hides nothing
-    assert "| Measured | interrupted | weight_bytes 0.5 |" in markdown(
-        load_experiments(lab), journal
-    )
+    earlier = "weight_bytes 0.5; figures of an earlier definition"
+    assert f"| Measured | interrupted | {earlier} |" in markdown(load_experiments(lab), journal)
     journal.append(
         Verdict(experiment="tiny", at="2999-05-01T00:00:00", status="Rejected", reason="0.5",
                 obituary="No."),
@@ -62,6 +61,17 @@ def test_the_page_says_what_the_files_say(lab: Path, journal: Journal) -> None:
     page = markdown(load_experiments(lab), journal)
     assert "### Tiny — Rejected" in page and "**Verdict (2999-05-01).** Rejected: 0.5" in page
     assert "**Obituary.** No." in page
+
+
+def test_the_table_and_the_detail_agree_about_the_definition(lab: Path, journal: Journal) -> None:
+    filled(journal)
+    told = "figures of an earlier definition"
+    assert markdown(load_experiments(lab), journal).count(told) == 2
+    one = load_experiments(lab)["tiny"].model_copy(update={"gates": ()})
+    hashes = {"experiment_sha256": one.sha256, "recipes": one.recipes_sha256}
+    journal.append(intent("r2", "tiny").model_copy(update=hashes))
+    journal.append(outcome("r2", "tiny"))
+    assert told not in markdown({"tiny": one}, journal)
 
 
 def test_a_verdict_that_a_later_run_may_contradict(lab: Path, journal: Journal) -> None:
@@ -107,6 +117,22 @@ def test_hostile_texts_are_texts(lab: Path, journal: Journal) -> None:
     shown = MarkdownIt("commonmark").render(page)
     assert not {"script", "img", "iframe"} & Tags(shown).names
     assert "<!--" not in shown and "&lt;script&gt;" in shown and " &lt; 1 " in shown
+
+
+def test_texts_that_would_break_a_table_or_link_to_a_script(lab: Path, journal: Journal) -> None:
+    hostile = "a | [b](javascript:1) [c](an-app:1)\n[d](https://e.org)"
+    report = ReportedFigure(what=hostile, candidate="|x|", source=hostile)
+    one = load_experiments(lab)["tiny"].model_copy(
+        update={"title": hostile, "lesson": hostile, "original": hostile, "reported": (report,)}
+    )
+    arm = ArmOutcome(metrics={"kl": Figure(value=1, unit="|", note=hostile)})
+    journal.append(intent("r1", "tiny"))
+    journal.append(outcome("r1", "tiny", arms={"baseline": arm, "candidate": arm}))
+    shown = MarkdownIt("commonmark").enable("table").render(markdown({"tiny": one}, journal))
+    assert set(re.findall('href="([^"]*)"', shown)) == {"https://e.org"}
+    assert "<td>|x|</td>" in shown
+    titles = [row for row in re.findall("<td>(.*?)</td>", shown) if "(<code>tiny</code>)" in row]
+    assert len(titles) == 1 and titles[0].startswith("a | [b](javascript:1)")
 
 
 def test_it_is_always_the_same(lab: Path, journal: Journal) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.lab.conftest import TINY
 from tests.tasks.work import Inline
 
 from cetane.bundle import Bundle
@@ -19,7 +20,15 @@ from cetane.errors import CetaneError
 from cetane.lab import run as runs
 from cetane.lab import sides as benches
 from cetane.lab import tasks
-from cetane.lab.experiment import ARMS, Experiment, Limit, load_experiment, parse_experiment
+from cetane.lab.entry import Entry
+from cetane.lab.experiment import (
+    ARMS,
+    Experiment,
+    Limit,
+    find_experiment,
+    load_experiment,
+    parse_experiment,
+)
 from cetane.lab.journal import ArmOutcome, Figure, Intent, Journal, value_of
 from cetane.lab.verdict import decide
 from cetane.lab.workload import Setting
@@ -107,6 +116,24 @@ def test_a_recipe_that_is_gone_is_an_error_of_the_run(
     assert outcome.status == "error" and "gone.toml" in outcome.error
 
 
+@pytest.mark.parametrize("context", [None, 32])
+def test_a_context_that_an_answer_fills_is_told_before_a_build(
+    tiny: Experiment, setting: Setting, journal: Journal, faked: dict[str, Any],
+    context: int | None,
+) -> None:  # fmt: skip
+    """Its recipe has 64 tokens. A prompt of one needs 4 uncounted steps beside the answer."""
+    assert tiny.workload is not None
+    for answer, ended in (((context or 64) - 5, "passed"), ((context or 64) - 4, "error")):
+        workload = tiny.workload.model_copy(update={"context": context, "new_tokens": answer})
+        one = tiny.model_copy(update={"workload": workload})
+        outcome = runs.run(one, setting, journal, quiet)
+        assert outcome.status == ended
+    assert outcome.error == (
+        f"baseline: a context of {context or 64} has no room for a prompt before an answer of "
+        f"{answer} tokens (give the workload fewer new_tokens, or a larger context)"
+    )
+
+
 def test_inputs_that_are_gone_are_errors_of_the_run(
     tiny: Experiment, setting: Setting, journal: Journal, tmp_path: Path
 ) -> None:
@@ -170,6 +197,25 @@ def test_a_python_has_its_own_documentation(
     assert runs.settled(one, setting, [mine]) is mine
     setting.text(workload).write_text("That of another Python.")
     assert runs.settled(one, setting, [mine]) is None and mine.intent.fits(one)
+
+
+def test_files_lie_where_the_experiment_says_from_any_folder(
+    lab: Path, setting: Setting, journal: Journal, faked: dict[str, Any], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (lab / "tiny.toml").write_text(TINY.format(recipe="../small.toml", text="../text.txt"))
+    monkeypatch.chdir(tmp_path)
+    outcome = runs.run(find_experiment(Path("experiments"), "tiny"), setting, journal, quiet)
+    assert (outcome.status, outcome.error) == ("passed", "")
+    (mine,) = journal.runs()["tiny"]
+    monkeypatch.chdir(lab)
+    here = find_experiment(Path(), "tiny")
+    assert runs.settled(here, setting, [mine]) is mine
+    assert Entry(here, [mine], None).state_in_words() == "passed"
+    (tmp_path / "text.txt").write_text("Another text.")
+    assert Entry(here, [mine], None).state_in_words() == "passed, changed since"
+    (tmp_path / "small.toml").unlink()
+    assert Entry(here, [mine], None).state_in_words() == "passed, a recipe cannot be read now"
 
 
 def test_planned_ones_do_not_run(setting: Setting, journal: Journal) -> None:

@@ -44,6 +44,7 @@ def test_break_even_is_where_speed_is_equal(
         assert chance is None and share is None and spec.ceiling <= 1
         return
     assert chance is not None and share is not None
+    assert spec.ceiling <= width
     if spec.slowdown <= 1:
         assert (chance, share) == (0, 0)
         return

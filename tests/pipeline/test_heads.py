@@ -174,6 +174,7 @@ def test_bytes_are_the_planner_s(kind: str, cache: Any, config: Any, asking: Ask
          "384 tokens or more, but the model was trained for 383"),
         ("llama", {}, {}, {"tokens": 400}, "10 pass keys .* of 400 .*; --tokens 768 gives"),
         ("llama", {}, {}, {"output": "."}, "--output .*: is a folder"),
+        ("llama", {}, {}, {"output": "/proc/heads.json"}, "cannot write /proc/heads.json"),
         ("gemma3_text", {}, {"layer_types": [SLIDING] * 2}, {}, "no layer of .* sees all tokens"),
         ("gemma2", {}, {"layer_types": [SLIDING, FULL]}, {}, "cannot stream: a bound holds"),
     ],

@@ -9,10 +9,12 @@ from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 from cetane.gates.residency import audit
 from cetane.gates.residency.target import Target
+from cetane.lab import synthetic
 from cetane.perf.combinations import FORMATS
 from cetane.pipeline.choose import known_to_hold, resolve_recipe
-from cetane.pipeline.plan import PlannedResidency, plan, planner_for, rank
+from cetane.pipeline.plan import PlannedResidency, forecast, plan, planner_for, rank
 from cetane.pipeline.request import Request, make_request
+from cetane.planner import Planner
 from cetane.schema.recipe import load_recipe, override
 
 
@@ -123,3 +125,24 @@ def test_an_older_system_holds_nothing(request_of_tiny: Request) -> None:
     ranking = rank(request_of_tiny, Target("a19-pro", 17.0))
     assert ranking.fastest is None
     assert any("newer-system" in c.refused for c in ranking.combinations if c.refused)
+
+
+def test_a_context_that_nobody_asked_for_refuses_nothing() -> None:
+    """States of 64 heads hold 512 and 2048 tokens, but 8192 are more than a tensor's elements."""
+    config = {
+        "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 8, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": 64, "vocab_size": 512, "tie_word_embeddings": True,
+        "max_position_embeddings": 40960,
+    }  # fmt: skip
+    padded = {"cache.contract": "stateful", "cache.padded": True, "cache.state_heads": 64,
+              "layout.kind": "single"}  # fmt: skip
+
+    def contexts(context: int) -> set[int]:
+        recipe = override(load_recipe("default"), padded | {"cache.context": context})
+        told = forecast(Planner(synthetic.Shapes("qwen3", config), recipe), "m4-max")
+        return {prediction.context for prediction in told.predictions}
+
+    assert contexts(512) == {512, 2048}
+    with pytest.raises(CetaneError, match="268,435,456 elements"):
+        contexts(8192)

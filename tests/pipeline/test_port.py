@@ -145,9 +145,9 @@ def test_sizes(text: str, size: int) -> None:
     assert read_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["300", "0MB", "-1MB", "300mb", "1e3MB", "9" * 400 + "MB"])
+@pytest.mark.parametrize("text", ["300", "1KB", "0MB", "-1MB", "300mb", "1e3MB", "9" * 400 + "MB"])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(CetaneError, match="no size"):
+    with pytest.raises(CetaneError, match="not a size in MB or GB"):
         read_size(text)
 
 

@@ -120,6 +120,13 @@ def test_a_call_that_no_draft_can_pay_is_never_made() -> None:
     assert controller.break_even(3) > 1
 
 
+def test_a_call_that_is_quicker_than_a_step_pays_without_a_right_token() -> None:
+    world = World({1: 1.1, 4: 1.0}, {"only": 0.0})
+    controller = world.controller()
+    world.generate(controller, 200, 3)
+    assert controller.break_even(3) == 0
+
+
 def test_the_length_is_the_one_that_pays_most() -> None:
     """Beyond 3 tokens a draft needs a call of 16, which only sure ones are worth."""
     for chance, expected in ((1.0, 15), (0.5, 3)):

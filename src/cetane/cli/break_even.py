@@ -6,6 +6,7 @@ import typer
 
 from cetane.cli.options import Json
 from cetane.cli.output import facts, print_json
+from cetane.errors import CetaneError
 
 
 def break_even(
@@ -18,8 +19,15 @@ def break_even(
     json: Json = False,
 ) -> None:
     """Tell the acceptance from which a verifier of K tokens pays, by your own milliseconds."""
-    from cetane.perf.breakeven import DraftingTimes, per_slot_formula
+    from cetane.perf.breakeven import WIDEST, DraftingTimes, per_slot_formula
 
+    if not 2 <= k <= WIDEST:
+        raise CetaneError(f"--k {k}: no number of tokens of a verifying call", f"2 to {WIDEST}")
+    for option, ms in (("--t1", t1), ("--tv", tv)):
+        if ms <= 0:
+            raise CetaneError(f"{option} {ms:g}: no time of a call", "give milliseconds above 0")
+    if draft < 0:
+        raise CetaneError(f"--draft {draft:g}: no time", "give milliseconds, or 0 for none")
     times = DraftingTimes(t1, tv, k, draft)
     share, chance = times.break_even_share(), times.break_even_chance()
     formula = per_slot_formula(t1, tv, k)
@@ -39,7 +47,8 @@ def break_even(
             "it pays from": pays if share is None else f"{share:.1%} of drafted tokens accepted",
             "that is": None if chance is None else f"a chance of {chance:.1%} for each next token",
             "at best": f"{times.ceiling:.2f} times plain decoding, if all drafts are right",
-            "1 - t1 / (tv / K)": f"{formula:.1%}, which ane-book calls break-even; it ignores "
-            "acceptance",
+            "1 - t1 / (tv / K)": None
+            if formula < 0
+            else f"{formula:.1%}, which ane-book calls break-even; it ignores acceptance",
         }
     )

@@ -10,7 +10,7 @@ import typer
 from cetane.cli.app import Command, paragraphs
 from cetane.cli.crew import crew
 from cetane.cli.options import Json, Scheduler, StoreUrl, Workers, parse_named
-from cetane.cli.output import follow, print_json, progress, say, table, warn
+from cetane.cli.output import follow, print_json, progress, say, show_warnings, table, warn
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
@@ -80,10 +80,10 @@ def list_experiments(
 ) -> None:
     """List all experiments, with their status and their last run."""
     wanted = None if status is None else as_status(status)
+    entries, wrong = open_lab(lab).entries()
+    show_warnings(f"not listed: {error.message}" for error in wrong)
     chosen = {
-        name: entry
-        for name, entry in open_lab(lab).entries().items()
-        if wanted is None or entry.status == wanted
+        entry.experiment.id: entry for entry in entries if wanted is None or entry.status == wanted
     }
     if json:
         listed = [
@@ -151,7 +151,7 @@ def new(name: Name, lab: FolderOption = HERE, json: Json = False) -> None:
     path = lab / f"{name}.toml"
     if path.exists():
         raise CetaneError(f"{path} exists already", "choose another id, or edit that file")
-    if name in open_lab(lab, new=True).experiments():  # the new one would hide it and its runs
+    if name in open_lab(lab, new=True).files():  # the new one would hide it and its runs
         raise CetaneError(f"{name} is an experiment of cetane's own", "choose another id")
     content = template(name, str(path))
     with disk_errors(path):

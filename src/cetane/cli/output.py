@@ -8,6 +8,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Timer
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
@@ -77,6 +78,14 @@ def say(text: str) -> None:
 def follow(*words: object, options: Mapping[str, object] | None = None) -> None:
     """Print the command that comes next."""
     say(f"next: {command(*words, options=options)}")
+
+
+def follow_run(folder: Path) -> None:
+    """Print the command that runs a bundle: a conversation, if its model has a template for one."""
+    from cetane.bundle import Bundle
+
+    chats = Bundle(folder).tokenizer.has_chat_template
+    follow("run", folder, "--chat" if chats else "Once upon a time")
 
 
 def command(*words: object, options: Mapping[str, object] | None = None) -> str:

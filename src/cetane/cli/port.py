@@ -36,6 +36,7 @@ from cetane.cli.output import (
     conclude,
     console,
     follow,
+    follow_run,
     megabytes,
     progress,
     say,
@@ -168,7 +169,7 @@ def show(result: PortResult, seconds: float, named: bool, verbose: bool) -> None
     size = sum(record.bytes for record in result.bundle.manifest.files.values())
     say(f"wrote {path}: {megabytes(size)} in {seconds:.0f} s")
     if result.passed:
-        follow("run", path, "--chat")
+        follow_run(path)
     else:
         follow("diff", path, "--model", result.bundle.manifest.source)
 

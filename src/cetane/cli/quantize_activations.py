@@ -11,7 +11,7 @@ from cetane.cli.options import BundlePath, Checkpoint, Force, Json
 from cetane.cli.output import (
     console,
     facts,
-    follow,
+    follow_run,
     megabytes,
     print_json,
     progress,
@@ -113,7 +113,7 @@ def advise(outcome: ActivationOutcome, output: Path) -> None:
     from cetane.bundle import Bundle
 
     if outcome.passed:
-        follow("run", output, "--chat")
+        follow_run(output)
     elif outcome.made.options.tensors == "all":
         say("next: --tensors inputs leaves gated products and outputs in fp16")
     elif not Bundle(output).plan.recipe.compression.rotate:

@@ -41,7 +41,7 @@ def report(
 
     Its figures lie beside it as JSON.
     """
-    from cetane.files import check_outside, disk_errors, replacing, write_json
+    from cetane.files import check_outside, check_writable, disk_errors, replacing, write_json
     from cetane.report.content import BundleReport
     from cetane.report.page import page
 
@@ -50,8 +50,7 @@ def report(
             f"{output}: a page's name must end in .html", "its JSON is written beside it"
         )
     check_outside(output, Path(subject))  # a bundle lists its files
-    with disk_errors(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(output)
     with progress("report"):
         content = collect(subject, sweep, bench, lab, chip, model)
     beside = output.with_suffix(".json")

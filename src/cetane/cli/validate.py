@@ -19,7 +19,7 @@ from cetane.cli.output import (
     conclude,
     console,
     facts,
-    follow,
+    follow_run,
     print_json,
     progress,
     say,
@@ -191,4 +191,4 @@ def show(result: "Validation", verbose: bool, bundle: Path) -> None:
     for kind, head in result.heads.items():
         show_head(kind, head)
     if result.passed:
-        follow("run", bundle, "--chat")
+        follow_run(bundle)

@@ -49,6 +49,7 @@ from cetane.files.reading import (
 from cetane.files.writing import (
     READ_ONLY,
     check_space,
+    check_writable,
     disk_errors,
     remove,
     replacing,
@@ -71,6 +72,7 @@ __all__ = [
     "check_files",
     "check_outside",
     "check_space",
+    "check_writable",
     "claimed",
     "code_sha256",
     "content_identity",

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,14 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise
 
 
+def check_writable(path: Path) -> None:
+    """Make the folder of a file to come, for work that should not be lost at its end. Raise
+    CetaneError unless that folder takes files."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write JSON under a temporary name, then rename: a reader sees all of it or nothing."""
     with replacing(path) as temporary:
@@ -92,7 +101,8 @@ def check_space(folder: Path, needed: int) -> None:
     """Raise CetaneError unless the disk of an existing folder has `needed` free bytes."""
     free = shutil.disk_usage(folder).free
     if free < needed:
+        most, least = ceil(needed / 1e6), floor(free / 1e6)  # rounded so that they always differ
         raise CetaneError(
-            f"{folder}: {needed / 1e6:,.0f} MB are needed, but only {free / 1e6:,.0f} MB are free",
+            f"{folder}: {most:,} MB are needed, but only {least:,} MB are free",
             "free some space, or choose another folder with --output",
         )

@@ -34,6 +34,7 @@ def environment() -> Environment:
         "cell": cell,
         "changed": changed,
         "extras": extras,
+        "in_cell": in_cell,
         "line": line,
         "quoted": quoted,
         "short": short,
@@ -45,6 +46,11 @@ def environment() -> Environment:
 def line(text: str) -> str:
     """A text as one line."""
     return " ".join(text.split())
+
+
+def in_cell(text: str) -> str:
+    """A text for a cell of a table: a bar would begin the next one."""
+    return line(text).replace("|", "&#124;")
 
 
 def quoted(text: str) -> str:

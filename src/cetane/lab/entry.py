@@ -168,7 +168,10 @@ class Entry:
 
     def state_in_words(self) -> str:
         """The end of its latest run, and whether the experiment has changed since."""
-        return self.state() + ("" if self.latest_current else ", changed since")
+        if self.latest_current:
+            return self.state()
+        known = not self.experiment.runnable or self.experiment.recipes_sha256
+        return f"{self.state()}, {'changed since' if known else 'a recipe cannot be read now'}"
 
     def report(self) -> ExperimentReport:
         """Everything that is known about it."""

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from cetane.errors import CetaneError
 from cetane.files import json_sha256, read_toml, sha256
@@ -93,10 +93,21 @@ class SparseKeys(Data):
     """The number of keys."""
 
 
-class Arm(Data):
+class NamesFile(Data):
+    """A part of an experiment that may name a file, by a path from the experiment's folder."""
+
+    _folder: Path = PrivateAttr(default=Path())
+
+    def beside(self, experiment: Path) -> None:
+        """Look for the file in the folder of the experiment at this path."""
+        self._folder = experiment.absolute().parent  # a worker may run in another folder
+
+
+class Arm(NamesFile):
     """One side: a recipe, and the fields that differ from it."""
 
     recipe: str
+    """A recipe that comes with cetane, by its name, or the path of a .toml file."""
     changes: dict[str, Any] = Field(default_factory=dict)
     """Fields that replace the recipe's, by table."""
     scaled: dict[str, Any] = Field(default_factory=dict)
@@ -113,16 +124,21 @@ class Arm(Data):
 
     def recipe_here(self) -> Recipe:
         """The recipe of the bundle that is built."""
-        return changed(self.recipe, self.changes, self.scaled)
+        return changed(self.source, self.changes, self.scaled)
 
     def recipe_there(self) -> Recipe:
         """The recipe of the model whose speed is predicted."""
-        return changed(self.recipe, self.changes)
+        return changed(self.source, self.changes)
+
+    @property
+    def source(self) -> str:
+        """The recipe as `load_recipe` takes it."""
+        return str(self._folder / self.recipe) if self.recipe.endswith(".toml") else self.recipe
 
 
-def changed(name: str, *changes: dict[str, Any]) -> Recipe:
+def changed(source: str, *changes: dict[str, Any]) -> Recipe:
     """A recipe with some fields replaced. A CetaneError names an unknown field."""
-    recipe = load_recipe(name)
+    recipe = load_recipe(source)
     for tables in changes:
         recipe = override(recipe, dict(fields(tables)))
     return recipe
@@ -137,7 +153,7 @@ def fields(tables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-class Workload(Data):
+class Workload(NamesFile):
     """The model, text and prompts of both arms."""
 
     model: Literal["zaya-tiny", "gemma-tiny", "smollm2", "gemma4-synthetic", "gemma3"]
@@ -158,15 +174,18 @@ class Workload(Data):
     chip: str = "m4-max"
     """Written out: what a recorded experiment means must not change with the default."""
 
+    @property
+    def text_file(self) -> Path | None:
+        """The file of the text; None for the documentation of Python."""
+        return None if self.text == "stdlib" else self._folder / self.text
+
     @model_validator(mode="after")
     def possible(self) -> "Workload":
-        """Refuse an unknown chip, and a context that an answer fills."""
+        """Refuse an unknown chip."""
         try:
             find_chip(self.chip)
         except CetaneError as error:
             raise ValueError(str(error)) from error
-        if self.context is not None and self.context <= self.new_tokens:
-            raise ValueError(f"an answer of {self.new_tokens} tokens fills {self.context} slots")
         return self
 
 
@@ -256,7 +275,7 @@ class Experiment(Data):
 
     @property
     def recipes_sha256(self) -> dict[ArmName, str]:
-        """The hashes of both arms' recipes; empty if a recipe is unknown, which a run reports."""
+        """The hashes of both arms' recipes; empty if one cannot be read, which a run reports."""
         try:
             return {name: recipe_sha256(self.arm(name).recipe_here()) for name in ARMS}
         except CetaneError:
@@ -266,9 +285,9 @@ class Experiment(Data):
     def inputs_sha256(self) -> dict[InputName, str]:
         """The hash of the text, if it is a file that can be read. The user may give the model with
         each run, so that only `Setting.inputs` knows it."""
-        if self.workload is not None and self.workload.text != "stdlib":
+        if self.workload is not None and (file := self.workload.text_file) is not None:
             with suppress(CetaneError):
-                return {"text": sha256(Path(self.workload.text))}
+                return {"text": sha256(file)}
         return {}
 
 
@@ -315,6 +334,9 @@ def load_experiment(path: Path) -> Experiment:
     experiment = parse_experiment({"id": path.stem} | content, str(path))
     if experiment.id != path.stem:
         raise CetaneError(f"{path}: id {experiment.id!r} differs from the file's name")
+    for part in (experiment.workload, experiment.baseline, experiment.candidate):
+        if part is not None:
+            part.beside(path)
     return experiment
 
 

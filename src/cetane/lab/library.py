@@ -5,7 +5,13 @@ from pathlib import Path
 
 from cetane.errors import CetaneError
 from cetane.lab.entry import Entry, entries
-from cetane.lab.experiment import Experiment, find_experiment, load_experiments, shipped
+from cetane.lab.experiment import (
+    Experiment,
+    find_experiment,
+    load_experiment,
+    load_experiments,
+    shipped,
+)
 from cetane.lab.journal import Journal
 from cetane.validation import guess
 
@@ -35,6 +41,11 @@ class Lab:
         replaced = {path.stem for path in self.folder.glob("*.toml")}
         return Journal(self.folder / JOURNAL, self.folders[0] / JOURNAL, replaced)
 
+    def files(self) -> dict[str, Path]:
+        """The files of all experiments, by id; some may be wrong."""
+        paths = [path for folder in self.folders for path in folder.glob("*.toml")]
+        return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
+
     def experiments(self) -> dict[str, Experiment]:
         """All experiments, by id."""
         known: dict[str, Experiment] = {}
@@ -49,10 +60,9 @@ class Lab:
 
     def find(self, name: str) -> Experiment:
         """An experiment by id, whose recipes exist. Raises CetaneError with the alternatives."""
-        for folder in reversed(self.folders):
-            if (folder / f"{name}.toml").is_file():
-                return find_experiment(folder, name)
-        known = list(self.experiments())
+        known = self.files()
+        if name in known:
+            return find_experiment(known[name].parent, name)
         raise CetaneError(f"no experiment {name!r}; {guess(name, known)}known: {', '.join(known)}")
 
     def entry(self, name: str) -> Entry:
@@ -60,7 +70,13 @@ class Lab:
         (entry,) = entries([self.find(name)], self.journal)
         return entry
 
-    def entries(self) -> dict[str, Entry]:
-        """Every experiment with its runs and its verdict."""
-        every = entries(self.experiments().values(), self.journal)
-        return {entry.experiment.id: entry for entry in every}
+    def entries(self) -> tuple[list[Entry], list[CetaneError]]:
+        """Every experiment with its runs and its verdict, and what is wrong with other files."""
+        read: list[Experiment] = []
+        wrong: list[CetaneError] = []
+        for path in self.files().values():
+            try:
+                read.append(load_experiment(path))
+            except CetaneError as error:
+                wrong.append(error)
+        return entries(read, self.journal), wrong

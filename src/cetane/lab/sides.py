@@ -11,6 +11,7 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.engine.engine import Engine
 from cetane.engine.open import open_engine
+from cetane.errors import CetaneError
 from cetane.files import Progress, is_claimed
 from cetane.hardware.chips import Chip, find_chip
 from cetane.lab.experiment import ARMS, Arm, ArmName, Experiment
@@ -24,6 +25,8 @@ from cetane.schema.recipe import Recipe, override
 
 WAIT = 0.5
 """Seconds between two looks whether another process has built a bundle."""
+WARM = 4
+"""The uncounted first steps of a timing."""
 
 
 @dataclass
@@ -62,6 +65,7 @@ class Side:
     def __init__(self, name: ArmName, arm: Arm, workload: OpenWorkload, progress: Progress) -> None:
         self.name, self.arm, self.workload, self.progress = name, arm, workload, progress
         self.recipe = self.narrowed(scaled(arm.recipe_here(), workload.spec.context))
+        check_room(name, self.recipe, workload.spec.new_tokens)
         self.key = build_key(self.checkpoint, self.recipe)
         self.made: Bundle | None = None
 
@@ -122,6 +126,18 @@ class Side:
 def scaled(recipe: Recipe, context: int | None) -> Recipe:
     """The recipe with another context."""
     return recipe if context is None else override(recipe, {"cache.context": context})
+
+
+def check_room(name: ArmName, recipe: Recipe, answer: int) -> None:
+    """Raise CetaneError unless a prompt fits the context, before an answer of so many tokens with
+    the steps that no measure counts, or with a last draft."""
+    room = recipe.cache.context - answer - max(WARM, recipe.tokens.verify or 0)
+    if room < 1:
+        raise CetaneError(
+            f"{name}: a context of {recipe.cache.context} has no room for a prompt before an "
+            f"answer of {answer} tokens",
+            "give the workload fewer new_tokens, or a larger context",
+        )
 
 
 class Sides:

@@ -108,8 +108,8 @@ class Setting:
 
     def text(self, workload: Workload) -> Path:
         """The file of a workload's text."""
-        if workload.text != "stdlib":
-            return Path(workload.text)
+        if workload.text_file is not None:
+            return workload.text_file
         path = self.folder / f"stdlib-{sys.version_info.major}.{sys.version_info.minor}.txt"
         if not path.exists():
             write_documentation(path)

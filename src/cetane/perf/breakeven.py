@@ -47,8 +47,9 @@ class DraftingTimes:
 
     @property
     def ceiling(self) -> float:
-        """The speed-up if every draft were accepted."""
-        return self.width / self.slowdown
+        """The speed-up if every draft were accepted; at most K, since a call that is quicker than a
+        step can decode without drafts too."""
+        return self.width / max(1.0, self.slowdown)
 
     def break_even_share(self) -> float | None:
         """The share of accepted tokens at which speculation starts to pay, (tK/t1 - 1) / (K - 1).

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cetane.checkpoint import SeenByHeads, Tokenizer
 from cetane.errors import CetaneError
 from cetane.families import streaming_layers
-from cetane.files import Progress, disk_errors, silent, write_json
+from cetane.files import Progress, check_writable, disk_errors, silent, write_json
 from cetane.gates.probes import english
 from cetane.pipeline.request import Request
 from cetane.planner import Planner, as_recipe_asks
@@ -105,7 +105,7 @@ def find_heads(
 
 def check_heads_request(request: Request, output: Path, tokens: int) -> None:
     """Make the output's folder. Raise CetaneError for more tokens than the model reads, for too few
-    to judge, and for an output that cannot be a file."""
+    to judge, and for an output that cannot be written."""
     model = request.planner.model
     if model.max_context < LEAST:
         raise CetaneError(
@@ -120,8 +120,7 @@ def check_heads_request(request: Request, output: Path, tokens: int) -> None:
         raise CetaneError(f"--tokens {tokens}: too few to judge", f"give {LEAST} or more")
     if output.is_dir():
         raise CetaneError(f"--output {output}: is a folder", "name a file in it")
-    with disk_errors(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(output)
 
 
 def scoring_texts(request: Request, hay: list[int], tokens: int, count: int) -> list[PassKeys]:

@@ -8,7 +8,14 @@ from typing import Any
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
-from cetane.files import Progress, check_outside, disk_errors, replacing, silent
+from cetane.files import (
+    Progress,
+    check_outside,
+    check_writable,
+    disk_errors,
+    replacing,
+    silent,
+)
 from cetane.gates.quality import refuse_choices
 from cetane.kit.write import LABELS, pack, write_folder
 
@@ -50,10 +57,10 @@ def make_kit(
         check_outside(target, bundle.path)
     if target.is_dir():
         raise CetaneError(f"{target} is a folder", "name a file, such as kit.zip")
+    check_writable(target)
     with disk_errors(target), tempfile.TemporaryDirectory(prefix="cetane-kit-") as temporary:
         folder = Path(temporary)
         content = write_folder(opened, folder, progress)
-        target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as archive:
             pack(opened, folder, archive, progress)
     entries = content["bundles"]

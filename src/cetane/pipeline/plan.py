@@ -1,11 +1,14 @@
 """What a build would make, and how fast a chip is predicted to run it."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cetane.errors import CetaneError
 from cetane.files import Progress, silent
 from cetane.gates.residency.audit import Audit, audit
 from cetane.gates.residency.rule import load_rules
@@ -116,17 +119,24 @@ class Forecast:
 
     @cached_property
     def predictions(self) -> list[Prediction]:
-        """Every mode at the recipe's context and at some others; of flexible shapes only the
-        default, since the ANE runs no other (coremltools #2370)."""
+        """Every mode at the recipe's context and capacities, and at other contexts that its caches
+        can have; of flexible shapes only the default, since the ANE runs no other (coremltools
+        #2370)."""
         if self.predictor is None:
             return []
+        tokens_of = self.planner.recipe.tokens.by_mode()
         flexible = self.planner.recipe.tokens.shapes == "range"
-        return [
-            self.predictor.predict(self.planner, mode, context)
-            for mode, tokens in self.planner.recipe.tokens.by_mode().items()
-            for context in sorted({self.context, *self.planner.smaller, *CONTEXTS})
-            if tokens <= context <= self.planner.model.max_context and not (flexible and tokens > 1)
-        ]
+        asked = {self.context, *self.planner.smaller}
+        found = []
+        for mode, context in product(tokens_of, sorted(asked.union(CONTEXTS))):
+            tokens = tokens_of[mode]
+            if tokens <= context <= self.planner.model.max_context and not (
+                flexible and tokens > 1
+            ):
+                # A port has only the contexts that were asked for: only these may be refused.
+                with nullcontext() if context in asked else suppress(CetaneError):
+                    found.append(self.predictor.predict(self.planner, mode, context))
+        return found
 
     @cached_property
     def capacities(self) -> list[CapacityCost]:

@@ -236,10 +236,10 @@ def mixable(name: str, bits: int) -> bool:
 
 
 def read_size(text: str) -> int:
-    """Bytes of "300MB" or "1.2GB"; CetaneError for what is no size."""
+    """Bytes of "300MB" or "1.2GB"; CetaneError for anything else."""
     match = re.fullmatch(f"({NUMBER})(MB|GB)", text)
     if match is None or not float(match[1]):
-        raise CetaneError(f"--budget {text}: no size", "write 300MB or 1.2GB")
+        raise CetaneError(f"--budget {text}: not a size in MB or GB", "write 300MB or 1.2GB")
     return round(float(match[1]) * (1e6 if match[2] == "MB" else 1e9))
 
 

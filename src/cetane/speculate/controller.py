@@ -306,9 +306,10 @@ class Controller:
     def break_even(self, drafted: int) -> float | None:
         """The share of k drafted tokens that must be accepted for a draft to pay.
 
-        From measured times it is (t(w) / t1 - 1) / k. Above 1, no draft can pay.
+        From measured times it is (t(w) / t1 - 1) / k, and 0 for a call that is quicker than a plain
+        step. Above 1, no draft can pay.
         """
         width = self.width(1 + drafted)
         if width is None or not drafted:
             return None
-        return (self.seconds(width) / self.plain_step - 1) / drafted
+        return max(0.0, (self.seconds(width) / self.plain_step - 1) / drafted)

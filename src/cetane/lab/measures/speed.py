@@ -7,7 +7,7 @@ import time
 from cetane.engine.engine import Engine
 from cetane.errors import CetaneError
 from cetane.lab.experiment import ARMS, ArmName
-from cetane.lab.sides import Findings, Side, Sides, each, figure, measure, spread
+from cetane.lab.sides import WARM, Findings, Side, Sides, each, figure, measure, spread
 from cetane.perf.breakeven import DraftingTimes
 from cetane.planner import Planner
 from cetane.planner.weights import weight_count
@@ -15,8 +15,6 @@ from cetane.schema.manifest import shard_path
 from cetane.speculate.timing import measure_calls
 
 HERE = "native backend" if sys.platform == "darwin" else "portable backend"
-WARM = 4
-"""The uncounted first steps of a round."""
 
 
 @each("size")
