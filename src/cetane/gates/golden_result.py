@@ -46,7 +46,8 @@ class GoldenResult(Data):
     unused: tuple[str, ...] = ()
     """Parameters that the port does not use fully."""
     misread: tuple[Misread, ...] = ()
-    """Epsilons, activations and rotary tables that the model does not have."""
+    """Epsilons, activations and rotary tables that the model does not have, and keys and values
+    that are not rounded for their caches."""
     structure: tuple[Deviation, ...] = ()
     rounding: tuple[Rounding, ...] = ()
     ane: tuple[Rounding, ...] = ()

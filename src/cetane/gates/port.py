@@ -21,7 +21,7 @@ from cetane.engine.portable import PortableBackend, ShardPaths
 from cetane.families import Weights
 from cetane.gates.experts import routed_blocks, showing
 from cetane.gates.readings import Activation, Readable
-from cetane.gates.twin import TwinBackend, keeping_numbers, result_names, unquantized
+from cetane.gates.twin import TwinBackend, keeping_numbers, result_names, roundings, unquantized
 from cetane.lower.template import used_by
 from cetane.lower.tracing import Constant, constants
 from cetane.mil import MilFunction, Op, load
@@ -145,6 +145,10 @@ class Packaged:
             for op in function.ops
             if op.kind in ACTIVATIONS
         }
+
+    def roundings(self, shard: str) -> dict[str, int]:
+        functions = load(self.packages.shard(shard)).functions
+        return {name: len(roundings(function)) for name, function in functions.items()}
 
     def constants(self, shard: str) -> Iterator[Stored]:
         program = load(self.packages.shard(shard))

@@ -3,8 +3,8 @@
 - The checkpoint's parameters replace the constants that were made from them, compressed or not.
 - A program rounds the authored modules' numbers to fp16, such as an epsilon or the factor on
   attention scores. The twin uses the exact numbers.
-- Where a program rounds keys and values for caches of 8 bits, the twin rounds nothing. Its host
-  keeps floating-point numbers in place of bytes.
+- Where a program rounds keys and values for caches of 8 bits, the twin does not. Its host keeps
+  floating-point numbers in place of bytes.
 
 So a twin of a right port differs from the model only by the order of sums. It also shows which
 experts it chooses.
@@ -25,7 +25,8 @@ from cetane.gates.experts import showing
 from cetane.lower.structure import records
 from cetane.lower.template import used_by
 from cetane.lower.tracing import SMALLEST_FP16, Constant
-from cetane.mil import MilFunction, load
+from cetane.mil import MilFunction, Op, load
+from cetane.mil.index import FunctionIndex
 from cetane.mil.program import StoredConstant, TensorType
 from cetane.mil.substitute import Substitute, substitute
 from cetane.planner import Planner
@@ -65,13 +66,14 @@ class TwinBackend:
 
 def unquantized(function: MilFunction) -> MilFunction:
     """The function without the rounding of keys and values, and with fp16 in place of int8."""
+    rounding = roundings(function)
 
     def numbers(type_: TensorType) -> TensorType:
         return replace(type_, dtype="fp16") if type_.dtype == "int8" else type_
 
     ops = []
     for op in function.ops:
-        if op.kind == "round":  # no family rounds anything else
+        if op in rounding:
             op = replace(op, kind="identity")
         elif op.kind == "slice_by_index":
             outputs = [replace(v, type=v.type and numbers(v.type)) for v in op.outputs]
@@ -82,6 +84,25 @@ def unquantized(function: MilFunction) -> MilFunction:
         inputs={name: numbers(type_) for name, type_ in function.inputs.items()},
         body=replace(function.body, ops=tuple(ops)),
     )
+
+
+def roundings(function: MilFunction) -> list[Op]:
+    """The ops that round keys and values for caches of 8 bits: each makes a part of an output for
+    such a cache.
+
+    An op is none of them if another op reads what it rounds too. The tokens of a call would then
+    see other keys than later calls do."""
+    index = FunctionIndex(function)
+    found: list[Op] = []
+    values = [f"{name}_out" for name, type_ in function.inputs.items() if type_.dtype == "int8"]
+    while values:
+        op = index.producer(values.pop())
+        if op is not None and op.kind == "concat":
+            values += op.references()
+        elif op is not None and op.kind == "round":
+            alone = [index.readers[operand] for operand in op.references()] == [[op]]
+            found += [op] if alone and op not in found else []
+    return found
 
 
 def keeping_numbers(plan: Plan) -> Plan:
