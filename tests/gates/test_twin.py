@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from cetane.gates.port import Packaged, packaged
 from cetane.gates.twin import Unrounded, rounded
 from cetane.lower.tracing import SMALLEST_FP16
 from cetane.mil import load
+from cetane.mil.index import FunctionIndex
 from cetane.mil.program import Body, MilFunction, NamedValue, Op, StoredConstant, TensorType
 from cetane.pipeline.build import build
 from cetane.planner import Planner
@@ -73,6 +75,19 @@ def test_nothing_but_zero_is_below_the_smallest() -> None:
     assert rounded(1e-30) == SMALLEST_FP16 == float(np.nextafter(np.float16(0), np.float16(1)))
     assert rounded(0.0) == 0
     assert rounded(1e6) == np.inf
+
+
+@pytest.mark.parametrize(("back", "undone"), [(0.25, {"b": ("x",)}), (0.5, {})])
+def test_only_a_pair_of_one_scale_rounds(back: float, undone: dict[str, Any]) -> None:
+    """With two scales, it changes what it rounds."""
+    plain = function(there=0.25, back=back)
+    half = TensorType((4,), "fp16")
+    pair = (
+        Op("quantize", "a", {"input": ("x",), "scale": ("there",)}, (NamedValue("a", half),)),
+        Op("dequantize", "b", {"input": ("a",), "scale": ("back",)}, (NamedValue("b", half),)),
+    )
+    rounding = replace(plain, body=replace(plain.body, ops=(*plain.ops, *pair)))
+    assert twin.unrounded_activations(FunctionIndex(rounding)) == undone
 
 
 def test_a_twin_of_a_scaled_delta_rule(tmp_path: Path) -> None:
