@@ -22,7 +22,7 @@ from cetane.files import regular_files, write_json
 from cetane.gates.explain import explain
 from cetane.gates.golden import golden
 from cetane.gates.golden_result import GoldenResult
-from cetane.gates.rounding import judge_activations
+from cetane.gates.rounding import judge_quantized
 from cetane.mil import load
 from cetane.pipeline.export import export_coreai, export_runtime, own_checkpoint
 from cetane.planner import Planner
@@ -95,7 +95,7 @@ def test_the_golden_gate_judges_it(
     text = verdict.activations[0]
     assert 0.5 * verdict.twin_kl < text.kl < 2 * verdict.twin_kl
     lost = [one.model_copy(update={"logit_cosine": 0.9}) for one in verdict.activations]
-    red = [check for check in judge_activations(lost) if not check.passed]
+    red = [check for check in judge_quantized(lost) if not check.passed]
     assert [check.name for check in red] == [
         f"activations: logit cosine ({told})" for told in ("prefill, text", "decode", "prefill")
     ]

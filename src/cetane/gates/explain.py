@@ -18,7 +18,7 @@ from cetane.gates.probes import Way
 from cetane.gates.readings import Misread, misread
 from cetane.gates.reference import reference_of
 from cetane.gates.residency.audit import Audit
-from cetane.gates.rounding import Rounding, judge_activations, judge_rounding
+from cetane.gates.rounding import Rounding, judge_quantized, judge_rounding
 from cetane.gates.structure import OTHER_PLAN, OTHER_TAGS, WAYS, Deviation, other_parts
 from cetane.gates.verdict import Check
 from cetane.gates.weights import READING, WrongWeight
@@ -388,7 +388,7 @@ def too_compressed(verdict: GoldenResult, planner: Planner) -> Explanation:
             changes={"cache.streaming.full": full} if full > streaming.full else {},
         )
     rounded = verdict.activations
-    if rounded and (first in judge_activations(rounded) or 2 * rounded[0].kl > verdict.twin_kl):
+    if rounded and (first in judge_quantized(rounded) or 2 * rounded[0].kl > verdict.twin_kl):
         turned = recipe.compression.rotate
         advice = "" if turned else ", or turn its channels first (--set compression.rotate=true)"
         return Explanation(

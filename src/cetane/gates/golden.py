@@ -45,7 +45,7 @@ from cetane.gates.readings import judge_readings, misread
 from cetane.gates.reference import RESIDENT, Reference, reference_of, would_choose
 from cetane.gates.rounding import (
     Rounding,
-    judge_activations,
+    judge_quantized,
     judge_rounding,
     late_rounding,
     measure_rounding,
@@ -193,7 +193,7 @@ class Proof:
             judge_ranges(compression.ranges),
             *judge_rounding("fp16", rounding),
             *judge_rounding("ane", ane),
-            *judge_activations(activations),
+            *judge_quantized(activations),
             *compression.checks,
             *([greedy_check(greedy, self.plan.recipe)] if greedy else []),
         ]

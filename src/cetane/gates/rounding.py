@@ -217,7 +217,7 @@ def judge_rounding(
             yield at_most(f"{start} KL {mode}", one.kl, most)
 
 
-def judge_activations(roundings: Sequence[Rounding]) -> Iterator[Check]:
+def judge_quantized(roundings: Sequence[Rounding]) -> Iterator[Check]:
     """The checks of activations of 8 bits in every mode: each is a function of its own, with its
     own scales. The promise judges the widest mode."""
     least = limits().activations.cosine
