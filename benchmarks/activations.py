@@ -10,7 +10,7 @@ import sys
 from cetane.activations import NAIVE, Options, quantize_activations
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
-from cetane.gates.activations import LIMIT, Score, judge
+from cetane.gates.activations import ActivationScores, judge, judge_score
 from cetane.gates.probes import windows
 from cetane.gates.quality import read_tokens
 from cetane.planner import as_recipe_asks
@@ -62,18 +62,20 @@ def main() -> None:
     ids = read_tokens(first.tokenizer, standard_library_text(), options.tokens)
     texts = windows(ids, first.plan.recipe.cache.context)
     judged = [judge(bundles[turn], source, texts, progress) for turn, source in sources.items()]
-    found = {name: score for scores in judged for name, score in scores.bundles.items()}
-    columns = ["what", *(score.shard for score in next(iter(found.values())).shards)]
+    found = {name: scores for scores in judged for name in scores.bundles}
+    columns = ["what", *(score.shard for score in next(iter(judged[0].bundles.values())).shards)]
     columns += ["worst token", "perplexity", "KL", "top-1", "gate"]
     rows = [row(name, found[name]) for name in options.only]
     perplexity = judged[0].reference_perplexity
     title = f"{judged[0].tokens} tokens, the model's perplexity {perplexity:.3f}"
-    whole = {name: score.model_dump(mode="json") for name, score in found.items()}
+    whole = {n: one.bundles[n].model_dump(mode="json") for n, one in found.items()}
     report(title, columns, rows, {"reference": perplexity, "bundles": whole}, options.json)
 
 
-def row(name: str, score: Score) -> list[object]:
-    """Mean cosines of the shards, the worst of any token, and the quality."""
+def row(name: str, scores: ActivationScores) -> list[object]:
+    """Mean cosines of the shards, the worst of any token, the quality and the verdict: every bundle
+    here promises `good`."""
+    score = scores.bundles[name]
     return [
         name,
         *(f"{shard.cosine:.4f}" for shard in score.shards),
@@ -81,7 +83,7 @@ def row(name: str, score: Score) -> list[object]:
         score.perplexity,
         score.logits.kl,
         score.logits.top1,
-        "pass" if score.cosine >= LIMIT else "FAIL",
+        "pass" if all(one.passed for one in judge_score(scores, name, "good")) else "FAIL",
     ]
 
 

@@ -17,7 +17,8 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.engine.portable import FastGraph
 from cetane.errors import CetaneError
-from cetane.gates.activations import judge
+from cetane.gates.activations import ActivationScores, Score, judge, judge_score
+from cetane.gates.scores import LogitScore
 
 TEXTS = [np.random.default_rng(seed).integers(1, 288, 30).tolist() for seed in (1, 2)]
 
@@ -46,6 +47,27 @@ def test_scores_are_against_the_model(
     assert before.perplexity == pytest.approx(scores.reference_perplexity, rel=0.02)
     assert after.perplexity == pytest.approx(before.perplexity, rel=0.1)
     assert before.logits.kl < after.logits.kl < 0.1
+
+
+@pytest.mark.parametrize(
+    ("changes", "red"),
+    [
+        ({"kl": 0.16}, ["good: KL"]),
+        ({"cosine": 0.94}, ["least mean cosine"]),
+        ({}, ["good: perplexity ratio"]),
+    ],
+)
+def test_the_gate_asks_the_promise(changes: dict[str, float], red: list[str]) -> None:
+    """A KL of 0.15, and a perplexity 1.1 times the model's."""
+    right = LogitScore(
+        mode="prefill", cosine=0.99, cosine_min=0.9, psnr=30, kl=0.14, kl_max=1, top1=1, top5=1
+    )
+    score = Score(
+        shards=(), logits=right.model_copy(update=changes), perplexity=10.9 if changes else 11.1
+    )
+    scores = ActivationScores(tokens=9, reference_perplexity=10, bundles={"it": score})
+    checks = judge_score(scores, "it", "good")
+    assert [check.name for check in checks if not check.passed] == red
 
 
 def test_a_scaled_stream_is_as_near_to_the_model(

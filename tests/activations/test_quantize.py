@@ -19,6 +19,10 @@ from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
 from cetane.errors import CetaneError
 from cetane.files import regular_files, write_json
+from cetane.gates.explain import explain
+from cetane.gates.golden import golden
+from cetane.gates.golden_result import GoldenResult
+from cetane.gates.rounding import judge_quantized
 from cetane.mil import load
 from cetane.pipeline.export import export_coreai, export_runtime, own_checkpoint
 from cetane.planner import Planner
@@ -70,6 +74,50 @@ def test_gated_products_and_outputs_stay_in_fp16(
             assert "dequantize" not in {makers.get(n) for op in others for n in op.references()}
     whole, before = logits(made[0], "prefill"), logits(bundle, "prefill")
     assert cosine(logits(quantized, "prefill"), before) > cosine(whole, before)
+
+
+@pytest.fixture(scope="module")
+def verdict(made: tuple[Bundle, Quantized], checkpoint: Checkpoint) -> GoldenResult:
+    return golden(made[0], checkpoint, silent, prompts=0)
+
+
+def test_the_golden_gate_judges_it(
+    verdict: GoldenResult, made: tuple[Bundle, Quantized], checkpoint: Checkpoint
+) -> None:
+    """Graph and weights are the model's. What rounding costs counts as compression."""
+    assert verdict.passed, [check for check in verdict.checks if not check.passed]
+    assert max(one.relative for one in verdict.structure) < 5e-6
+    assert {(one.mode, one.text) for one in verdict.activations} == {
+        ("prefill", True), ("prefill", False), ("decode", False)
+    }  # fmt: skip
+    for one, half in zip(verdict.activations, verdict.rounding, strict=True):
+        assert 0.97 < one.logit_cosine < half.logit_cosine
+    text = verdict.activations[0]
+    assert 0.5 * verdict.twin_kl < text.kl < 2 * verdict.twin_kl
+    lost = [one.model_copy(update={"logit_cosine": 0.9}) for one in verdict.activations]
+    red = [check for check in judge_quantized(lost) if not check.passed]
+    assert [check.name for check in red] == [
+        f"activations: logit cosine ({told})" for told in ("prefill, text", "decode", "prefill")
+    ]
+    found = {"passed": False, "checks": red, "activations": lost}
+    why = explain(made[0], checkpoint, verdict.model_copy(update=found))
+    assert why is not None and why.cause == "compression" and not why.changes
+    assert "activations of 8 bits" in why.sentence and "compression.rotate=true" in why.sentence
+
+
+def test_positions_beyond_the_judged_text_are_judged(
+    made: tuple[Bundle, Quantized], checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """The gate of the command reads no token there."""
+    folder = Path(shutil.copytree(made[0].path, tmp_path / "a8"))
+    table = folder / "rotary-default.npy"
+    angles = np.load(table)
+    angles[:, 48:] = angles[:, :1]
+    np.save(table, angles)
+    found = golden(Bundle(folder), checkpoint, silent, prompts=0)
+    assert [wrong.label for wrong in found.wrong_weights] == ["rotary-default"]
+    why = explain(Bundle(folder), checkpoint, found)
+    assert why is not None and why.sentence.endswith("only the gate activations judges.")
 
 
 def test_functions_share_ranges_and_weights(bundle: Bundle, made: tuple[Bundle, Quantized]) -> None:

@@ -1,7 +1,8 @@
 """Bundles that are right, and some that are not, of a llama and of a ZAYA."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.families.zaya_models import build_zaya
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.gates.limits import Limits, read
+from cetane.mil.program import Op, Program
 from cetane.pipeline.build import build
 from cetane.schema.recipe import Recipe, parse_recipe
 
@@ -93,6 +95,25 @@ def bad(
     perturbed = open_checkpoint(changed(tiny_checkpoint_folder, folder / "checkpoint", perturb))
     with converted_once():
         return build(perturbed, good.plan.recipe, folder / "bundle", lambda *_: None)
+
+
+@pytest.fixture
+def codes(tiny_bundle: Callable[..., Bundle]) -> Bundle:
+    """A bundle with caches of 8 bits. One shard has both layers."""
+    return tiny_bundle(
+        cache={"context": 64, "format": "int8"},
+        target={"deployment": "iOS26"},
+        layout={"kind": "single"},
+    )
+
+
+def with_ops(program: Program, change: Callable[[Op], Sequence[Op]]) -> Program:
+    """A program with the ops of `change` in the place of each op."""
+    functions = {}
+    for name, function in program.functions.items():
+        ops = tuple(new for op in function.ops for new in change(op))
+        functions[name] = replace(function, body=replace(function.body, ops=ops))
+    return replace(program, functions=functions)
 
 
 @pytest.fixture

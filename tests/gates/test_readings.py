@@ -1,5 +1,8 @@
-"""Epsilons, activations and rotary tables are read, and compared with the Hugging Face model's."""
+"""Epsilons, activations and rotary tables are read, and compared with the Hugging Face model's.
+Roundings are compared with the plan's caches."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -14,11 +17,16 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.families import RMSNorm, RotaryTable, delta, gemma4
 from cetane.gates.authored import Authored
+from cetane.gates.explain import wrong_reading
 from cetane.gates.port import packaged
 from cetane.gates.readings import Misread, judge_readings, misread
 from cetane.gates.reference import Reference
+from cetane.mil import load
+from cetane.mil.program import Op
 from cetane.planner import Planner
 from cetane.schema.recipe import parse_recipe
+
+from .conftest import with_ops
 
 MODELS = {
     "llama": lambda: build_model("llama"),
@@ -93,6 +101,41 @@ def test_another_epsilon_without_a_module(
     assert set(kinds(authored)) == {"epsilons"}
 
 
+def unrounded(op: Op) -> list[Op]:
+    """Codes that are no whole numbers."""
+    return [replace(op, kind="identity") if op.kind == "round" else op]
+
+
+def read_before(op: Op) -> list[Op]:
+    """Something else reads the keys and values before they are rounded."""
+    (value,) = op.outputs
+    other = replace(value, name=f"{value.name}_other")
+    return [op, replace(op, kind="abs", outputs=(other,))] if op.kind == "round" else [op]
+
+
+@pytest.mark.parametrize("wrong", [unrounded, read_before])
+def test_keys_and_values_that_are_not_rounded(
+    wrong: Callable[[Op], list[Op]],
+    codes: Bundle,
+    checkpoint: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two layers round keys and values in each function. A port that does not passed: its decoding
+    and its verifying had other bits."""
+    planner, truth = Planner(checkpoint, codes.plan.recipe), Reference(checkpoint)
+    bundled, modules = packaged(codes, planner, checkpoint), Authored(planner, checkpoint, truth)
+    for port in (bundled, modules):
+        assert port.roundings("model") == dict.fromkeys(codes.plan.modes, 4)
+        assert list(misread(port, truth)) == []
+    monkeypatch.setattr("cetane.gates.port.load", lambda path: with_ops(load(path), wrong))
+    found = list(misread(bundled, truth))
+    assert {one.problem for one in found} == {
+        f"{mode} rounds 0 of 4 tensors of keys and values" for mode in codes.plan.modes
+    }
+    why = wrong_reading(found[0], modules)
+    assert (why.cause, why.where) == ("conversion", "model")
+
+
 def test_what_was_misread_is_red() -> None:
     problem = Misread(kind="activations", shard="s", problem="x")
-    assert [check.passed for check in judge_readings([problem])] == [True, False, True]
+    assert [check.passed for check in judge_readings([problem])] == [True, False, True, True]

@@ -1,7 +1,8 @@
 """A twin computes with the numbers that fp16 rounded, wherever it is clear which they were."""
 
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +12,19 @@ from tests.conftest import build_model, build_tokenizer, tiny_recipe
 from tests.families.test_qwen3_next import LAYERS
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import open_checkpoint
-from cetane.gates.port import Packaged
+from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.engine.engine import Engine
+from cetane.gates import twin
+from cetane.gates.port import Packaged, packaged
 from cetane.gates.twin import Unrounded, rounded
 from cetane.lower.tracing import SMALLEST_FP16
+from cetane.mil import load
+from cetane.mil.index import FunctionIndex
 from cetane.mil.program import Body, MilFunction, NamedValue, Op, StoredConstant, TensorType
 from cetane.pipeline.build import build
 from cetane.planner import Planner
+
+from .conftest import with_ops
 
 
 def function(norms: int = 0, **scalars: float) -> MilFunction:
@@ -70,6 +77,19 @@ def test_nothing_but_zero_is_below_the_smallest() -> None:
     assert rounded(1e6) == np.inf
 
 
+@pytest.mark.parametrize(("back", "undone"), [(0.25, {"b": ("x",)}), (0.5, {})])
+def test_only_a_pair_of_one_scale_rounds(back: float, undone: dict[str, Any]) -> None:
+    """With two scales, it changes what it rounds."""
+    plain = function(there=0.25, back=back)
+    half = TensorType((4,), "fp16")
+    pair = (
+        Op("quantize", "a", {"input": ("x",), "scale": ("there",)}, (NamedValue("a", half),)),
+        Op("dequantize", "b", {"input": ("a",), "scale": ("back",)}, (NamedValue("b", half),)),
+    )
+    rounding = replace(plain, body=replace(plain.body, ops=(*plain.ops, *pair)))
+    assert twin.unrounded_activations(FunctionIndex(rounding)) == undone
+
+
 def test_a_twin_of_a_scaled_delta_rule(tmp_path: Path) -> None:
     """Its epsilons for keys of 128 channels and for a stream of a quarter are one number in fp16.
     Small rows of the embedding make both matter."""
@@ -91,27 +111,33 @@ def test_a_twin_of_a_scaled_delta_rule(tmp_path: Path) -> None:
 
 
 def test_a_twin_rounds_no_keys_and_values(
-    tiny_bundle: Callable[..., Bundle], tiny_checkpoint_folder: Path
+    codes: Bundle,
+    checkpoint: Checkpoint,
+    truth: transformers.PreTrainedModel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its logits are the model's, though the port keeps caches of 8 bits; the port's are not."""
-    bundle = tiny_bundle(
-        cache={"context": 64, "format": "int8"},
-        target={"deployment": "iOS26"},
-        layout={"kind": "single"},
-    )
-    checkpoint = open_checkpoint(tiny_checkpoint_folder)
-    planner = Planner(checkpoint, bundle.plan.recipe)
-    port = Packaged(bundle, planner, checkpoint, bundle.tables(), bundle.tokenizer)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        tiny_checkpoint_folder, dtype=torch.float32
-    )
+    """Its logits are the model's, though the port keeps caches of 8 bits; the port's are not. What
+    the port rounds besides, the twin rounds too."""
+    port = packaged(codes, Planner(checkpoint, codes.plan.recipe), checkpoint)
     ids = list(range(5, 45))
     with torch.no_grad():
-        truth = model(torch.tensor([ids])).logits[0, 20:].numpy()
-    errors = []
-    for engine in (port.twin, port.shipped):
+        logits = truth(torch.tensor([ids])).logits[0, 20:].numpy()
+
+    def error(engine: Engine) -> float:
         session = engine.session()
         session.feed(ids[:20], "none")
         rows = [session.feed([ids[20]], "all"), session.feed(ids[21:], "all")]
-        errors.append(float(np.abs(np.concatenate(rows) - truth).max()))
-    assert errors[0] < 1e-4 < 1e-3 < errors[1]
+        return float(np.abs(np.concatenate(rows) - logits).max())
+
+    assert error(port.twin) < 1e-4 < 1e-3 < error(port.shipped)
+    monkeypatch.setattr(twin, "load", lambda path: with_ops(load(path), rounding_gates))
+    assert error(port.twin) > 1e-2
+
+
+def rounding_gates(op: Op) -> list[Op]:
+    """The op; whole numbers in place of what a SiLU gives."""
+    if op.kind != "silu":
+        return [op]
+    (value,) = op.outputs
+    raw = replace(value, name=f"{value.name}_raw")
+    return [replace(op, outputs=(raw,)), Op("round", raw.name, {"x": (raw.name,)}, (value,))]

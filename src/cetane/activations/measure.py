@@ -9,9 +9,10 @@ from cetane.activations.samples import held_out
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.files import Progress, disk_errors, silent
-from cetane.gates.activations import LIMIT, Score, judge
+from cetane.gates.activations import LIMIT, Score, judge, judge_score
 from cetane.gates.probes import windows
 from cetane.gates.quality import read_tokens, refuse_choices
+from cetane.gates.verdict import Check
 from cetane.pipeline.origin import checkpoint_of
 from cetane.validation import Data
 
@@ -20,8 +21,9 @@ class ActivationOutcome(Data):
     """The quality of a bundle before and after its activations were quantized, on held-out text."""
 
     passed: bool
-    """Whether the mean cosine of every shard's hidden states, and of the logits, is at least
-    `limit` afterwards."""
+    checks: tuple[Check, ...]
+    """The least mean cosine of a shard's hidden states or of the logits, against `limit`, and the
+    promise of the recipe (`quality`)."""
     limit: float
     fingerprint: str
     """Fingerprint of the checkpoint with which both are compared."""
@@ -88,8 +90,10 @@ def measure_activations(
     with quantized(bundle, target, options, progress, checkpoint, force) as (after, made):
         seconds = time.perf_counter() - started
         scores = judge({"before": bundle, "after": after}, checkpoint, texts, progress)
+        checks = tuple(judge_score(scores, "after", after.plan.recipe.quality))
         outcome = ActivationOutcome(
-            passed=scores.bundles["after"].cosine >= LIMIT,
+            passed=all(check.passed for check in checks),
+            checks=checks,
             limit=LIMIT,
             fingerprint=checkpoint.fingerprint,
             made=made,

@@ -95,9 +95,7 @@ class Bundle(ListedFolder[Manifest]):
         """Whether its programs round activations to 8 bits. Reads the packages' specifications."""
         from cetane.mil import load  # here: a manifest is read without it
 
-        programs = (load(self.shard(name)) for name in self.plan.by_name)
-        functions = (function for program in programs for function in program.functions.values())
-        return any(op.kind == "quantize" for function in functions for op in function.ops)
+        return any(load(self.shard(name)).int8_activations for name in self.plan.by_name)
 
     def draft_heads(self) -> dict[DraftHeadKind, DraftHead]:
         """Its draft heads, by kind. Raises CetaneError for a draft head of another bundle."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from cetane.cli.gate_tables import show_checks, summary
 from cetane.cli.options import BundlePath, Checkpoint, Force, Json
 from cetane.cli.output import (
     console,
@@ -17,7 +18,6 @@ from cetane.cli.output import (
     progress,
     say,
     table,
-    verdict,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def quantize_activations(
     """Calibrate and quantize a bundle's activations to 8 bits, and compare it with the model.
 
     Weights stay unchanged. Exit code 1 when the mean cosine of a hidden state or of the
-    logits is below 0.95.
+    logits is below 0.95, or the recipe's promise of quality is broken.
     """
     from cetane.activations import Options, judge_activations
 
@@ -104,8 +104,8 @@ def show(outcome: ActivationOutcome) -> None:
     facts({"size": f"{megabytes(outcome.bytes_before)}, now {megabytes(outcome.bytes_after)}"})
     made = outcome.made
     say(f"{made.samples} calls calibrated {made.quantized} tensors in {outcome.seconds:.0f} s")
-    smallest = f"smallest cosine {after.cosine:.4f}, limit {outcome.limit}"
-    console.print(f"activations gate: {verdict(outcome.passed)} ({smallest})")
+    show_checks("activations gate", outcome.checks)
+    console.print(f"activations gate: {summary(outcome)}", soft_wrap=True)
 
 
 def advise(outcome: ActivationOutcome, output: Path) -> None:

@@ -21,8 +21,9 @@ from cetane.gates.probes import Probe, ProbePart, parts, widest_mode
 from cetane.gates.quality import refuse_choices
 from cetane.gates.reference import Observed, reference_of
 from cetane.gates.scores import LogitScore, ShardScore, logit_score, shard_scores
+from cetane.gates.verdict import Check, at_least, at_most
 from cetane.planner import Planner
-from cetane.schema.recipe import Mode
+from cetane.schema.recipe import Mode, Quality
 from cetane.validation import Data
 
 LIMIT = limits().activations.cosine
@@ -131,6 +132,15 @@ def judge(
         reference_perplexity=text_perplexity(truths, texts),
         bundles=scores,
     )
+
+
+def judge_score(scores: ActivationScores, name: str, quality: Quality) -> Iterator[Check]:
+    """The checks of a bundle by its name: its least cosine, and the promise of its recipe."""
+    score, promised = scores.bundles[name], limits().quality[quality]
+    ratio = score.perplexity / scores.reference_perplexity
+    yield at_least("least mean cosine", score.cosine, LIMIT)
+    yield at_most(f"{quality}: KL", score.logits.kl, promised.kl)
+    yield at_most(f"{quality}: perplexity ratio", ratio, promised.perplexity_ratio)
 
 
 def text_perplexity(observed: Sequence[Observed], texts: Sequence[Sequence[int]]) -> float:

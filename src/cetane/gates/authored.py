@@ -19,7 +19,7 @@ from cetane.schema.recipe import override
 
 
 class ModuleReadings:
-    """Epsilons and activations, read from a run of a plan's modules: the ops that lowering sees."""
+    """What is read from a run of a plan's modules: the ops that lowering sees."""
 
     planner: Planner
 
@@ -38,6 +38,10 @@ class ModuleReadings:
             for function, record in records(self.planner, shard).items()
             for number, activation in enumerate(record.activations)
         }
+
+    def roundings(self, shard: str) -> dict[str, int]:
+        """The number of tensors that each function of a shard rounds."""
+        return {name: one.roundings for name, one in records(self.planner, shard).items()}
 
 
 class ShowingBackend(AuthoredBackend):

@@ -18,7 +18,7 @@ from cetane.gates.probes import Way
 from cetane.gates.readings import Misread, misread
 from cetane.gates.reference import reference_of
 from cetane.gates.residency.audit import Audit
-from cetane.gates.rounding import Rounding, judge_rounding
+from cetane.gates.rounding import Rounding, judge_quantized, judge_rounding
 from cetane.gates.structure import OTHER_PLAN, OTHER_TAGS, WAYS, Deviation, other_parts
 from cetane.gates.verdict import Check
 from cetane.gates.weights import READING, WrongWeight
@@ -170,17 +170,24 @@ def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
             f"transformers: {first.problem}. Port the model as save_pretrained of transformers "
             "writes it, and report the file.",
         )
-    return other_constant(first)
+    return other_constant(first, QUANTIZE_AGAIN if verdict.activations else PORT_AGAIN)
 
 
-def other_constant(wrong: WrongWeight) -> Explanation:
+PORT_AGAIN = "Port the model again with --rebuild."
+QUANTIZE_AGAIN = (
+    "Run cetane quantize-activations again; its --smooth changes weights on purpose, which only "
+    "the gate activations judges."
+)
+"""What to do about a wrong constant of a bundle with activations of 8 bits."""
+
+
+def other_constant(wrong: WrongWeight, advice: str = PORT_AGAIN) -> Explanation:
     """The explanation of a constant that differs from the checkpoint."""
     what = f"{wrong.parameter} ({wrong.label})" if wrong.parameter else wrong.label
     return Explanation(
         cause="weights",
         where=f"{wrong.shard}/{wrong.label}",
-        sentence=f"In {wrong.shard}, {what} differs from the checkpoint: {wrong.problem}. Port the "
-        "model again with --rebuild.",
+        sentence=f"In {wrong.shard}, {what} differs from the checkpoint: {wrong.problem}. {advice}",
     )
 
 
@@ -379,6 +386,16 @@ def too_compressed(verdict: GoldenResult, planner: Planner) -> Explanation:
             sentence="Weights and graph are right; heads that stream miss more than "
             f"{recipe.quality!r} allows: {short}",
             changes={"cache.streaming.full": full} if full > streaming.full else {},
+        )
+    rounded = verdict.activations
+    if rounded and (first in judge_quantized(rounded) or 2 * rounded[0].kl > verdict.twin_kl):
+        turned = recipe.compression.rotate
+        advice = "" if turned else ", or turn its channels first (--set compression.rotate=true)"
+        return Explanation(
+            cause="compression",
+            where=where,
+            sentence="Weights and graph are right; activations of 8 bits cost too much: "
+            f"{short} Keep the bundle that quantize-activations was given{advice}.",
         )
     if recipe.cache.format == "int8" and 2 * verdict.cache_kl > verdict.twin_kl:
         return Explanation(

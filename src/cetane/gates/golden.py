@@ -45,6 +45,7 @@ from cetane.gates.readings import judge_readings, misread
 from cetane.gates.reference import RESIDENT, Reference, reference_of, would_choose
 from cetane.gates.rounding import (
     Rounding,
+    judge_quantized,
     judge_rounding,
     late_rounding,
     measure_rounding,
@@ -179,7 +180,7 @@ class Proof:
         with beside(self.wrong_weights if alone else lambda: ([], [])) as weights:
             compression, read = self.compression(text)
             del text  # logits of a large vocabulary
-            rounding, cache_kl = self.rounding(read)
+            rounding, activations, cache_kl = self.rounding(read)
             del read
             self.begin("weights", 3)
             wrong, unused = weights()
@@ -192,6 +193,7 @@ class Proof:
             judge_ranges(compression.ranges),
             *judge_rounding("fp16", rounding),
             *judge_rounding("ane", ane),
+            *judge_quantized(activations),
             *compression.checks,
             *([greedy_check(greedy, self.plan.recipe)] if greedy else []),
         ]
@@ -223,6 +225,7 @@ class Proof:
             structure=tuple(deviated),
             rounding=tuple(rounding),
             ane=tuple(ane),
+            activations=tuple(activations),
             twin_kl=compression.twin_kl,
             cache_kl=cache_kl,
             positions=compression.positions,
@@ -337,14 +340,24 @@ class Proof:
             tasks.append(ProbeTask(mode, probe, (ProbePart(mode, count),)))
         return tasks
 
-    def rounding(self, read: Sequence["Read"]) -> tuple[list[Rounding], float]:
-        """The port in fp16 against itself in fp32: on all windows of text, then on each start. And
+    def rounding(self, read: Sequence["Read"]) -> tuple[list[Rounding], list[Rounding], float]:
+        """The port in fp16 against itself in fp32: on all windows of text, then on each start. The
+        same of the port as it ships against unrounded activations, if those are of 8 bits. And
         `cache_kl`, as in `GoldenResult`."""
         self.begin("fp16", 2)
         tasks, exact = [one.task for one in read], [one.seen for one in read]
-        if not computes_as_shipped(self.planner):
+        if not computes_as_shipped(self.port):
             exact = observe(self.port.computing("fp32"), self.planner, tasks)
         rounded = observe(self.port.computing("fp16"), self.planner, tasks)
+        activations = []
+        if self.port.int8_activations:
+            activations = self.losses(read, exact, [one.seen for one in read])
+        return self.losses(read, exact, rounded), activations, self.cache_kl(read, exact)
+
+    def losses(
+        self, read: Sequence["Read"], exact: Sequence[Seen], rounded: Sequence[Seen]
+    ) -> list[Rounding]:
+        """What some rounding costs: on all windows of text, then on each start."""
         places = made_by(self.planner, self.plan)
         measured = [
             measure_rounding(
@@ -361,10 +374,11 @@ class Proof:
         ]
         windows = [one for one in measured if one.text]
         starts = [one for one in measured if not one.text]
-        return [together(windows), *starts], self.cache_kl(read, exact)
+        return [together(windows), *starts]
 
     def cache_kl(self, read: Sequence["Read"], exact: Sequence[Seen]) -> float:
-        """The KL of the port from its results `exact` with unrounded caches, on text."""
+        """The KL of the port from its results `exact` without rounding to 8 bits, on text, if its
+        caches are of 8 bits."""
         if self.plan.recipe.cache.format == "fp16":
             return 0.0
         windows = [(one, own) for one, own in zip(read, exact, strict=True) if one.text]

@@ -46,16 +46,20 @@ class GoldenResult(Data):
     unused: tuple[str, ...] = ()
     """Parameters that the port does not use fully."""
     misread: tuple[Misread, ...] = ()
-    """Epsilons, activations and rotary tables that the model does not have."""
+    """Epsilons, activations and rotary tables that the model does not have, and keys and values
+    that are not rounded for their caches."""
     structure: tuple[Deviation, ...] = ()
     rounding: tuple[Rounding, ...] = ()
     ane: tuple[Rounding, ...] = ()
     """The loss of the modes in an ANE's arithmetic, late in the context."""
+    activations: tuple[Rounding, ...] = ()
+    """The loss of the modes by activations of 8 bits, on text and on starts of prompts; none if the
+    port has no such activations. What caches of 8 bits cost is in it."""
     twin_kl: float = 0.0
     """The mean KL of the port from its twin, on text, in nats: the loss by compression alone."""
     cache_kl: float = 0.0
     """The part of `twin_kl` that caches of 8 bits cost: the mean KL of the port from itself with
-    unrounded caches."""
+    unrounded caches. What activations of 8 bits cost is in it."""
     positions: int = 0
     """The positions of text that judged the compression."""
     loader: str = ""

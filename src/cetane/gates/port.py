@@ -21,7 +21,7 @@ from cetane.engine.portable import PortableBackend, ShardPaths
 from cetane.families import Weights
 from cetane.gates.experts import routed_blocks, showing
 from cetane.gates.readings import Activation, Readable
-from cetane.gates.twin import TwinBackend, keeping_numbers, result_names, unquantized
+from cetane.gates.twin import TwinBackend, keeping_numbers, result_names, roundings, unquantized
 from cetane.lower.template import used_by
 from cetane.lower.tracing import Constant, constants
 from cetane.mil import MilFunction, Op, load
@@ -54,6 +54,10 @@ class Port(Readable, Protocol):
     @property
     def resident(self) -> Engine:
         """The port as a user runs it, in fp32, with all shards in memory."""
+
+    @property
+    def int8_activations(self) -> bool:
+        """Whether its programs round activations to 8 bits."""
 
     def computing(self, arithmetic: Precision) -> Engine:
         """The port in an arithmetic, by `ArithmeticBackend`."""
@@ -122,6 +126,10 @@ class Packaged:
     def resident(self) -> Engine:
         return Engine(self.plan, PortableBackend(self.packages), self.tables)
 
+    @cached_property
+    def int8_activations(self) -> bool:
+        return any(load(self.packages.shard(name)).int8_activations for name in self.plan.by_name)
+
     def computing(self, arithmetic: Precision) -> Engine:
         backend = ArithmeticBackend(self.packages, self.planner, arithmetic)
         return Engine(keeping_numbers(self.plan), backend, self.tables, resident=False)
@@ -146,6 +154,12 @@ class Packaged:
             if op.kind in ACTIVATIONS
         }
 
+    def roundings(self, shard: str) -> dict[str, int]:
+        functions = load(self.packages.shard(shard)).functions
+        return {
+            name: len(roundings(FunctionIndex(function))) for name, function in functions.items()
+        }
+
     def constants(self, shard: str) -> Iterator[Stored]:
         program = load(self.packages.shard(shard))
         graphs = {graph.function.name: graph for graph in self.planner.graphs(shard)}
@@ -162,8 +176,8 @@ class ArithmeticBackend(PortableBackend):
 
     Two things would make much of a small difference, so it does without:
 
-    - A code of 8 bits is a whole step off where rounding moves it at all. So such caches hold
-      unrounded numbers, as the twin's do.
+    - A code of 8 bits is a whole step off where rounding moves it at all. So such caches and
+      activations are unrounded, as the twin's are.
     - Near a tie of experts, either choice is right. So programs show what they chose.
     """
 
@@ -177,14 +191,14 @@ class ArithmeticBackend(PortableBackend):
         if routed_blocks(self.planner.model.layers):
             used = result_names(used_by(self.planner, shard))
             functions = {name: showing(one, used) for name, one in functions.items()}
-        if self.planner.recipe.cache.format == "int8":
-            functions = {name: unquantized(one) for name, one in functions.items()}
+        functions = {name: unquantized(one) for name, one in functions.items()}
         return replace(program, functions=functions)
 
 
-def computes_as_shipped(planner: Planner) -> bool:
+def computes_as_shipped(port: Port) -> bool:
     """Whether `ArithmeticBackend` runs a port's programs as they are."""
-    return planner.recipe.cache.format == "fp16" and not routed_blocks(planner.model.layers)
+    rounds = port.planner.recipe.cache.format == "int8" or port.int8_activations
+    return not rounds and not routed_blocks(port.planner.model.layers)
 
 
 class ActivationOp:

@@ -1,7 +1,9 @@
-"""Readings: epsilons, activations and rotary tables. Gates read them, as no probe shows them well.
+"""Readings: epsilons, activations, rotary tables and roundings. Gates read them, as no probe shows
+them well.
 
 An epsilon has no effect beside an ordinary residual stream. The two forms of GELU differ by at most
 5e-4, and not near zero. A wrong rotary base turns the first positions only a little.
+A twin rounds no keys and values, so it does not show whether the port rounds them.
 """
 
 import inspect
@@ -19,7 +21,7 @@ from cetane.lower.tracing import SMALLEST_FP16
 from cetane.planner import Planner
 from cetane.validation import Data
 
-Kind = Literal["epsilons", "activations", "rotary tables"]
+Kind = Literal["epsilons", "activations", "rotary tables", "roundings"]
 Activation = Callable[[Array], Array]
 GRID = np.linspace(-10, 10, 2001, dtype=np.float32)
 """The points at which activations are compared. Beyond them, all activations are 0 or x."""
@@ -43,6 +45,10 @@ class Readable(Protocol):
     def activations(self, shard: str) -> dict[str, Activation]:
         """The activations of a shard, by name; fp32, of any shape."""
 
+    def roundings(self, shard: str) -> dict[str, int]:
+        """By function of a shard, the number of tensors of keys or values that it rounds before it
+        reads them and gives them to a cache of 8 bits."""
+
 
 class Misread(Data):
     """A value in a port that the model does not have."""
@@ -58,6 +64,7 @@ def misread(port: Readable, reference: Reference) -> Iterator[Misread]:
     yield from wrong_epsilons(port, reference)
     yield from wrong_activations(port, reference)
     yield from wrong_rotary(port, reference)
+    yield from wrong_roundings(port)
 
 
 def wrong_epsilons(port: Readable, reference: Reference) -> Iterator[Misread]:
@@ -148,6 +155,21 @@ def rotary_tables(reference: Reference, positions: torch.Tensor) -> Iterator[Arr
         halves = torch.stack([cos[0], sin[0]])
         yield halves.numpy()
         yield torch.cat([halves, halves], -1).numpy()  # some models keep one angle of each pair
+
+
+def wrong_roundings(port: Readable) -> Iterator[Misread]:
+    """Functions that do not round the keys and values of every layer for their caches of 8 bits."""
+    if port.planner.recipe.cache.format == "fp16":
+        return
+    for shard in port.planner.members:
+        found = port.roundings(shard)
+        for graph in port.planner.graphs(shard):
+            name, inputs = graph.function.name, graph.function.inputs
+            wanted = sum(item.shape[0] for item in inputs if item.dtype == "int8")
+            rounded = found.get(name, 0)
+            if rounded != wanted:
+                problem = f"{name} rounds {rounded} of {wanted} tensors of keys and values"
+                yield Misread(kind="roundings", shard=shard, problem=problem)
 
 
 def judge_readings(problems: Sequence[Misread]) -> Iterator[Check]:

@@ -60,6 +60,12 @@ class Rounding(Data):
     text: bool = False
     """Whether it read a text, rather than the start of a prompt or the end of a context."""
 
+    @property
+    def told(self) -> str:
+        """What ran, in brackets."""
+        at = "" if self.capacity is None else f", at {self.capacity}"
+        return f"({self.mode}{', text' if self.text else ''}{at})"
+
 
 def late_rounding(port: Port, weights: int) -> list[Rounding]:
     """The loss in an ANE's arithmetic at the end of each capacity, one result a mode.
@@ -194,8 +200,7 @@ def judge_rounding(
     """
     limit = limits().fp16 if arithmetic == "fp16" else limits().ane
     for one in roundings:
-        at = "" if one.capacity is None else f", at {one.capacity}"
-        start, mode = f"{arithmetic}:", f"({one.mode}{', text' if one.text else ''}{at})"
+        start, mode = f"{arithmetic}:", one.told
         yield at_most(f"{start} infinity or NaN {mode}", float(not one.finite), 0)
         if one.other_experts is not None:
             name = f"{start} other experts {mode}"
@@ -210,3 +215,12 @@ def judge_rounding(
         if not one.chooses:
             most = limits().fp16.text_kl if one.text else limit.kl
             yield at_most(f"{start} KL {mode}", one.kl, most)
+
+
+def judge_quantized(roundings: Sequence[Rounding]) -> Iterator[Check]:
+    """The checks of activations of 8 bits in every mode: each is a function of its own, with its
+    own scales. The promise judges the widest mode."""
+    least = limits().activations.cosine
+    for one in roundings:
+        yield at_least(f"activations: hidden cosine {one.told}", one.hidden_cosine, least)
+        yield at_least(f"activations: logit cosine {one.told}", one.logit_cosine, least)

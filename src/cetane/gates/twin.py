@@ -3,8 +3,8 @@
 - The checkpoint's parameters replace the constants that were made from them, compressed or not.
 - A program rounds the authored modules' numbers to fp16, such as an epsilon or the factor on
   attention scores. The twin uses the exact numbers.
-- Where a program rounds keys and values for caches of 8 bits, the twin rounds nothing. Its host
-  keeps floating-point numbers in place of bytes.
+- Where a program rounds keys and values for caches of 8 bits, the twin does not. Its host keeps
+  floating-point numbers in place of bytes. Nor does the twin round activations to 8 bits.
 
 So a twin of a right port differs from the model only by the order of sums. It also shows which
 experts it chooses.
@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -25,8 +26,10 @@ from cetane.gates.experts import showing
 from cetane.lower.structure import records
 from cetane.lower.template import used_by
 from cetane.lower.tracing import SMALLEST_FP16, Constant
-from cetane.mil import MilFunction, load
-from cetane.mil.program import StoredConstant, TensorType
+from cetane.mil import MilFunction, Op, load
+from cetane.mil.constants import Constants
+from cetane.mil.index import FunctionIndex
+from cetane.mil.program import Argument, StoredConstant, TensorType
 from cetane.mil.substitute import Substitute, substitute
 from cetane.planner import Planner
 from cetane.schema.function import Function
@@ -58,21 +61,25 @@ class TwinBackend:
             lambda function: parameters | numbers.substitutes(function),
         )
         functions = {name: showing(one, used) for name, one in program.functions.items()}
-        if self.planner.recipe.cache.format == "int8":
-            functions = {name: unquantized(one) for name, one in functions.items()}
+        functions = {name: unquantized(one) for name, one in functions.items()}
         return in_fp32(replace(program, functions=functions))
 
 
 def unquantized(function: MilFunction) -> MilFunction:
-    """The function without the rounding of keys and values, and with fp16 in place of int8."""
+    """The function without the rounding of keys, values and activations to 8 bits, and with fp16 in
+    place of int8."""
+    index = FunctionIndex(function)
+    rounding, exact = roundings(index), unrounded_activations(index)
 
     def numbers(type_: TensorType) -> TensorType:
         return replace(type_, dtype="fp16") if type_.dtype == "int8" else type_
 
     ops = []
     for op in function.ops:
-        if op.kind == "round":  # no family rounds anything else
+        if op in rounding:
             op = replace(op, kind="identity")
+        elif op.outputs and op.outputs[0].name in exact:
+            op = replace(op, kind="identity", inputs={"x": exact[op.outputs[0].name]})
         elif op.kind == "slice_by_index":
             outputs = [replace(v, type=v.type and numbers(v.type)) for v in op.outputs]
             op = replace(op, outputs=tuple(outputs))
@@ -82,6 +89,44 @@ def unquantized(function: MilFunction) -> MilFunction:
         inputs={name: numbers(type_) for name, type_ in function.inputs.items()},
         body=replace(function.body, ops=tuple(ops)),
     )
+
+
+def roundings(index: FunctionIndex) -> list[Op]:
+    """The ops that round keys and values for caches of 8 bits: each makes a part of an output for
+    such a cache.
+
+    An op is none of them if another op reads what it rounds too. The tokens of a call would then
+    see other keys than later calls do."""
+    found: list[Op] = []
+    inputs = index.function.inputs.items()
+    values = [f"{name}_out" for name, type_ in inputs if type_.dtype == "int8"]
+    while values:
+        op = index.producer(values.pop())
+        if op is not None and op.kind == "concat":
+            values += op.references()
+        elif op is not None and op.kind == "round":
+            alone = [index.readers[operand] for operand in op.references()] == [[op]]
+            found += [op] if alone and op not in found else []
+    return found
+
+
+def unrounded_activations(index: FunctionIndex) -> dict[str, tuple[Argument, ...]]:
+    """By the name of each activation that a function rounds to 8 bits, what it rounds.
+
+    A pair of `quantize` and `dequantize` only rounds if both have the same numbers. Otherwise it
+    changes an activation, and the twin keeps it."""
+    literals, rounded = Constants(index), {}
+
+    def numbers(op: Op) -> dict[str, Any]:
+        given = {name: op.inputs.get(name) for name in ("scale", "zero_point", "axis")}
+        return {name: one and literals.plain(one[0]) for name, one in given.items()}
+
+    for op in index.function.ops:
+        if op.kind == "dequantize":
+            maker = index.producer(op.inputs["input"][0], "quantize")
+            if maker is not None and numbers(maker) == numbers(op):
+                rounded[op.outputs[0].name] = maker.inputs["input"]
+    return rounded
 
 
 def keeping_numbers(plan: Plan) -> Plan:

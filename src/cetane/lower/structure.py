@@ -151,6 +151,8 @@ class Recorder(TorchDispatchMode):
         self.epsilons: list[float] = []
         """Those of the norms, in their order."""
         self.activations: list[Callable[[Tensor], Tensor]] = []
+        self.roundings = 0
+        """The number of tensors that are rounded to whole numbers."""
         self._names: dict[int, str] = {}
         self._alive: list[Tensor] = []
         """Every named tensor, kept alive so that no other takes its address."""
@@ -182,6 +184,7 @@ class Recorder(TorchDispatchMode):
             self.epsilons.append(args[2])
         if func in ACTIVATIONS:
             self.activations.append(partial(func, **(kwargs or {})))
+        self.roundings += func is torch.ops.aten.round.default
         named = self.names(args)
         if (place := place_of(func, args)) is not None:
             self.slices.append(place)

@@ -230,6 +230,11 @@ class Program:
     default: str = "main"
     version: int = 0
 
+    @property
+    def int8_activations(self) -> bool:
+        """Whether it rounds activations to 8 bits."""
+        return any(op.kind == "quantize" for one in self.functions.values() for op in one.ops)
+
 
 @dataclass(frozen=True)
 class Pipeline:

@@ -143,6 +143,7 @@ class AuthoredPort(ModuleReadings):
         return MutatedEngine(self, backend, self.tables)
 
     resident = shipped
+    int8_activations = False
 
     def computing(self, _: str) -> Engine:
         """Torch modules have no fp16 of their own."""
@@ -242,7 +243,7 @@ def judge(port: AuthoredPort, reference: Reference, structure: Any = None) -> Ju
         return Judged(red, worst, answer, None)
     proof.structure = lambda: answer  # type: ignore[method-assign]
     proof.wrong_weights = lambda: weights  # type: ignore[method-assign]
-    proof.rounding = lambda read: ([], 0.0)  # type: ignore[method-assign]
+    proof.rounding = lambda read: ([], [], 0.0)  # type: ignore[method-assign]
     result = proof.run(prompts=0, greedy_tokens=0)
     return Judged(failed(result.checks), worst, answer, result)
 
