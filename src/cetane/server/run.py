@@ -9,7 +9,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from cetane.errors import CetaneError
-from cetane.server.app import Service
+from cetane.server.service import Service
 
 
 class Server(uvicorn.Server):

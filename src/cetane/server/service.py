@@ -1,0 +1,74 @@
+"""The service behind a server's routes: its models, and their workers."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TypeVar
+
+from fastapi import FastAPI
+
+from cetane.errors import CetaneError
+from cetane.server.compiler import Compiler
+from cetane.server.errors import ApiError
+from cetane.server.metrics import Metrics
+from cetane.server.requests import ChatRequest, CompletionRequest
+from cetane.server.served import Served
+from cetane.server.settings import Settings
+from cetane.server.worker import Worker, late
+from cetane.server.writing import Ask
+
+Prompted = TypeVar("Prompted", ChatRequest, CompletionRequest)
+AsksOf = Callable[[Prompted, Served, Settings], list[Ask]]
+
+
+class Service:
+    """All models of a server, each with its worker."""
+
+    def __init__(self, models: Sequence[Served], settings: Settings) -> None:
+        self.settings, self.metrics = settings, Metrics()
+        self.compiler = Compiler(settings.queue)
+        self.workers = [Worker(served, settings, self.metrics) for served in models]
+        self.models = {name: worker for worker in self.workers for name in worker.served.adapters}
+        """The workers by the names of models: of bundles, and of bundles with an adapter."""
+        if len(self.models) < sum(len(served.adapters) for served in models):
+            raise CetaneError("two bundles have the same name", "rename one of the folders")
+
+    def worker(self, name: str | None) -> Worker:
+        """The worker of a model; without a name, of the first. Raises ApiError."""
+        if name is None:
+            return self.workers[0]
+        if name not in self.models:
+            known = ", ".join(self.models)
+            raise ApiError(404, f"model: no {name!r}; known: {known}", "model", "model_not_found")
+        return self.models[name]
+
+    async def prepared(
+        self, request: Prompted, served: Served, asks_of: AsksOf[Prompted]
+    ) -> list[Ask]:
+        """The asks of a request, made in a thread. Raises ApiError."""
+        work = partial(asks_of, request, served, self.settings)
+        if not request.constrained:
+            return await asyncio.to_thread(work)
+        try:
+            async with asyncio.timeout(self.settings.seconds):
+                return await self.compiler.run(work)
+        except TimeoutError as error:
+            raise late() from error
+
+    def close(self) -> None:
+        """Take no more requests. Running answers may end within the settings' `grace` seconds."""
+        for worker in self.workers:
+            worker.close(self.settings.grace)
+
+    @asynccontextmanager
+    async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        for worker in self.workers:
+            worker.open()
+        try:
+            yield
+        except asyncio.CancelledError:  # a second signal: nothing is waited for, and no error
+            return
+        self.close()
+        for worker in self.workers:
+            await asyncio.to_thread(worker.join)
