@@ -1,17 +1,17 @@
 """The application: its routes, and the key that they need."""
 
-import asyncio
 import base64
 import hashlib
 import hmac
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -29,33 +29,44 @@ from cetane.server.requests import (
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
+    parse,
 )
 from cetane.server.responses import GONE, in_api_form, respond, unless_gone
 from cetane.server.served import Served
-from cetane.server.service import AsksOf, Prompted, Service
+from cetane.server.service import Service
 from cetane.server.settings import Settings
+from cetane.server.writing import Ask
 from cetane.validation import validated
+
+Prompted = TypeVar("Prompted", ChatRequest, CompletionRequest)
+AsksOf = Callable[[Prompted, Served, Settings], list[Ask]]
 
 
 def add_tokenizer(router: APIRouter, service: Service) -> None:
     """Routes of the tokenizer, as vLLM has them."""
-    settings = service.settings
 
     @router.post("/tokenize")
-    async def tokenize(http: Request) -> dict[str, Any]:
-        request = await read(TokenizeRequest, http, settings)
-        served = service.worker(request.model).served
-        encode = served.tokenizer.encode_aside
-        tokens = await asyncio.to_thread(encode, request.prompt, request.add_special_tokens)
-        return {"tokens": tokens, "count": len(tokens), "max_model_len": served.context}
+    async def tokenize(http: Request) -> Response:
+        def tokenized(body: bytes) -> Response:
+            request = parse(TokenizeRequest, body)
+            served = service.worker(request.model).served
+            tokens = served.tokenizer.encode_aside(request.prompt, request.add_special_tokens)
+            count, longest = len(tokens), served.context
+            return JSONResponse({"tokens": tokens, "count": count, "max_model_len": longest})
+
+        body = await read(http, service.settings)
+        return await unless_gone(http, service.prepared(partial(tokenized, body), len(body)))
 
     @router.post("/detokenize")
-    async def detokenize(http: Request) -> dict[str, Any]:
-        request = await read(DetokenizeRequest, http, settings)
-        served = service.worker(request.model).served
-        check_known(request.tokens, served, "tokens")
-        text = await asyncio.to_thread(served.tokenizer.decode, request.tokens, False)
-        return {"prompt": text}
+    async def detokenize(http: Request) -> Response:
+        def detokenized(body: bytes) -> Response:
+            request = parse(DetokenizeRequest, body)
+            served = service.worker(request.model).served
+            check_known(request.tokens, served, "tokens")
+            return JSONResponse({"prompt": served.tokenizer.decode_aside(request.tokens, False)})
+
+        body = await read(http, service.settings)
+        return await unless_gone(http, service.prepared(partial(detokenized, body), len(body)))
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, Any]:
@@ -83,11 +94,14 @@ def routes(service: Service) -> APIRouter:
     async def answered(
         http: Request, kind: type[Prompted], asks_of: AsksOf[Prompted], form: type[AnswerForm]
     ) -> Response:
-        request = await read(kind, http, settings)
+        body = await read(http, settings)
+        parsed = service.prepared(partial(parse, kind, body), len(body))
+        request = await unless_gone(http, parsed)
         worker = service.worker(request.model)
-        asks = await unless_gone(http, service.prepared(request, worker.served, asks_of))
-        if asks is None:
-            return GONE
+        made = service.prepared(
+            partial(asks_of, request, worker.served, settings), len(body), request.constrained
+        )
+        asks = await unless_gone(http, made)
         return await respond(http, worker, form(request, worker.served, asks))
 
     @router.post("/v1/chat/completions")

@@ -1,19 +1,15 @@
 """Bodies of requests, within their limits of size and time."""
 
 import asyncio
-from typing import TypeVar
 
 from fastapi import Request
 
 from cetane.server.errors import ApiError
-from cetane.server.requests import RequestBody, parse
 from cetane.server.settings import Settings
 
-Kind = TypeVar("Kind", bound=RequestBody)
 
-
-async def read(kind: type[Kind], http: Request, settings: Settings) -> Kind:
-    """The request in a body. Raises ApiError, also for a body that is too large or too slow."""
+async def read(http: Request, settings: Settings) -> bytes:
+    """The body of a request for JSON. Raises ApiError, also if it is too large or too slow."""
     media = http.headers.get("content-type", "").split(";")[0].strip().lower()
     if media != "application/json":  # a page on another site cannot send this without CORS
         raise ApiError(415, "the content type must be application/json")
@@ -30,4 +26,4 @@ async def read(kind: type[Kind], http: Request, settings: Settings) -> Kind:
                     raise too_large
     except TimeoutError as error:
         raise ApiError(408, "the body did not come in time") from error
-    return parse(kind, bytes(body))
+    return bytes(body)

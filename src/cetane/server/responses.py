@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from cetane.server.errors import ApiError
@@ -30,12 +31,14 @@ async def gone(http: Request) -> None:
         pass
 
 
-async def unless_gone(http: Request, work: Awaitable[Result]) -> Result | None:
-    """The result of some work; None if the client leaves before."""
+async def unless_gone(http: Request, work: Awaitable[Result]) -> Result:
+    """The result of some work. Raises ClientDisconnect if the client leaves before."""
     task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone(http))
     try:
         await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
     finally:
         for one in (task, leaving):
             one.cancel()
@@ -52,16 +55,13 @@ async def respond(http: Request, worker: Worker, form: AnswerForm) -> Response:
             answer = await unless_gone(http, form.whole(events))
         finally:
             worker.cancel(job)
-        return GONE if answer is None else Response(answer, media_type="application/json")
+        return Response(answer, media_type="application/json")
     try:  # an error before the first event has a status of its own
         lines = form.stream(events)
         first = await unless_gone(http, anext(lines))
     except BaseException:
         worker.cancel(job)
         raise
-    if first is None:
-        worker.cancel(job)
-        return GONE
     return Stream(streamed(first, lines), partial(worker.cancel, job))
 
 

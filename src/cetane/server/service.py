@@ -3,23 +3,22 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TypeVar
 
 from fastapi import FastAPI
 
 from cetane.errors import CetaneError
-from cetane.server.compiler import Compiler
 from cetane.server.errors import ApiError
+from cetane.server.lane import Lane
 from cetane.server.metrics import Metrics
-from cetane.server.requests import ChatRequest, CompletionRequest
 from cetane.server.served import Served
 from cetane.server.settings import Settings
 from cetane.server.worker import Worker, late
-from cetane.server.writing import Ask
 
-Prompted = TypeVar("Prompted", ChatRequest, CompletionRequest)
-AsksOf = Callable[[Prompted, Served, Settings], list[Ask]]
+Result = TypeVar("Result")
+
+SMALL = 64 << 10
+"""The largest request in bytes that counts as small: its preparation takes 0.1 s at most."""
 
 
 class Service:
@@ -27,7 +26,8 @@ class Service:
 
     def __init__(self, models: Sequence[Served], settings: Settings) -> None:
         self.settings, self.metrics = settings, Metrics()
-        self.compiler = Compiler(settings.queue)
+        self.large = Lane("large requests", settings.queue)
+        self.grammars = Lane("requests with grammars", settings.queue)
         self.workers = [Worker(served, settings, self.metrics) for served in models]
         self.models = {name: worker for worker in self.workers for name in worker.served.adapters}
         """The workers by the names of models: of bundles, and of bundles with an adapter."""
@@ -44,15 +44,19 @@ class Service:
         return self.models[name]
 
     async def prepared(
-        self, request: Prompted, served: Served, asks_of: AsksOf[Prompted]
-    ) -> list[Ask]:
-        """The asks of a request, made in a thread. Raises ApiError."""
-        work = partial(asks_of, request, served, self.settings)
-        if not request.constrained:
+        self, work: Callable[[], Result], size: int, constrained: bool = False
+    ) -> Result:
+        """The result of some work on a request of `size` bytes, in a thread. `constrained`: it may
+        have to compile a grammar. Raises ApiError.
+
+        Small requests wait for no other ones.
+        """
+        if size <= SMALL and not constrained:
             return await asyncio.to_thread(work)
+        lane = self.grammars if constrained else self.large
         try:
             async with asyncio.timeout(self.settings.seconds):
-                return await self.compiler.run(work)
+                return await lane.run(work)
         except TimeoutError as error:
             raise late() from error
 
