@@ -207,8 +207,8 @@ def test_damaged_header_never_escapes_as_another_error(good: Path) -> None:
         (0, "4s", b"GGML", "does not start with GGUF"),
         (4, "<I", 1, "version 1"),
         (4, ">I", 3, "little-endian"),
-        (8, "<Q", 1 << 62, "more than it can hold"),  # tensors
-        (16, "<Q", 1 << 62, "more than it can hold"),  # metadata
+        (8, "<Q", 1 << 62, "announces 4611686018427387904 tensors, more than it can hold"),
+        (16, "<Q", 1 << 62, "announces 4611686018427387904 metadata keys, more than it can hold"),
         (24, "<Q", 1 << 62, "runs past its end"),  # the first key's length
     ],
 )
@@ -217,6 +217,19 @@ def test_bad_header_fields(good: Path, offset: int, form: str, value: Any, match
     struct.pack_into(form, data, offset, value)
     good.write_bytes(data)
     refused(good, match)
+
+
+@pytest.mark.parametrize(
+    ("offset", "most", "what"), [(8, 1 << 18, "tensors"), (16, 1 << 16, "metadata keys")]
+)
+def test_more_than_a_model_has(tmp_path: Path, offset: int, most: int, what: str) -> None:
+    """They fit the file. A million of them took 7 s, and tensors 600 MB."""
+    header = bytearray(24 * (most + 2))
+    struct.pack_into("<4sI", header, 0, b"GGUF", 3)
+    struct.pack_into("<Q", header, offset, most + 1)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(header)
+    refused(path, f"it announces {most + 1} {what}; at most {most} are read")
 
 
 @pytest.mark.parametrize(

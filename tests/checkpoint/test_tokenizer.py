@@ -199,6 +199,13 @@ def test_a_stop_token_that_no_model_has(
         Tokenizer.load(tmp_path)
 
 
+def test_decoding_aside_gives_the_same_text(folder: Path) -> None:
+    tokenizer = Tokenizer.load(folder)
+    ids = tokenizer.backend.encode("naïve 中文 <|im_end|> x").ids
+    for skip in (True, False):
+        assert tokenizer.decode_aside(ids, skip) == tokenizer.decode(ids, skip)
+
+
 def test_encoding_aside_gives_the_same_ids_and_lets_other_threads_run(folder: Path) -> None:
     tokenizer = Tokenizer.load(folder)
     for text in ("", "hello world", "naïve 中文 <|im_end|> x"):

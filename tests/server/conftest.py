@@ -8,11 +8,10 @@ from typing import Any
 
 import openai
 import pytest
-import uvicorn
 
 from cetane.bundle import Bundle
 from cetane.server.app import serve
-from cetane.server.run import Server, bind
+from cetane.server.run import Server, bind, config_of
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +23,7 @@ def bundle(chat_bundle: Bundle) -> Bundle:
 def running(app: Any) -> Iterator[str]:
     """The address of a server that runs an application."""
     bound = bind("127.0.0.1", 0)
-    server = Server(uvicorn.Config(app, log_level="warning", lifespan="on"), app.state.service)
+    server = Server(config_of(app), app.state.service)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
     thread.start()
     while not server.started:

@@ -75,7 +75,7 @@ def test_a_slow_grammar_delays_only_grammars(
     app = serve(bundle.path, queue=20)
     with serving(app) as url, ThreadPoolExecutor(21) as clients:
         slow = [clients.submit(post, url, CONSTRAINED) for _ in range(21)]
-        wait_for(lambda: app.state.service.compiler._inside == 21)
+        wait_for(lambda: app.state.service.grammars._inside == 21)
         assert len(begun) == 1
         assert post(url, ASKED)[0] == 200
         status, answer = post(url, CONSTRAINED)
@@ -99,8 +99,8 @@ def test_a_client_that_leaves_costs_no_compilation(
         wait_for(lambda: len(begun) == 1)
         with connect(url) as leaving:
             leaving.sendall(head(len(body)) + body)
-            wait_for(lambda: app.state.service.compiler._inside == 2)
-        wait_for(lambda: app.state.service.compiler._inside == 1)
+            wait_for(lambda: app.state.service.grammars._inside == 2)
+        wait_for(lambda: app.state.service.grammars._inside == 1)
         go_on.set()
         assert first.result()[0] == 200
         assert post(url, CONSTRAINED)[0] == 200

@@ -197,6 +197,13 @@ def test_an_error_names_the_place_as_the_client_wrote_it(told: str) -> None:
     assert error.value.param == told.split(":")[0]
 
 
+def test_an_error_is_short_however_long_a_key_is() -> None:
+    with pytest.raises(ApiError) as error:
+        parsed(**{"k" * 10_000: 1})
+    assert error.value.code == "unknown_parameter"
+    assert len(json.dumps(error.value.as_json())) < 1000
+
+
 def test_an_error_without_a_place_names_no_field() -> None:
     with pytest.raises(ApiError, match="unicode") as error:
         parse(ChatRequest, b'{"model": "tiny", "\\ud800": 1}')

@@ -12,7 +12,8 @@ from cetane.server.app import serve
 from cetane.server.errors import ApiError
 from cetane.server.metrics import Metrics
 from cetane.server.settings import Settings
-from cetane.server.worker import Worker
+from cetane.server.worker import EVENTS, Job, Left, Worker
+from cetane.server.writing import OutOfTime, Piece
 
 
 def test_what_a_stop_refuses_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +48,42 @@ def test_what_a_stop_refuses_is_counted(monkeypatch: pytest.MonkeyPatch) -> None
     assert metrics.registry.get_sample_value("cetane_requests_total", labels) == 2
 
 
+def test_a_client_that_does_not_read_ends_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three streams held 68 MB after 15 s: all that was written waited for their clients."""
+    monkeypatch.setattr("cetane.server.worker.PATIENCE", 0.1)
+
+    def write(job: Job) -> int:
+        written = 0
+        with pytest.raises(OutOfTime):
+            while written < 10_000:
+                job.emit(0, Piece("a"))
+                written += 1
+        return written
+
+    async def read_some() -> None:
+        job = Job((), 60)
+        events = job.events()
+        writing = asyncio.create_task(asyncio.to_thread(write, job))
+        for _ in range(200):
+            assert (await anext(events))[0] == 0
+        assert await writing <= 200 + EVENTS
+
+    asyncio.run(read_some())
+
+
+def test_a_worker_that_waits_for_a_client_learns_that_it_left() -> None:
+    async def leave() -> None:
+        job = Job((), 60)
+        for _ in range(EVENTS):
+            job.emit(0, Piece("a"))
+        waiting = asyncio.create_task(asyncio.to_thread(job.emit, 0, Piece("a")))
+        job.leave()
+        with pytest.raises(Left):
+            await asyncio.wait_for(waiting, 5)
+
+    asyncio.run(leave())
+
+
 def test_a_client_that_leaves_before_the_first_line_is_sent(bundle: Bundle) -> None:
     """Its stream is cancelled before it has begun."""
     app = serve(bundle.path)
@@ -62,8 +99,8 @@ def test_a_client_that_leaves_before_the_first_line_is_sent(bundle: Bundle) -> N
         match next(calls):
             case 0:
                 return {"type": "http.request", "body": json.dumps(asked).encode()}
-            case 1:
-                await asyncio.Event().wait()  # until the first line is there
+            case 1 | 2 | 3:
+                await asyncio.Event().wait()  # until it is parsed, prepared, and has its first line
         return {"type": "http.disconnect"}
 
     async def send(_: Any) -> None:

@@ -21,6 +21,8 @@ from cetane.checkpoint.checkpoint import StoredTensor
 from cetane.errors import CetaneError
 
 MAGIC = b"GGUF"
+_MAX_KEYS = 1 << 16  # models have under 100
+_MAX_TENSORS = 1 << 18  # the largest models have under 2**16, with a tensor for each expert
 _MAX_ITEMS = 1 << 24  # entries of any list; the largest vocabularies have under 2**20
 _MAX_DIMS = 4
 _MAX_PARTS = 10_000
@@ -116,8 +118,8 @@ class _Parser:
                 f"{self.path} is GGUF version {version}; little-endian versions 2 and 3 are read",
                 "convert the model again with a current llama.cpp",
             )
-        tensor_count = self.count(minimum_bytes=24)
-        metadata_count = self.count(minimum_bytes=13)
+        tensor_count = self.count("tensors", _MAX_TENSORS, minimum_bytes=24)
+        metadata_count = self.count("metadata keys", _MAX_KEYS, minimum_bytes=13)
 
         metadata: dict[str, Any] = {}
         tokenizer = hashlib.sha256()
@@ -158,12 +160,14 @@ class _Parser:
     def uint64(self) -> int:
         return int.from_bytes(self.take(8), "little")
 
-    def count(self, minimum_bytes: int) -> int:
+    def count(self, items: str, most: int, minimum_bytes: int) -> int:
         """A number of items, each of at least `minimum_bytes`; they must fit the remaining
         bytes."""
         count = self.uint64()
-        if count > min(_MAX_ITEMS, (self.size - self.position) // minimum_bytes):
-            raise self.bad(f"it announces {count} items, more than it can hold")
+        if count > (self.size - self.position) // minimum_bytes:
+            raise self.bad(f"it announces {count} {items}, more than it can hold")
+        if count > most:
+            raise self.bad(f"it announces {count} {items}; at most {most} are read")
         return count
 
     def string(self) -> str:
@@ -198,8 +202,8 @@ class _Parser:
 
     def array(self, kind: int) -> list[str] | np.ndarray:
         if kind == _STRING:
-            return self.strings(self.count(minimum_bytes=8))
-        return self.numbers(kind, self.count(minimum_bytes=1))
+            return self.strings(self.count("texts", _MAX_ITEMS, minimum_bytes=8))
+        return self.numbers(kind, self.count("numbers", _MAX_ITEMS, minimum_bytes=1))
 
     def numbers(self, kind: int, count: int) -> np.ndarray:
         if kind not in _SCALARS:

@@ -171,6 +171,12 @@ class Tokenizer:
         with library_errors("the tokenizer cannot decode these tokens"):
             return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def decode_aside(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """As `decode`, but other Python threads run meanwhile, as with `encode_aside`."""
+        with library_errors("the tokenizer cannot decode these tokens"):
+            (text,) = self.backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+        return text
+
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cetane.errors import CetaneError
+from cetane.errors import CetaneError, printable
 
 
 class ApiError(CetaneError):
@@ -12,7 +12,8 @@ class ApiError(CetaneError):
         self, status: int, message: str, param: str | None = None, code: str | None = None
     ) -> None:
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.status, self.code = status, code
+        self.param = None if param is None else printable(param)  # a client's key may have any size
 
     @property
     def kind(self) -> str:

@@ -9,7 +9,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from cetane.errors import CetaneError
-from cetane.server.app import Service
+from cetane.server.connections import Connection, ask_for_files
+from cetane.server.service import Service
+
+BACKLOG = 128
+"""Connections that the system may hold ready, so the most that the event loop takes at once."""
 
 
 class Server(uvicorn.Server):
@@ -38,7 +42,7 @@ def bind(host: str, port: int) -> socket.socket:
         bound = socket.socket(address[0], socket.SOCK_STREAM)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address[4])
-        bound.listen(2048)
+        bound.listen(BACKLOG)
     except (OSError, UnicodeError) as error:  # Python cannot encode a name that no host can have
         reason = getattr(error, "strerror", None) or str(error)
         raise CetaneError(
@@ -53,12 +57,17 @@ def is_news(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
+def config_of(app: FastAPI) -> uvicorn.Config:
+    """How uvicorn runs an application."""
+    service: Service = app.state.service
+    return uvicorn.Config(
+        app, http=Connection, backlog=BACKLOG, log_level="warning", server_header=False,
+        lifespan="on", timeout_graceful_shutdown=int(service.settings.grace) + 5,
+    )  # fmt: skip
+
+
 def run(app: FastAPI, bound: socket.socket) -> None:
     """Serve until a signal ends it. Answers that are being written may end first."""
-    service: Service = app.state.service
-    config = uvicorn.Config(
-        app, log_level="warning", server_header=False, lifespan="on",
-        timeout_graceful_shutdown=int(service.settings.grace) + 5,
-    )  # fmt: skip
+    ask_for_files()
     logging.getLogger("uvicorn.error").addFilter(is_news)
-    Server(config, service).run(sockets=[bound])
+    Server(config_of(app), app.state.service).run(sockets=[bound])

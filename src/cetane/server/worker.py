@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 from cetane.errors import CetaneError
 from cetane.server.errors import ApiError
@@ -13,6 +14,11 @@ from cetane.server.metrics import Metrics
 from cetane.server.served import Served
 from cetane.server.settings import Settings
 from cetane.server.writing import Ask, Ending, Event, OutOfTime, Writer
+
+EVENTS = 64
+"""Events of an answer that may wait for its client: one may hold 64 scores with 20 tokens each."""
+PATIENCE = 10.0
+"""Seconds that a worker waits for a client that does not read."""
 
 
 class Left(Exception):
@@ -30,6 +36,23 @@ class Job:
         self.left = False
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, Event] | ApiError | None] = asyncio.Queue()
+        self._room = threading.Semaphore(EVENTS)
+
+    def leave(self) -> None:
+        """Note that the client has left, also if the worker waits for it."""
+        self.left = True
+        self._room.release()
+
+    def emit(self, number: int, event: Event) -> None:
+        """Hand over what is written of an ask, when there is room. For the worker's thread.
+
+        Raises Left, and OutOfTime if the client does not read.
+        """
+        if not self._room.acquire(timeout=PATIENCE):
+            raise OutOfTime
+        if self.left:
+            raise Left
+        self.put((number, event))
 
     def check(self) -> None:
         """Raise Left or OutOfTime if the job should end."""
@@ -48,6 +71,7 @@ class Job:
         while (event := await self._events.get()) is not None:
             if isinstance(event, ApiError):
                 raise event
+            self._room.release()
             yield event
 
 
@@ -96,7 +120,7 @@ class Worker:
 
     def cancel(self, job: Job) -> None:
         """End a job whose client has left: at once if it waits, else before the next step."""
-        job.left = True
+        job.leave()
         with self._changed:
             if job in self._queue:
                 self._queue.remove(job)
@@ -144,9 +168,9 @@ class Worker:
                 job.check()
                 asked = None if number else job.asked
                 writer = Writer(self.served, ask, self.metrics, job.check, asked)
-                ending = writer.write(lambda event, number=number: job.put((number, event)))  # type: ignore[misc]
+                ending = writer.write(partial(job.emit, number))
                 self._count(ending)
-                job.put((number, ending))
+                job.emit(number, ending)
             self._end("answered")
             job.put(None)
         except Left:

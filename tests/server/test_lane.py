@@ -1,0 +1,85 @@
+"""Large requests wait for each other, and small ones for nobody."""
+
+import http.client
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from tests.server.test_compiler import wait_for
+from tests.server.test_hostile import ASKED, connect, head, post
+
+from cetane.bundle import Bundle
+from cetane.server.app import serve
+from cetane.server.service import SMALL
+
+TEXT = "a " * SMALL
+LARGE: dict[str, dict[str, Any]] = {
+    "/tokenize": {"prompt": TEXT},
+    "/detokenize": {"tokens": [5] * SMALL},
+    "/v1/completions": ASKED | {"prompt": [TEXT]},
+    "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": TEXT}]},
+}
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An event until which no large request is parsed, and the sizes of those that began."""
+    from cetane.server.requests import parse
+
+    go_on, begun = threading.Event(), []
+
+    def waiting(kind: Any, body: bytes) -> Any:
+        if len(body) > SMALL:
+            begun.append(len(body))
+            go_on.wait(60)
+        return parse(kind, body)
+
+    monkeypatch.setattr("cetane.server.app.parse", waiting)
+    yield go_on, begun
+    go_on.set()
+
+
+@pytest.mark.parametrize("path", LARGE)
+def test_large_requests_delay_only_large_ones(
+    bundle: Bundle, serving: Callable[[Any], Any], stuck: Any, path: str
+) -> None:
+    """24 texts of 4 MB for `/tokenize` kept a conversation waiting for 107 s."""
+    go_on, begun = stuck
+    app = serve(bundle.path, queue=8)
+    with serving(app) as url, ThreadPoolExecutor(9) as clients:
+        slow = [clients.submit(post, url, LARGE[path], path) for _ in range(9)]
+        wait_for(lambda: app.state.service.large._inside == 9)
+        assert len(begun) == 1
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=10)
+        connection.request("GET", "/health")
+        assert connection.getresponse().status == 200
+        assert post(url, ASKED)[0] == 200
+        assert post(url, {"prompt": "a"}, "/tokenize")[1]["count"] > 0
+        status, answer = post(url, LARGE[path], path)
+        assert (status, answer["error"]["code"]) == (429, "queue_full")
+        go_on.set()
+        fits = "tokenize" in path  # a prompt must fit into the context
+        assert {one.result()[0] for one in slow} == {200 if fits else 400}
+
+
+def test_a_client_that_leaves_costs_no_preparation(
+    bundle: Bundle, serving: Callable[[Any], Any], stuck: Any
+) -> None:
+    go_on, begun = stuck
+    app = serve(bundle.path)
+    body = json.dumps(LARGE["/v1/completions"]).encode()
+    with serving(app) as url, ThreadPoolExecutor(1) as clients:
+        first = clients.submit(post, url, LARGE["/tokenize"], "/tokenize")
+        wait_for(lambda: len(begun) == 1)
+        with connect(url) as leaving:
+            leaving.sendall(head(len(body)) + body)
+            wait_for(lambda: app.state.service.large._inside == 2)
+        wait_for(lambda: app.state.service.large._inside == 1)
+        go_on.set()
+        assert first.result()[0] == 200
+        assert post(url, LARGE["/tokenize"], "/tokenize")[0] == 200
+    assert len(begun) == 2
