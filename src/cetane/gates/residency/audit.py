@@ -219,6 +219,8 @@ def place(graph: Graph, rules: Sequence[Rule]) -> FunctionAudit:
     for op, leader in dragged(graph, [op for op, _ in drags.values()]):
         # A worse rule about the leader says nothing about its neighbours.
         worsen(placed[id(op)], drags[id(leader)][1])
+    for op, holder in graph.held:
+        stay_with(placed[id(op)], placed[id(holder)])
     places = {key: op.placement for key, op in placed.items()}
     for rule in rules:
         scope, predicate = PREDICATES[rule.id]
@@ -247,9 +249,20 @@ def by_evidence(op: Op, graph: Graph) -> Placed:
 
 def worsen(placed: Placed, rule: Rule) -> None:
     """Take the placement of a rule, if it is worse than the current one."""
-    if rule.placement and GOOD_TO_BAD.index(rule.placement) > GOOD_TO_BAD.index(placed.placement):
+    if rule.placement and is_worse(rule.placement, placed.placement):
         placed.placement, placed.rule = rule.placement, rule.id
         placed.confidence = rule.confidence
+
+
+def stay_with(placed: Placed, holder: Placed) -> None:
+    """Take the placement of the op that holds this one in a body, if it is worse."""
+    if is_worse(holder.placement, placed.placement):
+        placed.placement, placed.rule = holder.placement, holder.rule
+        placed.confidence = holder.confidence
+
+
+def is_worse(placement: Placement, other: Placement) -> bool:
+    return GOOD_TO_BAD.index(placement) > GOOD_TO_BAD.index(other)
 
 
 def finding(rule: Rule, details: list[str], ops: Sequence[str] = ()) -> Finding:
