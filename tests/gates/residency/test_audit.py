@@ -39,3 +39,15 @@ def test_a_body_stays_where_its_loop_is(tmp_path: Path) -> None:
     assert placed["outer"] == ("ANE", "seen-projections")
     assert placed["inner"] == ("CPU", "loop")
     assert found.reasons == ("50.0% of the weights are read off the ANE, at most 1% may be",)
+
+
+def test_weights_that_are_read_nobody_knows_where(tmp_path: Path) -> None:
+    """Half of them. No rule knows the kind, so nothing else is wrong."""
+
+    def body(x: Any) -> Any:
+        return mb.conv(x=mb.conv_transpose(x=x, weight=KERNEL), weight=KERNEL)
+
+    found = audited(body, tmp_path)
+    assert not found.functions[0].findings
+    (reason,) = found.reasons
+    assert reason.startswith("nobody reports where 50.0% of the weights are read (conv_transpose)")

@@ -308,6 +308,14 @@ def reasons(functions: Sequence[FunctionAudit], findings: Sequence[Finding]) -> 
             f"{share:.1%} of the weights are read off the ANE, "
             f"at most {ask.weights_off_ane:.0%} may be"
         )
+    unknown = share_of_weights(functions, "unknown")
+    if unknown > ask.weights_off_ane:
+        kinds = {op.kind for f in functions for op in f.ops if op.weights and op.final == "unknown"}
+        yield (
+            f"nobody reports where {unknown:.1%} of the weights are read "
+            f"({', '.join(sorted(kinds))}), of at most {ask.weights_off_ane:.0%} it may be "
+            "unknown: measure them on a Mac, by cetane audit --measure"
+        )
 
 
 def refusals(functions: Sequence[FunctionAudit]) -> Iterator[str]:
@@ -376,8 +384,13 @@ def refuted_findings(function: FunctionAudit) -> list[Finding]:
 
 
 def weights_off_ane(functions: Sequence[FunctionAudit]) -> float:
-    """The share of weights whose op is placed outside the ANE, over all functions at their default
-    shape. Unknown placements do not count as outside."""
+    """The share of weights that are read off the ANE. Unknown placements do not count as such."""
+    return share_of_weights(functions, "CPU", "fails", "wrong")
+
+
+def share_of_weights(functions: Sequence[FunctionAudit], *placements: Placement) -> float:
+    """The share of weights whose op has one of these placements, over all functions at their
+    default shape."""
     ops = [op for function in functions if not function.variant for op in function.ops]
-    off = sum(op.weights for op in ops if op.final not in ("ANE", "unknown"))
-    return off / max(sum(op.weights for op in ops), 1)
+    there = sum(op.weights for op in ops if op.final in placements)
+    return there / max(sum(op.weights for op in ops), 1)
