@@ -71,6 +71,12 @@ def swap_two_tokens(content: Any) -> None:
         ("tokenizer.json", swap_two_tokens, "vocabulary"),
         ("tokenizer.json", lambda made: made.update(normalizer={"type": "NFC"}), "vocabulary"),
         ("tokenizer_config.json", lambda made: made.update(bos_token="a"), "special tokens"),
+        ("tokenizer_config.json", lambda made: made.update(image_token="a"), "special tokens"),
+        (
+            "tokenizer_config.json",
+            lambda made: made.update(split_special_tokens=True),
+            "splitting of special tokens",
+        ),
         ("generation_config.json", lambda made: made.update(eos_token_id=[5]), "stop tokens"),
         ("chat_template.jinja", None, "chat template"),
         ("additional_chat_templates/tool_use.jinja", None, "tool template"),

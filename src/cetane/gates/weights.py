@@ -302,9 +302,19 @@ def wrong_tokenizer(given: Tokenizer, model: Tokenizer) -> Iterator[WrongWeight]
     with TemporaryDirectory(prefix="cetane-tokenizer-") as folder:
         model.save(Path(folder))
         read = Tokenizer.load(Path(folder))
+    # Older bundles keep the roles alone. What templates write of others, rendered conversations
+    # show.
+    names = {*ROLES, *given.special_tokens}
     parts = {
         "vocabulary": (given.backend.to_str(), read.backend.to_str()),
-        "special tokens": (roles_of(given), roles_of(model)),
+        "splitting of special tokens": (
+            given.backend.encode_special_tokens,
+            read.backend.encode_special_tokens,
+        ),
+        "special tokens": (
+            [given.special_tokens.get(name) for name in names],
+            [model.special_tokens.get(name) for name in names],
+        ),
         "stop tokens": (given.eos_ids, model.eos_ids),
         "chat template": (given.chat_template, model.chat_template),
         "tool template": (given.tool_template, model.tool_template),
@@ -314,12 +324,6 @@ def wrong_tokenizer(given: Tokenizer, model: Tokenizer) -> Iterator[WrongWeight]
             yield WrongWeight(
                 shard="tokenizer", label=label, parameter="", problem="it is not the model's"
             )
-
-
-def roles_of(tokenizer: Tokenizer) -> dict[str, str | None]:
-    """The special tokens that every bundle keeps. What templates write of others, rendered
-    conversations show."""
-    return {role: tokenizer.special_tokens.get(role) for role in ROLES}
 
 
 def unused_parameters(planner: Planner, stored: Mapping[str, tuple[int, ...]]) -> Iterator[str]:

@@ -60,12 +60,21 @@ def halves_norm(x: Any) -> Any:
     return mb.layer_norm(x=x, axes=[1], epsilon=HALF(1e-3))
 
 
+def tiled(x: Any, reps: Any) -> Any:
+    return mb.relu(x=mb.tile(x=x, reps=reps))
+
+
+REPEATS = of((1, 64, 1, 8), reps=((4,), "int32"))
 SHAPES = ((1, 64, 1, 8), (1, 64, 1, 16))
 SHAPE_CASES = {
     "rank-above-5": (Model(to_rank_5, edit=to_rank_6), Model(to_rank_5)),
     "non-default-shape": (
         Model(lambda x: mb.relu(x=x), ranges={3: (1, 8)}),
         Model(lambda x: mb.relu(x=x)),
+    ),
+    "computed-shape": (
+        Model(tiled, **REPEATS),
+        Model(tiled, **REPEATS, ranges={3: (1, 8)}),  # perhaps the input's own size
     ),
     "enumerated-layer-norm": (
         Model(halves_norm, enumerated=SHAPES),

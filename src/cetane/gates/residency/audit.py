@@ -219,6 +219,8 @@ def place(graph: Graph, rules: Sequence[Rule]) -> FunctionAudit:
     for op, leader in dragged(graph, [op for op, _ in drags.values()]):
         # A worse rule about the leader says nothing about its neighbours.
         worsen(placed[id(op)], drags[id(leader)][1])
+    for op, holder in graph.held:
+        stay_with(placed[id(op)], placed[id(holder)])
     places = {key: op.placement for key, op in placed.items()}
     for rule in rules:
         scope, predicate = PREDICATES[rule.id]
@@ -247,9 +249,20 @@ def by_evidence(op: Op, graph: Graph) -> Placed:
 
 def worsen(placed: Placed, rule: Rule) -> None:
     """Take the placement of a rule, if it is worse than the current one."""
-    if rule.placement and GOOD_TO_BAD.index(rule.placement) > GOOD_TO_BAD.index(placed.placement):
+    if rule.placement and is_worse(rule.placement, placed.placement):
         placed.placement, placed.rule = rule.placement, rule.id
         placed.confidence = rule.confidence
+
+
+def stay_with(placed: Placed, holder: Placed) -> None:
+    """Take the placement of the op that holds this one in a body, if it is worse."""
+    if is_worse(holder.placement, placed.placement):
+        placed.placement, placed.rule = holder.placement, holder.rule
+        placed.confidence = holder.confidence
+
+
+def is_worse(placement: Placement, other: Placement) -> bool:
+    return GOOD_TO_BAD.index(placement) > GOOD_TO_BAD.index(other)
 
 
 def finding(rule: Rule, details: list[str], ops: Sequence[str] = ()) -> Finding:
@@ -294,6 +307,14 @@ def reasons(functions: Sequence[FunctionAudit], findings: Sequence[Finding]) -> 
         yield (
             f"{share:.1%} of the weights are read off the ANE, "
             f"at most {ask.weights_off_ane:.0%} may be"
+        )
+    unknown = share_of_weights(functions, "unknown")
+    if unknown > ask.weights_off_ane:
+        kinds = {op.kind for f in functions for op in f.ops if op.weights and op.final == "unknown"}
+        yield (
+            f"nobody reports where {unknown:.1%} of the weights are read "
+            f"({', '.join(sorted(kinds))}), of at most {ask.weights_off_ane:.0%} it may be "
+            "unknown: measure them on a Mac, by cetane audit --measure"
         )
 
 
@@ -363,8 +384,13 @@ def refuted_findings(function: FunctionAudit) -> list[Finding]:
 
 
 def weights_off_ane(functions: Sequence[FunctionAudit]) -> float:
-    """The share of weights whose op is placed outside the ANE, over all functions at their default
-    shape. Unknown placements do not count as outside."""
+    """The share of weights that are read off the ANE. Unknown placements do not count as such."""
+    return share_of_weights(functions, "CPU", "fails", "wrong")
+
+
+def share_of_weights(functions: Sequence[FunctionAudit], *placements: Placement) -> float:
+    """The share of weights whose op has one of these placements, over all functions at their
+    default shape."""
     ops = [op for function in functions if not function.variant for op in function.ops]
-    off = sum(op.weights for op in ops if op.final not in ("ANE", "unknown"))
-    return off / max(sum(op.weights for op in ops), 1)
+    there = sum(op.weights for op in ops if op.final in placements)
+    return there / max(sum(op.weights for op in ops), 1)

@@ -6,6 +6,7 @@ The graph reads no weights: rules only need their types.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -93,6 +94,14 @@ class Graph:
 
     def is_output(self, op: Op) -> bool:
         return any(value.name in self.outputs for value in op.outputs)
+
+    @property
+    def held(self) -> Iterator[tuple[Op, Op]]:
+        """Pairs of an op in a nested body, and the op that holds the body, the outer pairs
+        first."""
+        for holder in self.ops:
+            for body in holder.bodies:
+                yield from ((op, holder) for op in body.ops if not is_constant(op))
 
     def argument(self, op: Op, name: str) -> Argument | None:
         """The one argument of an op's input; None if it has none."""

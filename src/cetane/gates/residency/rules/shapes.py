@@ -4,6 +4,7 @@ from math import prod
 
 from cetane.gates.residency.graph import Graph
 from cetane.gates.residency.rule import on_function, on_op
+from cetane.mil.index import names_of
 from cetane.mil.program import Op
 
 LARGE = 1 << 14
@@ -12,10 +13,14 @@ ROW = 32
 """The fp16 elements of 64 bytes, to which rows are padded."""
 
 
+def values(op: Op) -> list[str]:
+    """The names of the values that an op reads and makes."""
+    return [*names_of(op), *(value.name for value in op.outputs)]
+
+
 @on_op("rank-above-5")
 def rank_above_5(op: Op, graph: Graph) -> str | None:
-    names = [a for arguments in op.inputs.values() for a in arguments if isinstance(a, str)]
-    ranks = [len(graph.shape(name)) for name in [*names, *(v.name for v in op.outputs)]]
+    ranks = [len(graph.shape(name)) for name in values(op)]
     return f"rank {max(ranks)}" if ranks and max(ranks) > 5 else None
 
 
@@ -23,6 +28,14 @@ def rank_above_5(op: Op, graph: Graph) -> str | None:
 def non_default_shape(graph: Graph) -> str | None:
     ranged = [n for n, t in graph.flexible.items() if not t.enumerated]
     return f"{', '.join(ranged)} {graph.variant}" if graph.variant and ranged else None
+
+
+@on_op("computed-shape")
+def computed_shape(op: Op, graph: Graph) -> str | None:
+    if graph.flexible:  # sizes may be its inputs' own, which have rules of their own
+        return None
+    types = (graph.type(name) for name in values(op))
+    return next((f"{t} of {op.kind}" for t in types if t and t.static_shape is None), None)
 
 
 @on_function("enumerated-layer-norm")
