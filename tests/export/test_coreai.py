@@ -37,7 +37,7 @@ from cetane.export.coreai.planner import planners
 from cetane.export.coreai.runner import array
 from cetane.gates import coreai as gate
 from cetane.pipeline.export import export_coreai
-from cetane.schema.interface import MASKED
+from cetane.schema.interface import MASKED, Mask
 from cetane.schema.recipe import parse_recipe
 
 needs_coreai = pytest.mark.skipif(
@@ -378,8 +378,14 @@ def test_the_gate_refuses_other_logits(
     assert gate.judge_coreai(bundle, Path("unused")).passed is passes
 
 
-@pytest.mark.parametrize("longest", [256, 512, 1024, 2048, 8192])
-def test_the_gate_enters_the_second_context(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("longest", "window", "most"),
+    [(256, None, 80), (512, None, 80), (1024, None, 300), (2048, None, 556), (8192, None, 556),
+     (1024, 512, 556), (1024, 1000, 1024), (512, 128, 172), (8192, 4096, 556)],
+)  # fmt: skip
+def test_the_gate_crosses_the_end_of_the_first_context_and_of_a_window(
+    longest: int, window: int | None, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their engine takes the shortest context that holds a position; the first has at least 256."""
     ladder, fed = contract.contexts(longest), []
 
@@ -388,13 +394,15 @@ def test_the_gate_enters_the_second_context(longest: int, monkeypatch: pytest.Mo
             fed.extend(ids)
             return super().feed(ids)
 
-    truth = np.eye(1000, 288, dtype=np.float32)
+    truth = np.eye(1100, 288, dtype=np.float32)
     session = SimpleNamespace(feed=lambda tokens, rows: truth[: len(tokens)])
     engine = SimpleNamespace(session=lambda: session)
+    mask = SimpleNamespace(source=Mask(group="full", window=window))
     plan = SimpleNamespace(
         recipe=SimpleNamespace(
             cache=SimpleNamespace(context=longest), head=SimpleNamespace(choose=False)
-        )
+        ),
+        functions={("shard", "decode"): SimpleNamespace(inputs=(mask,))},
     )
     bundle: Any = SimpleNamespace(path="bundle", plan=plan, tokenizer=None, tables=dict)
     monkeypatch.setattr(gate, "AssetRunner", lambda asset: Counter(truth, lambda row: row))
@@ -402,4 +410,6 @@ def test_the_gate_enters_the_second_context(longest: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(gate, "PortableBackend", lambda _: None)
     monkeypatch.setattr(gate, "text_tokens", lambda _, length: tuple(range(length)))
     gate.judge_coreai(bundle, Path("unused"))
+    assert len(fed) == most
     assert (len(fed) > ladder[0]) is (len(ladder) > 1)
+    assert bool(gate.unjudged(plan)) is (window == 4096)  # type: ignore[arg-type]

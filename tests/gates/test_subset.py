@@ -20,6 +20,7 @@ from cetane.gates import metrics
 from cetane.gates.golden import golden
 from cetane.gates.ladder import ladder
 from cetane.gates.quality import perplexity
+from cetane.gates.static import static_checks
 from cetane.pipeline.build import build
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, load_recipe
@@ -170,3 +171,18 @@ def test_a_build_with_the_wrong_subset(
             target,
             lambda *_: None,
         )
+
+
+def test_a_bundle_without_the_token_that_ends_a_text(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answers could never end. Someone may have written its recipe again."""
+    assert static_checks(bundle) == []
+    wanted = bundle.plan.recipe.model_dump()
+    wanted["head"]["subset"] |= {"tokens": as_ranges(np.setdiff1d(IDS, 0))}
+    recipe = Recipe.model_validate(wanted)
+    plan = bundle.plan.model_copy(update={"recipe": recipe})
+    monkeypatch.setattr(Bundle, "plan", plan)
+    (problem,) = static_checks(bundle)
+    assert problem.where == "head"
+    assert "without which some texts cannot be written, such as 0" in problem.problem

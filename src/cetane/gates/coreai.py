@@ -16,13 +16,21 @@ from cetane.gates import metrics
 from cetane.gates.limits import limits
 from cetane.gates.probes import text_tokens
 from cetane.gates.verdict import Check, at_least, at_most
+from cetane.schema.interface import Mask
+from cetane.schema.plan import Plan
 from cetane.validation import Data
 
 POSITIONS, BEYOND = (3, 11, 12, 80), 44
 """The places at which logits are compared, in fed tokens. 3 is a first call. 11 and 12 compute a
-block again. 80 needs every function of a context. If an asset has a second context, one more place
-lies `BEYOND` tokens after the end of the first. Core AI's CPU interpreter is slow, so the places
-are few, and a third context is not judged."""
+block again. 80 needs every function of a context. One more place lies `BEYOND` tokens after the end
+of the first context if an asset has a second one, and after the end of each window. Core AI's CPU
+interpreter is slow, so the places are few, and a third context is not judged."""
+WIDEST = 1024
+"""The widest window whose end is judged. SmolLM2 takes half a CPU second a token, so a window of
+4,096 would take half an hour."""
+TOO_WIDE = (
+    "no judged text was longer than the windows of {} tokens: Apple's runtime would take too long"
+)
 
 
 class CoreAIResult(Data):
@@ -46,7 +54,8 @@ def judge_coreai(bundle: Bundle, asset: Path) -> CoreAIResult:
     """
     plan = bundle.plan
     first, *longer = contexts(plan.recipe.cache.context)
-    places = [*POSITIONS, *([first + BEYOND] if longer else [])]
+    ends = [window for window in windows(plan) if window <= WIDEST] + [first] * bool(longer)
+    places = sorted({*POSITIONS, *(min(end + BEYOND, plan.recipe.cache.context) for end in ends)})
     tokens = text_tokens(bundle.tokenizer, places[-1])
     ours = Engine(plan, PortableBackend(bundle), bundle.tables()).session().feed(tokens, "all")
     assert ours is not None
@@ -64,3 +73,16 @@ def judge_coreai(bundle: Bundle, asset: Path) -> CoreAIResult:
                 at_most(f"margin of the choice after {place} tokens", cost, limit.evidence.margin),
             ]
     return CoreAIResult(checks=tuple(checks))
+
+
+def windows(plan: Plan) -> list[int]:
+    """The windows of a plan's masks that are shorter than its context, ascending."""
+    sources = (item.source for function in plan.functions.values() for item in function.inputs)
+    found = {source.window or 0 for source in sources if isinstance(source, Mask)}
+    return sorted(window for window in found if 0 < window < plan.recipe.cache.context)
+
+
+def unjudged(plan: Plan) -> list[str]:
+    """What no place shows, as warnings."""
+    wide = [f"{window:,}" for window in windows(plan) if window > WIDEST]
+    return [TOO_WIDE.format(" and ".join(wide))] if wide else []

@@ -56,9 +56,10 @@ def static_checks(bundle: Bundle) -> list[PackageProblem]:
       It is of the specification and the opset of the manifest's deployment target.
     - What one package hands on has the shape that the next one takes.
     - Tables have a row for every token and position, and the channels that functions take.
+    - A head of some tokens has those without which some texts cannot be written, or cannot end.
     """
     plan = bundle.plan
-    problems = list(tables(bundle))
+    problems = [*tables(bundle), *lacking_tokens(bundle)]
     for shard in plan.shards:
         try:
             program = load(bundle.shard(shard.name))
@@ -180,6 +181,17 @@ def handed_on(plan: Plan) -> Iterator[PackageProblem]:
                 for output in function.outputs:
                     if isinstance(output.sink, ToTensor):
                         made[output.sink.name] = step.shard, output.shape
+
+
+def lacking_tokens(bundle: Bundle) -> Iterator[PackageProblem]:
+    """The problem of a head that lacks tokens which every text may need. A build refuses it, but a
+    bundle's recipe may have been written again."""
+    subset = bundle.plan.recipe.head.subset
+    if subset is not None:
+        try:
+            subset.check(bundle.tokenizer)
+        except CetaneError as error:
+            yield PackageProblem(where="head", problem=error.message)
 
 
 def tables(bundle: Bundle) -> Iterator[PackageProblem]:

@@ -25,7 +25,7 @@ from cetane.files import (
     silent,
     write_json,
 )
-from cetane.gates.coreai import CoreAIResult, judge_coreai
+from cetane.gates.coreai import CoreAIResult, judge_coreai, unjudged
 from cetane.gates.quality import refuse_choices
 from cetane.mil import load
 from cetane.pipeline.origin import checkpoint_of
@@ -295,6 +295,7 @@ def export_coreai(
     with writing(target, source):
         judge = partial(judge_coreai, bundle)
         warnings, result = coreai.export(bundle, checkpoint, target, judge, progress)
+    warnings += unjudged(bundle.plan)
     return CoreAIFolder(target, coreai.COMPILE.format(name=quote(target.name)), warnings, result)
 
 
