@@ -48,7 +48,7 @@ def _words(whole):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def _whole(count, size):  # type: ignore[no-untyped-def]
+def _rounded_up(count, size):  # type: ignore[no-untyped-def]
     return -(-count // size) * size
 
 
@@ -223,7 +223,7 @@ def attend(  # type: ignore[no-untyped-def]
     for run in range(len(runs)):
         count += runs[run, 2] - runs[run, 1]
     every, width, out = rows.shape[1], rows.shape[2], results.shape[2]
-    most, whole, pairs = min(every, last - first), _whole(count, KEYS), _whole(out, PAIR)
+    most, whole, pairs = min(every, last - first), _rounded_up(count, KEYS), _rounded_up(out, PAIR)
     scores, spare = np.empty((most, whole + KEYS), np.float32), np.zeros((width, KEYS), np.float32)
     steps, factors = np.zeros(whole, np.float32), np.empty(count, np.float32)
     values, tops = np.empty((2, pairs, whole), np.int16), np.empty(TOPS, np.float32)

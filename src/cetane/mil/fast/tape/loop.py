@@ -424,7 +424,7 @@ def _conv(row, bases, thread, threads):  # type: ignore[no-untyped-def]
 def _pick(row, bases):  # type: ignore[no-untyped-def]
     """Elements in the order of indices. After the places: outer, indices, inner and its step in the
     operand; the steps of outer and indices in the operand; the axis' size (`tape.ops.gather` writes
-    them). The result is whole."""
+    them). The result is contiguous."""
     m = row[MORE:]
     outer, count, inner = m[0], m[1], m[2]
     order = _line(_address(row, bases, 2), count)
@@ -442,9 +442,9 @@ def _pick(row, bases):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _update(row, bases):  # type: ignore[no-untyped-def]
-    """Write a part of a tensor, from positions that an operand gives. Result and update are whole.
-    After the places: the axes, and for each its size, the update's size, and whether its position
-    counts (`tape.ops.slicing` writes them)."""
+    """Write a part of a tensor, from positions that an operand gives. Result and update are
+    contiguous. After the places: the axes, and for each its size, the update's size, and whether
+    its position counts (`tape.ops.slicing` writes them)."""
     axes = row[MORE]
     start = np.zeros(MOST_AXES, np.int64)
     given = _line(_address(row, bases, 2), axes)

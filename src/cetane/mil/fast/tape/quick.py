@@ -14,7 +14,7 @@ _FLOATS = int(Form.FLOATS)
 
 
 @njit(inline="always")
-def _whole(count):  # type: ignore[no-untyped-def]
+def _rounded_up(count):  # type: ignore[no-untyped-def]
     return -(-count // BLOCK) * BLOCK
 
 
@@ -77,9 +77,9 @@ def attend_quickly(  # type: ignore[no-untyped-def]
     for run in runs:
         count += run[2] - run[1]
     width, out, every = rows.shape[2], results.shape[2], rows.shape[1]
-    keys = np.zeros((_whole(count), _whole(width)), np.float32)
-    values = np.zeros((_whole(out), _whole(count)), np.float32)
-    given = np.zeros((every, _whole(width)), np.float32)
+    keys = np.zeros((_rounded_up(count), _rounded_up(width)), np.float32)
+    values = np.zeros((_rounded_up(out), _rounded_up(count)), np.float32)
+    given = np.zeros((every, _rounded_up(width)), np.float32)
     scores = np.empty((every, len(keys)), np.float32)
     mixed, tops = np.empty((every, len(values)), np.float32), np.empty(TOPS, np.float32)
     while first < last:

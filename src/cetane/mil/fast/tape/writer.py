@@ -90,15 +90,15 @@ class Writer:
         base = FIRST
         for name, type_ in function.inputs.items():
             shape, narrow = _sizes(type_.static_shape, name), type_.dtype == "int8"
-            self._values[name] = replace(_whole(base, shape), narrow=narrow)
+            self._values[name] = replace(_array_at(base, shape), narrow=narrow)
             base += 1
         shapes = function.state_shapes()
         for name, shape in shapes.items():
-            self._states[name] = _whole(base, shape)
+            self._states[name] = _array_at(base, shape)
             base += 1
         self._results = base
         for number, (name, shape) in enumerate(shapes.items()):
-            self._after[name] = _whole(base + len(function.outputs) + number, shape)
+            self._after[name] = _array_at(base + len(function.outputs) + number, shape)
         self._ops = [
             op
             for op in live_ops(function)
@@ -133,7 +133,7 @@ class Writer:
         transposed = []
         for number, name in enumerate(self._function.outputs):
             place = self.place(name)
-            target = _whole(self._results + number, place.shape)
+            target = _array_at(self._results + number, place.shape)
             steps = place.joined.strides
             if place.size >= ROWS_FIRST and steps[-1] == max(steps) > 1:
                 # Logits: the host wants a row for each token.
@@ -151,7 +151,7 @@ class Writer:
     def _end_in(self, place: Place, target: Place) -> None:
         """Let a value lie in an output, or in a state after the call: its whole block moves there,
         or it is copied."""
-        place = self.whole(place) if target.contiguous else place
+        place = self.contiguous(place) if target.contiguous else place
         block = place.block
         if (
             block is not None
@@ -165,8 +165,8 @@ class Writer:
 
     def _check_integers(self, op: Op) -> None:
         """Raise Unsupported for an op that computes integers that float32 may not hold."""
-        whole = [value.name for value in op.outputs if value.type and is_whole(value.type)]
-        if not whole:
+        integers = [value.name for value in op.outputs if value.type and is_integer(value.type)]
+        if not integers:
             return
         if op.kind not in ON_INTEGERS:
             raise Unsupported(f"a tape has no {op.kind} of integers")
@@ -174,7 +174,7 @@ class Writer:
         bound = sum(given) if op.kind in ("add", "sub") else max(given, default=LARGEST)
         if bound > EXACT:
             raise Unsupported(f"integers of {op.kind} may be larger than {EXACT}")
-        self._bounds |= dict.fromkeys(whole, bound)
+        self._bounds |= dict.fromkeys(integers, bound)
 
     def _bound(self, argument: Argument) -> int:
         """The largest magnitude of an integer; what a call is given has at most `LARGEST`."""
@@ -207,7 +207,7 @@ class Writer:
         if argument not in self.constants:
             raise Unsupported(f"{argument} has no place")
         type_ = self.constants.type(argument)
-        if is_whole(type_) and self._bound(argument) > EXACT:
+        if is_integer(type_) and self._bound(argument) > EXACT:
             raise Unsupported(f"a constant has integers larger than {EXACT}")
         shape = _sizes(type_.static_shape, str(argument))
         key = self.constants.key(argument)
@@ -237,7 +237,7 @@ class Writer:
         return Place(ARENA, 0, shape, strides, block)
 
     def transposed(self, place: Place) -> Place:
-        """A whole place of this shape in which the last axis comes first."""
+        """The place with its last axis first in memory."""
         *shape, last = place.shape
         strides = strides_of((last, *shape))
         return place.at(0, place.shape, (*strides[1:], strides[0]))
@@ -268,7 +268,7 @@ class Writer:
         """Copy elements into a place of the same shape, from a contiguous copy if there is one."""
         return self.emit(Code.UNARY, target, self._copied(source) or source, kind=Unary.COPY)
 
-    def whole(self, place: Place) -> Place:
+    def contiguous(self, place: Place) -> Place:
         """The place, or a copy of it that is contiguous."""
         if place.contiguous:
             return place
@@ -371,11 +371,11 @@ class Writer:
         return self._roots.get(str(x), str(x))
 
 
-def _whole(base: int, shape: tuple[int, ...]) -> Place:
+def _array_at(base: int, shape: tuple[int, ...]) -> Place:
     return Place(base, 0, shape, strides_of(shape))
 
 
-def is_whole(type_: TensorType) -> bool:
+def is_integer(type_: TensorType) -> bool:
     """Whether a tensor holds integers."""
     return np.dtype(NUMPY[type_.dtype]).kind in "iu"
 

@@ -81,10 +81,10 @@ def widened(w: Writer, x: Place, scales: Place, mask: Place | None = None) -> Pl
     scales = scales.broadcast((1, heads, 1, slots))
     runs = -1
     if mask is not None:
-        mask = w.whole(mask)
+        mask = w.contiguous(mask)
         runs = w.runs(mask, slots, mask.shape[3] - slots)
     more = (heads, width, slots, runs)
-    return w.emit(Code.WIDEN, w.new(x.shape), x, w.whole(scales), more=more, shared=True)
+    return w.emit(Code.WIDEN, w.new(x.shape), x, w.contiguous(scales), more=more, shared=True)
 
 
 @enters("select")

@@ -53,4 +53,4 @@ def _picked(w: Writer, x: Place, indices: Place, axis: int, batch_dims: int) -> 
     result = w.new((*before, *indices.shape, *after))
     steps = (joined.strides[2], joined.strides[0], joined.strides[1])
     more = (sizes[0], indices.size, sizes[2], *steps, sizes[1])
-    return w.emit(Code.PICK, result, joined, w.whole(indices), more=more, shared=False)
+    return w.emit(Code.PICK, result, joined, w.contiguous(indices), more=more, shared=False)

@@ -94,13 +94,13 @@ def conv(
     length = x.shape[-1]
     count = (length + sum(edges[-2:]) - (taps - 1) * dilation - 1) // stride + 1
     result = w.new((1, channels, *[1] * (axes - 1), count))
-    given = w.number(0.0, (channels,)) if bias is None else w.whole(bias)
+    given = w.number(0.0, (channels,)) if bias is None else w.contiguous(bias)
     more = (
         channels // groups, inputs, groups, taps, length, count, stride, dilation, edges[-2],
         x.strides[1], x.strides[-1], result.strides[1], result.strides[-1],
     )  # fmt: skip
     large = result.size * inputs * taps >= 1 << 16
-    return w.emit(Code.CONV, result, x, w.whole(weight), given, more=more, shared=large)
+    return w.emit(Code.CONV, result, x, w.contiguous(weight), given, more=more, shared=large)
 
 
 @enters(ATTENTION)
@@ -118,15 +118,15 @@ def attention(
     _, heads, count, width = rows.shape
     out = values[0].shape[2]
     past, new = keys[0].shape[3], keys[1].shape[3] if len(keys) > 1 else 0
-    mask = w.whole(mask)
+    mask = w.contiguous(mask)
     if mask.shape[3] != past + new:
         raise Unsupported("a mask that is repeated along keys")
-    rows = w.whole(rows)
-    parts = [w.whole(place) for given in (keys, values) for place in given]
+    rows = w.contiguous(rows)
+    parts = [w.contiguous(place) for given in (keys, values) for place in given]
     if not new:
         parts = [parts[0], parts[0], parts[1], parts[1]]
     runs = w.runs(mask, past, new)
-    seen = rows if sinks is None else w.whole(sinks.broadcast((1, heads, count, 1)))
+    seen = rows if sinks is None else w.contiguous(sinks.broadcast((1, heads, count, 1)))
     result = w.new((1, heads, count, out))
     more = (
         heads, count, width, out, past, new, mask.shape[1], mask.shape[2], runs,

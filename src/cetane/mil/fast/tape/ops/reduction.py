@@ -27,7 +27,7 @@ def rms_norm(
     factor = w.number(1.0, (count,)) if gamma is None else reshaped(w, gamma, (count,))
     last = axes[0] % len(x.shape) == len(x.shape) - 1
     result = w.new(x.shape, None if last else x)
-    return _along(w, Code.NORM, x, result, axes[0], w.whole(factor), numbers=(epsilon,))
+    return _along(w, Code.NORM, x, result, axes[0], w.contiguous(factor), numbers=(epsilon,))
 
 
 @enters("softmax")

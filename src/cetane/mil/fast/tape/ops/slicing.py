@@ -64,8 +64,8 @@ def slice_update(
         raise Unsupported("an update with steps")
     if len(update.shape) > MOST_AXES:
         raise Unsupported(f"an update along more than {MOST_AXES} axes")
-    result, update = w.own(x), w.whole(update)
+    result, update = w.own(x), w.contiguous(update)
     more = [len(result.shape)]
     for axis, (size, own) in enumerate(zip(result.shape, update.shape, strict=True)):
         more += [size, own, int(not (begin_mask and begin_mask[axis]))]
-    return w.emit(Code.UPDATE, result, update, w.whole(begin), more=more, shared=False)
+    return w.emit(Code.UPDATE, result, update, w.contiguous(begin), more=more, shared=False)
