@@ -196,6 +196,28 @@ def _mix(weights, values, sums):  # type: ignore[no-untyped-def]
                 r += 4
 
 
+@njit(inline="always")
+def line_of(mask, head, r):  # type: ignore[no-untyped-def]
+    """A row's line of a mask, whose first two axes may have size 1."""
+    return mask[min(head, len(mask) - 1), min(r, mask.shape[1] - 1)]
+
+
+@njit(inline="always")
+def mask_scores(scores, line, runs, cap):  # type: ignore[no-untyped-def]
+    """Bound a row's scores by `cap`, if it is positive, and add its line of the mask. Scores of
+    hidden keys become -inf."""
+    if cap > 0:
+        for j in range(len(scores)):
+            scores[j] = np.float32(math.tanh(scores[j] / cap)) * cap
+    at = 0
+    for run in range(len(runs)):
+        size = runs[run, 2] - runs[run, 1]
+        part, shown = scores[at : at + size], line[runs[run, 3] : runs[run, 3] + size]
+        for j in range(size):
+            part[j] = part[j] + shown[j] if shown[j] > HIDDEN else _F(-np.inf)
+        at += size
+
+
 @njit(nogil=True, cache=True)
 def _sees(line, runs):  # type: ignore[no-untyped-def]
     """Whether a row of a mask shows a key."""
@@ -236,7 +258,7 @@ def attend(  # type: ignore[no-untyped-def]
         first += stop - start
         seeing, at = 0, 0
         for r in range(start, stop):
-            if _sees(mask[min(head, len(mask) - 1), min(r, mask.shape[1] - 1)], runs):
+            if _sees(line_of(mask, head, r), runs):
                 own_rows[seeing], given[seeing] = r, rows[head, r]
                 seeing += 1
             else:
@@ -255,20 +277,11 @@ def attend(  # type: ignore[no-untyped-def]
             at += size
         for number in range(seeing):
             r = own_rows[number]
-            line = mask[min(head, len(mask) - 1), min(r, mask.shape[1] - 1)]
-            own_scores, at = scores[number], 0
-            if cap > 0:
-                for j in range(count):
-                    own_scores[j] = np.float32(math.tanh(own_scores[j] / cap)) * cap
-            for run in range(len(runs)):
-                size = runs[run, 2] - runs[run, 1]
-                part, shown = own_scores[at : at + size], line[runs[run, 3] : runs[run, 3] + size]
-                for j in range(size):
-                    part[j] = part[j] + shown[j] if shown[j] > HIDDEN else _F(-np.inf)
-                at += size
+            own_scores = scores[number, :count]
+            mask_scores(own_scores, line_of(mask, head, r), runs, cap)
             sink = sinks[head, r] if len(sinks) else _F(-np.inf)
             worth[number] = _weigh(
-                own_scores[:count], steps, sink, tops, weights[0, number], weights[1, number]
+                own_scores, steps, sink, tops, weights[0, number], weights[1, number]
             )
         sums[:] = 0
         _mix(weights, values, sums[:seeing])

@@ -5,7 +5,7 @@ from numba import njit
 
 from cetane.mil.fast.emit import BLOCK
 from cetane.mil.fast.forms import ROWS, Form
-from cetane.mil.fast.kernels import HIDDEN, TOPS, largest
+from cetane.mil.fast.kernels import TOPS, largest, line_of, mask_scores
 from cetane.mil.fast.tape.elements import exponential
 from cetane.mil.fast.tape.products import multiply
 
@@ -96,18 +96,8 @@ def attend_quickly(  # type: ignore[no-untyped-def]
             at += run[2] - run[1]
         _times(given[start:stop], keys, scores[start:stop])
         for r in range(start, stop):
-            line = mask[min(head, len(mask) - 1), min(r, mask.shape[1] - 1)]
             own = scores[r, :count]
-            if cap > 0:
-                for j in range(count):
-                    own[j] = np.float32(np.tanh(own[j] / cap)) * cap
-            at = 0
-            for run in runs:
-                size = run[2] - run[1]
-                part, shown = own[at : at + size], line[run[3] : run[3] + size]
-                for j in range(size):
-                    part[j] = part[j] + shown[j] if shown[j] > HIDDEN else _F(-np.inf)
-                at += size
+            mask_scores(own, line_of(mask, head, r), runs, cap)
             top = largest(own, tops)
             if len(sinks):
                 top = max(top, sinks[head, r])
