@@ -2,36 +2,28 @@
 
 import doctest
 import importlib
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.converting import converted_once
 
 import cetane
 from cetane.bundle import Bundle
-from cetane.checkpoint import open_checkpoint
-from cetane.files import silent
 from cetane.lab.workload import zaya_tiny
-from cetane.pipeline.build import build
-from cetane.schema.recipe import load_recipe, override
 
 MODULES = ("audit", "diff", "language_model", "plan", "port", "validate")
-SMALL = {"layout.kind": "single", "cache.context": 512, "tokens.verify": 0, "tokens.prefill": 32}
 
 
-@pytest.fixture(scope="session")
-def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """What examples call: cetane, a model, a recipe, and their bundle, built once."""
-    bundle = tmp_path_factory.mktemp("api") / "zaya-tiny"
-    recipe = override(load_recipe("zaya-int8"), SMALL)
-    with converted_once():
-        build(open_checkpoint(zaya_tiny()), recipe, bundle, silent)
-        yield {"cetane": cetane, "model": zaya_tiny(), "recipe": recipe, "bundle": bundle}
+@pytest.fixture(scope="module")
+def names(chat_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What examples call: cetane, a model, a recipe, and a copy of their bundle, which keeps gates."""
+    bundle = shutil.copytree(chat_bundle.path, tmp_path_factory.mktemp("api") / "tiny")
+    model, recipe = chat_bundle.path.with_name("checkpoint"), chat_bundle.plan.recipe
+    return {"cetane": cetane, "model": model, "recipe": recipe, "bundle": bundle}
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -135,9 +127,9 @@ def test_speculation_is_no_switch(names: dict[str, Any]) -> None:
 
 def test_a_full_context_is_a_reason(names: dict[str, Any]) -> None:
     with cetane.load(names["bundle"]) as lm:
-        ids = (lm.ids("x = 1\n") * 512)[: lm.context - 1]
+        ids = (lm.ids("x = 1\n") * 1024)[: lm.context - 1]
         assert lm.generate(ids, max_new_tokens=9).finish_reason == "context"
-        with pytest.raises(cetane.CetaneError, match="the context holds 512"):
+        with pytest.raises(cetane.CetaneError, match="the context holds 1024"):
             lm.generate([*ids, 1, 1])
         with pytest.raises(cetane.CetaneError, match=r"the prompt has no tokens \(give some text"):
             lm.stream([])
