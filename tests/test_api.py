@@ -20,7 +20,7 @@ MODULES = ("audit", "diff", "language_model", "plan", "port", "validate")
 
 @pytest.fixture(scope="module")
 def names(chat_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What examples call: cetane, a model, a recipe, and a copy of their bundle, which keeps gates."""
+    """What examples call: cetane, a model, a recipe, and a bundle in which they may keep gates."""
     bundle = shutil.copytree(chat_bundle.path, tmp_path_factory.mktemp("api") / "tiny")
     model, recipe = chat_bundle.path.with_name("checkpoint"), chat_bundle.plan.recipe
     return {"cetane": cetane, "model": model, "recipe": recipe, "bundle": bundle}
