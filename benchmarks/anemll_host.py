@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from tests.export.anemll_host import Folder, Host
 
 import cetane.bridge
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.export.anemll import check, export
+from cetane.export.anemll.host import Folder, Host
 from cetane.schema.recipe import parse_recipe
 from common import WORK, report
 

@@ -32,7 +32,6 @@ import torch
 import transformers
 from tests.conftest import build_tokenizer
 from tests.export import test_coreml_llm
-from tests.export.anemll_host import Folder, Host
 from tests.families.gemma_models import build_gemma4
 from tests.families.test_llama4 import build_llama4
 from tests.gates.mutations.families import FAMILIES
@@ -40,6 +39,7 @@ from tests.lower.test_parity import half_logits_of
 
 import cetane.bridge
 from cetane.cli import main as cetane_main
+from cetane.export.anemll.host import Folder, Host
 from cetane.families import families
 from cetane.files import remove
 from common import WORK, put_lines

@@ -81,9 +81,10 @@ def test_a_folder_for_anemll(cetane: Cetane, ported: Bundle, tmp_path: Path) -> 
     out = tmp_path / "out"
     result = cetane("export", ported.path, "-o", out, "--layout", "anemll")
     assert result.code == 0 and "sh compile.sh" in result.out
+    assert "played by ANEMLL's rules" in result.out and "not judged" not in result.out
     packages = len(list(out.glob("*.mlpackage")))
     right = cetane("validate", out)
-    assert right.code == 0
+    assert right.code == 0 and "not judged: logits: nothing ran its packages" in right.out
     assert right.out.startswith(f"ANEMLL's contract: pass, {packages} packages read\n")
     for option in ("--perplexity", "--layer", "--tokens", "--n-probes", "--model"):
         error = cetane("validate", out, option, 2).error

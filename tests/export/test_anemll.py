@@ -14,7 +14,6 @@ import pytest
 import torch
 import yaml
 from tests.conftest import InMemoryCheckpoint, build_model, build_tokenizer, tiny_recipe
-from tests.export.anemll_host import Folder, Host
 from tests.families.gemma_models import build_gemma3, build_gemma4
 from tests.families.zaya_models import build_zaya
 from transformers import AutoTokenizer
@@ -26,6 +25,7 @@ from cetane.export.anemll import check, export, packages
 from cetane.export.anemll.check import PackageCheck, check_window
 from cetane.export.anemll.contract import STATE, FolderSizes, parts_for
 from cetane.export.anemll.folder import write_tokenizer
+from cetane.export.anemll.host import Folder, Host
 from cetane.export.anemll.planner import AnemllPlanner
 from cetane.mil.package import Package
 from cetane.mil.program import Body, MilFunction, Program, TensorType

@@ -175,11 +175,21 @@ WRONG: list[tuple[str, Callable[[Path], Any], str]] = [
     ("contract", lambda f: edit(f / "contract.json", context=1), "contract.json is not what an"),
     ("contract", lambda f: edit(f / "contract.json", tables={"x": ["cetane.json"]}),
      "contract.json is not what an export"),
+    ("contract", lambda f: sees_the_next_token(f / "host.py"), "host.py is not what an export"),
+    ("contract", lambda f: (f / "host.py").unlink(), "host.py"),
+    ("contract", lambda f: (f / "CONTRACT.md").write_text("x"), "CONTRACT.md is not what an ex"),
 ]  # fmt: skip
 
 
 def edit(file: Path, **changes: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def sees_the_next_token(host: Path) -> None:
+    """Another mask in a host."""
+    code = host.read_text()
+    assert "keys <= queries" in code
+    host.write_text(code.replace("keys <= queries", "keys < queries + 2"))
 
 
 @pytest.mark.parametrize(("kind", "damage", "said"), WRONG)

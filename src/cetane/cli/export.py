@@ -50,8 +50,8 @@ def export(
 ) -> None:
     """Write a bundle for an app: in the form of its runtime, or with a description for your own.
 
-    Exit code 1 when the folder breaks the other runtime's contract, or when Apple's runtime does
-    not compute what the bundle does.
+    Exit code 1 when the folder breaks the other runtime's contract, or when it does not compute
+    what the bundle does: so played by ANEMLL's rules here, or in Apple's runtime.
     """
     if layout == "anemll" or layout == "coreml-llm":
         for_runtime(source, output, layout, package, model, lora, json)
@@ -116,13 +116,19 @@ def for_runtime(
 
 def show(folder: "RuntimeFolder") -> None:
     """Print a folder's verdict, then its problems, or how to compile its packages."""
+    from cetane.cli.gate_tables import show_checks
+
     unread = f", {len(folder.compiled)} compiled ones not" if folder.compiled else ""
-    console.print(
-        f"{folder.app}'s contract: {verdict(folder.passed)}, {len(folder.packages)} packages read"
-        f"{unread}"
-    )
+    kept = verdict(not folder.problems)
+    console.print(f"{folder.app}'s contract: {kept}, {len(folder.packages)} packages read{unread}")
     for problem in folder.problems:
         warn(problem)
+    if folder.checks:
+        show_checks(
+            f"played by {folder.app}'s rules on this CPU, against the bundle", folder.checks
+        )
+    for part in folder.unjudged:
+        say(f"not judged: {part}")
     if folder.passed and folder.packages:
         say(f"on a Mac, in {folder.path}: {folder.compile}")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -25,8 +25,10 @@ from cetane.files import (
     silent,
     write_json,
 )
+from cetane.gates.anemll import judge_anemll
 from cetane.gates.coreai import CoreAIResult, judge_coreai, unjudged
 from cetane.gates.quality import refuse_choices
+from cetane.gates.verdict import Check
 from cetane.mil import load
 from cetane.pipeline.origin import checkpoint_of
 from cetane.schema.manifest import CONFIGS, ORIGIN, Runtime
@@ -51,6 +53,9 @@ class RuntimeModule(Protocol):
 
 
 RUNTIMES: dict[Runtime, RuntimeModule] = {"anemll": anemll, "coreml-llm": coreml_llm}
+Judge = Callable[[Bundle, Checkpoint, Path, Progress], tuple[Sequence[Check], Sequence[str]]]
+JUDGES: dict[Runtime, Judge] = {"anemll": judge_anemll}
+"""The gates that play a folder, and compare its logits with the bundle's."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,10 @@ class RuntimeFolder:
     runtime: RuntimeModule
     problems: Sequence[str]
     """The parts of the runtime's contract that the folder breaks."""
+    checks: Sequence[Check] = ()
+    """The comparison of its logits with the bundle's, if it was played."""
+    unjudged: Sequence[str] = ("logits: nothing ran its packages",)
+    """What no comparison has reached, in words."""
 
     @property
     def app(self) -> str:
@@ -87,7 +96,7 @@ class RuntimeFolder:
 
     @property
     def passed(self) -> bool:
-        return not self.problems
+        return not self.problems and all(check.passed for check in self.checks)
 
     @property
     def packages(self) -> list[str]:
@@ -104,6 +113,8 @@ class RuntimeFolder:
         return {
             "folder": str(self.path), "passed": self.passed, "packages": self.packages,
             "compiled": self.compiled, "compile": self.compile, "problems": list(self.problems),
+            "checks": [check.model_dump(mode="json") for check in self.checks],
+            "unjudged": list(self.unjudged),
         }  # fmt: skip
 
 
@@ -161,7 +172,7 @@ def export_runtime(
     lora: str | Path | None = None,
     progress: Progress = silent,
 ) -> RuntimeFolder:
-    """Write a bundle as the folder that another runtime loads, and check it.
+    """Write a bundle as the folder that another runtime loads, check it, and judge its logits.
 
     `model` and `lora` say where the checkpoint and a merged adapter are, if they have moved.
     CetaneError if the folder exists, if the checkpoint is not the bundle's own, or if the runtime
@@ -173,10 +184,14 @@ def export_runtime(
     module = RUNTIMES[runtime]
     with writing(target, source), replacing(target) as folder:
         module.export(bundle.plan.recipe, checkpoint, folder, progress)
-        problems = module.check(folder)  # here: after a kill, no folder is there unchecked
-        if not problems:  # by this file the folder counts as one of the bundle's
+        # Here: after a kill, no folder is there unchecked.
+        made = RuntimeFolder(target, module, module.check(folder))
+        if made.passed and runtime in JUDGES:
+            checks, unjudged = JUDGES[runtime](bundle, checkpoint, folder, progress)
+            made = replace(made, checks=checks, unjudged=unjudged)
+        if made.passed:  # by this file the folder counts as one of the bundle's
             write_json(folder / ORIGIN, {"bundle": bundle.digest})
-    return RuntimeFolder(target, module, problems)
+    return made
 
 
 def replace_package(

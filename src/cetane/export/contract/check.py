@@ -6,8 +6,8 @@ from typing import Any
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
-from cetane.export.contract.folder import DOCUMENT, HOST, contract_of, parts_of
-from cetane.files import FileRecord, check_files, read_json
+from cetane.export.contract.folder import DOCUMENT, HOST, contract_of, parts_of, rendered
+from cetane.files import FileRecord, check_files, read_json, read_text
 from cetane.schema.draft_head import FOLDER
 from cetane.schema.manifest import CONTRACT
 
@@ -24,8 +24,11 @@ def check(folder: Path, bundle: Bundle) -> list[str]:
         if isinstance(heads, dict):
             kept = {kind: head for kind, head in wanted["draft_heads"].items() if kind in heads}
             wanted["draft_heads"] = kept
-        if told != wanted:
-            return [f"{CONTRACT} is not what an export of {bundle.path} writes now"]
+        texts = rendered(wanted)
+        other = [] if told == wanted else [CONTRACT]
+        other += [name for name, text in texts.items() if read_text(folder / name) != text]
+        if other:
+            return [f"{name} is not what an export of {bundle.path} writes now" for name in other]
         check_files(folder, copied(bundle, wanted), "")
     except CetaneError as error:
         return [error.message]

@@ -28,8 +28,8 @@ def export(bundle: Bundle, target: Path, progress: Progress) -> None:
             progress(part, done, len(parts))
             copy(bundle.file(part), folder / part)
         write_json(folder / CONTRACT, contract)
-        (folder / HOST).write_text(host(contract), encoding="utf-8")
-        (folder / DOCUMENT).write_text(document(contract), encoding="utf-8")
+        for name, text in rendered(contract).items():
+            (folder / name).write_text(text, encoding="utf-8")
         progress("done", len(parts), len(parts))
 
 
@@ -63,6 +63,11 @@ def copy(source: Path, target: Path) -> None:
         shutil.copytree(source, target)
     else:
         shutil.copyfile(source, target)
+
+
+def rendered(contract: dict[str, Any]) -> dict[str, str]:
+    """The texts that are written from the contract, by their files' names."""
+    return {HOST: host(contract), DOCUMENT: document(contract)}
 
 
 def host(contract: dict[str, Any]) -> str:
