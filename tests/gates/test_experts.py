@@ -178,7 +178,7 @@ def test_an_expert_that_no_token_takes(together: int, routed: bool) -> None:
     proof = Proof(port, checkpoint, RememberedReference(checkpoint), port.tables, lambda *_: None)  # type: ignore[arg-type]
     told = [one for one in proof.structure()[2] if "decode" in one]
     if routed and together == 1:
-        assert [one.startswith("no token of a probe chose 1 functions") for one in told] == [True]
+        assert [one.startswith("no call of a probe ran 1 functions") for one in told] == [True]
     else:
         assert [one.split("so ")[0] for one in told] == [
             "no token of a probe was seen to choose 1 experts, "

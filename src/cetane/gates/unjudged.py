@@ -23,7 +23,7 @@ TOO_SHORT = (
     "drafts, rewinds and logits of a last token alone were not judged in {}: the context of {} "
     "tokens is too short"
 )
-UNRUN = "no token of a probe chose {} functions of experts, so their graphs were not judged: {}"
+UNRUN = "no call of a probe ran {} functions of experts, so their graphs were not judged: {}"
 UNCHOSEN = (
     "no token of a probe was seen to choose {} experts, so their part of the graphs of {} was not "
     "judged: {}"
