@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.pipeline.test_chip_layout import QWEN3
 
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
@@ -129,11 +130,9 @@ def test_an_older_system_holds_nothing(request_of_tiny: Request) -> None:
 
 def test_a_context_that_nobody_asked_for_refuses_nothing() -> None:
     """States of 64 heads hold 512 and 2048 tokens, but 8192 are more than a tensor's elements."""
-    config = {
-        "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 96,
-        "num_hidden_layers": 8, "num_attention_heads": 2, "num_key_value_heads": 1,
-        "head_dim": 64, "vocab_size": 512, "tie_word_embeddings": True,
-        "max_position_embeddings": 40960,
+    config = QWEN3 | {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 8, "head_dim": 64,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 512,
     }  # fmt: skip
     padded = {"cache.contract": "stateful", "cache.padded": True, "cache.state_heads": 64,
               "layout.kind": "single"}  # fmt: skip

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.server.test_hostile import ASKED, connect, head, post
 from cetane.errors import CetaneError
 from cetane.server import compiler
 from cetane.server.grammar import json_grammar
+from cetane.server.lane import Lane
 
 CONSTRAINED = ASKED | {"response_format": {"type": "regex", "regex": "[a-z]+"}}
 
@@ -66,6 +68,26 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def leave_a_lane(
+    lane: Lane, url: str, stuck: Any, ask: Callable[[], tuple[int, Any]], left: dict[str, Any]
+) -> None:
+    """Behind a request by `ask`, whose work is stuck, a client sends one that it leaves. Its work
+    never begins."""
+    go_on, begun = stuck
+    body = json.dumps(left).encode()
+    with ThreadPoolExecutor(1) as clients:
+        first = clients.submit(ask)
+        wait_for(lambda: len(begun) == 1)
+        with connect(url) as leaving:
+            leaving.sendall(head(len(body)) + body)
+            wait_for(lambda: lane._inside == 2)
+        wait_for(lambda: lane._inside == 1)
+        go_on.set()
+        assert first.result()[0] == 200
+        assert ask()[0] == 200
+    assert len(begun) == 2
+
+
 def test_a_slow_grammar_delays_only_grammars(
     bundle: Any, serving: Callable[[Any], Any], stuck: Any
 ) -> None:
@@ -91,20 +113,10 @@ def test_a_client_that_leaves_costs_no_compilation(
 ) -> None:
     from cetane.server.app import serve
 
-    go_on, begun = stuck
     app = serve(bundle.path)
-    body = json.dumps(CONSTRAINED).encode()
-    with serving(app) as url, ThreadPoolExecutor(1) as clients:
-        first = clients.submit(post, url, CONSTRAINED)
-        wait_for(lambda: len(begun) == 1)
-        with connect(url) as leaving:
-            leaving.sendall(head(len(body)) + body)
-            wait_for(lambda: app.state.service.grammars._inside == 2)
-        wait_for(lambda: app.state.service.grammars._inside == 1)
-        go_on.set()
-        assert first.result()[0] == 200
-        assert post(url, CONSTRAINED)[0] == 200
-    assert len(begun) == 2
+    with serving(app) as url:
+        ask = partial(post, url, CONSTRAINED)
+        leave_a_lane(app.state.service.grammars, url, stuck, ask, CONSTRAINED)
 
 
 def test_a_wait_for_a_grammar_counts_as_time_of_the_request(

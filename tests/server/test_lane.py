@@ -1,16 +1,16 @@
 """Large requests wait for each other, and small ones for nobody."""
 
 import http.client
-import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.server.test_compiler import wait_for
-from tests.server.test_hostile import ASKED, connect, head, post
+from tests.server.test_compiler import leave_a_lane, wait_for
+from tests.server.test_hostile import ASKED, post
 
 from cetane.bundle import Bundle
 from cetane.server.app import serve
@@ -69,17 +69,7 @@ def test_large_requests_delay_only_large_ones(
 def test_a_client_that_leaves_costs_no_preparation(
     bundle: Bundle, serving: Callable[[Any], Any], stuck: Any
 ) -> None:
-    go_on, begun = stuck
     app = serve(bundle.path)
-    body = json.dumps(LARGE["/v1/completions"]).encode()
-    with serving(app) as url, ThreadPoolExecutor(1) as clients:
-        first = clients.submit(post, url, LARGE["/tokenize"], "/tokenize")
-        wait_for(lambda: len(begun) == 1)
-        with connect(url) as leaving:
-            leaving.sendall(head(len(body)) + body)
-            wait_for(lambda: app.state.service.large._inside == 2)
-        wait_for(lambda: app.state.service.large._inside == 1)
-        go_on.set()
-        assert first.result()[0] == 200
-        assert post(url, LARGE["/tokenize"], "/tokenize")[0] == 200
-    assert len(begun) == 2
+    with serving(app) as url:
+        tokenize = partial(post, url, LARGE["/tokenize"], "/tokenize")
+        leave_a_lane(app.state.service.large, url, stuck, tokenize, LARGE["/v1/completions"])

@@ -8,7 +8,6 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +19,7 @@ from cetane.compress.beside import TextFile
 from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
 from cetane.errors import CetaneError
 from cetane.families import Weight
-from cetane.files import Progress, claimed, disk_errors, json_sha256, remove
+from cetane.files import Progress, check_writable, claimed, disk_errors, json_sha256, remove
 from cetane.fitting.attention import fuse_attention
 from cetane.fitting.documentation import EDITION, documentation, spread, windows_of
 from cetane.fitting.experts import DOWN, GATE_UP, modules_of_experts, own_copy, put
@@ -73,7 +72,7 @@ def fit(checkpoint: Checkpoint, planner: Planner, progress: Progress) -> FittedF
         return known
     check_formats(planner)
     check_text(checkpoint, planner)
-    check_folder()
+    check_writable(folder() / key)
     if compression.method != "tuned":
         refuse_damaged(checkpoint, planner.model, planner.blocks)  # before it writes a text
         rounder = Fitter(checkpoint, planner, progress).rounded(formats, compression)
@@ -111,14 +110,6 @@ def check_text(checkpoint: Checkpoint, planner: Planner) -> None:
             f"compression.text: too short, with {count} windows of {length} tokens",
             f"give a text of {LEAST} windows or more",
         )
-
-
-def check_folder() -> None:
-    """Raise CetaneError for a cache folder that cannot keep the constants: now, not after the
-    fitting."""
-    with disk_errors(folder()):
-        folder().mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=folder()).close()
 
 
 def human_text(checkpoint: Checkpoint, planner: Planner) -> Tensor:
@@ -292,13 +283,14 @@ class Fitter:
     def parts_of(self, first: Fitted, formats: Mapping[str, Format]) -> dict[str, Encoded]:
         """The `first` constants of experts and of rows in another order, with which the model
         computes from now on."""
-        stacks = {
+        stored = {
             names[part]: own_copy(getattr(module, part))
             for module, names in modules_of_experts(self.model, self.tensors)
             for part in (GATE_UP, DOWN)
         }
         parts = fitted_parts(self.planner, formats)
         layers = linear_layers(self.model, self.names, {weight.name for weight in parts.values()})
+        stored |= {name: own_copy(layer.weight) for name, layer in layers.items()}
         kept: dict[str, Encoded] = {}
         for name, weight in parts.items():
             made = first.of(name, weight.shape[:2], formats[name], None, None)
@@ -306,10 +298,10 @@ class Fitter:
                 continue
             kept[name] = made
             if weight.of_experts:
-                put(weight, stacks[weight.name], made.decode())
+                put(weight, stored[weight.name], made.decode())
             else:
-                stored = own_copy(layers[weight.name].weight)
-                stored[picked_rows(weight)] = torch.from_numpy(made.decode()).to(stored)
+                own = stored[weight.name]
+                own[picked_rows(weight)] = torch.from_numpy(made.decode()).to(own)
         return kept
 
     def near(self, name: str, made: Encoded, form: Format) -> bool:

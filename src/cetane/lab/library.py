@@ -48,10 +48,7 @@ class Lab:
 
     def experiments(self) -> dict[str, Experiment]:
         """All experiments, by id."""
-        known: dict[str, Experiment] = {}
-        for folder in self.folders:
-            known |= load_experiments(folder) if folder.is_dir() else {}
-        return dict(sorted(known.items()))
+        return {name: load_experiment(path) for name, path in self.files().items()}
 
     def own(self) -> dict[str, Experiment]:
         """The user's experiments; cetane's, if the user has none."""
