@@ -5,7 +5,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,18 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_tokenizer
-from tests.export.coreml_llm_runtime import Arrays, F, Runtime, S, given
 from tests.families.gemma_models import FULL, SLIDING, build_gemma3, build_gemma4, recipe
 from tests.families.parity import tokens
 from tests.lower.test_parity import HalfWeights, half_logits_of
 
 from cetane.checkpoint import open_checkpoint
-from cetane.engine.portable import ReferenceProgram
 from cetane.errors import CetaneError
 from cetane.export.coreml_llm import check, contract, export
 from cetane.export.coreml_llm.adapter import Adapter
 from cetane.export.coreml_llm.check import caches
 from cetane.export.coreml_llm.contract import CHUNKS
 from cetane.export.coreml_llm.folder import FILES, write_config
+from cetane.export.coreml_llm.host import Arrays, Folder, Host, read_folder, shaped
 from cetane.export.coreml_llm.planner import planners
 from cetane.families import Head
 from cetane.files import LARGEST, sha256
@@ -36,6 +36,7 @@ from cetane.pipeline.export import check_folder, replace_package
 from cetane.schema.recipe import load_recipe
 
 OF_E2B = contract.COMMITTED
+S, F = contract.SLIDING, contract.FULL
 CONTEXT, WINDOW, DRAFTS, PREFILL, LENGTH = 64, 32, 3, 40, 52
 KINDS = [S, F, S, S, S, F, S, F]
 MODEL: dict[str, Any] = {
@@ -48,7 +49,6 @@ FIRST, SHARED = 3, 6
 FOUR = {"kind": "chunks", "cuts": [FIRST, SHARED, 7], "head": "last"}
 THREE = {"kind": "chunks", "cuts": [FIRST, 7], "head": "last"}
 MERGED = {"two": {"kind": "chunks", "cuts": [SHARED], "head": "last"}, "one": {"kind": "single"}}
-DIMS = {S: 16, F: 32}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,8 +89,10 @@ def choices() -> list[int]:
     return [int(token) for token in logits().argmax(1)]
 
 
-def authored(options: dict[str, Any]) -> Runtime:
-    """The runtime around the modules that would be traced, with the tables as they are."""
+def authored(options: dict[str, Any], owned: Sequence[int] = (FIRST, SHARED - FIRST)) -> Folder:
+    """The modules that would be traced, with the tables as they are, as a folder.
+
+    `owned` are the layers with caches in the first chunks."""
     checkpoint = HalfWeights(InMemoryCheckpoint(build_gemma4(**MODEL)))
     found = planners(checkpoint, wanted(**options))
     modules = {}
@@ -104,7 +106,7 @@ def authored(options: dict[str, Any]) -> Runtime:
     def call(package: str, function: str, inputs: Arrays) -> Arrays:
         module = modules[package, function]
         plan = module.function
-        values = given({item.name: item.shape for item in plan.inputs}, inputs)
+        values = shaped({item.name: item.shape for item in plan.inputs}, inputs)
         with torch.no_grad():
             made = module(*(torch.from_numpy(value) for value in values.values()))
         for item, value in zip(plan.outputs, made, strict=True):
@@ -118,40 +120,35 @@ def authored(options: dict[str, Any]) -> Runtime:
     rotary = {}
     for kind, table in model.rotary.items():
         rotary[f"cos_{kind}"], rotary[f"sin_{kind}"] = table.cos_sin(CONTEXT).numpy()
-    return Runtime(
+    chunks = tuple(found[0].names.values())
+    return Folder(
         call=call,
-        chunks=tuple(found[0].names.values()),
-        decode_function="decode_q1",
+        chunks=chunks,
         embed=lambda token: tables[0][token],
-        raw=lambda token: tables[1][token],
+        per_layer=lambda token: tables[1][token],
         rotary=rotary,
-        **sizes(),
+        context=CONTEXT,
+        window=WINDOW,
+        kinds=KINDS[:SHARED],
+        owned=(*owned, *[0] * (len(chunks) - len(owned))),
+        prefilled=FIRST,
+        prefill_tokens=PREFILL,
+        verify_tokens=DRAFTS if "verify" in found[0].modes.values() else 0,
     )
 
 
-def sizes() -> dict[str, Any]:
-    return {
-        "context": CONTEXT,
-        "window": WINDOW,
-        "kinds": KINDS[:SHARED],
-        "first": FIRST,
-        "dims": DIMS,
-        "prefill_tokens": PREFILL,
-    }
-
-
 @pytest.fixture(scope="module", params=["four", "three"])
-def runtime(request: pytest.FixtureRequest) -> Callable[[], Runtime]:
+def runtime(request: pytest.FixtureRequest) -> Callable[[], Host]:
     """A new session."""
     made = authored({"layout": FOUR if request.param == "four" else THREE})
-    return lambda: Runtime(**{k: getattr(made, k) for k in Runtime.__dataclass_fields__})
+    return lambda: Host(made)
 
 
-def test_decode(runtime: Callable[[], Runtime]) -> None:
+def test_decode(runtime: Callable[[], Host]) -> None:
     assert_decodes(runtime())
 
 
-def assert_decodes(session: Runtime) -> None:
+def assert_decodes(session: Host) -> None:
     found = [session.decode(token) for token in ids()]
     np.testing.assert_allclose([logit for _, logit in found], logits().max(1), atol=1e-3)
     assert [token for token, _ in found] == choices()
@@ -160,11 +157,9 @@ def assert_decodes(session: Runtime) -> None:
 @pytest.mark.parametrize("layout", MERGED)
 def test_merged_packages_decode(layout: str) -> None:
     """One package owns all caches; what layers share stays inside."""
-    session = authored({"layout": MERGED[layout]})
-    session.decode_function, session.first = "main", len(session.kinds)
-    session.__post_init__()
-    assert_decodes(session)
-    assert session.chunks == CHUNKS[len(session.chunks)]
+    folder = authored({"layout": MERGED[layout]}, owned=[SHARED])
+    assert_decodes(Host(folder))
+    assert folder.chunks == CHUNKS[len(folder.chunks)]
 
 
 def test_merged_packages_prefill_with_four() -> None:
@@ -177,7 +172,7 @@ def test_merged_packages_prefill_with_four() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, WINDOW - 1, WINDOW, WINDOW + 1, PREFILL])
-def test_prefill_and_decode(runtime: Callable[[], Runtime], length: int) -> None:
+def test_prefill_and_decode(runtime: Callable[[], Host], length: int) -> None:
     """Prompts longer than the window too, though their one mask is causal alone."""
     session = runtime()
     token, logit = session.prefill(ids()[:length])
@@ -191,7 +186,7 @@ def test_prefill_and_decode(runtime: Callable[[], Runtime], length: int) -> None
 
 @pytest.mark.parametrize("length", [1, WINDOW - 2, WINDOW - 1, WINDOW, PREFILL])
 @pytest.mark.parametrize("accepted", [0, 1, 2, DRAFTS])
-def test_verify_and_accept(runtime: Callable[[], Runtime], length: int, accepted: int) -> None:
+def test_verify_and_accept(runtime: Callable[[], Host], length: int, accepted: int) -> None:
     """Drafts beyond the accepted ones are wrong, and leave nothing behind."""
     session = runtime()
     session.prefill(ids()[:length])
@@ -207,7 +202,7 @@ def test_verify_and_accept(runtime: Callable[[], Runtime], length: int, accepted
 
 
 def test_their_rule_in_prefill(
-    runtime: Callable[[], Runtime], monkeypatch: pytest.MonkeyPatch
+    runtime: Callable[[], Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same packages with their mask as it is: right up to the window, wrong beyond it."""
     monkeypatch.setattr(Adapter, "mask", lambda _, value: value)
@@ -226,45 +221,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "out"
 
 
-def dequantized(folder: Path, name: str, token: int, width: int, factor: float) -> np.ndarray:
-    values = np.fromfile(folder / f"{name}_q8.bin", np.int8).reshape(-1, width)[token]
-    scale = np.fromfile(folder / f"{name}_scales.bin", np.float16)[token]
-    return values.astype(np.float32) * (np.float32(scale) / 127) * factor
-
-
-def packages(folder: Path) -> Runtime:
-    """The runtime around the finished folder."""
-    config = json.loads((folder / "model_config.json").read_text())
-    loaded = {path.stem: load(path) for path in sorted(folder.glob("*.mlpackage"))}
-    programs = {name: ReferenceProgram(program, "fp32") for name, program in loaded.items()}
-
-    def call(package: str, function: str, inputs: Arrays) -> Arrays:
-        types = loaded[package].functions[function].inputs
-        values = given({name: type_.shape for name, type_ in types.items()}, inputs)
-        return programs[package].call(function, values, programs[package].make_state(function))
-
-    width = config["num_layers"] * config["per_layer_dim"]
-    return Runtime(
-        call=call,
-        chunks=("chunk1", "chunk2", "chunk3", "chunk4"),
-        decode_function="decode_q1",
-        embed=lambda token: dequantized(
-            folder, "embed_tokens", token, config["hidden_size"], config["embed_scale"]
-        ),
-        raw=lambda token: dequantized(
-            folder, "embed_tokens_per_layer", token, width, config["per_layer_embed_scale"]
-        ),
-        rotary={
-            f"{part}_{kind}": np.load(folder / f"{part}_{kind}.npy")
-            for part in ("cos", "sin")
-            for kind in (S, F)
-        },
-        **sizes(),
-    )
-
-
 def test_the_folder_prefills_verifies_and_decodes(folder: Path) -> None:
-    session = packages(folder)
+    session = Host(read_folder(folder))
     found = {PREFILL - 1: session.prefill(ids()[:PREFILL])[0]}
     for position in range(PREFILL, PREFILL + 3):
         found[position] = session.decode(ids()[position])[0]
@@ -295,10 +253,12 @@ def test_the_config_has_the_factors_of_the_graphs(
         checkpoint.read(f"model.{name}.weight").half().float().numpy()
         for name in ("embed_tokens", "embed_tokens_per_layer")
     )
-    session = authored(options)
-    session.embed = lambda token: rows[token] * config["embed_scale"]
-    session.raw = lambda token: per_layer[token] * config["per_layer_embed_scale"]
-    assert_decodes(session)
+    scaled = replace(
+        authored(options),
+        embed=lambda token: rows[token] * config["embed_scale"],
+        per_layer=lambda token: per_layer[token] * config["per_layer_embed_scale"],
+    )
+    assert_decodes(Host(scaled))
 
 
 def test_the_contract_is_kept(folder: Path) -> None:

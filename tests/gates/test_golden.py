@@ -22,7 +22,7 @@ from cetane.engine.portable import PortableBackend
 from cetane.gates.explain import explain
 from cetane.gates.golden import golden, judge_ranges
 from cetane.gates.golden_result import GoldenResult, Range
-from cetane.gates.observe import ProbeTask, observe, unrun
+from cetane.gates.observe import ProbeTask, observe
 from cetane.gates.probes import Probe, ProbePart, text_tokens
 from cetane.gates.reference import Reference
 from cetane.gates.rounding import Rounding, judge_rounding
@@ -574,26 +574,6 @@ def test_a_tensor_that_only_some_calls_hand_on(
         scores = list(shard_scores(planner, mode, [observed], truths))
         assert {score.shard for score in scores} == {"layer-00", "layer-01"}
         assert all(score.cosine_min > 1 - 1e-5 for score in scores)
-
-
-def test_experts_that_no_token_chose_are_named(
-    zaya_model: Any, in_memory: Callable[..., Any]
-) -> None:
-    """Here the first expert takes all tokens."""
-    checkpoint = in_memory(zaya_model)
-    for name, tensor in checkpoint.tensors.items():
-        if name.endswith("balancing_biases"):
-            checkpoint.tensors[name] = tensor - 9 * torch.arange(len(tensor)).clamp(max=1)
-    recipe = zaya_recipe(layout={"kind": "per-layer", "routed": ["decode"]})
-    planner = Planner(checkpoint, recipe)
-    engine = authored_engine(planner, checkpoint)
-    assert "layer-00/expert-00-decode" in unrun(engine, None), "nothing ran yet"
-    probe = Probe("x", tuple(range(20, 34)))
-    observe(engine, planner, [ProbeTask("decode", probe, (ProbePart("decode", 14),))])
-    assert unrun(engine, None) == [
-        f"layer-{layer:02}/expert-{expert:02}-decode" for layer in (0, 1) for expert in (1, 2)
-    ]
-    assert unrun(engine, "an adapter") == []
 
 
 def deviation(**changes: Any) -> Deviation:

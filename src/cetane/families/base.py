@@ -216,10 +216,10 @@ class Block(nn.Module):
                     module.split(at)
 
     def load(self, source: Weights) -> None:
-        """Read the parameters, in fp32."""
-        self.to_empty(device="cpu")
+        """Read the parameters that this block uses, in fp32. The root's others become undefined."""
+        self.root.to_empty(device="cpu")
         for path, weight in (*self.weights(), *self.adapter_weights()):
-            self.get_parameter(path).data.copy_(weight.read(source))
+            self.root.get_parameter(path).data.copy_(weight.read(source))
 
     @abstractmethod
     def forward(self, flow: Flow, memory: Memory) -> None: ...

@@ -4,28 +4,23 @@ The export lowers the model once more, with masks, caches and rotary tables of i
 bundle's gates say nothing about these graphs.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from cetane.bundle import Bundle
+from cetane.bundle.tables import Tables
 from cetane.checkpoint import Checkpoint
 from cetane.engine.authored import host_tables
-from cetane.engine.engine import Engine
-from cetane.engine.portable import PortableBackend
 from cetane.export.anemll.contract import PREFILL
 from cetane.export.anemll.host import Folder, Host, PortableModels
 from cetane.files import Progress
-from cetane.gates import metrics
-from cetane.gates.limits import limits
+from cetane.gates.exported import bundle_logits, choice_check, logit_checks
 from cetane.gates.probes import text_tokens
-from cetane.gates.verdict import Check, at_least, at_most
+from cetane.gates.verdict import Check
 from cetane.planner import Planner
 
-Array = npt.NDArray[np.float32]
 STEPS = 12
 """Tokens that are fed one by one after every prefill, and compared."""
 BATCHES = 2
@@ -48,8 +43,8 @@ def judge_anemll(
     lengths, unjudged = prefills(folder)
     spans = [(max(n - 1, 0), min(max(n - 1, 0) + STEPS, len(tokens))) for n in lengths]
     progress("the bundle", 0, len(spans) + 1)
-    truths = bundle_logits(bundle, checkpoint, tokens, spans)
-    checks = []
+    truths = bundle_logits(bundle, unrounded(bundle, checkpoint), tokens, spans)
+    checks, anew = list[Check](), encoded_anew(bundle)
     for done, (length, (start, stop), truth) in enumerate(zip(lengths, spans, truths, strict=True)):
         progress(f"{length} tokens and {stop - start} steps", done + 1, len(spans) + 1)
         host = Host(folder)
@@ -57,14 +52,14 @@ def judge_anemll(
             host.run(tokens[at : at + folder.batch], at, PREFILL)
         # As theirs do, it feeds the last token of a prefill once more.
         made = [host.head(tokens[position], position) for position in range(start, stop)]
-        logits = None
+        choices = np.array([host.best(one) for one in made])
+        where = f"steps {start} to {stop - 1} after a prefill of {length}"
+        checks.append(choice_check(bundle, where, choices, truth, anew))
         if not folder.choose:
             parts = [f"logits{number + 1}" for number in range(folder.parts)]
             rows = [np.concatenate([one[part].ravel() for part in parts]) for one in made]
             logits = np.stack(rows)[:, : truth.shape[1]].astype(np.float32)
-        choices = np.array([host.best(one) for one in made])
-        where = f"steps {start} to {stop - 1} after a prefill of {length}"
-        checks += compared(bundle, where, choices, logits, truth)
+            checks += logit_checks(bundle, where, logits, truth, anew)
     progress("judged", len(spans) + 1, len(spans) + 1)
     return checks, unjudged
 
@@ -86,46 +81,13 @@ def prefills(folder: Folder) -> tuple[list[int], list[str]]:
     return sorted(lengths | beyond), unjudged
 
 
-def bundle_logits(
-    bundle: Bundle, checkpoint: Checkpoint, tokens: Sequence[int], spans: list[tuple[int, int]]
-) -> list[Array]:
-    """The logits of the bundle after each token of every span."""
-    plan, tables = bundle.plan, bundle.tables()
-    if tables.tokens is not None:
-        own = host_tables(Planner(checkpoint, plan.recipe), checkpoint)
-        tables = replace(tables, tokens=own.tokens)
-    engine, logits = Engine(plan, PortableBackend(bundle), tables), []
-    for start, stop in spans:
-        session = engine.session()
-        if start:
-            session.feed(tokens[:start], "none")
-        made = session.feed(tokens[start:stop], "all")
-        assert made is not None
-        logits.append(made)
-    return logits
-
-
-def compared(
-    bundle: Bundle, where: str, choices: npt.NDArray[np.int64], logits: Array | None, truth: Array
-) -> list[Check]:
-    """The checks of one span. `logits` are None if the head gives choices alone."""
-    half, margin = limits().fp16, limits().evidence.margin
-    promised = limits().quality[bundle.plan.recipe.quality]
-    anew, count = encoded_anew(bundle), len(truth)
-    cost = truth.max(axis=1) - truth[np.arange(count), choices]
-    most = round((1 - promised.greedy) * count) if anew else half.other_choices
-    checks = [at_most(f"{where}: other tokens", int((cost > margin).sum()), most)]
-    if logits is None:
-        return checks
-    kl = metrics.divergence(logits, truth)
-    if anew:
-        return [*checks, at_most(f"{where}: mean KL", float(kl.mean()), promised.kl)]
-    cosine = float(metrics.cosine(logits, truth).min())
-    return [
-        *checks,
-        at_least(f"{where}: least cosine", cosine, half.logit_cosine),
-        at_most(f"{where}: largest KL", float(kl.max()), half.kl),
-    ]
+def unrounded(bundle: Bundle, checkpoint: Checkpoint) -> Tables:
+    """The bundle's tables, with unrounded rows of the embedding if the host looks tokens up."""
+    tables = bundle.tables()
+    if tables.tokens is None:
+        return tables
+    own = host_tables(Planner(checkpoint, bundle.plan.recipe), checkpoint)
+    return replace(tables, tokens=own.tokens)
 
 
 def encoded_anew(bundle: Bundle) -> bool:

@@ -26,8 +26,9 @@ from cetane.files import Progress
 from cetane.gates.bases import base_checks, unknown_bases
 from cetane.gates.files_read import FilesRead
 from cetane.gates.golden_result import GoldenResult, Range
+from cetane.gates.idle_experts import idle_deviations, idle_functions
 from cetane.gates.limits import limits, limits_digest
-from cetane.gates.observe import ProbeTask, Seen, observe, structure_tasks, unrun
+from cetane.gates.observe import ProbeTask, Seen, observe, structure_tasks
 from cetane.gates.port import Port, computes_as_shipped, packaged
 from cetane.gates.probes import (
     OWN,
@@ -257,7 +258,7 @@ class Proof:
 
     def structure(self) -> tuple[list[Deviation], Text, list[str]]:
         """The twin's deviations from the model, its results on the text, and warnings of rare
-        experts that no token reached."""
+        experts that no token reached. Functions of such experts are compared with their modules."""
         self.begin("structure", 0)
         tasks = structure_tasks(self.plan, self.probes)
         windows = self.windows(0, self.first_positions)
@@ -267,7 +268,10 @@ class Proof:
         truths = ModelResults.ask(self.reference, tasks, own, scale=self.scale)
         differences = list(deviations(self.plan, self.planner, tasks, own, truths))
         text = Text(windows, [one.logits for one in read])
-        idle = unrun(twin, self.adapter)
+        idle = idle_functions(twin, self.adapter)
+        if idle:
+            modules = Planner(self.weights, self.planner.recipe).on(self.adapter)
+            differences += idle_deviations(twin, modules, self.weights, idle)
         return differences, text, [*unreached_experts(self.planner, self.plan, idle, own)]
 
     @property

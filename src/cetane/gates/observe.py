@@ -93,22 +93,13 @@ def observe(
     return [w.result() for w in watched]
 
 
-def unrun(engine: Engine, adapter: str | None) -> list[str]:
-    """The functions of the base, or of an adapter, that no call of an engine has run."""
-    return [
-        "/".join(key)
-        for key, function in engine.plan.functions.items()
-        if function.adapter == adapter and key not in engine.shards.times
-    ]
-
-
 def unchosen(
     planner: Planner, plan: Plan, seen: Sequence[Seen]
 ) -> dict[Mode, list[tuple[int, int]]]:
     """By mode, the layers with experts that a graph computes and no token was seen to take, and
     their numbers.
 
-    Experts with functions of their own are left out: `unrun` names those."""
+    Experts with functions of their own are left out: `idle_functions` names those."""
     found: dict[Mode, list[tuple[int, int]]] = {}
     for mode, block in product(plan.modes, routed_blocks(planner.model.layers).values()):
         count = planner.model.channels[block.scores] - len(experts_taken(seen, mode, block.layer))

@@ -23,7 +23,10 @@ TOO_SHORT = (
     "drafts, rewinds and logits of a last token alone were not judged in {}: the context of {} "
     "tokens is too short"
 )
-UNRUN = "no call of a probe ran {} functions of experts, so their graphs were not judged: {}"
+IDLE = (
+    "no call of a probe ran {} functions of experts, so random inputs compared them with cetane's "
+    "own modules, and not with the model: {}"
+)
 UNCHOSEN = (
     "no token of a probe was seen to choose {} experts, so their part of the graphs of {} was not "
     "judged: {}"
@@ -33,12 +36,12 @@ NAMED = 3
 
 
 def unreached_experts(
-    planner: Planner, plan: Plan, idle: Sequence[str], seen: Sequence[Seen]
+    planner: Planner, plan: Plan, idle: Sequence[tuple[str, str]], seen: Sequence[Seen]
 ) -> Iterator[str]:
     """Warnings of experts that the probes did not reach: of `idle` functions, and of those that
     share a graph."""
     if idle:
-        yield UNRUN.format(len(idle), ", ".join(idle[:NAMED]))
+        yield IDLE.format(len(idle), ", ".join(map("/".join, idle[:NAMED])))
     found = unchosen(planner, plan, seen)
     for layers, same in groupby(sorted(found, key=found.__getitem__), found.__getitem__):
         named = [f"{count} of layer {layer}" for layer, count in layers[:NAMED]]

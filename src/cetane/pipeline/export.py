@@ -27,6 +27,7 @@ from cetane.files import (
 )
 from cetane.gates.anemll import judge_anemll
 from cetane.gates.coreai import CoreAIResult, judge_coreai, unjudged
+from cetane.gates.coreml_llm import judge_coreml_llm
 from cetane.gates.quality import refuse_choices
 from cetane.gates.verdict import Check
 from cetane.mil import load
@@ -54,8 +55,8 @@ class RuntimeModule(Protocol):
 
 RUNTIMES: dict[Runtime, RuntimeModule] = {"anemll": anemll, "coreml-llm": coreml_llm}
 Judge = Callable[[Bundle, Checkpoint, Path, Progress], tuple[Sequence[Check], Sequence[str]]]
-JUDGES: dict[Runtime, Judge] = {"anemll": judge_anemll}
-"""The gates that play a folder, and compare its logits with the bundle's."""
+JUDGES: dict[Runtime, Judge] = {"anemll": judge_anemll, "coreml-llm": judge_coreml_llm}
+"""The gates that play a folder, and compare it with the bundle."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def export_runtime(
         module.export(bundle.plan.recipe, checkpoint, folder, progress)
         # Here: after a kill, no folder is there unchecked.
         made = RuntimeFolder(target, module, module.check(folder))
-        if made.passed and runtime in JUDGES:
+        if made.passed:
             checks, unjudged = JUDGES[runtime](bundle, checkpoint, folder, progress)
             made = replace(made, checks=checks, unjudged=unjudged)
         if made.passed:  # by this file the folder counts as one of the bundle's

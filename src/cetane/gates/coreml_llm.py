@@ -1,0 +1,129 @@
+"""The gate of a folder for CoreML-LLM: played by its runtime's rules, it must choose the bundle's
+tokens.
+
+The export lowers the model once more, with masks and caches of its own. So the bundle's gates say
+nothing about these graphs. The last package gives choices, and their logits unless it verifies.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cetane.bundle import Bundle
+from cetane.bundle.rows import ROW_FORMATS
+from cetane.bundle.tables import Tables
+from cetane.checkpoint import Checkpoint
+from cetane.engine.authored import StoredRows
+from cetane.export.coreml_llm.host import Chosen, Folder, Host, read_folder
+from cetane.families import TokenTable, Weights
+from cetane.files import Progress
+from cetane.gates.exported import bundle_logits, choice_check, chosen_logits_check
+from cetane.gates.probes import text_tokens
+from cetane.gates.verdict import Check
+from cetane.planner import Planner
+
+STEPS = 6
+"""Tokens that are fed one by one at the end of every play."""
+OUT_OF_REACH = "positions beyond the window of {} tokens"
+
+
+def judge_coreml_llm(
+    bundle: Bundle, checkpoint: Checkpoint, path: Path, progress: Progress
+) -> tuple[list[Check], list[str]]:
+    """`judge_folder` of the folder in `path`."""
+    return judge_folder(bundle, checkpoint, read_folder(path), progress)
+
+
+def judge_folder(
+    bundle: Bundle, checkpoint: Checkpoint, folder: Folder, progress: Progress
+) -> tuple[list[Check], list[str]]:
+    """Compare a folder with the bundle from which it was exported, both in fp32.
+
+    Returns the checks, and in words what was not judged. The bundle gets the tables that the folder
+    should have. So a right folder differs by the order of sums alone.
+    """
+    lengths, unjudged = prefills(folder)
+    after = STEPS + 2 * folder.verify_tokens
+    tokens = text_tokens(bundle.tokenizer, min(folder.context, lengths[-1] + after))
+    spans = [(max(length - 1, 0), min(length + after, len(tokens))) for length in lengths]
+    progress("the bundle", 0, len(spans) + 1)
+    truths = bundle_logits(bundle, as_written(bundle, checkpoint), tokens, spans)
+    checks = list[Check]()
+    for done, (length, (start, stop), truth) in enumerate(zip(lengths, spans, truths, strict=True)):
+        progress(f"a prefill of {length} tokens", done + 1, len(spans) + 1)
+        where = f"tokens {start} to {stop - 1} after a prefill of {length}"
+        single, verified = play(Host(folder), tokens[:stop], length)
+        found = {at: one.token for at, one in single.items()} | verified
+        choices, numbers = np.array([*found.values()]), np.array([*found]) - start
+        checks.append(choice_check(bundle, where, choices, truth[numbers]))
+        count = len(single)
+        logits = np.array([one.logit for one in single.values()], np.float32)
+        checks.append(chosen_logits_check(where, logits, choices[:count], truth[numbers[:count]]))
+    progress("judged", len(spans) + 1, len(spans) + 1)
+    return checks, unjudged
+
+
+def as_written(bundle: Bundle, checkpoint: Checkpoint) -> Tables:
+    """The tables that the folder should have: rows in int8, and rotary tables in fp16."""
+    model = Planner(checkpoint, bundle.plan.recipe).model
+    tables = {"tokens": TokenTable(model.vocab, model.hidden, model.embedding), **model.tables}
+    rows = {name: Int8Rows(table, checkpoint) for name, table in tables.items()}
+    rotary = {
+        name: table.astype(np.float16).astype(np.float32)
+        for name, table in bundle.tables().rotary.items()
+    }
+    return Tables(rows.pop("tokens"), rotary, dict(rows))
+
+
+class Int8Rows:
+    """Rows of a checkpoint, rounded to int8 when they are read, and then multiplied by their
+    factor."""
+
+    def __init__(self, table: TokenTable, weights: Weights) -> None:
+        plain = replace(table, table=replace(table.table, factor=1.0))
+        self.rows, self.factor = StoredRows(plain, weights), table.table.factor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows.shape
+
+    def __getitem__(self, tokens: npt.NDArray[Any], /) -> npt.NDArray[Any]:
+        form = ROW_FORMATS["int8"]
+        return form.decode(form.encode(self.rows[tokens])) * self.factor
+
+
+def prefills(folder: Folder) -> tuple[list[int], list[str]]:
+    """The tokens of the prompts, ascending, and what is not judged: no prompt, one token, the
+    longest prompt, and one that a draft takes over the end of the window."""
+    longest = min(folder.prefill_tokens, folder.context - STEPS - 2 * folder.verify_tokens)
+    edge = folder.window - max(1, folder.verify_tokens // 2)
+    lengths = {0, *(length for length in (1, edge, longest) if 0 < length <= longest)}
+    reached = max(lengths) + STEPS + 2 * folder.verify_tokens
+    beyond = folder.context <= folder.window or reached > folder.window
+    return sorted(lengths), [] if beyond else [OUT_OF_REACH.format(folder.window)]
+
+
+def play(
+    host: Host, tokens: Sequence[int], length: int
+) -> tuple[dict[int, Chosen], dict[int, int]]:
+    """Prefill `length` tokens, verify two drafts if there is room, and feed the others one by one.
+
+    Returns by position what single calls chose, and what calls that verify chose. The first draft
+    has only one right token, and all of the second are right.
+    """
+    single, verified = dict[int, Chosen](), dict[int, int]()
+    if length:
+        single[length - 1] = host.prefill(tokens[:length])
+    width = host.folder.verify_tokens
+    for right in (1, width) if width and length + 2 * width <= len(tokens) else ():
+        at = host.position
+        drafts = [*tokens[at : at + right], *tokens[at : at + width - right]]
+        verified |= dict(enumerate(host.verify(drafts)[:right], at))
+        host.commit(right)
+    for at in range(host.position, len(tokens)):
+        single[at] = host.decode(tokens[at])
+    return single, verified

@@ -1,0 +1,105 @@
+"""Folders for CoreML-LLM are played and compared: a wrong lowering is red, a right one is green."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.conftest import build_tokenizer
+from tests.export.test_coreml_llm import FOUR, MODEL, authored, committed  # noqa: F401
+from tests.families.gemma_models import build_gemma4, recipe
+from torch import Tensor
+
+from cetane.bundle import Bundle
+from cetane.checkpoint import open_checkpoint
+from cetane.export import coreml_llm
+from cetane.export.coreml_llm.adapter import Adapter
+from cetane.export.coreml_llm.host import read_folder
+from cetane.files import silent
+from cetane.gates.coreml_llm import judge_folder
+from cetane.gates.verdict import Check, at_most
+from cetane.pipeline.build import build
+from cetane.pipeline.export import JUDGES, RuntimeFolder, export_runtime
+from cetane.schema.interface import MASKED
+
+OWN = Adapter.mask
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Gemma 4, whose window of 32 tokens is half of the context; it verifies three tokens."""
+    root = tmp_path_factory.mktemp("coreml-llm")
+    torch.manual_seed(0)
+    build_gemma4(**MODEL).save_pretrained(root / "checkpoint")
+    build_tokenizer().save_pretrained(root / "checkpoint")
+    made = recipe(
+        contract="blend", sliding="shift", layout=FOUR, tokens={"verify": 3, "prefill": 40},
+        head={"slices": 2},
+    )  # fmt: skip
+    return build(open_checkpoint(root / "checkpoint"), made, root / "bundle", silent)
+
+
+@pytest.fixture(scope="module")
+def exported(bundle: Bundle) -> RuntimeFolder:
+    return export_runtime(bundle.path, bundle.path.with_name("folder"), "coreml-llm")
+
+
+def red(checks: Sequence[Check]) -> set[int]:
+    """The lengths of the prompts after which a folder is wrong."""
+    wrong = [check.name.partition(":")[0] for check in checks if not check.passed]
+    return {int(name.split()[-1]) for name in wrong}
+
+
+def test_a_right_folder(exported: RuntimeFolder) -> None:
+    assert exported.passed and not exported.unjudged
+    assert len(exported.checks) == 8
+
+
+def without_window(adapter: Adapter, given: Tensor) -> Tensor:
+    return given if adapter.mode == "prefill" else OWN(adapter, given)
+
+
+def forgetting_nothing(adapter: Adapter, given: Tensor) -> Tensor:
+    made = OWN(adapter, given)
+    if adapter.mode == "verify":
+        made[:, :, :, : -adapter.function.tokens] = made[:, :, :1, : -adapter.function.tokens]
+    return made
+
+
+def hiding_a_draft(adapter: Adapter, given: Tensor) -> Tensor:
+    made = OWN(adapter, given)
+    if adapter.mode == "verify":
+        made[:, :, 1:, -adapter.function.tokens] = MASKED
+    return made
+
+
+@pytest.mark.parametrize(
+    ("mask", "lengths"),
+    [
+        (OWN, set()),
+        (without_window, {40}),
+        (forgetting_nothing, {31, 40}),
+        (hiding_a_draft, {0, 1, 31, 40}),
+    ],
+)
+def test_masks(
+    mask: Any, lengths: set[int], bundle: Bundle, exported: RuntimeFolder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Wrong ones keep the contract, and only numbers show them."""
+    monkeypatch.setattr(Adapter, "mask", mask)
+    checkpoint = open_checkpoint(bundle.path.with_name("checkpoint"))
+    folder = replace(read_folder(exported.path), call=authored({"layout": FOUR}).call)
+    checks, _ = judge_folder(bundle, checkpoint, folder, silent)
+    assert red(checks) == lengths
+
+
+def test_a_wrong_folder(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not count as one of the bundle's."""
+    wrong = [at_most("tokens 0 to 1 after a prefill of 0: other tokens", 2, 1)]
+    monkeypatch.setitem(JUDGES, "coreml-llm", lambda *_: (wrong, []))
+    monkeypatch.setattr(coreml_llm, "export", lambda _, __, folder, ___: folder.mkdir())
+    monkeypatch.setattr(coreml_llm, "check", lambda _: [])
+    made = export_runtime(bundle.path, bundle.path.with_name("wrong"), "coreml-llm")
+    assert not made.passed and not (made.path / "cetane.json").exists()
