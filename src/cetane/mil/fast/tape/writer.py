@@ -187,12 +187,12 @@ class Writer:
         from cetane.mil.fast.tape.ops import INSTRUCTIONS
 
         arguments: dict[str, Any] = {}
-        for parameter, form, given in INSTRUCTIONS[op.kind].arguments(op):
-            if form == "tensors":
+        for parameter, passing, given in INSTRUCTIONS[op.kind].arguments(op):
+            if passing == "tensors":
                 arguments[parameter] = [self.place(item) for item in given]
-            elif form == "tensor":
+            elif passing == "tensor":
                 arguments[parameter] = self.place(given[0])
-            elif form == "argument":
+            elif passing == "argument":
                 arguments[parameter] = given[0]
             elif given[0] in self.constants:
                 arguments[parameter] = self.constants.plain(given[0])
