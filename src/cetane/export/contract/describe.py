@@ -57,9 +57,9 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 def tables(plan: Plan) -> dict[str, list[str]]:
     """The files of every table."""
-    form = ROW_FORMATS[plan.recipe.embedding.rows]
+    row_format = ROW_FORMATS[plan.recipe.embedding.rows]
     rows = {
-        name: [table_path(name, part) for part in form.stored(table)]
+        name: [table_path(name, part) for part in row_format.stored(table)]
         for name, table in plan.tables.items()
     }
     return rows | {f"rotary-{name}": [rotary_path(name)] for name in plan.rotary}
