@@ -68,7 +68,7 @@ def tables(plan: Plan) -> dict[str, list[str]]:
 def group(plan: Plan, slots: Slots) -> dict[str, Any]:
     """A cache group. `forms` has the contract of its calls by mode; `ends` is true if a call must
     not pass its last slot."""
-    forms = {mode: slots.form(chosen.tokens) for mode, chosen in plan.modes.items()}
+    forms = {mode: slots.contract_for(chosen.tokens) for mode, chosen in plan.modes.items()}
     ends = slots.contract == "stateful" and slots.limited
     return slots.model_dump() | {"forms": forms, "ends": ends}
 
