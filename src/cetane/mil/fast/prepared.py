@@ -20,7 +20,7 @@ from cetane.errors import CetaneError
 from cetane.files import sha256
 from cetane.mil.dtypes import Array
 from cetane.mil.fast.arrays import align
-from cetane.mil.fast.attend import AttentionStage, Operand, View
+from cetane.mil.fast.attention_stage import AttentionStage, Operand, View
 from cetane.mil.fast.functions import CompiledStage, FastFunction, Feeding, Stage
 from cetane.mil.fast.sessions import open_session
 from cetane.mil.fast.tape.code import NUMBERS, WIDTH, Tape

@@ -8,7 +8,7 @@ import onnxruntime as ort
 
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
-from cetane.mil.fast.attend import AttentionStage
+from cetane.mil.fast.attention_stage import AttentionStage
 from cetane.mil.fast.functions import CompiledStage, FastFunction, Feeding
 from cetane.mil.fast.fusion import fuse
 from cetane.mil.fast.model import alike, differing_literals, model

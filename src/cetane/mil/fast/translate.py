@@ -10,7 +10,7 @@ from cetane.errors import CetaneError
 from cetane.mil.constants import Constants
 from cetane.mil.dtypes import Array
 from cetane.mil.fast.arrays import held
-from cetane.mil.fast.attend import View
+from cetane.mil.fast.attention_stage import View
 from cetane.mil.fast.context import VIEW
 from cetane.mil.fast.onnx_graph import OnnxGraph, OnnxWeight, Tensor, onnx_type
 from cetane.mil.fast.ops import TRANSLATIONS

@@ -13,9 +13,9 @@ import numpy as np
 from numba import carray, njit, types
 
 from cetane.mil.fast.dots import TILE
+from cetane.mil.fast.exact_attention import HIDDEN, attend_exactly
 from cetane.mil.fast.forms import ROWS
 from cetane.mil.fast.intrinsics import count_up, counted, pointer
-from cetane.mil.fast.kernels import HIDDEN, attend
 from cetane.mil.fast.tape.code import (
     AXES,
     FIRST,
@@ -30,7 +30,7 @@ from cetane.mil.fast.tape.code import (
 )
 from cetane.mil.fast.tape.elements import combine, exponential, transform
 from cetane.mil.fast.tape.products import multiply
-from cetane.mil.fast.tape.quick import attend_quickly
+from cetane.mil.fast.tape.quick_attention import attend_quickly
 from cetane.mil.fast.tape.rounded import multiply_rounded, rounds
 
 _F = np.float32
@@ -258,7 +258,7 @@ def _reduced(kind, line):  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True, error_model="numpy")
 def _runs(row, bases):  # type: ignore[no-untyped-def]
     """Fill the runs of keys that some row of a mask shows: first their number, then four numbers
-    for each, as `kernels.attend` reads them. After the places: rows of the mask, past and new keys,
+    for each, as `attend_exactly` reads them. After the places: rows of the mask, past and new keys,
     and the offset of the runs."""
     rows, past, new, offset = row[MORE], row[MORE + 1], row[MORE + 2], row[MORE + 3]
     mask = _line(_address(row, bases, 1), rows * (past + new)).reshape(rows, past + new)
@@ -340,7 +340,7 @@ def _attend(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-de
     seen = sinks.reshape(heads * row[MORE + 17], rows)
     first, last = _part(heads * rows, thread, threads, 1)
     if row[3] == 1:
-        attend(*given, runs, numbers[0], seen, results, first, last)
+        attend_exactly(*given, runs, numbers[0], seen, results, first, last)
     else:
         attend_quickly(*given, runs, numbers[0], seen, results, first, last)
 

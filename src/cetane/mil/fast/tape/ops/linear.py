@@ -114,7 +114,7 @@ def attention(
     exact: int,
     sinks: Place | None = None,
 ) -> Place:
-    """`attend.AttentionStage` tells what it computes."""
+    """`attention_stage.AttentionStage` tells what it computes."""
     _, heads, count, width = rows.shape
     out = values[0].shape[2]
     past, new = keys[0].shape[3], keys[1].shape[3] if len(keys) > 1 else 0

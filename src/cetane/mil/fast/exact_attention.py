@@ -16,7 +16,7 @@ import math
 import numpy as np
 from numba import njit
 
-from cetane.mil.fast.attend import HIDDEN as HIDDEN_MASK
+from cetane.mil.fast.attention_stage import HIDDEN as HIDDEN_MASK
 from cetane.mil.fast.tape.elements import exponential
 from cetane.mil.fast.vectors import KEYS, PAIR, WIDE_KEYS, mixed_of, scores_of
 
@@ -229,7 +229,7 @@ def _sees(line, runs):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def attend(  # type: ignore[no-untyped-def]
+def attend_exactly(  # type: ignore[no-untyped-def]
     rows, past_keys, new_keys, past_values, new_values, mask, runs, cap, sinks, results, first, last
 ):
     """Fill the results `(H, R, E)` of attention of rows `(H, R, D)`, from row `first` of all H * R
