@@ -96,7 +96,7 @@ def dots_of(form: Form, tokens: int) -> Maker:
 
     Its arguments are int64, and most are addresses:
 
-    - `y` of the results, float32; `y_step` is the number of floats from a token to the next;
+    - `y` of the results, float32; `y_stride` is the number of floats from a token to the next;
     - `x` of the inputs, int16 (tokens, columns); `x_scales` of their scales, float32 (tokens,
       blocks);
     - `tile` of the tile; `scales` of the scales of its blocks, float32 (blocks, 16);
@@ -106,13 +106,13 @@ def dots_of(form: Form, tokens: int) -> Maker:
 
     @intrinsic
     def dots(
-        typing: Any, y: Any, y_step: Any, x: Any, x_scales: Any, tile: Any, scales: Any, one: Any,
+        typing: Any, y: Any, y_stride: Any, x: Any, x_scales: Any, tile: Any, scales: Any, one: Any,
         two: Any, row_scales: Any, columns: Any,
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
             if form not in DOTTED:
                 return context.get_dummy_value()
-            y, y_step, x, x_scales, tile, scales, one, two, row_scales, columns = given
+            y, y_stride, x, x_scales, tile, scales, one, two, row_scales, columns = given
             multiply = emit.function(
                 builder, "llvm.x86.avx512.vpdpwssd.512", INTS, INTS, INTS, INTS
             )
@@ -148,10 +148,10 @@ def dots_of(form: Form, tokens: int) -> Maker:
                         number = 2 * t + half
                         totals[number] = builder.call(multiply, [totals[number], own, words])
             factors = _block_scales(builder, form, scales, loop.k)
-            step = builder.lshr(loop.k, emit.number(3))  # 4 bytes for 32 inputs
+            offset = builder.lshr(loop.k, emit.number(3))  # 4 bytes for 32 inputs
             sums = []
             for t in range(tokens):
-                address = emit.pointer(builder, builder.add(scales_at[t], step), F32)
+                address = emit.pointer(builder, builder.add(scales_at[t], offset), F32)
                 scale = emit.alike(builder, builder.load(address, align=4))
                 for half in range(2):
                     number = 2 * t + half
@@ -161,7 +161,7 @@ def dots_of(form: Form, tokens: int) -> Maker:
             loop.end(sums)
             rows = emit.vector(builder, row_scales, FLOATS)
             for t in range(tokens):
-                place = builder.mul(builder.shl(y_step, emit.number(2)), emit.number(t))
+                place = builder.mul(builder.shl(y_stride, emit.number(2)), emit.number(t))
                 address = emit.pointer(builder, builder.add(y, place), FLOATS)
                 first, second = sums[2 * t : 2 * t + 2]
                 parts = [

@@ -130,12 +130,12 @@ def folded(
         ]
         width = half
     (vector,) = vectors
-    step = width
+    stride = width
     while width > 1:
         width //= 2
         other = [lane ^ width for lane in range(LANES)]
         vector = add(vector, emit.shuffled(builder, vector, vector, other))
-    return emit.shuffled(builder, vector, vector, [step * n for n in range(4)])
+    return emit.shuffled(builder, vector, vector, [stride * n for n in range(4)])
 
 
 def product_of(form: Form, tokens: int) -> Maker:
@@ -143,8 +143,8 @@ def product_of(form: Form, tokens: int) -> Maker:
 
     Its arguments are int64:
 
-    - `y`, the address of the results, and `y_step`, the floats from a token to the next;
-    - `x` and `x_step`, the same for inputs;
+    - `y`, the address of the results, and `y_stride`, the floats from a token to the next;
+    - `x` and `x_stride`, the same for inputs;
     - `w`, `scale`, `blocks` and `palette`, the addresses of the weights, of a scale for each row,
       of the scales of blocks, and of the palette;
     - `columns`, the number of columns, a multiple of `BLOCK`.
@@ -152,16 +152,16 @@ def product_of(form: Form, tokens: int) -> Maker:
 
     @intrinsic
     def product(
-        typing: Any, y: Any, y_step: Any, x: Any, x_step: Any, w: Any, scale: Any, blocks: Any,
+        typing: Any, y: Any, y_stride: Any, x: Any, x_stride: Any, w: Any, scale: Any, blocks: Any,
         palette: Any, columns: Any,
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
             if form not in FLOATING:  # no weight of this form comes here
                 return context.get_dummy_value()
-            y, y_step, x, x_step, w, scale, blocks, palette, columns = given
+            y, y_stride, x, x_stride, w, scale, blocks, palette, columns = given
             four = emit.number(4)
             inputs_at = [
-                builder.add(x, builder.mul(builder.mul(x_step, four), emit.number(t)))
+                builder.add(x, builder.mul(builder.mul(x_stride, four), emit.number(t)))
                 for t in range(tokens)
             ]
             entries = palette_vectors(builder, form, palette)
@@ -182,8 +182,8 @@ def product_of(form: Form, tokens: int) -> Maker:
             factors = emit.vector(builder, scale, FOUR)
             for t in range(tokens):
                 own = [sums[r * tokens + t] for r in range(ROWS)]
-                step = builder.mul(builder.mul(y_step, four), emit.number(t))
-                address = emit.pointer(builder, builder.add(y, step), FOUR)
+                place = builder.mul(builder.mul(y_stride, four), emit.number(t))
+                address = emit.pointer(builder, builder.add(y, place), FOUR)
                 builder.store(
                     builder.fmul(folded(builder, own, builder.fadd), factors), address, align=4
                 )
@@ -240,29 +240,29 @@ def scores_of(rows: int, keys: int) -> Maker:
 
     Its arguments are int64:
 
-    - `y`, the address of the scores, and `y_step`, the floats from a row to the next;
-    - `x` and `x_step`, the same for queries;
-    - `k`, the address of the keys, and `k_step`, the floats from a channel to the next;
+    - `y`, the address of the scores, and `y_stride`, the floats from a row to the next;
+    - `x` and `x_stride`, the same for queries;
+    - `k`, the address of the keys, and `k_stride`, the floats from a channel to the next;
     - `width`, the number of channels.
     """
 
     @intrinsic
     def score(
-        typing: Any, y: Any, y_step: Any, x: Any, x_step: Any, k: Any, k_step: Any, width: Any
+        typing: Any, y: Any, y_stride: Any, x: Any, x_stride: Any, k: Any, k_stride: Any, width: Any
     ) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
-            y, y_step, x, x_step, k, k_step, width = given
+            y, y_stride, x, x_stride, k, k_stride, width = given
             four, count = emit.number(4), keys // LANES
             zero = ir.Constant(FLOATS, [0.0] * LANES)
             loop = emit.Blocks(builder, width, [zero] * (count * rows), 1)
-            channel = builder.add(k, builder.mul(builder.mul(k_step, four), loop.k))
+            channel = builder.add(k, builder.mul(builder.mul(k_stride, four), loop.k))
             parts = [
                 emit.vector(builder, builder.add(channel, emit.number(4 * LANES * part)), FLOATS)
                 for part in range(count)
             ]
             totals = []
             for row in range(rows):
-                place = builder.add(loop.k, builder.mul(x_step, emit.number(row)))
+                place = builder.add(loop.k, builder.mul(x_stride, emit.number(row)))
                 place = emit.pointer(builder, builder.add(x, builder.mul(place, four)), F32)
                 query = emit.alike(builder, builder.load(place, align=4))
                 totals += [
@@ -271,7 +271,7 @@ def scores_of(rows: int, keys: int) -> Maker:
                 ]
             loop.end(totals)
             for number, total in enumerate(totals):
-                place = builder.mul(builder.mul(y_step, four), emit.number(number // count))
+                place = builder.mul(builder.mul(y_stride, four), emit.number(number // count))
                 place = builder.add(place, emit.number(4 * LANES * (number % count)))
                 place = emit.pointer(builder, builder.add(y, place), FLOATS)
                 builder.store(total, place, align=4)
@@ -288,11 +288,11 @@ def mixed_of(rows: int) -> Maker:
 
     Its arguments are int64:
 
-    - `sums`, the address of the sums, and `sums_step`, the bytes from a row to the next. A sum is
+    - `sums`, the address of the sums, and `sums_stride`, the bytes from a row to the next. A sum is
       two int64: of products of two high words, and of products of a high and a low word;
-    - `high` and `low`, the addresses of the words of weights, and `step`, the bytes from a row to
+    - `high` and `low`, the addresses of the words of weights, and `stride`, the bytes from a row to
       the next;
-    - `high_values`, `low_values` and `values_step`, the same for values;
+    - `high_values`, `low_values` and `values_stride`, the same for values;
     - `count`, the number of keys, a multiple of `KEYS`.
     """
     words = ir.VectorType(emit.I16, KEYS)
@@ -316,23 +316,25 @@ def mixed_of(rows: int) -> Maker:
 
     @intrinsic
     def mix(
-        typing: Any, sums: Any, sums_step: Any, high: Any, low: Any, step: Any, high_values: Any,
-        low_values: Any, values_step: Any, count: Any,
+        typing: Any, sums: Any, sums_stride: Any, high: Any, low: Any, stride: Any,
+        high_values: Any, low_values: Any, values_stride: Any, count: Any,
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
-            sums, sums_step, high, low, step, high_values, low_values, values_step, count = given
+            sums, sums_stride, high, low, stride, high_values, low_values, values_stride, count = (
+                given
+            )
             nothing = ir.Constant(INTS, [0] * LANES)
             loop = emit.Blocks(builder, count, [nothing] * (2 * PAIR * rows), KEYS)
             at = builder.shl(loop.k, emit.number(1))
 
-            def two_words(base: ir.Value, other: ir.Value, step: ir.Value, row: int) -> Any:
-                offset = builder.add(at, builder.mul(step, emit.number(row)))
+            def two_words(base: ir.Value, other: ir.Value, stride: ir.Value, row: int) -> Any:
+                offset = builder.add(at, builder.mul(stride, emit.number(row)))
                 return [emit.vector(builder, builder.add(a, offset), words) for a in (base, other)]
 
-            values = [two_words(high_values, low_values, values_step, n) for n in range(PAIR)]
+            values = [two_words(high_values, low_values, values_stride, n) for n in range(PAIR)]
             totals = []
             for row in range(rows):
-                upper, lower = two_words(high, low, step, row)
+                upper, lower = two_words(high, low, stride, row)
                 for pair, (value, rest) in enumerate(values):
                     first, second = loop.values[2 * (PAIR * row + pair) :][:2]
                     totals.append(multiplied(builder, first, upper, value))
@@ -342,7 +344,7 @@ def mixed_of(rows: int) -> Maker:
             four = ir.VectorType(I64, 2 * PAIR)
             for row in range(rows):
                 own = totals[2 * PAIR * row : 2 * PAIR * (row + 1)]
-                place = builder.add(sums, builder.mul(sums_step, emit.number(row)))
+                place = builder.add(sums, builder.mul(sums_stride, emit.number(row)))
                 place = emit.pointer(builder, place, four)
                 added = builder.sext(folded(builder, own, builder.add), four)
                 builder.store(builder.add(builder.load(place, align=8), added), place, align=8)

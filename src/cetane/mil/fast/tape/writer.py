@@ -134,8 +134,8 @@ class Writer:
         for number, name in enumerate(self._function.outputs):
             place = self.place(name)
             target = _array_at(self._results + number, place.shape)
-            steps = place.joined.strides
-            if place.size >= ROWS_FIRST and steps[-1] == max(steps) > 1:
+            strides = place.joined.strides
+            if place.size >= ROWS_FIRST and strides[-1] == max(strides) > 1:
                 # Logits: the host wants a row for each token.
                 target = self.transposed(target)
                 transposed.append(number)
