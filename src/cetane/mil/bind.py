@@ -33,13 +33,13 @@ Watch = Callable[[str, Tensor], Tensor | None]
 
 
 BUDGET = ":bodies"
-"""The key of an environment's `Budget`: no value has this name."""
+"""The key of an environment's `BodyBudget`: no value has this name."""
 MOST_BODIES = 100_000
 """The most nested bodies that one run may enter."""
 
 
 @dataclass
-class Budget:
+class BodyBudget:
     """The number of nested bodies that a run may still enter, so that every loop ends."""
 
     left: int = MOST_BODIES

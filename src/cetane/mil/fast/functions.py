@@ -56,7 +56,7 @@ class Feeding:
 
 
 @dataclass(frozen=True)
-class CompiledStage:
+class GraphStage:
     """A stage that onnxruntime runs."""
 
     feeding: Feeding

@@ -29,7 +29,7 @@ from cetane.mil.fast.emit import (
     LANES,
     WIDE,
 )
-from cetane.mil.fast.forms import FLOATING, PALETTE_BYTES, ROWS, VNNI, Form
+from cetane.mil.fast.forms import FLOATING, PALETTE_BYTES, ROWS, VNNI, WeightForm
 
 AHEAD = 2048
 """Bytes by which a product's prefetch is ahead of its reads."""
@@ -53,7 +53,7 @@ def _looked_up(builder: ir.IRBuilder, palette: list[ir.Value], indices: ir.Value
 
 
 def rows_of_floats(
-    builder: ir.IRBuilder, form: Form, weights: ir.Value, scales: ir.Value,
+    builder: ir.IRBuilder, form: WeightForm, weights: ir.Value, scales: ir.Value,
     palette: list[ir.Value], k: ir.Value,
 ) -> list[list[ir.Value]]:  # fmt: skip
     """The weights `k .. k + BLOCK` of `ROWS` rows, as vectors in order."""
@@ -61,14 +61,14 @@ def rows_of_floats(
 
 
 def _floats(
-    builder: ir.IRBuilder, form: Form, weights: ir.Value, scales: ir.Value,
+    builder: ir.IRBuilder, form: WeightForm, weights: ir.Value, scales: ir.Value,
     palette: list[ir.Value], k: ir.Value, row: int,
 ) -> list[ir.Value]:  # fmt: skip
     """The weights `k .. k + BLOCK` of one of `ROWS` rows as vectors, in order."""
     vectors = []
     block = builder.add(weights, builder.mul(k, emit.number(form.bytes_of(ROWS * BLOCK) // BLOCK)))
     block = builder.add(block, emit.number(row * form.bytes_of(BLOCK)))
-    if form is Form.NIBBLES:
+    if form is WeightForm.NIBBLES:
         for at in range(0, BLOCK // 2, LANES):
             pairs = builder.zext(
                 emit.vector(builder, builder.add(block, emit.number(at)), BYTES), INTS
@@ -78,14 +78,14 @@ def _floats(
         return vectors
     for at in range(0, BLOCK, LANES):
         address = builder.add(block, emit.number(form.bytes_of(at)))
-        if form is Form.FLOATS:
+        if form is WeightForm.FLOATS:
             vectors.append(emit.vector(builder, address, FLOATS))
-        elif form is Form.HALVES:
+        elif form is WeightForm.HALVES:
             vectors.append(builder.fpext(emit.vector(builder, address, HALVES), FLOATS))
         else:
             narrow = emit.vector(builder, address, BYTES)
             vectors.append(builder.sitofp(builder.sext(narrow, INTS), FLOATS))
-    if form is Form.SCALED_BYTES:  # 4 bytes for each of `ROWS` rows and of 32 columns
+    if form is WeightForm.SCALED_BYTES:  # 4 bytes for each of `ROWS` rows and of 32 columns
         address = builder.add(scales, builder.lshr(k, emit.number(1)))
         address = builder.add(address, emit.number(4 * row))
         scale = emit.alike(builder, builder.load(emit.pointer(builder, address, F32), align=1))
@@ -93,7 +93,7 @@ def _floats(
     return vectors
 
 
-def _fetch_ahead(builder: ir.IRBuilder, form: Form, weights: ir.Value, k: ir.Value) -> None:
+def _fetch_ahead(builder: ir.IRBuilder, form: WeightForm, weights: ir.Value, k: ir.Value) -> None:
     """Prefetch the weights that come `AHEAD` bytes later: the processor's own prefetch stops at the
     end of a page."""
     size = form.bytes_of(ROWS * BLOCK)
@@ -101,9 +101,9 @@ def _fetch_ahead(builder: ir.IRBuilder, form: Form, weights: ir.Value, k: ir.Val
     emit.prefetch(builder, builder.add(start, emit.number(AHEAD)), size)
 
 
-def palette_vectors(builder: ir.IRBuilder, form: Form, address: ir.Value) -> list[ir.Value]:
+def palette_vectors(builder: ir.IRBuilder, form: WeightForm, address: ir.Value) -> list[ir.Value]:
     """The table of a palette; nothing for other forms."""
-    if form is not Form.NIBBLES:
+    if form is not WeightForm.NIBBLES:
         return []
     starts = range(0, PALETTE_BYTES, 4 * LANES)
     return [emit.vector(builder, builder.add(address, emit.number(at)), FLOATS) for at in starts]
@@ -138,7 +138,7 @@ def folded(
     return emit.shuffled(builder, vector, vector, [stride * n for n in range(4)])
 
 
-def product_of(form: Form, tokens: int) -> Maker:
+def product_of(form: WeightForm, tokens: int) -> Maker:
     """A function that multiplies `ROWS` rows of weights with `tokens` rows of inputs.
 
     Its arguments are int64:
@@ -168,7 +168,7 @@ def product_of(form: Form, tokens: int) -> Maker:
             zero = ir.Constant(FLOATS, [0.0] * LANES)
             loop = emit.Blocks(builder, columns, [zero] * (ROWS * tokens))
             sums = list(loop.values)
-            if tokens == 1 or form is not Form.FLOATS:  # unpacked weights are in a cache
+            if tokens == 1 or form is not WeightForm.FLOATS:  # unpacked weights are in a cache
                 _fetch_ahead(builder, form, w, loop.k)
             weights = rows_of_floats(builder, form, w, blocks, entries, loop.k)
             for part in range(BLOCK // LANES):
@@ -194,7 +194,7 @@ def product_of(form: Form, tokens: int) -> Maker:
     return product
 
 
-def unpacking_of(form: Form) -> Maker:
+def unpacking_of(form: WeightForm) -> Maker:
     """A function that writes `ROWS` rows of weights as floats, which lie as blocks do, without
     the rows' scales.
 

@@ -3,21 +3,21 @@
 import numpy as np
 from numba import carray, njit
 
-from cetane.mil.fast.forms import PALETTE_BYTES, ROWS, Form
+from cetane.mil.fast.forms import PALETTE_BYTES, ROWS, WeightForm
 from cetane.mil.fast.intrinsics import pointer
 from cetane.mil.fast.vectors import product_of, unpacking_of
 
 MANY = 12
 """The fewest tokens for which rows of weights are unpacked once, for all tokens."""
 
-_FLOATS, _BYTES, _SCALED, _NIBBLES, _HALVES = (int(form) for form in list(Form)[:5])
-_floats_1, _floats_4, _floats_6 = (product_of(Form.FLOATS, tokens) for tokens in (1, 4, 6))
-_bytes_1, _bytes_4 = (product_of(Form.BYTES, tokens) for tokens in (1, 4))
-_scaled_1, _scaled_4 = (product_of(Form.SCALED_BYTES, tokens) for tokens in (1, 4))
-_nibbles_1, _nibbles_4 = (product_of(Form.NIBBLES, tokens) for tokens in (1, 4))
-_halves_1, _halves_4 = (product_of(Form.HALVES, tokens) for tokens in (1, 4))
+_FLOATS, _BYTES, _SCALED, _NIBBLES, _HALVES = (int(form) for form in list(WeightForm)[:5])
+_floats_1, _floats_4, _floats_6 = (product_of(WeightForm.FLOATS, tokens) for tokens in (1, 4, 6))
+_bytes_1, _bytes_4 = (product_of(WeightForm.BYTES, tokens) for tokens in (1, 4))
+_scaled_1, _scaled_4 = (product_of(WeightForm.SCALED_BYTES, tokens) for tokens in (1, 4))
+_nibbles_1, _nibbles_4 = (product_of(WeightForm.NIBBLES, tokens) for tokens in (1, 4))
+_halves_1, _halves_4 = (product_of(WeightForm.HALVES, tokens) for tokens in (1, 4))
 _unpack_bytes, _unpack_scaled, _unpack_nibbles, _unpack_halves = (
-    unpacking_of(form) for form in list(Form)[1:5]
+    unpacking_of(form) for form in list(WeightForm)[1:5]
 )
 
 

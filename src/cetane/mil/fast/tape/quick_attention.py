@@ -5,12 +5,12 @@ from numba import njit
 
 from cetane.mil.fast.emit import BLOCK
 from cetane.mil.fast.exact_attention import TOPS, largest, line_of, mask_scores
-from cetane.mil.fast.forms import ROWS, Form
+from cetane.mil.fast.forms import ROWS, WeightForm
 from cetane.mil.fast.tape.elements import exponential
 from cetane.mil.fast.tape.products import multiply
 
 _F = np.float32
-_FLOATS = int(Form.FLOATS)
+_FLOATS = int(WeightForm.FLOATS)
 
 
 @njit(inline="always")

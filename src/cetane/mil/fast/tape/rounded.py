@@ -5,22 +5,23 @@ from numba import carray, njit
 
 from cetane.mil.fast.dots import EIGHT, TABLE_BYTES, TILE, TOKENS, dots_of, round_row
 from cetane.mil.fast.emit import BLOCK
-from cetane.mil.fast.forms import DOTTED, Form
+from cetane.mil.fast.forms import DOTTED, WeightForm
 from cetane.mil.fast.intrinsics import pointer
 
 _BYTES, _SCALED, _NIBBLES, _SIXES = (
-    int(form) for form in (Form.BYTES, Form.SCALED_BYTES, Form.NIBBLES, Form.SIXES)
+    int(form)
+    for form in (WeightForm.BYTES, WeightForm.SCALED_BYTES, WeightForm.NIBBLES, WeightForm.SIXES)
 )
-_FOUR_BITS, _SIX_BITS = TABLE_BYTES[Form.NIBBLES], TABLE_BYTES[Form.SIXES]
+_FOUR_BITS, _SIX_BITS = TABLE_BYTES[WeightForm.NIBBLES], TABLE_BYTES[WeightForm.SIXES]
 _ANY = bool(DOTTED)
-_bytes_1, _bytes_2, _bytes_4, _bytes_8 = (dots_of(Form.BYTES, n) for n in (1, 2, 4, TOKENS))
+_bytes_1, _bytes_2, _bytes_4, _bytes_8 = (dots_of(WeightForm.BYTES, n) for n in (1, 2, 4, TOKENS))
 _scaled_1, _scaled_2, _scaled_4, _scaled_8 = (
-    dots_of(Form.SCALED_BYTES, n) for n in (1, 2, 4, TOKENS)
+    dots_of(WeightForm.SCALED_BYTES, n) for n in (1, 2, 4, TOKENS)
 )
 _nibbles_1, _nibbles_2, _nibbles_4, _nibbles_8 = (
-    dots_of(Form.NIBBLES, n) for n in (1, 2, 4, TOKENS)
+    dots_of(WeightForm.NIBBLES, n) for n in (1, 2, 4, TOKENS)
 )
-_sixes_1, _sixes_2, _sixes_4, _sixes_8 = (dots_of(Form.SIXES, n) for n in (1, 2, 4, TOKENS))
+_sixes_1, _sixes_2, _sixes_4, _sixes_8 = (dots_of(WeightForm.SIXES, n) for n in (1, 2, 4, TOKENS))
 
 
 @njit(inline="always")

@@ -28,7 +28,7 @@ from cetane.mil.fast.tape.code import (
     strides_of,
     tape_of,
 )
-from cetane.mil.fast.tape.store import Store
+from cetane.mil.fast.tape.store import ConstantStore
 from cetane.mil.fast.translate import live_ops
 from cetane.mil.index import FunctionIndex
 from cetane.mil.program import Argument, MilFunction, Op, TensorType
@@ -53,7 +53,7 @@ class Unsupported(CetaneError):
     """A tape has no instruction for an op, so another executor runs the function."""
 
 
-def write_tape(function: MilFunction, store: Store) -> Tape:
+def write_tape(function: MilFunction, store: ConstantStore) -> Tape:
     """The tape of a rewritten function, whose weights go to a store.
 
     Bases of the tape from `FIRST` on: inputs, states, outputs, and the states after the call, in
@@ -66,7 +66,7 @@ def write_tape(function: MilFunction, store: Store) -> Tape:
 class Writer:
     """A tape under construction: the places of values, and instructions so far."""
 
-    def __init__(self, function: MilFunction, store: Store) -> None:
+    def __init__(self, function: MilFunction, store: ConstantStore) -> None:
         self.store = store
         self.index = FunctionIndex(function)
         self.constants = Constants(self.index)
