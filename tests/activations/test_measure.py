@@ -15,7 +15,7 @@ from cetane.activations.measure import LIMIT
 from cetane.activations.quantize import Quantized
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
-from cetane.engine.portable import FastGraph
+from cetane.engine.portable import CompiledProgram
 from cetane.errors import CetaneError
 from cetane.gates.activations import ActivationScores, Score, judge, judge_score
 from cetane.gates.scores import LogitScore
@@ -89,14 +89,14 @@ def test_a_head_that_is_wrong_fails_the_gate(
     """Even in one mode. Its shard hands on no hidden state; the layers before it are as they
     were."""
 
-    def run(self: FastGraph, function: str, inputs: Any, state: Any) -> Any:
+    def run(self: CompiledProgram, function: str, inputs: Any, state: Any) -> Any:
         made = call(self, function, inputs, state)
         wrong = function == mode
         return {name: -x if wrong and name.startswith("logits") else x for name, x in made.items()}
 
-    call = FastGraph.call
+    call = CompiledProgram.call
     right = judge({"it": bundle}, checkpoint, TEXTS, silent).bundles["it"]
-    monkeypatch.setattr(FastGraph, "call", run)
+    monkeypatch.setattr(CompiledProgram, "call", run)
     wrong = judge({"it": bundle}, checkpoint, TEXTS, silent).bundles["it"]
     assert wrong.shards == right.shards
     assert right.cosine > 0.99

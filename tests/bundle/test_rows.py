@@ -38,12 +38,12 @@ def tables(draw: st.DrawFn) -> np.ndarray:
 def test_parts_have_the_types_and_shapes_that_are_promised(
     name: RowFormatName, rows: np.ndarray
 ) -> None:
-    form, table = ROW_FORMATS[name], TablePlan(rows=len(rows), channels=rows.shape[1])
-    made = form.encode(rows)
+    row_format, table = ROW_FORMATS[name], TablePlan(rows=len(rows), channels=rows.shape[1])
+    made = row_format.encode(rows)
     found = {part: (array.dtype.str, array.shape) for part, array in made.items()}
-    assert found == form.stored(table)
-    assert form.nbytes(table) == sum(array.nbytes for array in made.values())
-    stored = EncodedRows(form, made, rows.shape)
+    assert found == row_format.stored(table)
+    assert row_format.nbytes(table) == sum(array.nbytes for array in made.values())
+    stored = EncodedRows(row_format, made, rows.shape)
     whole = stored[np.arange(len(rows))]
     assert whole.shape == rows.shape
     assert np.array_equal(stored[0], whole[0])

@@ -11,7 +11,7 @@ import cetane.mil.fast.translate
 from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
 from cetane.engine.generate import generate
-from cetane.engine.portable import FastGraph, PortableBackend, ReferenceProgram
+from cetane.engine.portable import CompiledProgram, PortableBackend, ReferenceProgram
 from cetane.engine.prefixes import Prefixes
 from cetane.engine.sampling import Sampler
 
@@ -56,7 +56,7 @@ def test_executors_agree(bundle: Bundle, arithmetic: str, monkeypatch: pytest.Mo
         generate(engine_of(bundle, "fp32", monkeypatch).session(), PROMPTS[11], Sampler(), 16)
     )
     engine = engine_of(bundle, arithmetic, monkeypatch)
-    kind = ReferenceProgram if arithmetic in ("reference", "fp16") else FastGraph
+    kind = ReferenceProgram if arithmetic in ("reference", "fp16") else CompiledProgram
     assert type(engine.open("model")) is kind
     logits = engine.session().feed(PROMPTS[37])
     monkeypatch.undo()

@@ -15,7 +15,7 @@ from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.engine import shards
 from cetane.engine.engine import Engine
 from cetane.engine.generate import generate
-from cetane.engine.portable import FastGraph, PortableBackend, ReferenceProgram
+from cetane.engine.portable import CompiledProgram, PortableBackend, ReferenceProgram
 from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session
 from cetane.pipeline.build import build
@@ -53,7 +53,7 @@ def engine(
     if request.param == "reference":
         monkeypatch.setattr("cetane.mil.fast.translate.unsupported", lambda _: ["every op"])
     engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables())
-    kinds = {"fast": FastGraph, "reference": ReferenceProgram}
+    kinds = {"fast": CompiledProgram, "reference": ReferenceProgram}
     assert {type(engine.open(s.name)) for s in bundle.plan.shards} == {kinds[request.param]}
     return engine
 

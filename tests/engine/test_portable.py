@@ -16,7 +16,7 @@ from cetane.checkpoint import open_checkpoint
 from cetane.engine.engine import Engine
 from cetane.engine.generate import generate
 from cetane.engine.open import open_engine
-from cetane.engine.portable import FastGraph, PortableBackend, ReferenceProgram
+from cetane.engine.portable import CompiledProgram, PortableBackend, ReferenceProgram
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
 from cetane.files import silent
@@ -59,7 +59,7 @@ def engine(
     """An engine on each executor."""
     if request.param == "reference":
         monkeypatch.setattr(cetane.mil.fast.translate, "unsupported", lambda _: ["every op"])
-    kinds = {"fast": FastGraph, "reference": ReferenceProgram}
+    kinds = {"fast": CompiledProgram, "reference": ReferenceProgram}
     engine = Engine(variant.plan, PortableBackend(variant), variant.tables())
     for shard in variant.plan.shards:
         assert type(engine.open(shard.name)) is kinds[request.param]

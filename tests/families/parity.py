@@ -83,14 +83,14 @@ def engine_of(model: Any, recipe: Recipe, config: dict[str, Any] | None = None) 
 def with_tables_on_disk(engine: Engine, folder: Path) -> Engine:
     """Write the tables of an engine in its recipe's format, as numpy sees them, and give it those
     that it would read."""
-    form, tables = ROW_FORMATS[engine.plan.recipe.embedding.rows], engine.tables
+    row_format, tables = ROW_FORMATS[engine.plan.recipe.embedding.rows], engine.tables
     read: dict[str, TokenRows] = {}
     for name, table in engine.plan.tables.items():
         shape = table.rows, table.channels
-        parts = form.encode(np.asarray(tables.rows(name)[: table.rows]))
+        parts = row_format.encode(np.asarray(tables.rows(name)[: table.rows]))
         for part, array in parts.items():
             np.save(folder / table_path(name, part), array)
-        read[name] = EncodedRows(form, parts, shape)
+        read[name] = EncodedRows(row_format, parts, shape)
     engine.tables = Tables(read.pop("tokens"), tables.rotary, read)
     return engine
 

@@ -256,11 +256,11 @@ class TestPublishedPorts:
     def test_verify_that_shifts_before_it_looks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The first tokens of a call lose keys that are still in their window."""
         ours = engine_of(gemma4(), recipe("blend", "shift"))
-        assert ours.plan.caches["sliding"].form(4) == "readonly"
+        assert ours.plan.caches["sliding"].contract_for(4) == "readonly"
         assert_close(ours, plain(), {"steps of 4": FEEDS["steps of 4"]})
-        monkeypatch.setattr(Slots, "form", lambda self, tokens: self.contract)
+        monkeypatch.setattr(Slots, "contract_for", lambda self, tokens: self.contract)
         theirs = engine_of(gemma4(), recipe("blend", "shift"))
-        assert theirs.plan.caches["sliding"].form(4) == "shift"
+        assert theirs.plan.caches["sliding"].contract_for(4) == "shift"
         error = np.abs(run(theirs, FEEDS["steps of 4"]) - plain()).max(axis=1)
         window = GEMMA4["sliding_window"]
         assert error[:window].max() <= TOLERANCE

@@ -113,12 +113,12 @@ class Bundle(ListedFolder[Manifest]):
     def _rows(self, name: str, table: TablePlan) -> TokenRows:
         from cetane.bundle.rows import ROW_FORMATS, EncodedRows  # here: it needs numpy
 
-        form = ROW_FORMATS[self.plan.recipe.embedding.rows]
+        row_format = ROW_FORMATS[self.plan.recipe.embedding.rows]
         parts = {
             part: self.array(table_path(name, part), dtype, shape)
-            for part, (dtype, shape) in form.stored(table).items()
+            for part, (dtype, shape) in row_format.stored(table).items()
         }
-        return EncodedRows(form, parts, (table.rows, table.channels))
+        return EncodedRows(row_format, parts, (table.rows, table.channels))
 
     @cached_property
     def tokenizer(self) -> "Tokenizer":

@@ -61,7 +61,7 @@ class Halves(RowFormat):
 class Int8(RowFormat):
     """int8 rows, each with an fp16 scale, its largest magnitude: row = values * scale / 127.
 
-    CoreML-LLM stores its rows in this form too.
+    CoreML-LLM stores its rows so too.
     """
 
     name = "int8"
@@ -134,15 +134,17 @@ def codes(rows: Array, steps: Array, most: int) -> Array:
 
 
 ROW_FORMATS: dict[RowFormatName, RowFormat] = {
-    form.name: form for form in (Halves(), Int8(), Int4())
+    each.name: each for each in (Halves(), Int8(), Int4())
 }
 
 
 class EncodedRows:
     """Rows `(V, C)` in a format, in memory or on disk. Each access decodes what it asks for."""
 
-    def __init__(self, form: RowFormat, parts: Mapping[str, Array], shape: tuple[int, ...]) -> None:
-        self.form, self.parts, self.shape = form, parts, shape
+    def __init__(
+        self, row_format: RowFormat, parts: Mapping[str, Array], shape: tuple[int, ...]
+    ) -> None:
+        self.row_format, self.parts, self.shape = row_format, parts, shape
 
     def __getitem__(self, tokens: Any) -> Array:
-        return self.form.decode({name: array[tokens] for name, array in self.parts.items()})
+        return self.row_format.decode({name: array[tokens] for name, array in self.parts.items()})

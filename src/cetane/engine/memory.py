@@ -297,7 +297,7 @@ def place(group: Slots, held: Array, columns: Array, positions: Array, width: in
     `columns (n,)` are the positions of its tokens if they were a line; they decide the slots.
     `positions (n,)` are their true positions. All further columns are padding.
     """
-    reads, count = group.form(width) == "readonly", len(positions)
+    reads, count = group.contract_for(width) == "readonly", len(positions)
     padded = np.concatenate([positions, np.full(width - count, EMPTY)])
     targets = np.array([group.of(column) for column in columns])
     shifts = group.shifts and not reads

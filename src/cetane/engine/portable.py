@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,29 +18,44 @@ if TYPE_CHECKING:  # torch and onnx take seconds to import, and a prepared progr
     from cetane.mil.executor import Executable
     from cetane.mil.fast.functions import FastFunction
 
+F = TypeVar("F", "Executable", "FastFunction")
 
-class ReferenceProgram:
-    """A program on the exact reference executor. Functions compile on first use."""
 
-    def __init__(self, program: Program, precision: Precision) -> None:
-        self.program, self.precision = program, precision
-        self.compiled: dict[str, Executable] = {}
-        self.decoded: Decoded = {}
-        """The weights that its functions share."""
+class PortableProgram(ABC, Generic[F]):
+    """A program on one of cetane's executors. Each function is opened on its first use."""
 
-    def function(self, name: str) -> Executable:
-        if name not in self.compiled:
-            from cetane.mil.executor import Executable
+    def __init__(self) -> None:
+        self.opened: dict[str, F] = {}
 
-            function = self.program.functions[name]
-            self.compiled[name] = Executable(function, self.precision, self.decoded)
-        return self.compiled[name]
+    @abstractmethod
+    def open(self, name: str) -> F:
+        """A function of the program, ready to run."""
+
+    def function(self, name: str) -> F:
+        if name not in self.opened:
+            self.opened[name] = self.open(name)
+        return self.opened[name]
 
     def make_state(self, function: str) -> Any:
         return self.function(function).make_state()
 
     def call(self, function: str, inputs: Arrays, state: Any) -> Arrays:
         return self.function(function)(inputs, state)
+
+
+class ReferenceProgram(PortableProgram["Executable"]):
+    """A program on the exact reference executor."""
+
+    def __init__(self, program: Program, precision: Precision) -> None:
+        super().__init__()
+        self.program, self.precision = program, precision
+        self.decoded: Decoded = {}
+        """The weights that its functions share."""
+
+    def open(self, name: str) -> Executable:
+        from cetane.mil.executor import Executable
+
+        return Executable(self.program.functions[name], self.precision, self.decoded)
 
 
 class FastFunctions(Protocol):
@@ -48,29 +64,23 @@ class FastFunctions(Protocol):
     def function(self, name: str) -> FastFunction: ...
 
 
-class FastGraph:
-    """A program on the fast executor: whole functions as compiled graphs."""
+class CompiledProgram(PortableProgram["FastFunction"]):
+    """A program on the fast executor: whole functions as graphs or tapes."""
 
-    def __init__(self, program: FastFunctions) -> None:
-        self.program = program
-        self.compiled: dict[str, FastFunction] = {}
+    def __init__(self, source: FastFunctions) -> None:
+        super().__init__()
+        self.source = source
 
-    def function(self, name: str) -> FastFunction:
-        if name not in self.compiled:
-            self.compiled[name] = self.program.function(name)
-        return self.compiled[name]
+    def open(self, name: str) -> FastFunction:
+        return self.source.function(name)
 
     def narrower(self, function: str) -> dict[int, str]:
         return self.function(function).narrower
 
-    def make_state(self, function: str) -> Any:
-        return self.function(function).make_state()
 
-    def call(self, function: str, inputs: Arrays, state: Any) -> Arrays:
-        return self.function(function)(inputs, state)
-
-
-def in_fp32(program: Program, fast: FastFunctions | None = None) -> ReferenceProgram | FastGraph:
+def in_fp32(
+    program: Program, fast: FastFunctions | None = None
+) -> ReferenceProgram | CompiledProgram:
     """A program as compiled graphs, or as the reference if it has an op that they lack. `fast` is
     a source of its graphs, if there is one."""
     from cetane.mil.fast.program import FastProgram
@@ -78,7 +88,7 @@ def in_fp32(program: Program, fast: FastFunctions | None = None) -> ReferencePro
 
     if any(unsupported(function) for function in program.functions.values()):
         return ReferenceProgram(program, "fp32")
-    return FastGraph(fast or FastProgram(program))
+    return CompiledProgram(fast or FastProgram(program))
 
 
 class ShardPaths(Protocol):
@@ -111,14 +121,18 @@ class PortableBackend:
         if arithmetic == "fp16" or arithmetic == "ane":
             self.dtype = np.float16
 
-    def open(self, shard: str) -> ReferenceProgram | FastGraph:
+    def open(self, shard: str) -> ReferenceProgram | CompiledProgram:
         """Open the package of a shard. Raises CetaneError for an invalid package."""
         if self.arithmetic == "fp16" or self.arithmetic == "ane":
             return ReferenceProgram(self.load(shard), self.arithmetic)
         if self.arithmetic != "stored":
             return in_fp32(self.load(shard))
         prepared = PreparedProgram(self.packages.shard(shard))
-        return FastGraph(prepared) if prepared.known else in_fp32(prepared.fast.program, prepared)
+        return (
+            CompiledProgram(prepared)
+            if prepared.known
+            else in_fp32(prepared.fast.program, prepared)
+        )
 
     def load(self, shard: str) -> Program:
         """The program of a shard, as the arithmetics other than `stored` run it."""

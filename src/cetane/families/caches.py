@@ -335,4 +335,4 @@ CACHES: dict[ContractName, type[CacheForm]] = {
 
 def cache_form(slots: Slots, tokens: int, kept: CacheFormat) -> type[CacheForm]:
     """The class that reads and writes the caches of a group in a call of `tokens` tokens."""
-    return RoundedReadOnly if kept == "int8" else CACHES[slots.form(tokens)]
+    return RoundedReadOnly if kept == "int8" else CACHES[slots.contract_for(tokens)]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from cetane.engine.backend import Array
-from cetane.engine.portable import FastGraph, ReferenceProgram, ShardPaths, in_fp32
+from cetane.engine.portable import CompiledProgram, ReferenceProgram, ShardPaths, in_fp32
 from cetane.errors import CetaneError
 from cetane.families import Weights
 from cetane.gates.experts import showing
@@ -45,7 +45,7 @@ class TwinBackend:
     def __init__(self, packages: ShardPaths, planner: Planner, weights: Weights) -> None:
         self.packages, self.planner, self.weights = packages, planner, weights
 
-    def open(self, shard: str) -> ReferenceProgram | FastGraph:
+    def open(self, shard: str) -> ReferenceProgram | CompiledProgram:
         used = result_names(used_by(self.planner, shard))
         parameters = {
             name: Substitute(f"{shard}/{name}", TwinParameter(constant, self.weights))

@@ -288,7 +288,7 @@ def same_rows(given: TokenRows, wanted: TokenRows) -> bool:
         return False
     for start in range(0, given.shape[0], ROWS):
         some = slice(start, start + ROWS)
-        made = given.form.encode(np.asarray(wanted[some]))
+        made = given.row_format.encode(np.asarray(wanted[some]))
         if not all(np.array_equal(made[n], part[some]) for n, part in given.parts.items()):
             return False
     return True

@@ -138,10 +138,10 @@ def write_script(folder: Path) -> None:
 def shipped(bundle: Bundle) -> list[str]:
     """The bundle's own files that a kit holds, under the same paths in the kit's folder of it."""
     plan = bundle.plan
-    form = ROW_FORMATS[plan.recipe.embedding.rows]
+    row_format = ROW_FORMATS[plan.recipe.embedding.rows]
     tables = [rotary_path(name) for name in plan.rotary]
     for name, table in plan.tables.items():
-        tables += [table_path(name, part) for part in form.stored(table)]
+        tables += [table_path(name, part) for part in row_format.stored(table)]
     packages = tuple(f"{shard_path(shard.name)}/" for shard in plan.shards)
     return [name for name in bundle.manifest.files if name.startswith(packages) or name in tables]
 

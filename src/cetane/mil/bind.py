@@ -33,13 +33,13 @@ Watch = Callable[[str, Tensor], Tensor | None]
 
 
 BUDGET = ":bodies"
-"""The key of an environment's `Budget`: no value has this name."""
+"""The key of an environment's `BodyBudget`: no value has this name."""
 MOST_BODIES = 100_000
 """The most nested bodies that one run may enter."""
 
 
 @dataclass
-class Budget:
+class BodyBudget:
     """The number of nested bodies that a run may still enter, so that every loop ends."""
 
     left: int = MOST_BODIES
@@ -195,7 +195,7 @@ class _Binder:
         """The arguments known now, and functions that fetch the others from an environment."""
         fixed: dict[str, Any] = {}
         dynamic: dict[str, Callable[[Environment], Any]] = {}
-        for parameter, form, given in implementation.arguments(op):
+        for parameter, passing, given in implementation.arguments(op):
             items = [
                 self._constant(item)
                 if isinstance(item, StoredConstant)
@@ -203,9 +203,9 @@ class _Binder:
                 for item in given
             ]
             if any(isinstance(item, _Later) for item in items):
-                dynamic[parameter] = _fetcher(form, items)
+                dynamic[parameter] = _fetcher(passing, items)
             else:
-                fixed[parameter] = _shaped(form, items)
+                fixed[parameter] = _shaped(passing, items)
         return fixed, dynamic
 
     def _size_check(
@@ -217,7 +217,7 @@ class _Binder:
         done it. It knows no parameter that ops compute from literals.
         """
         also = READ_TENSORS.get(op.kind, ())
-        plain = [n for n, form in implementation.forms.items() if form == "plain" or n in also]
+        plain = [n for n, how in implementation.passing.items() if how == "plain" or n in also]
         read = (a for n in plain for a in op.inputs.get(n, ()) if isinstance(a, str))
         makers = [self._constants.producer(a) if a in self._constants else None for a in read]
         literals = all(maker is not None and maker.kind == "const" for maker in makers)
@@ -296,20 +296,20 @@ class _Later:
     name: str
 
 
-def _fetcher(form: str, items: list[Any]) -> Callable[[Environment], Any]:
+def _fetcher(passing: str, items: list[Any]) -> Callable[[Environment], Any]:
     def fetch(environment: Environment) -> Any:
         values = [environment[i.name] if isinstance(i, _Later) else i for i in items]
-        return _shaped(form, values)
+        return _shaped(passing, values)
 
     return fetch
 
 
-def _shaped(form: str, items: list[Any]) -> Any:
-    """An argument in the form that the op's function takes."""
-    if form == "tensors":
+def _shaped(passing: str, items: list[Any]) -> Any:
+    """An argument as the op's function takes it."""
+    if passing == "tensors":
         return items
     (item,) = items
-    return item.tolist() if form == "plain" and isinstance(item, Tensor) else item
+    return item.tolist() if passing == "plain" and isinstance(item, Tensor) else item
 
 
 def _last_uses(body: Body) -> list[tuple[str, ...]]:

@@ -54,12 +54,12 @@ class Constants:
             return self._by_reference(str(argument))
         with failures_at(f"{op.kind} {op.name}"):
             arguments: dict[str, Any] = {}
-            for parameter, form, given in implementation.arguments(op):
+            for parameter, passing, given in implementation.arguments(op):
                 arrays = [self.array(item) for item in given]
-                if form == "tensors":
+                if passing == "tensors":
                     arguments[parameter] = arrays
                 else:
-                    arguments[parameter] = arrays[0] if form == "tensor" else arrays[0].tolist()
+                    arguments[parameter] = arrays[0] if passing == "tensor" else arrays[0].tolist()
             result = implementation.call(**arguments)
             results = result if isinstance(result, tuple) else (result,)
             position = [value.name for value in op.outputs].index(str(argument))

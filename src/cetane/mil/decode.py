@@ -16,15 +16,15 @@ from cetane.mil.shapes import with_kept
 Arrays = list[Array]
 
 
-def _form(annotation: object) -> str:
+def _passing(annotation: object) -> str:
     if annotation == Arrays:
         return "tensors"
     return "tensor" if annotation in (Array, Array | None) else "plain"
 
 
-DECODERS = Implementations(_form)
+DECODERS = Implementations(_passing)
 """The `constexpr_*` ops."""
-MOVES = Implementations(_form)
+MOVES = Implementations(_passing)
 """The ops that move elements, which rewrites apply to weights."""
 
 

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from cetane.errors import CetaneError
-from cetane.mil.bind import BUDGET, BoundBody, Budget, Decoded, Environment, Watch, bind
+from cetane.mil.bind import BUDGET, BodyBudget, BoundBody, Decoded, Environment, Watch, bind
 from cetane.mil.dtypes import NUMPY, kind
 from cetane.mil.ops.registry import StateCell
 from cetane.mil.program import MilFunction, Precision, TensorType
@@ -115,7 +115,7 @@ class Executable:
         that does not fit, or the op that fails.
         """
         with torch.no_grad(), threads(torch.get_num_threads() if self._shared else 1):
-            environment: Environment = {BUDGET: Budget(), **self._states(state)}
+            environment: Environment = {BUDGET: BodyBudget(), **self._states(state)}
             environment.update(self._inputs(inputs))
             results = self._body.run(environment, watch)
             types = self.function.outputs

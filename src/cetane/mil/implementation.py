@@ -1,7 +1,7 @@
 """A table of implementations of MIL ops, and the binding of an op's inputs to their arguments.
 
 An implementation is a function with the op's inputs as parameters. The annotation of a parameter
-gives the form of its argument. A parameter with a default is optional.
+decides how its argument is passed. A parameter with a default is optional.
 """
 
 import inspect
@@ -17,30 +17,30 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Implementation:
-    """A function for one kind of op, and the form of each of its parameters.
+    """A function for one kind of op, and how each of its parameters is passed.
 
     `ignored` are inputs of the op that change nothing here.
     """
 
     call: Callable[..., Any]
-    forms: dict[str, str]
+    passing: dict[str, str]
     required: frozenset[str]
     ignored: frozenset[str]
 
     def arguments(self, op: Op) -> Iterator[tuple[str, str, tuple[Argument, ...]]]:
-        """Parameter, form and arguments of every input that is not ignored.
+        """Parameter, passing and arguments of every input that is not ignored.
 
         Raises CetaneError for an input that the function does not take, and for a missing one.
         """
         for parameter, given in op.inputs.items():
             if parameter in self.ignored:
                 continue
-            if parameter not in self.forms:
+            if parameter not in self.passing:
                 raise CetaneError(f"input {parameter!r} is not supported")
-            form = self.forms[parameter]
-            if form != "tensors" and len(given) != 1:
+            passing = self.passing[parameter]
+            if passing != "tensors" and len(given) != 1:
                 raise CetaneError(f"input {parameter!r} has {len(given)} values, not one")
-            yield parameter, form, given
+            yield parameter, passing, given
         absent = self.required - op.inputs.keys()
         if absent:
             raise CetaneError(f"input {', '.join(sorted(absent))} is missing")
@@ -49,13 +49,13 @@ class Implementation:
 class Implementations(dict[str, Implementation]):
     """Implementations by kind of op.
 
-    `form_of` gives the form of an annotation. `supplied` are parameters that the caller supplies,
-    not the op.
+    `passing_of` reads an annotation: it gives `tensor`, `tensors`, `plain` for Python values, or a
+    word of the table's own. `supplied` are parameters that the caller supplies, not the op.
     """
 
-    def __init__(self, form_of: Callable[[object], str], supplied: tuple[str, ...] = ()) -> None:
+    def __init__(self, passing_of: Callable[[object], str], supplied: tuple[str, ...] = ()) -> None:
         super().__init__()
-        self._form_of, self._supplied = form_of, supplied
+        self._passing_of, self._supplied = passing_of, supplied
 
     def enters(self, kind: str, ignores: tuple[str, ...] = ()) -> Callable[[F], F]:
         """Enter a function as the implementation of the MIL op `kind`.
@@ -69,7 +69,7 @@ class Implementations(dict[str, Implementation]):
             taken = {n: p for n, p in signature.items() if n not in self._supplied}
             self[kind] = Implementation(
                 function,
-                {name: self._form_of(p.annotation) for name, p in taken.items()},
+                {name: self._passing_of(p.annotation) for name, p in taken.items()},
                 frozenset(n for n, p in taken.items() if p.default is inspect.Parameter.empty),
                 frozenset(ignores),
             )

@@ -46,24 +46,24 @@ class Slots(Data):
         """Whether a state's slots are used again: nobody can go back to its earlier tokens."""
         return self.in_state and (self.limited or self.shifts)
 
-    def form(self, tokens: int) -> ContractName:
+    def contract_for(self, tokens: int) -> ContractName:
         """The contract of a call of `tokens` tokens.
 
         Where slots are used again, a call of several tokens is `readonly`: it returns its columns,
         and the host writes those of accepted tokens. If the graph wrote them, its last column would
         replace a key that its first token still sees. A refused draft would then destroy that key.
-        A state has no such form; it is longer instead, by the tokens of its widest call.
+        A state has no such contract; it is longer instead, by the tokens of its widest call.
         """
         read = self.limited and tokens > 1 and self.contract in ("shift", "blend")
         return "readonly" if read else self.contract
 
     def visible(self, tokens: int) -> int:
         """The number of keys in each mask row of a call of `tokens` tokens."""
-        return self.count + tokens if self.form(tokens) == "readonly" else self.count
+        return self.count + tokens if self.contract_for(tokens) == "readonly" else self.count
 
     def pads(self, tokens: int) -> bool:
         """Whether a call of `tokens` columns may hold fewer tokens, and padding in the rest."""
-        return self.form(tokens) not in ("shift", "stateful-shift")
+        return self.contract_for(tokens) not in ("shift", "stateful-shift")
 
     def of(self, position: int) -> int:
         """The slot of a position, for every contract that does not shift."""

@@ -21,7 +21,7 @@ PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "http": "aiohttp", "https": "aiohttp"}
 """The package that fsspec needs for a protocol."""
 
 
-class Place(Protocol):
+class StorePlace(Protocol):
     """Files by relative names. Either a file appears whole, or nobody is told its name before it is
     whole."""
 
@@ -108,7 +108,7 @@ def info_of(system: "AbstractFileSystem", path: str) -> dict[str, Any] | None:
     return info
 
 
-def place_of(url: str) -> Place:
+def place_of(url: str) -> StorePlace:
     """The place of a URL or of a folder's path, which need not exist. Raises CetaneError for any
     other, and for a file."""
     protocol, path = split(url)

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from cetane.errors import CetaneError
 from cetane.files import MOST_FILES, READ_ONLY, FileRecord, check_space, nameable, sha256
-from cetane.store.places import Folder, Place, place_of, remote_errors
+from cetane.store.places import Folder, StorePlace, place_of, remote_errors
 from cetane.validation import Data, Sha256, parse_json, validated
 
 LARGEST_LIST = 1 << 22
@@ -91,7 +91,7 @@ class Store:
         Raises CetaneError for a URL that cetane does not know.
         """
         self.url, self.private = str(url), private
-        self.place: Place = place_of(self.url)
+        self.place: StorePlace = place_of(self.url)
 
     def find(self, key: str) -> Result | None:
         """The files of a result whose objects are all there; None if it is not."""

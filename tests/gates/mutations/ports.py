@@ -114,10 +114,10 @@ class AuthoredPort(ModuleReadings):
     def tables(self) -> Tables:
         """As the bundle has them: in the recipe's format."""
         own = host_tables(self.planner, self.checkpoint)
-        form = ROW_FORMATS[self.plan.recipe.embedding.rows]
+        row_format = ROW_FORMATS[self.plan.recipe.embedding.rows]
 
         def stored(rows: TokenRows) -> EncodedRows:
-            return EncodedRows(form, form.encode(np.asarray(rows[:])), rows.shape)
+            return EncodedRows(row_format, row_format.encode(np.asarray(rows[:])), rows.shape)
 
         others = {name: stored(rows) for name, rows in own.others.items()}
         return Tables(stored(own.embedding), own.rotary, dict(others))

@@ -8,7 +8,7 @@ import numpy as np
 from cetane.mil import MilFunction, load
 from cetane.mil.executor import Executable
 from cetane.mil.fast import FastProgram
-from cetane.mil.fast.attend import AttentionStage
+from cetane.mil.fast.attention_stage import AttentionStage
 from cetane.mil.fast.fusion import fuse
 from cetane.mil.fast.stages import stages
 from cetane.mil.fast.tape.model import TapeModel

@@ -13,15 +13,15 @@ from cetane.mil.fast.emit import FEATURES, LANES
 from cetane.mil.fast.tape.products import multiply
 from cetane.mil.fast.tape.rounded import rounds
 from cetane.mil.fast.tape.weights import _bytes, _looked_up
-from cetane.mil.fast.forms import DOTTED, FLOATING, READABLE, Form
+from cetane.mil.fast.forms import DOTTED, FLOATING, READABLE, WeightForm
 
-plain = {Form.FLOATS, Form.HALVES, Form.BYTES, Form.SCALED_BYTES}
+plain = {WeightForm.FLOATS, WeightForm.HALVES, WeightForm.BYTES, WeightForm.SCALED_BYTES}
 assert LANES == 8 and not DOTTED and READABLE == FLOATING
-assert READABLE == (plain | {Form.NIBBLES} if FEATURES.get("avx2") else plain)
-assert not rounds(int(Form.BYTES))
+assert READABLE == (plain | {WeightForm.NIBBLES} if FEATURES.get("avx2") else plain)
+assert not rounds(int(WeightForm.BYTES))
 rng = np.random.default_rng(0)
 steps, scale = rng.integers(-127, 128, (8, 64)), rng.random(8).astype(np.float32)
-rows = _bytes(Form.BYTES, steps, scale, np.empty((0, 0), np.float32)).grouped()
+rows = _bytes(WeightForm.BYTES, steps, scale, np.empty((0, 0), np.float32)).grouped()
 x, y = rng.standard_normal((3, 64)).astype(np.float32), np.empty((3, 8), np.float32)
 places = [a.ctypes.data for a in (rows.data, rows.scale, rows.more, rows.which)]
 multiply(1, 0, 8, y.ctypes.data, 8, x.ctypes.data, 64, 3, places[0], 64, *places[1:], 64)
@@ -29,7 +29,8 @@ np.testing.assert_allclose(y, x @ (steps * scale[:, None]).T, rtol=1e-5, atol=1e
 if FEATURES.get("avx2"):
     indices, palettes = rng.integers(0, 16, (8, 64)), rng.standard_normal((2, 16))
     which = np.arange(2, dtype=np.int32)
-    rows = _looked_up(Form.NIBBLES, indices, scale, palettes.astype(np.float32), which).grouped()
+    entries = palettes.astype(np.float32)
+    rows = _looked_up(WeightForm.NIBBLES, indices, scale, entries, which).grouped()
     places = [a.ctypes.data for a in (rows.data, rows.scale, rows.more, rows.which)]
     multiply(3, 0, 8, y.ctypes.data, 8, x.ctypes.data, 64, 3, places[0], 32, *places[1:], 64)
     values = np.take_along_axis(palettes.repeat(4, axis=0), indices, 1) * scale[:, None]

@@ -57,9 +57,9 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 def tables(plan: Plan) -> dict[str, list[str]]:
     """The files of every table."""
-    form = ROW_FORMATS[plan.recipe.embedding.rows]
+    row_format = ROW_FORMATS[plan.recipe.embedding.rows]
     rows = {
-        name: [table_path(name, part) for part in form.stored(table)]
+        name: [table_path(name, part) for part in row_format.stored(table)]
         for name, table in plan.tables.items()
     }
     return rows | {f"rotary-{name}": [rotary_path(name)] for name in plan.rotary}
@@ -68,7 +68,7 @@ def tables(plan: Plan) -> dict[str, list[str]]:
 def group(plan: Plan, slots: Slots) -> dict[str, Any]:
     """A cache group. `forms` has the contract of its calls by mode; `ends` is true if a call must
     not pass its last slot."""
-    forms = {mode: slots.form(chosen.tokens) for mode, chosen in plan.modes.items()}
+    forms = {mode: slots.contract_for(chosen.tokens) for mode, chosen in plan.modes.items()}
     ends = slots.contract == "stateful" and slots.limited
     return slots.model_dump() | {"forms": forms, "ends": ends}
 

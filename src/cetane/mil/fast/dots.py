@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 
 from cetane.mil.fast import emit
 from cetane.mil.fast.emit import BLOCK, F32, I8, I16, I32, I64
-from cetane.mil.fast.forms import DOTTED, VNNI, Form
+from cetane.mil.fast.forms import DOTTED, VNNI, WeightForm
 from cetane.mil.fast.vectors import Maker
 
 TILE, EIGHT = 16, 8
@@ -33,7 +33,7 @@ MOST = (1 << 14) - 1
 MOST_ENTRY = 1 << 13
 """The largest magnitude of a palette's entry. A lane adds 16 products of a block, which stay below
 2**31."""
-TABLE_BYTES = {Form.NIBBLES: 64, Form.SIXES: 128}
+TABLE_BYTES = {WeightForm.NIBBLES: 64, WeightForm.SIXES: 128}
 """Bytes of a palette: 16 words, twice, or 64 words."""
 
 FLOATS, INTS = ir.VectorType(F32, TILE), ir.VectorType(I32, TILE)
@@ -42,7 +42,7 @@ _VECTORS = BLOCK // 4
 """Vectors of half a tile in a block."""
 
 
-def _table(builder: ir.IRBuilder, form: Form, address: ir.Value) -> list[ir.Value]:
+def _table(builder: ir.IRBuilder, form: WeightForm, address: ir.Value) -> list[ir.Value]:
     """The vectors of a palette; nothing for other forms."""
     return [
         emit.vector(builder, builder.add(address, emit.number(at)), WORDS)
@@ -61,10 +61,10 @@ def _joined(builder: ir.IRBuilder, low: ir.Value, high: ir.Value, bits: int) -> 
 
 
 def _weights(
-    builder: ir.IRBuilder, form: Form, block: ir.Value, table: list[ir.Value]
+    builder: ir.IRBuilder, form: WeightForm, block: ir.Value, table: list[ir.Value]
 ) -> list[ir.Value]:
     """The words of half a tile's block; see `weights.in_tiles`."""
-    if form in (Form.BYTES, Form.SCALED_BYTES):
+    if form in (WeightForm.BYTES, WeightForm.SCALED_BYTES):
         return [
             builder.sext(emit.vector(builder, builder.add(block, emit.number(at)), NARROW), WORDS)
             for at in range(0, EIGHT * BLOCK, BLOCK)
@@ -73,7 +73,7 @@ def _weights(
         emit.vector(builder, builder.add(block, emit.number(at)), WORDS)
         for at in range(0, form.bytes_of(EIGHT * BLOCK), 64)
     ]
-    if form is Form.NIBBLES:  # a look-up reads 5 bits: the table lies there twice
+    if form is WeightForm.NIBBLES:  # a look-up reads 5 bits: the table lies there twice
         look_up = emit.function(builder, "llvm.x86.avx512.permvar.hi.512", WORDS, WORDS, WORDS)
         indices = [
             _shifted(builder, four, 4 * n) if n else four for four in packed for n in range(4)
@@ -91,12 +91,12 @@ def _weights(
     return [builder.call(look_up, [table[0], index, table[1]]) for index in indices]
 
 
-def dots_of(form: Form, tokens: int) -> Maker:
+def dots_of(form: WeightForm, tokens: int) -> Maker:
     """A function that multiplies a tile with rounded inputs of `tokens` tokens.
 
     Its arguments are int64, and most are addresses:
 
-    - `y` of the results, float32; `y_step` is the number of floats from a token to the next;
+    - `y` of the results, float32; `y_stride` is the number of floats from a token to the next;
     - `x` of the inputs, int16 (tokens, columns); `x_scales` of their scales, float32 (tokens,
       blocks);
     - `tile` of the tile; `scales` of the scales of its blocks, float32 (blocks, 16);
@@ -106,13 +106,13 @@ def dots_of(form: Form, tokens: int) -> Maker:
 
     @intrinsic
     def dots(
-        typing: Any, y: Any, y_step: Any, x: Any, x_scales: Any, tile: Any, scales: Any, one: Any,
+        typing: Any, y: Any, y_stride: Any, x: Any, x_scales: Any, tile: Any, scales: Any, one: Any,
         two: Any, row_scales: Any, columns: Any,
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
             if form not in DOTTED:
                 return context.get_dummy_value()
-            y, y_step, x, x_scales, tile, scales, one, two, row_scales, columns = given
+            y, y_stride, x, x_scales, tile, scales, one, two, row_scales, columns = given
             multiply = emit.function(
                 builder, "llvm.x86.avx512.vpdpwssd.512", INTS, INTS, INTS, INTS
             )
@@ -148,10 +148,10 @@ def dots_of(form: Form, tokens: int) -> Maker:
                         number = 2 * t + half
                         totals[number] = builder.call(multiply, [totals[number], own, words])
             factors = _block_scales(builder, form, scales, loop.k)
-            step = builder.lshr(loop.k, emit.number(3))  # 4 bytes for 32 inputs
+            offset = builder.lshr(loop.k, emit.number(3))  # 4 bytes for 32 inputs
             sums = []
             for t in range(tokens):
-                address = emit.pointer(builder, builder.add(scales_at[t], step), F32)
+                address = emit.pointer(builder, builder.add(scales_at[t], offset), F32)
                 scale = emit.alike(builder, builder.load(address, align=4))
                 for half in range(2):
                     number = 2 * t + half
@@ -161,7 +161,7 @@ def dots_of(form: Form, tokens: int) -> Maker:
             loop.end(sums)
             rows = emit.vector(builder, row_scales, FLOATS)
             for t in range(tokens):
-                place = builder.mul(builder.shl(y_step, emit.number(2)), emit.number(t))
+                place = builder.mul(builder.shl(y_stride, emit.number(2)), emit.number(t))
                 address = emit.pointer(builder, builder.add(y, place), FLOATS)
                 first, second = sums[2 * t : 2 * t + 2]
                 parts = [
@@ -186,10 +186,10 @@ def _everywhere(builder: ir.IRBuilder, four: ir.Value) -> ir.Value:
 
 
 def _block_scales(
-    builder: ir.IRBuilder, form: Form, scales: ir.Value, k: ir.Value
+    builder: ir.IRBuilder, form: WeightForm, scales: ir.Value, k: ir.Value
 ) -> list[ir.Value]:
     """The scales of a block's rows, for each half; none for forms without scales of blocks."""
-    if form is not Form.SCALED_BYTES:
+    if form is not WeightForm.SCALED_BYTES:
         return []
     address = builder.add(scales, builder.mul(k, emit.number(4 * TILE // BLOCK)))
     rows = emit.vector(builder, address, FLOATS)

@@ -11,8 +11,8 @@ ROWS = 4
 ones, and so on: memory is read in order. Rows of zeros fill the last ones."""
 
 
-class Form(IntEnum):
-    """The forms of a weight `(N, K)`."""
+class WeightForm(IntEnum):
+    """How a weight `(N, K)` lies in memory."""
 
     FLOATS = 0
     """float32."""
@@ -29,22 +29,30 @@ class Form(IntEnum):
 
     def bytes_of(self, weights: int) -> int:
         """The bytes of so many weights; they are whole blocks."""
-        bits = {Form.FLOATS: 32, Form.HALVES: 16, Form.NIBBLES: 4, Form.SIXES: 6}.get(self, 8)
+        bits = {
+            WeightForm.FLOATS: 32, WeightForm.HALVES: 16, WeightForm.NIBBLES: 4, WeightForm.SIXES: 6
+        }.get(self, 8)  # fmt: skip
         return weights * bits // 8
 
 
 VNNI = WIDE and bool(FEATURES.get("avx512bw") and FEATURES.get("avx512vnni"))
 """Whether this processor multiplies words in pairs and adds both products at once."""
-DOTTED = {Form.BYTES, Form.SCALED_BYTES, Form.NIBBLES, Form.SIXES} if VNNI else set[Form]()
+DOTTED = (
+    {WeightForm.BYTES, WeightForm.SCALED_BYTES, WeightForm.NIBBLES, WeightForm.SIXES}
+    if VNNI
+    else set[WeightForm]()
+)
 """The forms whose products are those of `dots`. They lie in tiles, see `weights.in_tiles`."""
-READABLE = DOTTED | {Form.FLOATS, Form.BYTES, Form.SCALED_BYTES, Form.HALVES}
+READABLE = DOTTED | {
+    WeightForm.FLOATS, WeightForm.BYTES, WeightForm.SCALED_BYTES, WeightForm.HALVES
+}  # fmt: skip
 """The forms that this processor reads. The others need instructions that look up a palette."""
 if FEATURES.get("avx2"):
-    READABLE.add(Form.NIBBLES)
+    READABLE.add(WeightForm.NIBBLES)
 FLOATING = READABLE - DOTTED
 """The forms whose weights become floats."""
 
-ENTRIES = {Form.NIBBLES: 16, Form.SIXES: 64}
+ENTRIES = {WeightForm.NIBBLES: 16, WeightForm.SIXES: 64}
 """Entries of a palette; a smaller one is filled with zeros."""
-PALETTE_BYTES = 4 * ENTRIES[Form.NIBBLES]
+PALETTE_BYTES = 4 * ENTRIES[WeightForm.NIBBLES]
 """Bytes of a palette of floats."""

@@ -12,7 +12,7 @@ import numpy as np
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import NUMPY, Array
 from cetane.mil.fast.arrays import accepted, declared, held
-from cetane.mil.fast.attend import AttentionStage, Operand, View, value_of
+from cetane.mil.fast.attention_stage import AttentionStage, Operand, View, value_of
 from cetane.mil.guard import LONGEST, reason
 from cetane.mil.program import Signature
 
@@ -56,7 +56,7 @@ class Feeding:
 
 
 @dataclass(frozen=True)
-class CompiledStage:
+class GraphStage:
     """A stage that onnxruntime runs."""
 
     feeding: Feeding

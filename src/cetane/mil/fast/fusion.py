@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cetane.mil.fast.attention import attention, past_apart, rotation
+from cetane.mil.fast.attention_rewrites import attention, past_apart, rotation
 from cetane.mil.fast.context import (
     ATTENTION,
     RMS_NORM,

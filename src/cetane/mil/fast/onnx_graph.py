@@ -12,7 +12,7 @@ from onnx import TensorProto
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
 from cetane.mil.fast.arrays import HELD_AS, held
-from cetane.mil.fast.attend import View
+from cetane.mil.fast.attention_stage import View
 from cetane.mil.program import SizeRange
 
 # onnxruntime's own ops.

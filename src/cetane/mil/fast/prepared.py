@@ -20,8 +20,8 @@ from cetane.errors import CetaneError
 from cetane.files import sha256
 from cetane.mil.dtypes import Array
 from cetane.mil.fast.arrays import align
-from cetane.mil.fast.attend import AttentionStage, Operand, View
-from cetane.mil.fast.functions import CompiledStage, FastFunction, Feeding, Stage
+from cetane.mil.fast.attention_stage import AttentionStage, Operand, View
+from cetane.mil.fast.functions import FastFunction, Feeding, GraphStage, Stage
 from cetane.mil.fast.sessions import open_session
 from cetane.mil.fast.tape.code import NUMBERS, WIDTH, Tape
 from cetane.mil.fast.tape.function import function_of, mapped
@@ -116,7 +116,7 @@ def _read_graphs(
             raise CetaneError(f"{path} is damaged")
         session = open_session(str(path))
         for name, own in stages.items():
-            own.append(CompiledStage(_feeding_from_json(stage["feedings"][name]), session))
+            own.append(GraphStage(_feeding_from_json(stage["feedings"][name]), session))
     return {name: FastFunction(s, stages[name]) for name, s in signatures.items()}
 
 

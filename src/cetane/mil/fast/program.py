@@ -8,8 +8,8 @@ import onnxruntime as ort
 
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
-from cetane.mil.fast.attend import AttentionStage
-from cetane.mil.fast.functions import CompiledStage, FastFunction, Feeding
+from cetane.mil.fast.attention_stage import AttentionStage
+from cetane.mil.fast.functions import FastFunction, Feeding, GraphStage
 from cetane.mil.fast.fusion import fuse
 from cetane.mil.fast.model import alike, differing_literals, model
 from cetane.mil.fast.onnx_graph import OnnxGraph
@@ -95,9 +95,7 @@ class SharedModel:
         return FastFunction(
             self.signatures[name],
             [
-                CompiledStage(s.feedings[name], s.session)
-                if isinstance(s, SharedStage)
-                else s[name]
+                GraphStage(s.feedings[name], s.session) if isinstance(s, SharedStage) else s[name]
                 for s in self.stages
             ],
         )

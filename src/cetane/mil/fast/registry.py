@@ -1,7 +1,7 @@
 """The table of translations: functions that turn each MIL op into ONNX nodes.
 
 The first parameter of a translation, `g`, is the graph that it adds to. The annotation of every
-other parameter decides its form:
+other parameter decides what is passed:
 
 - `Tensor`: a value of the graph; `list[Tensor]`: an input of several values.
 - `Ints`: a list if the value is known, else a `Tensor`.
@@ -19,7 +19,7 @@ Ints = list[int] | Tensor
 Tensors = list[Tensor]
 
 
-def _form(annotation: object) -> str:
+def _passing(annotation: object) -> str:
     if annotation == Ints:
         return "ints"
     if annotation == Tensors:
@@ -27,5 +27,5 @@ def _form(annotation: object) -> str:
     return "tensor" if Tensor in (annotation, *get_args(annotation)) else "plain"
 
 
-TRANSLATIONS = Implementations(_form, supplied=("g",))
+TRANSLATIONS = Implementations(_passing, supplied=("g",))
 translates = TRANSLATIONS.enters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from cetane.mil.fast.attend import AttentionStage, Operand, View
+from cetane.mil.fast.attention_stage import AttentionStage, Operand, View
 from cetane.mil.fast.context import ATTENTION, VIEW, Context
 from cetane.mil.fast.translate import live_ops
 from cetane.mil.program import Argument, Body, MilFunction, Op

@@ -10,7 +10,7 @@ from cetane.errors import CetaneError
 from cetane.mil.constants import Constants
 from cetane.mil.dtypes import Array
 from cetane.mil.fast.arrays import held
-from cetane.mil.fast.attend import View
+from cetane.mil.fast.attention_stage import View
 from cetane.mil.fast.context import VIEW
 from cetane.mil.fast.onnx_graph import OnnxGraph, OnnxWeight, Tensor, onnx_type
 from cetane.mil.fast.ops import TRANSLATIONS
@@ -114,17 +114,17 @@ class _Translator:
 
     def _arguments(self, op: Op) -> dict[str, Any]:
         arguments = {}
-        for parameter, form, given in TRANSLATIONS[op.kind].arguments(op):
-            items = [self._argument(item, form, parameter) for item in given]
-            arguments[parameter] = items if form == "tensors" else items[0]
+        for parameter, passing, given in TRANSLATIONS[op.kind].arguments(op):
+            items = [self._argument(item, passing, parameter) for item in given]
+            arguments[parameter] = items if passing == "tensors" else items[0]
         return arguments
 
-    def _argument(self, item: Argument, form: str, parameter: str) -> Any:
-        if form in ("tensor", "tensors"):
+    def _argument(self, item: Argument, passing: str, parameter: str) -> Any:
+        if passing in ("tensor", "tensors"):
             return self._tensor(item)
         if item in self._constants:
             return self._constants.plain(item)
-        if form == "ints":
+        if passing == "ints":
             return self._tensor(item)
         raise CetaneError(f"input {parameter!r} must be a constant")
 

@@ -29,7 +29,7 @@ from cetane.mil.fast.emit import (
     LANES,
     WIDE,
 )
-from cetane.mil.fast.forms import FLOATING, PALETTE_BYTES, ROWS, VNNI, Form
+from cetane.mil.fast.forms import FLOATING, PALETTE_BYTES, ROWS, VNNI, WeightForm
 
 AHEAD = 2048
 """Bytes by which a product's prefetch is ahead of its reads."""
@@ -53,7 +53,7 @@ def _looked_up(builder: ir.IRBuilder, palette: list[ir.Value], indices: ir.Value
 
 
 def rows_of_floats(
-    builder: ir.IRBuilder, form: Form, weights: ir.Value, scales: ir.Value,
+    builder: ir.IRBuilder, form: WeightForm, weights: ir.Value, scales: ir.Value,
     palette: list[ir.Value], k: ir.Value,
 ) -> list[list[ir.Value]]:  # fmt: skip
     """The weights `k .. k + BLOCK` of `ROWS` rows, as vectors in order."""
@@ -61,14 +61,14 @@ def rows_of_floats(
 
 
 def _floats(
-    builder: ir.IRBuilder, form: Form, weights: ir.Value, scales: ir.Value,
+    builder: ir.IRBuilder, form: WeightForm, weights: ir.Value, scales: ir.Value,
     palette: list[ir.Value], k: ir.Value, row: int,
 ) -> list[ir.Value]:  # fmt: skip
     """The weights `k .. k + BLOCK` of one of `ROWS` rows as vectors, in order."""
     vectors = []
     block = builder.add(weights, builder.mul(k, emit.number(form.bytes_of(ROWS * BLOCK) // BLOCK)))
     block = builder.add(block, emit.number(row * form.bytes_of(BLOCK)))
-    if form is Form.NIBBLES:
+    if form is WeightForm.NIBBLES:
         for at in range(0, BLOCK // 2, LANES):
             pairs = builder.zext(
                 emit.vector(builder, builder.add(block, emit.number(at)), BYTES), INTS
@@ -78,14 +78,14 @@ def _floats(
         return vectors
     for at in range(0, BLOCK, LANES):
         address = builder.add(block, emit.number(form.bytes_of(at)))
-        if form is Form.FLOATS:
+        if form is WeightForm.FLOATS:
             vectors.append(emit.vector(builder, address, FLOATS))
-        elif form is Form.HALVES:
+        elif form is WeightForm.HALVES:
             vectors.append(builder.fpext(emit.vector(builder, address, HALVES), FLOATS))
         else:
             narrow = emit.vector(builder, address, BYTES)
             vectors.append(builder.sitofp(builder.sext(narrow, INTS), FLOATS))
-    if form is Form.SCALED_BYTES:  # 4 bytes for each of `ROWS` rows and of 32 columns
+    if form is WeightForm.SCALED_BYTES:  # 4 bytes for each of `ROWS` rows and of 32 columns
         address = builder.add(scales, builder.lshr(k, emit.number(1)))
         address = builder.add(address, emit.number(4 * row))
         scale = emit.alike(builder, builder.load(emit.pointer(builder, address, F32), align=1))
@@ -93,7 +93,7 @@ def _floats(
     return vectors
 
 
-def _fetch_ahead(builder: ir.IRBuilder, form: Form, weights: ir.Value, k: ir.Value) -> None:
+def _fetch_ahead(builder: ir.IRBuilder, form: WeightForm, weights: ir.Value, k: ir.Value) -> None:
     """Prefetch the weights that come `AHEAD` bytes later: the processor's own prefetch stops at the
     end of a page."""
     size = form.bytes_of(ROWS * BLOCK)
@@ -101,9 +101,9 @@ def _fetch_ahead(builder: ir.IRBuilder, form: Form, weights: ir.Value, k: ir.Val
     emit.prefetch(builder, builder.add(start, emit.number(AHEAD)), size)
 
 
-def palette_vectors(builder: ir.IRBuilder, form: Form, address: ir.Value) -> list[ir.Value]:
+def palette_vectors(builder: ir.IRBuilder, form: WeightForm, address: ir.Value) -> list[ir.Value]:
     """The table of a palette; nothing for other forms."""
-    if form is not Form.NIBBLES:
+    if form is not WeightForm.NIBBLES:
         return []
     starts = range(0, PALETTE_BYTES, 4 * LANES)
     return [emit.vector(builder, builder.add(address, emit.number(at)), FLOATS) for at in starts]
@@ -130,21 +130,21 @@ def folded(
         ]
         width = half
     (vector,) = vectors
-    step = width
+    stride = width
     while width > 1:
         width //= 2
         other = [lane ^ width for lane in range(LANES)]
         vector = add(vector, emit.shuffled(builder, vector, vector, other))
-    return emit.shuffled(builder, vector, vector, [step * n for n in range(4)])
+    return emit.shuffled(builder, vector, vector, [stride * n for n in range(4)])
 
 
-def product_of(form: Form, tokens: int) -> Maker:
+def product_of(form: WeightForm, tokens: int) -> Maker:
     """A function that multiplies `ROWS` rows of weights with `tokens` rows of inputs.
 
     Its arguments are int64:
 
-    - `y`, the address of the results, and `y_step`, the floats from a token to the next;
-    - `x` and `x_step`, the same for inputs;
+    - `y`, the address of the results, and `y_stride`, the floats from a token to the next;
+    - `x` and `x_stride`, the same for inputs;
     - `w`, `scale`, `blocks` and `palette`, the addresses of the weights, of a scale for each row,
       of the scales of blocks, and of the palette;
     - `columns`, the number of columns, a multiple of `BLOCK`.
@@ -152,23 +152,23 @@ def product_of(form: Form, tokens: int) -> Maker:
 
     @intrinsic
     def product(
-        typing: Any, y: Any, y_step: Any, x: Any, x_step: Any, w: Any, scale: Any, blocks: Any,
+        typing: Any, y: Any, y_stride: Any, x: Any, x_stride: Any, w: Any, scale: Any, blocks: Any,
         palette: Any, columns: Any,
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
             if form not in FLOATING:  # no weight of this form comes here
                 return context.get_dummy_value()
-            y, y_step, x, x_step, w, scale, blocks, palette, columns = given
+            y, y_stride, x, x_stride, w, scale, blocks, palette, columns = given
             four = emit.number(4)
             inputs_at = [
-                builder.add(x, builder.mul(builder.mul(x_step, four), emit.number(t)))
+                builder.add(x, builder.mul(builder.mul(x_stride, four), emit.number(t)))
                 for t in range(tokens)
             ]
             entries = palette_vectors(builder, form, palette)
             zero = ir.Constant(FLOATS, [0.0] * LANES)
             loop = emit.Blocks(builder, columns, [zero] * (ROWS * tokens))
             sums = list(loop.values)
-            if tokens == 1 or form is not Form.FLOATS:  # unpacked weights are in a cache
+            if tokens == 1 or form is not WeightForm.FLOATS:  # unpacked weights are in a cache
                 _fetch_ahead(builder, form, w, loop.k)
             weights = rows_of_floats(builder, form, w, blocks, entries, loop.k)
             for part in range(BLOCK // LANES):
@@ -182,8 +182,8 @@ def product_of(form: Form, tokens: int) -> Maker:
             factors = emit.vector(builder, scale, FOUR)
             for t in range(tokens):
                 own = [sums[r * tokens + t] for r in range(ROWS)]
-                step = builder.mul(builder.mul(y_step, four), emit.number(t))
-                address = emit.pointer(builder, builder.add(y, step), FOUR)
+                place = builder.mul(builder.mul(y_stride, four), emit.number(t))
+                address = emit.pointer(builder, builder.add(y, place), FOUR)
                 builder.store(
                     builder.fmul(folded(builder, own, builder.fadd), factors), address, align=4
                 )
@@ -194,7 +194,7 @@ def product_of(form: Form, tokens: int) -> Maker:
     return product
 
 
-def unpacking_of(form: Form) -> Maker:
+def unpacking_of(form: WeightForm) -> Maker:
     """A function that writes `ROWS` rows of weights as floats, which lie as blocks do, without
     the rows' scales.
 
@@ -240,29 +240,29 @@ def scores_of(rows: int, keys: int) -> Maker:
 
     Its arguments are int64:
 
-    - `y`, the address of the scores, and `y_step`, the floats from a row to the next;
-    - `x` and `x_step`, the same for queries;
-    - `k`, the address of the keys, and `k_step`, the floats from a channel to the next;
+    - `y`, the address of the scores, and `y_stride`, the floats from a row to the next;
+    - `x` and `x_stride`, the same for queries;
+    - `k`, the address of the keys, and `k_stride`, the floats from a channel to the next;
     - `width`, the number of channels.
     """
 
     @intrinsic
     def score(
-        typing: Any, y: Any, y_step: Any, x: Any, x_step: Any, k: Any, k_step: Any, width: Any
+        typing: Any, y: Any, y_stride: Any, x: Any, x_stride: Any, k: Any, k_stride: Any, width: Any
     ) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
-            y, y_step, x, x_step, k, k_step, width = given
+            y, y_stride, x, x_stride, k, k_stride, width = given
             four, count = emit.number(4), keys // LANES
             zero = ir.Constant(FLOATS, [0.0] * LANES)
             loop = emit.Blocks(builder, width, [zero] * (count * rows), 1)
-            channel = builder.add(k, builder.mul(builder.mul(k_step, four), loop.k))
+            channel = builder.add(k, builder.mul(builder.mul(k_stride, four), loop.k))
             parts = [
                 emit.vector(builder, builder.add(channel, emit.number(4 * LANES * part)), FLOATS)
                 for part in range(count)
             ]
             totals = []
             for row in range(rows):
-                place = builder.add(loop.k, builder.mul(x_step, emit.number(row)))
+                place = builder.add(loop.k, builder.mul(x_stride, emit.number(row)))
                 place = emit.pointer(builder, builder.add(x, builder.mul(place, four)), F32)
                 query = emit.alike(builder, builder.load(place, align=4))
                 totals += [
@@ -271,7 +271,7 @@ def scores_of(rows: int, keys: int) -> Maker:
                 ]
             loop.end(totals)
             for number, total in enumerate(totals):
-                place = builder.mul(builder.mul(y_step, four), emit.number(number // count))
+                place = builder.mul(builder.mul(y_stride, four), emit.number(number // count))
                 place = builder.add(place, emit.number(4 * LANES * (number % count)))
                 place = emit.pointer(builder, builder.add(y, place), FLOATS)
                 builder.store(total, place, align=4)
@@ -288,11 +288,11 @@ def mixed_of(rows: int) -> Maker:
 
     Its arguments are int64:
 
-    - `sums`, the address of the sums, and `sums_step`, the bytes from a row to the next. A sum is
+    - `sums`, the address of the sums, and `sums_stride`, the bytes from a row to the next. A sum is
       two int64: of products of two high words, and of products of a high and a low word;
-    - `high` and `low`, the addresses of the words of weights, and `step`, the bytes from a row to
+    - `high` and `low`, the addresses of the words of weights, and `stride`, the bytes from a row to
       the next;
-    - `high_values`, `low_values` and `values_step`, the same for values;
+    - `high_values`, `low_values` and `values_stride`, the same for values;
     - `count`, the number of keys, a multiple of `KEYS`.
     """
     words = ir.VectorType(emit.I16, KEYS)
@@ -316,23 +316,25 @@ def mixed_of(rows: int) -> Maker:
 
     @intrinsic
     def mix(
-        typing: Any, sums: Any, sums_step: Any, high: Any, low: Any, step: Any, high_values: Any,
-        low_values: Any, values_step: Any, count: Any,
+        typing: Any, sums: Any, sums_stride: Any, high: Any, low: Any, stride: Any,
+        high_values: Any, low_values: Any, values_stride: Any, count: Any,
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
-            sums, sums_step, high, low, step, high_values, low_values, values_step, count = given
+            sums, sums_stride, high, low, stride, high_values, low_values, values_stride, count = (
+                given
+            )
             nothing = ir.Constant(INTS, [0] * LANES)
             loop = emit.Blocks(builder, count, [nothing] * (2 * PAIR * rows), KEYS)
             at = builder.shl(loop.k, emit.number(1))
 
-            def two_words(base: ir.Value, other: ir.Value, step: ir.Value, row: int) -> Any:
-                offset = builder.add(at, builder.mul(step, emit.number(row)))
+            def two_words(base: ir.Value, other: ir.Value, stride: ir.Value, row: int) -> Any:
+                offset = builder.add(at, builder.mul(stride, emit.number(row)))
                 return [emit.vector(builder, builder.add(a, offset), words) for a in (base, other)]
 
-            values = [two_words(high_values, low_values, values_step, n) for n in range(PAIR)]
+            values = [two_words(high_values, low_values, values_stride, n) for n in range(PAIR)]
             totals = []
             for row in range(rows):
-                upper, lower = two_words(high, low, step, row)
+                upper, lower = two_words(high, low, stride, row)
                 for pair, (value, rest) in enumerate(values):
                     first, second = loop.values[2 * (PAIR * row + pair) :][:2]
                     totals.append(multiplied(builder, first, upper, value))
@@ -342,7 +344,7 @@ def mixed_of(rows: int) -> Maker:
             four = ir.VectorType(I64, 2 * PAIR)
             for row in range(rows):
                 own = totals[2 * PAIR * row : 2 * PAIR * (row + 1)]
-                place = builder.add(sums, builder.mul(sums_step, emit.number(row)))
+                place = builder.add(sums, builder.mul(sums_stride, emit.number(row)))
                 place = emit.pointer(builder, place, four)
                 added = builder.sext(folded(builder, own, builder.add), four)
                 builder.store(builder.add(builder.load(place, align=8), added), place, align=8)

@@ -2,8 +2,8 @@
 `before -> after`; see `fusion`.
 
 A graph multiplies scores and weights by the scales of keys and values, since a product for each
-element costs an ANE more. Here a cache is widened, so `attention` finds its usual form. A tape
-widens only the slots that the mask shows.
+element costs an ANE more. Here a cache is widened, so `attention_rewrites` finds attention as it is
+elsewhere. A tape widens only the slots that the mask shows.
 """
 
 from __future__ import annotations

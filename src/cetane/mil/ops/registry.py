@@ -1,9 +1,9 @@
 """The table of ops of the reference executor.
 
-The annotation of a parameter decides its form: `Tensor` a tensor, `Tensors` a list (an input of
-several values), `StateCell` the state itself, `TensorList` MIL's list. Any other annotation (`int`,
-`str`, `list[int]`, ...) means plain Python values. `bodies` are the nested bodies of the op, as
-functions.
+The annotation of a parameter decides what is passed: a tensor for `Tensor`, a list for `Tensors`
+(an input of several values), the state itself for `StateCell`, MIL's list for `TensorList`. For any
+other (`int`, `str`, `list[int]`, ...) it is plain Python values. `bodies` are the nested bodies of
+the op, as functions.
 """
 
 from collections.abc import Callable
@@ -53,12 +53,12 @@ Label = str | int
 Result = Tensor | TensorList | tuple[Tensor, ...] | tuple[Label, dict[Label, float]] | None
 
 
-def _form(annotation: object) -> str:
+def _passing(annotation: object) -> str:
     choices = {annotation, *get_args(annotation)}
     if Tensors in choices:
         return "tensors"
     return "tensor" if {Tensor, StateCell, TensorList} & choices else "plain"
 
 
-OPS = Implementations(_form, supplied=("bodies",))
+OPS = Implementations(_passing, supplied=("bodies",))
 op = OPS.enters

@@ -15,7 +15,7 @@ from cetane.mil import load
 from cetane.mil.fast import FastProgram
 from cetane.mil.fast.dots import MOST, MOST_ENTRY
 from cetane.mil.fast.emit import BLOCK
-from cetane.mil.fast.forms import DOTTED, READABLE, Form
+from cetane.mil.fast.forms import DOTTED, READABLE, WeightForm
 from cetane.mil.fast.tape.model import TapeModel
 from cetane.mil.fast.tape.products import MANY
 
@@ -139,7 +139,7 @@ def test_linear(build: Build, dtype: str, rows: int, form: tuple[int, int], offs
 def test_small_palettes_stay_palettes(
     build: Build, bits: int, group: int, tokens: int, columns: int
 ) -> None:
-    assume((Form.NIBBLES if bits <= 4 else Form.SIXES) in READABLE)
+    assume((WeightForm.NIBBLES if bits <= 4 else WeightForm.SIXES) in READABLE)
     weight, values = palettes(32, columns, bits, group)
     x = inputs(columns, tokens)
     check(product(build, weight, x), x, values, looked_up=True)

@@ -188,9 +188,9 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One step of a tape: a result, up to three operands, and the numbers that its code reads.
+    """An instruction: a result, up to three operands, and the numbers that its code reads.
 
-    Threads divide the work of a `shared` step. One thread does any other step.
+    Threads divide the work of a `shared` instruction. One thread does any other.
     """
 
     code: Code
@@ -208,7 +208,7 @@ class Instruction:
         return (*self.operands, *self.others)
 
     def moved(self, bases: Mapping[int, int]) -> Instruction:
-        """This step, with some blocks as whole arrays of these bases."""
+        """This instruction, with some blocks as whole arrays of these bases."""
         result, *read = (place.moved(bases) for place in (self.result, *self.read))
         count = len(self.operands)
         return replace(

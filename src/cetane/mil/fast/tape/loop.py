@@ -13,9 +13,9 @@ import numpy as np
 from numba import carray, njit, types
 
 from cetane.mil.fast.dots import TILE
+from cetane.mil.fast.exact_attention import HIDDEN, attend_exactly
 from cetane.mil.fast.forms import ROWS
 from cetane.mil.fast.intrinsics import count_up, counted, pointer
-from cetane.mil.fast.kernels import HIDDEN, attend
 from cetane.mil.fast.tape.code import (
     AXES,
     FIRST,
@@ -30,7 +30,7 @@ from cetane.mil.fast.tape.code import (
 )
 from cetane.mil.fast.tape.elements import combine, exponential, transform
 from cetane.mil.fast.tape.products import multiply
-from cetane.mil.fast.tape.quick import attend_quickly
+from cetane.mil.fast.tape.quick_attention import attend_quickly
 from cetane.mil.fast.tape.rounded import multiply_rounded, rounds
 
 _F = np.float32
@@ -67,38 +67,38 @@ def _line(address, count):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def _part(count, thread, threads, step):  # type: ignore[no-untyped-def]
-    """The share of a thread in `count` pieces of work, cut at multiples of `step`."""
-    steps = -(-count // step)
+def _part(count, thread, threads, unit):  # type: ignore[no-untyped-def]
+    """The share of a thread in `count` pieces of work, cut at multiples of `unit`."""
+    units = -(-count // unit)
     return (
-        min(count, steps * thread // threads * step),
-        min(count, steps * (thread + 1) // threads * step),
+        min(count, units * thread // threads * unit),
+        min(count, units * (thread + 1) // threads * unit),
     )
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _gathered(line, address, step):  # type: ignore[no-untyped-def]
-    """Fill a line with elements that lie `step` floats apart."""
+def _gathered(line, address, stride):  # type: ignore[no-untyped-def]
+    """Fill a line with elements that lie `stride` floats apart."""
     count = len(line)
-    if step == 0:
+    if stride == 0:
         line[:] = _line(address, 1)[0]
     else:
-        first = min(0, (count - 1) * step)  # steps may go backwards
-        source = _line(address + 4 * first, abs((count - 1) * step) + 1)
+        first = min(0, (count - 1) * stride)  # strides may be negative
+        source = _line(address + 4 * first, abs((count - 1) * stride) + 1)
         for i in range(count):
-            line[i] = source[i * step - first]
+            line[i] = source[i * stride - first]
 
 
 @njit(inline="always")
-def _scattered(address, step, line):  # type: ignore[no-untyped-def]
-    """Write a line to elements that lie `step` floats apart."""
-    target = _line(address, (len(line) - 1) * step + 1)
+def _scattered(address, stride, line):  # type: ignore[no-untyped-def]
+    """Write a line to elements that lie `stride` floats apart."""
+    target = _line(address, (len(line) - 1) * stride + 1)
     for n in range(len(line)):
-        target[n * step] = line[n]
+        target[n * stride] = line[n]
 
 
 @njit(inline="always")
-def _steps(row, place):  # type: ignore[no-untyped-def]
+def _strides(row, place):  # type: ignore[no-untyped-def]
     """The floats from an element to the next along each axis, of an operand or the result (0)."""
     at = _STRIDES + AXES * place
     return row[at], row[at + 1], row[at + 2], row[at + 3]
@@ -111,8 +111,8 @@ def _bounds(row, axis, divided, part):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def _moved(address, steps, i, j, k):  # type: ignore[no-untyped-def]
-    return address + 4 * (i * steps[0] + j * steps[1] + k * steps[2])
+def _moved(address, strides, i, j, k):  # type: ignore[no-untyped-def]
+    return address + 4 * (i * strides[0] + j * strides[1] + k * strides[2])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -128,27 +128,27 @@ def _compute(code, kind, first, second, y, a, b, c):  # type: ignore[no-untyped-
 
 
 @njit(inline="always")
-def _brought(address, step, spare):  # type: ignore[no-untyped-def]
-    """A line of elements that lie `step` floats apart: as they lie, or side by side in `spare`."""
-    if step == 1:
+def _brought(address, stride, spare):  # type: ignore[no-untyped-def]
+    """A line of elements that lie `stride` floats apart: there, or side by side in `spare`."""
+    if stride == 1:
         return _line(address, len(spare))
-    _gathered(spare, address, step)
+    _gathered(spare, address, stride)
     return spare
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _compute_apart(row, one, two, addresses, steps, count):  # type: ignore[no-untyped-def]
+def _compute_apart(row, one, two, addresses, strides, count):  # type: ignore[no-untyped-def]
     """Fill a line of results, where the elements of some line do not lie side by side. Addresses
-    and steps (floats) are those of the result and of three operands."""
-    code, step = row[0], steps[0]
+    and strides (floats) are those of the result and of three operands."""
+    code, stride = row[0], strides[0]
     spare = np.empty((4, count), np.float32)
-    y = _line(addresses[0], count) if step == 1 else spare[0]
-    a = _brought(addresses[1], steps[1], spare[1])
-    b = a if code == _UNARY else _brought(addresses[2], steps[2], spare[2])
-    c = a if code != _SELECT else _brought(addresses[3], steps[3], spare[3])
+    y = _line(addresses[0], count) if stride == 1 else spare[0]
+    a = _brought(addresses[1], strides[1], spare[1])
+    b = a if code == _UNARY else _brought(addresses[2], strides[2], spare[2])
+    c = a if code != _SELECT else _brought(addresses[3], strides[3], spare[3])
     _compute(code, row[3], one, two, y, a, b, c)
-    if step != 1:
-        _scattered(addresses[0], step, y)
+    if stride != 1:
+        _scattered(addresses[0], stride, y)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -167,30 +167,30 @@ def _walk(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def]
     count = last - first
     if count <= 0:
         return
-    y_steps, a_steps, b_steps, c_steps = (
-        _steps(row, 0), _steps(row, 1), _steps(row, 2), _steps(row, 3)
+    y_strides, a_strides, b_strides, c_strides = (
+        _strides(row, 0), _strides(row, 1), _strides(row, 2), _strides(row, 3)
     )  # fmt: skip
-    y_first = _address(row, bases, 0) + 4 * first * y_steps[3]
-    a_first = _address(row, bases, 1) + 4 * first * a_steps[3]
-    b_first = _address(row, bases, 2) + 4 * first * b_steps[3]
-    c_first = _address(row, bases, 3) + 4 * first * c_steps[3]
-    steps = (y_steps[3], a_steps[3], b_steps[3], c_steps[3])
+    y_first = _address(row, bases, 0) + 4 * first * y_strides[3]
+    a_first = _address(row, bases, 1) + 4 * first * a_strides[3]
+    b_first = _address(row, bases, 2) + 4 * first * b_strides[3]
+    c_first = _address(row, bases, 3) + 4 * first * c_strides[3]
+    strides = (y_strides[3], a_strides[3], b_strides[3], c_strides[3])
     side_by_side = (
-        steps[0] == 1 and steps[1] == 1 and (code == _UNARY or steps[2] == 1)
-        and (code != _SELECT or steps[3] == 1)
+        strides[0] == 1 and strides[1] == 1 and (code == _UNARY or strides[2] == 1)
+        and (code != _SELECT or strides[3] == 1)
     )  # fmt: skip
     for i in range(*_bounds(row, 0, divided, part)):
         for j in range(*_bounds(row, 1, divided, part)):
             for k in range(*_bounds(row, 2, divided, part)):
-                y, a = _moved(y_first, y_steps, i, j, k), _moved(a_first, a_steps, i, j, k)
-                b, c = _moved(b_first, b_steps, i, j, k), _moved(c_first, c_steps, i, j, k)
+                y, a = _moved(y_first, y_strides, i, j, k), _moved(a_first, a_strides, i, j, k)
+                b, c = _moved(b_first, b_strides, i, j, k), _moved(c_first, c_strides, i, j, k)
                 if side_by_side:
                     _compute(
                         code, kind, one, two, _line(y, count), _line(a, count), _line(b, count),
                         _line(c, count),
                     )  # fmt: skip
                 else:
-                    _compute_apart(row, one, two, (y, a, b, c), steps, count)
+                    _compute_apart(row, one, two, (y, a, b, c), strides, count)
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc"})
@@ -209,22 +209,22 @@ def _lines(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def
     After the places, the row holds
 
     - three sizes, whose product is the number of lines;
-    - the elements of a line, their step in the operand, and their step in the result;
-    - for each of the three sizes, the step from line to line in the operand; then in the result.
+    - the elements of a line, their stride in the operand, and their stride in the result;
+    - for each of the three sizes, the stride from line to line in the operand; then in the result.
     """
     more = row[MORE:]
-    lines, count, step, result_step = more[0] * more[1] * more[2], more[3], more[4], more[5]
+    lines, count, stride, result_stride = more[0] * more[1] * more[2], more[3], more[4], more[5]
     first, last = _part(lines, thread, threads, 1)
     spare, made = np.empty(count, np.float32), np.empty(count, np.float32)
     for number in range(first, last):
         i, j, k = number // (more[1] * more[2]), number // more[2] % more[1], number % more[2]
         x_at = _address(row, bases, 1) + 4 * (i * more[6] + j * more[7] + k * more[8])
         y_at = _address(row, bases, 0) + 4 * (i * more[9] + j * more[10] + k * more[11])
-        line = _brought(x_at, step, spare)
+        line = _brought(x_at, stride, spare)
         if row[0] == _REDUCE:
             _line(y_at, 1)[0] = _reduced(row[3], line)
             continue
-        y = _line(y_at, count) if result_step == 1 else made
+        y = _line(y_at, count) if result_stride == 1 else made
         if row[0] == _NORM:
             gamma = _line(_address(row, bases, 2), count)
             factor = _F(1 / math.sqrt(_squares(line) / count + numbers[0]))
@@ -239,8 +239,8 @@ def _lines(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def
             factor = _F(1 / total)
             for n in range(count):
                 y[n] = spare[n] * factor
-        if result_step != 1:
-            _scattered(y_at, result_step, y)
+        if result_stride != 1:
+            _scattered(y_at, result_stride, y)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -258,9 +258,10 @@ def _reduced(kind, line):  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True, error_model="numpy")
 def _runs(row, bases):  # type: ignore[no-untyped-def]
     """Fill the runs of keys that some row of a mask shows: first their number, then four numbers
-    for each, as `kernels.attend` reads them. After the places: rows of the mask, past and new keys,
+    for each, as `attend_exactly` reads them. After the places: rows of the mask, past and new keys,
     and the offset of the runs."""
-    rows, past, new, offset = row[MORE], row[MORE + 1], row[MORE + 2], row[MORE + 3]
+    more = row[MORE:]
+    rows, past, new, offset = more[0], more[1], more[2], more[3]
     mask = _line(_address(row, bases, 1), rows * (past + new)).reshape(rows, past + new)
     runs = carray(pointer(bases[row[_PLACES]] + 8 * offset), 1 + 4 * (past + new + 1), np.int64)
     count, open_ = 0, False
@@ -291,7 +292,8 @@ def _scaled(y, x, scales):  # type: ignore[no-untyped-def]
 def _widen(row, bases, thread, threads):  # type: ignore[no-untyped-def]
     """Numbers of 8 bits times the scale of their slot. After the places: heads, width, slots, and
     the offset of the runs of slots that are read; -1 for all slots."""
-    heads, width, slots, runs_at = row[MORE], row[MORE + 1], row[MORE + 2], row[MORE + 3]
+    more = row[MORE:]
+    heads, width, slots, runs_at = more[0], more[1], more[2], more[3]
     start = bases[RUNS_AT] + 8 * max(runs_at, 0)
     count = 0 if runs_at < 0 else carray(pointer(start), 1, np.int64)[0]
     runs = carray(pointer(start + 8), 4 * count, np.int64).reshape(count, 4)
@@ -320,14 +322,14 @@ def _attend(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-de
       keys;
     - the mask's heads and rows, the offset of the runs, and 1 if there are sinks.
     """
-    heads, rows, width, out = row[MORE + 8], row[MORE + 9], row[MORE + 10], row[MORE + 11]
-    past, new = row[MORE + 12], row[MORE + 13]
-    mask_heads, mask_rows = row[MORE + 14], row[MORE + 15]
-    start = bases[RUNS_AT] + 8 * row[MORE + 16]
+    more = row[MORE + 8 :]  # after four places
+    heads, rows, width, out, past, new = more[0], more[1], more[2], more[3], more[4], more[5]
+    mask_heads, mask_rows, runs_at, with_sinks = more[6], more[7], more[8], more[9]
+    start = bases[RUNS_AT] + 8 * runs_at
     count = carray(pointer(start), 1, np.int64)[0]
     runs = carray(pointer(start + 8), 4 * count, np.int64).reshape(count, 4)
     mask = _line(_address(row, bases, 2), mask_heads * mask_rows * (past + new))
-    sinks = _line(_address(row, bases, 3), heads * rows * row[MORE + 17])
+    sinks = _line(_address(row, bases, 3), heads * rows * with_sinks)
     given = (
         _line(_address(row, bases, 1), heads * rows * width).reshape(heads, rows, width),
         _line(_other(row, bases, 0), heads * width * past).reshape(heads, width, past),
@@ -337,10 +339,10 @@ def _attend(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-de
         mask.reshape(mask_heads, mask_rows, past + new),
     )
     results = _line(_address(row, bases, 0), heads * rows * out).reshape(heads, rows, out)
-    seen = sinks.reshape(heads * row[MORE + 17], rows)
+    seen = sinks.reshape(heads * with_sinks, rows)
     first, last = _part(heads * rows, thread, threads, 1)
     if row[3] == 1:
-        attend(*given, runs, numbers[0], seen, results, first, last)
+        attend_exactly(*given, runs, numbers[0], seen, results, first, last)
     else:
         attend_quickly(*given, runs, numbers[0], seen, results, first, last)
 
@@ -356,14 +358,14 @@ def _product(row, bases, thread, threads):  # type: ignore[no-untyped-def]
       of weights;
     - the byte offsets of `weights.Rows.data`, `scale`, `more` and `which`.
     """
-    tokens, columns, rows = row[MORE], row[MORE + 1], row[MORE + 2]
-    y_step, x_step, w_step, base = row[MORE + 3], row[MORE + 4], row[MORE + 5], bases[WEIGHTS]
+    more, base = row[MORE:], bases[WEIGHTS]
+    tokens, columns, rows = more[0], more[1], more[2]
+    y_stride, x_stride, w_stride = more[3], more[4], more[5]
     rounded = rounds(row[3])
     first, last = _part(rows, thread, threads, TILE if rounded else ROWS)
     given = (
-        row[3], first, last, _address(row, bases, 0), y_step, _address(row, bases, 1), x_step,
-        tokens, base + row[MORE + 6], w_step, base + row[MORE + 7], base + row[MORE + 8],
-        base + row[MORE + 9], columns,
+        row[3], first, last, _address(row, bases, 0), y_stride, _address(row, bases, 1), x_stride,
+        tokens, base + more[6], w_stride, base + more[7], base + more[8], base + more[9], columns,
     )  # fmt: skip
     if rounded:
         multiply_rounded(*given)
@@ -374,7 +376,7 @@ def _product(row, bases, thread, threads):  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True, error_model="numpy")
 def _matmul(row, bases, thread, threads):  # type: ignore[no-untyped-def]
     """Products of matrices. After the places: two sizes of batches, rows, inner, columns; then the
-    steps of operands and result over the batches, rows or inner, and columns
+    strides of operands and result over the batches, rows or inner, and columns
     (`tape.ops.linear.matmul` writes them)."""
     m = row[MORE:]
     rows, inner, columns = m[2], m[3], m[4]
@@ -399,8 +401,8 @@ def _matmul(row, bases, thread, threads):  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True, error_model="numpy")
 def _conv(row, bases, thread, threads):  # type: ignore[no-untyped-def]
     """A convolution along the last axis. After the places: output and input channels of a group,
-    groups, taps, inputs, results, stride, dilation, padding; then the steps of input and result
-    (`tape.ops.linear.conv` writes them)."""
+    groups, taps, inputs, results; the kernel's stride, dilation and padding; then the strides of
+    input and result (`tape.ops.linear.conv` writes them)."""
     m = row[MORE:]
     outputs, inputs, groups, taps = m[0], m[1], m[2], m[3]
     weights = _line(_address(row, bases, 2), groups * outputs * inputs * taps)
@@ -422,9 +424,9 @@ def _conv(row, bases, thread, threads):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _pick(row, bases):  # type: ignore[no-untyped-def]
-    """Elements in the order of indices. After the places: outer, indices, inner and its step in the
-    operand; the steps of outer and indices in the operand; the axis' size (`tape.ops.gather` writes
-    them). The result is contiguous."""
+    """Elements in the order of indices. After the places: outer, indices, inner; the strides of
+    inner, outer and indices in the operand; the axis' size (`tape.ops.gather` writes them). The
+    result is contiguous."""
     m = row[MORE:]
     outer, count, inner = m[0], m[1], m[2]
     order = _line(_address(row, bases, 2), count)
@@ -445,27 +447,26 @@ def _update(row, bases):  # type: ignore[no-untyped-def]
     """Write a part of a tensor, from positions that an operand gives. Result and update are
     contiguous. After the places: the axes, and for each its size, the update's size, and whether
     its position counts (`tape.ops.slicing` writes them)."""
-    axes = row[MORE]
+    axes, more = row[MORE], row[MORE + 1 :]
     start = np.zeros(MOST_AXES, np.int64)
     given = _line(_address(row, bases, 2), axes)
     count = 1
     for axis in range(axes):
-        at = MORE + 1 + 3 * axis
-        size, own, counts = row[at], row[at + 1], row[at + 2]
+        size, own, counts = more[3 * axis], more[3 * axis + 1], more[3 * axis + 2]
         start[axis] = np.int64(given[axis]) if counts else 0
         start[axis] += size if start[axis] < 0 else 0
         count *= own
         if start[axis] < 0 or start[axis] + own > size:
             return False
-    line = row[MORE + 1 + 3 * (axes - 1) + 1]
+    line = more[3 * (axes - 1) + 1]
     update = _line(_address(row, bases, 1), count)
     for number in range(count // line):
-        rest, offset, step = number, start[axes - 1], row[MORE + 1 + 3 * (axes - 1)]
+        rest, offset, stride = number, start[axes - 1], more[3 * (axes - 1)]
         for axis in range(axes - 2, -1, -1):
-            own = row[MORE + 1 + 3 * axis + 1]
-            offset += (start[axis] + rest % own) * step
+            own = more[3 * axis + 1]
+            offset += (start[axis] + rest % own) * stride
             rest //= own
-            step *= row[MORE + 1 + 3 * axis]
+            stride *= more[3 * axis]
         target = _line(_address(row, bases, 0) + 4 * offset, line)
         target[:] = update[number * line : (number + 1) * line]
     return True

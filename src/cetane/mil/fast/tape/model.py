@@ -11,7 +11,7 @@ from cetane.mil.fast.fusion import fuse
 from cetane.mil.fast.narrower import narrower
 from cetane.mil.fast.tape.code import Tape
 from cetane.mil.fast.tape.function import function_of, mapped
-from cetane.mil.fast.tape.store import Store
+from cetane.mil.fast.tape.store import ConstantStore
 from cetane.mil.fast.tape.writer import write_tape
 from cetane.mil.guard import failures_at
 from cetane.mil.program import Program, Signature
@@ -26,7 +26,7 @@ class TapeModel:
 
     def __init__(self, program: Program) -> None:
         self.weights: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as this)
-        store = Store(self.weights)
+        store = ConstantStore(self.weights)
         self.tapes: dict[str, Tape] = {}
         self.signatures: dict[str, Signature] = {}
         for name, function in (narrower(program) | program.functions).items():

@@ -10,7 +10,7 @@ import numpy as np
 
 from cetane.mil.constants import Constants
 from cetane.mil.dtypes import Array
-from cetane.mil.fast.forms import Form
+from cetane.mil.fast.forms import WeightForm
 from cetane.mil.fast.tape.weights import rows_of
 from cetane.mil.program import Argument
 
@@ -21,7 +21,7 @@ _ALIGNED = 64
 class RowOffsets:
     """Where a product's weight lies: byte offsets of its four arrays; see `weights.Rows`."""
 
-    form: Form
+    form: WeightForm
     count: int
     """Rows, a multiple of `TILE` or of `ROWS`."""
     row_bytes: int
@@ -31,7 +31,7 @@ class RowOffsets:
     which: int
 
 
-class Store:
+class ConstantStore:
     """Appends constants to a file. Only one is in memory at a time."""
 
     def __init__(self, file: BinaryIO) -> None:

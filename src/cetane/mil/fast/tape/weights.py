@@ -17,7 +17,7 @@ from cetane.mil.constants import Constants
 from cetane.mil.dtypes import Array
 from cetane.mil.fast.dots import EIGHT, MOST_ENTRY, TILE
 from cetane.mil.fast.emit import BLOCK, LANES
-from cetane.mil.fast.forms import DOTTED, ENTRIES, READABLE, ROWS, Form
+from cetane.mil.fast.forms import DOTTED, ENTRIES, READABLE, ROWS, WeightForm
 from cetane.mil.program import Argument, Op
 
 _LINEAR, _PALETTE = "constexpr_blockwise_shift_scale", "constexpr_lut_to_dense"
@@ -36,7 +36,7 @@ class Rows:
     int32, is the number of the palette of each `GROUP` rows.
     """
 
-    form: Form
+    form: WeightForm
     data: Array
     scale: Array
     more: Array
@@ -52,10 +52,10 @@ class Rows:
             which = np.pad(which, (0, len(which) % (TILE // EIGHT)), "edge")
             data = in_tiles(self.form, _filled(self.data, TILE))
         else:
-            data = self.data if self.form is not Form.NIBBLES else in_nibbles(self.data)
+            data = self.data if self.form is not WeightForm.NIBBLES else in_nibbles(self.data)
             blocks = data.shape[1] // self.form.bytes_of(BLOCK)
             data = _in_groups(data, blocks, ROWS)
-        if self.form is Form.SCALED_BYTES:
+        if self.form is WeightForm.SCALED_BYTES:
             more = _in_groups(more, blocks, size)
         return replace(self, data=data, scale=scale, more=more, which=which)
 
@@ -94,12 +94,12 @@ def _linear(constants: Constants, op: Op) -> Rows | None:
         return _floats(data * np.repeat(scale, columns // blocks, axis=1))
     if blocks > 1:
         wide = np.repeat(scale, columns // blocks // BLOCK, axis=1)
-        return _bytes(Form.SCALED_BYTES, data, np.ones(rows, np.float32), wide)
-    if Form.NIBBLES in READABLE and data.min() >= -8 and data.max() <= 7:
+        return _bytes(WeightForm.SCALED_BYTES, data, np.ones(rows, np.float32), wide)
+    if WeightForm.NIBBLES in READABLE and data.min() >= -8 and data.max() <= 7:
         palette = np.arange(-8, 8, dtype=np.float32)[None]
         which = np.zeros(-(-rows // GROUP), np.int32)
-        return _looked_up(Form.NIBBLES, data + 8, scale[:, 0], palette, which)
-    return _bytes(Form.BYTES, data, scale[:, 0], _NONE)
+        return _looked_up(WeightForm.NIBBLES, data + 8, scale[:, 0], palette, which)
+    return _bytes(WeightForm.BYTES, data, scale[:, 0], _NONE)
 
 
 def _palettes(constants: Constants, op: Op) -> Rows | None:
@@ -128,18 +128,20 @@ def _palettes(constants: Constants, op: Op) -> Rows | None:
     return _looked_up(form, indices, np.repeat(scale, each), palettes, which)
 
 
-def _looked_up(form: Form, indices: Array, scale: Array, palettes: Array, which: Array) -> Rows:
+def _looked_up(
+    form: WeightForm, indices: Array, scale: Array, palettes: Array, which: Array
+) -> Rows:
     """Weights by indices of palettes, float32 (palettes, entries); they become words in tiles."""
     whole = np.pad(palettes, ((0, 0), (0, ENTRIES[form] - palettes.shape[1])))
     # Padding meets inputs of zero. The row's last index brings in no new entry, such as infinity.
     data = _in_blocks(indices, mode="edge").astype(np.uint8)
     if form in DOTTED:
         whole = np.rint(whole).astype(np.int16)
-        whole = np.tile(whole, 2) if form is Form.NIBBLES else whole
+        whole = np.tile(whole, 2) if form is WeightForm.NIBBLES else whole
     return Rows(form, data, scale, np.ascontiguousarray(whole).view(np.uint8), which)
 
 
-def in_tiles(form: Form, rows: Array) -> Array:
+def in_tiles(form: WeightForm, rows: Array) -> Array:
     """Rows of bytes (N, K), whole tiles and blocks, as products of words read them.
 
     A tile's blocks follow each other. A block has two halves of `EIGHT` rows. A half has eight
@@ -149,11 +151,11 @@ def in_tiles(form: Form, rows: Array) -> Array:
     """
     tiles = rows.reshape(len(rows) // TILE, 2, EIGHT, -1, BLOCK // 4, 4).transpose(0, 3, 1, 4, 2, 5)
     vectors = tiles.reshape(*tiles.shape[:4], 4 * EIGHT)
-    if form in (Form.BYTES, Form.SCALED_BYTES):
+    if form in (WeightForm.BYTES, WeightForm.SCALED_BYTES):
         packed = np.ascontiguousarray(vectors)
     else:
         v = [vectors[..., number, :].astype("<u2") for number in range(BLOCK // 4)]
-        if form is Form.NIBBLES:
+        if form is WeightForm.NIBBLES:
             words = [a | b << 4 | c << 8 | d << 12 for a, b, c, d in (v[:4], v[4:])]
         else:
             words = [
@@ -180,10 +182,10 @@ def _rounded(values: Array) -> Rows:
     scale = np.abs(blocks).max(-1) / np.float32(127)
     steps = np.rint(blocks / np.where(scale > 0, scale, 1)[..., None])
     ones = np.ones(len(values), np.float32)
-    return _bytes(Form.SCALED_BYTES, steps.reshape(len(values), -1), ones, scale)
+    return _bytes(WeightForm.SCALED_BYTES, steps.reshape(len(values), -1), ones, scale)
 
 
-def _bytes(form: Form, steps: Array, scale: Array, more: Array) -> Rows:
+def _bytes(form: WeightForm, steps: Array, scale: Array, more: Array) -> Rows:
     data = np.ascontiguousarray(_in_blocks(steps).astype(np.int8)).view(np.uint8)
     return Rows(form, data, scale, more, np.empty(0, np.int32))
 
@@ -192,9 +194,9 @@ def _floats(values: Array) -> Rows:
     """A weight as it is, in 16 bits if they hold it."""
     with np.errstate(over="ignore"):
         narrow = values.astype(np.float16)
-    form, kept = Form.HALVES, narrow
+    form, kept = WeightForm.HALVES, narrow
     if not np.array_equal(narrow, values):
-        form, kept = Form.FLOATS, values.astype(np.float32)
+        form, kept = WeightForm.FLOATS, values.astype(np.float32)
     data = np.ascontiguousarray(_in_blocks(kept)).view(np.uint8)
     return Rows(form, data, np.ones(len(values), np.float32), _NONE, np.empty(0, np.int32))
 

@@ -28,7 +28,7 @@ from cetane.mil.fast.tape.code import (
     strides_of,
     tape_of,
 )
-from cetane.mil.fast.tape.store import Store
+from cetane.mil.fast.tape.store import ConstantStore
 from cetane.mil.fast.translate import live_ops
 from cetane.mil.index import FunctionIndex
 from cetane.mil.program import Argument, MilFunction, Op, TensorType
@@ -53,7 +53,7 @@ class Unsupported(CetaneError):
     """A tape has no instruction for an op, so another executor runs the function."""
 
 
-def write_tape(function: MilFunction, store: Store) -> Tape:
+def write_tape(function: MilFunction, store: ConstantStore) -> Tape:
     """The tape of a rewritten function, whose weights go to a store.
 
     Bases of the tape from `FIRST` on: inputs, states, outputs, and the states after the call, in
@@ -66,7 +66,7 @@ def write_tape(function: MilFunction, store: Store) -> Tape:
 class Writer:
     """A tape under construction: the places of values, and instructions so far."""
 
-    def __init__(self, function: MilFunction, store: Store) -> None:
+    def __init__(self, function: MilFunction, store: ConstantStore) -> None:
         self.store = store
         self.index = FunctionIndex(function)
         self.constants = Constants(self.index)
@@ -134,8 +134,8 @@ class Writer:
         for number, name in enumerate(self._function.outputs):
             place = self.place(name)
             target = _array_at(self._results + number, place.shape)
-            steps = place.joined.strides
-            if place.size >= ROWS_FIRST and steps[-1] == max(steps) > 1:
+            strides = place.joined.strides
+            if place.size >= ROWS_FIRST and strides[-1] == max(strides) > 1:
                 # Logits: the host wants a row for each token.
                 target = self.transposed(target)
                 transposed.append(number)
@@ -187,12 +187,12 @@ class Writer:
         from cetane.mil.fast.tape.ops import INSTRUCTIONS
 
         arguments: dict[str, Any] = {}
-        for parameter, form, given in INSTRUCTIONS[op.kind].arguments(op):
-            if form == "tensors":
+        for parameter, passing, given in INSTRUCTIONS[op.kind].arguments(op):
+            if passing == "tensors":
                 arguments[parameter] = [self.place(item) for item in given]
-            elif form == "tensor":
+            elif passing == "tensor":
                 arguments[parameter] = self.place(given[0])
-            elif form == "argument":
+            elif passing == "argument":
                 arguments[parameter] = given[0]
             elif given[0] in self.constants:
                 arguments[parameter] = self.constants.plain(given[0])

@@ -51,6 +51,6 @@ def _picked(w: Writer, x: Place, indices: Place, axis: int, batch_dims: int) -> 
         raise Unsupported("a gather along several axes")
     joined = joined or reshaped(w, x, sizes)
     result = w.new((*before, *indices.shape, *after))
-    steps = (joined.strides[2], joined.strides[0], joined.strides[1])
-    more = (sizes[0], indices.size, sizes[2], *steps, sizes[1])
+    strides = (joined.strides[2], joined.strides[0], joined.strides[1])
+    more = (sizes[0], indices.size, sizes[2], *strides, sizes[1])
     return w.emit(Code.PICK, result, joined, w.contiguous(indices), more=more, shared=False)

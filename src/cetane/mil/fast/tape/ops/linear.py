@@ -51,14 +51,14 @@ def matmul(
         raise Unsupported("a product of more than two axes of matrices")
     result = w.new((*batch, rows, columns))
     wide = [a.broadcast((*batch, *a.shape[-2:])) for a in (x, y)] + [result]
-    steps = [
+    strides = [
         [0] * (2 - len(sizes))
         + [stride for stride, size in zip(a.strides, batch, strict=False) if size != 1]
         + list(a.strides[-2:])
         for a in wide
     ]
     more = [*[1] * (2 - len(sizes)), *sizes, rows, inner, columns]
-    more += [step for own in steps for step in own]
+    more += [stride for own in strides for stride in own]
     large = result.size * inner >= 1 << 16
     return w.emit(Code.MATMUL, result, x, y, more=more, shared=large)
 
@@ -114,7 +114,7 @@ def attention(
     exact: int,
     sinks: Place | None = None,
 ) -> Place:
-    """`attend.AttentionStage` tells what it computes."""
+    """`attention_stage.AttentionStage` tells what it computes."""
     _, heads, count, width = rows.shape
     out = values[0].shape[2]
     past, new = keys[0].shape[3], keys[1].shape[3] if len(keys) > 1 else 0

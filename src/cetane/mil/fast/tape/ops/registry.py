@@ -10,9 +10,9 @@ from cetane.mil.fast.tape.code import Place
 from cetane.mil.implementation import Implementations
 
 Places = list[Place]
-_FORMS = {
+_PASSING = {
     "Place": "tensor", "Place | None": "tensor", "Places": "tensors", "Argument": "argument",
 }  # fmt: skip
 
-INSTRUCTIONS = Implementations(lambda annotation: _FORMS.get(str(annotation), "plain"), ("w",))
+INSTRUCTIONS = Implementations(lambda annotation: _PASSING.get(str(annotation), "plain"), ("w",))
 enters = INSTRUCTIONS.enters

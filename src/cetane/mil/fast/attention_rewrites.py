@@ -94,7 +94,7 @@ def _rotated(
 
 
 def attention(context: Context, op: Op) -> list[Op] | None:
-    """Make an op of attention, which runs between graphs (`attend`).
+    """Make an op of attention, which runs between graphs (`attention_stage`).
 
         matmul(softmax(add(matmul(rows, keys), mask)), values^T)
         ->  attention(rows, keys, values, mask)

@@ -4,13 +4,13 @@ import numpy as np
 from numba import njit
 
 from cetane.mil.fast.emit import BLOCK
-from cetane.mil.fast.forms import ROWS, Form
-from cetane.mil.fast.kernels import TOPS, largest, line_of, mask_scores
+from cetane.mil.fast.exact_attention import TOPS, largest, line_of, mask_scores
+from cetane.mil.fast.forms import ROWS, WeightForm
 from cetane.mil.fast.tape.elements import exponential
 from cetane.mil.fast.tape.products import multiply
 
 _F = np.float32
-_FLOATS = int(Form.FLOATS)
+_FLOATS = int(WeightForm.FLOATS)
 
 
 @njit(inline="always")
@@ -72,7 +72,7 @@ def _times(x, weights, results):  # type: ignore[no-untyped-def]
 def attend_quickly(  # type: ignore[no-untyped-def]
     rows, past_keys, new_keys, past_values, new_values, mask, runs, cap, sinks, results, first, last
 ):
-    """Fill the results as `kernels.attend` does, from row `first` of all heads' rows to `last`."""
+    """Fill the results as `attend_exactly` does, from row `first` of all heads' rows to `last`."""
     count = 0
     for run in runs:
         count += run[2] - run[1]

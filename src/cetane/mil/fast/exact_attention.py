@@ -16,7 +16,7 @@ import math
 import numpy as np
 from numba import njit
 
-from cetane.mil.fast.attend import HIDDEN as HIDDEN_MASK
+from cetane.mil.fast.attention_stage import HIDDEN as HIDDEN_MASK
 from cetane.mil.fast.tape.elements import exponential
 from cetane.mil.fast.vectors import KEYS, PAIR, WIDE_KEYS, mixed_of, scores_of
 
@@ -70,13 +70,14 @@ def largest(line, tops):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def _scores_at(keys, step, rows, scores, j, many):  # type: ignore[no-untyped-def]
+def _scores_at(keys, stride, rows, scores, j, many):  # type: ignore[no-untyped-def]
     """Fill `WIDE_KEYS` (`many`) or `KEYS` columns of scores from `j`; keys are an address."""
-    width, at, y_step = rows.shape[1], scores.ctypes.data + 4 * j, scores.strides[0]
+    width, at, y_stride = rows.shape[1], scores.ctypes.data + 4 * j, scores.strides[0]
     r = 0
     while r < len(rows):
         given = (
-            at + r * y_step, y_step // 4, rows.ctypes.data + 4 * r * width, width, keys, step, width
+            at + r * y_stride, y_stride // 4, rows.ctypes.data + 4 * r * width, width, keys, stride,
+            width,
         )  # fmt: skip
         left = len(rows) - r
         if left >= 4:
@@ -105,12 +106,12 @@ def _scores_at(keys, step, rows, scores, j, many):  # type: ignore[no-untyped-de
 def _score(rows, keys, start, scores, spare):  # type: ignore[no-untyped-def]
     """Fill scores `(R, count)` with the products of rows `(R, D)` and keys `(D, S)` from `start`.
     Up to `KEYS` columns beyond are written."""
-    count, (width, step), first = scores.shape[1], keys.shape, keys.ctypes.data + 4 * start
+    count, (width, stride), first = scores.shape[1], keys.shape, keys.ctypes.data + 4 * start
     wide, whole = count // WIDE_KEYS * WIDE_KEYS, count // KEYS * KEYS
     for j in range(0, wide, WIDE_KEYS):
-        _scores_at(first + 4 * j, step, rows, scores, j, True)
+        _scores_at(first + 4 * j, stride, rows, scores, j, True)
     for j in range(wide, whole, KEYS):
-        _scores_at(first + 4 * j, step, rows, scores, j, False)
+        _scores_at(first + 4 * j, stride, rows, scores, j, False)
     if whole < count:  # memory beyond the keys may not be the array's
         for d in range(width):
             spare[d, : count - whole] = keys[d, start + whole : start + count]
@@ -229,7 +230,7 @@ def _sees(line, runs):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def attend(  # type: ignore[no-untyped-def]
+def attend_exactly(  # type: ignore[no-untyped-def]
     rows, past_keys, new_keys, past_values, new_values, mask, runs, cap, sinks, results, first, last
 ):
     """Fill the results `(H, R, E)` of attention of rows `(H, R, D)`, from row `first` of all H * R

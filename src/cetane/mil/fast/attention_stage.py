@@ -107,15 +107,15 @@ def exactly(
     rows: Floats, keys: list[Floats], values: list[Floats], mask: Floats, runs: Array, cap: float,
     sinks: Floats | None,
 ) -> Floats:  # fmt: skip
-    """Attention by `kernels.attend`."""
-    from cetane.mil.fast import kernels  # numba takes a while to load
+    """Attention by `exact_attention`."""
+    from cetane.mil.fast.exact_attention import attend_exactly  # numba takes a while to load
 
     results = np.empty((*rows.shape[:2], values[0].shape[1]), np.float32)
     given = [np.ascontiguousarray(a) for a in (rows, *_two(keys), *_two(values), mask)]
     extra = np.ascontiguousarray(np.empty((0, 0), np.float32) if sinks is None else sinks)
 
     def attend(first: int, last: int) -> None:
-        kernels.attend(*given, runs, np.float32(cap), extra, results, first, last)
+        attend_exactly(*given, runs, np.float32(cap), extra, results, first, last)
 
     _by_rows(attend, rows, runs)
     return results
