@@ -275,7 +275,7 @@ class DraftBench(Data):
 
 
 class CallTime(Data):
-    """The predicted time of one step of a mode."""
+    """The predicted time of a call of a mode."""
 
     mode: str
     tokens: int
@@ -366,7 +366,7 @@ class CallSignature(Data):
 
 
 class CallOrder(Data):
-    """The calls of an app for one step of a mode."""
+    """The steps of a call of a mode, in order: an app calls a function in each."""
 
     mode: str
     tokens: int
