@@ -37,7 +37,7 @@ from cetane.report.sizes import sizes
 from cetane.report.verdicts import Gates, command, verdicts, written
 from cetane.schema.manifest import MANIFEST
 
-WIDEST = 96
+MOST_COLUMNS = 96
 """The most columns in the picture of positions; more would be too narrow for a phone."""
 
 
@@ -110,7 +110,7 @@ def positions(golden: GoldenResult, bundle: str) -> Positions | Absent:
     if not longest:
         return Absent(why="The golden gate ran before it kept positions.",
                       command=f"cetane validate {bundle}")  # fmt: skip
-    width = -(-longest // WIDEST)
+    width = -(-longest // MOST_COLUMNS)
     return Positions(
         per_column=width,
         positions=longest,

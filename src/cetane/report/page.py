@@ -33,8 +33,8 @@ def page(content: BundleReport | ExperimentReport) -> str:
 def environment() -> Environment:
     """The templates, with their filters."""
     filters = {
-        "num": number,
-        "count": whole,
+        "number": number,
+        "integer": integer,
         "percent": percent,
         "size": size,
         "level": level,
@@ -71,7 +71,7 @@ def number(value: float | None, digits: int = 4) -> Markup:
     return data(value, plain(value, digits))
 
 
-def whole(value: int) -> Markup:
+def integer(value: int) -> Markup:
     return data(value, f"{value:,}")
 
 
