@@ -12,7 +12,8 @@ from cetane.perf.cost import TERM_OF
 from cetane.perf.predict import Prediction, Predictor
 from cetane.pipeline.origin import checkpoint_of
 from cetane.planner import Planner
-from cetane.report.content import Absent, CallTime, CallTimes
+from cetane.report.content.page import Absent
+from cetane.report.content.speed import CallTime, CallTimes
 
 
 def call_times(bundle: Bundle, chip: Chip, model: str | None) -> CallTimes | Absent:

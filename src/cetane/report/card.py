@@ -9,7 +9,7 @@ from cetane.bundle import Bundle
 from cetane.checkpoint.names import HUB_ID, model_name
 from cetane.hardware.chips import Chip
 from cetane.report.collect import bundle_report
-from cetane.report.content import KeyFigure
+from cetane.report.content.page import KeyFigure
 from cetane.report.sizes import by_part, plain_name
 from cetane.templates import environment
 

@@ -14,21 +14,18 @@ from cetane.hardware import LARGEST_FP16
 from cetane.hardware.chips import Chip, find_chip
 from cetane.mil import load
 from cetane.report.call_times import call_times
-from cetane.report.content import (
-    Absent,
+from cetane.report.content.figures import (
     BlockRange,
-    BundleReport,
-    DraftBench,
-    Fact,
-    GateVerdict,
-    Judgement,
     Perplexity,
     PositionRow,
     Positions,
     Ranges,
-    SweepQuality,
     Tasks,
 )
+from cetane.report.content.page import Absent, BundleReport, Fact
+from cetane.report.content.speed import DraftBench
+from cetane.report.content.sweep import SweepQuality
+from cetane.report.content.verdicts import GateVerdict, Judgement
 from cetane.report.developers import for_developers
 from cetane.report.device import on_device
 from cetane.report.key_figures import key_figures

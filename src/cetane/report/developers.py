@@ -5,15 +5,15 @@ from collections.abc import Collection, Iterator
 from cetane.bundle import Bundle
 from cetane.export.contract import MemoryFigures, means, memory_figures
 from cetane.mil import Program
-from cetane.report.content import (
+from cetane.report.content.developers import (
     CallOrder,
     CallSignature,
-    DiskUse,
     FileRow,
     ForDevelopers,
     MemoryRow,
     TensorRow,
 )
+from cetane.report.content.figures import DiskUse
 from cetane.schema.function import Function, Route, Step
 from cetane.schema.interface import Input, Output
 from cetane.schema.manifest import MANIFEST, TOKENIZER

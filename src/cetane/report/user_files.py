@@ -7,7 +7,8 @@ from typing import Any
 
 from cetane.errors import CetaneError
 from cetane.files import read_bytes
-from cetane.report.content import DraftBench, Drafted, SweepAnswer, SweepPoint, SweepQuality
+from cetane.report.content.speed import DraftBench, Drafted
+from cetane.report.content.sweep import SweepAnswer, SweepPoint, SweepQuality
 from cetane.speculate.bench import Speed
 from cetane.sweeps.points import Point, pareto, read_points
 from cetane.validation import MOST_DRAWN, Data, parse_json, validated
