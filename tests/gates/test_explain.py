@@ -11,16 +11,11 @@ from tests.conftest import TINY, build_model, build_tokenizer, tiny_recipe
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
-from cetane.gates.explain import (
-    Cause,
-    Explanation,
-    explain,
-    explain_ladder,
-    lost_products,
-)
+from cetane.gates.explain import Cause, Explanation, explain, explain_ladder
+from cetane.gates.explain.golden import lost_products
+from cetane.gates.explain.mends import better_format
 from cetane.gates.golden import Proof, golden
 from cetane.gates.golden_result import GoldenResult
-from cetane.gates.mends import better_format
 from cetane.gates.rounding import Rounding, judge_rounding
 from cetane.pipeline.build import build
 from cetane.planner import Planner

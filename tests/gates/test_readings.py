@@ -17,7 +17,7 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.families import RMSNorm, RotaryTable, delta, gemma4
 from cetane.gates.authored import Authored
-from cetane.gates.explain import wrong_reading
+from cetane.gates.explain.graph import wrong_reading
 from cetane.gates.port import packaged
 from cetane.gates.readings import Misread, judge_readings, misread
 from cetane.gates.reference import Reference

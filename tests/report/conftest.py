@@ -32,7 +32,7 @@ from cetane.lab.journal import (
 )
 from cetane.mil import load
 from cetane.report.collect import bundle_report
-from cetane.report.content import BundleReport
+from cetane.report.content.page import BundleReport
 from cetane.report.user_files import read_benchmark, read_sweep
 from cetane.schema.manifest import MANIFEST
 

@@ -25,15 +25,9 @@ from cetane.perf.predict import Predictor
 from cetane.planner import Planner
 from cetane.report.card import card
 from cetane.report.collect import bundle_report, position_row
-from cetane.report.content import (
-    Absent,
-    BundleReport,
-    CallTimes,
-    OnDevice,
-    Positions,
-    Ranges,
-    Tasks,
-)
+from cetane.report.content.figures import Positions, Ranges, Tasks
+from cetane.report.content.page import Absent, BundleReport
+from cetane.report.content.speed import CallTimes, OnDevice
 from cetane.report.verdicts import said
 
 

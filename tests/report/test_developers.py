@@ -8,7 +8,7 @@ from tests.conftest import TINY, build_model
 from tests.families import test_streaming
 
 from cetane.bundle import Bundle
-from cetane.report.content import BundleReport
+from cetane.report.content.page import BundleReport
 from cetane.report.developers import interfaces
 
 

@@ -12,7 +12,7 @@ from tests.report.conftest import HOSTILE
 from cetane.cli.output import finite
 from cetane.lab.entry import ExperimentReport
 from cetane.report import plots
-from cetane.report.content import BundleReport
+from cetane.report.content.page import BundleReport
 from cetane.report.page import level, number, page, plain, size
 
 Report = BundleReport | ExperimentReport

@@ -85,7 +85,7 @@ def measure_activations(
     `.top1`. The new bundle stores it with its gates as `activations`, before it takes its place.
     Raises CetaneError as `quantize_activations` and `judge`.
     """
-    refuse_choices(bundle.plan, str(bundle.path))  # as the judge would, but after the calibration
+    refuse_choices(bundle)  # as the judge would, but after the calibration
     started = time.perf_counter()
     with quantized(bundle, target, options, progress, checkpoint, force) as (after, made):
         seconds = time.perf_counter() - started

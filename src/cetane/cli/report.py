@@ -12,7 +12,7 @@ from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
     from cetane.lab.entry import ExperimentReport
-    from cetane.report.content import BundleReport
+    from cetane.report.content.page import BundleReport
 
 ID = re.compile(r"[a-z0-9][a-z0-9-]*")
 """An experiment's id."""
@@ -42,7 +42,7 @@ def report(
     Its figures lie beside it as JSON.
     """
     from cetane.files import check_outside, check_writable, disk_errors, replacing, write_json
-    from cetane.report.content import BundleReport
+    from cetane.report.content.page import BundleReport
     from cetane.report.page import page
 
     if output.suffix != ".html":

@@ -98,7 +98,7 @@ def judge(
     for index, (name, bundle) in enumerate(bundles.items()):
         progress(name, index, len(bundles) + 1)
         plan = bundle.plan
-        refuse_choices(plan, str(bundle.path))
+        refuse_choices(bundle)
         mode = widest_mode(plan)
         engine = Engine(plan, PortableBackend(bundle), bundle.tables(), resident=False)
         planner = Planner(checkpoint, plan.recipe)

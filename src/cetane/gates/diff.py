@@ -187,7 +187,7 @@ class Handed:
 
 
 @dataclass(frozen=True)
-class Stage:
+class PortStage:
     """A step from the model to the finished package, and the shard's error after it."""
 
     name: str
@@ -212,7 +212,7 @@ class ModelDiff:
     handed: tuple[Handed, ...]
     suspect: str | None
     """The first shard beyond the tolerance."""
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[PortStage, ...] = ()
     """The stages of the suspect, in order."""
     cause: str | None = None
     """The first stage beyond the tolerance."""
@@ -256,7 +256,7 @@ class AgainstModel:
             for number, (name, backend) in enumerate(backends.items()):
                 progress(f"{suspect}, {name}", len(shards) + number, steps)
                 errors = [h.gap.relative for h in self.handed(suspect, backend)]
-                stages.append(Stage(name, max(errors)))
+                stages.append(PortStage(name, max(errors)))
             cause = next((s.name for s in stages if s.relative > limit), None)
             progress(f"{suspect}, op by op", steps - 1, steps)
             comparing = {

@@ -21,7 +21,6 @@ from cetane.gates.limits import limits
 from cetane.gates.probes import widest_mode, windows
 from cetane.gates.reference import reference_of
 from cetane.gates.verdict import Check, at_most, share
-from cetane.schema.plan import Plan
 from cetane.schema.recipe import Recipe
 from cetane.validation import Data
 
@@ -183,7 +182,7 @@ def perplexity(
     In the reference all heads see all tokens, even if heads of the bundle stream.
 
     Raises CetaneError for a head that gives only its choice."""
-    refuse_choices(bundle.plan, str(bundle.path))
+    refuse_choices(bundle)
     pieces = windows(tokens, bundle.plan.recipe.cache.context)
     engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables())
     reference = reference_of(checkpoint)
@@ -200,11 +199,11 @@ def perplexity(
     return agreement.quality(checkpoint.fingerprint, limit)
 
 
-def refuse_choices(plan: Plan, where: str) -> None:
-    """Raise CetaneError for a head that gives only its choice."""
-    if plan.recipe.head.choose:
+def refuse_choices(bundle: Bundle) -> None:
+    """Raise CetaneError for a bundle whose head gives only its choice."""
+    if bundle.plan.recipe.head.choose:
         raise CetaneError(
-            f"{where} gives choices, not logits, which judging needs",
+            f"{bundle.path} gives choices, not logits, which judging needs",
             "port with --set head.choose=false",
         )
 

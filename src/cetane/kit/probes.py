@@ -62,7 +62,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Part:
+class KitPart:
     """Tokens of a probe, those whose logits are wanted, and the modes that take them."""
 
     tokens: Sequence[int]
@@ -89,21 +89,21 @@ def expected_probes(bundle: Bundle) -> list[Expected]:
     text = text_tokens(bundle.tokenizer, context)
     reading = plan.plain_modes
     prompt = min(max(SHORTEST, 2 * widest + widest // 2), context // 2)
-    parts = [Part(text[:prompt], "last", reading),
-             Part(text[prompt : prompt + STEPS], "all", ["decode"])]  # fmt: skip
+    parts = [KitPart(text[:prompt], "last", reading),
+             KitPart(text[prompt : prompt + STEPS], "all", ["decode"])]  # fmt: skip
     probes = [run(engine, "text", parts)]
     probes += [run(engine, f"text-{name}", parts, adapter=name) for name in plan.adapters]
     if width and 2 * width <= context:
-        verifying = [Part(text[: 2 * width], "all", ["verify"])]
+        verifying = [KitPart(text[: 2 * width], "all", ["verify"])]
         probes.append(run(engine, "verify", verifying, every=True))
     before = min(context - width - STEPS, most_tokens(plan))
     if before > prompt:
         # Near the end of a window's state there may be no room for a verifying call.
         verified = before + (width if width <= Schedule(plan).room(before) else 0)
         late = [
-            Part(text[:before], "none", reading),
-            Part(text[before:verified], "all", ["verify"]),
-            Part(text[verified : before + width + STEPS], "all", ["decode"]),
+            KitPart(text[:before], "none", reading),
+            KitPart(text[before:verified], "all", ["verify"]),
+            KitPart(text[verified : before + width + STEPS], "all", ["decode"]),
         ]
         probes.append(run(engine, "late", [part for part in late if part.tokens], every=True))
     return probes
@@ -118,7 +118,7 @@ def most_tokens(plan: Plan) -> int:
 def run(
     engine: Engine,
     name: str,
-    parts: Sequence[Part],
+    parts: Sequence[KitPart],
     every: bool = False,
     adapter: str | None = None,
 ) -> Expected:

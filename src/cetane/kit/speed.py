@@ -41,7 +41,7 @@ class Figures(Data):
 
 
 class SpeedCompared(Data):
-    """A step of a mode: measured, and as the cost model predicts it."""
+    """A call of a mode: measured, and as the cost model predicts it."""
 
     mode: Mode
     tokens: int
@@ -157,7 +157,7 @@ def evidence(
     predictor: Predictor,
     source: str,
 ) -> Iterator[EvidenceRow]:
-    """Rows for decode and verify steps, and for the functions of every shard, with their work.
+    """Rows for decode and verify calls, and for the functions of every shard, with their work.
 
     `source` says where the figures come from.
     """

@@ -1,4 +1,4 @@
-"""The predicted price of every capacity of a plan: its steps, and the way up to the next."""
+"""The predicted price of every capacity of a plan: its decode steps, and the way up to the next."""
 
 from dataclasses import dataclass
 

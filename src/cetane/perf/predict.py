@@ -51,7 +51,7 @@ CHOICE = 3
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted milliseconds of one step of a mode."""
+    """The predicted milliseconds of a call of a mode."""
 
     mode: Mode
     tokens: int
@@ -96,9 +96,9 @@ class Predictor:
         self._counts: dict[tuple[str, str], Counts] = {}
 
     def predict(self, planner: Planner, mode: Mode, context: int | None = None) -> Prediction:
-        """One step of a mode, with caches of `context` slots; None for the recipe's context.
+        """A call of a mode, with caches of `context` slots; None for the recipe's context.
 
-        A step of `prefill` is one before a prompt's last, without logits.
+        A call of `prefill` is one before a prompt's last, without logits.
         """
         context = context or planner.recipe.cache.context
         named = terms(self.works(planner, mode, context, mode == "prefill"), self.costs)

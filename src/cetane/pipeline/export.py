@@ -306,7 +306,7 @@ def export_coreai(
     """
     bundle = Bundle(Path(source))
     target = new_folder(output, bundle.path)
-    refuse_choices(bundle.plan, str(bundle.path))  # as the judge would, but after the conversion
+    refuse_choices(bundle)  # as the judge would, but after the conversion
     checkpoint = own_checkpoint(bundle, model, lora)
     with writing(target, source):
         judge = partial(judge_coreai, bundle)

@@ -53,7 +53,7 @@ def make_kit(
     target = Path(output)
     for bundle in opened:
         bundle.verify()
-        refuse_choices(bundle.plan, str(bundle.path))
+        refuse_choices(bundle)
         check_outside(target, bundle.path)
     if target.is_dir():
         raise CetaneError(f"{target} is a folder", "name a file, such as kit.zip")

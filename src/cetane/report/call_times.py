@@ -12,7 +12,8 @@ from cetane.perf.cost import TERM_OF
 from cetane.perf.predict import Prediction, Predictor
 from cetane.pipeline.origin import checkpoint_of
 from cetane.planner import Planner
-from cetane.report.content import Absent, CallTime, CallTimes
+from cetane.report.content.page import Absent
+from cetane.report.content.speed import CallTime, CallTimes
 
 
 def call_times(bundle: Bundle, chip: Chip, model: str | None) -> CallTimes | Absent:
@@ -44,7 +45,7 @@ def call_times(bundle: Bundle, chip: Chip, model: str | None) -> CallTimes | Abs
     planner, predictor = Planner(checkpoint, bundle.plan.recipe), Predictor(chip)
     flexible = bundle.plan.recipe.tokens.shapes == "range"  # the ANE runs only the default shape
     modes = [
-        step(predictor.predict(planner, mode))
+        call_time(predictor.predict(planner, mode))
         for mode, tokens in planner.recipe.tokens.by_mode().items()
         if not (flexible and tokens > 1)
     ]
@@ -56,7 +57,7 @@ def call_times(bundle: Bundle, chip: Chip, model: str | None) -> CallTimes | Abs
         terms=tuple(dict.fromkeys(TERM_OF.values())),
         modes=tuple(modes),
         contexts=tuple(
-            step(predictor.predict(planner, "decode", context))
+            call_time(predictor.predict(planner, "decode", context))
             for context in contexts
             if context <= planner.model.max_context
         ),
@@ -76,7 +77,7 @@ def same(checkpoint: Checkpoint, bundle: Bundle) -> Checkpoint:
     return checkpoint
 
 
-def step(prediction: Prediction) -> CallTime:
+def call_time(prediction: Prediction) -> CallTime:
     return CallTime(
         mode=prediction.mode,
         tokens=prediction.tokens,

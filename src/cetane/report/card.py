@@ -9,7 +9,7 @@ from cetane.bundle import Bundle
 from cetane.checkpoint.names import HUB_ID, model_name
 from cetane.hardware.chips import Chip
 from cetane.report.collect import bundle_report
-from cetane.report.content import KeyFigure
+from cetane.report.content.page import KeyFigure
 from cetane.report.sizes import by_part, plain_name
 from cetane.templates import environment
 
@@ -34,7 +34,7 @@ def card(
         figures = tuple(resized(one, sum(files.values())) for one in figures)
     name = model_name(bundle.manifest.source)
     return (
-        environment("cetane.report", {"plain": plain, "figure": figure, "quoted": json.dumps})
+        environment("cetane.report", {"harmless": harmless, "figure": figure, "quoted": json.dumps})
         .get_template("card.md.j2")
         .render(
             page=content,
@@ -58,7 +58,7 @@ def resized(figure: KeyFigure, size: int) -> KeyFigure:
     return figure.model_copy(update={"value": size / 1e6}) if figure.name == "size" else figure
 
 
-def plain(text: str) -> str:
+def harmless(text: str) -> str:
     """A text for a table or a line of Markdown: a manifest's names may hold any characters."""
     return re.sub(r"[^\w .,:;()/@+-]", "_", text)[:100]
 

@@ -14,21 +14,18 @@ from cetane.hardware import LARGEST_FP16
 from cetane.hardware.chips import Chip, find_chip
 from cetane.mil import load
 from cetane.report.call_times import call_times
-from cetane.report.content import (
-    Absent,
+from cetane.report.content.figures import (
     BlockRange,
-    BundleReport,
-    DraftBench,
-    Fact,
-    GateVerdict,
-    Judgement,
     Perplexity,
     PositionRow,
     Positions,
     Ranges,
-    SweepQuality,
     Tasks,
 )
+from cetane.report.content.page import Absent, BundleReport, Fact
+from cetane.report.content.speed import DraftBench
+from cetane.report.content.sweep import SweepQuality
+from cetane.report.content.verdicts import GateVerdict, Judgement
 from cetane.report.developers import for_developers
 from cetane.report.device import on_device
 from cetane.report.key_figures import key_figures
@@ -37,7 +34,7 @@ from cetane.report.sizes import sizes
 from cetane.report.verdicts import Gates, command, verdicts, written
 from cetane.schema.manifest import MANIFEST
 
-WIDEST = 96
+MOST_COLUMNS = 96
 """The most columns in the picture of positions; more would be too narrow for a phone."""
 
 
@@ -110,7 +107,7 @@ def positions(golden: GoldenResult, bundle: str) -> Positions | Absent:
     if not longest:
         return Absent(why="The golden gate ran before it kept positions.",
                       command=f"cetane validate {bundle}")  # fmt: skip
-    width = -(-longest // WIDEST)
+    width = -(-longest // MOST_COLUMNS)
     return Positions(
         per_column=width,
         positions=longest,

@@ -1,19 +1,19 @@
-"""Facts for an app's developer: files, the calls of a step, every function's tensors, memory."""
+"""Facts for an app's developer: files, the steps of a call, every function's tensors, memory."""
 
 from collections.abc import Collection, Iterator
 
 from cetane.bundle import Bundle
 from cetane.export.contract import MemoryFigures, means, memory_figures
 from cetane.mil import Program
-from cetane.report.content import (
+from cetane.report.content.developers import (
     CallOrder,
     CallSignature,
-    DiskUse,
     FileRow,
     ForDevelopers,
     MemoryRow,
     TensorRow,
 )
+from cetane.report.content.figures import DiskUse
 from cetane.schema.function import Function, Route, Step
 from cetane.schema.interface import Input, Output
 from cetane.schema.manifest import MANIFEST, TOKENIZER
@@ -29,7 +29,7 @@ def for_developers(bundle: Bundle, programs: Collection[Program], disk: DiskUse)
         deployment=plan.recipe.target.deployment,
         files=tuple(file_rows(bundle, disk)),
         calls=tuple(
-            CallOrder(mode=mode, tokens=steps.tokens, calls=tuple(map(call, steps.steps)))
+            CallOrder(mode=mode, tokens=steps.tokens, calls=tuple(map(step_text, steps.steps)))
             for mode, steps in plan.modes.items()
         ),
         interfaces=tuple(interfaces(plan)),
@@ -65,8 +65,8 @@ def host_file(name: str) -> str:
     return "Hugging Face tokenizer and chat template" if name == TOKENIZER else ""
 
 
-def call(step: Step | Route) -> str:
-    """One call of a mode, in words."""
+def step_text(step: Step | Route) -> str:
+    """A step of a call, in words."""
     if isinstance(step, Step):
         return f"{step.shard} · {step.function}"
     return f"{step.shard} · one of {len(step.experts)} experts, chosen by {step.scores}"

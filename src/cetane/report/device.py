@@ -4,7 +4,8 @@ import shlex
 from collections.abc import Iterator
 
 from cetane.kit.device import DEVICE, ENERGY, DeviceResult, EnergyResult
-from cetane.report.content import Absent, DeviceRow, OnDevice, RefutedRule
+from cetane.report.content.page import Absent
+from cetane.report.content.speed import DeviceRow, OnDevice, RefutedRule
 from cetane.report.verdicts import Gates, said
 
 

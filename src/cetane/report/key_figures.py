@@ -6,7 +6,9 @@ from cetane.bundle import Bundle
 from cetane.gates.golden_result import GoldenResult
 from cetane.gates.limits import limits
 from cetane.gates.residency.audit import Audit, weights_off_ane
-from cetane.report.content import Absent, CallTimes, DiskUse, KeyFigure, OnDevice
+from cetane.report.content.figures import DiskUse
+from cetane.report.content.page import Absent, KeyFigure
+from cetane.report.content.speed import CallTimes, OnDevice
 from cetane.report.verdicts import Gates
 from cetane.schema.plan import Plan
 

@@ -17,7 +17,8 @@ from markupsafe import Markup
 from cetane import templates
 from cetane.lab.entry import ExperimentReport
 from cetane.report import plots
-from cetane.report.content import BundleReport, Cell
+from cetane.report.content.page import BundleReport
+from cetane.report.content.placement import Cell
 
 LEVELS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 """The borders of the colour steps for 1 - cosine. fp16 alone errs by some 1e-6."""
@@ -33,8 +34,8 @@ def page(content: BundleReport | ExperimentReport) -> str:
 def environment() -> Environment:
     """The templates, with their filters."""
     filters = {
-        "num": number,
-        "count": whole,
+        "number": number,
+        "integer": integer,
         "percent": percent,
         "size": size,
         "level": level,
@@ -71,7 +72,7 @@ def number(value: float | None, digits: int = 4) -> Markup:
     return data(value, plain(value, digits))
 
 
-def whole(value: int) -> Markup:
+def integer(value: int) -> Markup:
     return data(value, f"{value:,}")
 
 

@@ -9,7 +9,7 @@ from cetane.gates.residency.audit import UNSEEN, Audit, Placed, weights_off_ane
 from cetane.gates.residency.graph import Graph
 from cetane.gates.residency.rule import GOOD_TO_BAD, Evidence, Placement, find
 from cetane.mil.program import Op, Program
-from cetane.report.content import Cell, Column, KindRow, PlacementMap, Reason, Residency
+from cetane.report.content.placement import Cell, Column, KindRow, PlacementMap, Reason, Residency
 from cetane.schema.function import Route
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from cetane.errors import steerless
-from cetane.report.content import SweepPoint, SweepQuality
+from cetane.report.content.sweep import SweepPoint, SweepQuality
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

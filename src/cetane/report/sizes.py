@@ -6,7 +6,7 @@ from cetane.bundle import Bundle
 from cetane.gates.residency.graph import Graph
 from cetane.gates.residency.target import Target
 from cetane.mil.program import Program
-from cetane.report.content import DiskUse, PartSize
+from cetane.report.content.figures import DiskUse, PartSize
 from cetane.schema.function import ShardPlan, Step
 from cetane.schema.manifest import shard_path
 

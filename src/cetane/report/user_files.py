@@ -7,7 +7,8 @@ from typing import Any
 
 from cetane.errors import CetaneError
 from cetane.files import read_bytes
-from cetane.report.content import DraftBench, Drafted, SweepAnswer, SweepPoint, SweepQuality
+from cetane.report.content.speed import DraftBench, Drafted
+from cetane.report.content.sweep import SweepAnswer, SweepPoint, SweepQuality
 from cetane.speculate.bench import Speed
 from cetane.sweeps.points import Point, pareto, read_points
 from cetane.validation import MOST_DRAWN, Data, parse_json, validated
@@ -16,7 +17,7 @@ LARGEST = 1 << 25
 """The largest file that is read, in bytes. A thousand points have a few megabytes."""
 SHOWN = {"bits_per_weight": MOST_DRAWN, "kl": MOST_DRAWN, "perplexity_ratio": sys.float_info.max}
 """The largest figures of a sweep's point. Only the ratio, a power of e, is not drawn."""
-WIDEST = 100
+LARGEST_RATIO = 100
 """The largest ratio that is drawn. No draft makes decoding a hundred times faster."""
 
 
@@ -38,8 +39,8 @@ def read_benchmark(path: Path, bundle: Path) -> DraftBench:
     if not benchmark.speeds:
         raise CetaneError(f"{path}: the benchmark has no figures", hint)
     most = max(speed.ratio for speed in benchmark.speeds)
-    if not all(0 <= speed.ratio <= WIDEST for speed in benchmark.speeds):
-        raise CetaneError(f"{path}: a ratio is not between 0 and {WIDEST}", hint)
+    if not all(0 <= speed.ratio <= LARGEST_RATIO for speed in benchmark.speeds):
+        raise CetaneError(f"{path}: a ratio is not between 0 and {LARGEST_RATIO}", hint)
     longest = max(2.0, math.ceil(most * 2) / 2)
     return DraftBench(
         bundle=benchmark.bundle,
@@ -87,7 +88,7 @@ def read_sweep(path: Path, fingerprint: str) -> SweepQuality:
                 raise CetaneError(f"{where} is {value:g}, not within ±{most:g}")
     mine = [p for p in points if p.model.fingerprint == fingerprint] or points
     last = mine[-1]
-    alike = [p for p in mine if of(p) == of(last)]
+    alike = [p for p in mine if comparison_key(p) == comparison_key(last)]
     alike = sorted(alike, key=lambda p: (-p.bits_per_weight, p.kl))
     front = {point.key for point in pareto(alike)}
     return SweepQuality(
@@ -98,7 +99,7 @@ def read_sweep(path: Path, fingerprint: str) -> SweepQuality:
     )
 
 
-def of(point: Point) -> tuple[Any, ...]:
+def comparison_key(point: Point) -> tuple[Any, ...]:
     """The key that points must share to be compared."""
     return point.model.fingerprint, point.model.content, point.text.sha256, point.text.tokens
 

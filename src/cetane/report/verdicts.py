@@ -17,7 +17,7 @@ from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.store import GATE, MEASURED
 from cetane.gates.verdict import Check
 from cetane.kit.device import DeviceResult
-from cetane.report.content import GateVerdict, Judgement
+from cetane.report.content.verdicts import GateVerdict, Judgement
 from cetane.schema.manifest import GATES
 from cetane.validation import validated
 

@@ -35,7 +35,7 @@ def _(state: Tensor, new: Tensor, row: int, start: Tensor) -> Tensor:
     return torch.empty_like(state)
 
 
-class Rows(CacheForm):
+class StateRows(CacheForm):
     """Rows of two states that all layers share, one for keys and one for values.
 
     A layer writes its columns and then attends to its whole row, so masks cover the context.

@@ -3,7 +3,7 @@
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
 from cetane.export.coreai import contract
-from cetane.export.coreai.adapter import CoreAIAdapter, Rows
+from cetane.export.coreai.adapter import CoreAIAdapter, StateRows
 from cetane.export.refusals import refuse_int4_rows, refuse_int8_caches, refuse_streaming
 from cetane.families import CacheForm, CacheGroup, CacheSpec, Head
 from cetane.planner import CachePlan, FunctionGraph, ModelSource, Planner, Segment
@@ -19,7 +19,7 @@ class SharedStates(CachePlan):
         return Slots(contract="stateful", count=context)
 
     def form(self, group: str, tokens: int) -> type[CacheForm]:
-        return Rows
+        return StateRows
 
     def visible(self, group: str, tokens: int) -> int:
         return self.slots[group].count
@@ -38,7 +38,7 @@ class SharedStates(CachePlan):
                     heads=group.heads,
                     dim=group.dim,
                     slots=slots,
-                    form=Rows,
+                    form=StateRows,
                     state=State(name="states", shape=shape),
                     first=first,
                 )

@@ -1,0 +1,183 @@
+"""Explains a red verdict of the golden gate."""
+
+from math import ceil, log2
+from typing import Literal
+
+from cetane.checkpoint import Checkpoint
+from cetane.gates.bases import STATED
+from cetane.gates.explain.explanation import Explanation, RefusedPort
+from cetane.gates.explain.graph import wrong_graph
+from cetane.gates.explain.mends import better_weights
+from cetane.gates.explain.weights import other_base, wrong_weights
+from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult
+from cetane.gates.rounding import Rounding, judge_quantized, judge_rounding
+from cetane.gates.structure import OTHER_PLAN, OTHER_TAGS, other_parts
+from cetane.hardware import LARGEST_FP16
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe
+
+
+def explain(
+    port: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResult, adapter: str | None = None
+) -> Explanation | None:
+    """The first cause of a refusal, since it hides the next ones; None for a port that passed.
+
+    `verdict` is the result of `golden`, or with `adapter` that adapter's own result in it. If the
+    graph is wrong, the authored modules run too, to tell authoring from conversion.
+    """
+    if verdict.passed:
+        return None
+    recipe = port.plan.recipe
+    failed = [check for check in verdict.checks if not check.passed]
+    stated = next((check for check in failed if check.name.endswith(STATED)), None)
+    if stated is not None:
+        return other_base(stated)
+    red = [check.name for check in failed]
+    adapted = tuple(f"{name}: " for name in verdict.adapters)
+    if verdict.adapters and all(name.startswith(adapted) for name in red):
+        name = red[0].partition(": ")[0]
+        return of_adapter(name, explain(port, checkpoint, verdict.adapters[name], name))
+    if verdict.wrong_weights or verdict.unused:
+        return wrong_weights(verdict, port.plan)
+    if not {OTHER_PLAN, OTHER_TAGS}.isdisjoint(red):
+        parts = other_parts(port.plan, Planner(checkpoint, recipe).plan())
+        parts += ["tags"] if OTHER_TAGS in red else []
+        return Explanation(
+            cause="contract",
+            where="manifest.json",
+            sentence=f"The manifest is another one than its recipe makes: {', '.join(parts)}. "
+            "Port the model again with --rebuild.",
+        )
+    if any(name.startswith("structure") for name in red):
+        return wrong_graph(port, checkpoint, verdict, adapter)
+    if any(name.startswith("fp16") for name in red):
+        return beyond_fp16(verdict, recipe, Planner(checkpoint, recipe))
+    if any(name.startswith("ane") for name in red):
+        return lost_products(verdict, recipe)
+    return too_compressed(verdict, Planner(checkpoint, recipe))
+
+
+def of_adapter(name: str, own: Explanation | None) -> Explanation | None:
+    """The explanation of a bundle that is red only with an adapter."""
+    if own is None:
+        return None
+    return own.model_copy(
+        update={
+            "where": f"{own.where}, with the adapter {name}",
+            "sentence": f"With the adapter {name}: {own.sentence}",
+        }
+    )
+
+
+def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Explanation:
+    """The explanation of rounding errors, with the power of two that brings the stream into
+    fp16."""
+    largest = max(verdict.ranges, key=lambda one: one.largest)
+    worse = spoiled("fp16", verdict)
+    where = next((one.where for one in worse if one.where), largest.block)
+    modes = dict.fromkeys(one.mode for one in worse)
+    lost = "loses too many digits" if all(one.finite for one in worse) else "leaves fp16's range"
+    scale = planner.model.residual_scale
+    if largest.largest <= NEAR_LIMIT:
+        return Explanation(
+            cause="fp16 range",
+            where=where,
+            sentence=f"Rounding to fp16 spoils {where} ({', '.join(modes)}), though the residual "
+            f"stream stays at {largest.largest:.0f}: an op inside {lost}.",
+        )
+    said = (
+        f"The residual stream reaches {largest.largest:.0f} after {largest.block}; "
+        f"fp16 ends at {LARGEST_FP16:.0f}"
+    )
+    if scale is None:
+        return Explanation(
+            cause="fp16 range",
+            where=largest.block,
+            sentence=f"{said}, and this family cannot scale it.",
+        )
+    power = scale * 2.0 ** -ceil(log2(largest.largest / NEAR_LIMIT))
+    return Explanation(
+        cause="fp16 range",
+        where=largest.block,
+        sentence=f"{said}. A stream {power:g} times as large is the same model.",
+        changes={"family.residual_scale": power},
+    )
+
+
+def lost_products(verdict: GoldenResult, recipe: Recipe) -> Explanation:
+    """The explanation of errors that only an ANE's arithmetic makes: of the worst mode that failed
+    a check."""
+    worst = min(spoiled("ane", verdict), key=lambda one: one.logit_cosine)
+    return Explanation(
+        cause="attention",
+        where=worst.where or f"the {worst.mode} functions",
+        sentence=f"Over {worst.capacity or recipe.cache.context} keys, an ANE would count products "
+        f"of attention as zero, since they are small: KL {worst.kl:.2g} from the same programs in "
+        "fp32. The family must multiply softmax's weights by a power of two "
+        "(docs/explanation/precision.md).",
+    )
+
+
+def spoiled(arithmetic: Literal["fp16", "ane"], verdict: GoldenResult) -> list[Rounding]:
+    """The modes that failed a check of an arithmetic."""
+    red = {check.name for check in verdict.checks if not check.passed}
+    rows = verdict.rounding if arithmetic == "fp16" else verdict.ane
+    return [
+        one for one in rows if any(check.name in red for check in judge_rounding(arithmetic, [one]))
+    ]
+
+
+def too_compressed(verdict: GoldenResult, planner: Planner) -> Explanation:
+    """The explanation of a port that breaks its recipe's promise of quality."""
+    recipe = planner.recipe
+    worst = min(verdict.shards, key=lambda one: one.cosine, default=None)
+    where = worst.shard if worst else ""
+    failed = [check for check in verdict.checks if not check.passed]
+    first = failed[0]
+    undecided = all(check.interval is not None and not check.decided for check in failed)
+    tail = (
+        f" After {verdict.positions} positions the interval still holds the limit, so it is not "
+        "proven."
+        if undecided
+        else ""
+    )
+    short = (
+        f"{first.name.partition(': ')[2]} is {first.value:.3g}{first.between}, the limit "
+        f"{first.limit:g}.{tail}"
+    )
+    streaming = recipe.cache.streaming
+    if streaming and verdict.logits and 2 * verdict.twin_kl < verdict.logits[0].kl:
+        full = min(1.0, streaming.full + 0.25)
+        return Explanation(
+            cause="compression",
+            where=where,
+            sentence="Weights and graph are right; heads that stream miss more than "
+            f"{recipe.quality!r} allows: {short}",
+            changes={"cache.streaming.full": full} if full > streaming.full else {},
+        )
+    rounded = verdict.activations
+    if rounded and (first in judge_quantized(rounded) or 2 * rounded[0].kl > verdict.twin_kl):
+        turned = recipe.compression.rotate
+        advice = "" if turned else ", or turn its channels first (--set compression.rotate=true)"
+        return Explanation(
+            cause="compression",
+            where=where,
+            sentence="Weights and graph are right; activations of 8 bits cost too much: "
+            f"{short} Keep the bundle that quantize-activations was given{advice}.",
+        )
+    if recipe.cache.format == "int8" and 2 * verdict.cache_kl > verdict.twin_kl:
+        return Explanation(
+            cause="compression",
+            where=where,
+            sentence="Weights and graph are right; caches of 8 bits cost more than "
+            f"{recipe.quality!r} allows: {short}",
+            changes={"cache.format": "fp16"},
+        )
+    form, changes = better_weights(planner)
+    return Explanation(
+        cause="compression",
+        where=where,
+        sentence=f"Weights and graph are right; compression ({form}) costs "
+        f"more than {recipe.quality!r} allows: {short}",
+        changes=changes,
+    )
