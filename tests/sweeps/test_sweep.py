@@ -191,9 +191,9 @@ def test_a_fitted_point_is_what_its_recipe_ports(
 
 def test_one_basis_at_a_time_is_in_memory(sweep: Callable[[], Sweep]) -> None:
     work = sweep()
-    for name, loaded in ((NAME, work.own), (FITTED, work.turned), ("int8-per-tensor", work.own)):
+    for name, loaded in ((NAME, work.own), (FITTED, work.rotated), ("int8-per-tensor", work.own)):
         assert work.format(name) is not None
-        assert [basis for basis in (work.own, work.turned) if "judge" in vars(basis)] == [loaded]
+        assert [basis for basis in (work.own, work.rotated) if "judge" in vars(basis)] == [loaded]
 
 
 def test_sizes_are_the_plans(

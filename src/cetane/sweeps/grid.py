@@ -16,7 +16,7 @@ from cetane.compress.formats import Fp16, Linear, Palette
 from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import shipped_text
-from cetane.planner import Planner, can_turn
+from cetane.planner import Planner, can_rotate
 from cetane.sweeps.points import Method
 from cetane.validation import Data, nearest, parse_toml, validated
 
@@ -166,7 +166,7 @@ def candidate(way: Way, planner: Planner, sensitivities: SensitivityFile | None)
     }
     kept["names"] |= {weight.name: "fp16" for weight in weights(planner)
                       if not form.fits(weight.shape)}  # fmt: skip
-    turns = fits_model and can_turn(planner.checkpoint, planner.recipe)
+    turns = fits_model and can_rotate(planner.checkpoint, planner.recipe)
     fitting = {key: getattr(rules, key) for key in ("minutes", "text", "second_order")}
     content = {
         "default": form.name,

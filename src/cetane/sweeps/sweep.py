@@ -97,7 +97,7 @@ class Sweep:
         return self.own.planner
 
     @cached_property
-    def turned(self) -> Basis:
+    def rotated(self) -> Basis:
         """The basis of candidates that turn channels where the recipe does not."""
         recipe = override(self.recipe, {"compression.rotate": True})
         return Basis(self.checkpoint, recipe, self.progress)
@@ -105,7 +105,7 @@ class Sweep:
     def basis(self, selection: Selection) -> Basis:
         """The basis of a selection."""
         own = selection.rotate == self.recipe.compression.rotate
-        return self.own if own else self.turned
+        return self.own if own else self.rotated
 
     def loaded(self, selection: Selection) -> Basis:
         """The basis of a selection, about to compute: the other one's weights leave the memory."""
@@ -115,7 +115,7 @@ class Sweep:
 
     def release(self, but: Basis | None = None) -> None:
         """Give the memory of all weights back, or of all `but` those of one basis."""
-        for basis in (self.own, vars(self).get("turned")):
+        for basis in (self.own, vars(self).get("rotated")):
             if basis is not None and basis is not but:
                 basis.release()
 
