@@ -109,7 +109,7 @@ def overlap(text: str, stop: str) -> int:
     return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)
 
 
-class Writer:
+class AnswerWriter:
     """Writes one answer on the worker's thread."""
 
     def __init__(
