@@ -145,7 +145,7 @@ def _olmo(facts: Facts) -> dict[str, Any]:
     keys, rope = facts.keys, facts.rope
     if keys.get("attention.sliding_window") is None:
         return {}
-    slides = keys.booleans("attention.sliding_window_pattern", facts.layers)
+    slides = keys.sliding_layers(facts.layers)
     local = keys.number("rope.freq_base_swa", rope["rope_theta"])
     return {
         "model_type": "olmo3",
@@ -295,7 +295,7 @@ def _bounded(keys: Keys) -> dict[str, Any]:
 def _gemma4(facts: Facts) -> dict[str, Any]:
     """Layers of two widths, the last of which may share keys and values."""
     keys, config, tensors = facts.keys, facts.config, facts.file.tensors
-    slides = keys.booleans("attention.sliding_window_pattern", facts.layers)
+    slides = keys.sliding_layers(facts.layers)
     heads = keys.integers("attention.head_count_kv", facts.layers)
     inner = keys.integers("feed_forward_length", facts.layers)
     shared = keys.optional("attention.shared_kv_layers")
