@@ -51,6 +51,7 @@ def facts() -> Json:
 
 
 def installed(package: str) -> str:
+    """The version of a package, or "not installed"."""
     try:
         return version(package)
     except PackageNotFoundError:
