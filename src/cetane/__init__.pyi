@@ -32,7 +32,7 @@ from .pipeline.versus import versus as versus
 from .schema.plan import Plan as Plan
 from .schema.recipe import Recipe as Recipe
 from .server.app import serve as serve
-from .sweeps.choose import SweepResult as SweepResult
-from .sweeps.choose import sweep as sweep
+from .sweeps.run import SweepResult as SweepResult
+from .sweeps.run import sweep as sweep
 
 __version__: str

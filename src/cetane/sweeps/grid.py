@@ -88,7 +88,7 @@ def load_grid() -> Grid:
     return validated(Grid, parse_toml(text, "sweep.toml"), "sweep.toml")
 
 
-def chosen(patterns: Sequence[str]) -> list[str]:
+def ways_named(patterns: Sequence[str]) -> list[str]:
     """The ways that match these patterns, by name, fp16 first; without patterns the usual ones.
 
     A full name also chooses a way outside the grid. Raises CetaneError for a pattern without a

@@ -146,7 +146,7 @@ class Sweep:
         basis = Selection(rotate=self.recipe.compression.rotate)
         return self.key(basis, self.passage.calibration)
 
-    def format(self, name: str) -> Point | None:
+    def way(self, name: str) -> Point | None:
         """The point of one way, by its name; None if it is refused."""
         if name in self.refused:
             return None

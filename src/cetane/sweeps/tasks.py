@@ -117,7 +117,7 @@ class SweepTasks:
         elements = sum(w.elements for w in sweep.all_weights())
         self.memory = BASE_MEMORY + ELEMENT * elements
 
-    def judge_formats(self, names: Sequence[str], mixing: bool) -> None:
+    def judge_ways(self, names: Sequence[str], mixing: bool) -> None:
         """Judge ways, and measure what mixes need."""
         ways = [parse_way(name) for name in names]
         tasks = list(self.point_tasks([way for way in ways if not way.form.weighted], None))
@@ -197,7 +197,7 @@ class SweepTasks:
             remove(self.own)
 
     def refuse(self, task: Task, error: CetaneError) -> None:
-        """Note a refused format. Raises any other error; if fp16 fails, the model is at fault."""
+        """Note a refused candidate. Raises other errors: if fp16 fails, the model is at fault."""
         if task.key not in self.judging or task.name == FP16.name:
             raise error
         self.sweep.refused[task.name] = error.message
