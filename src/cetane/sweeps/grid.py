@@ -199,6 +199,5 @@ def described(form: Format) -> tuple[Method, str | None]:
 
 def weights(planner: Planner) -> Iterator[Weight]:
     """The weights of a plan that formats are for."""
-    for blocks in planner.members.values():
-        for block in blocks:
-            yield from (weight for _, weight in block.weights() if weight.kind)
+    for block in planner.blocks:
+        yield from (weight for _, weight in block.weights() if weight.kind)

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +181,7 @@ class Sweep:
 
     def all_weights(self) -> Iterator[Weight]:
         """The model's weights, whatever their format."""
-        for block in chain.from_iterable(self.planner.members.values()):
+        for block in self.planner.blocks:
             yield from (weight for _, weight in block.weights())
 
     @cached_property
@@ -203,12 +202,12 @@ class Sweep:
     def mixes(self, sizes: Sequence[int]) -> list[Candidate]:
         """Mixed formats for these sizes: bytes of the weights that formats are for."""
         known = []
-        groups = mixed.groups_of(self.planner)
-        taken = {weight.name for group in groups for weight in group.weights}
+        parts = mixed.parts_of(self.planner)
+        taken = {weight.name for part in parts for weight in part.weights}
         others = sum(2 * w.elements for w in weights(self.planner) if w.name not in taken)
-        options = mixed.harms(groups, self.harm, self.mixed_base, self.progress)
+        options = mixed.harms(parts, self.harm, self.mixed_base, self.progress)
         for size in dict.fromkeys(sizes):
-            mix = mixed.mix(groups, options, size - others, self.mixed_base)
+            mix = mixed.mix(parts, options, size - others, self.mixed_base)
             if mix is None:
                 whole = (size + self.beside) / 1e6
                 self.refused[f"mixed, {whole:.1f} MB"] = "the smallest formats do not fit"
@@ -222,8 +221,8 @@ class Sweep:
         rotate = self.recipe.compression.rotate
         return Selection(sensitivity=self.sensitivities, rotate=rotate)
 
-    def harm(self, group: mixed.Group, form: Format, selection: Selection) -> float:
-        """The KL of one group in a format, measured now or in an earlier sweep."""
+    def harm(self, part: mixed.LayerPart, form: Format, selection: Selection) -> float:
+        """The KL of one part in a format, measured now or in an earlier sweep."""
         tokens = self.passage.calibration[:LAYERS]
         key = self.key(selection, tokens)
         score = self.scores.get(key)
@@ -232,7 +231,9 @@ class Sweep:
             truth = basis.truth(tokens)
             basis.judge.compress(selection)
             kl = basis.judge.compare(truth).kl
-            score = LayerScore(key=key, layer=group.layer, kind=group.kind, format=form.name, kl=kl)
+            score = LayerScore(
+                key=key, layer=part.layer, kind=part.weight_kind, format=form.name, kl=kl
+            )
             self.scores.append(score)
         return score.kl
 
