@@ -10,11 +10,10 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
+from . import Json
 from .record import Halt
 
-Json = dict[str, Any]
 OLDEST = (15, 0)
 """The oldest macOS with functions and states in one package (iOS 18)."""
 FACTS = {
