@@ -34,7 +34,7 @@ from cetane.lab.workload import Setting
 from cetane.mil.fast import share_threads
 from cetane.pipeline.build import build
 from cetane.pipeline.request import make_request
-from cetane.sweeps.choose import sweep
+from cetane.sweeps.run import sweep
 from cetane.tasks.processes import Processes
 from cetane.tasks.task import Order, Task
 from cetane.tasks.workers import Ended

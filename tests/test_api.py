@@ -178,7 +178,7 @@ def test_the_import_is_instant_and_every_name_is_there() -> None:
 
 def test_a_room_does_not_hide_a_function() -> None:
     """`cetane.NAME` stays a function once every room is imported."""
-    importlib.import_module("cetane.sweeps.choose")
+    importlib.import_module("cetane.sweeps.run")
     for name in ("port", "plan", "load", "validate", "audit", "diff", "sweep", "train_draft_head"):
         assert callable(getattr(cetane, name)), name
 

@@ -6,6 +6,7 @@ from .evaluation.figures import Evaluation as Evaluation
 from .evaluation.figures import TaskFigure as TaskFigure
 from .pipeline.audit import ResidencyResult as ResidencyResult
 from .pipeline.audit import audit as audit
+from .pipeline.completion import Completion as Completion
 from .pipeline.diff import DiffResult as DiffResult
 from .pipeline.diff import diff as diff
 from .pipeline.draft_head import AddedDraftHeads as AddedDraftHeads
@@ -17,7 +18,6 @@ from .pipeline.imports import KitImport as KitImport
 from .pipeline.imports import import_kit as import_kit
 from .pipeline.kit import Kit as Kit
 from .pipeline.kit import make_kit as make_kit
-from .pipeline.language_model import Completion as Completion
 from .pipeline.language_model import CompletionStream as CompletionStream
 from .pipeline.language_model import LanguageModel as LanguageModel
 from .pipeline.language_model import load as load
@@ -32,7 +32,7 @@ from .pipeline.versus import versus as versus
 from .schema.plan import Plan as Plan
 from .schema.recipe import Recipe as Recipe
 from .server.app import serve as serve
-from .sweeps.choose import SweepResult as SweepResult
-from .sweeps.choose import sweep as sweep
+from .sweeps.run import SweepResult as SweepResult
+from .sweeps.run import sweep as sweep
 
 __version__: str

@@ -94,8 +94,8 @@ def reason(error: ValidationError, kind: Any = None) -> str:
     return f"{key}: {text}" if key else text
 
 
-def worded(error: ErrorDetails, kind: Any = None) -> str:
-    """What is wrong, without its place."""
+def worded(error: ErrorDetails, kind: Any) -> str:
+    """What is wrong with data of a kind, without its place."""
     if error["type"] != "extra_forbidden":
         return error["msg"].removeprefix("Value error, ")
     *outer, name = error["loc"]

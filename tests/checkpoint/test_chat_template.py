@@ -104,7 +104,7 @@ GREEDY = {
 
 @pytest.mark.parametrize("template", GREEDY.values(), ids=GREEDY)
 def test_a_greedy_template(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cetane.checkpoint.chat_template.SECONDS", 0.5)
+    monkeypatch.setattr("cetane.checkpoint.template_limits.SECONDS", 0.5)
     with pytest.raises(CetaneError, match="chat template"):
         render(template, MESSAGES, True, {})
 

@@ -15,7 +15,7 @@ from cetane.lab.workload import Setting
 from cetane.pipeline.draft_head import DraftHeadSettings, add_draft_heads, train_draft_head
 from cetane.pipeline.port import port
 from cetane.schema.recipe import Recipe
-from cetane.sweeps.choose import sweep
+from cetane.sweeps.run import sweep
 
 TEXT = "The rating of how readily a fuel ignites is its cetane number. " * 40
 EXPERIMENT = """

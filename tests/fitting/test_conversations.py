@@ -10,7 +10,13 @@ import torch
 from tests.conftest import build_model
 
 from cetane.fitting import conversations
-from cetane.fitting.conversations import ChatTurn, Writer, Writing, turn_of, write_conversations
+from cetane.fitting.conversations import (
+    ChatTurn,
+    ConversationWriter,
+    Writing,
+    turn_of,
+    write_conversations,
+)
 
 START, ASK, STOP, ANSWER = 900, 901, 902, 903
 """Special tokens of a template."""
@@ -48,7 +54,7 @@ def test_no_turn_where_nobody_can_tell_its_end() -> None:
 
 def test_a_model_writes_every_other_question_itself() -> None:
     """Its question is drawn up to the token that ends it, its answer greedy up to a stop token."""
-    writer = Writer(ChatTurn([1, 2], [8, 9]), repeat([1, 2, 5, 8, 9]), ends=(8,))
+    writer = ConversationWriter(ChatTurn([1, 2], [8, 9]), repeat([1, 2, 5, 8, 9]), ends=(8,))
     said = iter([0, 0, 31, 32, 8, 0, 41, 42, 8])  # what a model would draw, or finds likeliest
     own = []
     for token in said:
@@ -60,19 +66,19 @@ def test_a_model_writes_every_other_question_itself() -> None:
 
 def test_long_questions_and_answers_end() -> None:
     writing = Writing(question=3, answer=2)
-    writer = Writer(ChatTurn([1], [8, 9]), repeat([6, 7]), ends=(8,), writing=writing)
+    writer = ConversationWriter(ChatTurn([1], [8, 9]), repeat([6, 7]), ends=(8,), writing=writing)
     assert [writer.next(40, 30) for _ in range(9)] == [1, 30, 30, 8, 9, 40, 40, 6, 7]
 
 
 def test_few_questions_are_listed() -> None:
     writing = Writing(question=2, answer=1, listed=3)
-    writer = Writer(ChatTurn([1], [8, 9]), repeat([6, 7]), ends=(8,), writing=writing)
+    writer = ConversationWriter(ChatTurn([1], [8, 9]), repeat([6, 7]), ends=(8,), writing=writing)
     own = [1, 30, 8, 9, 40]
     assert [writer.next(40, 30) for _ in range(18)] == [*own, *own, 6, 7, 40, *own]
 
 
 def test_without_a_turn_all_questions_are_given() -> None:
-    writer = Writer(None, iter([[1, 2], [3, 4]]), ends=(8,))
+    writer = ConversationWriter(None, iter([[1, 2], [3, 4]]), ends=(8,))
     assert [writer.next(8, 0) for _ in range(5)] == [1, 2, 8, 3, 4]
 
 

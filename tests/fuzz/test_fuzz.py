@@ -17,7 +17,7 @@ SECONDS = float(os.environ.get("FUZZ_SECONDS", "6"))
 @pytest.fixture(autouse=True)
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CETANE_CACHE", str(tmp_path))
-    monkeypatch.setattr("cetane.checkpoint.chat_template.SECONDS", 0.2)
+    monkeypatch.setattr("cetane.checkpoint.template_limits.SECONDS", 0.2)
 
 
 def cpu_seconds() -> float:

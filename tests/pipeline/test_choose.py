@@ -320,7 +320,7 @@ def test_two_machines_judge_at_once(
     monkeypatch.setattr(judge, "stored", lambda *_: None)
     with using(str(tmp_path / "shared")):
         for rest in (1.0, 1.0000001):
-            made = Harms(rest=rest, groups=())
+            made = Harms(rest=rest, parts=())
             assert judge.kept(Harms, recipe, lambda made=made: made) == made
 
 

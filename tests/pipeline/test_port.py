@@ -15,7 +15,7 @@ from cetane.errors import CetaneError
 from cetane.files import silent
 from cetane.gates.explain import Explanation
 from cetane.gates.limits import Limits, read
-from cetane.pipeline.attempt import History
+from cetane.pipeline.attempt import PortHistory
 from cetane.pipeline.build import build
 from cetane.pipeline.port import is_open, mended, next_recipe, port
 from cetane.pipeline.request import make_request, read_size
@@ -270,7 +270,7 @@ def test_a_bundle_that_an_earlier_port_mended_holds_the_budget(
     target, request = tmp_path / "out", make_request(tiny_checkpoint_folder, small, changes=ONE_BIT)
     plan = request.planner.plan()
     bundle = build(request.checkpoint, small, target, silent)
-    History(first=request.recipe, changes=("six bits",)).keep(bundle)
+    PortHistory(first=request.recipe, changes=("six bits",)).keep(bundle)
     budget = f"{(plan.weight_bytes + plan.embedding_bytes + 1) / 1e6:.6f}MB"
     with pytest.raises(CetaneError, match=f"--budget {budget}: the bundle there takes"):
         port(tiny_checkpoint_folder, recipe=small, output=target, changes=ONE_BIT, budget=budget)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from cetane.checkpoint import open_checkpoint
 from cetane.engine.authored import authored_engine
 from cetane.errors import CetaneError
-from cetane.planner import Planner, as_recipe_asks, can_turn
+from cetane.planner import Planner, as_recipe_asks, can_rotate
 from cetane.schema.function import Step
 from cetane.schema.plan import Plan
 from cetane.validation import validated
@@ -78,7 +78,7 @@ def test_hostile_plans(plan: Plan, path: tuple[Any, ...], value: Any, reason: st
 def test_turned_channels_take_a_merged_adapter_only(adapted: Any, recipe: Any) -> None:
     turning = recipe(compression={"rotate": True})
     beside = open_checkpoint(adapted.base, adapters=adapted.folders)
-    assert not can_turn(beside, turning)
+    assert not can_rotate(beside, turning)
     with pytest.raises(CetaneError, match="cannot be turned"):
         as_recipe_asks(beside, turning)
     merged = open_checkpoint(adapted.base, adapted.folders["dora"])

@@ -38,11 +38,11 @@ from cetane.pipeline.request import read_size
 from cetane.planner import Encoder, Planner, as_recipe_asks
 from cetane.schema.recipe import Recipe, load_recipe
 from cetane.sweeps import moments
-from cetane.sweeps.choose import Budget, judged
-from cetane.sweeps.grid import Candidate, candidate, chosen, load_grid, parse_way, weights
+from cetane.sweeps.grid import Candidate, candidate, load_grid, parse_way, ways_named, weights
 from cetane.sweeps.on_chip import predict
 from cetane.sweeps.plot import plot
 from cetane.sweeps.points import JudgedText, Point, SweptModel, best, pareto
+from cetane.sweeps.run import Budget, judged
 from cetane.sweeps.sweep import LAYERS, POINTS, Passage, Sweep, write_recipe
 from cetane.sweeps.tasks import SweepTasks, opened
 
@@ -124,7 +124,7 @@ def logits_of(model: transformers.PreTrainedModel, tokens: Any) -> torch.Tensor:
 def test_a_point_is_what_transformers_says_of_the_decoded_weights(
     sweep: Callable[[], Sweep], passage: Passage, truth: Callable[..., Any]
 ) -> None:
-    point = sweep().format(NAME)
+    point = sweep().way(NAME)
     assert point is not None
     tokens = passage.judged
     p, q = (logits_of(truth(name), tokens) for name in ("fp16", NAME))
@@ -148,7 +148,7 @@ def test_a_bundle_is_as_good_as_its_point(
 ) -> None:
     """The decoded constants of a package are those that were judged."""
     work = sweep()
-    point = work.format(name)
+    point = work.way(name)
     assert point is not None
     recipe = load_recipe(str(write_recipe(work, point)))
     bundle = build(checkpoint, recipe, tmp_path / "bundle", lambda *_: None)
@@ -172,13 +172,13 @@ def test_a_fitted_point_is_what_its_recipe_ports(
 ) -> None:  # fmt: skip
     """Its channels are turned, its head is as the recipe says, and nothing is fitted twice."""
     work = sweep()
-    plain, fitted = work.format(NAME), work.format(FITTED)
+    plain, fitted = work.way(NAME), work.way(FITTED)
     assert plain is not None and fitted is not None
     assert (fitted.name, fitted.method, fitted.bits, fitted.group) == (FITTED, "gptq", 3, "8")
     assert fitted.compression.rotate and fitted.compression.fitted is None
     assert fitted.weight_bytes == plain.weight_bytes
     assert fitted.kl < plain.kl
-    assert sweep().format(FITTED) == fitted
+    assert sweep().way(FITTED) == fitted
     recipe = load_recipe(str(write_recipe(work, fitted)))
     monkeypatch.setattr(Fitter, "__init__", lambda *_: pytest.fail("fitted twice"))
     other = as_recipe_asks(checkpoint, recipe)
@@ -191,9 +191,9 @@ def test_a_fitted_point_is_what_its_recipe_ports(
 
 def test_one_basis_at_a_time_is_in_memory(sweep: Callable[[], Sweep]) -> None:
     work = sweep()
-    for name, loaded in ((NAME, work.own), (FITTED, work.turned), ("int8-per-tensor", work.own)):
-        assert work.format(name) is not None
-        assert [basis for basis in (work.own, work.turned) if "judge" in vars(basis)] == [loaded]
+    for name, loaded in ((NAME, work.own), (FITTED, work.rotated), ("int8-per-tensor", work.own)):
+        assert work.way(name) is not None
+        assert [basis for basis in (work.own, work.rotated) if "judge" in vars(basis)] == [loaded]
 
 
 def test_sizes_are_the_plans(
@@ -201,7 +201,7 @@ def test_sizes_are_the_plans(
 ) -> None:
     work = sweep()
     for name in ("fp16", "int4-per-block32", NAME):
-        point = work.format(name)
+        point = work.way(name)
         assert point is not None
         planner = Planner(checkpoint, work.recipe_of(point.compression))
         assert point.weight_bytes == planner.plan().weight_bytes
@@ -212,7 +212,7 @@ def test_sizes_are_the_plans(
 
 
 def test_fp16_is_the_truth(sweep: Callable[[], Sweep]) -> None:
-    point = sweep().format("fp16")
+    point = sweep().way("fp16")
     assert point is not None
     assert (point.kl, point.top1, point.perplexity_ratio) == (0, 1, 1)
     assert all(answer.same for answer in point.smoke)
@@ -237,17 +237,17 @@ def test_what_is_known_is_not_judged_again(
     work = sweep()
     with pytest.raises(KeyboardInterrupt):
         for name in names:
-            work.format(name)
+            work.way(name)
     path = work.folder / "sweep.jsonl"
     path.write_bytes(path.read_bytes() + b'{"version":1,"key":"cut o')
     judged += [0]  # no more interruptions
     again = sweep()
-    found = [again.format(name) for name in names]
+    found = [again.way(name) for name in names]
     assert len(judged) == 3 + 1 + 2
     assert [point.name for point in found if point] == names
     assert len(path.read_text().splitlines()) == 4
     assert "judge" not in vars((third := sweep()).own)  # nothing is loaded for what is known
-    assert [third.format(name) for name in names] == found
+    assert [third.way(name) for name in names] == found
     assert "judge" not in vars(third.own)
 
 
@@ -256,7 +256,7 @@ def test_figures_of_other_code_are_measured_anew(
 ) -> None:
     """A mended format or judge gives others."""
     before = sweep()
-    assert before.format(NAME) and before.sensitivities
+    assert before.way(NAME) and before.sensitivities
     monkeypatch.setattr("cetane.sweeps.sweep.code_version", lambda: "another")
     after = sweep()
     assert not after.has_sensitivities
@@ -282,9 +282,9 @@ def test_other_weights_of_the_same_size_and_date_are_measured_anew(
         return Sweep(open_checkpoint(folder), small, passage, target, out, lambda *_: None)
 
     work = unpacked(1.0)
-    before, key = work.format("fp16"), work.sensitivity_key
+    before, key = work.way("fp16"), work.sensitivity_key
     work = unpacked(-1.0)
-    after = work.format("fp16")
+    after = work.way("fp16")
     assert before and after and before.perplexity != after.perplexity
     assert before.model.fingerprint == after.model.fingerprint
     assert before.model.content != after.model.content and work.sensitivity_key != key
@@ -294,10 +294,10 @@ def test_other_weights_of_the_same_size_and_date_are_measured_anew(
 def test_another_target_is_predicted_and_not_judged(
     sweep: Callable[[], Sweep], monkeypatch: pytest.MonkeyPatch, target: Target
 ) -> None:
-    before = sweep().format(NAME)
+    before = sweep().way(NAME)
     other = replace(sweep(), target=target)
     monkeypatch.setattr(Judge, "__init__", lambda *_: pytest.fail("judged"))
-    after = other.format(NAME)
+    after = other.way(NAME)
     assert before is not None
     assert after is not None
     assert after.predicted.target == target != before.predicted.target
@@ -398,8 +398,8 @@ def test_mixed_formats_fit_their_size(sweep: Callable[[], Sweep]) -> None:
 def test_a_budget_counts_tables_as_a_port_does(
     sweep: Callable[[], Sweep], checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cetane.sweeps.choose.plot", lambda *_: [])
-    fp16 = sweep().format("fp16")
+    monkeypatch.setattr("cetane.sweeps.run.plot", lambda *_: [])
+    fp16 = sweep().way("fp16")
     assert fp16 is not None
     whole = fp16.weight_bytes + 288 * 64 * 2  # the embedding, in fp16
     for size, name in ((whole, "fp16"), (whole - 1, NAME)):
@@ -428,8 +428,8 @@ def test_a_mix_that_fails_is_refused_once(
 
     monkeypatch.setattr(Sweep, "measure", watch)
     monkeypatch.setattr(Sweep, "mixes", lambda *_: [mix])
-    monkeypatch.setattr(SweepTasks, "judge_formats", lambda *_: None)
-    monkeypatch.setattr("cetane.sweeps.choose.plot", lambda *_: [])
+    monkeypatch.setattr(SweepTasks, "judge_ways", lambda *_: None)
+    monkeypatch.setattr("cetane.sweeps.run.plot", lambda *_: [])
     found = judged(sweep(), ["fp16"], None, True, crew)
     assert [point.name for point in found.points] == ["fp16"]
     assert found.refused == {mix.name: "too much for this machine"}
@@ -455,7 +455,7 @@ def test_what_a_recipe_keeps_in_fp16_stays(
     found = candidate(parse_way(NAME), planner, None).selection
     assert (found.types, found.names) == ({"head": "fp16"}, {"model.layers.0.*": "fp16"})
     fitted = candidate(parse_way(FITTED), planner, None).selection
-    assert not any("vector" in name for name in chosen(["*"]))  # unmeasured on an ANE
+    assert not any("vector" in name for name in ways_named(["*"]))  # unmeasured on an ANE
     assert (fitted.types, fitted.names) == (rules["types"], rules["names"])  # as a port of --bits
     assert candidate(parse_way("fp16"), planner, None).selection == Selection()
 
@@ -566,23 +566,23 @@ def test_pareto_and_the_best_for_a_size() -> None:
 
 
 def test_the_grid_and_its_patterns() -> None:
-    usual = chosen([])
+    usual = ways_named([])
     assert usual[0] == "fp16"
     assert len(usual) == len(set(usual)) <= 26
-    everything = chosen(["*"])
+    everything = ways_named(["*"])
     assert set(usual) < set(everything)
     assert all(parse_way(name).name == name for name in everything)
-    assert chosen(["int8-*", "palette1-kmeans-group32"]) == [
+    assert ways_named(["int8-*", "palette1-kmeans-group32"]) == [
         "fp16", *(f"int8-per-{per}" for per in ("channel", "tensor", "block32", "block64")),
         "palette1-kmeans-group32",
     ]  # fmt: skip
-    fitted = set(chosen(["*+gptq"])) - {"fp16"}
+    fitted = set(ways_named(["*+gptq"])) - {"fp16"}
     assert {parse_way(name).method for name in fitted} == {"gptq"}
     assert {f"palette{bits}-kmeans-group8+gptq" for bits in (4, 3)} <= fitted & set(usual)
-    assert chosen(["palette4-kmeans-group16+tuned"])[1] == "palette4-kmeans-group16+tuned"
+    assert ways_named(["palette4-kmeans-group16+tuned"])[1] == "palette4-kmeans-group16+tuned"
     for wrong in ("palette5-kmeans-group32", f"{NAME}+weighted", f"{NAME}+"):
         with pytest.raises(CetaneError, match="no such format"):
-            chosen([wrong])
+            ways_named([wrong])
 
 
 def test_a_pattern_matches_what_it_should() -> None:
@@ -630,15 +630,15 @@ def test_workers_judge_what_one_process_judges(
     alone, folder = sweep(), tmp_path / "by-workers"
     shared = Sweep(checkpoint, small, passage, Target("m4-max"), folder, lambda *_: None)
     workers = Inline()
-    SweepTasks(shared, workers).judge_formats(names, mixing=False)
+    SweepTasks(shared, workers).judge_ways(names, mixing=False)
     assert workers.performed == ["sensitivities", *names]
     assert not vars(shared.own).keys() & {"judge", "answers"}  # it judged nothing itself
     for name in names:
-        mine, theirs = alone.format(name), shared.format(name)
+        mine, theirs = alone.way(name), shared.way(name)
         assert mine is not None and theirs is not None
         differing = {"seconds", "compression"}
         assert mine.model_dump(exclude=differing) == theirs.model_dump(exclude=differing)
     again = Inline()
-    SweepTasks(shared, again).judge_formats(names, mixing=False)
+    SweepTasks(shared, again).judge_ways(names, mixing=False)
     assert not again.performed
     assert sorted(path.name for path in folder.iterdir()) == ["sensitivity.safetensors", POINTS]

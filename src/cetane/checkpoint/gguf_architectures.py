@@ -221,7 +221,7 @@ ARCHITECTURES = {
         "qwen3_moe", "Qwen3MoeForCausalLM", _MIXTURE | _QK_NORMS, layouts.EXPERTS
     ),
     "olmoe": Architecture("olmoe", "OlmoeForCausalLM", _MIXTURE | _QK_NORMS, layouts.EXPERTS),
-    "gpt-oss": Architecture("gpt_oss", "GptOssForCausalLM", _GPT_OSS, layouts.TURNED_EXPERTS),
+    "gpt-oss": Architecture("gpt_oss", "GptOssForCausalLM", _GPT_OSS, layouts.TRANSPOSED_EXPERTS),
     "olmo2": Architecture(
         "olmo2", "Olmo2ForCausalLM", _ATTENTION | _MLP | _QK_NORMS | _NORMS_AFTER
     ),

@@ -11,8 +11,8 @@ from cetane.checkpoint.gguf_model_types import OWN, Facts
 from cetane.checkpoint.gguf_rope import rope_parameters
 from cetane.errors import CetaneError
 
-_TURNED_IN_PART = ("phi3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v2")
-"""The model types that say which part of a head turns."""
+_ROTARY_IN_PART = ("phi3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v2")
+"""The model types that say which part of a head rotates."""
 _WIDTHS_OF_THEIR_OWN = ("deepseek_v2",)
 """The model types whose keys and values have widths under other keys."""
 
@@ -37,8 +37,8 @@ def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
     values = keys.integer("attention.value_length", head_dim)
     if values != head_dim and kind not in _WIDTHS_OF_THEIR_OWN:
         raise CetaneError(f"{file.path} has keys and values of different widths")
-    turned = keys.integer("rope.dimension_count", head_dim)
-    if turned != head_dim and kind not in _TURNED_IN_PART:
+    rotary_width = keys.integer("rope.dimension_count", head_dim)
+    if rotary_width != head_dim and kind not in _ROTARY_IN_PART:
         raise CetaneError(f"{file.path} rotates only part of each head, which is not supported")
     inner = keys.get("expert_feed_forward_length") if keys.optional("expert_count") else None
     config: dict[str, Any] = {
@@ -68,7 +68,7 @@ def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
     if keys.optional("expert_count"):
         config |= experts(keys, kind)
     own = OWN.get(kind)
-    return config | own(Facts(file, keys, config, turned)) if own else config
+    return config | own(Facts(file, keys, config, rotary_width)) if own else config
 
 
 def layer_count(keys: Keys) -> int:

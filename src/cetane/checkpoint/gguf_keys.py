@@ -49,8 +49,9 @@ class Keys:
             raise self.bad(key, f"{count} integers", value)
         return [self.integer(key, default)] * count
 
-    def booleans(self, key: str, count: int) -> list[bool]:
-        """A boolean for each of `count` layers; a file may have more, of layers that draft."""
+    def sliding_layers(self, count: int) -> list[bool]:
+        """Whether each of `count` layers slides. A file may tell of more: of layers that draft."""
+        key = "attention.sliding_window_pattern"
         value = self.get(key)
         if not isinstance(value, np.ndarray) or value.dtype != bool or len(value) < count:
             raise self.bad(key, f"{count} booleans", value)

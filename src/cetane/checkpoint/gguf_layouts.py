@@ -142,10 +142,10 @@ def in_turn(config: Config, gate: Array, up: Array) -> Array:
     if gate.ndim not in (2, 3) or gate.shape != up.shape:
         raise ValueError("gates and ups of different shapes")
     pairs = np.stack([gate, up], axis=2).reshape(len(gate), -1, *gate.shape[2:])
-    return turned(config, pairs) if pairs.ndim == 3 else pairs
+    return transposed(config, pairs) if pairs.ndim == 3 else pairs
 
 
-def turned(config: Config, matrices: Array) -> Array:
+def transposed(config: Config, matrices: Array) -> Array:
     """The transposed matrix of each expert: `(E, M, N)` -> `(E, N, M)`."""
     if matrices.ndim != 3:
         raise ValueError("not a matrix for each expert")
@@ -164,10 +164,10 @@ EXPERTS = (
     gates_and_ups("gate_up_proj", "weight", one_after_other),
     Made(f"{_PREFIX}down_proj", (f"{_PREFIX}down_proj.weight",), alike),
 )
-TURNED_EXPERTS = (
+TRANSPOSED_EXPERTS = (
     gates_and_ups("gate_up_proj", "weight", in_turn),
     gates_and_ups("gate_up_proj_bias", "bias", in_turn),
-    Made(f"{_PREFIX}down_proj", (f"{_PREFIX}down_proj.weight",), turned),
+    Made(f"{_PREFIX}down_proj", (f"{_PREFIX}down_proj.weight",), transposed),
     Made(f"{_PREFIX}down_proj_bias", (f"{_PREFIX}down_proj.bias",), alike),
 )
 

@@ -37,8 +37,8 @@ class Facts:
     file: GGUFFile
     keys: Keys
     config: dict[str, Any]
-    turned: int
-    """The channels of an attention head that turn."""
+    rotary_width: int
+    """The channels of an attention head that rotate."""
 
     @property
     def rope(self) -> dict[str, Any]:
@@ -116,8 +116,8 @@ def _qwen3_moe(facts: Facts) -> dict[str, Any]:
 @of("phi3")
 def _phi3(facts: Facts) -> dict[str, Any]:
     """The part of each head that turns, its two tables, and the window."""
-    file, keys, config, turned = facts.file, facts.keys, facts.config, facts.turned
-    rope = config["rope_parameters"] | {"partial_rotary_factor": turned / config["head_dim"]}
+    file, keys, config, rotary_width = facts.file, facts.keys, facts.config, facts.rotary_width
+    rope = config["rope_parameters"] | {"partial_rotary_factor": rotary_width / config["head_dim"]}
     known = keys.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
     if "rope_factors_long.weight" in file.tensors:
         rope["rope_type"] = "longrope"
@@ -127,7 +127,7 @@ def _phi3(facts: Facts) -> dict[str, Any]:
             stored = file.tensors.get(f"rope_factors_{name}.weight")
             if stored is None:
                 raise CetaneError(f"{file.path} has no rope_factors_{name}.weight")
-            if stored.dtype != "F32" or stored.shape != (turned // 2,):
+            if stored.dtype != "F32" or stored.shape != (rotary_width // 2,):
                 raise CetaneError(
                     f"{file.path}: rope_factors_{name}.weight is {stored.dtype} of {stored.shape}"
                 )
@@ -145,7 +145,7 @@ def _olmo(facts: Facts) -> dict[str, Any]:
     keys, rope = facts.keys, facts.rope
     if keys.get("attention.sliding_window") is None:
         return {}
-    slides = keys.booleans("attention.sliding_window_pattern", facts.layers)
+    slides = keys.sliding_layers(facts.layers)
     local = keys.number("rope.freq_base_swa", rope["rope_theta"])
     return {
         "model_type": "olmo3",
@@ -209,7 +209,7 @@ def _delta(facts: Facts) -> dict[str, Any]:
         "linear_num_key_heads": keys.integer("ssm.group_count"),
         "linear_num_value_heads": heads,
         "rope_parameters": facts.rope
-        | {"partial_rotary_factor": facts.turned / facts.config["head_dim"]},
+        | {"partial_rotary_factor": facts.rotary_width / facts.config["head_dim"]},
     }
     if keys.optional("expert_count"):
         own["moe_intermediate_size"] = keys.integer("expert_feed_forward_length")
@@ -221,23 +221,23 @@ def _delta(facts: Facts) -> dict[str, Any]:
 @of("deepseek_v2")
 def _deepseek_v2(facts: Facts) -> dict[str, Any]:
     """Heads that share one latent. Only a softmax without groups weighs experts."""
-    keys, turned = facts.keys, facts.turned
+    keys, rotary_width = facts.keys, facts.rotary_width
     for key, plain in (("expert_gating_func", _SOFTMAX), ("expert_group_count", 1),
                        ("expert_weights_norm", False)):  # fmt: skip
         value = keys.get(key)
         if value is not None and (type(value) is not type(plain) or value != plain):
             raise keys.bad(key, f"{plain}, which alone is supported", value)
     width = keys.integer("attention.key_length_mla")
-    if width <= turned:
-        raise keys.bad("attention.key_length_mla", f"more than {turned}", width)
+    if width <= rotary_width:
+        raise keys.bad("attention.key_length_mla", f"more than {rotary_width}", width)
     rank = keys.get("attention.q_lora_rank")
     return {
         "num_key_value_heads": facts.config["num_attention_heads"],
-        "head_dim": turned,
+        "head_dim": rotary_width,
         "q_lora_rank": None if rank is None else keys.integer("attention.q_lora_rank"),
         "kv_lora_rank": keys.integer("attention.kv_lora_rank"),
-        "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": width - turned,
+        "qk_rope_head_dim": rotary_width,
+        "qk_nope_head_dim": width - rotary_width,
         "v_head_dim": keys.integer("attention.value_length_mla"),
         "first_k_dense_replace": keys.optional("leading_dense_block_count"),
         "n_shared_experts": keys.integer("expert_shared_count"),
@@ -295,7 +295,7 @@ def _bounded(keys: Keys) -> dict[str, Any]:
 def _gemma4(facts: Facts) -> dict[str, Any]:
     """Layers of two widths, the last of which may share keys and values."""
     keys, config, tensors = facts.keys, facts.config, facts.file.tensors
-    slides = keys.booleans("attention.sliding_window_pattern", facts.layers)
+    slides = keys.sliding_layers(facts.layers)
     heads = keys.integers("attention.head_count_kv", facts.layers)
     inner = keys.integers("feed_forward_length", facts.layers)
     shared = keys.optional("attention.shared_kv_layers")

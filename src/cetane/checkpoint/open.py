@@ -74,17 +74,18 @@ def _open_file(path: Path) -> Checkpoint:
                 f"{path} is one of {shard[2]} shards of a model", f"give its folder: {path.parent}"
             )
         return SafetensorsCheckpoint.open(path.parent, weights=path)
-    if path.suffix == ".gguf" or _starts_with(path, MAGIC):
+    if path.suffix == ".gguf" or _is_gguf(path):
         return GGUFCheckpoint.open(path)
     raise CetaneError(
         f"{path} is neither a GGUF nor a safetensors file", "give the model's folder or .gguf file"
     )
 
 
-def _starts_with(path: Path, magic: bytes) -> bool:
+def _is_gguf(path: Path) -> bool:
+    """Whether a file begins as a GGUF file does, whatever its name."""
     try:
         with path.open("rb") as file:
-            return file.read(len(magic)) == magic
+            return file.read(len(MAGIC)) == MAGIC
     except OSError as error:
         raise CetaneError(f"cannot read {path}: {error}") from error
 

@@ -10,13 +10,8 @@ from cetane.errors import CetaneError, steerless
 from cetane.files import cache_dir
 
 if TYPE_CHECKING:
-    from cetane.pipeline.language_model import (
-        Completion,
-        CompletionStream,
-        LanguageModel,
-        Message,
-        Sampling,
-    )
+    from cetane.pipeline.completion import Completion, Sampling
+    from cetane.pipeline.language_model import CompletionStream, LanguageModel, Message
 
 HELP = """\
 /reset         forget the conversation

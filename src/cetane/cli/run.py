@@ -21,13 +21,8 @@ from cetane.cli.output import facts, print_json, progress, tell_kernels, warn, w
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
-    from cetane.pipeline.language_model import (
-        Completion,
-        LanguageModel,
-        Message,
-        Prompt,
-        Sampling,
-    )
+    from cetane.pipeline.completion import Completion, Sampling
+    from cetane.pipeline.language_model import LanguageModel, Message, Prompt
 
 
 PromptIdsOption = Annotated[
@@ -75,7 +70,8 @@ def run(
     ids = None if prompt_ids is None else parse_ids(prompt_ids)
     with progress("loading") as update:
         from cetane.cli.chat import Chat  # these import for seconds
-        from cetane.pipeline.language_model import Sampling, load
+        from cetane.pipeline.completion import Sampling
+        from cetane.pipeline.language_model import load
         from cetane.speculate.open import DrafterOptions
 
         sampling = Sampling(

@@ -25,8 +25,8 @@ from cetane.cli.options import (
 from cetane.cli.output import conclude, follow, megabytes, progress, say, table, tell, warn
 
 if TYPE_CHECKING:
-    from cetane.sweeps.choose import SweepResult
     from cetane.sweeps.points import Point
+    from cetane.sweeps.run import SweepResult
 
 
 TextOption = Annotated[
@@ -74,10 +74,10 @@ def sweep(
     """
     from cetane.gates.residency.target import DEFAULT_OS
     from cetane.hardware.chips import DEFAULT_CHIP
-    from cetane.sweeps.choose import sweep as choose
+    from cetane.sweeps.run import sweep as run_sweep
 
     with crew(workers, scheduler, store) as opened, progress("sweep") as update:
-        result = choose(
+        result = run_sweep(
             model, text=text, budget=budget, formats=formats or [],
             chip=DEFAULT_CHIP if chip is None else chip, os=os or DEFAULT_OS, recipe=recipe,
             lora=lora, output=output, workers=opened, progress=update,

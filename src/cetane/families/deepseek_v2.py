@@ -87,14 +87,14 @@ def author(config: DeepseekConfig, options: ExpertOptions) -> Model:
     scale, size, act = options.scale, config.hidden_size, config.hidden_act
     sizes = LatentSizes(
         rank=config.kv_lora_rank,
-        turned=config.qk_rope_head_dim,
+        rotary=config.qk_rope_head_dim,
         plain=config.qk_nope_head_dim,
         values=config.v_head_dim,
         queries=config.q_lora_rank,
     )
-    width, count = sizes.rank + sizes.turned, config.num_attention_heads
+    width, count = sizes.rank + sizes.rotary, config.num_attention_heads
     heads = AttentionHeads(count, 1, width, scores_factor(config), values=sizes.rank)
-    kind, norm = LayerKind(heads, rotary_table(config, sizes.turned)), Norms(config, scale)
+    kind, norm = LayerKind(heads, rotary_table(config, sizes.rotary)), Norms(config, scale)
     inner, together = config.moe_intermediate_size, config.n_shared_experts
     weighed = config.routed_scaling_factor
     mixture = mixture_of(config, options, config.n_routed_experts, inner, False, weighed)

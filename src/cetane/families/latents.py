@@ -1,6 +1,6 @@
 """Multi-head latent attention (arXiv 2405.04434), absorbed: keys and values are never made.
 
-The cache holds a latent and one turned key for each token, for all heads together. Queries are
+The cache holds a latent and one rotary key for each token, for all heads together. Queries are
 taken to the latent, and sums of latents to the heads' values.
 """
 
@@ -23,11 +23,11 @@ LATENT_EPS = 1e-6
 
 @dataclass(frozen=True)
 class LatentSizes:
-    """The channels of latents, of turned and plain queries, and of values; with a latent of queries
+    """The channels of latents, of rotary and plain queries, and of values; with a latent of queries
     where those have one."""
 
     rank: int
-    turned: int
+    rotary: int
     plain: int
     values: int
     queries: int | None = None
@@ -57,14 +57,14 @@ class LatentAttention(Mixer):
         self.kind, self.heads, self.sizes = kind, kind.heads, sizes
         self.reads, self.keeps = kind.reads, (kind.name,)
         count = self.heads.query
-        width = count * (sizes.plain + sizes.turned)
+        width = count * (sizes.plain + sizes.rotary)
         if sizes.queries is None:
             self.q_proj = Projection(size, width, "attention")
         else:
             self.q_a_proj = Projection(size, sizes.queries, "attention", bias)
             self.q_a_layernorm = RMSNorm(sizes.queries, LATENT_EPS)
             self.q_b_proj = Projection(sizes.queries, width, "attention")
-        self.kv_a_proj_with_mqa = Projection(size, sizes.rank + sizes.turned, "attention", bias)
+        self.kv_a_proj_with_mqa = Projection(size, sizes.rank + sizes.rotary, "attention", bias)
         self.kv_a_layernorm = RMSNorm(sizes.rank, LATENT_EPS)
         self.to_latent = PerHead(count, sizes.plain, sizes.rank)
         self.from_latent = PerHead(count, sizes.rank, sizes.values)
@@ -78,17 +78,17 @@ class LatentAttention(Mixer):
     def forward(self, x: Tensor, flow: Flow, memory: Memory) -> Tensor:
         heads, sizes, turn = self.heads, self.sizes, self.kind.turn(flow)
         count, q = heads.query, self.queries(x)
-        plain, turned = q[:, : count * sizes.plain], q[:, count * sizes.plain :]
-        turned = turn(turned.reshape(1, count, sizes.turned, -1))
+        plain, rotary = q[:, : count * sizes.plain], q[:, count * sizes.plain :]
+        rotary = turn(rotary.reshape(1, count, sizes.rotary, -1))
         latent = self.to_latent(plain).reshape(1, count, sizes.rank, -1)
         compressed = self.kv_a_proj_with_mqa(x)
         own = self.kv_a_layernorm(compressed[:, : sizes.rank]).reshape(1, 1, sizes.rank, -1)
-        key = compressed[:, sizes.rank :].reshape(1, 1, sizes.turned, -1)
+        key = compressed[:, sizes.rank :].reshape(1, 1, sizes.rotary, -1)
         own = torch.cat([own, turn(key)], dim=2)
         # The two tensors of a cache hold the two halves, so nothing is kept twice.
-        half = (sizes.rank + sizes.turned) // 2
+        half = (sizes.rank + sizes.rotary) // 2
         keys = torch.cat(memory[self.kind.name](own[:, :, :half], own[:, :, half:]), dim=2)
-        asked = torch.cat([latent, turned], dim=2)
+        asked = torch.cat([latent, rotary], dim=2)
         mixed = attend(asked, keys, keys[:, :, : sizes.rank], flow[self.kind.mask], heads)
         return self.o_proj(self.from_latent(heads.merge(mixed)))
 
@@ -105,13 +105,13 @@ class LatentAttention(Mixer):
 
 
 def queries(heads: int, plain: int, stored: Tensor) -> Tensor:
-    """The plain rows of all heads, then their turned ones."""
+    """The plain rows of all heads, then their rotary ones."""
     rows = stored.unflatten(0, (heads, -1))
     return torch.cat([rows[:, :plain].flatten(0, 1), to_halves(rows[:, plain:]).flatten(0, 1)])
 
 
 def latent_and_key(rank: int, stored: Tensor) -> Tensor:
-    """The rows of the latent, then those of the turned key; of a weight or a bias."""
+    """The rows of the latent, then those of the rotary key; of a weight or a bias."""
     rows = stored.reshape(len(stored), -1)
     return torch.cat([rows[:rank], to_halves(rows[rank:])]).reshape(stored.shape)
 

@@ -64,7 +64,7 @@ def beginning(one: Sequence[int], other: Sequence[int]) -> list[int]:
     return list(compress(one, takewhile(bool, same)))
 
 
-class Writer:
+class ConversationWriter:
     """One sequence in which a model writes conversations, one after the other."""
 
     def __init__(
@@ -129,7 +129,9 @@ def write_conversations(
     every = questions()
     start = seed * sequences % len(every)
     prompts = (asked(tokenizer, question) for question in cycle(every[start:] + every[:start]))
-    writers = [Writer(turn, prompts, tokenizer.eos_ids, writing) for _ in range(sequences)]
+    writers = [
+        ConversationWriter(turn, prompts, tokenizer.eos_ids, writing) for _ in range(sequences)
+    ]
     tokens = torch.tensor([[writer.next(0, 0)] for writer in writers])
     cache, read = roomy_cache(model, length), tokens
     while tokens.shape[1] < length:

@@ -10,7 +10,6 @@ import os
 import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,6 +26,7 @@ from cetane.lab.experiment import (
     within,
 )
 from cetane.ledger import Ledger
+from cetane.measuring.machine import installed
 from cetane.tasks.processes import installed_memory
 from cetane.validation import Data, Drawn
 
@@ -277,14 +277,6 @@ def processor() -> str:
 def versions() -> dict[str, str]:
     """The versions of packages that can change a figure."""
     return {"python": platform.python_version()} | {name: installed(name) for name in PACKAGES}
-
-
-def installed(package: str) -> str:
-    """The version of a package; "" if it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def as_dict(event: Intent | Outcome | Verdict) -> dict[str, Any]:

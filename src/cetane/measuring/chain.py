@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from . import Json
 from .children import tell
-from .functions import clocked, compile, load, spread
 from .host import Array, Host
+from .loading import compile, load
 from .machine import peak_bytes
+from .times import clocked, spread
 
-Json = dict[str, Any]
 TOP = 5
 """The number of best tokens whose logits are kept for every position."""
 

@@ -18,11 +18,10 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
-from typing import IO, Any
+from typing import IO
 
+from . import Json
 from .faults import Kind, ending, last_lines
-
-Json = dict[str, Any]
 
 
 class ChildFault(Exception):

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-Json = dict[str, Any]
+from . import Json
+
 DEVICES = {"NeuralEngine": "ANE", "CPU": "CPU", "GPU": "GPU"}
 
 

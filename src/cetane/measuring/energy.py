@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
-Json = dict[str, Any]
+from . import Json
+
 RAILS = ("cpu", "gpu", "ane")
 LAG = 2.0
 """Seconds at the start of a load that are left out: the power counters lag by so much."""

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
+from . import Json
 from .children import tell
 from .compute_plan import plan
+from .loading import compile, load
 from .machine import peak_bytes
-
-Json = dict[str, Any]
-WARM, SAMPLES, ENOUGH = 2, 200, 5.0
-"""Predictions that are not counted; the most that are; and the seconds after which no further one
-begins, if there are at least ten."""
+from .times import clocked, spread, timed
 
 
 def measure(job: Json) -> None:
@@ -37,42 +33,14 @@ def measure(job: Json) -> None:
         tell({"phase": "compile", "ms": clocked(lambda: compile(Path(job["package"]), compiled))})
     loads: list[Any] = []
     for _ in range(2):
-        tell_ms = clocked(lambda: loads.append(load(job)))
-        tell({"phase": "load again" if len(loads) > 1 else "load", "ms": tell_ms})
+        ms = clocked(lambda: loads.append(load(job)))
+        tell({"phase": "load again" if len(loads) > 1 else "load", "ms": ms})
     tell({"phase": "predict", **predictions(loads[-1], job)})
     if job["plan"]:
         with tempfile.TemporaryDirectory(prefix="plan-") as folder:
             ops = plan(Path(job["package"]), job["function"], Path(folder), job["units"])
         tell({"phase": "plan", "ops": ops})
     tell({"end": True, "peak_bytes": peak_bytes()})
-
-
-def clocked(work: Any) -> float:
-    """The milliseconds that some work takes."""
-    started = time.perf_counter()
-    work()
-    return round(1e3 * (time.perf_counter() - started), 4)
-
-
-def compile(package: Path, target: Path) -> None:
-    """Compile a package. The folder appears only when it is complete."""
-    from coremltools.models.utils import compile_model
-
-    temporary = target.with_name(f".{target.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    made = Path(compile_model(str(package), str(temporary.with_suffix(".mlmodelc"))))
-    made.rename(target)
-
-
-def load(job: Json) -> Any:
-    """A compiled function."""
-    import coremltools as ct
-
-    return ct.models.CompiledMLModel(
-        job["compiled"],
-        compute_units=getattr(ct.ComputeUnit, job["units"]),
-        function_name=job["function"] if job["several"] else None,
-    )
 
 
 def predictions(model: Any, job: Json) -> Json:
@@ -100,28 +68,6 @@ def predictions(model: Any, job: Json) -> Json:
         **spread(times),
         "finite": all(bool(np.isfinite(v).all()) for v in outputs.values() if v.dtype.kind == "f"),
         "errors": {name: error(outputs[name], want) for name, want in expected.items()},
-    }
-
-
-def timed(work: Any) -> list[float]:
-    """Milliseconds of single calls, after some that are not counted."""
-    for _ in range(WARM):
-        work()
-    times: list[float] = []
-    begun = time.perf_counter()
-    while len(times) < SAMPLES and (len(times) < 10 or time.perf_counter() - begun < ENOUGH):
-        times.append(clocked(work))
-    return times
-
-
-def spread(times: list[float]) -> Json:
-    """Median, 95th percentile, least and count of milliseconds."""
-    ordered = sorted(times)
-    return {
-        "median_ms": round(median(ordered), 4),
-        "p95_ms": ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
-        "min_ms": ordered[0],
-        "count": len(ordered),
     }
 
 

@@ -17,8 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from . import Json
+
 Array = npt.NDArray[Any]
-Json = dict[str, Any]
 EMPTY, MASKED = -1, -4e4
 """The position in a slot without a token, and the value of a mask for a key that is not seen."""
 

@@ -10,11 +10,10 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
+from . import Json
 from .record import Halt
 
-Json = dict[str, Any]
 OLDEST = (15, 0)
 """The oldest macOS with functions and states in one package (iOS 18)."""
 FACTS = {
@@ -51,6 +50,7 @@ def facts() -> Json:
 
 
 def installed(package: str) -> str:
+    """The version of a package, or "not installed"."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -7,11 +7,10 @@ import json
 import os
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
+from . import Json
 from .faults import Kind, fault
 
-Json = dict[str, Any]
 SCHEMA = 1
 TRIES = 2
 """The most times that the script begins a job which kills it."""

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
 
+from . import Json
 from .chain import serve
-from .children import Child, ChildFault
+from .children import Child, ChildFault, tell
 from .energy import BadSamples, joules
 from .faults import refusals
 from .functions import measure
@@ -26,7 +26,6 @@ from .machine import check, facts, short_of_disk
 from .meter import Meter
 from .record import Halt, RunRecord
 
-Json = dict[str, Any]
 UNITS = ("CPU_AND_NE", "ALL", "CPU_ONLY", "CPU_AND_GPU")
 SPARE = 500_000_000
 """Bytes of disk that stay free."""
@@ -83,8 +82,6 @@ def at_least(least: int) -> Callable[[str], int]:
 
 def child(job: Json) -> int:
     """Do a child's job. An error of Core ML becomes an answer."""
-    from .children import tell
-
     try:
         serve(job) if job["do"] == "chain" else measure(job)
     except Exception as error:  # whatever it is, the parent records it

@@ -3,14 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cetane.errors import CetaneError
+from cetane.errors import LONGEST, CetaneError
 
 _FAILURES = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError,
     RuntimeError, TypeError, ValueError,
 )  # fmt: skip
-LONGEST = 300
-"""The most characters of a reason that a message quotes."""
 
 
 @contextmanager

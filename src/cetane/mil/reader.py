@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from cetane.errors import CetaneError
+from cetane.errors import LONGEST, CetaneError
 from cetane.mil.blob import BlobFile
 from cetane.mil.dtypes import NUMPY, Array, byte_count, from_bytes
 from cetane.mil.features import read_interface
-from cetane.mil.guard import LONGEST, failures_at
+from cetane.mil.guard import failures_at
 from cetane.mil.opsets import VERSIONS
 from cetane.mil.package import Package
 from cetane.mil.program import (

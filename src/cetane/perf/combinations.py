@@ -127,7 +127,7 @@ class Combinations:
         """The reason why the plan cannot be programs, or cannot run on the chip; None if it can."""
         try:
             for segment in planner.arrangement.order:
-                for cache in planner.caches(segment, 1):
+                for cache in planner.memory.caches(segment, 1):
                     cache.form.inputs(cache, 1)
                     cache.form.states(cache)
         except CetaneError as error:

@@ -23,7 +23,7 @@ HISTORY = "history"
 """The file of a port's history, among a bundle's gates."""
 
 
-class History(Data):
+class PortHistory(Data):
     """How a port came to its bundle's recipe. It lies beside the gates' results if a gate was red.
 
     When the same port runs again, the history tells it that the bundle is its own.
@@ -35,7 +35,7 @@ class History(Data):
     """What was changed after a red gate, and why: one line each."""
 
     @classmethod
-    def of(cls, target: Path) -> "History | None":
+    def of(cls, target: Path) -> "PortHistory | None":
         """The history of the bundle at `target`; None without a bundle or a red gate."""
         kept = Bundle(target).gates().get(HISTORY) if target.exists() else None
         if kept is None:
@@ -56,7 +56,7 @@ class Attempt:
     recipe: Recipe
     target: Path
     asked: PortTarget
-    history: History
+    history: PortHistory
     clock: Clock
     progress: Progress
     workers: Workers | None = None

@@ -125,8 +125,8 @@ class Harms(Data):
 
     rest: float
     """With all weights in the larger format."""
-    groups: tuple[float, ...]
-    """What each group of weights adds in the smaller format."""
+    parts: tuple[float, ...]
+    """What each part of the weights adds in the smaller format."""
 
 
 class CompressionChoice:
@@ -221,24 +221,24 @@ class CompressionChoice:
         return judgement.passed
 
     def larger(self, rows: str) -> dict[str, str]:
-        """The larger of a mix's formats, by patterns of names, for the groups that keep it.
+        """The larger of a mix's formats, by patterns of names, for the parts that keep it.
 
         Groups take the smaller format while the promise has room for their KL, the cheapest for a
-        saved byte first. Empty if all groups take it, or none.
+        saved byte first. Empty if all parts take it, or none.
         """
-        groups, large = self.groups(), self.candidate(rows, LARGE)
-        harms = self.judge.kept(Harms, large, lambda: self.harms(groups, large))
+        parts, large = self.parts(), self.candidate(rows, LARGE)
+        harms = self.judge.kept(Harms, large, lambda: self.harms(parts, large))
         room = MARGIN * limits().quality[self.recipe.quality].kl - harms.rest
         small: set[int] = set()
         costs = [cost / part.saved(SMALL, LARGE)
-                 for cost, part in zip(harms.groups, groups, strict=True)]  # fmt: skip
-        for index in sorted(range(len(groups)), key=costs.__getitem__):
-            if harms.groups[index] <= room:
+                 for cost, part in zip(harms.parts, parts, strict=True)]  # fmt: skip
+        for index in sorted(range(len(parts)), key=costs.__getitem__):
+            if harms.parts[index] <= room:
                 small.add(index)
-                room -= harms.groups[index]
-        if not 0 < len(small) < len(groups):
+                room -= harms.parts[index]
+        if not 0 < len(small) < len(parts):
             return {}
-        others = [group for index, group in enumerate(groups) if index not in small]
+        others = [part for index, part in enumerate(parts) if index not in small]
         return named(others, LARGE) | self.candidate(rows, SMALL).compression.names
 
     def mixes(self, rows: str) -> Iterator[tuple[str, Recipe]]:
@@ -257,7 +257,7 @@ class CompressionChoice:
             name = mix.described(self.recipe.compression.default)
             yield name, resolve_fitted(self.checkpoint, mix.given(uniform), self.progress)
 
-    def groups(self) -> list[MixedPart]:
+    def parts(self) -> list[MixedPart]:
         """The weights whose format the recipe leaves to cetane, as parts by depth. Errors of early
         layers cost most, whatever the kind (Gemma 3 270M: KL of 0.22, 0.03 and 0.01 by thirds)."""
         small, large = (self.candidate(NEAREST, name).compression for name in (SMALL, LARGE))
@@ -268,8 +268,8 @@ class CompressionChoice:
 
         return parts_of(self.planner, left_open)
 
-    def harms(self, groups: Sequence[MixedPart], large: Recipe) -> Harms:
-        """The KL of every group in the smaller format, with all else in the larger one."""
+    def harms(self, parts: Sequence[MixedPart], large: Recipe) -> Harms:
+        """The KL of every part in the smaller format, with all else in the larger one."""
         model = self.judge.model
         model.compress(Selection())
         model.store_rows("fp16")
@@ -278,13 +278,13 @@ class CompressionChoice:
         model.store_rows(large.embedding.rows)
         rest = self.judge.compare(truth).mean("kl")
         costs = []
-        for index, group in enumerate(groups):
-            self.progress(f"part {index + 1} of a mix", index, len(groups))
-            names = dict.fromkeys(group.patterns, SMALL)
+        for index, part in enumerate(parts):
+            self.progress(f"part {index + 1} of a mix", index, len(parts))
+            names = dict.fromkeys(part.patterns, SMALL)
             mixed = large.compression.model_copy(update={"names": large.compression.names | names})
             model.compress(mixed)
             costs.append(max(0.0, self.judge.compare(truth).mean("kl") - rest))
-        return Harms(rest=rest, groups=tuple(costs))
+        return Harms(rest=rest, parts=tuple(costs))
 
 
 def known_to_hold(checkpoint: Checkpoint, recipe: Recipe, formats: Sequence[str]) -> set[str]:

@@ -150,12 +150,12 @@ def best_mix(
     mix costs less than these.
     """
     choices = [{form.name: form for form in widths(uniform) if part.takes(form)} for part in parts]
-    groups = []
+    options = []
     for part, own in zip(parts, choices, strict=True):
         harm = part.harm(harms) / error(uniform)
-        groups.append([Option(form.name, part.nbytes(form), harm * error(form))
-                       for form in own.values()])  # fmt: skip
-    chosen = allocate(groups, int(most * sum(part.elements for part in parts) / 8))
+        options.append([Option(form.name, part.nbytes(form), harm * error(form))
+                        for form in own.values()])  # fmt: skip
+    chosen = allocate(options, int(most * sum(part.elements for part in parts) / 8))
     before = sum(part.harm(harms) for part in parts)
     if chosen is None or sum(option.harm for option in chosen) >= before:
         return None

@@ -15,7 +15,7 @@ from cetane.gates.reference import forget_reference
 from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.hardware.chips import DEFAULT_CHIP
 from cetane.hardware.memory import give_back, keep_little
-from cetane.pipeline.attempt import Attempt, History
+from cetane.pipeline.attempt import Attempt, PortHistory
 from cetane.pipeline.build import check_place, same
 from cetane.pipeline.chip_layout import recipe_for_chip
 from cetane.pipeline.choose import KEY, ROWS, check_budget, resolutions, with_layout
@@ -132,7 +132,7 @@ def port_request(
         while True:
             attempt = Attempt(
                 request=request, recipe=recipe, target=target, asked=residency,
-                history=History(first=first, changes=tuple(changes)),
+                history=PortHistory(first=first, changes=tuple(changes)),
                 clock=clock, progress=progress, workers=workers,
             )  # fmt: skip
             # After a change, the bundle there is the last attempt's, so it may be replaced.
@@ -160,7 +160,7 @@ def went_on(target: Path, recipe: Recipe, request: Request) -> tuple[Recipe, lis
 
     CetaneError if that bundle is beyond the budget.
     """
-    before = History.of(target)
+    before = PortHistory.of(target)
     if before is None or not same(before.first, recipe):
         return recipe, []
     there = Bundle(target).plan.recipe

@@ -8,7 +8,7 @@ from typing import Any
 
 from cetane.engine.engine import Engine
 from cetane.engine.shards import OpenShards
-from cetane.pipeline.language_model import Completion
+from cetane.pipeline.completion import Completion
 from cetane.schema.function import ModePlan
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode

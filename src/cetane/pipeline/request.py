@@ -216,9 +216,9 @@ def turning(
     the other changes of the recipe."""
     if bits is None or bits > FITTED_BITS:
         return {}, {}
-    from cetane.planner import can_turn
+    from cetane.planner import can_rotate
 
-    if can_turn(checkpoint, override(recipe, wanted)):
+    if can_rotate(checkpoint, override(recipe, wanted)):
         return {TURN: True}, {}
     if TURN in keys_in(wanted):
         return {}, {}

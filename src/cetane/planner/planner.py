@@ -15,7 +15,6 @@ from cetane.checkpoint.lora import Lora
 from cetane.errors import CetaneError
 from cetane.families import (
     Block,
-    CacheSpec,
     Head,
     Model,
     RoutedBlock,
@@ -125,7 +124,7 @@ class Planner:
         )
         self._changes: dict[tuple[str, str], frozenset[str]] = {}
         self._parts: dict[RoutedBlock, Parts] = {} if shared is None else shared._parts
-        self.calling = Calls(self.model, recipe, self.arrangement, self._parts)
+        self.mode_calls = Calls(self.model, recipe, self.arrangement, self._parts)
         self.graph_maker = self._graphs_with(self.memory)
         self.smaller = {
             tokens: self._graphs_with(self.memory.at(tokens)) for tokens in recipe.cache.capacities
@@ -155,7 +154,9 @@ class Planner:
         return model if streaming is None else streamed(model, streaming)
 
     def _graphs_with(self, memory: CachePlan) -> Graphs:
-        return Graphs(self.model, self.recipe.head.choose, self.arrangement, memory, self.calling)
+        return Graphs(
+            self.model, self.recipe.head.choose, self.arrangement, memory, self.mode_calls
+        )
 
     def on(self, adapter: str | None) -> Self:
         """The same plan and blocks, with modes whose calls include an adapter."""
@@ -193,10 +194,6 @@ class Planner:
         """Slots of every cache group."""
         return self.memory.slots
 
-    def caches(self, segment: Segment, tokens: int) -> tuple[CacheSpec, ...]:
-        """The cache groups of a segment, for a call of `tokens` tokens."""
-        return self.memory.caches(segment, tokens)
-
     def graphs(self, shard: str) -> list[FunctionGraph]:
         """Every function of a shard: the base's at the context, those of smaller capacities, then
         those that include an adapter."""
@@ -209,7 +206,7 @@ class Planner:
         return [
             graph
             for segment in self.segments[shard]
-            for name, tokens in self.calling.widths.items()
+            for name, tokens in self.mode_calls.widths.items()
             for graph in maker.of_segment(segment, name, tokens)
         ]
 
@@ -260,14 +257,14 @@ class Planner:
 
     def calls(self, mode: Mode, silent: bool = False) -> Iterator[BlockCall]:
         """Every call of a mode, or every silent one, in order."""
-        return self.calling.calls(mode, silent)
+        return self.mode_calls.calls(mode, silent)
 
     def truths(self, mode: Mode) -> dict[Step | Route, dict[str, Truth]]:
         """The truths of every step's outputs in a mode, by output name.
 
         A truth is the tensor of the Hugging Face model that an output should equal.
         """
-        truths = step_truths(self.model, self.arrangement, self.calling, mode)
+        truths = step_truths(self.model, self.arrangement, self.mode_calls, mode)
         return {
             self._including(self._at(step, capacity), self.adapter): outputs
             for capacity in (None, *self.smaller)
@@ -330,7 +327,7 @@ class Planner:
 
     def _modes(self, adapter: str | None, capacity: int | None = None) -> dict[Mode, ModePlan]:
         """The calls of every mode, with an adapter or without; None for the context."""
-        order, calling = self.arrangement.order, self.calling
+        order, calls = self.arrangement.order, self.mode_calls
 
         def named(step: Step | Route) -> Step | Route:
             return self._including(self._at(step, capacity), adapter)
@@ -338,8 +335,8 @@ class Planner:
         return {
             mode: ModePlan(
                 tokens=tokens,
-                steps=tuple(named(s) for part in order for s in calling.steps(part, mode)),
-                silent=tuple(named(s) for part in order for s in calling.silent_steps(part, mode)),
+                steps=tuple(named(s) for part in order for s in calls.steps(part, mode)),
+                silent=tuple(named(s) for part in order for s in calls.silent_steps(part, mode)),
             )
             for mode, tokens in self.recipe.tokens.by_mode().items()
         }

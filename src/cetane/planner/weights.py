@@ -139,7 +139,7 @@ def check_shape(checkpoint: ModelSource, name: str, wanted: Shape) -> None:
     if name not in checkpoint:
         raise CetaneError(
             f"{checkpoint.source}: no tensor {name}, which the config asks for",
-            other_name(checkpoint, name) or OF_ONE_MODEL,
+            missing_hint(checkpoint, name) or OF_ONE_MODEL,
         )
     stored = tuple(checkpoint.shape(name))
     if stored != wanted:
@@ -149,7 +149,7 @@ def check_shape(checkpoint: ModelSource, name: str, wanted: Shape) -> None:
         )
 
 
-def other_name(checkpoint: ModelSource, name: str) -> str | None:
+def missing_hint(checkpoint: ModelSource, name: str) -> str | None:
     """The hint for a tensor that a checkpoint lacks; None if it has no tensor like that."""
     if name == HEAD and EMBEDDING in checkpoint:
         return 'if the head is the embedding, write "tie_word_embeddings": true into config.json'

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cetane.errors import CetaneError
-from cetane.pipeline.language_model import Sampling
+from cetane.pipeline.completion import Sampling
 from cetane.server.compiler import check_compiles
 from cetane.server.errors import ApiError, unsupported
 from cetane.server.grammar import GrammarConstraint, grammar_of

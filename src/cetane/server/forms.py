@@ -37,7 +37,7 @@ Events = AsyncIterator[tuple[int, Event]]
 
 
 @dataclass
-class Choice:
+class ChoiceSoFar:
     """One answer so far."""
 
     listed: TextStream
@@ -78,7 +78,7 @@ class AnswerForm(ABC):
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
         stream = served.tokenizer.stream
-        self.choices = [Choice(stream(() if ask.echo else ask.ids)) for ask in asks]
+        self.choices = [ChoiceSoFar(stream(() if ask.echo else ask.ids)) for ask in asks]
 
     async def whole(self, events: Events) -> bytes:
         """The whole answer, as JSON. Scores can make it long, so a thread of its own makes it."""
@@ -133,7 +133,7 @@ class AnswerForm(ABC):
         )
 
     @abstractmethod
-    def choice(self, number: int, choice: Choice) -> Any:
+    def choice(self, number: int, choice: ChoiceSoFar) -> Any:
         """A choice of a whole answer."""
 
     @abstractmethod
@@ -153,7 +153,7 @@ class ChatForm(AnswerForm):
         tools = [] if self.request.tool_choice == "none" else self.request.tools
         return [tool.function.name for tool in tools]
 
-    def choice(self, number: int, choice: Choice) -> ChatChoice:
+    def choice(self, number: int, choice: ChoiceSoFar) -> ChatChoice:
         text, calls = self.parsed(choice.text)
         return ChatChoice(
             index=number,
@@ -182,7 +182,7 @@ class ChatForm(AnswerForm):
         end.finish_reason = reason(choice, calls)
         yield end
 
-    def sure(self, choice: Choice) -> str:
+    def sure(self, choice: ChoiceSoFar) -> str:
         """The text that can be sent now. Text that may become a call of a tool waits."""
         if not self.names:
             return choice.text[choice.sent :]
@@ -190,7 +190,7 @@ class ChatForm(AnswerForm):
             return ""
         return choice.text[choice.sent : len(choice.text) - overlap(choice.text, OPEN)]
 
-    def delta(self, choice: Choice, text: str) -> Delta:
+    def delta(self, choice: ChoiceSoFar, text: str) -> Delta:
         """The next text of a choice; its first one names the role."""
         role: Literal["assistant"] | None = None if choice.begun else "assistant"
         choice.sent += len(text)
@@ -234,7 +234,7 @@ class CompletionForm(AnswerForm):
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
     request: CompletionRequest
 
-    def choice(self, number: int, choice: Choice) -> CompletionChoice:
+    def choice(self, number: int, choice: ChoiceSoFar) -> CompletionChoice:
         last = choice.ending.last if choice.ending is not None else None
         scores = [*choice.scores, *([] if last is None else [last])]
         return CompletionChoice(
@@ -321,7 +321,7 @@ class CompletionForm(AnswerForm):
         return tops
 
 
-def reason(choice: Choice, calls: Sequence[MadeCall]) -> FinishReason:
+def reason(choice: ChoiceSoFar, calls: Sequence[MadeCall]) -> FinishReason:
     """Why a choice ended."""
     assert choice.ending is not None
     return "tool_calls" if calls else choice.ending.reason

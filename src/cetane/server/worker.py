@@ -13,7 +13,7 @@ from cetane.server.errors import ApiError
 from cetane.server.metrics import Metrics
 from cetane.server.served import Served
 from cetane.server.settings import Settings
-from cetane.server.writing import Ask, Ending, Event, OutOfTime, Writer
+from cetane.server.writing import AnswerWriter, Ask, Ending, Event, OutOfTime
 
 EVENTS = 64
 """Events of an answer that may wait for its client: one may hold 64 scores with 20 tokens each."""
@@ -167,7 +167,7 @@ class Worker:
             for number, ask in enumerate(job.asks):
                 job.check()
                 asked = None if number else job.asked
-                writer = Writer(self.served, ask, self.metrics, job.check, asked)
+                writer = AnswerWriter(self.served, ask, self.metrics, job.check, asked)
                 ending = writer.write(partial(job.emit, number))
                 self._count(ending)
                 job.emit(number, ending)

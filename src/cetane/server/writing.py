@@ -10,7 +10,7 @@ from cetane.engine.generate import extend
 from cetane.engine.likelihood import TokenLikelihood, likelihoods, token_likelihood
 from cetane.engine.prefixes import Fed
 from cetane.engine.sampling import Sampler
-from cetane.pipeline.language_model import Sampling
+from cetane.pipeline.completion import Sampling
 from cetane.server.answers import FinishReason
 from cetane.server.grammar import GrammarConstraint
 from cetane.server.metrics import Metrics
@@ -109,7 +109,7 @@ def overlap(text: str, stop: str) -> int:
     return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)
 
 
-class Writer:
+class AnswerWriter:
     """Writes one answer on the worker's thread."""
 
     def __init__(

@@ -16,7 +16,7 @@ from cetane.compress.formats import Fp16, Linear, Palette
 from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import shipped_text
-from cetane.planner import Planner, can_turn
+from cetane.planner import Planner, can_rotate
 from cetane.sweeps.points import Method
 from cetane.validation import Data, nearest, parse_toml, validated
 
@@ -88,7 +88,7 @@ def load_grid() -> Grid:
     return validated(Grid, parse_toml(text, "sweep.toml"), "sweep.toml")
 
 
-def chosen(patterns: Sequence[str]) -> list[str]:
+def ways_named(patterns: Sequence[str]) -> list[str]:
     """The ways that match these patterns, by name, fp16 first; without patterns the usual ones.
 
     A full name also chooses a way outside the grid. Raises CetaneError for a pattern without a
@@ -166,7 +166,7 @@ def candidate(way: Way, planner: Planner, sensitivities: SensitivityFile | None)
     }
     kept["names"] |= {weight.name: "fp16" for weight in weights(planner)
                       if not form.fits(weight.shape)}  # fmt: skip
-    turns = fits_model and can_turn(planner.checkpoint, planner.recipe)
+    turns = fits_model and can_rotate(planner.checkpoint, planner.recipe)
     fitting = {key: getattr(rules, key) for key in ("minutes", "text", "second_order")}
     content = {
         "default": form.name,
@@ -199,6 +199,5 @@ def described(form: Format) -> tuple[Method, str | None]:
 
 def weights(planner: Planner) -> Iterator[Weight]:
     """The weights of a plan that formats are for."""
-    for blocks in planner.members.values():
-        for block in blocks:
-            yield from (weight for _, weight in block.weights() if weight.kind)
+    for block in planner.blocks:
+        yield from (weight for _, weight in block.weights() if weight.kind)

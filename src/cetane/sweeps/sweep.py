@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +96,7 @@ class Sweep:
         return self.own.planner
 
     @cached_property
-    def turned(self) -> Basis:
+    def rotated(self) -> Basis:
         """The basis of candidates that turn channels where the recipe does not."""
         recipe = override(self.recipe, {"compression.rotate": True})
         return Basis(self.checkpoint, recipe, self.progress)
@@ -105,7 +104,7 @@ class Sweep:
     def basis(self, selection: Selection) -> Basis:
         """The basis of a selection."""
         own = selection.rotate == self.recipe.compression.rotate
-        return self.own if own else self.turned
+        return self.own if own else self.rotated
 
     def loaded(self, selection: Selection) -> Basis:
         """The basis of a selection, about to compute: the other one's weights leave the memory."""
@@ -115,7 +114,7 @@ class Sweep:
 
     def release(self, but: Basis | None = None) -> None:
         """Give the memory of all weights back, or of all `but` those of one basis."""
-        for basis in (self.own, vars(self).get("turned")):
+        for basis in (self.own, vars(self).get("rotated")):
             if basis is not None and basis is not but:
                 basis.release()
 
@@ -146,7 +145,7 @@ class Sweep:
         basis = Selection(rotate=self.recipe.compression.rotate)
         return self.key(basis, self.passage.calibration)
 
-    def format(self, name: str) -> Point | None:
+    def way(self, name: str) -> Point | None:
         """The point of one way, by its name; None if it is refused."""
         if name in self.refused:
             return None
@@ -182,7 +181,7 @@ class Sweep:
 
     def all_weights(self) -> Iterator[Weight]:
         """The model's weights, whatever their format."""
-        for block in chain.from_iterable(self.planner.members.values()):
+        for block in self.planner.blocks:
             yield from (weight for _, weight in block.weights())
 
     @cached_property
@@ -203,12 +202,12 @@ class Sweep:
     def mixes(self, sizes: Sequence[int]) -> list[Candidate]:
         """Mixed formats for these sizes: bytes of the weights that formats are for."""
         known = []
-        groups = mixed.groups_of(self.planner)
-        taken = {weight.name for group in groups for weight in group.weights}
+        parts = mixed.parts_of(self.planner)
+        taken = {weight.name for part in parts for weight in part.weights}
         others = sum(2 * w.elements for w in weights(self.planner) if w.name not in taken)
-        options = mixed.harms(groups, self.harm, self.mixed_base, self.progress)
+        options = mixed.harms(parts, self.harm, self.mixed_base, self.progress)
         for size in dict.fromkeys(sizes):
-            mix = mixed.mix(groups, options, size - others, self.mixed_base)
+            mix = mixed.mix(parts, options, size - others, self.mixed_base)
             if mix is None:
                 whole = (size + self.beside) / 1e6
                 self.refused[f"mixed, {whole:.1f} MB"] = "the smallest formats do not fit"
@@ -222,8 +221,8 @@ class Sweep:
         rotate = self.recipe.compression.rotate
         return Selection(sensitivity=self.sensitivities, rotate=rotate)
 
-    def harm(self, group: mixed.Group, form: Format, selection: Selection) -> float:
-        """The KL of one group in a format, measured now or in an earlier sweep."""
+    def harm(self, part: mixed.LayerPart, form: Format, selection: Selection) -> float:
+        """The KL of one part in a format, measured now or in an earlier sweep."""
         tokens = self.passage.calibration[:LAYERS]
         key = self.key(selection, tokens)
         score = self.scores.get(key)
@@ -232,7 +231,9 @@ class Sweep:
             truth = basis.truth(tokens)
             basis.judge.compress(selection)
             kl = basis.judge.compare(truth).kl
-            score = LayerScore(key=key, layer=group.layer, kind=group.kind, format=form.name, kl=kl)
+            score = LayerScore(
+                key=key, layer=part.layer, kind=part.weight_kind, format=form.name, kl=kl
+            )
             self.scores.append(score)
         return score.kl
 

@@ -81,9 +81,9 @@ def judge(job: SweepJob, wanted: Candidate, sensitivities: bytes | None, folder:
     write_json(folder / RESULT, worker.sweep.point(wanted).model_dump(mode="json"))
 
 
-def judge_group(
+def judge_part(
     job: SweepJob,
-    group: mixed.Group,
+    part: mixed.LayerPart,
     wanted: Sequence[tuple[str, Selection]],
     sensitivities: bytes,
     folder: Path,
@@ -92,9 +92,9 @@ def judge_group(
     worker = opened(job)
     for name, selection in wanted:
         worker.beside(selection, sensitivities)
-        worker.sweep.harm(group, parse_format(name), selection)
+        worker.sweep.harm(part, parse_format(name), selection)
     lines = worker.sweep.scores.lines()
-    mine = [line for line in lines if (line.layer, line.kind) == (group.layer, group.kind)]
+    mine = [line for line in lines if (line.layer, line.kind) == (part.layer, part.weight_kind)]
     scores = [line.model_dump(mode="json") for line in mine]
     write_json(folder / RESULT, {"scores": scores})
 
@@ -117,7 +117,7 @@ class SweepTasks:
         elements = sum(w.elements for w in sweep.all_weights())
         self.memory = BASE_MEMORY + ELEMENT * elements
 
-    def judge_formats(self, names: Sequence[str], mixing: bool) -> None:
+    def judge_ways(self, names: Sequence[str], mixing: bool) -> None:
         """Judge ways, and measure what mixes need."""
         ways = [parse_way(name) for name in names]
         tasks = list(self.point_tasks([way for way in ways if not way.form.weighted], None))
@@ -129,7 +129,7 @@ class SweepTasks:
         if weighted:
             self.perform(list(self.point_tasks(weighted, self.sweep.sensitivities)))
         if mixing:
-            self.perform(list(self.group_tasks()))
+            self.perform(list(self.part_tasks()))
 
     def point_tasks(
         self, ways: Sequence[Way], sensitivities: SensitivityFile | None
@@ -144,20 +144,19 @@ class SweepTasks:
             if not self.sweep.knows(wanted):
                 yield self.point_task(wanted)
 
-    def group_tasks(self) -> Iterator[Task]:
-        """A task for each group of weights, with the harms to it that are not known."""
+    def part_tasks(self) -> Iterator[Task]:
+        """A task for each part of the weights, with the harms to it that are not known."""
         content = self.sensitivities()
-        for group in mixed.groups_of(self.sweep.planner):
+        for part in mixed.parts_of(self.sweep.planner):
             wanted = [
                 (form.name, selection)
-                for form, selection in mixed.singles(group, self.sweep.mixed_base)
+                for form, selection in mixed.singles(part, self.sweep.mixed_base)
                 if not self.sweep.knows_harm(selection)
             ]
             if wanted:
-                name = f"layer {group.layer}, {group.kind}"
                 keyed = [[form, selection.model_dump(mode="json")] for form, selection in wanted]
-                work = partial(judge_group, self.job, group, wanted, content)
-                yield self.task(name, work, keyed)
+                work = partial(judge_part, self.job, part, wanted, content)
+                yield self.task(part.name, work, keyed)
 
     def judge_mixes(self, wanted: Sequence[Candidate]) -> None:
         """Judge mixes."""
@@ -197,7 +196,7 @@ class SweepTasks:
             remove(self.own)
 
     def refuse(self, task: Task, error: CetaneError) -> None:
-        """Note a refused format. Raises any other error; if fp16 fails, the model is at fault."""
+        """Note a refused candidate. Raises other errors: if fp16 fails, the model is at fault."""
         if task.key not in self.judging or task.name == FP16.name:
             raise error
         self.sweep.refused[task.name] = error.message

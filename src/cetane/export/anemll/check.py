@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from cetane.errors import CetaneError
+from cetane.errors import LONGEST, CetaneError
 from cetane.export.anemll.contract import (
     ASSUMED_WINDOW,
     META,
@@ -34,8 +34,6 @@ COUNTS = {
 }  # fmt: skip
 """Keys of `meta.yaml` that must be at least 1, and the most that each may be. The head has an
 output for each part."""
-LONGEST = 300
-"""The most characters of a problem."""
 LUTS = ("lut_embeddings", "lut_ffn", "lut_lmhead")
 """Keys that `chat.py` requires."""
 ENDING = re.compile(r"_chunk_(\d\d)of(\d\d)\.mlmodelc$")

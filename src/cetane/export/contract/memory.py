@@ -1,17 +1,15 @@
 """The memory that a bundle needs, by what holds it: computed from shapes, measured on no device."""
 
 from collections.abc import Collection
-from math import prod
 
 from cetane.bundle import Bundle
 from cetane.mil import MilFunction, Program, TensorType
+from cetane.mil.dtypes import byte_count
 from cetane.mil.index import FunctionIndex
 from cetane.schema.function import Function
-from cetane.schema.interface import Dtype, FromCache, FromHistory, FromMatrix, Input, Output
+from cetane.schema.interface import FromCache, FromHistory, FromMatrix, Input, Output
 from cetane.schema.manifest import shard_path
 from cetane.validation import Data
-
-BYTES: dict[Dtype, int] = {"fp16": 2, "int32": 4, "int8": 1}
 
 
 class MemoryFigures(Data):
@@ -43,19 +41,19 @@ def memory_figures(bundle: Bundle, programs: Collection[Program]) -> MemoryFigur
     plan, files = bundle.plan, bundle.manifest.files
     functions = list(plan.functions.values())
     buffers = {
-        item.source.name: nbytes(item.shape, item.dtype)
+        item.source.name: byte_count(item.dtype, item.shape)
         for function in functions
         for item in function.inputs
         if isinstance(item.source, FromCache | FromHistory) and function.capacity is None
     }
     matrices = {
-        item.source.name: 4 * prod(item.shape)
+        item.source.name: byte_count("fp32", item.shape)
         for function in functions
         for item in function.inputs
         if isinstance(item.source, FromMatrix)
     }
     states = {
-        (function.owner, function.capacity, state.name): nbytes(state.shape, state.dtype)
+        (function.owner, function.capacity, state.name): byte_count(state.dtype, state.shape)
         for function in functions
         for state in function.states
     }
@@ -81,15 +79,11 @@ def memory_figures(bundle: Bundle, programs: Collection[Program]) -> MemoryFigur
     )
 
 
-def nbytes(shape: tuple[int, ...], dtype: Dtype) -> int:
-    return prod(shape) * BYTES[dtype]
-
-
 def call_bytes(function: Function) -> int:
     """Bytes of a function's inputs and outputs, without caches and histories that it reads."""
     given = [i for i in function.inputs if not isinstance(i.source, FromCache | FromHistory)]
     ports: list[Input | Output] = [*given, *function.outputs]
-    return sum(nbytes(port.shape, port.dtype) for port in ports)
+    return sum(byte_count(port.dtype, port.shape) for port in ports)
 
 
 def activation_bytes(function: MilFunction) -> int:
@@ -112,7 +106,4 @@ def activation_bytes(function: MilFunction) -> int:
 def type_bytes(type_: TensorType | None) -> int:
     """Bytes of a value; 0 if its shape is known only at run time."""
     shape = None if type_ is None else type_.static_shape
-    if type_ is None or shape is None:
-        return 0
-    bits = {"fp32": 32, "int32": 32, "fp16": 16, "int16": 16, "uint16": 16}.get(type_.dtype, 8)
-    return prod(shape) * bits // 8
+    return 0 if type_ is None or shape is None else byte_count(type_.dtype, shape)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from cetane.errors import CetaneError
+from cetane.errors import LONGEST, CetaneError
 from cetane.mil.dtypes import NUMPY, Array
 from cetane.mil.fast.arrays import accepted, declared, held
 from cetane.mil.fast.attention_stage import AttentionStage, Operand, View, value_of
-from cetane.mil.guard import LONGEST, reason
+from cetane.mil.guard import reason
 from cetane.mil.program import Signature
 
 if TYPE_CHECKING:

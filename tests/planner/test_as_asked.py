@@ -17,7 +17,7 @@ from cetane.checkpoint.rotated import hartley
 from cetane.engine.authored import authored_engine
 from cetane.errors import CetaneError
 from cetane.gates.reference import Reference
-from cetane.planner import Planner, as_recipe_asks, can_turn
+from cetane.planner import Planner, as_recipe_asks, can_rotate
 from cetane.schema.recipe import parse_recipe
 
 TURNED = parse_recipe(
@@ -88,7 +88,7 @@ def test_a_turned_head_of_its_own_is_the_head(tmp_path: Path) -> None:
 
 def test_what_cannot_turn_is_refused() -> None:
     checkpoint = checkpoint_of(build_gemma4())
-    assert not can_turn(checkpoint, TURNED)
+    assert not can_rotate(checkpoint, TURNED)
     with pytest.raises(CetaneError, match="nothing of a gemma4_text can be turned"):
         as_recipe_asks(checkpoint, TURNED)
 

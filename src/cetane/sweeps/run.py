@@ -16,7 +16,7 @@ from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.hardware.chips import DEFAULT_CHIP
 from cetane.pipeline.request import NUMBER, make_request, read_size
 from cetane.schema.recipe import Recipe
-from cetane.sweeps.grid import chosen, load_grid, weights
+from cetane.sweeps.grid import load_grid, ways_named, weights
 from cetane.sweeps.plot import plot
 from cetane.sweeps.points import Point, best, pareto
 from cetane.sweeps.sweep import Passage, Sweep, write_recipe
@@ -62,7 +62,7 @@ class SweepResult:
     table_bytes: int
     """Bytes of the host's tables, in the recipe's format: every point has these too."""
     refused: Mapping[str, str]
-    """The reasons why formats could not be judged, by name."""
+    """The reasons why ways or mixes could not be judged, by name."""
     files: Sequence[Path]
     """The plots, then the chosen point as a recipe."""
 
@@ -121,7 +121,7 @@ def sweep(
     text that is unreadable or too short, for an unknown format, for a `budget` that is no size, and
     for a chip without a rate at which it reads weights.
     """
-    names, target = chosen(formats), Target(chip, os)
+    names, target = ways_named(formats), Target(chip, os)
     wanted = None if budget is None else Budget.read(budget)
     request = make_request(model, recipe, lora=lora)
     passage = Passage.cut(*text_of(text), request.checkpoint)
@@ -138,7 +138,7 @@ def judged(
     mixing: bool,
     crew: Workers | None = None,
 ) -> SweepResult:
-    """The points of some formats, and of mixed ones if they are wanted; plots and a recipe.
+    """The points of some ways, and of mixes if they are wanted; plots and a recipe.
 
     Without a budget, the chosen point is of the first size of the grid. A crew judges all points
     first, so that the sweep finds them judged.
@@ -147,11 +147,11 @@ def judged(
     progress = work.progress
     tasks = None if crew is None else SweepTasks(work, crew)
     if tasks is not None:
-        tasks.judge_formats(names, mixing)
+        tasks.judge_ways(names, mixing)
     found = []
     for index, name in enumerate(names):
         progress(name, index, len(names))
-        found.append(work.format(name))
+        found.append(work.way(name))
     if mixing:
         sizes = [size, *(work.plain_size(name) for name in load_grid().mixed.sizes)]
         mixes = work.mixes(sizes)

@@ -35,7 +35,7 @@ def as_recipe_asks(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
     return rotated(checkpoint, plain(checkpoint, recipe).authored)
 
 
-def can_turn(checkpoint: ModelSource, recipe: Recipe) -> bool:
+def can_rotate(checkpoint: ModelSource, recipe: Recipe) -> bool:
     """Whether anything of the recipe's model can be turned. With adapters beside it, nothing is."""
     if adapters_of(checkpoint):
         return False
