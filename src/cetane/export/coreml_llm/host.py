@@ -157,7 +157,7 @@ def width(function: MilFunction) -> int:
     return tokens
 
 
-class Place(NamedTuple):
+class CachePlace(NamedTuple):
     """Where a layer's keys and values are: in which chunk's caches, and in which row of them."""
 
     chunk: str
@@ -190,14 +190,14 @@ class Host:
         """The columns of the last call that verified, by cache."""
 
     @cached_property
-    def places(self) -> list[Place]:
+    def places(self) -> list[CachePlace]:
         """The places of all layers that have caches, in order."""
-        made: list[Place] = []
+        made: list[CachePlace] = []
         folder, kinds = self.folder, iter(self.folder.kinds)
         for chunk, count in zip(folder.chunks, folder.owned, strict=True):
             rows = dict.fromkeys(LETTERS, 0)
             for kind in (next(kinds) for _ in range(count)):
-                made.append(Place(chunk, kind, rows[kind]))
+                made.append(CachePlace(chunk, kind, rows[kind]))
                 rows[kind] += 1
         return made
 
