@@ -48,10 +48,11 @@ hypothesis.settings.load_profile("unhurried")
 
 
 def pytest_collection_finish() -> None:
-    """Collections of garbage leave out what was imported: it stays. coremltools and the tests
-    collect often, and each collection visits all other objects of the process."""
+    """Collections of garbage leave out what was imported, as it stays, and are rare: each one
+    visits all other objects of the process, and conversions make many."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def build_model(model_type: str = "llama", **config: Any) -> transformers.PreTrainedModel:
