@@ -42,17 +42,17 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
+gc.set_threshold(20_000, 20, 20)  # imports and conversions make many objects, and few die
 torch.set_num_threads(1)  # faster for models this small
 hypothesis.settings.register_profile("unhurried", deadline=None)  # a busy machine fails no test
 hypothesis.settings.load_profile("unhurried")
 
 
 def pytest_collection_finish() -> None:
-    """Collections of garbage leave out what was imported, as it stays, and are rare: each one
-    visits all other objects of the process, and conversions make many."""
+    """Collections of garbage leave out what was imported: it stays. coremltools and the tests
+    collect often, and each collection visits all other objects of the process."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 def build_model(model_type: str = "llama", **config: Any) -> transformers.PreTrainedModel:
