@@ -16,6 +16,7 @@ import pytest
 import torch
 import transformers
 from filelock import FileLock
+from tests.converting import converted_once
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cetane.bundle import Bundle
@@ -286,6 +287,13 @@ def chat_bundle(tiny_checkpoint_folder: Path, tmp_path_factory: pytest.TempPathF
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
     recipe = tiny_recipe(verify=4, prefill=32, context=1024, layout={"kind": "single"})
     return build(open_checkpoint(folder), recipe, folder.parent / "tiny", lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def shared_templates() -> Iterator[None]:
+    """Builds of the module take no time to convert."""
+    with converted_once():
+        yield
 
 
 @pytest.fixture
