@@ -1,10 +1,11 @@
 """Tiny random models, in memory and on disk, for every test that needs a checkpoint."""
 
 import gc
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +15,8 @@ import hypothesis
 import pytest
 import torch
 import transformers
+from filelock import FileLock
+from tests.converting import converted_once
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cetane.bundle import Bundle
@@ -40,6 +43,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
+gc.set_threshold(20_000, 20, 20)  # imports and conversions make many objects, and few die
 torch.set_num_threads(1)  # faster for models this small
 hypothesis.settings.register_profile("unhurried", deadline=None)  # a busy machine fails no test
 hypothesis.settings.load_profile("unhurried")
@@ -112,12 +116,32 @@ def build_tokenizer() -> transformers.PreTrainedTokenizerFast:
     )
 
 
-@pytest.fixture(scope="session", autouse=True)
-def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A cache that is not the user's. All workers share it, so each structure is converted once."""
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that all workers share."""
     run = tmp_path_factory.getbasetemp()
-    run = run.parent if "PYTEST_XDIST_WORKER" in os.environ else run
-    os.environ["CETANE_CACHE"] = str(run / "cache")
+    return run.parent if "PYTEST_XDIST_WORKER" in os.environ else run
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(run_folder: Path) -> None:
+    """A cache that is not the user's. All workers share it, so each structure is converted once."""
+    os.environ["CETANE_CACHE"] = str(run_folder / "cache")
+
+
+def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """`folder`, which `make` fills for the first worker that asks; others wait for it.
+
+    It fills another folder, whose name changes at the end: what a killed worker leaves is not used.
+    """
+    folder.parent.mkdir(exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):
+        if not folder.exists():
+            half = folder.with_suffix(".half")
+            shutil.rmtree(half, ignore_errors=True)
+            make(half)
+            half.rename(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -133,14 +157,16 @@ def in_memory() -> type[InMemoryCheckpoint]:
 
 
 @pytest.fixture(scope="session")
-def tiny_checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_checkpoint_folder(run_folder: Path) -> Path:
     """A Hugging Face folder of a 2-layer llama: config, safetensors, tokenizer, chat template."""
-    folder = tmp_path_factory.mktemp("tiny-llama")
-    tokenizer = build_tokenizer()
-    assert len(tokenizer) == TINY["vocab_size"]
-    build_model("llama").save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+
+    def save(folder: Path) -> None:
+        tokenizer = build_tokenizer()
+        assert len(tokenizer) == TINY["vocab_size"]
+        build_model("llama").save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    return made_once(run_folder / "tiny-llama", save)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -185,10 +211,9 @@ def recipe() -> Callable[..., Recipe]:
 
 
 @pytest.fixture(scope="session")
-def tiny_bundle(
-    tiny_checkpoint_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Bundle]:
-    """`tiny_bundle(contract, ...)`: a bundle of the tiny folder, built once: copy it to change it.
+def tiny_bundle(tiny_checkpoint_folder: Path, run_folder: Path) -> Iterator[Callable[..., Bundle]]:
+    """`tiny_bundle(contract, ...)`: a bundle of the tiny folder, built once for all workers: copy
+    it to change it.
 
     Takes what `recipe` takes.
     """
@@ -197,13 +222,19 @@ def tiny_bundle(
 
     def bundle(**options: Any) -> Bundle:
         wanted = tiny_recipe(**options)
-        key = wanted.model_dump_json()
+        key = hashlib.sha256(wanted.model_dump_json().encode()).hexdigest()[:16]
         if key not in made:
-            target = tmp_path_factory.mktemp("bundles") / "tiny"
-            made[key] = build(checkpoint, wanted, target, lambda *_: None)
+            folder = made_once(
+                run_folder / "bundles" / key,
+                lambda half: build(checkpoint, wanted, half / "tiny", lambda *_: None),
+            )
+            made[key] = Bundle(folder / "tiny")
         return made[key]
 
-    return bundle
+    yield bundle
+    for one in made.values():  # all tests copied what they changed
+        one.verify()
+        assert not (one.path / "gates").exists()
 
 
 @dataclass(frozen=True)
@@ -256,6 +287,13 @@ def chat_bundle(tiny_checkpoint_folder: Path, tmp_path_factory: pytest.TempPathF
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
     recipe = tiny_recipe(verify=4, prefill=32, context=1024, layout={"kind": "single"})
     return build(open_checkpoint(folder), recipe, folder.parent / "tiny", lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def shared_templates() -> Iterator[None]:
+    """Builds of the module take no time to convert."""
+    with converted_once():
+        yield
 
 
 @pytest.fixture

@@ -3,14 +3,13 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.converting import converted_once
 from tests.speculate.draft_head_models import NOTHING, held_out, random_draft_head, with_draft_head
 
 from cetane.bundle import Bundle
@@ -25,18 +24,13 @@ from cetane.schema.draft_head import FOLDER
 from cetane.speculate.draft_heads import build as head_build
 from cetane.speculate.draft_heads.drafter import open_drafter
 
+pytestmark = pytest.mark.usefixtures("shared_templates")
 FILES = (
     "head.json", "held-out.npy", "source.safetensors", "vocabulary.npy",
     "medusa.mlpackage/Manifest.json",
     "medusa.mlpackage/Data/com.apple.CoreML/model.mlmodel",
     "medusa.mlpackage/Data/com.apple.CoreML/weights/weight.bin",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def converted() -> Iterator[None]:
-    with converted_once():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,10 @@
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.converting import converted_once
 from tests.faults.injected import FAULTS, KILLED, Fault, changes, hit
 
 from cetane.bundle import Bundle
@@ -14,14 +13,9 @@ from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.pipeline.build import build
 from cetane.schema.recipe import Recipe
 
+pytestmark = pytest.mark.usefixtures("shared_templates")
 SAMPLE = 4
 """Faults of a kind; `benchmarks/faults.py` tries every change."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fast() -> Iterator[None]:
-    with converted_once():
-        yield
 
 
 @pytest.fixture(scope="module")

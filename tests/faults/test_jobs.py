@@ -2,28 +2,22 @@
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.converting import converted_once
 from tests.faults.injected import KILLED, Fault, changes, hit
 from tests.faults.jobs import Job, jobs, prepare
 
 from cetane.bundle import Bundle
 from cetane.schema.recipe import Recipe
 
+pytestmark = pytest.mark.usefixtures("shared_templates")
 HITS: dict[str, tuple[Fault, ...]] = {
     "port": ("kill",), "sweep": ("full",), "lab run": ("kill", "broken"), "train-head": ("kill",),
     "add-head": ("kill", "full"),
 }  # fmt: skip
 """One change each, drawn by the job's name; `benchmarks/faults.py` tries a thousand."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fast() -> Iterator[None]:
-    with converted_once():
-        yield
 
 
 @pytest.mark.parametrize("name", HITS)

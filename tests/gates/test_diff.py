@@ -1,7 +1,7 @@
 """Bundles in which one thing is wrong: the shard, the op and the cause must be named."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import build_model, build_tokenizer, tiny_recipe
-from tests.converting import converted_once
 from tests.families.gemma_models import FULL, SLIDING, build_gemma4, recipe
 from tests.peft_folders import save_adapter
 
@@ -26,13 +25,8 @@ from cetane.planner import Planner
 
 from .conftest import ROUTED, changed
 
+pytestmark = pytest.mark.usefixtures("shared_templates")
 TINY = {"verify": None, "layout": {"kind": "per-layer"}}
-
-
-@pytest.fixture(autouse=True)
-def once() -> Iterator[None]:
-    with converted_once():
-        yield
 
 
 def silent(*_: Any) -> None:

@@ -32,10 +32,6 @@ def told(bundle: Bundle, checkpoint: Checkpoint) -> Explanation | None:
     return explain(bundle, checkpoint, golden(bundle, checkpoint, lambda *_: None, prompts=0))
 
 
-def test_a_right_port_needs_no_sentence(good: Bundle, checkpoint: Checkpoint) -> None:
-    assert told(good, checkpoint) is None
-
-
 def test_wrong_weights(bad: Bundle, checkpoint: Checkpoint) -> None:
     explanation = told(bad, checkpoint)
     assert explanation is not None

@@ -52,8 +52,9 @@ def result(good: Bundle, tiny_checkpoint_folder: Path) -> GoldenResult:
     return run(good, open_checkpoint(tiny_checkpoint_folder))
 
 
-def test_a_right_port_passes(result: GoldenResult) -> None:
+def test_a_right_port_passes(result: GoldenResult, good: Bundle, checkpoint: Checkpoint) -> None:
     assert result.passed, [check for check in result.checks if not check.passed]
+    assert explain(good, checkpoint, result) is None
     assert result.greedy == (1.0, 1.0)
     assert result.loader == "transformers"
     assert result.wrong_weights == result.unused == result.misread == ()

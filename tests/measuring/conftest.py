@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -19,10 +20,17 @@ ONE = {"layout": {"kind": "single"}, "verify": None, "prefill": None, "context":
 
 
 @pytest.fixture(scope="session")
-def pair(tiny_bundle: Callable[..., Bundle]) -> tuple[Bundle, Bundle]:
+def pair(
+    tiny_bundle: Callable[..., Bundle], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Bundle, Bundle]:
     """Two bundles of one function each: fp16, and int8 with a cache that the graph blends."""
-    int8 = {"compression": {"default": "int8-per-channel"}}
-    return tiny_bundle(**ONE), tiny_bundle(contract="blend", **ONE, **int8)
+
+    def copy(**options: Any) -> Bundle:
+        """A kit writes what it expects into its bundles."""
+        target = tmp_path_factory.mktemp("bundles") / "tiny"
+        return Bundle(shutil.copytree(tiny_bundle(**ONE, **options).path, target))
+
+    return copy(), copy(contract="blend", compression={"default": "int8-per-channel"})
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from cetane.schema.recipe import Recipe, override
 from cetane.store.settings import using
 from cetane.store.store import Store, result_path
 
+pytestmark = pytest.mark.usefixtures("shared_templates")
 PARTS = [
     "embedding.npy",
     "tokenizer",
@@ -78,13 +79,6 @@ def small(recipe: Callable[..., Recipe], options: dict[str, Any]) -> Recipe:
 def undisturbed(tiny_bundle: Callable[..., Bundle], options: dict[str, Any]) -> Bundle:
     with converted_once():
         return tiny_bundle(**options)
-
-
-@pytest.fixture(autouse=True)
-def fast() -> Iterator[None]:
-    """These tests are about what is made when."""
-    with converted_once():
-        yield
 
 
 @pytest.fixture

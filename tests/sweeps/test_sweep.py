@@ -38,6 +38,7 @@ from cetane.pipeline.request import read_size
 from cetane.planner import Encoder, Planner, as_recipe_asks
 from cetane.schema.recipe import Recipe, load_recipe
 from cetane.sweeps import moments
+from cetane.sweeps.basis import Basis
 from cetane.sweeps.grid import Candidate, candidate, load_grid, parse_way, ways_named, weights
 from cetane.sweeps.on_chip import predict
 from cetane.sweeps.plot import plot
@@ -82,14 +83,26 @@ def judge(checkpoint: Checkpoint, small: Recipe) -> Judge:
     return Judge(checkpoint, small)
 
 
+@pytest.fixture(scope="module")
+def basis(checkpoint: Checkpoint, small: Recipe) -> Basis:
+    """The model's own basis: what its fp16 weights say is read once."""
+    return Basis(checkpoint, small, lambda *_: None)
+
+
 @pytest.fixture
 def sweep(
-    checkpoint: Checkpoint, small: Recipe, passage: Passage, tmp_path: Path
+    checkpoint: Checkpoint, small: Recipe, passage: Passage, basis: Basis, tmp_path: Path
 ) -> Callable[[], Sweep]:
-    """A sweep of the tiny model; all that a test makes share a folder."""
+    """A sweep of the tiny model; all that a test makes share a folder, all tests their basis."""
     opened.cache_clear()  # a worker keeps the sweep of its last job, and all tests have one job
-    target = Target("m4-max")
-    return lambda: Sweep(checkpoint, small, passage, target, tmp_path / "out", lambda *_: None)
+
+    def make() -> Sweep:
+        target = Target("m4-max")
+        made = Sweep(checkpoint, small, passage, target, tmp_path / "out", lambda *_: None)
+        made.own = basis
+        return made
+
+    return make
 
 
 @pytest.fixture(scope="module")
@@ -246,9 +259,10 @@ def test_what_is_known_is_not_judged_again(
     assert len(judged) == 3 + 1 + 2
     assert [point.name for point in found if point] == names
     assert len(path.read_text().splitlines()) == 4
-    assert "judge" not in vars((third := sweep()).own)  # nothing is loaded for what is known
+    third = sweep()
+    third.release()
     assert [third.way(name) for name in names] == found
-    assert "judge" not in vars(third.own)
+    assert "judge" not in vars(third.own)  # nothing is loaded for what is known
 
 
 def test_figures_of_other_code_are_measured_anew(

@@ -10,7 +10,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint, build_model
-from tests.converting import converted_once
 from tests.engine.test_subset import subset_recipe
 from tests.families.gemma_models import build_gemma3, build_gemma4
 from tests.families.gemma_models import recipe as make_recipe
@@ -43,14 +42,9 @@ from cetane.speculate.drafter import watches
 from cetane.speculate.speculator import Speculator
 from cetane.speculate.timing import RECENT
 
+pytestmark = pytest.mark.usefixtures("shared_templates")
 KINDS = ["medusa", "eagle3"]
 FAMILIES = ["llama", "gemma3", "gemma4", "zaya"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def converted() -> Iterator[None]:
-    with converted_once():
-        yield
 
 
 @pytest.fixture(scope="module")
