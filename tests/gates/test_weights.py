@@ -10,6 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.conftest import InMemoryCheckpoint
+from tests.families.test_mixtral import build
+from tests.families.test_qwen3_next import MODELS
+from tests.families.zaya_models import recipe
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, Tokenizer, open_checkpoint
@@ -23,6 +27,7 @@ from cetane.gates.weights import (
     times_best,
     too_far,
     unlike,
+    unused_parameters,
     wrong_palette,
     wrong_tables,
     wrong_tokenizer,
@@ -41,6 +46,20 @@ def test_a_build_is_right(bundle: Bundle, checkpoint: Checkpoint) -> None:
     assert [check.passed for check in verdict.checks if check.name.startswith("weights")] == [
         True, True
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_moe_text"])
+def test_a_gate_of_no_shared_experts_is_not_missed(kind: str) -> None:
+    """A gate that no program uses is missed where the shared experts have channels."""
+    own = build(kind, **MODELS[kind] | {"shared_expert_intermediate_size": 0})
+    planner = Planner(InMemoryCheckpoint(own), recipe())  # type: ignore[arg-type]
+    shapes = {name: tuple(tensor.shape) for name, tensor in own.named_parameters()}
+    gates = [name for name in shapes if name.endswith("shared_expert_gate.weight")]
+    assert gates
+    assert [*unused_parameters(planner, shapes)] == []
+    filled = {name: shape if 0 not in shape else (8, 64) for name, shape in shapes.items()}
+    problems = [*unused_parameters(planner, filled)]
+    assert all(f"{name}: 0 of 64 elements are used" in problems for name in gates)
 
 
 def test_one_bit(bundle: Bundle, checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -39,6 +39,10 @@ class ModuleReadings:
             for number, activation in enumerate(record.activations)
         }
 
+    def bounds(self, shard: str) -> dict[str, list[float]]:
+        """The bounds of activations in each function of a shard."""
+        return {name: one.bounds for name, one in records(self.planner, shard).items()}
+
     def roundings(self, shard: str) -> dict[str, int]:
         """The number of tensors that each function of a shard rounds."""
         return {name: one.roundings for name, one in records(self.planner, shard).items()}

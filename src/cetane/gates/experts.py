@@ -29,6 +29,8 @@ from cetane.schema.interface import Output, ToTensor
 
 Choices = Mapping[int, tuple[Array, Array]]
 """By layer, the numbers of some tokens `(n,)`, and their experts `(n, chosen)`, ascending."""
+LEAST_TIE = 2e-6
+"""Nats within which fp32 perhaps does not tell two experts apart: some steps of a probability."""
 LOGITS_AT = {"Llama4Router": 1}
 """Which output of a router is its logits, where it is not the first."""
 
@@ -172,7 +174,7 @@ class Routing:
                 return output
             self.margins[layer], self.experts[layer] = scores.margin(own), own
             followed = self._followed(layer, own)
-            near = scores.margin(followed) >= -limits().structure.tie
+            near = scores.margin(followed) >= -scores.tie
             follows = near & (followed != own).any(-1)
             if not follows.any():
                 return output
@@ -199,13 +201,18 @@ class RouterScores:
     """The probabilities of experts."""
     compared: Tensor
     """The numbers whose largest are chosen: probabilities, with balancing biases if it has any."""
+    tie: Tensor
+    """Nats within which rounding may choose either of two experts, `(B, T)`. Logits below 1 err by
+    less. So a router that weighs experts nearly alike does not excuse every choice."""
 
     @classmethod
     def of(cls, router: nn.Module, output: Any, shape: torch.Size) -> "RouterScores":
         """The scores behind a router's output."""
         logits = output[LOGITS_AT.get(type(router).__name__, 0)].float()
         likely = torch.softmax(logits, -1).reshape(*shape, -1)
-        return cls(likely, likely + getattr(router, "balancing_biases", 0))
+        compared = likely + getattr(router, "balancing_biases", 0)
+        largest = logits.abs().amax(-1).reshape(shape).clamp(max=1)
+        return cls(likely, compared, (limits().structure.tie * largest).clamp(min=LEAST_TIE))
 
     def margin(self, experts: Tensor) -> Tensor:
         """How much likelier the last of some `experts (B, T, chosen)` is than the best other one,

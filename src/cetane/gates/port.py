@@ -34,6 +34,8 @@ from cetane.schema.plan import Plan
 
 ACTIVATIONS = ("gelu", "relu", "silu")
 """The kinds of ops into which lowering turns the families' activations."""
+BOUNDING = ("clip", "minimum", "maximum")
+"""The kinds of ops that bound a tensor by numbers."""
 
 
 class Port(Readable, Protocol):
@@ -154,6 +156,12 @@ class Packaged:
             if op.kind in ACTIVATIONS
         }
 
+    def bounds(self, shard: str) -> dict[str, list[float]]:
+        functions = load(self.packages.shard(shard)).functions
+        return {
+            name: list(bounds_in(FunctionIndex(function))) for name, function in functions.items()
+        }
+
     def roundings(self, shard: str) -> dict[str, int]:
         functions = load(self.packages.shard(shard)).functions
         return {
@@ -212,6 +220,19 @@ class ActivationOp:
         options = {"mode": self.literals.plain(mode[0])} if mode else {}
         result: Array = OPS[self.op.kind].call(torch.from_numpy(x), **options).numpy()
         return result
+
+
+def bounds_in(index: FunctionIndex) -> Iterator[float]:
+    """The numbers by which a function holds activations, op by op."""
+    literals = Constants(index)
+    for op in index.ops:
+        softcap = op.kind == "mul" and any(index.producer(x, "tanh") for x in op.references())
+        if softcap or op.kind in BOUNDING:
+            for (given,) in op.inputs.values():
+                if given in literals and literals.type(given).dtype in ("fp16", "fp32"):
+                    number = literals.array(given)
+                    if number.size == 1:
+                        yield number.item()
 
 
 def used_in(planner: Planner, shard: str, function: str) -> dict[str, Constant]:

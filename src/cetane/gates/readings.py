@@ -1,13 +1,15 @@
-"""Readings: epsilons, activations, rotary tables and roundings. Gates read them, as no probe shows
-them well.
+"""Readings: epsilons, activations, bounds, rotary tables and roundings. No probe shows them well:
+gates read them.
 
 An epsilon has no effect beside an ordinary residual stream. The two forms of GELU differ by at most
-5e-4, and not near zero. A wrong rotary base turns the first positions only a little.
+5e-4, and not near zero. A bound has no effect on tokens that do not reach it, and a probe has few
+of a model's tokens. A wrong rotary base turns the first positions only a little.
 A twin rounds no keys and values, so it does not show whether the port rounds them.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -17,11 +19,12 @@ from cetane.engine.backend import Array
 from cetane.families import RAISED_ANSWERS
 from cetane.gates.reference import Reference
 from cetane.gates.verdict import Check, at_most
+from cetane.hardware import LARGEST_FP16
 from cetane.lower.tracing import SMALLEST_FP16
 from cetane.planner import Planner
 from cetane.validation import Data
 
-Kind = Literal["epsilons", "activations", "rotary tables", "roundings"]
+Kind = Literal["epsilons", "activations", "bounds", "rotary tables", "roundings"]
 Activation = Callable[[Array], Array]
 GRID = np.linspace(-10, 10, 2001, dtype=np.float32)
 """The points at which activations are compared. Beyond them, all activations are 0 or x."""
@@ -32,6 +35,11 @@ POSITIONS = 512
 TURNED = 1e-3
 """The largest distance of cosines and sines. Both sides round the same products, so right ones
 agree to some 1e-7."""
+GUARD = 1e-3
+"""A bound below this magnitude only keeps a division or a logarithm from zero."""
+OWN_BOUNDS = {10.0, 1.0}
+"""The bounds of cetane's softplus, and of its choice among equal largest numbers. Neither changes a
+result."""
 
 
 class Readable(Protocol):
@@ -44,6 +52,9 @@ class Readable(Protocol):
 
     def activations(self, shard: str) -> dict[str, Activation]:
         """The activations of a shard, by name; fp32, of any shape."""
+
+    def bounds(self, shard: str) -> dict[str, list[float]]:
+        """By function of a shard, the numbers of its clamps, minima, maxima and softcaps."""
 
     def roundings(self, shard: str) -> dict[str, int]:
         """By function of a shard, the number of tensors of keys or values that it rounds before it
@@ -63,6 +74,7 @@ def misread(port: Readable, reference: Reference) -> Iterator[Misread]:
     """All values in a port's programs and tables that the model does not have."""
     yield from wrong_epsilons(port, reference)
     yield from wrong_activations(port, reference)
+    yield from wrong_bounds(port, reference)
     yield from wrong_rotary(port, reference)
     yield from wrong_roundings(port)
 
@@ -128,6 +140,42 @@ def activations(reference: Reference) -> list[Any]:
     if delta_rules(reference):  # their gates call SiLU as a function, whatever the config says
         kept.append(torch.nn.SiLU())
     return list({str(module): module for module in kept}.values())
+
+
+def wrong_bounds(port: Readable, reference: Reference) -> Iterator[Misread]:
+    """Bounds that the model has nowhere, and functions that lack a bound of a module which they
+    compute.
+
+    A function may state a bound more often than the model's code does: for some experts apart."""
+    noted = [*bounds(reference)]
+    known = OWN_BOUNDS.union(*(values for _, values in noted))
+    for shard in port.planner.members:
+        found = port.bounds(shard)
+        for graph in port.planner.graphs(shard):
+            name, adapter = graph.function.name, graph.function.adapter
+            used = {weight.name for block in graph.blocks for _, weight in block.weights(adapter)}
+            own = Counter(bounding(found.get(name, ())))
+            wanted = Counter(v for names, values in noted if names & used for v in values)
+            problems = [f"{name} has a bound of {v:.4g} on activations" for v in own.keys() - known]
+            problems += [f"{name} lacks a bound of {v:.4g} on activations" for v in wanted - own]
+            for problem in problems:
+                yield Misread(kind="bounds", shard=shard, problem=problem)
+
+
+def bounds(reference: Reference) -> Iterator[tuple[set[str], list[float]]]:
+    """The bounds that each line of the model's code sets, behind the parameters of its module.
+
+    The whole model's line has no parameters here: the host applies the softcap of logits."""
+    for (path, _), values in reference.bounds.items():
+        inside = (own for p, own in reference.names.items() if f"{p}.".startswith(f"{path}."))
+        names = {name for own in inside for name in own.values()}
+        yield names, bounding(values)
+
+
+def bounding(values: Iterable[float]) -> list[float]:
+    """The bounds that activations may meet, in fp16 as programs keep them."""
+    halves = np.array([*values], np.float32).clip(-LARGEST_FP16, LARGEST_FP16).astype(np.float16)
+    return [float(half) for half in halves if GUARD < abs(half) < LARGEST_FP16]
 
 
 def wrong_rotary(port: Readable, reference: Reference) -> Iterator[Misread]:

@@ -14,6 +14,7 @@ from cetane.checkpoint import Checkpoint, RotatedCheckpoint, Rotation, streamed_
 from cetane.engine.backend import Array
 from cetane.errors import CetaneError
 from cetane.families import Truth, parse_config
+from cetane.gates.bounds import Bounds
 from cetane.gates.experts import Choices, Routing
 from cetane.gates.on_disk import OnDisk
 from cetane.gates.streaming import let_stream
@@ -119,6 +120,17 @@ class Reference:
             seen = streamed.seen.in_order() if own else streamed.seen
             self._plain = let_stream(self.model, seen)
         self._in_use = nullcontext if loaded is None else OnDisk(self.model).in_use
+        self._bounds: Bounds | None = None
+
+    @property
+    def bounds(self) -> dict[tuple[str, int], tuple[float, ...]]:
+        """The bounds that the model's runs showed, by the path of a module and the line of code.
+
+        If it has not run yet, it reads one token."""
+        if self._bounds is None:
+            self.run([[0]])
+        assert self._bounds is not None
+        return self._bounds.noted
 
     @property
     def parameters(self) -> set[str]:
@@ -205,8 +217,10 @@ class Reference:
         kept = sorted({number for one in asked for number in one.kept})
         seen: dict[Truth, Tensor] = {}
         routing = Routing(batch.shape, [one.choices for one in asked])
+        self._bounds = self._bounds or Bounds(self.model)
         with (
             quiet_transformers(),
+            self._bounds,
             self._keeping(wanted, seen),
             self._scaled(scales),
             routing.of(self.model),

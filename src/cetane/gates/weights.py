@@ -329,7 +329,8 @@ def wrong_tokenizer(given: Tokenizer, model: Tokenizer) -> Iterator[WrongWeight]
 def unused_parameters(planner: Planner, stored: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
     """The parameters that programs and tables together do not use fully, in words.
 
-    `stored` has the shapes of the model's parameters, by checkpoint name."""
+    `stored` has the shapes of the model's parameters, by checkpoint name. transformers makes a gate
+    for shared experts of no channels too; it multiplies nothing."""
     model = planner.model
     whole = {
         name
@@ -343,7 +344,10 @@ def unused_parameters(planner: Planner, stored: Mapping[str, tuple[int, ...]]) -
             pieces[weight.name][piece(weight, path)] = weight.elements
     if planner.recipe.head.subset is not None:
         whole.add(model.output)
+    empty = {name.rsplit(".", 2)[0] for name, shape in stored.items() if prod(shape) == 0}
     for name, shape in stored.items():
+        if name.removesuffix("_gate.weight") in empty:
+            continue
         used = sum(pieces.get(name, {}).values())
         if name not in whole and used < prod(shape):
             yield f"{name}: {used} of {prod(shape)} elements are used"

@@ -132,6 +132,8 @@ def recorded(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> "
 
 ACTIVATIONS = torch.ops.aten.gelu.default, torch.ops.aten.relu.default, torch.ops.aten.silu.default
 """The ops of the families' activations."""
+EXTREMES = torch.ops.aten.minimum.default, torch.ops.aten.maximum.default
+"""The ops that bound a tensor by another one, which may hold one number only."""
 
 
 class Recorder(TorchDispatchMode):
@@ -151,9 +153,15 @@ class Recorder(TorchDispatchMode):
         self.epsilons: list[float] = []
         """Those of the norms, in their order."""
         self.activations: list[Callable[[Tensor], Tensor]] = []
+        self.bounds: list[float] = []
+        """The numbers of clamps, minima and maxima, and the factors behind a tanh."""
         self.roundings = 0
         """The number of tensors that are rounded to whole numbers."""
         self._names: dict[int, str] = {}
+        self._filled: dict[int, float] = {}
+        """The elements of tensors that are filled with one number."""
+        self._tanhs: set[int] = set()
+        """The results of every tanh."""
         self._alive: list[Tensor] = []
         """Every named tensor, kept alive so that no other takes its address."""
 
@@ -184,6 +192,7 @@ class Recorder(TorchDispatchMode):
             self.epsilons.append(args[2])
         if func in ACTIVATIONS:
             self.activations.append(partial(func, **(kwargs or {})))
+        self.bounds += self._bounds_of(func, args)
         self.roundings += func is torch.ops.aten.round.default
         named = self.names(args)
         if (place := place_of(func, args)) is not None:
@@ -195,7 +204,22 @@ class Recorder(TorchDispatchMode):
             lambda v: self.name(v, str(len(self._alive))) if isinstance(v, Tensor) else v, result
         )
         self.lines.append(f"{self.names(result)} = {called}")
+        if func is torch.ops.aten.full.default:
+            self._filled[id(result)] = args[1]
+        elif func is torch.ops.aten.detach.default and id(args[0]) in self._filled:
+            self._filled[id(result)] = self._filled[id(args[0])]
+        elif func is torch.ops.aten.tanh.default:
+            self._tanhs.add(id(result))
         return result
+
+    def _bounds_of(self, func: Any, args: tuple[Any, ...]) -> list[float]:
+        """The bounds that an operation states."""
+        if func in EXTREMES:
+            return [self._filled[id(given)] for given in args if id(given) in self._filled]
+        softcap = func is torch.ops.aten.mul.Tensor and id(args[0]) in self._tanhs
+        if softcap or func is torch.ops.aten.clamp.default:
+            return [number for number in args[1:] if isinstance(number, int | float)]
+        return []
 
 
 def place_of(func: Any, args: tuple[Any, ...]) -> Slice | None:
