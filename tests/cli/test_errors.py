@@ -586,6 +586,22 @@ def test_an_interrupt_says_so(cetane: Cetane, monkeypatch: pytest.MonkeyPatch) -
     assert (found.code, found.out, found.err) == (130, "", "stopped\n")
 
 
+def test_an_interrupted_port_says_that_it_resumes(
+    cetane: Cetane,
+    folder: Path,
+    recipe_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cetane.pipeline.port.port_request", interrupted)
+    found = cetane("port", folder, "-r", recipe_file, "-o", tmp_path / "out")
+    kept = "what is done is kept: the same command resumes, unless it has --rebuild\n"
+    assert found.code == 130 and found.err.endswith(f"{kept}stopped\n")
+
+
 def test_a_number_of_too_many_digits(cetane: Cetane, tiny_checkpoint_folder: Path) -> None:
     wide = f"tokens.verify={'9' * 5000}"
     assert "tokens.verify" in refused(cetane, "plan", tiny_checkpoint_folder, "--set", wide)

@@ -5,11 +5,13 @@ import json
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
 from tests.conftest import TINY, build_model
+from tests.quantized_folders import SAID, save_quantized
 
 from cetane.checkpoint import open_checkpoint
 from cetane.checkpoint.safetensors import SafetensorsCheckpoint
@@ -68,3 +70,14 @@ def test_a_model_of_the_hub(tmp_path: Path) -> None:
     assert Reference(checkpoint).loader == "transformers"
     one_file = SafetensorsCheckpoint.open(tmp_path, weights=tmp_path / "model.safetensors")
     assert Reference(one_file).loader == "cetane"  # the folder may hold other weights
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_quantized_weights_have_their_scales(kind: str, tmp_path: Path) -> None:
+    """Without a quantisation in its config, transformers would take the integers for weights."""
+    model, tokens = build_model(), [5, 250, 17, 3]
+    save_quantized(kind, model, tmp_path)
+    (seen,) = Reference(open_checkpoint(tmp_path)).run([tokens])
+    with torch.inference_mode():
+        expected = model(torch.tensor([tokens])).logits[0].numpy()
+    np.testing.assert_allclose(seen.logits, expected, atol=1e-4)

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import tiny_recipe
+from tests.conftest import build_model, tiny_recipe
 from tests.converting import converted_once
 from tests.gates.broken import converting_with, write_one_slot_off
+from tests.quantized_folders import save_quantized
 
 from cetane.bundle import Bundle
 from cetane.cli.options import parse_changes
@@ -15,6 +16,7 @@ from cetane.errors import CetaneError
 from cetane.files import silent
 from cetane.gates.explain import Explanation
 from cetane.gates.limits import Limits, read
+from cetane.gates.transformers_files import TransformersFiles
 from cetane.pipeline.attempt import PortHistory
 from cetane.pipeline.build import build
 from cetane.pipeline.port import is_open, mended, next_recipe, port
@@ -56,6 +58,19 @@ def test_a_port_returns_data_and_prints_nothing(
 
     again = port(tiny_checkpoint_folder, recipe=small, output=target)
     assert again.passed and again.gates.keys() == {"golden"}
+
+
+@pytest.mark.parametrize("kind", ["fp8", "bitsandbytes"])
+def test_a_quantized_checkpoint(
+    kind: str, small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the scales of its weights, the truth's residual stream would leave fp16."""
+    unasked = TransformersFiles(error="another process takes seconds")
+    monkeypatch.setattr("cetane.gates.files_read.read_by_transformers", lambda _: unasked)
+    save_quantized(kind, build_model(num_hidden_layers=1), tmp_path / "model")
+    result = port(tmp_path / "model", recipe=small, output=tmp_path / "bundle")
+    assert result.passed and result.bundle is not None
+    assert result.bundle.plan.recipe.family == small.family
 
 
 def test_red_first_shards_are_a_result(

@@ -11,6 +11,7 @@ from cetane.errors import CetaneError
 from cetane.gates.residency.target import Target
 from cetane.pipeline.plan import planner_for
 from cetane.pipeline.request import make_request
+from cetane.planner.weights import format_of
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,35 @@ def test_few_bits_mix_only_palettes(
     compression = request.recipe.compression
     assert (compression.default, compression.method) == (default, "gptq")
     assert compression.mix_to == mix_to
+
+
+SOME = """
+cache.context = 64
+compression.default = "int8-per-channel"
+compression.types = {head = "palette6-kmeans-group32", attention = "fp16"}
+compression.names = {"model.layers.0.mlp.*" = "int4-per-channel"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("recipe", "bits", "changes", "formats"),
+    [("default", 16, {}, {"fp16"}),
+     ("default", 6, {}, {"palette6-kmeans-group32", "int8-per-channel"}),
+     ("default", 16, {"compression.types.head": "int8-per-channel"}, {"fp16", "int8-per-channel"}),
+     (SOME, 8, {}, {"int8-per-channel", "fp16"}), (SOME, 16, {}, {"fp16"})],
+)  # fmt: skip
+def test_no_weight_has_fewer_bits_than_asked(
+    recipe: str, bits: int, changes: dict[str, Any], formats: set[str],
+    tiny_checkpoint_folder: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    """The head of the default recipe stayed at int8; one that the user names does."""
+    if recipe == SOME:
+        recipe = str(tmp_path / "some.toml")
+        Path(recipe).write_text(SOME)
+    planner = make_request(tiny_checkpoint_folder, recipe, bits=bits, changes=changes).planner
+    weights = [weight for block in planner.blocks for _, weight in block.weights() if weight.kind]
+    rules = planner.recipe.compression
+    assert {format_of(weight, rules).name for weight in weights} == formats
 
 
 def test_a_mix_that_is_named_is_refused_for_other_formats(tiny_checkpoint_folder: Path) -> None:

@@ -1,12 +1,13 @@
 """A model that nobody knows is met with the nearest family, and what it would not read."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conftest import InMemoryCheckpoint, build_model
 
 from cetane.errors import CetaneError
-from cetane.families import ADDING, families
+from cetane.families import ADDING, author
 from cetane.planner import Planner
 from cetane.planner.nearest import Nearest, nearest_family
 from cetane.schema.recipe import parse_recipe
@@ -46,11 +47,25 @@ def test_an_activation_that_nobody_knows() -> None:
 
 
 def test_a_model_with_other_names() -> None:
-    """mamba: no tensor has a name that a family knows, so only its config is compared."""
-    told = near("mamba")
-    assert told.reads == 0 and told.model_type in families()
-    assert "backbone.layers.*.mixer.A_log" in told.unread
-    assert {"state_size", "conv_kernel"} <= set(told.keys)
+    """mamba: no tensor has a name that a family knows, so none is near."""
+    assert nearest_family(InMemoryCheckpoint(build_model("mamba"))) is None
+
+
+def test_what_a_config_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers' defaults are 48 layers of 512 experts: they took a minute."""
+    checkpoint = InMemoryCheckpoint(build_model("starcoder2"))
+    whole = nearest_family(checkpoint)
+    del checkpoint.config["num_hidden_layers"]
+    configs: list[dict[str, Any]] = []
+
+    def watch(config: dict[str, Any], *others: Any) -> Any:
+        configs.append(config)
+        return author(config, *others)
+
+    monkeypatch.setattr("cetane.planner.nearest.author", watch)
+    assert nearest_family(checkpoint) == whole
+    assert {config["num_hidden_layers"] for config in configs} == {2}
+    assert {config["num_experts"] for config in configs} == {1}
 
 
 def test_layers_that_the_tensors_cannot_fill(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +96,6 @@ def test_the_page_on_adding_is_there() -> None:
             "llama, which reads 18 of its 18 tensors, and misses "
             "model.layers.*.post_attention_layernorm.weight",
         ),
-        ("mamba", "which reads none of its 22 tensors, so only by its config"),
     ],
 )
 def test_a_refusal_names_it(kind: str, told: str) -> None:
@@ -91,3 +105,11 @@ def test_a_refusal_names_it(kind: str, told: str) -> None:
         Planner(InMemoryCheckpoint(build_model(kind)), recipe)
     assert refused.value.message.startswith(f"unknown architecture {kind!r}; nearest is ")
     assert refused.value.message.endswith(told)
+
+
+def test_a_refusal_without_one_names_all() -> None:
+    recipe = parse_recipe({"name": "test", "cache": {"context": 128}}, "test")
+    with pytest.raises(
+        CetaneError, match="unknown architecture 'mamba'; known: deepseek_v2, gemma2"
+    ):
+        Planner(InMemoryCheckpoint(build_model("mamba")), recipe)

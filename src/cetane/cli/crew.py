@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def crew(count: int | None, scheduler: str | None, store: str | None) -> Iterator["Workers | None"]:
-    """A context with the workers and the store that a command was given; says which they are."""
+    """A context with the workers and the store that a command was given; says which they are.
+
+    On Ctrl-C it says that nothing is lost: tasks that have ended are kept, for all commands that
+    have a crew."""
     from cetane.store.settings import shared_url
     from cetane.tasks.workers import open_workers
 
@@ -21,4 +24,8 @@ def crew(count: int | None, scheduler: str | None, store: str | None) -> Iterato
             warn(f"store: {url}")
         if workers is not None and workers.dashboard is not None:
             warn(f"all tasks: {workers.dashboard}")
-        yield workers
+        try:
+            yield workers
+        except KeyboardInterrupt:
+            warn("what is done is kept: the same command resumes, unless it has --rebuild")
+            raise

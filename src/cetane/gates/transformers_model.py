@@ -145,9 +145,13 @@ def load_by_transformers(
     """The model, its weights read by transformers and its adapters merged by peft; None for a
     checkpoint that they do not know, or read only in part.
 
-    cetane gives the config, since transformers reads only a part of a GGUF file's."""
+    cetane gives the config, since transformers reads only a part of a GGUF file's. That config has
+    no quantisation: by it, transformers reads the integers of a quantised checkpoint as weights,
+    without their scales. So such a checkpoint is none that it knows."""
     from transformers import AutoModelForCausalLM
 
+    if checkpoint.quantization is not None:
+        return None
     path = Path(checkpoint.source)
     if checkpoint.folder is not None and path.suffix != ".safetensors":
         where: dict[str, Any] = {"pretrained_model_name_or_path": checkpoint.folder}

@@ -38,7 +38,7 @@ SAFE_RESIDUAL = LARGEST_FP16 / 4
 """The largest residual that is inside fp16 with a margin for other texts: a quarter of its end."""
 SMALLEST_SCALE = 2.0**-12
 """The least scale of the residual stream. With less, the scaled weights lose bits of fp16."""
-VERSION, FILE = 2, "calibration.json"
+VERSION, FILE = 3, "calibration.json"
 """The file of a calibration. A new version is another key, so the pass is made anew."""
 SCALE, METHOD = "family.residual_scale", "compression.method"
 LEAST = 0.005

@@ -60,6 +60,8 @@ FEWER = 0.1
 6 bits and by nothing in 4.6; with a wrong factor on its hidden states it fell by 0.16."""
 TOKENS = "tokens"
 """The name of the tensor in a file of conversations."""
+VERSION = 2
+"""Of the conversations. A new version is another folder, so the model writes them anew."""
 
 
 @dataclass(frozen=True)
@@ -335,7 +337,7 @@ def own_conversations(
     them. Other listed questions have another folder. New conversations are written for a third of
     the minutes. CetaneError for a model that is too large for this machine's memory.
     """
-    asked = json_sha256(questions())[:8]
+    asked = json_sha256([VERSION, questions()])[:8]
     place = cache_dir() / "conversations" / f"{checkpoint.fingerprint[:16]}-{window}-{asked}"
     made: dict[Path, torch.Tensor] = {}
     ends, write = time.monotonic() + 20 * settings.minutes, None

@@ -145,10 +145,10 @@ def make_request(
 ) -> Request:
     """Open a checkpoint and a recipe, and replace some of the recipe's values.
 
-    `context` is in tokens; `bits` chooses the format of weights for which the recipe names no
-    other. `changes` are values by dotted key, as `{"tokens.verify": 8}`, and win over both.
-    `budget` is the most that weights and tables may take, as "300MB". A recipe that comes with
-    cetane gets no longer a context than the model's, unless `context` or `changes` name one. A
+    `context` is in tokens; `bits` chooses the format of weights for which the recipe names no other
+    of as many bits. `changes` are values by dotted key, as `{"tokens.verify": 8}`, and win over
+    both. `budget` is the most that weights and tables may take, as "300MB". A recipe that comes
+    with cetane gets no longer a context than the model's, unless `context` or `changes` name one. A
     `tokens.prefill` that neither `changes` nor a file of the user names is no longer than the
     caches. `lora` and `adapters` are folders of peft adapters: one to merge, and some to keep
     beside the model, by name. `text` is a file that few bits are fitted on. Named chunks or cuts
@@ -166,6 +166,7 @@ def make_request(
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe), wanted)
     if chosen.layout.kind == "auto" and keys_in(wanted) & {"layout.chunks", "layout.cuts"}:
         wanted = {"layout.kind": "chunks"} | wanted
+    wanted = more_bits(chosen, bits) | wanted
     chosen = without_reasons(chosen, keys_in(wanted))
     if any(key.startswith("compression") for key in keys_in(wanted)):
         wanted = {"compression.fitted": None} | wanted  # those are of another compression
@@ -199,6 +200,18 @@ def bits_changes(bits: int | None) -> dict[str, Any]:
         return default | {"compression.method": "gptq", MIX: MIXED[bits]}
     # a recipe of few bits, as a bundle's, may fit constants and mix palettes
     return default | {f"compression.{key}": value for key, value in UNFITTED.items()}
+
+
+def more_bits(recipe: Recipe, bits: int | None) -> dict[str, Any]:
+    """What `--bits` leaves of the formats that a recipe names for some weights: those of as many
+    bits or more. Empty if that is all."""
+    rules = recipe.compression
+    tables = {"compression.types": rules.types, "compression.names": rules.names}
+    kept = {
+        key: {name: form for name, form in table.items() if parse_format(form).bits >= (bits or 0)}
+        for key, table in tables.items()
+    }
+    return {key: table for key, table in kept.items() if table != tables[key]}
 
 
 def mix_change(wanted: Mapping[str, Any], bits: int | None, given: bool) -> dict[str, Any]:

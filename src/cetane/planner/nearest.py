@@ -14,6 +14,13 @@ UPKEEP = re.compile(
     r"|.*_token_id$|.*dropout$|initializer_range$|pretraining_tp$|.*pdrop$"
 )
 """Keys of a config that change no result of a model."""
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
+"""How the names of a layer's tensors begin, in every family."""
+FEWEST_EXPERTS = dict.fromkeys(
+    ("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), 1
+)
+"""For a config that counts no experts. transformers' defaults are up to 512 a layer, which take a
+minute to make; their number changes no tensor's name."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ class Nearest:
 
 
 def nearest_family(checkpoint: ModelSource) -> Nearest | None:
-    """The family that would read most of a checkpoint's tensors; None if its config fits none.
+    """The family that would read most of a checkpoint's tensors; None if no family reads any.
 
     Ties go to the family that reads most keys of the config, next to the one with the fewest
     tensors, last to the one whose module has its name. CetaneError for a config with more layers
@@ -48,7 +55,7 @@ def nearest_family(checkpoint: ModelSource) -> Nearest | None:
 
     names = set(checkpoint.names())
     best = max(candidates(checkpoint, names), key=fit, default=None)
-    if best is None:
+    if best is None or best[0] == 0:
         return None
     _, kind, wanted = best
     known = keys_of(kind)
@@ -63,13 +70,19 @@ def nearest_family(checkpoint: ModelSource) -> Nearest | None:
 
 
 def candidates(checkpoint: ModelSource, names: set[str]) -> Iterator[tuple[float, str, set[str]]]:
-    """The share of tensors that each family has in common with a checkpoint, and its tensors.
+    """The share of tensors that each family has in common with a checkpoint, and its tensors; none
+    for a checkpoint without their layers.
 
-    The activation changes no tensor, so one that cetane does not know is no obstacle.
+    A config that lacks the number of layers has those of the checkpoint: transformers' defaults are
+    up to 48. The activation changes no tensor, so one that cetane does not know is no obstacle.
     """
+    layers = {found[1] for name in names if (found := LAYER.match(name))}
+    if not layers:
+        return
+    known = FEWEST_EXPERTS | {"num_hidden_layers": len(layers)} | checkpoint.config
     for kind in sorted(families()):
         with suppress(CetaneError):  # a config that is none of this family's
-            config = checkpoint.config | {"model_type": kind, "hidden_act": "silu"}
+            config = known | {"model_type": kind, "hidden_act": "silu"}
             wanted = author(config, "c1t", {}, checkpoint).tensors()
             yield len(wanted & names) / len(wanted | names), kind, wanted
 
@@ -108,8 +121,6 @@ def refuse_unknown(checkpoint: ModelSource) -> None:
 def told(near: Nearest) -> str:
     """What a family reads of a model, and what it misses there: a family that reads every tensor
     may still be another model."""
-    if not near.reads:
-        return f"reads none of its {near.tensors} tensors, so only by its config"
     read = f"reads {near.reads} of its {near.tensors} tensors"
     if not near.missing:
         return read
