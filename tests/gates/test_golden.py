@@ -597,6 +597,8 @@ def test_an_older_deviation() -> None:
         ({"relative": 1e308}, ["structure: hidden of s (decode)"]),
         ({"relative": 1.1e-4, "mode": "prefill"}, ["structure: hidden of s (prefill)"]),
         ({"relative": 1.1e-4, "probe": "faint"}, ["structure: hidden of s (decode)"]),
+        ({"relative": 0.9e-3, "tensor": "one logit"}, []),
+        ({"relative": 1.1e-3, "tensor": "one logit"}, ["structure: one logit of s (decode)"]),
     ],
 )
 def test_structure_can_fail(changes: dict[str, Any], red: list[str]) -> None:

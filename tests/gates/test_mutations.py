@@ -12,6 +12,7 @@ from tests.families.test_gpt_oss import build_oss
 
 from cetane.engine.backend import Arrays
 from cetane.gates.golden import Proof
+from cetane.gates.limits import limits
 
 from .mutations.families import FORMATS, build, flattened, recipe, tokenizer_of
 from .mutations.ports import (
@@ -192,6 +193,26 @@ def test_a_slice_that_no_probe_chooses(change: Callable[[Arrays], None] | None) 
 
     port.after.append(of_the_last_slice)
     assert judge(port, reference).refused_by == (() if change is None else ("structure",))
+
+
+@pytest.mark.parametrize("off", [0, 3e-3])
+def test_one_logit_of_a_large_vocabulary(off: float) -> None:
+    """One token's logit is off, by a part of the logits' size. The norm of the row hardly shows
+    it."""
+    checkpoint = TinyCheckpoint(build_model("llama", vocab_size=4096), tokenizer_of())
+    reference = RememberedReference(checkpoint)
+    size = reference.run([list(range(8))])[0].logits.std()
+    port = AuthoredPort(checkpoint, recipe("fp16"))
+
+    def of_the_last_slice(shard: str, _: str, outputs: Arrays) -> None:
+        if shard == "head-2":
+            for logits in outputs.values():
+                logits[:, 5] += off * size
+
+    port.after.append(of_the_last_slice)
+    judged = judge(port, reference)
+    assert judged.worst < limits().structure.relative
+    assert judged.refused_by == (("structure",) if off else ())
 
 
 MISTRAL = build_model(
