@@ -52,7 +52,7 @@ from cetane.gates.rounding import (
     measure_rounding,
     together,
 )
-from cetane.gates.shipped import Compressed, Compression, Text, twin_kl
+from cetane.gates.shipped import Compressed, Compression, Text, peak, twin_kl
 from cetane.gates.structure import (
     Deviation,
     ModelResults,
@@ -177,7 +177,6 @@ class Proof:
         tokens = filled(self.planner, self.plan, reference)
         drawn = tokens_for_experts(self.planner, self.plan)
         self.probes = structure_probes(rows, port.tokenizer, self.plan, tokens, drawn)
-        self.starts = self.start_tasks()
 
     def run(self, prompts: int, greedy_tokens: int) -> GoldenResult:
         """Ask structure, compression, fp16, ane and greedy decoding, in this order.
@@ -188,10 +187,11 @@ class Proof:
         """
         alone = self.adapter is None
         deviated, text, unreached = self.structure()
+        starts = self.start_tasks(text.peak)
         windows = {window.name: window.tokens for window in text.windows}
         misreadings = list(misread(self.port, self.reference)) if alone else []
         with beside(self.wrong_weights if alone else lambda: ([], [])) as weights:
-            compression, read = self.compression(text)
+            compression, read = self.compression(text, starts)
             del text  # logits of a large vocabulary
             rounding, activations, cache_kl = self.rounding(read)
             del read
@@ -228,7 +228,7 @@ class Proof:
             greedy=tuple(float(share.mean()) for share in greedy),
             probes={
                 probe.name: probe.tokens
-                for probe in (*self.probes, *(task.probe for task in self.starts))
+                for probe in (*self.probes, *(task.probe for task in starts))
             }
             | windows,
             greedy_tokens=greedy_tokens,
@@ -279,7 +279,7 @@ class Proof:
         own, read = seen[: len(tasks)], seen[len(tasks) :]
         truths = ModelResults.ask(self.reference, tasks, own, scale=self.scale)
         differences = list(deviations(self.plan, self.planner, tasks, own, truths))
-        text = Text(windows, [one.logits for one in read])
+        text = Text(windows, [one.logits for one in read], peak(windows, read))
         idle = idle_functions(twin, self.adapter)
         if idle:
             modules = Planner(self.weights, self.planner.recipe).on(self.adapter)
@@ -305,7 +305,9 @@ class Proof:
             tasks.append(ProbeTask(self.mode, window, read))
         return tasks
 
-    def compression(self, text: Text) -> tuple[Compressed, list[PortRead]]:
+    def compression(
+        self, text: Text, starts: Sequence[ProbeTask]
+    ) -> tuple[Compressed, list[PortRead]]:
         """The port's figures against the model on text, and what both made of that text and of
         `starts`.
 
@@ -314,17 +316,17 @@ class Proof:
         self.show("compression", 1)
         evidence, windows = limits().evidence, text.windows
         compression = Compression(self.plan, self.planner, self.mode)
-        tasks = [*self.window_tasks(windows), *self.starts]
+        tasks = [*self.window_tasks(windows), *starts]
         seen = observe(self.port.shipped, self.planner, tasks)
         truths = self.ask(tasks, seen)
         read = [
-            PortRead(task, ours, sure(truths.logits(task.probe, ours.at)), task not in self.starts)
+            PortRead(task, ours, sure(truths.logits(task.probe, ours.at)), task not in starts)
             for task, ours in zip(tasks, seen, strict=True)
         ]
         seen = seen[: len(windows)]
         compression.twin_kl = twin_kl(text, seen, self.plan)
         compression.add(windows, seen, truths)
-        for task in self.starts:
+        for task in starts:
             compression.reach(truths.of(task.probe))
         stop = self.first_positions
         while stop < evidence.most and not compression.decided:
@@ -344,15 +346,16 @@ class Proof:
         with self.reference.seeing_all():
             return ModelResults.ask(self.reference, tasks, seen, streams, self.scale)
 
-    def start_tasks(self) -> list[ProbeTask]:
-        """Starts of a prompt: whole calls of every mode. With several capacities, each larger one
-        gets them too, at the last positions that it holds. So every function runs."""
+    def start_tasks(self, peak: int) -> list[ProbeTask]:
+        """Starts of a prompt: whole calls of every mode. They hold BOS and the text that ends with
+        its token `peak`. With several capacities, each larger one gets them too, at the last
+        positions that it holds. So every function runs."""
         tasks = []
         for capacity, mode in product(self.plan.capacities, self.plan.modes):
             count = min(own_tokens(self.plan, mode), capacity.tokens)
             start = 0 if capacity == self.plan.capacities[0] else capacity.tokens - count
             name = f"start, {mode}" + (f", at {start}" if start else "")
-            probe = Probe(name, begun(self.port.tokenizer, count), start)
+            probe = Probe(name, begun(self.port.tokenizer, count, up_to=peak), start)
             tasks.append(ProbeTask(mode, probe, (ProbePart(mode, count),)))
         return tasks
 

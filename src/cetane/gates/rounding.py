@@ -1,7 +1,8 @@
 """The loss by narrower arithmetic: a port's programs against themselves in fp32.
 
-*fp16* rounds every result. It is judged on starts of prompts in every mode. It is also judged on a
-text in the widest mode: any token may leave fp16's range.
+*fp16* rounds every result. It is judged on starts of prompts in every mode, which end with the
+text's largest token. It is also judged on the text in the widest mode: any token may leave fp16's
+range.
 
 *ane* also computes attention's products as an ANE was seen to (docs/explanation/precision.md). The
 errors of these products grow with the number of keys, so *ane* is judged late in the context. The
@@ -34,6 +35,8 @@ class Rounding(Data):
     """The loss of a mode in a narrower arithmetic, against the same programs in fp32."""
 
     mode: Mode
+    """The mode that is judged; of a text with infinity or NaN, the mode that took the first such
+    token."""
     positions: int
     keys: int = 0
     """The tokens that the last position attends to."""
@@ -130,13 +133,16 @@ def measure_rounding(
     `decided (n,)` says for which tokens with logits the model is sure of its choice, bool."""
     share, kept = same_experts(exact.choices, rounded.choices, len(task.probe.tokens))
     cosines, where = [], ""
+    lost = len(task.probe.tokens)  # the first token with infinity or NaN
     for truth, (at, rows) in rounded.tensors.items():
         cosines.append(float(metrics.cosine(rows, exact.tensors[truth][1])[kept[at]].mean()))
-        if not where and not np.isfinite(rows).all():
-            where = places[truth][0]
+        bad = at[~np.isfinite(rows).all(1)]
+        where = where or (places[truth][0] if bad.size else "")
+        lost = min([lost, *bad])
     tokens = plan.tokens(0, plan.rows)
     a, b = rounded.logits[:, tokens], exact.logits[:, tokens]
-    finite = not where and bool(np.isfinite(a).all())
+    lost = min([lost, *rounded.at[~np.isfinite(a).all(1)]])
+    finite = lost == len(task.probe.tokens)
     chooses = bool(plan.recipe.head.choose)
     others = 0 if decided is None else int((decided & (a.argmax(1) != b.argmax(1))).sum())
     a, b = a[kept[rounded.at]], b[kept[rounded.at]]
@@ -144,7 +150,7 @@ def measure_rounding(
         a, b = a.max(1)[None], b.max(1)[None]
     kl = 0.0 if chooses else metrics.written(metrics.divergence(a, b).mean())
     return Rounding(
-        mode=task.mode,
+        mode=next((mode for mode, at in rounded.by_mode.items() if lost in at), task.mode),
         positions=len(task.probe.tokens),
         keys=before + len(task.probe.tokens),
         hidden_cosine=min(cosines, default=1.0),
@@ -169,9 +175,8 @@ def together(windows: Sequence[Rounding]) -> Rounding:
         if getattr(windows[0], name) is not None
     }
     sums = {"positions": sum(tokens), "other_choices": sum(one.other_choices for one in windows)}
-    where = next((one.where for one in windows if one.where), "")
-    finite = all(one.finite for one in windows)
-    return windows[0].model_copy(update=means | sums | {"where": where, "finite": finite})
+    first = next((one for one in windows if not one.finite), windows[0])
+    return first.model_copy(update=means | sums)
 
 
 def same_experts(exact: Choices, rounded: Choices, count: int) -> tuple[float | None, Array]:

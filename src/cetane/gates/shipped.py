@@ -9,7 +9,7 @@ from cetane.engine.backend import Array
 from cetane.gates import metrics
 from cetane.gates.golden_result import Range
 from cetane.gates.observe import Seen
-from cetane.gates.probes import Probe
+from cetane.gates.probes import OWN, Probe
 from cetane.gates.quality import Agreement
 from cetane.gates.reference import Observed
 from cetane.gates.scores import LogitScore, ShardScore, logit_score, shard_scores
@@ -26,6 +26,8 @@ class Text:
 
     windows: list[Probe]
     logits: list[Array]
+    peak: int = 0
+    """The number of its token whose tensors are the largest."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,22 @@ class Compression:
             twin_kl=self.twin_kl,
             model_perplexity=self.agreement.perplexities[1],
         )
+
+
+def peak(windows: Sequence[Probe], seen: Sequence[Seen]) -> int:
+    """The number of the text's token that has the largest magnitude between shards; 0 if there is
+    one shard alone.
+
+    The first tokens of a window are left out. They are large only since nothing is before them."""
+    best, before = (0.0, 0), 0
+    for window, one in zip(windows, seen, strict=True):
+        for at, rows in one.tensors.values():
+            later = at >= OWN
+            if later.any():
+                tops = np.abs(rows[later]).max(axis=1)
+                best = max(best, (float(tops.max()), before + int(at[later][tops.argmax()])))
+        before += len(window.tokens) - 1
+    return best[1]
 
 
 def twin_kl(text: Text, seen: Sequence[Seen], plan: Plan) -> float:
