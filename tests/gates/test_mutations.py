@@ -215,6 +215,30 @@ def test_one_logit_of_a_large_vocabulary(off: float) -> None:
     assert judged.refused_by == (("structure",) if off else ())
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_model_that_is_sure_of_few_tokens(wrong: bool) -> None:
+    """Of 1,024 positions, 8 are decided: too few to prove a share, and enough to refuse one."""
+    unsure = build_model(
+        "granite", num_hidden_layers=2, embedding_multiplier=12.0, logits_scaling=8.0,
+        residual_multiplier=0.22, attention_multiplier=0.0078125,
+    )  # fmt: skip
+    checkpoint = TinyCheckpoint(unsure, tokenizer_of())
+    port = AuthoredPort(checkpoint, recipe("fp16"))
+    proof = Proof(port, checkpoint, RememberedReference(checkpoint), port.tables, lambda *_: None)  # type: ignore[arg-type]
+    answer = proof.structure()[1]
+
+    def rolled(_: str, __: str, outputs: Arrays) -> None:
+        for name, logits in outputs.items():
+            if wrong and name.startswith("logits"):
+                outputs[name] = np.roll(logits, 1, 1)
+
+    port.after.append(rolled)
+    found, _ = proof.compression(answer, [])
+    assert all(check.passed for check in found.checks) is not wrong
+    assert bool(found.warnings) is not wrong
+    assert found.positions == (512 if wrong else 1024)
+
+
 MISTRAL = build_model(
     "mistral", num_hidden_layers=2, sliding_window=128, max_position_embeddings=512
 )

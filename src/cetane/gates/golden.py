@@ -222,6 +222,7 @@ class Proof:
                 *([TOO_LARGE] if prompts and not greedy else []),
                 *unreached,
                 *self.beyond(ane),
+                *compression.warnings,
                 *near(compression.ranges, self.planner),
                 *(self.files.warnings(compression.model_perplexity) if alone else ()),
             ),

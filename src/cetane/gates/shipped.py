@@ -19,6 +19,8 @@ from cetane.planner import Planner
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 
+UNPROVEN = "{} was not judged, only KL and perplexity: the model is sure of too few tokens"
+
 
 @dataclass(frozen=True)
 class Text:
@@ -42,6 +44,7 @@ class Compressed:
     twin_kl: float
     model_perplexity: float
     """The compared model's own, on the text."""
+    warnings: tuple[str, ...] = ()
 
 
 class Compression:
@@ -83,11 +86,24 @@ class Compression:
         """Whether the interval of every share excludes its limit."""
         return all(check.decided for check in self.checks)
 
+    @property
+    def unproven(self) -> list[Check]:
+        """Shares that fail though no position disagrees: there are too few positions.
+
+        A head that only chooses has none, since nothing else judges it."""
+        shares = [] if self.plan.recipe.head.choose else self.checks
+        return [
+            one
+            for one in shares
+            if one.interval and not one.passed and np.isclose(one.interval[1], 1)
+        ]
+
     def result(self) -> Compressed:
         """The figures, without the logits that they are made of."""
-        head = self.plan.tokens(0, self.plan.rows)
+        head, unproven = self.plan.tokens(0, self.plan.rows), self.unproven
         return Compressed(
-            checks=self.checks,
+            checks=tuple(check for check in self.checks if check not in unproven),
+            warnings=tuple(UNPROVEN.format(one.name) for one in unproven),
             shards=tuple(shard_scores(self.planner, self.mode, self.seen, self.truths)),
             logits=(logit_score(self.mode, self.seen, self.truths, head),),
             ranges=tuple(Range(block=name, largest=top) for name, top in self.largest.items()),
