@@ -50,6 +50,7 @@ from cetane.gates.rounding import (
     judge_rounding,
     late_rounding,
     measure_rounding,
+    same_scales,
     together,
 )
 from cetane.gates.shipped import Compressed, Compression, Text, peak, twin_kl
@@ -207,6 +208,7 @@ class Proof:
             *judge_rounding("fp16", rounding),
             *judge_rounding("ane", ane),
             *judge_quantized(activations),
+            *([same_scales(self.port)] if activations else []),
             *compression.checks,
             *([greedy_check(greedy, self.plan.recipe)] if greedy else []),
         ]

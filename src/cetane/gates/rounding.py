@@ -10,7 +10,7 @@ prefix runs in fp32, which is fast, and only the last calls run in both arithmet
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from cetane.mil.ane import SHORT
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 from cetane.validation import Data
+
+QUANTIZED = "activations: "
+"""The start of the names of all checks on activations of 8 bits."""
 
 
 class Rounding(Data):
@@ -222,10 +225,23 @@ def judge_rounding(
             yield at_most(f"{start} KL {mode}", one.kl, most)
 
 
+def same_scales(port: Port) -> Check:
+    """Whether the functions of each shard round each activation to 8 bits by one scale.
+
+    The promise judges the widest mode alone. The other modes keep it if they round as it does.
+    """
+    others = 0
+    for shard in port.plan.by_name:
+        first: dict[str, Any] = {}
+        for own in port.scales(shard).values():
+            others += sum(first.setdefault(name, scale) != scale for name, scale in own.items())
+    return at_most(f"{QUANTIZED}scales that differ between functions", float(others), 0)
+
+
 def judge_quantized(roundings: Sequence[Rounding]) -> Iterator[Check]:
     """The checks of activations of 8 bits in every mode: each is a function of its own, with its
     own scales. The promise judges the widest mode."""
     least = limits().activations.cosine
     for one in roundings:
-        yield at_least(f"activations: hidden cosine {one.told}", one.hidden_cosine, least)
-        yield at_least(f"activations: logit cosine {one.told}", one.logit_cosine, least)
+        yield at_least(f"{QUANTIZED}hidden cosine {one.told}", one.hidden_cosine, least)
+        yield at_least(f"{QUANTIZED}logit cosine {one.told}", one.logit_cosine, least)
