@@ -22,8 +22,10 @@ from cetane.files import regular_files, write_json
 from cetane.gates.explain import explain
 from cetane.gates.golden import golden
 from cetane.gates.golden_result import GoldenResult
-from cetane.gates.rounding import judge_quantized
+from cetane.gates.port import packaged
+from cetane.gates.rounding import judge_quantized, same_scales
 from cetane.mil import load
+from cetane.mil.package import Package
 from cetane.pipeline.export import export_coreai, export_runtime, own_checkpoint
 from cetane.planner import Planner
 from cetane.schema.manifest import MANIFEST
@@ -103,6 +105,33 @@ def test_the_golden_gate_judges_it(
     why = explain(made[0], checkpoint, verdict.model_copy(update=found))
     assert why is not None and why.cause == "compression" and not why.changes
     assert "activations of 8 bits" in why.sentence and "compression.rotate=true" in why.sentence
+
+
+def test_a_mode_of_other_scales(
+    verdict: GoldenResult, made: tuple[Bundle, Quantized], checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """The promise is kept by the widest mode, and decoding rounds nine times as coarsely."""
+    folder = Path(shutil.copytree(made[0].path, tmp_path / "a8"))
+    (file,) = (folder / "shards" / "head-0.mlpackage").rglob("*.mlmodel")
+    package = Package(file.parents[2])
+    function = package.spec.mlProgram.functions["decode"]
+    ops = function.block_specializations[function.opset].operations
+    rounding = ("quantize", "dequantize")
+    scales = {op.inputs["scale"].arguments[0].name for op in ops if op.type in rounding}
+    for op in ops:
+        if op.type == "const" and op.outputs[0].name in scales:
+            number = op.attributes["val"].immediateValue.tensor.bytes
+            number.values = (np.frombuffer(number.values, np.float16) * np.float16(9)).tobytes()
+    file.write_bytes(package.spec.SerializeToString())
+    planner = Planner(checkpoint, made[0].plan.recipe)
+    right, wrong = (
+        same_scales(packaged(one, planner, checkpoint)) for one in (made[0], Bundle(folder))
+    )
+    assert right.passed and right in verdict.checks
+    assert wrong.value == 1 and not wrong.passed
+    found = {"passed": False, "checks": (wrong,), "twin_kl": 1e9}
+    why = explain(made[0], checkpoint, verdict.model_copy(update=found))
+    assert why is not None and "activations of 8 bits" in why.sentence
 
 
 def test_positions_beyond_the_judged_text_are_judged(

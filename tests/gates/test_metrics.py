@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cetane.gates.metrics import contains_top, cosine, divergence, log_softmax, psnr
+from cetane.gates.metrics import contains_top, cosine, divergence, largest, log_softmax, psnr
 
 A = np.random.default_rng(0).normal(size=(6, 40)).astype(np.float32) * 9
 B = np.random.default_rng(1).normal(size=(6, 40)).astype(np.float32) * 9
@@ -26,6 +26,15 @@ def test_cosine_of_what_fp16_cannot_square() -> None:
 def test_cosine_with_zero() -> None:
     zero = np.zeros((1, 4))
     assert cosine(zero, np.ones((1, 4))) == cosine(zero, zero) == 0
+
+
+def test_largest() -> None:
+    """Root mean squares of 5 and 1; differences of 1 and 0.5."""
+    truth = np.array([[7.0, 1, 5, 5], [1, -1, 1, -1]])
+    wrong = np.array([[7.0, 1, 4, 5.5], [1, -1, 1.5, -1]])
+    np.testing.assert_allclose(largest(wrong, truth), [0.2, 0.5])
+    assert largest(truth, truth).tolist() == [0, 0]
+    assert largest(np.full((1, 4), np.nan), truth[:1]) == np.inf
 
 
 def test_psnr() -> None:

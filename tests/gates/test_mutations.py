@@ -12,6 +12,7 @@ from tests.families.test_gpt_oss import build_oss
 
 from cetane.engine.backend import Arrays
 from cetane.gates.golden import Proof
+from cetane.gates.limits import limits
 
 from .mutations.families import FORMATS, build, flattened, recipe, tokenizer_of
 from .mutations.ports import (
@@ -192,6 +193,50 @@ def test_a_slice_that_no_probe_chooses(change: Callable[[Arrays], None] | None) 
 
     port.after.append(of_the_last_slice)
     assert judge(port, reference).refused_by == (() if change is None else ("structure",))
+
+
+@pytest.mark.parametrize("off", [0, 3e-3])
+def test_one_logit_of_a_large_vocabulary(off: float) -> None:
+    """One token's logit is off, by a part of the logits' size. The norm of the row hardly shows
+    it."""
+    checkpoint = TinyCheckpoint(build_model("llama", vocab_size=4096), tokenizer_of())
+    reference = RememberedReference(checkpoint)
+    size = reference.run([list(range(8))])[0].logits.std()
+    port = AuthoredPort(checkpoint, recipe("fp16"))
+
+    def of_the_last_slice(shard: str, _: str, outputs: Arrays) -> None:
+        if shard == "head-2":
+            for logits in outputs.values():
+                logits[:, 5] += off * size
+
+    port.after.append(of_the_last_slice)
+    judged = judge(port, reference)
+    assert judged.worst < limits().structure.relative
+    assert judged.refused_by == (("structure",) if off else ())
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_model_that_is_sure_of_few_tokens(wrong: bool) -> None:
+    """Of 1,024 positions, 8 are decided: too few to prove a share, and enough to refuse one."""
+    unsure = build_model(
+        "granite", num_hidden_layers=2, embedding_multiplier=12.0, logits_scaling=8.0,
+        residual_multiplier=0.22, attention_multiplier=0.0078125,
+    )  # fmt: skip
+    checkpoint = TinyCheckpoint(unsure, tokenizer_of())
+    port = AuthoredPort(checkpoint, recipe("fp16"))
+    proof = Proof(port, checkpoint, RememberedReference(checkpoint), port.tables, lambda *_: None)  # type: ignore[arg-type]
+    answer = proof.structure()[1]
+
+    def rolled(_: str, __: str, outputs: Arrays) -> None:
+        for name, logits in outputs.items():
+            if wrong and name.startswith("logits"):
+                outputs[name] = np.roll(logits, 1, 1)
+
+    port.after.append(rolled)
+    found, _ = proof.compression(answer, [])
+    assert all(check.passed for check in found.checks) is not wrong
+    assert bool(found.warnings) is not wrong
+    assert found.positions == (512 if wrong else 1024)
 
 
 MISTRAL = build_model(

@@ -1,6 +1,8 @@
 """Probes are ordinary tokens, and always the same ones."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from cetane.files import silent
 from cetane.gates.golden import Proof
 from cetane.gates.probes import (
     QUESTIONS,
+    begun,
     chat_prompts,
     host_parts,
     host_tokens,
@@ -52,6 +55,15 @@ def test_random_tokens() -> None:
     smallest = set(np.argsort(norms)[:10].tolist())  # 5 % of 200
     assert 7 in smallest
     assert set(tokens) == set(range(200)) - smallest - {0, 3}
+
+
+def test_a_start_that_ends_with_a_token(tokenizer: Tokenizer) -> None:
+    text = text_tokens(tokenizer, 100)
+    assert begun(tokenizer, 8) == begun(tokenizer, 8, up_to=5) == text[:8]
+    assert begun(tokenizer, 8, up_to=40) == text[33:41]
+    with_bos: Any = SimpleNamespace(bos_id=3, encode=tokenizer.encode)
+    assert begun(with_bos, 8, up_to=40) == (3, *text[34:41])
+    assert begun(with_bos, 1, up_to=40) == (3,)
 
 
 def test_random_tokens_are_seeded() -> None:

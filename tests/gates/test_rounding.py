@@ -1,6 +1,7 @@
 """What a narrower arithmetic costs: on text, near ties of experts, and late in the context."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -156,6 +157,26 @@ def test_tokens_near_a_tie_of_experts(others: list[int], red: set[str]) -> None:
     )
     assert lost.finite is not bool(others)
     assert lost.where == ("layer" if others else "")
+
+
+def test_the_mode_of_the_first_infinity() -> None:
+    """A text is the widest mode's, but another mode may take the token that is lost."""
+    exact = np.random.default_rng(0).standard_normal((TOKENS, 40)).astype(np.float32)
+    at, none = np.arange(TOKENS), np.empty((TOKENS, 0), int)
+    plan: Any = SimpleNamespace(
+        tokens=lambda *_: np.arange(40), rows=40, shards=[SimpleNamespace(name="head")],
+        recipe=SimpleNamespace(head=SimpleNamespace(choose=False)),
+    )  # fmt: skip
+    task = ProbeTask("prefill", Probe("text", tuple(range(TOKENS))), ())
+    for lost, mode in ((None, "prefill"), (2, "prefill"), (6, "decode")):
+        rows = exact.copy()
+        rows[[] if lost is None else slice(lost, None)] = np.nan
+        seen = replace(read(rows, none), by_mode={"prefill": at[:5], "decode": at[5:]})
+        places = {HIDDEN: ("layer", "hidden")}
+        one = measure_rounding(task, read(exact, none), seen, places, plan, text=True)
+        assert (one.mode, one.finite) == (mode, lost is None)
+        fine = one.model_copy(update={"mode": "prefill", "finite": True})
+        assert together([fine, one, fine]).told == f"({mode}, text)"
 
 
 def test_windows_of_text_count_by_their_tokens() -> None:

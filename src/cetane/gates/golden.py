@@ -50,9 +50,10 @@ from cetane.gates.rounding import (
     judge_rounding,
     late_rounding,
     measure_rounding,
+    same_scales,
     together,
 )
-from cetane.gates.shipped import Compressed, Compression, Text, twin_kl
+from cetane.gates.shipped import Compressed, Compression, Text, peak, twin_kl
 from cetane.gates.structure import (
     Deviation,
     ModelResults,
@@ -146,6 +147,18 @@ def prefixed(name: str, progress: Progress) -> Progress:
     return lambda what, done, total: progress(f"{name}: {what}", done, total)
 
 
+@dataclass(frozen=True)
+class PortRead:
+    """A text or the start of a prompt, as the port read it."""
+
+    task: ProbeTask
+    seen: Seen
+    """The port's results as it ships, in fp32."""
+    decided: Array
+    """For each token, whether the model is sure of the next one, bool `(n,)`."""
+    text: bool
+
+
 class Proof:
     """The questions that the golden gate asks of a port."""
 
@@ -165,7 +178,6 @@ class Proof:
         tokens = filled(self.planner, self.plan, reference)
         drawn = tokens_for_experts(self.planner, self.plan)
         self.probes = structure_probes(rows, port.tokenizer, self.plan, tokens, drawn)
-        self.starts = self.started()
 
     def run(self, prompts: int, greedy_tokens: int) -> GoldenResult:
         """Ask structure, compression, fp16, ane and greedy decoding, in this order.
@@ -176,14 +188,15 @@ class Proof:
         """
         alone = self.adapter is None
         deviated, text, unreached = self.structure()
+        starts = self.start_tasks(text.peak)
         windows = {window.name: window.tokens for window in text.windows}
         misreadings = list(misread(self.port, self.reference)) if alone else []
         with beside(self.wrong_weights if alone else lambda: ([], [])) as weights:
-            compression, read = self.compression(text)
+            compression, read = self.compression(text, starts)
             del text  # logits of a large vocabulary
             rounding, activations, cache_kl = self.rounding(read)
             del read
-            self.begin("weights", 3)
+            self.show("weights", 3)
             wrong, unused = weights()
         ane = self.ane()
         greedy = self.greedy(prompts, greedy_tokens)
@@ -195,6 +208,7 @@ class Proof:
             *judge_rounding("fp16", rounding),
             *judge_rounding("ane", ane),
             *judge_quantized(activations),
+            *([same_scales(self.port)] if activations else []),
             *compression.checks,
             *([greedy_check(greedy, self.plan.recipe)] if greedy else []),
         ]
@@ -210,13 +224,14 @@ class Proof:
                 *([TOO_LARGE] if prompts and not greedy else []),
                 *unreached,
                 *self.beyond(ane),
+                *compression.warnings,
                 *near(compression.ranges, self.planner),
                 *(self.files.warnings(compression.model_perplexity) if alone else ()),
             ),
             greedy=tuple(float(share.mean()) for share in greedy),
             probes={
                 probe.name: probe.tokens
-                for probe in (*self.probes, *(task.probe for task in self.starts))
+                for probe in (*self.probes, *(task.probe for task in starts))
             }
             | windows,
             greedy_tokens=greedy_tokens,
@@ -240,7 +255,7 @@ class Proof:
         keys = max((one.keys for one in ane), default=self.plan.recipe.cache.context)
         return unreached_tokens(self.plan, read, keys, window, self.first_positions)
 
-    def begin(self, question: str, number: int) -> None:
+    def show(self, question: str, number: int) -> None:
         """Show a question, and give memory that the last one freed back to the system."""
         give_back()
         self.progress(question, number, STEPS)
@@ -259,15 +274,15 @@ class Proof:
     def structure(self) -> tuple[list[Deviation], Text, list[str]]:
         """The twin's deviations from the model, its results on the text, and warnings of rare
         experts that no token reached. Functions of such experts are compared with their modules."""
-        self.begin("structure", 0)
+        self.show("structure", 0)
         tasks = structure_tasks(self.plan, self.probes)
         windows = self.windows(0, self.first_positions)
         twin = self.port.twin
-        seen = observe(twin, self.planner, [*tasks, *self.reading_tasks(windows)])
+        seen = observe(twin, self.planner, [*tasks, *self.window_tasks(windows)])
         own, read = seen[: len(tasks)], seen[len(tasks) :]
         truths = ModelResults.ask(self.reference, tasks, own, scale=self.scale)
         differences = list(deviations(self.plan, self.planner, tasks, own, truths))
-        text = Text(windows, [one.logits for one in read])
+        text = Text(windows, [one.logits for one in read], peak(windows, read))
         idle = idle_functions(twin, self.adapter)
         if idle:
             modules = Planner(self.weights, self.planner.recipe).on(self.adapter)
@@ -283,7 +298,7 @@ class Proof:
     def windows(self, start: int, stop: int) -> list[Probe]:
         return text_windows(self.port.tokenizer, self.plan, start, stop)
 
-    def reading_tasks(self, windows: Sequence[Probe]) -> list[ProbeTask]:
+    def window_tasks(self, windows: Sequence[Probe]) -> list[ProbeTask]:
         """A task for each window. The widest mode reads all but the last tokens, and `decode` reads
         these. Otherwise no call of a short window would read a cache."""
         tasks = []
@@ -293,31 +308,33 @@ class Proof:
             tasks.append(ProbeTask(self.mode, window, read))
         return tasks
 
-    def compression(self, text: Text) -> tuple[Compressed, list["Read"]]:
+    def compression(
+        self, text: Text, starts: Sequence[ProbeTask]
+    ) -> tuple[Compressed, list[PortRead]]:
         """The port's figures against the model on text, and what both made of that text and of
         `starts`.
 
         The text grows until every share is decided, up to `evidence.most` positions.
         """
-        self.begin("compression", 1)
+        self.show("compression", 1)
         evidence, windows = limits().evidence, text.windows
         compression = Compression(self.plan, self.planner, self.mode)
-        tasks = [*self.reading_tasks(windows), *self.starts]
+        tasks = [*self.window_tasks(windows), *starts]
         seen = observe(self.port.shipped, self.planner, tasks)
         truths = self.ask(tasks, seen)
         read = [
-            Read(task, ours, sure(truths.logits(task.probe, ours.at)), task not in self.starts)
+            PortRead(task, ours, sure(truths.logits(task.probe, ours.at)), task not in starts)
             for task, ours in zip(tasks, seen, strict=True)
         ]
         seen = seen[: len(windows)]
         compression.twin_kl = twin_kl(text, seen, self.plan)
         compression.add(windows, seen, truths)
-        for task in self.starts:
+        for task in starts:
             compression.reach(truths.of(task.probe))
         stop = self.first_positions
         while stop < evidence.most and not compression.decided:
             windows = self.windows(stop, 2 * stop)
-            tasks = self.reading_tasks(windows)
+            tasks = self.window_tasks(windows)
             seen = observe(self.port.shipped, self.planner, tasks)
             compression.add(windows, seen, self.ask(tasks, seen))
             stop *= 2
@@ -332,23 +349,24 @@ class Proof:
         with self.reference.seeing_all():
             return ModelResults.ask(self.reference, tasks, seen, streams, self.scale)
 
-    def started(self) -> list[ProbeTask]:
-        """Starts of a prompt: whole calls of every mode. With several capacities, each larger one
-        gets them too, at the last positions that it holds. So every function runs."""
+    def start_tasks(self, peak: int) -> list[ProbeTask]:
+        """Starts of a prompt: whole calls of every mode. They hold BOS and the text that ends with
+        its token `peak`. With several capacities, each larger one gets them too, at the last
+        positions that it holds. So every function runs."""
         tasks = []
         for capacity, mode in product(self.plan.capacities, self.plan.modes):
             count = min(own_tokens(self.plan, mode), capacity.tokens)
             start = 0 if capacity == self.plan.capacities[0] else capacity.tokens - count
             name = f"start, {mode}" + (f", at {start}" if start else "")
-            probe = Probe(name, begun(self.port.tokenizer, count), start)
+            probe = Probe(name, begun(self.port.tokenizer, count, up_to=peak), start)
             tasks.append(ProbeTask(mode, probe, (ProbePart(mode, count),)))
         return tasks
 
-    def rounding(self, read: Sequence["Read"]) -> tuple[list[Rounding], list[Rounding], float]:
+    def rounding(self, read: Sequence[PortRead]) -> tuple[list[Rounding], list[Rounding], float]:
         """The port in fp16 against itself in fp32: on all windows of text, then on each start. The
         same of the port as it ships against unrounded activations, if those are of 8 bits. And
         `cache_kl`, as in `GoldenResult`."""
-        self.begin("fp16", 2)
+        self.show("fp16", 2)
         tasks, exact = [one.task for one in read], [one.seen for one in read]
         if not computes_as_shipped(self.port):
             exact = observe(self.port.computing("fp32"), self.planner, tasks)
@@ -359,7 +377,7 @@ class Proof:
         return self.losses(read, exact, rounded), activations, self.cache_kl(read, exact)
 
     def losses(
-        self, read: Sequence["Read"], exact: Sequence[Seen], rounded: Sequence[Seen]
+        self, read: Sequence[PortRead], exact: Sequence[Seen], rounded: Sequence[Seen]
     ) -> list[Rounding]:
         """What some rounding costs: on all windows of text, then on each start."""
         places = made_by(self.planner, self.plan)
@@ -380,7 +398,7 @@ class Proof:
         starts = [one for one in measured if not one.text]
         return [together(windows), *starts]
 
-    def cache_kl(self, read: Sequence["Read"], exact: Sequence[Seen]) -> float:
+    def cache_kl(self, read: Sequence[PortRead], exact: Sequence[Seen]) -> float:
         """The KL of the port from its results `exact` without rounding to 8 bits, on text, if its
         caches are of 8 bits."""
         if self.plan.recipe.cache.format == "fp16":
@@ -391,13 +409,13 @@ class Proof:
 
     def ane(self) -> list[Rounding]:
         """The port in an ANE's arithmetic against itself in fp32, late in the context."""
-        self.begin("an ANE's arithmetic", 4)
+        self.show("an ANE's arithmetic", 4)
         return late_rounding(self.port, weight_count(self.planner.blocks))
 
     def greedy(self, prompts: int, length: int) -> list[Array]:
         """By prompt, whether the model `would_choose` each greedy token too. Empty for a model that
         does not fit in memory."""
-        self.begin("greedy decoding", 5)
+        self.show("greedy decoding", 5)
         held = 4 * weight_count(self.planner.blocks)  # fp32, as the executor has them
         if not prompts or held > RESIDENT:
             return []
@@ -415,18 +433,6 @@ class Proof:
             would_choose(result.logits, question, answer, margin)
             for result, question, answer in zip(results, questions, answers, strict=True)
         ]
-
-
-@dataclass(frozen=True)
-class Read:
-    """A text or the start of a prompt, as the port read it."""
-
-    task: ProbeTask
-    seen: Seen
-    """The port's results as it ships, in fp32."""
-    decided: Array
-    """For each token, whether the model is sure of the next one, bool `(n,)`."""
-    text: bool
 
 
 def capacity_of(plan: Plan, probe: Probe) -> int | None:

@@ -19,6 +19,8 @@ class StructureLimits(Data):
     """Limits for programs on the checkpoint's own values, in fp32."""
 
     relative: float = Field(gt=0)
+    one_logit: float = Field(gt=0)
+    """The error of any logit, over the root mean square of its row."""
     tie: float = Field(gt=0)
 
 

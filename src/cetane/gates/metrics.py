@@ -52,6 +52,17 @@ def relative(a: Rows, b: Rows) -> Rows:
 
 
 @by_blocks
+def largest(a: Rows, b: Rows) -> Rows:
+    """The largest difference in each row of `a - b (n, C)`, over the root mean square of `b`'s row;
+    infinite if `a` is not finite."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = np.maximum(np.sqrt(np.square(b).mean(axis=1)), 1e-30)
+        errors = np.abs(a - b).max(axis=1) / size
+    return np.nan_to_num(errors, nan=np.inf, posinf=np.inf)
+
+
+@by_blocks
 def margins(logits: Rows) -> Rows:
     """The distance from the best logit of each row to the next, in nats."""
     best = np.partition(logits.astype(np.float64), -2, axis=1)[:, -2:]

@@ -61,6 +61,9 @@ class Port(Readable, Protocol):
     def int8_activations(self) -> bool:
         """Whether its programs round activations to 8 bits."""
 
+    def scales(self, shard: str) -> dict[str, dict[str, Any]]:
+        """By function, the scales of the activations that it rounds to 8 bits, by their names."""
+
     def computing(self, arithmetic: Precision) -> Engine:
         """The port in an arithmetic, by `ArithmeticBackend`."""
 
@@ -131,6 +134,17 @@ class Packaged:
     @cached_property
     def int8_activations(self) -> bool:
         return any(load(self.packages.shard(name)).int8_activations for name in self.plan.by_name)
+
+    def scales(self, shard: str) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for name, function in load(self.packages.shard(shard)).functions.items():
+            literals = Constants(FunctionIndex(function))
+            found[name] = {
+                str(op.inputs["input"][0]): literals.plain(op.inputs["scale"][0])
+                for op in function.ops
+                if op.kind == "quantize"
+            }
+        return found
 
     def computing(self, arithmetic: Precision) -> Engine:
         backend = ArithmeticBackend(self.packages, self.planner, arithmetic)

@@ -315,11 +315,13 @@ def text_tokens(tokenizer: Tokenizer, length: int, text: str = "") -> tuple[int,
     return tuple(repeated[:length])
 
 
-def begun(tokenizer: Tokenizer, length: int, text: str = "") -> tuple[int, ...]:
+def begun(tokenizer: Tokenizer, length: int, text: str = "", up_to: int = 0) -> tuple[int, ...]:
     """`text_tokens` behind a BOS token, if the model has one: as prompts begin. `length` counts
-    both."""
+    both. The text ends with its token `up_to`, if so many tokens reach no further."""
     first = () if tokenizer.bos_id is None else (tokenizer.bos_id,)
-    return (*first, *text_tokens(tokenizer, length, text))[:length]
+    own = length - len(first)
+    stop = max(own, up_to + 1)
+    return (*first, *text_tokens(tokenizer, stop, text)[stop - own :])
 
 
 def text_windows(tokenizer: Tokenizer, plan: Plan, start: int, stop: int) -> list[Probe]:

@@ -1,7 +1,8 @@
 """The loss by narrower arithmetic: a port's programs against themselves in fp32.
 
-*fp16* rounds every result. It is judged on starts of prompts in every mode. It is also judged on a
-text in the widest mode: any token may leave fp16's range.
+*fp16* rounds every result. It is judged on starts of prompts in every mode, which end with the
+text's largest token. It is also judged on the text in the widest mode: any token may leave fp16's
+range.
 
 *ane* also computes attention's products as an ANE was seen to (docs/explanation/precision.md). The
 errors of these products grow with the number of keys, so *ane* is judged late in the context. The
@@ -9,7 +10,7 @@ prefix runs in fp32, which is fast, and only the last calls run in both arithmet
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,11 +30,16 @@ from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 from cetane.validation import Data
 
+QUANTIZED = "activations: "
+"""The start of the names of all checks on activations of 8 bits."""
+
 
 class Rounding(Data):
     """The loss of a mode in a narrower arithmetic, against the same programs in fp32."""
 
     mode: Mode
+    """The mode that is judged; of a text with infinity or NaN, the mode that took the first such
+    token."""
     positions: int
     keys: int = 0
     """The tokens that the last position attends to."""
@@ -130,13 +136,16 @@ def measure_rounding(
     `decided (n,)` says for which tokens with logits the model is sure of its choice, bool."""
     share, kept = same_experts(exact.choices, rounded.choices, len(task.probe.tokens))
     cosines, where = [], ""
+    lost = len(task.probe.tokens)  # the first token with infinity or NaN
     for truth, (at, rows) in rounded.tensors.items():
         cosines.append(float(metrics.cosine(rows, exact.tensors[truth][1])[kept[at]].mean()))
-        if not where and not np.isfinite(rows).all():
-            where = places[truth][0]
+        bad = at[~np.isfinite(rows).all(1)]
+        where = where or (places[truth][0] if bad.size else "")
+        lost = min([lost, *bad])
     tokens = plan.tokens(0, plan.rows)
     a, b = rounded.logits[:, tokens], exact.logits[:, tokens]
-    finite = not where and bool(np.isfinite(a).all())
+    lost = min([lost, *rounded.at[~np.isfinite(a).all(1)]])
+    finite = lost == len(task.probe.tokens)
     chooses = bool(plan.recipe.head.choose)
     others = 0 if decided is None else int((decided & (a.argmax(1) != b.argmax(1))).sum())
     a, b = a[kept[rounded.at]], b[kept[rounded.at]]
@@ -144,7 +153,7 @@ def measure_rounding(
         a, b = a.max(1)[None], b.max(1)[None]
     kl = 0.0 if chooses else metrics.written(metrics.divergence(a, b).mean())
     return Rounding(
-        mode=task.mode,
+        mode=next((mode for mode, at in rounded.by_mode.items() if lost in at), task.mode),
         positions=len(task.probe.tokens),
         keys=before + len(task.probe.tokens),
         hidden_cosine=min(cosines, default=1.0),
@@ -169,9 +178,8 @@ def together(windows: Sequence[Rounding]) -> Rounding:
         if getattr(windows[0], name) is not None
     }
     sums = {"positions": sum(tokens), "other_choices": sum(one.other_choices for one in windows)}
-    where = next((one.where for one in windows if one.where), "")
-    finite = all(one.finite for one in windows)
-    return windows[0].model_copy(update=means | sums | {"where": where, "finite": finite})
+    first = next((one for one in windows if not one.finite), windows[0])
+    return first.model_copy(update=means | sums)
 
 
 def same_experts(exact: Choices, rounded: Choices, count: int) -> tuple[float | None, Array]:
@@ -217,10 +225,23 @@ def judge_rounding(
             yield at_most(f"{start} KL {mode}", one.kl, most)
 
 
+def same_scales(port: Port) -> Check:
+    """Whether the functions of each shard round each activation to 8 bits by one scale.
+
+    The promise judges the widest mode alone. The other modes keep it if they round as it does.
+    """
+    others = 0
+    for shard in port.plan.by_name:
+        first: dict[str, Any] = {}
+        for own in port.scales(shard).values():
+            others += sum(first.setdefault(name, scale) != scale for name, scale in own.items())
+    return at_most(f"{QUANTIZED}scales that differ between functions", float(others), 0)
+
+
 def judge_quantized(roundings: Sequence[Rounding]) -> Iterator[Check]:
     """The checks of activations of 8 bits in every mode: each is a function of its own, with its
     own scales. The promise judges the widest mode."""
     least = limits().activations.cosine
     for one in roundings:
-        yield at_least(f"activations: hidden cosine {one.told}", one.hidden_cosine, least)
-        yield at_least(f"activations: logit cosine {one.told}", one.logit_cosine, least)
+        yield at_least(f"{QUANTIZED}hidden cosine {one.told}", one.hidden_cosine, least)
+        yield at_least(f"{QUANTIZED}logit cosine {one.told}", one.logit_cosine, least)

@@ -9,7 +9,7 @@ from cetane.engine.backend import Array
 from cetane.gates import metrics
 from cetane.gates.golden_result import Range
 from cetane.gates.observe import Seen
-from cetane.gates.probes import Probe
+from cetane.gates.probes import OWN, Probe
 from cetane.gates.quality import Agreement
 from cetane.gates.reference import Observed
 from cetane.gates.scores import LogitScore, ShardScore, logit_score, shard_scores
@@ -19,6 +19,8 @@ from cetane.planner import Planner
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 
+UNPROVEN = "{} was not judged, only KL and perplexity: the model is sure of too few tokens"
+
 
 @dataclass(frozen=True)
 class Text:
@@ -26,6 +28,8 @@ class Text:
 
     windows: list[Probe]
     logits: list[Array]
+    peak: int = 0
+    """The number of its token whose tensors are the largest."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Compressed:
     twin_kl: float
     model_perplexity: float
     """The compared model's own, on the text."""
+    warnings: tuple[str, ...] = ()
 
 
 class Compression:
@@ -81,11 +86,24 @@ class Compression:
         """Whether the interval of every share excludes its limit."""
         return all(check.decided for check in self.checks)
 
+    @property
+    def unproven(self) -> list[Check]:
+        """Shares that fail though no position disagrees: there are too few positions.
+
+        A head that only chooses has none, since nothing else judges it."""
+        shares = [] if self.plan.recipe.head.choose else self.checks
+        return [
+            one
+            for one in shares
+            if one.interval and not one.passed and np.isclose(one.interval[1], 1)
+        ]
+
     def result(self) -> Compressed:
         """The figures, without the logits that they are made of."""
-        head = self.plan.tokens(0, self.plan.rows)
+        head, unproven = self.plan.tokens(0, self.plan.rows), self.unproven
         return Compressed(
-            checks=self.checks,
+            checks=tuple(check for check in self.checks if check not in unproven),
+            warnings=tuple(UNPROVEN.format(one.name) for one in unproven),
             shards=tuple(shard_scores(self.planner, self.mode, self.seen, self.truths)),
             logits=(logit_score(self.mode, self.seen, self.truths, head),),
             ranges=tuple(Range(block=name, largest=top) for name, top in self.largest.items()),
@@ -93,6 +111,22 @@ class Compression:
             twin_kl=self.twin_kl,
             model_perplexity=self.agreement.perplexities[1],
         )
+
+
+def peak(windows: Sequence[Probe], seen: Sequence[Seen]) -> int:
+    """The number of the text's token that has the largest magnitude between shards; 0 if there is
+    one shard alone.
+
+    The first tokens of a window are left out. They are large only since nothing is before them."""
+    best, before = (0.0, 0), 0
+    for window, one in zip(windows, seen, strict=True):
+        for at, rows in one.tensors.values():
+            later = at >= OWN
+            if later.any():
+                tops = np.abs(rows[later]).max(axis=1)
+                best = max(best, (float(tops.max()), before + int(at[later][tops.argmax()])))
+        before += len(window.tokens) - 1
+    return best[1]
 
 
 def twin_kl(text: Text, seen: Sequence[Seen], plan: Plan) -> float:

@@ -29,6 +29,8 @@ from cetane.schema.recipe import Mode
 from cetane.validation import Data
 
 LOGITS: Truth = ("lm_head", 0)
+ONE_LOGIT = "one logit"
+"""The name by which each logit is judged, and not the row of all."""
 SCORES, MOST_SCORES = 2 << 30, 8 << 30
 """Bytes that the model's attention may take for a text, and for a text that must exceed a window. A
 model with eager attention holds the scores of all heads at once."""
@@ -59,7 +61,8 @@ class Deviation(Data):
     mode: Mode
     probe: str
     relative: float
-    """The error of the worst token: norm of the difference over norm of the truth."""
+    """The error of the worst token: norm of the difference over norm of the truth. Of `ONE_LOGIT`,
+    the largest difference over the root mean square of the truth."""
     position: int
     """The position of the worst token."""
     positions: int
@@ -69,6 +72,12 @@ class Deviation(Data):
     """Only older results have these two: of tokens from the first near tie of experts on."""
     way: Way = ""
     """How the host took these tokens."""
+
+    @property
+    def limit(self) -> float:
+        """The largest error that is allowed."""
+        asked = limits().structure
+        return asked.one_logit if self.tensor == ONE_LOGIT else asked.relative
 
 
 def deviations(
@@ -88,10 +97,23 @@ def deviations(
             for way, some in task.ways(at):
                 yield deviation(shard, tensor, truth, task, at[some], errors[some], way)
         head, wanted = plan.tokens(0, plan.rows), truths.logits(task.probe, ours.at, task.mode)
-        errors, last = logit_errors(plan, ours.logits[:, head], wanted[:, head]), plan.shards[-1]
-        for way, some in task.ways(ours.at):
-            at = ours.at[some]
-            yield deviation(last.name, "logits", LOGITS, task, at, errors[some], way)
+        yield from logit_deviations(plan, task, ours.at, ours.logits[:, head], wanted[:, head])
+
+
+def logit_deviations(
+    plan: Plan, task: ProbeTask, at: Array, ours: Array, theirs: Array
+) -> Iterator[Deviation]:
+    """The deviations of logits `(n, rows)` of the tokens `at (n,)`.
+
+    The norm of a row hardly shows one wrong logit of a large vocabulary, so each is judged too. Not
+    so in what a host does beside reading, which changes tokens and no single logit.
+    """
+    last, errors = plan.shards[-1].name, logit_errors(plan, ours, theirs)
+    for way, some in task.ways(at):
+        yield deviation(last, "logits", LOGITS, task, at[some], errors[some], way)
+        if not way and not plan.recipe.head.choose:
+            each = metrics.largest(ours[some], theirs[some])
+            yield deviation(last, ONE_LOGIT, LOGITS, task, at[some], each)
 
 
 def differ(theirs: Observed, ours: Choices) -> bool:
@@ -296,10 +318,10 @@ def judge_structure(rows: Sequence[Deviation], question: str = "structure: ") ->
     with the question.
 
     What a host does has one check for all shards: its code knows no shard."""
-    worst: dict[str, float] = {}
+    worst: dict[str, Deviation] = {}
     for one in rows:
         what = WAYS[one.way] if one.way else f"{one.tensor} of {one.shard}"
         name = f"{question}{what} ({one.mode})"
-        worst[name] = max(worst.get(name, 0.0), one.relative)
-    for name, value in worst.items():
-        yield at_most(name, value, limits().structure.relative)
+        worst[name] = max(worst.get(name, one), one, key=lambda row: row.relative)
+    for name, one in worst.items():
+        yield at_most(name, one.relative, one.limit)

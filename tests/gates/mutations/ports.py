@@ -26,7 +26,7 @@ from cetane.gates.golden_result import GoldenResult
 from cetane.gates.port import Stored
 from cetane.gates.readings import judge_readings, misread
 from cetane.gates.reference import Observed, Reference
-from cetane.gates.structure import judge_structure
+from cetane.gates.structure import ONE_LOGIT, judge_structure
 from cetane.gates.verdict import Check
 from cetane.gates.weights import arrays, judge_weights
 from cetane.lower.template import used_by
@@ -220,7 +220,7 @@ class Judged:
 
     refused_by: tuple[str, ...]
     worst: float
-    """The largest of structure's values."""
+    """The largest of structure's values, but for single logits: their limit is another one."""
     structure: Any
     result: GoldenResult | None
 
@@ -237,7 +237,8 @@ def judge(port: AuthoredPort, reference: Reference, structure: Any = None) -> Ju
         *judge_readings(list(misread(port, reference))),
         *judge_structure(answer[0]),
     ]
-    worst = max(check.value for check in checks if check.name.startswith("structure: "))
+    values = {c.name: c.value for c in checks if c.name.startswith("structure: ")}
+    worst = max(value for name, value in values.items() if ONE_LOGIT not in name)
     red = failed(checks)
     if red:
         return Judged(red, worst, answer, None)

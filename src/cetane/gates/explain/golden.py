@@ -10,7 +10,7 @@ from cetane.gates.explain.graph import wrong_graph
 from cetane.gates.explain.mends import better_weights
 from cetane.gates.explain.weights import other_base, wrong_weights
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult
-from cetane.gates.rounding import Rounding, judge_quantized, judge_rounding
+from cetane.gates.rounding import QUANTIZED, Rounding, judge_rounding
 from cetane.gates.structure import OTHER_PLAN, OTHER_TAGS, other_parts
 from cetane.hardware import LARGEST_FP16
 from cetane.planner import Planner
@@ -156,7 +156,7 @@ def too_compressed(verdict: GoldenResult, planner: Planner) -> Explanation:
             changes={"cache.streaming.full": full} if full > streaming.full else {},
         )
     rounded = verdict.activations
-    if rounded and (first in judge_quantized(rounded) or 2 * rounded[0].kl > verdict.twin_kl):
+    if rounded and (first.name.startswith(QUANTIZED) or 2 * rounded[0].kl > verdict.twin_kl):
         turned = recipe.compression.rotate
         advice = "" if turned else ", or turn its channels first (--set compression.rotate=true)"
         return Explanation(

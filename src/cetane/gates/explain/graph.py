@@ -7,7 +7,6 @@ from cetane.gates.authored import Authored
 from cetane.gates.explain.explanation import Cause, Explanation, RefusedPort
 from cetane.gates.explain.mends import undone, written_by_host
 from cetane.gates.golden_result import GoldenResult
-from cetane.gates.limits import limits
 from cetane.gates.probes import Way
 from cetane.gates.readings import Misread, misread
 from cetane.gates.reference import reference_of
@@ -122,8 +121,8 @@ def first_off(rows: Sequence[Deviation]) -> Deviation | None:
 
 
 def off_limit(one: Deviation) -> bool:
-    """Whether a deviation is beyond the limit of structure."""
-    return one.relative > limits().structure.relative
+    """Whether a deviation is beyond its limit."""
+    return one.relative > one.limit
 
 
 def right_with_host_caches(authored: Authored, right: Callable[[Authored], bool]) -> bool:
