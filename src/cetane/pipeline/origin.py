@@ -87,7 +87,16 @@ def other_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> list[str]:
     return [f"{checkpoint.source} is not the file that {bundle.path} was made from"]
 
 
-def warned(result: Judged, bundle: Bundle, checkpoint: Checkpoint) -> Judged:
-    """A gate's result with the warning of `other_checkpoint` before its own."""
-    warnings = (*other_checkpoint(bundle, checkpoint), *result.warnings)
-    return result.model_copy(update={"warnings": warnings})
+def about(result: Judged, bundle: Bundle, checkpoint: Checkpoint) -> Judged:
+    """A gate's result with the checkpoint that it is about: its place, its fingerprint, and the
+    warning of `other_checkpoint` before the result's own.
+
+    A bundle chooses its checkpoint, and a verdict is worth as much as that.
+    """
+    return result.model_copy(
+        update={
+            "source": checkpoint.source,
+            "fingerprint": checkpoint.fingerprint,
+            "warnings": (*other_checkpoint(bundle, checkpoint), *result.warnings),
+        }
+    )
