@@ -351,6 +351,17 @@ def test_a_gate_result_that_is_broken(path: Path) -> None:
         Bundle(path).gates()
 
 
+@pytest.mark.parametrize(("number", "size"), [(129, 60), (3, 1 << 25)])
+def test_gate_results_beyond_all_bounds(path: Path, number: int, size: int) -> None:
+    """No manifest lists them, so each is small, and together they filled the memory."""
+    bundle = Bundle(path)
+    for index in range(number):
+        bundle.write_gate(f"gate{index}", {"passed": True})
+        os.truncate(path / f"gates/gate{index}.json", size)
+    with pytest.raises(CetaneError, match=f"holds {number} results of {number * size:,} bytes"):
+        bundle.gates()
+
+
 def test_an_int8_embedding(
     tiny_bundle: Callable[..., Bundle], tiny_checkpoint_folder: Path, tmp_path: Path
 ) -> None:

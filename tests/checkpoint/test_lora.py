@@ -307,3 +307,12 @@ def test_a_truncated_file_is_refused(damaged: Any, tiny_checkpoint_folder: Path)
 def test_names_of_adapters(name: str, saved: Path, tiny_checkpoint_folder: Path) -> None:
     with pytest.raises(CetaneError, match="not a name of an adapter"):
         open_checkpoint(tiny_checkpoint_folder, adapters={name: saved})
+
+
+def test_a_key_that_appears_twice(damaged: Any, tiny_checkpoint_folder: Path) -> None:
+    """Readers take the first or the last of the two, and merge another adapter."""
+    folder = damaged({}, {})
+    config = folder / "adapter_config.json"
+    config.write_text(config.read_text().replace("{", '{"lora_alpha": 500,', 1))
+    with pytest.raises(CetaneError, match="a name appears twice"):
+        open_checkpoint(tiny_checkpoint_folder, folder)

@@ -391,3 +391,13 @@ def test_opening_loads_neither_torch_nor_transformers(tmp_path: Path) -> None:
         "assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("to", ["../../blobs/0123", "model.safetensors"])
+def test_a_link_that_leads_nowhere(tmp_path: Path, to: str) -> None:
+    """So is a hub cache that was copied without its blobs."""
+    folder = folder_with(tmp_path / "m", {"a": torch.ones(2)})
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to(to)
+    with pytest.raises(CetaneError, match="safetensors is missing, or is not"):
+        open_checkpoint(folder)

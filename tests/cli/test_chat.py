@@ -84,3 +84,10 @@ def test_the_history_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         readline.add_history("What ignites?")
     assert "What ignites?" in (tmp_path / "cache/chat-history").read_text()
     assert (tmp_path / "cache/chat-history").stat().st_mode & 0o077 == 0
+
+
+def test_a_question_of_more_bytes_than_the_context_holds(cetane: Cetane, ported: Bundle) -> None:
+    """It is refused before it is encoded, and the conversation goes on."""
+    told = talk(cetane, ported, "Fuel? " * 10_000, "Hi")
+    assert "the prompt has 600" in told.err and told.code == 0
+    assert "tokens/s" in told.err

@@ -17,6 +17,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from cetane.bundle import Bundle
+from cetane.checkpoint import open_checkpoint
 from cetane.cli.app import COMMANDS
 from cetane.cli.demo import DEMOS, Demo
 from cetane.cli.output import print_json
@@ -391,6 +392,7 @@ def test_validate(cetane: Cetane, gated: Bundle, tmp_path: Path) -> None:
     assert green.code == 0
     assert green.json["golden"]["passed"] is True
     assert green.json["warnings"] == []
+    assert green.json["golden"]["source"] == gated.manifest.source
     assert gated.gates().keys() == {"golden", "static"}
 
     source = Path(gated.manifest.source)
@@ -401,6 +403,8 @@ def test_validate(cetane: Cetane, gated: Bundle, tmp_path: Path) -> None:
     red = cetane("validate", gated.path, "--model", other, "--json")
     assert red.code == 1
     assert red.json["golden"]["passed"] is False
+    compared = {name: red.json["golden"][name] for name in ("source", "fingerprint")}
+    assert compared == {"source": str(other), "fingerprint": open_checkpoint(other).fingerprint}
     assert red.json["warnings"] == [f"{other} is not the file that {gated.path} was made from"]
     kept = gated.gates()["golden"]
     assert (kept["passed"], kept["warnings"]) == (False, red.json["warnings"])
@@ -412,6 +416,8 @@ def test_validate_shards_alone(cetane: Cetane, gated: Bundle) -> None:
     """Its last line is the published validator's."""
     result = cetane("validate", gated.path, "--full", "--prompt-ids", "20,30,40")
     assert result.code == 0
+    model = gated.manifest
+    assert f"compared with {model.source}, fingerprint {model.fingerprint[:16]}\n" in result.out
     assert re.fullmatch(r"PASS (\d)/\1, mean [01]\.\d{6}, min [01]\.\d{6}",
                         result.out.splitlines()[-1])  # fmt: skip
     one = cetane("validate", gated.path, "--layer", 0, "--n-probes", 2, "--json").json
@@ -426,6 +432,7 @@ def test_validate_perplexity(cetane: Cetane, gated: Bundle, tmp_path: Path) -> N
     found = cetane("validate", gated.path, "--perplexity", text, "--tokens", 40, "--json")
     assert found.code == 0
     assert found.json["perplexity"]["tokens"] == 39
+    assert found.json["perplexity"]["source"] == gated.manifest.source
     assert found.json["perplexity"]["ratio"] == pytest.approx(1, abs=1e-3)
     assert gated.gates()["perplexity"]["text"] == "text.txt"
 

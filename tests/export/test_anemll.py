@@ -337,6 +337,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "an old version": (information("version", "0.1.1"), "version 0.1.1"),
     "one model": (information("model_type", "monolithic"), "'monolithic'"),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json"),
+    "a tokenizer without tokens": (
+        lambda f: (f / "tokenizer.json").write_text("{}"),
+        "tokenizer.json is not a valid tokenizer",
+    ),
+    "a list of settings": (
+        lambda f: (f / "tokenizer_config.json").write_text("[]"),
+        "tokenizer_config.json holds a JSON list",
+    ),
     "no stop token": (of_config("eos_token_id", None), "eos_token_id = None"),
     "another width": (of_config("hidden_size", 96), "not fp16 (1, 1, 96)"),
     "no embeddings": (lambda f: shutil.rmtree(package(f, "embeddings")), "is missing"),
@@ -381,9 +389,11 @@ BOMB = "\n".join(
         (lambda f: (f / "meta.yaml").write_text(BOMB), "aliases"),
         (setting("split_lm_head", 2**24), "split_lm_head = 16777216"),
         (setting("num_chunks", 100), "num_chunks = 100"),
+        (lambda f: (f / "meta.yaml").write_text("- a\n" * 20_000), "larger than the 65,536 bytes"),
+        (lambda f: (f / "meta.yaml").write_text(f"a: {'9' * 5000}"), "a number of more than"),
         (setting("lut_ffn", "x" * 10_000), "lut_ffn"),
     ],
-    ids=["aliases", "parts", "chunks", "a long text"],
+    ids=["aliases", "parts", "chunks", "a long list", "a long number", "a long text"],
 )
 def test_a_hostile_meta_yaml(tmp_path: Path, change: Callable[[Path], None], words: str) -> None:
     """Its problems are few and short."""

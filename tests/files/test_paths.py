@@ -1,11 +1,11 @@
-"""A target never lies inside what is read."""
+"""Paths that stay inside a folder, and targets that stay outside."""
 
 from pathlib import Path
 
 import pytest
 
 from cetane.errors import CetaneError
-from cetane.files import check_outside
+from cetane.files import check_outside, inside
 
 
 def test_a_target_inside_what_is_read(tmp_path: Path) -> None:
@@ -15,3 +15,14 @@ def test_a_target_inside_what_is_read(tmp_path: Path) -> None:
     for name in ("bundle/x", "bundle/a/b", "other/../bundle/x"):
         with pytest.raises(CetaneError, match="is inside"):
             check_outside(tmp_path / name, tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("to", ["loop", "file", "/nowhere"])
+def test_a_link_inside_a_folder(tmp_path: Path, to: str) -> None:
+    """Also one that leads to itself, for which Python 3.11 raises no OSError."""
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(to)
+    with pytest.raises(
+        CetaneError, match="outside the bundle" if to == "/nowhere" else "is a link"
+    ):
+        inside(tmp_path, "loop")

@@ -25,6 +25,9 @@ class ActivationOutcome(Data):
     """The least mean cosine of a shard's hidden states or of the logits, against `limit`, and the
     promise of the recipe (`quality`)."""
     limit: float
+    source: str = ""
+    """Path, URL or hub id of the checkpoint with which both are compared; empty in older
+    results."""
     fingerprint: str
     """Fingerprint of the checkpoint with which both are compared."""
     made: Quantized
@@ -95,6 +98,7 @@ def measure_activations(
             passed=all(check.passed for check in checks),
             checks=checks,
             limit=LIMIT,
+            source=checkpoint.source,
             fingerprint=checkpoint.fingerprint,
             made=made,
             tokens=scores.tokens,

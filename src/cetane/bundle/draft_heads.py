@@ -98,15 +98,19 @@ class DraftHead(DraftHeadFolder):
         return open_windows(self.file(HELD_OUT), self.manifest.steps)
 
 
+LONGEST_WINDOW = 1 << 20
+"""The most tokens of a window. A file with holes costs nothing, and its windows are read whole."""
+
+
 def open_windows(path: Path, steps: int) -> np.ndarray[Any, Any]:
     """Windows of text, int32 `(W, n)`, memory-mapped. CetaneError if there is none, or if they are
-    too short for two drafts of `steps` tokens."""
+    too short for two drafts of `steps` tokens, or longer than any text that a model reads."""
     import numpy as np
 
     from cetane.npy import open_array
 
     windows = np.asarray(open_array(path, "<i4", (None, None)))
-    if not len(windows) or windows.shape[1] < 2 * steps:
+    if not len(windows) or not 2 * steps <= windows.shape[1] <= LONGEST_WINDOW:
         raise CetaneError(f"{path}: windows of a wrong shape, {windows.shape}")
     return windows
 

@@ -19,7 +19,7 @@ from cetane.bundle.mistaken import no_bundle
 from cetane.bundle.tables import Tables, TokenRows
 from cetane.compress.sensitivity import SENSITIVITY
 from cetane.errors import CetaneError
-from cetane.files import READ_ONLY, disk_errors, read_json, regular_files, write_json
+from cetane.files import LARGEST, READ_ONLY, disk_errors, read_json, regular_files, write_json
 from cetane.schema.draft_head import DraftHeadKind
 from cetane.schema.function import Function, TablePlan
 from cetane.schema.manifest import (
@@ -38,6 +38,8 @@ from cetane.validation import PLAIN_NAME
 if TYPE_CHECKING:
     from cetane.checkpoint import Tokenizer
 
+MOST_GATES = 128
+"""The most results of gates. A bundle with two draft heads and 32 adapters has some 50."""
 HUB_FILES = ("README.md", ".gitattributes")
 """Files of a repository on the hub. Nothing here reads them."""
 HUB_CACHE = ".cache/huggingface/"
@@ -146,13 +148,24 @@ class Bundle(ListedFolder[Manifest]):
         """Stored gate results as `write_gate` got them, by gate name.
 
         Results of another build are left out, and so are results of a draft head that was trained
-        again. A result names its draft heads in `heads`: digests by kind.
+        again. A result names its draft heads in `heads`: digests by kind. CetaneError for more
+        results than a bundle can have, or than fit into memory: no manifest lists them.
         """
         results = {}
         digests = {kind: draft.digest for kind, draft in self.draft_heads().items()}
-        for path in sorted(self.file(GATES).glob("*.json")):
-            if not re.fullmatch(PLAIN_NAME, path.stem):  # no gate wrote it; cards print the name
-                continue
+        paths = [
+            path
+            for path in sorted(self.file(GATES).glob("*.json"))
+            if re.fullmatch(PLAIN_NAME, path.stem)  # no gate wrote others; cards print the name
+        ]
+        size = sum(path.lstat().st_size for path in paths)
+        if len(paths) > MOST_GATES or size > LARGEST:
+            raise CetaneError(
+                f"{self.file(GATES)} holds {len(paths)} results of {size:,} bytes together: more "
+                f"than {MOST_GATES}, or than {LARGEST:,} bytes",
+                "move the folder away: a bundle runs without it, and its gates can run again",
+            )
+        for path in paths:
             result = read_json(path, follow=False)
             if result.pop("bundle", None) != self.digest:
                 continue

@@ -208,7 +208,7 @@ def open_lora(folder: Path, base: Checkpoint) -> Lora:
 
 def read_config(path: Path) -> LoraConfig:
     """The config of an adapter. CetaneError names a key that would change what it computes."""
-    content = read_json(path)
+    content = read_json(path, unique=True)
     kind = content.get("peft_type")
     if kind is None and "lora_parameters" in content:
         raise CetaneError(

@@ -23,6 +23,8 @@ def open_checkpoint(
     source: str | Path,
     lora: str | Path | None = None,
     adapters: Mapping[str, str | Path] | None = None,
+    *,
+    connect: bool = True,
 ) -> Checkpoint:
     """Open a folder, a .safetensors or .gguf file, a hub id such as "org/name", or a folder's URL.
 
@@ -31,21 +33,26 @@ def open_checkpoint(
     An existing path wins over a hub id. Reads only headers, and does not load torch. One exception:
     if the config ties a head to the embedding, but both are stored, they are compared.
 
+    Without `connect`, only what is on this machine is opened: no URL, and a hub model only from the
+    hub's cache. So are sources opened that a file names, and not the user.
+
     `lora` is the folder of a peft adapter that is merged into the tensors; `adapters` are folders
     of adapters that stay beside them, by name. Raises CetaneError if nothing is there, or if it is
     broken, unsupported or unsafe, and for an adapter that does not fit.
     """
-    opened = open_base(source)
+    opened = open_base(source, connect)
     if lora is not None:
         opened = with_lora(opened, lora)
     return with_adapters(opened, adapters) if adapters else opened
 
 
-def open_base(source: str | Path) -> Checkpoint:
-    """Open a checkpoint without adapters."""
+def open_base(source: str | Path, connect: bool = True) -> Checkpoint:
+    """Open a checkpoint without adapters; `connect` as in `open_checkpoint`."""
     if source == "":  # a path of no name is the current folder
         raise CetaneError("the model has no name", f"give {KINDS}")
     if "://" in str(source):
+        if not connect:
+            raise CetaneError(f"{source} is a URL, which is opened only if you name it")
         from cetane.checkpoint.remote import RemoteCheckpoint
 
         return RemoteCheckpoint.at(str(source))
@@ -60,9 +67,16 @@ def open_base(source: str | Path) -> Checkpoint:
     if path.exists():  # a pipe or a device: reading it may block or never end
         raise CetaneError(f"{path} is not a regular file", f"give {KINDS}")
     name = str(source)
-    if HUB_ID.fullmatch(name) and not _WEIGHT_FILE.fullmatch(name):
-        return SafetensorsCheckpoint.open(_download(name), source=name)
+    if is_remote(name):
+        folder = _download(name) if connect else _downloaded(name)
+        return SafetensorsCheckpoint.open(folder, source=name)
     raise CetaneError(f"no such file or folder: {name}", f"give {KINDS}")
+
+
+def is_remote(source: str) -> bool:
+    """Whether a source is a URL, or has the form of a hub id. A path of that form wins over it."""
+    hub_id = HUB_ID.fullmatch(source) and not _WEIGHT_FILE.fullmatch(source)
+    return "://" in source or bool(hub_id)
 
 
 def _open_file(path: Path) -> Checkpoint:
@@ -118,6 +132,18 @@ def _download(repo_id: str) -> Path:
                 f"hf download {repo_id} {files[0]} --local-dir . , then give that file",
             )
     return Path(folder)
+
+
+def _downloaded(repo_id: str) -> Path:
+    """The folder of a hub model in the hub's cache on this machine. Nothing is asked of the hub."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repo_id, local_files_only=True))
+    except Exception as error:  # the client raises many kinds
+        raise CetaneError(
+            f"{repo_id} is not in this machine's cache of the Hugging Face hub"
+        ) from error
 
 
 def _names_in(repo_id: str) -> list[str]:

@@ -292,9 +292,9 @@ def read_header(path: StoredFile) -> dict[str, StoredTensor]:
     def bad(why: str) -> CetaneError:
         return CetaneError(f"{path} is not a valid safetensors file: {why}", "download it again")
 
-    # A pipe or a device has no size.
-    if isinstance(path, Path) and path.exists() and not path.is_file():
-        raise CetaneError(f"{path} is not a regular file", "download it again")
+    # A pipe or a device has no size, and a link may lead nowhere: a hub cache without its blobs.
+    if isinstance(path, Path) and not path.is_file():
+        raise CetaneError(f"{path} is missing, or is not a regular file", "download it again")
     size = path.stat().st_size if isinstance(path, Path) else path.size
     length = int.from_bytes(read_range(path, 0, 8), "little") if size >= 8 else size
     if length > min(size - 8, _MAX_HEADER):

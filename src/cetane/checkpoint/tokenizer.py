@@ -50,6 +50,9 @@ SentencePiece's kind drop a blank."""
 HELD = 16
 """Tokens that wait for a whole character, which has at most four bytes. More are no text; to decode
 all of them again and again would take quadratic time."""
+LONGEST_TOKEN = 1024
+"""The most bytes for which a token counts. Released tokenizers have tokens of some hundred bytes;
+one of a megabyte would let gigabytes into a small context."""
 MARK = "<the message ends here> "
 """A text that marks the end of a message in a rendered conversation. Its blank tells whether the
 template trims contents."""
@@ -247,8 +250,10 @@ class Tokenizer:
 
     @cached_property
     def longest(self) -> int:
-        """The most bytes of text for which a token stands: no token's own text has more."""
-        return max((len(text.encode()) for text in self.backend.get_vocab()), default=1)
+        """The most bytes of text for which a token stands: no token's own text has more, unless it
+        is over `LONGEST_TOKEN`."""
+        longest = max((len(text.encode()) for text in self.backend.get_vocab()), default=1)
+        return min(longest, LONGEST_TOKEN)
 
     @cached_property
     def digest(self) -> str:

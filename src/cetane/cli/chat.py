@@ -91,7 +91,12 @@ class Chat:
         self.turns += [asked, said]
 
     def too_long(self, turns: list[Message]) -> bool:
-        return len(self.model.ids([*self.system, *turns])) > self.model.context
+        from cetane.pipeline.language_model import TooLong
+
+        try:
+            return len(self.model.ids([*self.system, *turns])) > self.model.context
+        except TooLong:
+            return True
 
     def refuse(self, asked: Message) -> None:
         count = len(self.model.ids([*self.system, asked]))

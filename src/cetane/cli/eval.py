@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from cetane.cli.gate_tables import show_model
 from cetane.cli.options import (
     AdapterName,
     Backend,
@@ -84,6 +85,8 @@ def eval(
         for row, f in zip(rows, result.figures, strict=True):
             row += [f.reference, f.difference, f.difference_error]
     table("Tasks", columns, rows)
+    if result.source is not None and result.fingerprint is not None:
+        show_model(result.source, result.fingerprint)
     if result.nats is not None:
         facts({"log likelihoods, from the reference's": f"{result.nats:.2g} nats a token",
                "same greedy flags": f"{result.greedy:.2%}"})  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from cetane.cli.output import console, show_warnings, table, verdict, warn
+from cetane.cli.output import console, say, show_warnings, table, verdict, warn
 from cetane.hardware import LARGEST_FP16
 
 if TYPE_CHECKING:
@@ -34,6 +34,11 @@ def summary(result: CheckedGate) -> str:
     )
     more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
     return f"{verdict(result.passed)}, {listed}{more}"
+
+
+def show_model(source: str, fingerprint: str) -> None:
+    """Print with which model a bundle was compared: its maker may have chosen any."""
+    say(f"compared with {source}, fingerprint {fingerprint[:16]}")
 
 
 def show_golden(result: GoldenResult, tables: bool) -> None:

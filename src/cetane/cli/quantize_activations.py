@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cetane.cli.gate_tables import show_checks, summary
+from cetane.cli.gate_tables import show_checks, show_model, summary
 from cetane.cli.options import BundlePath, Checkpoint, Force, Json
 from cetane.cli.output import (
     console,
@@ -85,6 +85,7 @@ def quantize_activations(
 def show(outcome: ActivationOutcome) -> None:
     """Print cosines by shard, the quality before and after, and the verdict."""
     before, after = outcome.before, outcome.after
+    show_model(outcome.source, outcome.fingerprint)
     table(
         "hidden states after each shard against the model: mean cosine, and the worst token's",
         ["shard", "before", "worst", "after", "worst"],

@@ -147,6 +147,9 @@ def validate_gates(bundle: Path, ported: Ported, verbose: bool, json: bool) -> N
 
 def show_layers(result: "LayersResult") -> None:
     """Print every shard, then the line that the published validator ends with."""
+    from cetane.cli.gate_tables import show_model
+
+    show_model(result.source, result.fingerprint)
     show_warnings(result.warnings)
     for one in result.screened:
         warn(f"token {one.token} is left out: {one.reason}")
@@ -179,13 +182,14 @@ def show_perplexity(quality: "Quality", json: bool) -> None:
 
 def show(result: "Validation", verbose: bool, bundle: Path) -> None:
     """Print every gate, and what follows."""
-    from cetane.cli.gate_tables import show_golden, show_head, show_why
+    from cetane.cli.gate_tables import show_golden, show_head, show_model, show_why
 
     for finding in result.static:
         warn(str(finding))
     if result.golden is None:
         console.print(f"static checks: {verdict(False)}")
         return
+    show_model(result.golden.source, result.golden.fingerprint)
     show_golden(result.golden, verbose)
     show_why(result.explanation)
     for kind, head in result.heads.items():

@@ -89,6 +89,8 @@ def evaluate(
     result = Evaluation(
         figures=tuple(figures(ours, theirs)), limit=limit, fewshot=fewshot, chat=chat,
         adapter=adapter,
+        source=None if checkpoint is None else checkpoint.source,
+        fingerprint=None if checkpoint is None else checkpoint.fingerprint,
         nats=None if truth is None else distance(own, truth),
         greedy=None if truth is None else agreement(own, truth),
         warnings=tuple(warnings),

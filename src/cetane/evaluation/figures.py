@@ -31,6 +31,10 @@ class Evaluation(Data):
     chat: bool
     adapter: str | None = None
     """The adapter that answered; None for the base alone."""
+    source: str | None = None
+    """The reference's path, URL or hub id; None without one, and in older results."""
+    fingerprint: str | None = None
+    """The fingerprint of its checkpoint."""
     nats: float | None = None
     """The mean distance of log likelihoods from the reference's, in nats a token."""
     greedy: float | None = None

@@ -23,7 +23,11 @@ def inside(root: Path, name: str) -> Path:
     parts = PurePosixPath(name)
     path = root / parts
     odd = parts.is_absolute() or ".." in parts.parts
-    if odd or not (real := path.resolve()).is_relative_to(root.resolve()):
+    try:
+        real = path.resolve()
+    except (OSError, RuntimeError):  # links that lead to each other
+        raise CetaneError(f"{root}: {name} is a link") from None
+    if odd or not real.is_relative_to(root.resolve()):
         raise CetaneError(f"{root}: the manifest points outside the bundle: {name}")
     if real != root.resolve() / parts:
         raise CetaneError(f"{root}: {name} is a link")

@@ -64,7 +64,7 @@ def stated_base(lora: Lora) -> Checkpoint | None:
         return None
     with suppress(CetaneError, OSError):
         if Path(stated).exists():
-            return open_base(stated)
+            return open_base(stated, connect=False)
     with suppress(Exception):  # the hub's client raises many kinds if the base is not in its cache
         folder = snapshot_download(stated, revision=lora.config.revision, local_files_only=True)
         return open_base(folder)

@@ -27,6 +27,8 @@ class GoldenResult(Data):
     """The outcome of the golden gate."""
 
     passed: bool
+    source: str = ""
+    """The checkpoint's path, URL or hub id; empty in older results."""
     fingerprint: str
     """The checkpoint's fingerprint."""
     checks: tuple[Check, ...]

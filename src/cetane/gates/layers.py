@@ -55,6 +55,10 @@ class LayersResult(Data):
     shards: tuple[ProbedShard, ...]
     probes: tuple[tuple[int, ...], ...]
     screened: tuple[Screened, ...]
+    source: str = ""
+    """The checkpoint's path, URL or hub id; empty in older results."""
+    fingerprint: str = ""
+    """The checkpoint's fingerprint."""
     warnings: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:

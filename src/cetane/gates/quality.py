@@ -35,6 +35,8 @@ class Quality(Data):
     """
 
     passed: bool
+    source: str = ""
+    """The checkpoint's path, URL or hub id; empty in older results."""
     fingerprint: str
     """The checkpoint's fingerprint."""
     tokens: int

@@ -1,9 +1,12 @@
 """Text generation with a bundle: one answer, a stream, a conversation, or logits."""
 
+import os
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from numbers import Integral
 from pathlib import Path
+from threading import Thread
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -30,6 +33,11 @@ Prompt = str | Sequence[int] | Sequence[Message]
 """A text to continue, token ids, or a conversation to answer."""
 ANSWER_TOKENS = 512
 """The most tokens of an answer, by default."""
+SHORTER = "port with a larger --context, or ask something shorter"
+
+
+class TooLong(CetaneError):
+    """A prompt does not fit into the context."""
 
 
 class CompletionStream(Iterator[str]):
@@ -156,11 +164,12 @@ class LanguageModel:
         """Token ids of a prompt.
 
         For a model without a chat template, line breaks join the messages. CetaneError for a list
-        of other things than token ids or messages.
+        of other things than token ids or messages, and for a text that is too long for the context
+        whatever its tokens are.
         """
         tokenizer = self.bundle.tokenizer
         if isinstance(prompt, str):
-            return tokenizer.encode(prompt)
+            return self._encoded(prompt, special=True)
         tokens = [item for item in prompt if isinstance(item, Integral)]
         if len(tokens) == len(prompt):
             return [int(token) for token in tokens]
@@ -176,14 +185,27 @@ class LanguageModel:
                     "a message has no role or no content",
                     'write {"role": "user", "content": "..."}',
                 )
-            return tokenizer.chat(messages)
+            # The template writes the special tokens itself.
+            return self._encoded(tokenizer.render_chat(messages), special=False)
         texts = [message.get("content") for message in messages]
         if not all(isinstance(text, str) for text in texts):
             raise CetaneError(
                 "a message has no text",
                 "without a chat template, a message is {'role': ..., 'content': TEXT}",
             )
-        return tokenizer.encode("\n".join(map(str, texts)))
+        return self._encoded("\n".join(map(str, texts)), special=True)
+
+    def _encoded(self, text: str, special: bool) -> list[int]:
+        """The tokens of a text, with special tokens around them or without.
+
+        A template can make a text of megabytes, and a tokenizer can take quadratic time for it. So
+        the text's bytes are counted first, and Ctrl-C ends the wait.
+        """
+        tokenizer = self.bundle.tokenizer
+        size, most = len(text.encode(errors="replace")), self.context * tokenizer.longest
+        if size > most:
+            raise TooLong(f"the prompt has {size} bytes, the context holds at most {most}", SHORTER)
+        return interruptible(lambda: tokenizer.encode_aside(text, special))
 
     def stream(
         self, prompt: Prompt, *, max_new_tokens: int = ANSWER_TOKENS, **sampling: Unpack[Sampling]
@@ -211,9 +233,8 @@ class LanguageModel:
                 "the prompt has no tokens", "give some text: this tokenizer adds no start token"
             )
         if len(ids) > self.context:
-            raise CetaneError(
-                f"the prompt has {len(ids)} tokens, the context holds {self.context}",
-                "port with a larger --context, or ask something shorter",
+            raise TooLong(
+                f"the prompt has {len(ids)} tokens, the context holds {self.context}", SHORTER
             )
         self.bundle.tokenizer.check_known(ids, self.bundle.plan.vocab)  # before the answer begins
         continues = not any(isinstance(item, Mapping) for item in prompt)
@@ -323,6 +344,20 @@ class LanguageModel:
         self._writing, self._held = None, text[: self._session.position]
 
 
+def interruptible(work: Callable[[], list[int]]) -> list[int]:
+    """What `work` returns, made in a thread of its own: Ctrl-C waits for no native code there."""
+    made: Future[list[int]] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(work())
+        except BaseException as error:
+            made.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return made.result()
+
+
 def is_message(message: Mapping[str, Any]) -> bool:
     """Whether a chat template can write a message. Calls of tools need no content."""
     content = message.get("content")
@@ -357,6 +392,7 @@ def load(
     >>> len(answer.tokens)
     4
     """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one
     if exclusive:
         share_threads()
     opened = Bundle(Path(bundle))

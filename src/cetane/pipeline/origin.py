@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, TypeVar
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.checkpoint.open import is_remote
 from cetane.errors import CetaneError
 from cetane.planner import Planner, as_recipe_asks
 
@@ -24,7 +26,11 @@ def checkpoint_of(
     adapters: Mapping[str, str | Path] | None = None,
 ) -> Checkpoint:
     """The checkpoint of a bundle, with its adapters, from the places in the build's record, or from
-    the new places that are given. CetaneError if it is missing there, or has another shape."""
+    the new places that are given. CetaneError if it is missing there, or has another shape.
+
+    The record is the word of whoever made the bundle: a URL or a model that is not on this machine
+    is opened only if `model` names it.
+    """
     manifest, recipe = bundle.manifest, bundle.plan.recipe
     merged = lora or (manifest.lora.source if manifest.lora else None)
     unknown = sorted((adapters or {}).keys() - manifest.adapters.keys())
@@ -36,11 +42,16 @@ def checkpoint_of(
     folders = {name: origin.source for name, origin in manifest.adapters.items()}
     folders |= {name: str(folder) for name, folder in (adapters or {}).items()}
     try:
-        found = as_recipe_asks(open_checkpoint(model or manifest.source, merged, folders), recipe)
+        opened = open_checkpoint(
+            model or manifest.source, merged, folders, connect=model is not None
+        )
+        found = as_recipe_asks(opened, recipe)
     except CetaneError as error:
         if model is not None:
             raise
-        places = ["--model MODEL says where it is now"]
+        source = manifest.source
+        trusted = f", or gets it: --model {quote(source)}" if is_remote(source) else ""
+        places = [f"--model MODEL says where it is now{trusted}"]
         places += ["--lora FOLDER where the merged adapter is"] if manifest.lora else []
         places += ["--adapter NAME=FOLDER where an adapter is"] if manifest.adapters else []
         raise CetaneError(
@@ -76,7 +87,16 @@ def other_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> list[str]:
     return [f"{checkpoint.source} is not the file that {bundle.path} was made from"]
 
 
-def warned(result: Judged, bundle: Bundle, checkpoint: Checkpoint) -> Judged:
-    """A gate's result with the warning of `other_checkpoint` before its own."""
-    warnings = (*other_checkpoint(bundle, checkpoint), *result.warnings)
-    return result.model_copy(update={"warnings": warnings})
+def about(result: Judged, bundle: Bundle, checkpoint: Checkpoint) -> Judged:
+    """A gate's result with the checkpoint that it is about: its place, its fingerprint, and the
+    warning of `other_checkpoint` before the result's own.
+
+    A bundle chooses its checkpoint, and a verdict is worth as much as that.
+    """
+    return result.model_copy(
+        update={
+            "source": checkpoint.source,
+            "fingerprint": checkpoint.fingerprint,
+            "warnings": (*other_checkpoint(bundle, checkpoint), *result.warnings),
+        }
+    )

@@ -22,7 +22,7 @@ def call_times(bundle: Bundle, chip: Chip, model: str | None) -> CallTimes | Abs
     A hub id is downloaded only if the user gives it. CetaneError if the given model is not the
     bundle's.
     """
-    source = model or bundle.manifest.source
+    source = bundle.manifest.source
     path, page = str(bundle.path), f"{bundle.path.resolve().name}.html"
     again = f"cetane report {shlex.quote(path)} -o {shlex.quote(page)}"
     elsewhere = f"{again} --chip {chip.id} --model CHECKPOINT"
@@ -37,7 +37,7 @@ def call_times(bundle: Bundle, chip: Chip, model: str | None) -> CallTimes | Abs
             command=elsewhere,
         )
     try:
-        checkpoint = same(checkpoint_of(bundle, source), bundle)
+        checkpoint = same(checkpoint_of(bundle, model), bundle)
     except CetaneError as error:
         if model is not None:
             raise

@@ -1,6 +1,6 @@
 """The manifest of a draft head: its functions, its training and its files."""
 
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -54,6 +54,12 @@ def tappable(plan: Plan) -> list[str]:
     ]
 
 
+MOST_STEPS = 16
+"""The most tokens of a draft."""
+Shares = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(max_length=MOST_STEPS)]
+"""A share for each place of a draft."""
+
+
 class Training(Data):
     """The texts that a draft head learned from, and its score on windows that were held out."""
 
@@ -65,10 +71,10 @@ class Training(Data):
     held_out: int
     positions: int
     """Drafts that were judged."""
-    top1: tuple[float, ...]
+    top1: Shares
     """Share of right tokens at each place of a draft, each place judged by itself; empty if no
     draft was judged."""
-    accepted: tuple[float, ...]
+    accepted: Shares
     """Share of drafts that are right up to and with each place."""
 
 
@@ -85,7 +91,7 @@ class DraftHeadManifest(Data):
     """Digest of the bundle's manifest."""
     rows: int = Field(ge=1, le=2**20)
     """Number of tokens that it can propose. Row i of its logits is token `vocabulary[i]`."""
-    steps: int = Field(ge=1, le=16)
+    steps: int = Field(ge=1, le=MOST_STEPS)
     """Tokens that it was trained to draft."""
     taps: tuple[str, ...] = Field(min_length=1, max_length=3)
     """The shards whose hidden states it reads, in the order of its input's channels."""

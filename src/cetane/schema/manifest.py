@@ -43,7 +43,8 @@ class Manifest(Data):
     schema_version: int = SCHEMA
     producer: dict[str, str]
     source: str
-    """The checkpoint as the user named it. Gates compare with it unless another is given."""
+    """The checkpoint as the user named it. Gates compare with it if it is on this machine, unless
+    another is given."""
     fingerprint: str
     """`Checkpoint.fingerprint`: a hash of headers, file sizes and dates."""
     lora: AdapterSource | None = Field(default=None, exclude_if=lambda lora: lora is None)

@@ -1,5 +1,6 @@
 """Draft heads that were trained elsewhere: they compute the same in every bundle of the model."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -281,8 +282,19 @@ def test_a_strangers_folder(origin: Bundle, tmp_path: Path) -> None:
     np.save(folder / "held-out.npy", np.zeros((2, 2 * STEPS - 1), np.int32))
     with pytest.raises(CetaneError, match="windows of a wrong shape"):
         open_trained(folder)
+    longer = np.lib.format.open_memmap(  # with holes, so it takes no space
+        folder / "held-out.npy", "w+", np.int32, (16, 2**20 + 1)
+    )
+    del longer
+    with pytest.raises(CetaneError, match="windows of a wrong shape"):
+        open_trained(folder)
     np.save(folder / "held-out.npy", np.zeros((200, 24), np.int32))
     assert open_trained(folder)[0].held_out.shape == (16, 24)
+    training = json.loads((folder / "training.json").read_text())
+    for shares in ([float("nan")], [1e308], [0.5] * 17):
+        (folder / "training.json").write_text(json.dumps(training | {"top1": shares}))
+        with pytest.raises(CetaneError, match=r"training\.json.*top1"):
+            open_trained(folder)
     (folder / "training.json").write_text("{}")
     with pytest.raises(CetaneError, match=r"training\.json"):
         open_trained(folder)

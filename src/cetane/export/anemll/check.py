@@ -4,7 +4,6 @@ Their hosts warn of little: a chunk that is not found is skipped, and a function
 beyond the window falls back to the one before it. Both give wrong tokens, and no error.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from cetane.checkpoint import Tokenizer
 from cetane.errors import LONGEST, CetaneError
 from cetane.export.anemll.contract import (
     ASSUMED_WINDOW,
@@ -26,7 +26,10 @@ from cetane.files import read_json, read_text
 from cetane.mil import MilFunction, Program, load
 from cetane.mil.index import FunctionIndex
 from cetane.mil.package import Package
+from cetane.validation import spoken
 
+LARGEST_META = 1 << 16
+"""Bytes of the largest `meta.yaml`. An export has under 1 kB; 20 MB took the parser minutes."""
 CHUNK_NUMBER = "com.anemll.chunk_no"
 COUNTS = {
     "context_length": 2**24, "batch_size": 2**24, "num_chunks": 99, "split_lm_head": 256,
@@ -63,11 +66,11 @@ def check(folder: Path) -> list[str]:
 def problems_of(folder: Path) -> list[str]:
     """The problems as `check` gives them, but of any length."""
     try:
-        info = yaml.load(read_text(folder / META), Plain)["model_info"]
+        info = yaml.load(read_text(folder / META, LARGEST_META), Plain)["model_info"]
         parameters = dict(info["parameters"])
         hidden = read_json(folder / "config.json")["hidden_size"]
     except (CetaneError, yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError) as error:
-        return [f"{META} or config.json: {' '.join(str(error).split()) or repr(error)}"]
+        return [f"{META} or config.json: {' '.join(spoken(error).split()) or repr(error)}"]
     problems = list(check_parameters(info, parameters))
     if type(hidden) is not int or hidden < 1:
         problems.append(f"config.json: hidden_size = {hidden!r}")
@@ -146,11 +149,12 @@ def check_window(config: dict[str, Any], sizes: FolderSizes) -> Iterator[str]:
 
 def check_tokenizer(folder: Path) -> Iterator[str]:
     """Problems of the tokenizer's files, and of the stop tokens."""
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        try:
-            json.loads(read_text(folder / name))
-        except (CetaneError, ValueError, RecursionError) as error:
-            yield f"{name}: {getattr(error, 'message', error)}"
+    try:
+        for name in ("tokenizer.json", "tokenizer_config.json"):  # the app makes neither of others
+            read_json(folder / name)
+        Tokenizer.load(folder)
+    except CetaneError as error:
+        yield error.message
     stop = read_json(folder / "config.json").get("eos_token_id")
     if not (type(stop) is int or (isinstance(stop, list) and stop)):
         yield f"config.json: eos_token_id = {stop!r}, so that no answer ends"
