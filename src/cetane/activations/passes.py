@@ -13,7 +13,7 @@ import numpy as np
 from cetane.activations.calibrate import Ranges
 from cetane.errors import CetaneError
 from cetane.hardware.quiet import import_coremltools
-from cetane.lower.package import WEIGHTS, normalize
+from cetane.lower.package import WEIGHTS, normalize, read_spec
 from cetane.lower.patches import patched, quiet
 
 Tensors = Literal["inputs", "all"]
@@ -35,14 +35,14 @@ def quantize_package(
     stay unchanged. Returns the number of quantized tensors in a function. Raises CetaneError for a
     tensor without a range, and for a package that is already quantized.
     """
-    ct = import_coremltools()
+    import_coremltools()  # quietly, before its parts
     import coremltools.optimize.coreml as cto
     from coremltools.converters.mil.frontend.milproto.load import load
     from coremltools.converters.mil.mil.passes.graph_pass import PassOption
     from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
     from coremltools.optimize.coreml import _quantization_passes as module
 
-    spec = ct.utils.load_spec(str(package))
+    spec = read_spec(package)
     program = load(spec, spec.specificationVersion, str((package / WEIGHTS).parent))
     if count(program, "quantize"):
         raise CetaneError(f"{package.name}: its activations are quantized already")

@@ -18,14 +18,21 @@ NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "com.apple.CoreML")
 """The namespace of the ids that `normalize` derives from the paths of a package's items."""
 
 
+def read_spec(package: Path) -> Any:
+    """A package's specification. coremltools' own reader writes the package's manifest anew, and a
+    user's bundle may be read-only."""
+    spec = import_coremltools().proto.Model_pb2.Model()
+    spec.ParseFromString((package / MODEL).read_bytes())
+    return spec
+
+
 def normalize(package: Path) -> None:
     """Rewrite a package in place so that equal programs give equal bytes.
 
     coremltools names the items of a package by random ids, and serialises protobuf maps in any
     order. Both are fixed here, so that hashes can compare two builds.
     """
-    ct = import_coremltools()
-    spec = ct.utils.load_spec(str(package))
+    spec = read_spec(package)
     (package / MODEL).write_bytes(spec.SerializeToString(deterministic=True))
     manifest = package / MANIFEST
     content = json.loads(manifest.read_bytes())
@@ -42,7 +49,7 @@ def normalize(package: Path) -> None:
 
 def annotate(package: Path, metadata: Mapping[str, str]) -> None:
     """Add entries to a package's metadata, in place; they replace entries of the same key."""
-    spec = import_coremltools().utils.load_spec(str(package))
+    spec = read_spec(package)
     spec.description.metadata.userDefined.update(metadata)
     (package / MODEL).write_bytes(spec.SerializeToString(deterministic=True))
 
@@ -53,8 +60,7 @@ def enumerate_shapes(package: Path) -> None:
     Core ML runs an input with a range of sizes on the ANE only at its default shape. It compiles
     enumerated shapes for the ANE.
     """
-    ct = import_coremltools()
-    spec = ct.utils.load_spec(str(package))
+    spec = read_spec(package)
     for item in spec.description.input:
         array = item.type.multiArrayType
         largest = [size.upperBound for size in array.shapeRange.sizeRanges]
@@ -72,8 +78,7 @@ def single_function(package: Path, function: str) -> Any:
     coremltools' optimizers and debuggers only take models without a list of functions. Raises
     ValueError if there is no such function.
     """
-    ct = import_coremltools()
-    spec = ct.utils.load_spec(str(package))
+    ct, spec = import_coremltools(), read_spec(package)
     described = [f for f in spec.description.functions if f.name == function]
     if not described:
         raise ValueError(f"{package} has no function {function!r}")
