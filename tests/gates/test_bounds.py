@@ -4,6 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from cetane.gates.bounds import Bounds
+from cetane.gates.reference import Reference
+
+from .mutations.families import build, tokenizer_of
+from .mutations.ports import TinyCheckpoint
 
 
 def softcapped(x: Tensor) -> Tensor:
@@ -29,3 +33,9 @@ def test_bounds_are_noted() -> None:
     model(torch.ones(2).clamp(max=0.5))  # behind the context
     assert [*bounds.noted.values()] == [(30,), (7,), (-5, 5), (-4.5, 4.5)]
     assert {path for path, _ in bounds.noted} == {"1"}
+
+
+def test_what_cetane_does_beside_a_router_is_no_bound() -> None:
+    checkpoint = TinyCheckpoint(build("qwen3_moe"), tokenizer_of())
+    reference = Reference(checkpoint)
+    assert reference.bounds == {}

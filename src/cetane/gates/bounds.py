@@ -13,6 +13,8 @@ from torch.overrides import TorchFunctionMode
 CLAMPS = ("clamp", "clip", "clamp_min", "clamp_max")
 """The names of torch's functions that bound a tensor by numbers. Those with a `_` behind them do it
 in place."""
+OWN = f"{__name__.partition('.')[0]}."
+"""The beginning of the names of cetane's modules."""
 
 
 class Bounds(TorchFunctionMode):
@@ -40,7 +42,11 @@ class Bounds(TorchFunctionMode):
         return result
 
     def _note(self, caller: FrameType, bounds: tuple[float, ...]) -> None:
-        """Note the bounds of a call, for the module whose method made it, at any depth."""
+        """Note the bounds of a call, for the module whose method made it, at any depth.
+
+        cetane's own code, which runs beside the model's, sets none."""
+        if caller.f_globals["__name__"].startswith(OWN):
+            return
         frame: FrameType | None = caller
         while frame is not None:
             owner = frame.f_locals.get("self")
