@@ -131,7 +131,8 @@ def golden(
         ]
     merged = checkpoint.merged or checkpoint.adapters
     loaders = {result.loader, *(own.loader for own in adapters.values())}
-    told = [OWN_MERGE.format(installing("lora"))] if merged and "cetane" in loaders else []
+    could = merged and checkpoint.quantization is None  # peft merges into no quantised weights here
+    told = [OWN_MERGE.format(installing("lora"))] if could and "cetane" in loaders else []
     return result.model_copy(
         update={
             "adapters": adapters,
