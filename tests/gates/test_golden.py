@@ -658,7 +658,7 @@ def test_every_capacity_is_judged(
     ("arithmetic", "function", "red"),
     [
         ("fp16", "verify-c64", {"(verify, at 64)"}),
-        ("fp16", "decode", {"(decode, at 256)", "(prefill, text, at 256)"}),
+        ("fp16", "decode", {"(decode, at 256)", "(decode, text, at 256)"}),
         ("ane", "verify", {"(verify, at 256)"}),
     ],
 )

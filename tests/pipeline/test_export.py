@@ -61,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(export, "Bundle", lambda _: bundle)
     monkeypatch.setattr(export, "own_checkpoint", lambda *_: None)
     monkeypatch.setitem(export.RUNTIMES, "anemll", Pairs())
-    monkeypatch.delitem(export.JUDGES, "anemll")
+    monkeypatch.setitem(export.JUDGES, "anemll", lambda *_: ([], []))
     monkeypatch.setattr(Pairs, "made", "old")
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -294,7 +294,8 @@ def read_header(path: StoredFile) -> dict[str, StoredTensor]:
 
     # A pipe or a device has no size, and a link may lead nowhere: a hub cache without its blobs.
     if isinstance(path, Path) and not path.is_file():
-        raise CetaneError(f"{path} is missing, or is not a regular file", "download it again")
+        fault = "is not a regular file" if path.exists() else "is missing"
+        raise CetaneError(f"{path} {fault}", "download it again")
     size = path.stat().st_size if isinstance(path, Path) else path.size
     length = int.from_bytes(read_range(path, 0, 8), "little") if size >= 8 else size
     if length > min(size - 8, _MAX_HEADER):
