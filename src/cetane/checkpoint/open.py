@@ -68,7 +68,7 @@ def open_base(source: str | Path, connect: bool = True) -> Checkpoint:
         raise CetaneError(f"{path} is not a regular file", f"give {KINDS}")
     name = str(source)
     if is_remote(name):
-        folder = _download(name) if connect else _downloaded(name)
+        folder = _download(name) if connect else downloaded(name)
         return SafetensorsCheckpoint.open(folder, source=name)
     raise CetaneError(f"no such file or folder: {name}", f"give {KINDS}")
 
@@ -134,12 +134,14 @@ def _download(repo_id: str) -> Path:
     return Path(folder)
 
 
-def _downloaded(repo_id: str) -> Path:
-    """The folder of a hub model in the hub's cache on this machine. Nothing is asked of the hub."""
+def downloaded(repo_id: str, revision: str | None = None) -> Path:
+    """The folder of a hub model in the hub's cache on this machine. Nothing is asked of the hub.
+
+    CetaneError if it is not there."""
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(repo_id, local_files_only=True))
+        return Path(snapshot_download(repo_id, revision=revision, local_files_only=True))
     except Exception as error:  # the client raises many kinds
         raise CetaneError(
             f"{repo_id} is not in this machine's cache of the Hugging Face hub"

@@ -12,7 +12,7 @@ import torch
 
 from cetane.checkpoint import Checkpoint
 from cetane.checkpoint.lora import FLOATS, Lora
-from cetane.checkpoint.open import open_base
+from cetane.checkpoint.open import downloaded, open_base
 from cetane.errors import CetaneError
 from cetane.gates.verdict import Check, at_most
 
@@ -57,17 +57,14 @@ def unknown_bases(checkpoint: Checkpoint) -> Iterator[str]:
 
 def stated_base(lora: Lora) -> Checkpoint | None:
     """The base that an adapter's config names, if it is on this machine."""
-    from huggingface_hub import snapshot_download
-
     stated = lora.config.base_model_name_or_path
     if not stated:
         return None
     with suppress(CetaneError, OSError):
         if Path(stated).exists():
             return open_base(stated, connect=False)
-    with suppress(Exception):  # the hub's client raises many kinds if the base is not in its cache
-        folder = snapshot_download(stated, revision=lora.config.revision, local_files_only=True)
-        return open_base(folder)
+    with suppress(CetaneError, OSError):
+        return open_base(downloaded(stated, lora.config.revision))
     return None
 
 

@@ -14,8 +14,9 @@ from cetane.engine.call import columns
 from cetane.engine.engine import Engine
 from cetane.families import Weights
 from cetane.gates import metrics
-from cetane.gates.probes import SEED
-from cetane.gates.structure import Deviation
+from cetane.gates.observe import ProbeTask
+from cetane.gates.probes import SEED, Probe
+from cetane.gates.structure import Deviation, deviation
 from cetane.planner import Planner
 from cetane.planner.graphs import FunctionGraph
 from cetane.schema.function import Route
@@ -45,26 +46,20 @@ def idle_deviations(
     `engine` is a twin, and `planner` shares no block with it.
     """
     modes = expert_modes(engine.plan)
+    wanted = modes.keys() & set(idle)
     for shard in dict.fromkeys(shard for shard, _ in idle):
         for graph in planner.graphs(shard):
             name = graph.function.name
-            if (shard, name) not in idle or (shard, name) not in modes:
+            key = shard, name
+            if key not in wanted:
                 continue
             inputs = random_inputs(graph, engine.backend.dtype)
-            ours = engine.shards.call(shard, engine.plan.functions[shard, name], inputs, None)
-            theirs = authored(planner, graph, weights, inputs)
-            for output, truth in theirs.items():
+            ours = engine.shards.call(shard, engine.plan.functions[key], inputs, None)
+            task = ProbeTask(modes[key], Probe(RANDOM, ()), ())
+            for output, truth in authored(planner, graph, weights, inputs).items():
                 errors = metrics.relative(columns(ours[output]).T, columns(truth).T)
-                yield Deviation(
-                    shard=shard,
-                    tensor=output.removesuffix("_out"),
-                    truth=f"the authored {name}",
-                    mode=modes[shard, name],
-                    probe=RANDOM,
-                    relative=min(float(errors.max()), 1e308),
-                    position=int(errors.argmax()),
-                    positions=len(errors),
-                )
+                made, model = output.removesuffix("_out"), (f"the authored {name}", 0)
+                yield deviation(shard, made, model, task, np.arange(len(errors)), errors)
         engine.shards.leave(shard)
 
 

@@ -263,8 +263,7 @@ def check_prefill(
     if len(programs) != len(PREFILL):
         return
     if first is None and "main" in programs[0].functions:
-        outputs = programs[0].functions["main"].outputs
-        first = sum(re.fullmatch(r"K\d+", name) is not None for name in outputs)
+        first = numbered_keys(programs[0].functions["main"])
     first = first or 0
     chain = Chain(sizes, "prefill")
     parts: tuple[list[str], ...] = (owners[:first], owners[first:], [], [])
@@ -282,6 +281,11 @@ def check_prefill(
         yield from columns(name, function, chain, kinds, producing=kinds is parts[1])
     if chain.tokens is not None and chain.tokens > sizes.context:
         yield f"prefill of {chain.tokens} tokens does not fit a context of {sizes.context}"
+
+
+def numbered_keys(function: MilFunction) -> int:
+    """The number of keys that a package which prefills gives by number."""
+    return sum(re.fullmatch(r"K\d+", name) is not None for name in function.outputs)
 
 
 def columns(

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cetane.engine.portable import in_fp32
-from cetane.export.coreml_llm.check import KINDS, caches, is_there
+from cetane.export.coreml_llm.check import KINDS, caches, is_there, numbered_keys
 from cetane.export.coreml_llm.contract import (
     CHUNKS,
     DECODE,
@@ -82,7 +82,7 @@ class Packages:
         return self.programs[package]
 
     def __call__(self, package: str, function: str, inputs: Arrays) -> Mapping[str, Array]:
-        if package.startswith("prefill") != any(p.startswith("prefill") for p in self.opened):
+        if (package in PREFILL) != any(other in PREFILL for other in self.opened):
             self.opened.clear()  # the weights of one mode are in memory at a time
         if package not in self.opened:
             self.opened[package] = in_fp32(self.program(package))
@@ -126,7 +126,7 @@ def read_folder(path: Path) -> Folder:
     prefilled = prefill_tokens = 0
     if is_there(path, PREFILL[0]):
         first = packages.program(PREFILL[0]).functions["main"]
-        prefilled = sum(name[0] == "K" and name[1:].isdigit() for name in first.outputs)
+        prefilled = numbered_keys(first)
         prefill_tokens = width(first)
     channels = config["num_layers"] * config["per_layer_dim"]
     return Folder(
