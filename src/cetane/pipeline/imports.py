@@ -230,13 +230,9 @@ class OneImport:
             self.notes.append(f"the cost model does not know {self.machine.chip}: no evidence")
             return [], []
         try:
-            checkpoint = checkpoint_of(self.bundle, self.model)
-            planner = Planner(checkpoint, self.bundle.plan.recipe)
+            planner = Planner(checkpoint_of(self.bundle, self.model), self.bundle.plan.recipe)
         except CetaneError as error:
             self.notes.append(f"no evidence for the cost model: {error.message}; give --model")
-            return [], []
-        if planner.plan().shards != self.bundle.plan.shards:
-            self.notes.append(f"{checkpoint.source} is another model: no evidence; give --model")
             return [], []
         predictor = Predictor(self.chip)
         source = f"a kit on {self.machine}, {self.measurements.date}"
