@@ -30,7 +30,8 @@ from cetane.pipeline.choose import resolve_recipe
 from cetane.pipeline.fitted_mixes import NEAR, FittedMixes
 from cetane.pipeline.request import FORMATS
 from cetane.planner import Planner
-from cetane.schema.recipe import Recipe, load_recipe, override
+from cetane.schema.changes import override
+from cetane.schema.recipe import Recipe, load_recipe
 from cetane.sweeps import smoke
 from cetane.sweeps.basis import Basis
 from common import WORK, arguments, report, standard_library_text

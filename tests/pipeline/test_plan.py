@@ -16,7 +16,8 @@ from cetane.pipeline.choose import known_to_hold, resolve_recipe
 from cetane.pipeline.plan import PlannedResidency, forecast, plan, planner_for, rank
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
-from cetane.schema.recipe import load_recipe, override
+from cetane.schema.changes import override
+from cetane.schema.recipe import load_recipe
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from cetane.mil.gap import Gap, gap
 from cetane.mil.program import Precision
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
-from cetane.schema.recipe import Mode, Recipe, Tokens
+from cetane.schema.recipe import Mode, Recipe, TokensSection
 
 CALLS = 2
 """The number of compared calls: one with an empty cache, and one that reads the first's columns."""
@@ -295,7 +295,7 @@ def uncompressed(recipe: Recipe, mode: Mode) -> Recipe:
     kept = {"decode", mode}
     tokens = recipe.tokens
     if tokens.shapes == "static":
-        tokens = Tokens(
+        tokens = TokensSection(
             verify=tokens.verify if "verify" in kept else None,
             prefill=tokens.prefill if "prefill" in kept else None,
         )

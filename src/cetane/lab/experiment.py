@@ -15,7 +15,8 @@ from cetane.errors import CetaneError
 from cetane.files import json_sha256, read_toml, sha256
 from cetane.hardware.chips import find_chip
 from cetane.lab.metrics import METRICS
-from cetane.schema.recipe import Recipe, load_recipe, override
+from cetane.schema.changes import override
+from cetane.schema.recipe import Recipe, load_recipe
 from cetane.validation import Data, Finite, guess, validated
 
 Status = Literal["Planned", "Prototype", "Measured", "Shipping", "Shelved", "Rejected"]

@@ -19,8 +19,9 @@ from cetane.perf.cost import cite
 from cetane.perf.predict import Prediction, Predictor
 from cetane.pipeline.request import FORMATS
 from cetane.planner import Planner
+from cetane.schema.changes import decided, override
 from cetane.schema.plan import Plan
-from cetane.schema.recipe import Mode, Recipe, decided, override
+from cetane.schema.recipe import Mode, Recipe
 
 CONTRACT, SLICES, CHUNKS = "cache.contract", "head.slices", "layout.chunks"
 KIND, VERIFY = "layout.kind", "tokens.verify"

@@ -14,15 +14,8 @@ from cetane.compress.beside import TextFile
 from cetane.compress.select import UNFITTED
 from cetane.errors import CetaneError
 from cetane.files import nameable
-from cetane.schema.recipe import (
-    Recipe,
-    decided,
-    keys_in,
-    load_recipe,
-    override,
-    shipped,
-    without_reasons,
-)
+from cetane.schema.changes import decided, keys_in, load_changed, override, without_reasons
+from cetane.schema.recipe import Recipe, load_recipe, shipped
 
 if TYPE_CHECKING:  # plans need torch; a bundle that comes from a store needs no plan
     from cetane.planner import Planner
@@ -163,7 +156,7 @@ def make_request(
     given = changes or {}
     wanted |= given
     wanted |= mix_change(wanted, bits, MIX in given)
-    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe), wanted)
+    chosen = recipe if isinstance(recipe, Recipe) else load_changed(str(recipe), wanted)
     if chosen.layout.kind == "auto" and keys_in(wanted) & {"layout.chunks", "layout.cuts"}:
         wanted = {"layout.kind": "chunks"} | wanted
     wanted = more_bits(chosen, bits) | wanted

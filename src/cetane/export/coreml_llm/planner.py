@@ -39,7 +39,7 @@ from cetane.planner import (
 )
 from cetane.schema.function import Function
 from cetane.schema.interface import FromTensor, Input, Output, ToTensor
-from cetane.schema.recipe import Layout, Mode, Recipe
+from cetane.schema.recipe import LayoutSection, Mode, Recipe
 
 HINT = "port with one of the recipes gemma4-1chunk to gemma4-4chunk"
 
@@ -203,7 +203,7 @@ class PrefillPlanner(ContractPlanner):
                 f"but this layout is cut at {', '.join(map(str, cuts))}",
                 HINT,
             )
-        layout = Layout(kind="chunks", cuts=tuple(cuts), head="last")
+        layout = LayoutSection(kind="chunks", cuts=tuple(cuts), head="last")
         super().__init__(checkpoint, recipe.model_copy(update={"layout": layout}), like)
 
     @property
