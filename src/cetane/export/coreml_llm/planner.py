@@ -284,7 +284,7 @@ def refuse(planner: ContractPlanner) -> None:
     refuse_streaming(recipe, "CoreML-LLM's runtime")
     refuse_packages(planner)
     refuse_caches(planner)
-    refuse_head(planner)
+    refuse_output_head(planner)
     if recipe.embedding.inside or any(planner.group(name).dim > WIDTH for name in SHARED):
         raise CetaneError(
             "CoreML-LLM's runtime looks tokens up itself, and has attention heads of at most "
@@ -333,7 +333,7 @@ def refuse_caches(planner: ContractPlanner) -> None:
         )
 
 
-def refuse_head(planner: ContractPlanner) -> None:
+def refuse_output_head(planner: ContractPlanner) -> None:
     """Raise CetaneError for a head of some tokens only, or with slices that are too wide."""
     if planner.recipe.head.subset is not None:
         raise CetaneError(
