@@ -20,7 +20,7 @@ from cetane.schema.recipe import Recipe, load_recipe, shipped
 if TYPE_CHECKING:  # plans need torch; a bundle that comes from a store needs no plan
     from cetane.planner import Planner
 
-FORMATS = {
+FORMAT_OF_BITS = {
     16: "fp16",
     8: "int8-per-channel",
     6: "palette6-kmeans-group32",
@@ -209,9 +209,10 @@ def bits_changes(bits: int | None) -> dict[str, Any]:
     """What `--bits` changes in a recipe. CetaneError for a number without a format."""
     if bits is None:
         return {}
-    if bits not in FORMATS:
-        raise CetaneError(f"{bits} bits: no format", f"known: {', '.join(map(str, FORMATS))}")
-    default = {"compression.default": FORMATS[bits]}
+    if bits not in FORMAT_OF_BITS:
+        known = ", ".join(map(str, FORMAT_OF_BITS))
+        raise CetaneError(f"{bits} bits: no format", f"known: {known}")
+    default = {"compression.default": FORMAT_OF_BITS[bits]}
     if bits <= FITTED_BITS:
         return default | {"compression.method": "gptq", MIX: MIXED[bits]}
     # a recipe of few bits, as a bundle's, may fit constants and mix palettes
