@@ -70,7 +70,7 @@ class StaticPlanner(Planner):
         )
 
     def graphs(self, shard: str) -> list[FunctionGraph]:
-        (segment,) = self.segments[shard]
+        (segment,) = self.arrangement.segments[shard]
         layers = tuple(block for block in segment.blocks if not isinstance(block, Head))
         context = self.recipe.cache.context
         return [
