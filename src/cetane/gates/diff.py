@@ -58,8 +58,10 @@ class ComparingBackend:
         self.comparisons: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
 
     def open(self, shard: str) -> "ComparingProgram":
-        programs = load(self.first.shard(shard)), load(self.second.shard(shard))
-        return ComparingProgram(self, shard, *programs)
+        first, second = self.first.shard(shard), self.second.shard(shard)
+        program = load(first)
+        other = program if second == first else load(second)
+        return ComparingProgram(self, shard, program, other)
 
     def results(self, plan: Plan) -> Comparisons:
         """The worst of all calls, with the plan's names of blocks."""
