@@ -14,7 +14,8 @@ from cetane.gates.activations import ActivationScores, judge, judge_score
 from cetane.gates.probes import windows
 from cetane.gates.quality import read_tokens
 from cetane.planner import as_recipe_asks
-from cetane.schema.recipe import load_recipe, override
+from cetane.schema.changes import override
+from cetane.schema.recipe import load_recipe
 from common import WORK, arguments, bundle_of, report, standard_library_text
 
 ALL, INPUTS = Options(tensors="all"), Options()

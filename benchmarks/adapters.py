@@ -25,7 +25,8 @@ from cetane.engine.sampling import Sampler
 from cetane.gates.bases import base_checks
 from cetane.gates.probes import chat_prompts
 from cetane.gates.reference import Reference, reference_of
-from cetane.schema.recipe import load_recipe, override
+from cetane.schema.changes import override
+from cetane.schema.recipe import load_recipe
 from common import WORK, agreement, arguments, bundle_of, report, standard_library_text
 
 WINDOW, BATCH = 64, 1

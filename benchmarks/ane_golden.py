@@ -12,7 +12,8 @@ from cetane.gates.port import Packaged, packaged
 from cetane.gates.rounding import LateCalls, judge_rounding
 from cetane.planner import Planner
 from cetane.planner.weights import weight_count
-from cetane.schema.recipe import Recipe, load_recipe, override
+from cetane.schema.changes import override
+from cetane.schema.recipe import Recipe, load_recipe
 from common import arguments, bundle_of, report
 
 COLUMNS = ["factor", "mode", "1 - hidden cosine", "1 - logit cosine", "KL", "red checks", "seconds"]

@@ -21,7 +21,8 @@ from cetane.bundle import Bundle
 from cetane.engine.open import open_engine
 from cetane.files import silent
 from cetane.gates.quality import read_tokens
-from cetane.pipeline.draft_head import embedding_of, whole_windows
+from cetane.pipeline.draft_head import embedding_of
+from cetane.pipeline.draft_head_text import whole_windows
 from cetane.pipeline.origin import checkpoint_of
 from cetane.speculate.draft_heads.acceptance import acceptance
 from cetane.speculate.draft_heads.modules import TAPS, DraftHeadConfig, Eagle3, rotate

@@ -26,7 +26,8 @@ from cetane.lower.lower import Lowering
 from cetane.perf.capacities import capacity_costs
 from cetane.perf.predict import Predictor
 from cetane.planner import Planner
-from cetane.schema.recipe import Recipe, load_recipe, override
+from cetane.schema.changes import override
+from cetane.schema.recipe import Recipe, load_recipe
 from common import arguments, bundle_of, report
 
 CHIPS = ("a19-pro", "m1", "m4-max")

@@ -26,7 +26,8 @@ from cetane.hardware.chips import find_chip
 from cetane.mil.fast import share_threads
 from cetane.perf.predict import Predictor
 from cetane.planner import Planner
-from cetane.schema.recipe import Recipe, load_recipe, override
+from cetane.schema.changes import override
+from cetane.schema.recipe import Recipe, load_recipe
 from common import arguments, bundle_of, report, standard_library_text
 
 CHIPS = ("a19-pro", "m4-max")

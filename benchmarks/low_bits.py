@@ -28,9 +28,10 @@ from cetane.gates.probes import texts
 from cetane.hardware.memory import give_back
 from cetane.pipeline.choose import resolve_recipe
 from cetane.pipeline.fitted_mixes import NEAR, FittedMixes
-from cetane.pipeline.request import FORMATS
+from cetane.pipeline.request import FORMAT_OF_BITS
 from cetane.planner import Planner
-from cetane.schema.recipe import Recipe, load_recipe, override
+from cetane.schema.changes import override
+from cetane.schema.recipe import Recipe, load_recipe
 from cetane.sweeps import smoke
 from cetane.sweeps.basis import Basis
 from common import WORK, arguments, report, standard_library_text
@@ -145,7 +146,7 @@ def main() -> None:
         "prose": tokens(texts())[: options.tokens],
     }
     rows, result = [], []
-    formats = options.formats or [FORMATS[bits] for bits in options.bits]
+    formats = options.formats or [FORMAT_OF_BITS[bits] for bits in options.bits]
     for form, method in itertools.product(formats, options.methods):
         if method == "coreml-gptq":
             if parse_format(form).bits != parse_format(GPTQ_FORMAT).bits:

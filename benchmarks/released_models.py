@@ -16,7 +16,8 @@ from cetane.lab.synthetic import SHAPES, Shapes
 from cetane.pipeline.chip_layout import recipe_for_chip
 from cetane.pipeline.plan import forecast
 from cetane.planner import Planner
-from cetane.schema.recipe import load_recipe, override
+from cetane.schema.changes import override
+from cetane.schema.recipe import load_recipe
 from common import put_lines
 
 HERE = Path(__file__).parent

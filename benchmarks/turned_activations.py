@@ -21,7 +21,8 @@ from cetane.compress import parse_format
 from cetane.gates.probes import texts
 from cetane.gates.reference import Reference
 from cetane.planner import as_recipe_asks
-from cetane.schema.recipe import load_recipe, override
+from cetane.schema.changes import override
+from cetane.schema.recipe import load_recipe
 from common import arguments, report, standard_library_text
 
 PASSAGES, LENGTH, LIMIT = 4, 256, 127

@@ -29,7 +29,7 @@ from cetane.speculate.draft_heads.modules import (
     make_draft_head,
 )
 from cetane.speculate.draft_heads.train import devices, spread, train
-from cetane.speculate.draft_heads.trained import OWN, TRAINING
+from cetane.speculate.draft_heads.trained import MAY_LACK, TRAINING
 from cetane.speculate.draft_heads.windows import windows_of_model
 
 WRITING = Writing(question=200, answer=192, listed=2)
@@ -131,14 +131,14 @@ def new_head(
 
 def take_over(head: TorchDraftHead, folder: Path) -> None:
     """Give a draft head the weights of an earlier run, but its own vocabulary."""
-    before = load_draft_head(folder / SOURCE, OWN)
+    before = load_draft_head(folder / SOURCE, MAY_LACK)
     head.load_state_dict(dict(before.named_parameters()), strict=False)
 
 
 def save(head: TorchDraftHead, held_out: torch.Tensor, training: Training, folder: Path) -> None:
     """Write the files that `cetane add-head` reads; the model's own rows are left out."""
     folder.mkdir(parents=True, exist_ok=True)
-    head.save(folder / SOURCE, OWN)
+    head.save(folder / SOURCE, MAY_LACK)
     np.save(folder / HELD_OUT, held_out.numpy().astype(np.int32))
     write_json(folder / TRAINING, training.model_dump(mode="json"))
 

@@ -9,11 +9,11 @@ from .pipeline.audit import audit as audit
 from .pipeline.completion import Completion as Completion
 from .pipeline.diff import DiffResult as DiffResult
 from .pipeline.diff import diff as diff
-from .pipeline.draft_head import AddedDraftHeads as AddedDraftHeads
-from .pipeline.draft_head import DraftHeadSettings as DraftHeadSettings
-from .pipeline.draft_head import TrainedDraftHead as TrainedDraftHead
 from .pipeline.draft_head import add_draft_heads as add_draft_heads
 from .pipeline.draft_head import train_draft_head as train_draft_head
+from .pipeline.draft_head_result import AddedDraftHeads as AddedDraftHeads
+from .pipeline.draft_head_result import DraftHeadSettings as DraftHeadSettings
+from .pipeline.draft_head_result import TrainedDraftHead as TrainedDraftHead
 from .pipeline.imports import KitImport as KitImport
 from .pipeline.imports import import_kit as import_kit
 from .pipeline.kit import Kit as Kit

@@ -42,7 +42,7 @@ LEFT_BEHIND = (
 )  # fmt: skip
 """Patterns of the leftovers of killed conversions in the temporary folder. coremltools' own have
 the names that Python makes up."""
-OWN = (
+OWN_FOLDERS = (
     "call-times", "compiled", "conversations", "evaluations", "fitted", "hashes", "prepared",
     "remote", "suffixes", "tokenizers",
 )  # fmt: skip
@@ -230,7 +230,7 @@ def unused() -> Iterator[Leftover]:
 
 def halves() -> Iterator[Leftover]:
     """Half-written cache files of killed processes."""
-    for path in sorted(path for kind in OWN for path in (cache_dir() / kind).rglob(".*")):
+    for path in sorted(path for kind in OWN_FOLDERS for path in (cache_dir() / kind).rglob(".*")):
         if path.is_file() and older(path, DAY):
             yield Leftover(path, size_of(path), "a half-written file of the cache")
 

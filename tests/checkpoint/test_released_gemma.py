@@ -10,7 +10,8 @@ import transformers
 
 from cetane.checkpoint import open_checkpoint
 from cetane.planner import Planner
-from cetane.schema.recipe import load_recipe, override
+from cetane.schema.changes import override
+from cetane.schema.recipe import load_recipe
 
 COMMON: dict[str, Any] = {
     "architectures": ["Gemma3ForCausalLM"],

@@ -109,12 +109,12 @@ def test_break_even_from_ones_own_milliseconds(cetane: Cetane) -> None:
 @pytest.mark.parametrize(
     ("t1", "tv", "k", "draft", "error"),
     [
-        (0, 5, 4, 0, "--t1 0: no time"),
-        (5, -1, 4, 0, "--tv -1: no time"),
-        (5, 5, 1, 0, "--k 1: no number"),
-        (1, 2, 10**9, 0, "--k 1000000000: no number"),
-        (5, 5, 4, -1, "--draft -1: no time"),
-        (1e300, 1e-300, 4, 0, "must be positive"),
+        (0, 5, 4, 0, "t1 = 0: no time"),
+        (5, -1, 4, 0, "tv = -1: no time"),
+        (5, 5, 1, 0, "k = 1: no number"),
+        (1, 2, 10**9, 0, "k = 1000000000: no number"),
+        (5, 5, 4, -1, "draft = -1: no time"),
+        (1e-300, 1e300, 4, 0, "t1 = 1e-300 and tv = 1e+300: no call takes so many plain steps"),
     ],
 )
 def test_break_even_of_what_is_no_time(

@@ -8,7 +8,9 @@ import pytest
 from tests.cli.conftest import Cetane
 from tests.lab import conftest as fixtures
 
+from cetane.cli.lab import STATUSES
 from cetane.files import claimed
+from cetane.lab.experiment import STATUS_WORDS
 from cetane.lab.journal import Journal
 
 lab, faked = fixtures.lab, fixtures.faked
@@ -283,3 +285,7 @@ def test_json_is_of_the_shape_that_is_documented(
     )
     figure = outcome["arms"]["candidate"]["metrics"]["weight_bytes"]
     assert set(figure) == {"value", "low", "high", "unit", "kind", "n", "note"}
+
+
+def test_the_help_names_every_status() -> None:
+    assert ", ".join(STATUS_WORDS) == STATUSES

@@ -8,7 +8,8 @@ from cetane.compress.beside import TextFile
 from cetane.errors import CetaneError
 from cetane.files import sha256
 from cetane.pipeline.request import make_request
-from cetane.schema.recipe import load_recipe, override, parse_recipe
+from cetane.schema.changes import override
+from cetane.schema.recipe import load_recipe, parse_recipe
 
 RECIPE = """
 [compression]

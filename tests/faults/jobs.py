@@ -8,11 +8,12 @@ from pathlib import Path
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
-from cetane.lab.experiment import load_experiment
 from cetane.lab.journal import Journal
+from cetane.lab.library import load_experiment
 from cetane.lab.run import run as run_experiment
 from cetane.lab.workload import Setting
-from cetane.pipeline.draft_head import DraftHeadSettings, add_draft_heads, train_draft_head
+from cetane.pipeline.draft_head import add_draft_heads, train_draft_head
+from cetane.pipeline.draft_head_result import DraftHeadSettings
 from cetane.pipeline.port import port
 from cetane.schema.recipe import Recipe
 from cetane.sweeps.run import sweep

@@ -21,7 +21,8 @@ from cetane.pipeline.calibration import resolve_fitted
 from cetane.pipeline.choose import resolve_recipe
 from cetane.pipeline.fitted_mixes import FittedMixes
 from cetane.planner import Encoder, Planner
-from cetane.schema.recipe import Recipe, override
+from cetane.schema.changes import override
+from cetane.schema.recipe import Recipe
 
 FORM = "palette3-kmeans-group8"
 

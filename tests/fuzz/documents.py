@@ -42,7 +42,7 @@ def recipe() -> Document:
 
 
 def experiment() -> Document:
-    from cetane.lab.experiment import load_experiment
+    from cetane.lab.library import load_experiment
 
     content = {
         "title": "A test", "status": "Measured", "date": datetime.date(2026, 1, 1),

@@ -11,7 +11,8 @@ import transformers
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 from cetane.gates.compressions import Judge, plain
-from cetane.schema.recipe import load_recipe, override, parse_recipe, shipped
+from cetane.schema.changes import override
+from cetane.schema.recipe import load_recipe, parse_recipe, shipped
 
 WINDOW = 32
 TOKENS = list(range(1, WINDOW + 1))

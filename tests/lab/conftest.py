@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from cetane.lab import sides as benches
-from cetane.lab.experiment import ARMS, Experiment, find_experiment
+from cetane.lab.experiment import ARMS, Experiment
 from cetane.lab.journal import Journal
+from cetane.lab.library import load_runnable
 from cetane.lab.sides import Findings, Sides, figure
 from cetane.lab.workload import Setting
 
@@ -80,7 +81,7 @@ def lab(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tiny(lab: Path) -> Experiment:
-    return find_experiment(lab, "tiny")
+    return load_runnable(lab / "tiny.toml")
 
 
 @pytest.fixture

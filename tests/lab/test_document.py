@@ -8,8 +8,9 @@ from markdown_it import MarkdownIt
 from tests.lab.test_journal import intent, outcome
 
 from cetane.lab.document import cell, markdown
-from cetane.lab.experiment import ReportedFigure, load_experiments, shipped
+from cetane.lab.experiment import ReportedFigure
 from cetane.lab.journal import ArmOutcome, Figure, GateOutcome, Journal, Verdict
+from cetane.lab.library import load_experiments, shipped
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "decision-log.md"
 

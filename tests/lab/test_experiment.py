@@ -7,16 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from cetane.errors import CetaneError
-from cetane.lab.experiment import (
-    Limit,
-    Workload,
-    changed,
-    find_experiment,
-    load_experiment,
-    load_experiments,
-    parse_experiment,
-    shipped,
-)
+from cetane.lab.experiment import Limit, Workload, changed, parse_experiment
+from cetane.lab.library import Lab, load_experiment, load_experiments, load_runnable, shipped
 from cetane.lab.metrics import METRICS
 from cetane.lab.new import template
 
@@ -106,15 +98,15 @@ def test_files(tmp_path: Path) -> None:
     for index, (error, text) in enumerate(cases.items()):
         path = write(tmp_path, f"case-{index}", text)
         with pytest.raises(CetaneError) as caught:
-            find_experiment(tmp_path, path.stem)
+            load_runnable(path)
         assert error in caught.value.message and str(path) in caught.value.message
         path.unlink()
     with pytest.raises(CetaneError, match="did you mean 'good'"):
-        find_experiment(tmp_path, "god")
+        Lab(tmp_path).find("god")
     with pytest.raises(CetaneError, match="no such folder"):
         load_experiments(tmp_path / "none")
     with pytest.raises(CetaneError):  # a name with a path in it
-        find_experiment(tmp_path, "../good")
+        Lab(tmp_path).find("../good")
 
 
 def test_changes_replace_fields_and_no_more() -> None:

@@ -21,15 +21,9 @@ from cetane.lab import run as runs
 from cetane.lab import sides as benches
 from cetane.lab import tasks
 from cetane.lab.entry import Entry
-from cetane.lab.experiment import (
-    ARMS,
-    Experiment,
-    Limit,
-    find_experiment,
-    load_experiment,
-    parse_experiment,
-)
+from cetane.lab.experiment import ARMS, Experiment, Limit, parse_experiment
 from cetane.lab.journal import ArmOutcome, Figure, Intent, Journal, value_of
+from cetane.lab.library import load_experiment, load_runnable
 from cetane.lab.verdict import decide
 from cetane.lab.workload import Setting
 from cetane.tasks.processes import Processes
@@ -205,11 +199,11 @@ def test_files_lie_where_the_experiment_says_from_any_folder(
 ) -> None:  # fmt: skip
     (lab / "tiny.toml").write_text(TINY.format(recipe="../small.toml", text="../text.txt"))
     monkeypatch.chdir(tmp_path)
-    outcome = runs.run(find_experiment(Path("experiments"), "tiny"), setting, journal, quiet)
+    outcome = runs.run(load_runnable(Path("experiments/tiny.toml")), setting, journal, quiet)
     assert (outcome.status, outcome.error) == ("passed", "")
     (mine,) = journal.runs()["tiny"]
     monkeypatch.chdir(lab)
-    here = find_experiment(Path(), "tiny")
+    here = load_runnable(Path("tiny.toml"))
     assert runs.settled(here, setting, [mine]) is mine
     assert Entry(here, [mine], None).state_in_words() == "passed"
     (tmp_path / "text.txt").write_text("Another text.")

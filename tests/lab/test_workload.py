@@ -9,7 +9,8 @@ import transformers
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 from cetane.lab import workload
-from cetane.lab.experiment import Workload, load_experiments, shipped
+from cetane.lab.experiment import Workload
+from cetane.lab.library import load_experiments, shipped
 from cetane.lab.synthetic import GEMMA4_E2B, SMALL, Shapes, write_gemma4
 from cetane.lab.workload import Setting, named_prompts, zaya_tiny
 from cetane.planner import Planner

@@ -26,7 +26,7 @@ from cetane.kit.write import host_description, probe_entry, shipped
 from cetane.measuring.chain import ChainedRun
 from cetane.measuring.host import Host
 from cetane.schema.manifest import rotary_path, table_path
-from cetane.schema.recipe import HeadTable
+from cetane.schema.recipe import HeadSection
 from cetane.schema.slots import CONTRACTS
 
 TOKENS = [5, 17, 3, 99, 42, 7, 250, 11, 60, 61, 5, 17, 8]
@@ -140,7 +140,7 @@ def test_heads_that_stream(contract: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("choose", [True, "argmax"])
 def test_a_head_that_chooses(choose: bool | str, tmp_path: Path) -> None:
-    head = HeadTable(slices=3, choose=choose)
+    head = HeadSection(slices=3, choose=choose)
     engine = engine_of(build_model("llama"), recipe("readonly").model_copy(update={"head": head}))
     agree(engine, tmp_path, [("prefill", TOKENS[:5])])
 

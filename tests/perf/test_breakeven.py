@@ -54,7 +54,7 @@ def test_break_even_is_where_speed_is_equal(
 
 
 @pytest.mark.parametrize(
-    ("t1", "tk", "slowdown", "share"),
+    ("t1", "tv", "slowdown", "share"),
     [
         (130, 475, 3.65, 0.885),  # experiment 32 as stated
         (56.2, 78, 1.39, 0.13),  # Phi-4-mini
@@ -62,8 +62,8 @@ def test_break_even_is_where_speed_is_equal(
         (109, 483, 4.43, None),  # experiment 35
     ],
 )
-def test_published_cases(t1: float, tk: float, slowdown: float, share: float | None) -> None:
-    spec = DraftingTimes(t1, tk, 4)
+def test_published_cases(t1: float, tv: float, slowdown: float, share: float | None) -> None:
+    spec = DraftingTimes(t1, tv, 4)
     assert spec.slowdown == pytest.approx(slowdown, abs=0.01)
     found = spec.break_even_share()
     assert found == (None if share is None else pytest.approx(share, abs=0.005))
@@ -82,16 +82,21 @@ def test_drafting_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "case",
+    ("case", "message"),
     [
-        (0, 1, 4), (1, -1, 4), (1, 1, 1), (1, 1, 4, -1), (float("nan"), 1, 4),
-        (inf, 1, 4), (1, inf, 4), (inf, inf, 4), (1, 1, 4, inf), (1e300, 1e-300, 4),
-        (1, 2, 1025), (1, 2, 10**400),
+        *((case, "^t1 = .*: no time of a call")
+          for case in ((0, 1, 4), (float("nan"), 1, 4), (inf, 1, 4), (inf, inf, 4))),
+        *((case, "^tv = .*: no time of a call") for case in ((1, -1, 4), (1, inf, 4))),
+        *((case, "^draft = .*: no time") for case in ((1, 1, 4, -1), (1, 1, 4, inf))),
+        *((case, "no call takes so many") for case in ((1e300, 1e-300, 4), (1e-300, 1e300, 4))),
+        *((case, "^k = .*: no number") for case in ((1, 1, 1), (1, 2, 1025), (1, 2, 10**400))),
     ],
 )  # fmt: skip
-def test_bad_speculation(case: tuple[float, ...]) -> None:
-    with pytest.raises(CetaneError, match="speculation"):
+def test_what_is_no_time_and_no_width(case: tuple[float, ...], message: str) -> None:
+    """Each has a hint of its own."""
+    with pytest.raises(CetaneError, match=message) as caught:
         DraftingTimes(*case)  # type: ignore[arg-type]
+    assert caught.value.hint
 
 
 def test_the_widest_call() -> None:

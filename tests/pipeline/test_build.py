@@ -30,7 +30,8 @@ from cetane.pipeline.build import build, build_only
 from cetane.pipeline.partial import Partial
 from cetane.pipeline.parts import job_of, make_part, opened
 from cetane.pipeline.whole import bundle_key
-from cetane.schema.recipe import Recipe, override
+from cetane.schema.changes import override
+from cetane.schema.recipe import Recipe
 from cetane.store.settings import using
 from cetane.store.store import Store, result_path
 

@@ -20,7 +20,8 @@ from cetane.pipeline import chip_layout
 from cetane.pipeline.chip_layout import recipe_for_chip
 from cetane.pipeline.plan import forecast
 from cetane.planner import Planner
-from cetane.schema.recipe import load_recipe, override
+from cetane.schema.changes import override
+from cetane.schema.recipe import load_recipe
 
 
 @pytest.fixture(scope="module")

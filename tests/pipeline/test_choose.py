@@ -26,7 +26,8 @@ from cetane.pipeline.choose import Harms, check_budget, resolutions, resolve_rec
 from cetane.pipeline.judgement import MARGIN, Judgement
 from cetane.pipeline.request import Request, make_request, read_size
 from cetane.planner import Planner
-from cetane.schema.recipe import Recipe, load_recipe, override, recipe_files
+from cetane.schema.changes import override
+from cetane.schema.recipe import Recipe, load_recipe, recipe_files
 from cetane.store.settings import using
 
 SMALL, LARGE = "palette6-kmeans-group32", "int8-per-channel"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from tests.conftest import build_model
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
@@ -80,3 +81,27 @@ def test_a_hub_model_that_the_build_fetched_is_found_again(
     shutil.copytree(tiny_checkpoint_folder, folder / "snapshots" / ("0" * 40))
     assert checkpoint_of(from_source("org/model")).source == "org/model"
     assert not connections
+
+
+def test_the_width_of_an_mlp_is_part_of_the_shape(
+    tiny_bundle: Callable[..., Bundle], tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    """No input and no output shows it. By hand: in each of two layers, three matrices of 64
+    columns have 32 rows more, in fp16."""
+    wider = shutil.copytree(tiny_checkpoint_folder, tmp_path / "wider")
+    build_model("llama", intermediate_size=128).save_pretrained(wider)
+    bundle = tiny_bundle()
+    ours = bundle.plan.weight_bytes
+    theirs = ours + 2 * 3 * 64 * 32 * 2
+    with pytest.raises(CetaneError, match=f"its weight_bytes {theirs}, not {ours}"):
+        checkpoint_of(bundle, wider)
+
+
+def test_a_copy_with_other_dates_is_the_same_model(
+    tiny_bundle: Callable[..., Bundle], tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(tiny_checkpoint_folder, tmp_path / "copy", copy_function=shutil.copy)
+    bundle = tiny_bundle()
+    found = checkpoint_of(bundle, copy)
+    assert found.fingerprint != bundle.manifest.fingerprint
+    assert found.source == str(copy)

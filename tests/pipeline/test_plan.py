@@ -11,12 +11,13 @@ from cetane.errors import CetaneError
 from cetane.gates.residency import audit
 from cetane.gates.residency.target import Target
 from cetane.lab import synthetic
-from cetane.perf.combinations import FORMATS
+from cetane.perf.combinations import RANKED_FORMATS
 from cetane.pipeline.choose import known_to_hold, resolve_recipe
 from cetane.pipeline.plan import PlannedResidency, forecast, plan, planner_for, rank
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
-from cetane.schema.recipe import load_recipe, override
+from cetane.schema.changes import override
+from cetane.schema.recipe import load_recipe
 
 
 @pytest.fixture
@@ -45,10 +46,10 @@ def test_few_bits_are_ranked_among_formats_that_need_no_fitting(
     bits: int, request_of_tiny: Request, tiny_checkpoint_folder: Path
 ) -> None:
     few = make_request(tiny_checkpoint_folder, request_of_tiny.recipe, bits=bits)
-    assert known_to_hold(few.checkpoint, few.recipe, FORMATS) == {"fp16"}
+    assert known_to_hold(few.checkpoint, few.recipe, RANKED_FORMATS) == {"fp16"}
     turned = override(request_of_tiny.recipe, {"compression.rotate": True})
     judged = resolve_recipe(few.checkpoint, turned).compression.default
-    assert known_to_hold(few.checkpoint, few.recipe, FORMATS) == {"fp16", judged}
+    assert known_to_hold(few.checkpoint, few.recipe, RANKED_FORMATS) == {"fp16", judged}
 
 
 def test_what_a_rule_refuses_is_not_recommended(request_of_tiny: Request) -> None:

@@ -21,7 +21,8 @@ from cetane.pipeline.attempt import PortHistory
 from cetane.pipeline.build import build
 from cetane.pipeline.port import is_open, mended, next_recipe, port
 from cetane.pipeline.request import make_request, read_size
-from cetane.schema.recipe import Recipe, decided, load_recipe, override, parse_recipe
+from cetane.schema.changes import decided, override
+from cetane.schema.recipe import Recipe, load_recipe, parse_recipe
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from cetane.hardware.chips import find_chip
 from cetane.perf.capacities import capacity_costs
 from cetane.perf.predict import Predictor
 from cetane.planner import Planner
+from cetane.schema.changes import override
 from cetane.schema.plan import Plan
-from cetane.schema.recipe import load_recipe, override, parse_recipe, recipe_files
+from cetane.schema.recipe import load_recipe, parse_recipe, recipe_files
 from cetane.schema.slots import CONTRACTS
 
 WIDE = 256

@@ -20,7 +20,7 @@ from cetane.hardware.chips import find_chip
 from cetane.kit.device import DEVICE, DeviceResult
 from cetane.kit.speed import Figures, SpeedCompared
 from cetane.lab.entry import ExperimentReport, experiment_report
-from cetane.lab.experiment import Experiment, find_experiment, parse_experiment, shipped
+from cetane.lab.experiment import Experiment, parse_experiment
 from cetane.lab.journal import (
     ArmOutcome,
     Figure,
@@ -30,6 +30,7 @@ from cetane.lab.journal import (
     Outcome,
     Verdict,
 )
+from cetane.lab.library import Lab, shipped
 from cetane.mil import load
 from cetane.report.collect import bundle_report
 from cetane.report.content.page import BundleReport
@@ -184,7 +185,7 @@ def empty(bare: Bundle) -> BundleReport:
 
 def experiment() -> Experiment:
     """One that comes with cetane and is not only planned."""
-    return find_experiment(shipped(), "zaya-cca-current-tap")
+    return Lab(shipped()).find("zaya-cca-current-tap")
 
 
 def arm(factor: float, **metrics: Figure) -> ArmOutcome:

@@ -11,6 +11,7 @@ import coremltools as ct
 import numpy as np
 import pytest
 import typer
+from tests.conftest import build_model
 from tests.report.conftest import DEVICE_RESULT, EVALUATION, measured_on_the_ane
 
 from cetane.bundle import Bundle
@@ -304,24 +305,43 @@ def test_a_damaged_result_is_an_error(
     assert "cetane validate" in str(caught.value.hint)
 
 
-def test_a_checkpoint_that_changed_gives_no_prediction(judged: Bundle, tmp_path: Path) -> None:
-    """Where the build found it. A download anew changes dates, and push takes no other place."""
-    shutil.copytree(judged.path, tmp_path / "bundle")
-    manifest = tmp_path / "bundle" / "manifest.json"
-    content = manifest.read_text().replace(judged.manifest.fingerprint, "other")
-    manifest.write_text(content)
-    report = bundle_report(Bundle(tmp_path / "bundle"), find_chip("m4-max"), None, None, None)
+def other_source(bundle: Bundle, copy: Path, source: Path) -> Bundle:
+    """A copy of a bundle that names another place of its checkpoint."""
+    shutil.copytree(bundle.path, copy)
+    manifest = copy / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(bundle.manifest.source, str(source)))
+    return Bundle(copy)
+
+
+@pytest.fixture
+def wider(tiny_checkpoint_folder: Path, tmp_path: Path) -> Path:
+    """The tiny model with a wider MLP, which no interface of a shard shows."""
+    folder = shutil.copytree(tiny_checkpoint_folder, tmp_path / "wider")
+    build_model("llama", intermediate_size=128).save_pretrained(folder)
+    return folder
+
+
+def test_another_model_in_the_checkpoints_place_gives_no_prediction(
+    judged: Bundle, wider: Path, tmp_path: Path
+) -> None:
+    """Push takes no other place, so it is no error."""
+    bundle = other_source(judged, tmp_path / "bundle", wider)
+    report = bundle_report(bundle, find_chip("m4-max"), None, None, None)
     assert isinstance(report.predicted, Absent)
-    assert "is not the checkpoint that" in report.predicted.why
+    assert "is another model than" in report.predicted.why
     assert report.predicted.command.endswith("--model CHECKPOINT")
 
 
-def test_another_checkpoint_is_an_error(
-    judged: Bundle, tiny_checkpoint_folder: Path, tmp_path: Path
+def test_another_model_is_an_error(judged: Bundle, wider: Path) -> None:
+    with pytest.raises(CetaneError, match="is another model than"):
+        bundle_report(judged, find_chip("m4-max"), str(wider), None, None)
+
+
+def test_a_copy_of_the_checkpoint_predicts_the_same(
+    judged: Bundle, full: BundleReport, tiny_checkpoint_folder: Path, tmp_path: Path
 ) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(tiny_checkpoint_folder, other)
-    content = (other / "config.json").read_text()
-    (other / "config.json").write_text(content.replace("{", '{"new": 1,', 1))
-    with pytest.raises(CetaneError, match="is not the checkpoint"):
-        bundle_report(judged, find_chip("m4-max"), str(other), None, None)
+    """A download anew changes dates, and so the fingerprint, but no shape."""
+    copy = shutil.copytree(tiny_checkpoint_folder, tmp_path / "copy", copy_function=shutil.copy)
+    report = bundle_report(judged, find_chip("m4-max"), str(copy), None, None)
+    assert isinstance(report.predicted, CallTimes)
+    assert report.predicted == full.predicted

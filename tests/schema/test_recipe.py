@@ -9,16 +9,7 @@ import pytest
 
 from cetane.errors import CetaneError
 from cetane.families.options import ResidualOptions
-from cetane.schema.recipe import (
-    Recipe,
-    decided,
-    load_recipe,
-    override,
-    parse_recipe,
-    shipped,
-    value_of,
-    without_reasons,
-)
+from cetane.schema.recipe import Recipe, load_recipe, parse_recipe, shipped
 from cetane.validation import check_keys, parse_json, parse_toml, validated
 
 
@@ -224,54 +215,10 @@ def test_files_that_are_not_toml(tmp_path: Path, content: bytes) -> None:
         load_recipe(str(path))
 
 
-@pytest.mark.parametrize(
-    "key", ["#", "a=1\nb", "a = {} #", "a = 0 #", "a] #", "[a]\nb", "", "a b", "."]
-)
-def test_what_is_no_key(key: str) -> None:
-    with pytest.raises(CetaneError, match="is not a key of a recipe"):
-        override(parse(), {key: 3})
-
-
-def test_a_reason_goes_with_its_value_and_with_all_that_it_speaks_of() -> None:
-    reasons = {
-        "compression.default": "six bits are good", "embedding.format": "six bits are good",
-        "family.residual_scale": "residuals are large",
-    }  # fmt: skip
-    recipe = decided(parse(), {}, reasons)
-    assert without_reasons(recipe, {"cache.context", "compression.defaults"}) == recipe
-    scale = {"family.residual_scale": "residuals are large"}
-    assert without_reasons(recipe, {"embedding.format"}).reasons == scale
-    assert without_reasons(recipe, {"compression"}).reasons == scale, "a table has its values"
-    assert not without_reasons(recipe, {"family", "compression.default"}).reasons
-
-
-def test_values_by_their_keys() -> None:
-    recipe = parse_recipe({"name": "r", "family": {"together": 2}}, "r")
-    assert value_of(recipe, "compression.rotate") is False, "files leave this default out"
-    assert value_of(recipe, "quality") == "good"
-    assert value_of(recipe, "family.together") == 2
-    assert value_of(recipe, "family.other") is None
-    assert value_of(recipe, "compression.default.other") is None
-    assert value_of(recipe, "tokens") == recipe.tokens.model_dump()
-
-
 def test_a_file_of_an_editor_that_marks_its_encoding(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('description = "ours"', encoding="utf-8-sig")
     assert load_recipe(str(path)).description == "ours"
-
-
-@pytest.mark.parametrize(
-    ("key", "message"),
-    [
-        ("head.subset", r"only a recipe file \(.toml\) can name a file of tokens"),
-        ("compression.text", "name a file with its hash: {file = 'a.txt', sha256"),
-        ("compression.sensitivity", "name a file with its hash: {file = 'a.txt', sha256"),
-    ],
-)
-def test_a_file_where_a_table_belongs(key: str, message: str) -> None:
-    with pytest.raises(CetaneError, match=f"{key}: {message}"):
-        override(parse(), {key: "a.txt"})
 
 
 def test_a_value_that_is_neither_a_choice_nor_a_number() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from cetane.errors import CetaneError
-from cetane.schema.recipe import load_recipe, override
+from cetane.schema.changes import override
+from cetane.schema.recipe import load_recipe
 from cetane.schema.streaming import HeadScores, Streaming
 
 SCORES = {

@@ -424,4 +424,4 @@ def test_a_drafter_that_says_nothing_shows_no_cost() -> None:
     """It would look free when it drafts at last."""
     controller = Controller({1: [1.0], 4: [1.0]})
     assert Speculator([Silent()], 3, controller).ask(Silent(), 3) == NO_DRAFT
-    assert controller.slowdown["silent"].usual == 1
+    assert controller.lateness["silent"].usual == 1

@@ -133,7 +133,7 @@ def show(result: PortResult, seconds: float, named: bool, verbose: bool) -> None
     """
     from cetane.cli.forecast import headline
     from cetane.cli.gate_tables import show_checks, show_golden, show_why, summary
-    from cetane.schema.recipe import value_of
+    from cetane.schema.changes import value_of
 
     reasons = result.plan.recipe.reasons
     for reason in dict.fromkeys(reasons.values()):

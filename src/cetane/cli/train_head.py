@@ -12,7 +12,7 @@ from cetane.cli.options import BundlePath, Checkpoint, Json
 from cetane.cli.output import conclude, follow, progress, say, table, warn
 
 if TYPE_CHECKING:
-    from cetane.pipeline.draft_head import TrainedDraftHead
+    from cetane.pipeline.draft_head_result import TrainedDraftHead
 
 
 def train_head(
@@ -45,8 +45,8 @@ def train_head(
     With `torchrun`, it trains on several devices. Exit code 1 when its golden gate fails: then an
     earlier one stays.
     """
-    from cetane.pipeline.draft_head import DraftHeadSettings
     from cetane.pipeline.draft_head import train_draft_head as train
+    from cetane.pipeline.draft_head_result import DraftHeadSettings
 
     settings = DraftHeadSettings(tokens, window, vocabulary, steps, epochs, minutes, batch)
     with progress(f"train {kind}") as update:

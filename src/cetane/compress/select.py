@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -168,6 +169,11 @@ class Selection(Data):
         """All files that the recipe names here."""
         named = self.sensitivity, self.text, self.fitted
         return tuple(file for file in named if file is not None)
+
+    def find_beside(self, recipe: Path) -> None:
+        """Look for each file in the folder of the recipe at this path."""
+        for file in self.files:
+            file.beside(recipe)
 
     def find_as(self, *known: FileBeside) -> None:
         """Look for each file at the place of the known one that has the same content."""

@@ -1,5 +1,7 @@
-"""Recipes that another runtime cannot run: each refusal says what to port with instead."""
+"""Recipes and bundles that another runtime cannot run: each refusal says what to do instead."""
 
+from cetane.bundle import Bundle
+from cetane.compress.fitted import by_content
 from cetane.errors import CetaneError
 from cetane.schema.recipe import Recipe
 
@@ -53,4 +55,42 @@ def refuse_int4_rows(recipe: Recipe, what: str, kept: str) -> None:
             f"{what} keeps rows of the embedding in {kept}, but those of recipe {recipe.name} are "
             "int4",
             f"port with --set embedding.format={kept.partition(' ')[0]}",
+        )
+
+
+def refuse_lost_constants(bundle: Bundle) -> None:
+    """Raise CetaneError for a bundle whose fitted constants this machine does not have. An export
+    encodes the checkpoint's weights once more, and the bundle has only their packed form."""
+    fitted = bundle.plan.recipe.compression.fitted
+    if fitted is None:
+        return
+    try:
+        fitted.read()
+    except CetaneError as error:
+        place = by_content(fitted.sha256).path
+        raise CetaneError(
+            f"{bundle.path} has fitted constants, and this layout needs their file. It cannot be "
+            f"read: {place}",
+            "export on the machine that ported it; --layout contract and onnx need no such file; "
+            "or port into another folder, with a copy of the bundle's recipe.toml without "
+            "[compression.fitted]",
+        ) from error
+
+
+def refuse_int8_activations(bundle: Bundle) -> None:
+    """Raise CetaneError for a bundle with 8-bit activations: an export lowers its checkpoint once
+    more, but only the bundle's packages hold the calibration."""
+    if bundle.int8_activations:
+        raise CetaneError(
+            f"another runtime has activations in fp16, but those of {bundle.path} are quantized",
+            "export the bundle that quantize-activations was given",
+        )
+
+
+def refuse_draft_heads(bundle: Bundle) -> None:
+    """Raise CetaneError for a bundle with draft heads, which another runtime would not use."""
+    for kind, head in bundle.draft_heads().items():
+        raise CetaneError(
+            f"{bundle.path} has the draft head {kind}, which another runtime cannot run",
+            f"move {head.path} away for the export; --layout contract and onnx take it along",
         )

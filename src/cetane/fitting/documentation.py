@@ -29,7 +29,7 @@ MODULES = (
 (`cetane.lab.workload`)."""
 EDITION = platform.python_version()
 """What the documentation depends on. Its hash would say the same, but takes seconds to make."""
-OWN = re.compile(r" at 0x[0-9a-f]+|\nFILE\n.*|\n    tempdir = .*")
+VARIES = re.compile(r" at 0x[0-9a-f]+|\nFILE\n.*|\n    tempdir = .*")
 """What differs between two processes or machines: addresses of objects, and paths."""
 SLICES, SLICE = 64, 1 << 16
 """The most slices of a user's text, and the characters of a slice: together about a million tokens.
@@ -42,7 +42,7 @@ def documentation() -> list[str]:
     found = []
     for name in MODULES:
         with suppress(ImportError, pydoc.ErrorDuringImport):  # this Python lacks a C library
-            found.append(OWN.sub("", pydoc.plain(pydoc.render_doc(name))))
+            found.append(VARIES.sub("", pydoc.plain(pydoc.render_doc(name))))
     with suppress(ImportError):
         from pydoc_data.topics import topics
 

@@ -37,7 +37,7 @@ from cetane.hardware.memory import give_back
 from cetane.planner import Planner
 from cetane.planner.encoding import can_be_fitted
 from cetane.planner.weights import format_of, refuse_damaged
-from cetane.schema.recipe import override
+from cetane.schema.changes import override
 
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded

@@ -15,7 +15,7 @@ from cetane.gates.reference import Reference
 from cetane.gates.structure import Deviation, ModelResults, deviations, filled, tokens_for_experts
 from cetane.lower.structure import records
 from cetane.planner import Planner
-from cetane.schema.recipe import override
+from cetane.schema.changes import override
 
 
 class ModuleReadings:

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 CLAMPS = ("clamp", "clip", "clamp_min", "clamp_max")
 """The names of torch's functions that bound a tensor by numbers. Those with a `_` behind them do it
 in place."""
-OWN = f"{__name__.partition('.')[0]}."
+CETANE = f"{__name__.partition('.')[0]}."
 """The beginning of the names of cetane's modules."""
 
 
@@ -45,7 +45,7 @@ class Bounds(TorchFunctionMode):
         """Note the bounds of a call, for the module whose method made it, at any depth.
 
         cetane's own code, which runs beside the model's, sets none."""
-        if caller.f_globals["__name__"].startswith(OWN):
+        if caller.f_globals["__name__"].startswith(CETANE):
             return
         frame: FrameType | None = caller
         while frame is not None:

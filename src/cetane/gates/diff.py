@@ -35,7 +35,7 @@ from cetane.mil.gap import Gap, gap
 from cetane.mil.program import Precision
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
-from cetane.schema.recipe import Mode, Recipe, Tokens
+from cetane.schema.recipe import Mode, Recipe, TokensSection
 
 CALLS = 2
 """The number of compared calls: one with an empty cache, and one that reads the first's columns."""
@@ -58,8 +58,10 @@ class ComparingBackend:
         self.comparisons: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
 
     def open(self, shard: str) -> "ComparingProgram":
-        programs = load(self.first.shard(shard)), load(self.second.shard(shard))
-        return ComparingProgram(self, shard, *programs)
+        first, second = self.first.shard(shard), self.second.shard(shard)
+        program = load(first)
+        other = program if second == first else load(second)
+        return ComparingProgram(self, shard, program, other)
 
     def results(self, plan: Plan) -> Comparisons:
         """The worst of all calls, with the plan's names of blocks."""
@@ -295,7 +297,7 @@ def uncompressed(recipe: Recipe, mode: Mode) -> Recipe:
     kept = {"decode", mode}
     tokens = recipe.tokens
     if tokens.shapes == "static":
-        tokens = Tokens(
+        tokens = TokensSection(
             verify=tokens.verify if "verify" in kept else None,
             prefill=tokens.prefill if "prefill" in kept else None,
         )

@@ -31,7 +31,7 @@ from cetane.gates.limits import limits, limits_digest
 from cetane.gates.observe import ProbeTask, Seen, observe, structure_tasks
 from cetane.gates.port import Port, computes_as_shipped, packaged
 from cetane.gates.probes import (
-    OWN,
+    LEAST_OWN,
     Probe,
     ProbePart,
     begun,
@@ -304,7 +304,7 @@ class Proof:
         these. Otherwise no call of a short window would read a cache."""
         tasks = []
         for window in windows:
-            last = min(OWN, len(window.tokens) // 2)
+            last = min(LEAST_OWN, len(window.tokens) // 2)
             read = (ProbePart(self.mode, len(window.tokens) - last), ProbePart("decode", last))
             tasks.append(ProbeTask(self.mode, window, read))
         return tasks

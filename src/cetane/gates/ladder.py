@@ -25,7 +25,7 @@ from cetane.gates.bases import base_checks
 from cetane.gates.experts import Choices
 from cetane.gates.observe import ProbeTask, Watched
 from cetane.gates.port import Packaged
-from cetane.gates.probes import OWN, TEXT_PROBE, Probe, ProbePart, text_tokens, widest_tokens
+from cetane.gates.probes import LEAST_OWN, TEXT_PROBE, Probe, ProbePart, text_tokens, widest_tokens
 from cetane.gates.reference import Reference, reference_of
 from cetane.gates.scores import ShardScore, shard_score
 from cetane.gates.structure import LOGITS, Deviation, deviation, head_slices, judge_structure
@@ -89,7 +89,7 @@ def climb(
     """
     plan = engine.plan
     widest, context = widest_tokens(plan), plan.capacities[0].tokens
-    tokens = text_tokens(checkpoint.tokenizer, min(context, widest + widest // 8 + OWN))
+    tokens = text_tokens(checkpoint.tokenizer, min(context, widest + widest // 8 + LEAST_OWN))
     for rung in rungs(engine, planner, checkpoint, tokens):
         for shard in shards:
             for pair in rung.pairs(shard, list(plan.modes)):

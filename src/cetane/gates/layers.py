@@ -15,12 +15,13 @@ from cetane.bundle.tables import TokenRows
 from cetane.checkpoint import Checkpoint
 from cetane.engine.authored import embedding_rows
 from cetane.engine.backend import Array
+from cetane.engine.engine import Engine
+from cetane.engine.portable import PortableBackend
 from cetane.errors import CetaneError
 from cetane.files import Progress
 from cetane.gates import metrics
 from cetane.gates.ladder import rungs
 from cetane.gates.limits import limits
-from cetane.gates.port import packaged
 from cetane.gates.probes import SEED, SMALL, random_tokens, row_norms
 from cetane.planner import Planner
 from cetane.validation import Data
@@ -90,7 +91,8 @@ def judge_layers(
     """
     planner = Planner(checkpoint, bundle.plan.recipe)
     probes, screened = choose_probes(bundle, embedding_rows(planner, checkpoint), prompt_ids, count)
-    engine = packaged(bundle, planner, checkpoint).rounded
+    backend = PortableBackend(bundle, "fp16")  # rounds every result
+    engine = Engine(bundle.plan, backend, bundle.tables(), resident=False)
     modes = list(bundle.plan.modes)
     shards, limit = chosen(planner, block), limits().published.cosine
     cosines: dict[str, list[Array]] = {shard: [] for shard in shards}

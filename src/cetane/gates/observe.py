@@ -17,7 +17,7 @@ from cetane.families import Truth
 from cetane.gates.experts import Choices, best, routed_blocks
 from cetane.gates.probes import (
     AFTER,
-    OWN,
+    LEAST_OWN,
     Probe,
     ProbePart,
     Way,
@@ -183,7 +183,7 @@ class Watched:
     def _go_astray(self, part: ProbePart, tokens: Sequence[int]) -> None:
         """Mark the memory, take wrong tokens, and rewind; then do so in every shard."""
         session, marks = self.session, list[Mark]()
-        count = max(self.engine.plan.modes[part.mode].tokens, OWN // 2)
+        count = max(self.engine.plan.modes[part.mode].tokens, LEAST_OWN // 2)
         mark = session.mark()
         wrong = session.prepare(self._wrong(tokens, count), "none", [part.mode, "decode"])
         session.rewind(mark)

@@ -116,12 +116,6 @@ class Packaged:
         return Engine(self.plan, PortableBackend(self.packages), self.tables, resident=False)
 
     @property
-    def rounded(self) -> Engine:
-        """The port as it ships, with every result rounded to fp16."""
-        backend = PortableBackend(self.packages, "fp16")
-        return Engine(self.plan, backend, self.tables, resident=False)
-
-    @property
     def twin(self) -> Engine:
         backend = TwinBackend(self.packages, self.planner, self.weights)
         tables = host_tables(self.planner, self.weights)
@@ -135,62 +129,56 @@ class Packaged:
     def int8_activations(self) -> bool:
         return any(load(self.packages.shard(name)).int8_activations for name in self.plan.by_name)
 
-    def scales(self, shard: str) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {}
+    def functions(self, shard: str) -> Iterator[tuple[str, FunctionIndex, Constants]]:
+        """The functions of a shard's package, by name."""
         for name, function in load(self.packages.shard(shard)).functions.items():
-            literals = Constants(FunctionIndex(function))
-            found[name] = {
+            index = FunctionIndex(function)
+            yield name, index, Constants(index)
+
+    def scales(self, shard: str) -> dict[str, dict[str, Any]]:
+        return {
+            name: {
                 str(op.inputs["input"][0]): literals.plain(op.inputs["scale"][0])
-                for op in function.ops
+                for op in index.function.ops
                 if op.kind == "quantize"
             }
-        return found
+            for name, index, literals in self.functions(shard)
+        }
 
     def computing(self, arithmetic: Precision) -> Engine:
         backend = ArithmeticBackend(self.packages, self.planner, arithmetic)
         return Engine(keeping_numbers(self.plan), backend, self.tables, resident=False)
 
     def epsilons(self, shard: str) -> dict[str, float]:
-        program = load(self.packages.shard(shard))
         return {
-            f"{name}/{op.name}": float(
-                Constants(FunctionIndex(function)).plain(op.inputs["epsilon"][0])
-            )
-            for name, function in program.functions.items()
-            for op in function.ops
+            f"{name}/{op.name}": float(literals.plain(op.inputs["epsilon"][0]))
+            for name, index, literals in self.functions(shard)
+            for op in index.function.ops
             if op.kind == "layer_norm" and "epsilon" in op.inputs
         }
 
     def activations(self, shard: str) -> dict[str, Activation]:
-        program = load(self.packages.shard(shard))
         return {
-            f"{name}/{op.name}": ActivationOp(op, Constants(FunctionIndex(function)))
-            for name, function in program.functions.items()
-            for op in function.ops
+            f"{name}/{op.name}": ActivationOp(op, literals)
+            for name, index, literals in self.functions(shard)
+            for op in index.function.ops
             if op.kind in ACTIVATIONS
         }
 
     def bounds(self, shard: str) -> dict[str, list[float]]:
-        functions = load(self.packages.shard(shard)).functions
-        return {
-            name: list(bounds_in(FunctionIndex(function))) for name, function in functions.items()
-        }
+        return {name: list(bounds_in(index)) for name, index, _ in self.functions(shard)}
 
     def roundings(self, shard: str) -> dict[str, int]:
-        functions = load(self.packages.shard(shard)).functions
-        return {
-            name: len(roundings(FunctionIndex(function))) for name, function in functions.items()
-        }
+        return {name: len(roundings(index)) for name, index, _ in self.functions(shard)}
 
     def constants(self, shard: str) -> Iterator[Stored]:
-        program = load(self.packages.shard(shard))
         graphs = {graph.function.name: graph for graph in self.planner.graphs(shard)}
         seen: set[Any] = set()
-        for name, function in program.functions.items():
+        for name, index, _ in self.functions(shard):
             wanted = {}
             if name in graphs:
                 wanted = result_names(used_in(self.planner, shard, name))
-            yield from stored_in(shard, function, wanted, seen)
+            yield from stored_in(shard, index.function, wanted, seen)
 
 
 class ArithmeticBackend(PortableBackend):

@@ -29,7 +29,7 @@ ROWS = 1 << 14
 """The rows of the embedding that are in memory at a time."""
 SMALL = 5.0
 """The percentile of embedding norms below which a token is not drawn."""
-OWN = 8
+LEAST_OWN = 8
 """The least number of tokens that a mode itself takes at the start of a probe, and at its end."""
 FEW = 32
 """The tokens of a sequence that is drawn for experts."""
@@ -89,7 +89,7 @@ def structure_probes(
     """
     context, widest = plan.recipe.cache.context, widest_tokens(plan)
     reused = max((group.count for group in plan.caches.values() if group.limited), default=0)
-    tail = widest + widest // 2 + OWN
+    tail = widest + widest // 2 + LEAST_OWN
     hosted = max(host_tokens(plan, mode) for mode in plan.modes)
     read = max(reused, filled)
     length = min(context, read + widest + tail + hosted)
@@ -104,7 +104,7 @@ def structure_probes(
         start = max(0, at - tail)
         probes.append(Probe(f"beyond {at}", drawn[: context - start], start))
     if not plan.recipe.embedding.inside:
-        probes.append(Probe(FAINT_PROBE, drawn[tail : tail + OWN], scale=FAINT))
+        probes.append(Probe(FAINT_PROBE, drawn[tail : tail + LEAST_OWN], scale=FAINT))
     size = min(FEW, context)
     others = random_tokens(embedding, -(-drawn_for_experts // size) * size, SEED + 1, excluded)
     for at in range(0, len(others), size):
@@ -194,9 +194,9 @@ def between(plan: Plan, mode: Mode, tokens: int) -> list[ProbePart]:
 
 
 def own_tokens(plan: Plan, mode: Mode) -> int:
-    """The tokens of whole calls of a mode: at least `OWN`."""
+    """The tokens of whole calls of a mode: at least `LEAST_OWN`."""
     width = plan.modes[mode].tokens
-    return -(-OWN // width) * width
+    return -(-LEAST_OWN // width) * width
 
 
 def probe_parts(plan: Plan, mode: Mode, probe: Probe) -> tuple[ProbePart, ...]:
@@ -217,7 +217,7 @@ def probe_parts(plan: Plan, mode: Mode, probe: Probe) -> tuple[ProbePart, ...]:
 
 def holds_host_parts(plan: Plan, mode: Mode, length: int) -> bool:
     """Whether a text of `length` tokens has room for `host_parts` behind others."""
-    return length >= OWN + host_tokens(plan, mode)
+    return length >= LEAST_OWN + host_tokens(plan, mode)
 
 
 def host_parts(plan: Plan, mode: Mode) -> tuple[ProbePart, ...]:
@@ -226,7 +226,7 @@ def host_parts(plan: Plan, mode: Mode) -> tuple[ProbePart, ...]:
     They come last, so a host's fault shows in no other part. A state that reuses slots takes no
     marks. The last token's logits come from a full call, and from one that is not."""
     width = plan.modes[mode].tokens
-    made = [] if plan.forgets else [ProbePart(mode, OWN // 2, way="rewind")]
+    made = [] if plan.forgets else [ProbePart(mode, LEAST_OWN // 2, way="rewind")]
     if width > 1:
         made += draft_parts(plan, mode)
     return (*made, *(ProbePart(mode, count, way="last") for count in (width, max(1, width // 2))))

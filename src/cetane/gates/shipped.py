@@ -9,7 +9,7 @@ from cetane.engine.backend import Array
 from cetane.gates import metrics
 from cetane.gates.golden_result import Range
 from cetane.gates.observe import Seen
-from cetane.gates.probes import OWN, Probe
+from cetane.gates.probes import LEAST_OWN, Probe
 from cetane.gates.quality import Agreement
 from cetane.gates.reference import Observed
 from cetane.gates.scores import LogitScore, ShardScore, logit_score, shard_scores
@@ -121,7 +121,7 @@ def peak(windows: Sequence[Probe], seen: Sequence[Seen]) -> int:
     best, before = (0.0, 0), 0
     for window, one in zip(windows, seen, strict=True):
         for at, rows in one.tensors.values():
-            later = at >= OWN
+            later = at >= LEAST_OWN
             if later.any():
                 tops = np.abs(rows[later]).max(axis=1)
                 best = max(best, (float(tops.max()), before + int(at[later][tops.argmax()])))

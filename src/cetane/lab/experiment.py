@@ -5,17 +5,17 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from cetane.errors import CetaneError
-from cetane.files import json_sha256, read_toml, sha256
+from cetane.files import json_sha256, sha256
 from cetane.hardware.chips import find_chip
 from cetane.lab.metrics import METRICS
-from cetane.schema.recipe import Recipe, load_recipe, override
+from cetane.schema.changes import override
+from cetane.schema.recipe import Recipe, load_recipe
 from cetane.validation import Data, Finite, guess, validated
 
 Status = Literal["Planned", "Prototype", "Measured", "Shipping", "Shelved", "Rejected"]
@@ -293,51 +293,6 @@ class Experiment(Data):
 
 def recipe_sha256(recipe: Recipe) -> str:
     return json_sha256(recipe.model_dump(mode="json"))
-
-
-def shipped() -> Path:
-    """The experiments that come with cetane."""
-    folder = Path(str(resources.files("cetane"))) / "experiments"
-    return folder if folder.is_dir() else Path(__file__).parents[3] / "experiments"
-
-
-def load_experiments(folder: Path) -> dict[str, Experiment]:
-    """All experiments of a folder, by id. Raises CetaneError for a wrong file or a missing
-    folder."""
-    if not folder.is_dir():
-        raise CetaneError(f"{folder}: no such folder", "--lab FOLDER names one with experiments")
-    files = sorted(folder.glob("*.toml"), key=lambda path: path.stem)
-    return {path.stem: load_experiment(path) for path in files}
-
-
-def find_experiment(folder: Path, name: str) -> Experiment:
-    """An experiment of a folder, by id, whose recipes exist. CetaneError with the alternatives."""
-    path = folder / f"{name}.toml"
-    known = sorted(path.stem for path in folder.glob("*.toml"))
-    if name not in known:
-        raise CetaneError(
-            f"no experiment {name!r} in {folder}; {guess(name, known)}known: {', '.join(known)}"
-        )
-    experiment = load_experiment(path)
-    for arm in ARMS if experiment.runnable else ():
-        try:
-            experiment.arm(arm).recipe_here()
-            experiment.arm(arm).recipe_there()
-        except CetaneError as error:
-            raise CetaneError(f"{path}: {arm}: {error.message}", error.hint) from error
-    return experiment
-
-
-def load_experiment(path: Path) -> Experiment:
-    """An experiment from its file. Does not look up its recipes."""
-    content = read_toml(path)
-    experiment = parse_experiment({"id": path.stem} | content, str(path))
-    if experiment.id != path.stem:
-        raise CetaneError(f"{path}: id {experiment.id!r} differs from the file's name")
-    for part in (experiment.workload, experiment.baseline, experiment.candidate):
-        if part is not None:
-            part.beside(path)
-    return experiment
 
 
 def parse_experiment(content: dict[str, Any], where: str) -> Experiment:

@@ -1,17 +1,13 @@
 """The lab of a user: the experiments that come with cetane, and the user's own."""
 
 from functools import cached_property
+from importlib import resources
 from pathlib import Path
 
 from cetane.errors import CetaneError
+from cetane.files import read_toml
 from cetane.lab.entry import Entry, entries
-from cetane.lab.experiment import (
-    Experiment,
-    find_experiment,
-    load_experiment,
-    load_experiments,
-    shipped,
-)
+from cetane.lab.experiment import ARMS, Experiment, parse_experiment
 from cetane.lab.journal import Journal
 from cetane.validation import guess
 
@@ -59,7 +55,7 @@ class Lab:
         """An experiment by id, whose recipes exist. Raises CetaneError with the alternatives."""
         known = self.files()
         if name in known:
-            return find_experiment(known[name].parent, name)
+            return load_runnable(known[name])
         raise CetaneError(f"no experiment {name!r}; {guess(name, known)}known: {', '.join(known)}")
 
     def entry(self, name: str) -> Entry:
@@ -77,3 +73,42 @@ class Lab:
             except CetaneError as error:
                 wrong.append(error)
         return entries(read, self.journal), wrong
+
+
+def shipped() -> Path:
+    """The experiments that come with cetane."""
+    folder = Path(str(resources.files("cetane"))) / "experiments"
+    return folder if folder.is_dir() else Path(__file__).parents[3] / "experiments"
+
+
+def load_experiments(folder: Path) -> dict[str, Experiment]:
+    """All experiments of a folder, by id. Raises CetaneError for a wrong file or a missing
+    folder."""
+    if not folder.is_dir():
+        raise CetaneError(f"{folder}: no such folder", "--lab FOLDER names one with experiments")
+    files = sorted(folder.glob("*.toml"), key=lambda path: path.stem)
+    return {path.stem: load_experiment(path) for path in files}
+
+
+def load_experiment(path: Path) -> Experiment:
+    """An experiment from its file. Does not look up its recipes."""
+    content = read_toml(path)
+    experiment = parse_experiment({"id": path.stem} | content, str(path))
+    if experiment.id != path.stem:
+        raise CetaneError(f"{path}: id {experiment.id!r} differs from the file's name")
+    for part in (experiment.workload, experiment.baseline, experiment.candidate):
+        if part is not None:
+            part.beside(path)
+    return experiment
+
+
+def load_runnable(path: Path) -> Experiment:
+    """An experiment from its file, if its recipes exist. Raises CetaneError if not."""
+    experiment = load_experiment(path)
+    for arm in ARMS if experiment.runnable else ():
+        try:
+            experiment.arm(arm).recipe_here()
+            experiment.arm(arm).recipe_there()
+        except CetaneError as error:
+            raise CetaneError(f"{path}: {arm}: {error.message}", error.hint) from error
+    return experiment

@@ -21,7 +21,8 @@ from cetane.lab.workload import OpenWorkload, Setting
 from cetane.pipeline.assembly import build_key
 from cetane.pipeline.build import build
 from cetane.planner import Planner, as_recipe_asks
-from cetane.schema.recipe import Recipe, override
+from cetane.schema.changes import override
+from cetane.schema.recipe import Recipe
 
 WAIT = 0.5
 """Seconds between two looks whether another process has built a bundle."""

@@ -17,8 +17,8 @@ from cetane.planner import ModelSource, Planner
 from cetane.schema.recipe import Recipe, parse_recipe
 from cetane.schema.slots import CONTRACTS
 
-FORMATS = ("fp16", "int8-per-channel", "palette6-kmeans-group32", "palette4-kmeans-group32")
-CHUNKS = (2, 4, 8)
+RANKED_FORMATS = ("fp16", "int8-per-channel", "palette6-kmeans-group32", "palette4-kmeans-group32")
+RANKED_CHUNKS = (2, 4, 8)
 VERIFY = (2, 4, 8)
 CONTEXTS = (512, 2048, 8192)
 """What is tried: formats, chunks of a model, tokens of a verifying call, and contexts."""
@@ -61,7 +61,7 @@ class Combinations:
         if len(self.base.model.layers) == layers:  # a block is a layer
             layouts = {}
         layouts["per-layer"] = {"kind": "per-layer"}
-        for chunks in CHUNKS:
+        for chunks in RANKED_CHUNKS:
             if chunks < layers:
                 layouts[f"{chunks} chunks"] = {"kind": "chunks", "chunks": chunks}
         layouts["single"] = {"kind": "single"}
@@ -78,12 +78,12 @@ class Combinations:
 
     def __len__(self) -> int:
         """The number of combinations that are tried. Some have no plan."""
-        layouts = len(self.layouts()) * len(CONTRACTS) * len(FORMATS)
+        layouts = len(self.layouts()) * len(CONTRACTS) * len(RANKED_FORMATS)
         return layouts * len(self.contexts()) * len(VERIFY)
 
     def __iter__(self) -> Iterator[Combination]:
         for (name, layout), contract, form, context in product(
-            self.layouts().items(), CONTRACTS, FORMATS, self.contexts()
+            self.layouts().items(), CONTRACTS, RANKED_FORMATS, self.contexts()
         ):
             decode: Prediction | None = None
             for verify in VERIFY:

@@ -96,14 +96,10 @@ def bench(
     if tokens < 2:
         raise CetaneError("an answer of one token has no speed", "ask for more: --max-new 64")
     idle = os.getloadavg()[0] < IDLE
-    known = suite()
-    chosen = list(categories) or list(known)
-    unknown = [name for name in chosen if name not in known]
-    if unknown:
-        raise CetaneError(f"no category {unknown[0]!r}; known: {', '.join(known)}")
     opened = Bundle(Path(bundle))
     opened.verify()
-    opened.plan.on(adapter)  # refuses before the bundle is opened
+    opened.plan.on(adapter)  # these two refuse before the bundle is opened
+    ids = suite_tokens(opened, categories, prompts)
     if exclusive:
         share_threads()
     engine = open_engine(opened, backend)
@@ -113,19 +109,32 @@ def bench(
         options.drafter: partial(open_drafters, options, opened, Sampler(), backend, remember=False)
         for options in choices
     }
-    ids = {
-        name: [asked(opened.tokenizer, text) for text in known[name][:prompts]] for name in chosen
-    }
-    context = opened.plan.recipe.cache.context
-    for name, group in ids.items():  # else it would end after minutes
-        most = max(map(len, group))
-        if most > context:
-            raise CetaneError(
-                f"{name}: a prompt of {most} tokens, and a context of {context}",
-                "port with a larger --context, or name other --categories",
-            )
     costs = call_times(engine, longest)
     trial = Trial(engine, tokens, opened.tokenizer.eos_ids, adapter)
     speeds = compare(trial, ids, making, costs, longest, rounds, progress)
     seconds = {width: median(times) for width, times in costs.items()}
     return DraftingBenchmark(opened.path, longest, seconds, speeds, idle)
+
+
+def suite_tokens(
+    bundle: Bundle, categories: Sequence[str], most: int | None
+) -> dict[str, list[list[int]]]:
+    """The tokens of the suite's prompts, at most `most` of each category; of all, if none is named.
+
+    CetaneError for an unknown category, and for a prompt that is longer than the context: it would
+    end the benchmark after minutes.
+    """
+    known, context = suite(), bundle.plan.recipe.cache.context
+    chosen = list(categories) or list(known)
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        raise CetaneError(f"no category {unknown[0]!r}; known: {', '.join(known)}")
+    ids = {name: [asked(bundle.tokenizer, text) for text in known[name][:most]] for name in chosen}
+    for name, group in ids.items():
+        longest = max(map(len, group))
+        if longest > context:
+            raise CetaneError(
+                f"{name}: a prompt of {longest} tokens, and a context of {context}",
+                "port with a larger --context, or name other --categories",
+            )
+    return ids

@@ -26,7 +26,8 @@ from cetane.gates.reference import reference_of
 from cetane.hardware import LARGEST_FP16
 from cetane.planner import Planner
 from cetane.planner.weights import format_of
-from cetane.schema.recipe import Recipe, decided
+from cetane.schema.changes import decided
+from cetane.schema.recipe import Recipe
 from cetane.store import kept as store
 from cetane.validation import Data, validated
 

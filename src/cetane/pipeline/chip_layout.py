@@ -17,14 +17,15 @@ from cetane.hardware.chips import Chip, find_chip
 from cetane.perf.breakeven import DraftingTimes
 from cetane.perf.cost import cite
 from cetane.perf.predict import Prediction, Predictor
-from cetane.pipeline.request import FORMATS
+from cetane.pipeline.request import FORMAT_OF_BITS
 from cetane.planner import Planner
+from cetane.schema.changes import decided, override
 from cetane.schema.plan import Plan
-from cetane.schema.recipe import Mode, Recipe, decided, override
+from cetane.schema.recipe import Mode, Recipe
 
 CONTRACT, SLICES, CHUNKS = "cache.contract", "head.slices", "layout.chunks"
 KIND, VERIFY = "layout.kind", "tokens.verify"
-WIDTHS = (8, 4, 2)
+RANKED_WIDTHS = (8, 4, 2)
 """Tokens of a verifying call, the widest first."""
 FREE = 1.25
 """The most decode steps that a verifying call may take. Drafts then cost next to nothing."""
@@ -154,7 +155,7 @@ def none_fits(planner: Planner, chip: Chip, tried: Sequence[ChipLayout]) -> Ceta
     else:
         least = max(shard.weight_bytes for shard in finest.shards)
         limit = f"a program of at least {least / 1e6:.0f} MB, and it holds {most / 1e6:.0f} MB"
-    four_bits = override(planner.recipe, {"compression.default": FORMATS[4]})
+    four_bits = override(planner.recipe, {"compression.default": FORMAT_OF_BITS[4]})
     smaller = layouts(Planner(planner.checkpoint, four_bits, planner), chip)
     return CetaneError(
         f"no number of packages fits {chip.name}: that takes {limit}",
@@ -180,7 +181,7 @@ def by_free_drafts(planner: Planner, target: Target) -> Choice:
         return {}, ""
     chip = find_chip(target.chip)
     costs: list[DraftingTimes] = []
-    for width in WIDTHS:
+    for width in RANKED_WIDTHS:
         recipe = override(planner.recipe, {VERIFY: width})
         wide = Planner(planner.checkpoint, recipe, planner)
         call, step = predict(wide, chip, "verify"), predict(wide, chip, "decode")

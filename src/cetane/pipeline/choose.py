@@ -29,7 +29,8 @@ from cetane.pipeline.judgement import MARGIN, allowance
 from cetane.pipeline.mixed_parts import MixedPart, named, parts_of
 from cetane.planner import Planner
 from cetane.planner.weights import format_of
-from cetane.schema.recipe import Recipe, decided, override, value_of
+from cetane.schema.changes import decided, override, value_of
+from cetane.schema.recipe import Recipe
 from cetane.validation import Data
 
 SMALL, LARGE = SMALLEST, NEXT

@@ -10,10 +10,14 @@ from typing import Any, Protocol
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
-from cetane.compress.fitted import by_content
 from cetane.errors import CetaneError
 from cetane.export import anemll, contract, coreai, coreml_llm
-from cetane.export.refusals import refuse_int8_caches
+from cetane.export.refusals import (
+    refuse_draft_heads,
+    refuse_int8_activations,
+    refuse_int8_caches,
+    refuse_lost_constants,
+)
 from cetane.files import (
     Progress,
     check_outside,
@@ -324,7 +328,7 @@ def own_checkpoint(bundle: Bundle, model: str | Path | None, lora: str | Path | 
     bundle.verify()
     refuse_lost_constants(bundle)
     refuse_int8_activations(bundle)
-    refuse_heads(bundle)
+    refuse_draft_heads(bundle)
     if bundle.plan.adapters:
         raise CetaneError(
             f"{bundle.path} has adapters, which other runtimes do not know",
@@ -338,44 +342,6 @@ def own_checkpoint(bundle: Bundle, model: str | Path | None, lora: str | Path | 
             "a copy must keep the dates (cp -a, rsync -a); if you have none, port the model again",
         )
     return checkpoint
-
-
-def refuse_lost_constants(bundle: Bundle) -> None:
-    """Raise CetaneError for a bundle whose fitted constants this machine does not have. An export
-    encodes the checkpoint's weights once more, and the bundle has only their packed form."""
-    fitted = bundle.plan.recipe.compression.fitted
-    if fitted is None:
-        return
-    try:
-        fitted.read()
-    except CetaneError as error:
-        place = by_content(fitted.sha256).path
-        raise CetaneError(
-            f"{bundle.path} has fitted constants, and this layout needs their file. It cannot be "
-            f"read: {place}",
-            "export on the machine that ported it; --layout contract and onnx need no such file; "
-            "or port into another folder, with a copy of the bundle's recipe.toml without "
-            "[compression.fitted]",
-        ) from error
-
-
-def refuse_int8_activations(bundle: Bundle) -> None:
-    """Raise CetaneError for a bundle with 8-bit activations: an export lowers its checkpoint once
-    more, but only the bundle's packages hold the calibration."""
-    if bundle.int8_activations:
-        raise CetaneError(
-            f"another runtime has activations in fp16, but those of {bundle.path} are quantized",
-            "export the bundle that quantize-activations was given",
-        )
-
-
-def refuse_heads(bundle: Bundle) -> None:
-    """Raise CetaneError for a bundle with draft heads, which another runtime would not use."""
-    for kind, head in bundle.draft_heads().items():
-        raise CetaneError(
-            f"{bundle.path} has the draft head {kind}, which another runtime cannot run",
-            f"move {head.path} away for the export; --layout contract and onnx take it along",
-        )
 
 
 def new_folder(path: str | Path, source: Path) -> Path:

@@ -1,7 +1,7 @@
 """A Mac's record, read into the bundles that the Mac measured.
 
 Residency becomes measured, the device gate is judged, and the cost model gets evidence. A record is
-kept only of a Mac with a Neural Engine, on `UNITS`. Any other record is judged and shown.
+kept only of a Mac with a Neural Engine, on `KEPT_UNITS`. Any other record is judged and shown.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ from cetane.planner import Planner
 from cetane.schema.manifest import GATES
 
 EVIDENCE = "device.csv"
-UNITS = "CPU_AND_NE"
+KEPT_UNITS = "CPU_AND_NE"
 """The compute units about which the rules, the cost model and the experiments speak."""
 
 
@@ -230,13 +230,9 @@ class OneImport:
             self.notes.append(f"the cost model does not know {self.machine.chip}: no evidence")
             return [], []
         try:
-            checkpoint = checkpoint_of(self.bundle, self.model)
-            planner = Planner(checkpoint, self.bundle.plan.recipe)
+            planner = Planner(checkpoint_of(self.bundle, self.model), self.bundle.plan.recipe)
         except CetaneError as error:
             self.notes.append(f"no evidence for the cost model: {error.message}; give --model")
-            return [], []
-        if planner.plan().shards != self.bundle.plan.shards:
-            self.notes.append(f"{checkpoint.source} is another model: no evidence; give --model")
             return [], []
         predictor = Predictor(self.chip)
         source = f"a kit on {self.machine}, {self.measurements.date}"
@@ -246,7 +242,9 @@ class OneImport:
 
 def other_units(units: str) -> str | None:
     """Why measurements on these compute units are not kept; None if they are."""
-    return None if units == UNITS else f"it ran on {units}, not on {UNITS}, so this is not kept"
+    if units == KEPT_UNITS:
+        return None
+    return f"it ran on {units}, not on {KEPT_UNITS}, so this is not kept"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from cetane.compress.allocate import Option, allocate
 from cetane.compress.formats import WIDTHS
 from cetane.families import Weight
 from cetane.planner import Planner
-from cetane.schema.recipe import Recipe, override
+from cetane.schema.changes import override
+from cetane.schema.recipe import Recipe
 from cetane.schema.subset import as_ranges
 
 THIRDS = 3

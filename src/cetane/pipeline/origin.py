@@ -65,13 +65,13 @@ def checkpoint_of(
 
 def check_shape(bundle: Bundle, checkpoint: Checkpoint) -> None:
     """Raise CetaneError for a checkpoint of another shape than the bundle's: nothing of the two
-    could be compared."""
+    could be compared. Shards tell shapes that no interface shows, such as the width of an MLP."""
     if checkpoint.fingerprint == bundle.manifest.fingerprint:
         return
     ours, theirs = bundle.plan, Planner(checkpoint, bundle.plan.recipe).plan()
-    for what in ("architecture", "layers", "hidden", "vocab", "functions"):
+    for what in ("architecture", "layers", "hidden", "vocab", "weight_bytes", "shards"):
         if (own := getattr(ours, what)) != (other := getattr(theirs, what)):
-            told = "" if what == "functions" else f" {other}, not {own}"
+            told = "" if what == "shards" else f" {other}, not {own}"
             raise CetaneError(
                 f"{checkpoint.source} is another model than {bundle.path} was built from: its "
                 f"{what}{told or ' differ'}",

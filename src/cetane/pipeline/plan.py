@@ -18,7 +18,7 @@ from cetane.gates.residency.target import Target
 from cetane.hardware.chips import DEFAULT_CHIP, Chip, find_chip
 from cetane.perf.breakeven import DraftingTimes
 from cetane.perf.capacities import CapacityCost, capacity_costs
-from cetane.perf.combinations import CONTEXTS, FORMATS, Combination, Combinations
+from cetane.perf.combinations import CONTEXTS, RANKED_FORMATS, Combination, Combinations
 from cetane.perf.predict import Prediction, Predictor
 from cetane.pipeline.chip_layout import asks_for_readonly, recipe_for_chip
 from cetane.pipeline.choose import known_to_hold
@@ -280,7 +280,7 @@ def rank(request: Request, target: Target, progress: Progress = silent) -> Ranki
         if index % 200 == 0:
             progress(combination.layout, index, len(space))
         combinations.append(combination)
-    promised = known_to_hold(request.checkpoint, request.recipe, FORMATS)
+    promised = known_to_hold(request.checkpoint, request.recipe, RANKED_FORMATS)
     refused: dict[tuple[str, str, str, int], str] = {}
     fastest = None
     for one in sorted(combinations, key=slowness):

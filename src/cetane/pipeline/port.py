@@ -24,7 +24,8 @@ from cetane.pipeline.partial import Partial
 from cetane.pipeline.port_result import PortResult, PortTarget
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
-from cetane.schema.recipe import Quality, Recipe, decided, override, value_of, without_reasons
+from cetane.schema.changes import decided, override, value_of, without_reasons
+from cetane.schema.recipe import Quality, Recipe
 from cetane.tasks.workers import Workers, open_workers
 
 MOST_ATTEMPTS = 4

@@ -14,20 +14,13 @@ from cetane.compress.beside import TextFile
 from cetane.compress.select import UNFITTED
 from cetane.errors import CetaneError
 from cetane.files import nameable
-from cetane.schema.recipe import (
-    Recipe,
-    decided,
-    keys_in,
-    load_recipe,
-    override,
-    shipped,
-    without_reasons,
-)
+from cetane.schema.changes import decided, keys_in, load_changed, override, without_reasons
+from cetane.schema.recipe import Recipe, load_recipe, shipped
 
 if TYPE_CHECKING:  # plans need torch; a bundle that comes from a store needs no plan
     from cetane.planner import Planner
 
-FORMATS = {
+FORMAT_OF_BITS = {
     16: "fp16",
     8: "int8-per-channel",
     6: "palette6-kmeans-group32",
@@ -145,41 +138,26 @@ def make_request(
 ) -> Request:
     """Open a checkpoint and a recipe, and replace some of the recipe's values.
 
-    `context` is in tokens; `bits` chooses the format of weights for which the recipe names no other
-    of as many bits. `changes` are values by dotted key, as `{"tokens.verify": 8}`, and win over
-    both. `budget` is the most that weights and tables may take, as "300MB". A recipe that comes
-    with cetane gets no longer a context than the model's, unless `context` or `changes` name one. A
-    `tokens.prefill` that neither `changes` nor a file of the user names is no longer than the
-    caches. `lora` and `adapters` are folders of peft adapters: one to merge, and some to keep
-    beside the model, by name. `text` is a file that few bits are fitted on. Named chunks or cuts
-    make a layout of chunks of one that is left to cetane. CetaneError for a value that is none, and
-    for a model, a recipe or a text that cannot be read.
+    - `context` is in tokens. A recipe that comes with cetane gets no longer a context than the
+      model's, unless `context` or `changes` name one.
+    - `bits` chooses the format of weights for which the recipe names no other of as many bits.
+    - `changes` are values by dotted key, as `{"tokens.verify": 8}`. They win over all others.
+    - `budget` is the most that weights and tables may take, as "300MB".
+    - `lora` is the folder of a peft adapter to merge. `adapters` are folders of some to keep beside
+      the model, by name.
+    - `text` is a file that few bits are fitted on.
+
+    CetaneError for a value that is none, and for a model, a recipe or a text that cannot be read.
     """
-    wanted: dict[str, Any] = {} if context is None else {"cache.context": context}
-    wanted |= bits_changes(bits)
     read = None if text is None else TextFile.of(Path(text))
-    if read is not None:
-        wanted["compression.text"] = read.model_dump()
-    given = changes or {}
-    wanted |= given
-    wanted |= mix_change(wanted, bits, MIX in given)
-    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe), wanted)
-    if chosen.layout.kind == "auto" and keys_in(wanted) & {"layout.chunks", "layout.cuts"}:
-        wanted = {"layout.kind": "chunks"} | wanted
-    wanted = more_bits(chosen, bits) | wanted
-    chosen = without_reasons(chosen, keys_in(wanted))
-    if any(key.startswith("compression") for key in keys_in(wanted)):
-        wanted = {"compression.fitted": None} | wanted  # those are of another compression
+    asked = asked_for(context, bits, changes or {}, read)
+    chosen = recipe if isinstance(recipe, Recipe) else load_changed(str(recipe), asked)
     checkpoint = open_checkpoint(model, lora, adapters)
     ours = isinstance(recipe, str) and recipe in shipped()
-    if ours and "cache.context" not in keys_in(wanted):
-        wanted |= fitting_context(checkpoint, chosen.cache.context)
-    if ours or "prefill" not in chosen.tokens.model_fields_set:
-        wanted |= fitting_prefill(chosen, wanted)
-    turned, reasons = turning(checkpoint, chosen, wanted, bits)
-    wanted = turned | wanted
+    implied, reasons = left_open(checkpoint, chosen, ours, asked, bits)
+    wanted = implied | asked  # what the user asked for wins
     size = None if budget is None else read_size(budget)
-    final = decided(override(chosen, wanted), {}, reasons)
+    final = decided(override(without_reasons(chosen, keys_in(wanted)), wanted), {}, reasons)
     if read is not None:
         final.compression.find_as(read)
     if final.compression.rotate or final.cache.streaming is not None:
@@ -189,13 +167,52 @@ def make_request(
     return Request(checkpoint, final, keys_in(wanted), size)
 
 
+def asked_for(
+    context: int | None, bits: int | None, changes: Mapping[str, Any], text: TextFile | None
+) -> dict[str, Any]:
+    """The values that the user asks for, by dotted key. `changes` win over the options."""
+    asked: dict[str, Any] = {} if context is None else {"cache.context": context}
+    asked |= bits_changes(bits)
+    if text is not None:
+        asked["compression.text"] = text.model_dump()
+    asked |= changes
+    return asked | mix_change(asked, bits, MIX in changes)
+
+
+def left_open(
+    checkpoint: Checkpoint, recipe: Recipe, ours: bool, asked: dict[str, Any], bits: int | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values that follow from the model and from what was `asked`, and reasons for some.
+
+    - Weights keep a format of as many bits as `bits`, and lose a coarser one.
+    - Named chunks or cuts make a layout of chunks of one that is left to cetane.
+    - Another compression drops the constants that were fitted to the recipe's.
+    - The context fits the model, in a recipe that comes with cetane (`ours`).
+    - Calls that read a prompt fit the caches, unless somebody named their tokens.
+    - With few bits, channels are turned.
+    """
+    named = keys_in(asked)
+    implied = more_bits(recipe, bits)
+    if recipe.layout.kind == "auto" and named & {"layout.chunks", "layout.cuts"}:
+        implied["layout.kind"] = "chunks"
+    if any(key.startswith("compression") for key in {*named, *implied}):
+        implied["compression.fitted"] = None
+    if ours and not named & {"cache", "cache.context"}:
+        implied |= fitting_context(checkpoint, recipe.cache.context)
+    if ours or "prefill" not in recipe.tokens.model_fields_set:
+        implied |= fitting_prefill(recipe, implied | asked)
+    turned, reasons = turning(checkpoint, recipe, implied | asked, bits)
+    return implied | turned, reasons
+
+
 def bits_changes(bits: int | None) -> dict[str, Any]:
     """What `--bits` changes in a recipe. CetaneError for a number without a format."""
     if bits is None:
         return {}
-    if bits not in FORMATS:
-        raise CetaneError(f"{bits} bits: no format", f"known: {', '.join(map(str, FORMATS))}")
-    default = {"compression.default": FORMATS[bits]}
+    if bits not in FORMAT_OF_BITS:
+        known = ", ".join(map(str, FORMAT_OF_BITS))
+        raise CetaneError(f"{bits} bits: no format", f"known: {known}")
+    default = {"compression.default": FORMAT_OF_BITS[bits]}
     if bits <= FITTED_BITS:
         return default | {"compression.method": "gptq", MIX: MIXED[bits]}
     # a recipe of few bits, as a bundle's, may fit constants and mix palettes

@@ -7,7 +7,7 @@ from cetane.errors import CetaneError
 from cetane.families import rotated, with_streaming
 from cetane.planner.planner import Planner
 from cetane.planner.weights import ModelSource, adapters_of
-from cetane.schema.recipe import CacheTable, Recipe
+from cetane.schema.recipe import CacheSection, Recipe
 
 
 def as_recipe_asks(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
@@ -46,6 +46,6 @@ def can_rotate(checkpoint: ModelSource, recipe: Recipe) -> bool:
 def plain(checkpoint: ModelSource, recipe: Recipe) -> Planner:
     """The planner of a recipe without its compression and without heads that stream."""
     # The recipe's other choices for caches may need heads that stream.
-    cache = CacheTable(context=recipe.cache.context)
+    cache = CacheSection(context=recipe.cache.context)
     changes = {"compression": Selection(), "cache": cache}
     return Planner(checkpoint, recipe.model_copy(update=changes))

@@ -7,7 +7,7 @@ from itertools import chain, groupby, pairwise
 
 from cetane.errors import CetaneError
 from cetane.families import Block, Head, RoutedBlock
-from cetane.schema.recipe import Layout
+from cetane.schema.recipe import LayoutSection
 
 USUAL_CHUNKS = (4, 3, 5, 6)
 """Numbers of chunks that a recipe without one may mean, the first choice first."""
@@ -35,7 +35,7 @@ class Arrangement:
     """A model's blocks in the order of their calls, cut into shards and segments."""
 
     def __init__(
-        self, layers: Sequence[Block], heads: Sequence[Head], layout: Layout, source: str
+        self, layers: Sequence[Block], heads: Sequence[Head], layout: LayoutSection, source: str
     ) -> None:
         """`source` names the checkpoint in errors. Raises CetaneError for a layout that does not
         fit these blocks."""
@@ -70,7 +70,7 @@ class Arrangement:
 
 
 def cut_into_shards(
-    layers: Sequence[Block], heads: Sequence[Head], layout: Layout
+    layers: Sequence[Block], heads: Sequence[Head], layout: LayoutSection
 ) -> dict[str, tuple[Block, ...]]:
     """Blocks of every shard, by its name, in the order of their calls."""
     if layout.kind == "single":
@@ -97,7 +97,7 @@ def by_layer(blocks: Sequence[Block]) -> list[tuple[Block, ...]]:
     return [tuple(group) for _, group in groupby(blocks, key=lambda block: block.layer)]
 
 
-def chunk_bounds(layout: Layout, whole: Sequence[tuple[Block, ...]]) -> list[int]:
+def chunk_bounds(layout: LayoutSection, whole: Sequence[tuple[Block, ...]]) -> list[int]:
     """The first layer of every chunk, then the number of layers.
 
     Raises CetaneError for more chunks, or later cuts, than the model has layers.

@@ -27,7 +27,7 @@ from cetane.families import (
 )
 from cetane.planner.calls import BlockCall, Calls, Parts
 from cetane.planner.graphs import FunctionGraph, Graphs
-from cetane.planner.layout import Arrangement, Segment
+from cetane.planner.layout import Arrangement
 from cetane.planner.memory import CachePlan
 from cetane.planner.nearest import refuse_unknown
 from cetane.planner.truths import makers, shard_feeds, step_truths
@@ -54,7 +54,6 @@ from cetane.schema.function import (
 )
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode, Recipe
-from cetane.schema.slots import Slots
 from cetane.schema.subset import Subset
 
 STATED_CONTEXTS = (512, 1024, 2048, 4096, 8192)
@@ -184,16 +183,6 @@ class Planner:
         """Blocks of every shard, by shard name, in the order of their calls."""
         return self.arrangement.members
 
-    @property
-    def segments(self) -> Mapping[str, tuple[Segment, ...]]:
-        """Segments of every shard."""
-        return self.arrangement.segments
-
-    @property
-    def slots(self) -> Mapping[str, Slots]:
-        """Slots of every cache group."""
-        return self.memory.slots
-
     def graphs(self, shard: str) -> list[FunctionGraph]:
         """Every function of a shard: the base's at the context, those of smaller capacities, then
         those that include an adapter."""
@@ -205,7 +194,7 @@ class Planner:
     def _shard_graphs(self, shard: str, maker: Graphs) -> list[FunctionGraph]:
         return [
             graph
-            for segment in self.segments[shard]
+            for segment in self.arrangement.segments[shard]
             for name, tokens in self.mode_calls.widths.items()
             for graph in maker.of_segment(segment, name, tokens)
         ]
@@ -231,7 +220,7 @@ class Planner:
                 self.graph_maker.graph(
                     s, f"main{s.suffix}", most, s.blocks, self.arrangement.after(s)
                 )
-                for s in self.segments[shard]
+                for s in self.arrangement.segments[shard]
             ]
         )
 
@@ -297,7 +286,7 @@ class Planner:
             mean_bits=mean_bits(self.blocks, recipe.compression),
             kv_bytes={length: self.memory.nbytes(order, length) for length in sorted(contexts)},
             kv_padding=self.memory.nbytes(order, context) - self.memory.own_nbytes(context),
-            caches=dict(self.slots),
+            caches=dict(self.memory.slots),
             softcap=None if recipe.head.choose == "argmax" else model.softcap,
             tables=tables,
             rotary=tuple(model.rotary),

@@ -4,7 +4,6 @@ import shlex
 from pathlib import Path
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
 from cetane.hardware.chips import DEFAULT_CHIP, Chip
 from cetane.perf.combinations import CONTEXTS
@@ -37,7 +36,7 @@ def call_times(bundle: Bundle, chip: Chip, model: str | None) -> CallTimes | Abs
             command=elsewhere,
         )
     try:
-        checkpoint = same(checkpoint_of(bundle, model), bundle)
+        checkpoint = checkpoint_of(bundle, model)
     except CetaneError as error:
         if model is not None:
             raise
@@ -65,16 +64,6 @@ def call_times(bundle: Bundle, chip: Chip, model: str | None) -> CallTimes | Abs
         steps=errors.rows,
         median=errors.median if chip.devices else None,
     )
-
-
-def same(checkpoint: Checkpoint, bundle: Bundle) -> Checkpoint:
-    """The checkpoint, if it is the bundle's. Raises CetaneError for another: shapes may differ."""
-    if checkpoint.fingerprint != bundle.manifest.fingerprint:
-        raise CetaneError(
-            f"{checkpoint.source} is not the checkpoint that {bundle.path} was made from",
-            "give the right one with --model",
-        )
-    return checkpoint
 
 
 def call_time(prediction: Prediction) -> CallTime:

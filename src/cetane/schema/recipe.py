@@ -1,7 +1,6 @@
 """Recipes: what to build, as data. TOML in, a validated frozen object out."""
 
-import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,7 +24,7 @@ RECIPE = "recipe.toml"
 """The file of a recipe that cetane writes, with the reasons for what it chose."""
 
 
-class Layout(Data):
+class LayoutSection(Data):
     """Which blocks go into which shard; a layer of some families is two blocks."""
 
     kind: Literal["per-block", "per-layer", "chunks", "single", "auto"] = "chunks"
@@ -43,7 +42,7 @@ class Layout(Data):
     own. The other modes compute all experts in one graph."""
 
     @model_validator(mode="after")
-    def consistent(self) -> "Layout":
+    def consistent(self) -> "LayoutSection":
         if self.chunks is not None and self.kind != "chunks":
             raise ValueError(
                 f"chunks = {self.chunks} is only for the layout 'chunks': layout.kind = 'chunks'"
@@ -55,7 +54,7 @@ class Layout(Data):
         return self
 
 
-class CacheTable(Data):
+class CacheSection(Data):
     """The key/value caches: their contracts, and the context, in tokens (a multiple of 32)."""
 
     contract: ContractName = "readonly"
@@ -102,7 +101,7 @@ class CacheTable(Data):
         return capacities
 
     @model_validator(mode="after")
-    def consistent(self) -> "CacheTable":
+    def consistent(self) -> "CacheSection":
         contracts = {self.contract, self.sliding or self.contract}
         if self.padded and not all(one.startswith("stateful") for one in contracts):
             raise ValueError("padded = true needs contract = 'stateful'")
@@ -126,7 +125,7 @@ Width = Annotated[int | None, BeforeValidator(lambda value: None if value == 0 e
 """Tokens of a call. 0 leaves the function out, since TOML has no null."""
 
 
-class Tokens(Data):
+class TokensSection(Data):
     """Tokens per call of verify and prefill, each a static function. Decode always takes 1."""
 
     verify: Width = Field(default=8, ge=2, le=64)
@@ -150,7 +149,7 @@ class Tokens(Data):
 RowFormatName = Literal["fp16", "int8", "int4"]
 
 
-class EmbeddingTable(Data):
+class EmbeddingSection(Data):
     """How the host keeps its tables."""
 
     format: Literal[RowFormatName, "auto"] = "fp16"
@@ -168,7 +167,7 @@ class EmbeddingTable(Data):
 Choosing = Literal["argmax"] | bool
 
 
-class HeadTable(Data):
+class HeadSection(Data):
     """The output projection, in `slices` of the vocabulary."""
 
     slices: int = Field(default=1, ge=1)
@@ -182,7 +181,7 @@ class HeadTable(Data):
     recipe's folder, of a subset that `cetane vocabulary` wrote."""
 
 
-class LoweringTable(Data):
+class LoweringSection(Data):
     """How blocks become graphs, where there is a choice."""
 
     split_contracting: bool = False
@@ -191,7 +190,7 @@ class LoweringTable(Data):
     on an M4."""
 
 
-class TargetTable(Data):
+class TargetSection(Data):
     """The oldest system that the programs run on. Multifunction packages need iOS 18."""
 
     deployment: Literal["iOS18", "iOS26"] = "iOS18"
@@ -210,14 +209,14 @@ class Recipe(Data):
     tensor_layout: Order = "c1t"
     """The axes of hidden tensors: `(1, C, 1, T)` for `c1t`, as the ANE stores them, `(1, C, T, 1)`
     for `ct1`, as the published ports have them."""
-    layout: Layout = Layout()
-    cache: CacheTable = CacheTable()
-    tokens: Tokens = Tokens()
-    embedding: EmbeddingTable = EmbeddingTable()
-    head: HeadTable = HeadTable()
+    layout: LayoutSection = LayoutSection()
+    cache: CacheSection = CacheSection()
+    tokens: TokensSection = TokensSection()
+    embedding: EmbeddingSection = EmbeddingSection()
+    head: HeadSection = HeadSection()
     compression: Selection = Selection()
-    lowering: LoweringTable = LoweringTable()
-    target: TargetTable = TargetTable()
+    lowering: LoweringSection = LoweringSection()
+    target: TargetSection = TargetSection()
     quality: Quality = Field(
         default=DEFAULT_QUALITY, exclude_if=lambda promised: promised == DEFAULT_QUALITY
     )
@@ -262,17 +261,25 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("**/*.toml"))}
 
 
-def load_recipe(source: str, changes: Mapping[str, Any] | None = None) -> Recipe:
+def load_recipe(source: str) -> Recipe:
     """A recipe from a TOML file, or a recipe that comes with cetane, by its name.
 
-    A file that is a recipe only with some `changes` (see `override`) is read with them. Raises
-    CetaneError for an unknown name, and for a file that is not a valid recipe.
+    Raises CetaneError for an unknown name, and for a file that is not a valid recipe.
     """
+    content, path = read_recipe(source)
+    recipe = parse_recipe(content, str(path))
+    recipe.compression.find_beside(path)
+    return recipe
+
+
+def read_recipe(source: str) -> tuple[dict[str, Any], Path]:
+    """What `load_recipe` validates: the content of a recipe's file and of the files that it names;
+    and the file's path."""
     known = shipped()
     path = Path(source) if source.endswith(".toml") else known.get(source)
     if path is None or not path.is_file():
         raise CetaneError(f"no recipe {source!r}; known: {', '.join(known)}, or a path to a .toml")
-    content = read_toml(path)
+    content = {"name": path.stem} | read_toml(path)
     head = content.get("head")
     if isinstance(head, dict) and isinstance(head.get("subset"), str):
         head["subset"] = load_subset(path.parent / head["subset"])
@@ -280,76 +287,7 @@ def load_recipe(source: str, changes: Mapping[str, Any] | None = None) -> Recipe
     streaming = cache.get("streaming") if isinstance(cache, dict) else None
     if isinstance(streaming, dict) and isinstance(streaming.get("scores"), str):
         streaming["scores"] = load_scores(path.parent / streaming["scores"])
-    recipe = completed({"name": path.stem} | content, changes or {}, str(path))
-    for file in recipe.compression.files:
-        file.beside(path)
-    return recipe
-
-
-def completed(content: dict[str, Any], changes: Mapping[str, Any], where: str) -> Recipe:
-    """A recipe of this content; if that is none by itself, of the content with the changes."""
-    try:
-        return parse_recipe(content, where)
-    except CetaneError:
-        if not changes:
-            raise
-        replace(content, changes, where)
-        return parse_recipe(content, where)
-
-
-def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """A recipe with some values replaced, by dotted TOML key: `{"cache.context": 64}`.
-
-    Raises CetaneError for an unknown key, with the alternatives, and for a value that does not fit.
-    Without changes, returns the recipe itself.
-    """
-    if not changes:
-        return recipe
-    content, where = recipe.model_dump(), f"recipe {recipe.name}"
-    replace(content, changes, where)
-    changed = parse_recipe(content, where)
-    changed.compression.find_as(*recipe.compression.files)
-    return changed
-
-
-def replace(content: dict[str, Any], changes: Mapping[str, Any], where: str) -> None:
-    """Replace values of a recipe's content, by dotted key. CetaneError for a key in no table."""
-    for key, value in changes.items():
-        *tables, field = key_path(key)
-        table = content
-        for name in tables:
-            inner = table.setdefault(name, {})
-            if not isinstance(inner, dict):
-                raise CetaneError(f"{where}: {key}: {name} is not a table")
-            table = inner
-        table[field] = value
-
-
-def decided(recipe: Recipe, values: Mapping[str, Any], reasons: Mapping[str, str]) -> Recipe:
-    """A recipe with some values that cetane chose, by dotted key, and why."""
-    return override(recipe, {**values, "reasons": {**recipe.reasons, **reasons}})
-
-
-def without_reasons(recipe: Recipe, keys: Collection[str]) -> Recipe:
-    """A recipe without the reasons for some values, by dotted key, which somebody else chooses.
-
-    A sentence is about one choice. So it goes with its other values, and with those inside a table.
-    """
-    gone = {
-        reason for own, reason in recipe.reasons.items()
-        if any(own == key or own.startswith(f"{key}.") for key in keys)
-    }  # fmt: skip
-    kept = {key: reason for key, reason in recipe.reasons.items() if reason not in gone}
-    return recipe.model_copy(update={"reasons": kept})
-
-
-def value_of(recipe: Recipe, key: str) -> Any:
-    """A value of a recipe by its dotted key, also a default that files leave out; None where it has
-    none."""
-    value: Any = recipe
-    for name in key_path(key):
-        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-    return value.model_dump() if isinstance(value, Data) else value
+    return content, path
 
 
 def recipe_files(recipe: Recipe) -> dict[str, Callable[[Path], None]]:
@@ -374,37 +312,6 @@ def without_none(content: Mapping[str, Any]) -> dict[str, Any]:
         key: without_none(value) if isinstance(value, Mapping) else 0 if value is None else value
         for key, value in content.items()
     }
-
-
-def key_path(key: str) -> list[str]:
-    """The names in a dotted TOML key: two in `cache.context`, three in `a.b."c.d"`."""
-    try:
-        tomllib.loads(f"{key} = 0")
-        table: Any = tomllib.loads(f"[{key}]")  # a header holds no value and no comment
-        path = []
-        while table:
-            ((name, table),) = table.items()
-            path.append(name)
-    except ValueError as error:  # no TOML, or not one key
-        raise CetaneError(
-            f"{key!r} is not a key of a recipe", "write a dotted key, such as cache.context"
-        ) from error
-    return path
-
-
-def keys_in(changes: Mapping[str, Any]) -> frozenset[str]:
-    """The dotted keys of all values that changes name, those inside tables too."""
-    keys: set[str] = set()
-
-    def add(path: list[str], value: Any) -> None:
-        keys.add(".".join(path))
-        if isinstance(value, Mapping):
-            for name, inner in value.items():
-                add([*path, name], inner)
-
-    for key, value in changes.items():
-        add(key_path(key), value)
-    return frozenset(keys)
 
 
 def parse_recipe(content: dict[str, Any], where: str) -> Recipe:

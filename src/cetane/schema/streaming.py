@@ -11,7 +11,7 @@ from pydantic import Field
 from cetane.files import read_named
 from cetane.validation import Data, Finite, read_already
 
-LARGEST_FILE = 1 << 22
+LARGEST_SCORES = 1 << 22
 """Bytes."""
 
 Method = Literal["mass", "gates"]
@@ -66,5 +66,5 @@ class Streaming(Data):
 def load_scores(path: Path) -> HeadScores:
     """Read scores from their file. Raises CetaneError if the file holds none."""
     return read_named(
-        HeadScores, path, LARGEST_FILE, "cache.streaming.scores", "cetane heads makes one"
+        HeadScores, path, LARGEST_SCORES, "cache.streaming.scores", "cetane heads makes one"
     )

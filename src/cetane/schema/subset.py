@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # a plan is read without numpy
 
 SUBSET = "subset.json"
 """The file of a subset beside a recipe that cetane writes: TOML is slow to read at its size."""
-LARGEST_FILE = 1 << 24
+LARGEST_SUBSET = 1 << 24
 """Bytes."""
 LARGEST_VOCABULARY = 1 << 22
 """Tokens; four times the largest tokenizer's."""
@@ -62,7 +62,7 @@ class Subset(Data):
 
     vocabulary: int = Field(ge=1, le=LARGEST_VOCABULARY)
     """Tokens of the model."""
-    tokens: str = Field(max_length=LARGEST_FILE)
+    tokens: str = Field(max_length=LARGEST_SUBSET)
     """Ids in ascending order, as ranges: `0-258 261 300-302`."""
     tokenizer: Sha256
     """`Tokenizer.digest` of the tokenizer that has these ids."""
@@ -139,4 +139,4 @@ def as_ranges(ids: npt.NDArray[Any]) -> str:
 
 def load_subset(path: Path) -> Subset:
     """Read a subset from its file. Raises CetaneError if the file holds none."""
-    return read_named(Subset, path, LARGEST_FILE, "head.subset", "cetane vocabulary makes one")
+    return read_named(Subset, path, LARGEST_SUBSET, "head.subset", "cetane vocabulary makes one")

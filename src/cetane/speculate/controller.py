@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from cetane.engine.verify import Draft
+from cetane.perf.breakeven import break_even_share
 from cetane.speculate.drafter import DraftTimes
 from cetane.speculate.timing import RecentMedian
 
@@ -152,7 +153,7 @@ class Controller:
         self.in_steps: dict[str, DraftTimes] = {}
         """The times of drafts, by drafter, in plain steps of the moment when they were measured. A
         drafter without known times has no entry."""
-        self.slowdown: defaultdict[str, RecentMedian] = defaultdict(lambda: RecentMedian(1.0))
+        self.lateness: defaultdict[str, RecentMedian] = defaultdict(lambda: RecentMedian(1.0))
         """The time that drafts took, divided by the time in `in_steps`, by drafter."""
         self.share: defaultdict[str, float] = defaultdict(lambda: 1.0)
         """By drafter: of the tokens asked for after the first, the share that it makes. Many drafts
@@ -188,12 +189,12 @@ class Controller:
         ones. It is 0 for a drafter without known times, which measures them when it is asked."""
         times = self.in_steps.get(drafter, UNKNOWN)
         made = 1 + (tokens - 1) * self.share[drafter]
-        return self.plain_step * times.draft(made, unread=0) * self.slowdown[drafter].usual
+        return self.plain_step * times.draft(made, unread=0) * self.lateness[drafter].usual
 
     def reading_seconds(self, drafter: str, tokens: int) -> float:
         """Seconds in which a drafter reads `tokens` now; 0 where its times are not known."""
         times = self.in_steps.get(drafter, UNKNOWN)
-        return self.plain_step * times.reading(tokens) * self.slowdown[drafter].usual
+        return self.plain_step * times.reading(tokens) * self.lateness[drafter].usual
 
     def width(self, tokens: int) -> int | None:
         """The width of the narrowest call that takes `tokens` tokens; None if there is none."""
@@ -298,7 +299,7 @@ class Controller:
         ones, after `unread` tokens that it had not read."""
         made = max(1, made)
         usual = self.in_steps[drafter].draft(made, unread)
-        self.slowdown[drafter].add(seconds / self.plain_step / usual)
+        self.lateness[drafter].add(seconds / self.plain_step / usual)
         if asked > 1:
             share = (made - 1) / (asked - 1)
             self.share[drafter] += (1 - DECAY) * (share - self.share[drafter])
@@ -306,10 +307,9 @@ class Controller:
     def break_even(self, drafted: int) -> float | None:
         """The share of k drafted tokens that must be accepted for a draft to pay.
 
-        From measured times it is (t(w) / t1 - 1) / k, and 0 for a call that is quicker than a plain
-        step. Above 1, no draft can pay.
+        It comes from measured times. Above 1, no draft can pay.
         """
         width = self.width(1 + drafted)
         if width is None or not drafted:
             return None
-        return max(0.0, (self.seconds(width) / self.plain_step - 1) / drafted)
+        return break_even_share(self.seconds(width) / self.plain_step, drafted)

@@ -21,8 +21,9 @@ from cetane.perf.predict import Predictor
 from cetane.pipeline.whole import location
 from cetane.planner import Planner
 from cetane.planner.weights import format_of
+from cetane.schema.changes import override
 from cetane.schema.manifest import producers
-from cetane.schema.recipe import RECIPE, Recipe, override, parse_recipe, recipe_files
+from cetane.schema.recipe import RECIPE, Recipe, parse_recipe, recipe_files
 from cetane.sweeps import mixed, moments, smoke
 from cetane.sweeps.basis import Basis
 from cetane.sweeps.grid import Candidate, candidate, parse_way, weights

@@ -357,7 +357,7 @@ def _(port: AuthoredPort) -> None:
 def masks(port: AuthoredPort) -> dict[str, int]:
     """Names of mask inputs, and the slots of their groups."""
     return {
-        name: port.planner.slots[source.group].count
+        name: port.planner.memory.slots[source.group].count
         for name, source in port.planner.model.host.items()
         if isinstance(source, Mask)
     }
@@ -449,7 +449,7 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("a slot reused one step early", "host")
 def _(port: AuthoredPort) -> None:
-    slots = port.planner.slots
+    slots = port.planner.memory.slots
     limited = {name: group for name, group in slots.items() if group.limited}
     if not limited:
         raise Inapplicable

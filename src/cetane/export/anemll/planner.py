@@ -51,7 +51,14 @@ from cetane.schema.interface import (
     TokenIds,
     ToTensor,
 )
-from cetane.schema.recipe import CacheTable, EmbeddingTable, HeadTable, Layout, Recipe, Tokens
+from cetane.schema.recipe import (
+    CacheSection,
+    EmbeddingSection,
+    HeadSection,
+    LayoutSection,
+    Recipe,
+    TokensSection,
+)
 from cetane.schema.slots import Slots
 
 EMBEDDINGS, LM_HEAD = "embeddings", "lm_head"
@@ -264,19 +271,19 @@ class AnemllPlanner:
 def adapted(recipe: Recipe) -> Recipe:
     """A recipe in their form: chunks, one state, a head and an embedding apart."""
     layout = recipe.layout
-    chunks = layout if layout.kind == "chunks" else Layout(kind="chunks", chunks=None)
+    chunks = layout if layout.kind == "chunks" else LayoutSection(kind="chunks", chunks=None)
     if layout.kind == "single":
-        chunks = Layout(kind="chunks", chunks=1)
+        chunks = LayoutSection(kind="chunks", chunks=1)
     types = {kind: form for kind, form in recipe.compression.types.items() if kind != "embedding"}
     return recipe.model_copy(
         update={
             "tensor_layout": "c1t",
             "layout": chunks.model_copy(update={"head": "apart", "routed": ()}),
-            "cache": CacheTable(contract="stateful", context=recipe.cache.context),
-            "tokens": Tokens(verify=None, prefill=recipe.tokens.prefill or BATCH),
-            "embedding": EmbeddingTable(),
+            "cache": CacheSection(contract="stateful", context=recipe.cache.context),
+            "tokens": TokensSection(verify=None, prefill=recipe.tokens.prefill or BATCH),
+            "embedding": EmbeddingSection(),
             "compression": recipe.compression.model_copy(update={"types": types}),
-            "head": HeadTable(),
+            "head": HeadSection(),
         }
     )
 

@@ -8,7 +8,7 @@ from cetane.export.refusals import refuse_int4_rows, refuse_int8_caches, refuse_
 from cetane.families import CacheForm, CacheGroup, CacheSpec, Head
 from cetane.planner import CachePlan, FunctionGraph, ModelSource, Planner, Segment
 from cetane.schema.interface import Mask, State
-from cetane.schema.recipe import CacheTable, Layout, Recipe, Tokens
+from cetane.schema.recipe import CacheSection, LayoutSection, Recipe, TokensSection
 from cetane.schema.slots import Slots
 
 
@@ -70,7 +70,7 @@ class StaticPlanner(Planner):
         )
 
     def graphs(self, shard: str) -> list[FunctionGraph]:
-        (segment,) = self.segments[shard]
+        (segment,) = self.arrangement.segments[shard]
         layers = tuple(block for block in segment.blocks if not isinstance(block, Head))
         context = self.recipe.cache.context
         return [
@@ -93,9 +93,9 @@ def adapted(recipe: Recipe) -> Recipe:
     """A recipe with the layout and caches of the contract: one program, states, no choice."""
     content = {
         "tensor_layout": "c1t",
-        "layout": Layout(kind="single"),
-        "cache": CacheTable(contract="stateful", context=recipe.cache.context, windowed=False),
-        "tokens": Tokens(verify=None, prefill=None),
+        "layout": LayoutSection(kind="single"),
+        "cache": CacheSection(contract="stateful", context=recipe.cache.context, windowed=False),
+        "tokens": TokensSection(verify=None, prefill=None),
         "head": recipe.head.model_copy(update={"choose": False}),
         "embedding": recipe.embedding.model_copy(update={"inside": False}),
     }

@@ -39,7 +39,7 @@ from cetane.planner import (
 )
 from cetane.schema.function import Function
 from cetane.schema.interface import FromTensor, Input, Output, ToTensor
-from cetane.schema.recipe import Layout, Mode, Recipe
+from cetane.schema.recipe import LayoutSection, Mode, Recipe
 
 HINT = "port with one of the recipes gemma4-1chunk to gemma4-4chunk"
 
@@ -102,7 +102,7 @@ class ContractPlanner(Planner):
         return PackageSizes(
             hidden=self.model.hidden,
             context=self.recipe.cache.context,
-            window=self.slots[SLIDING].count,
+            window=self.memory.slots[SLIDING].count,
             per_layer=self.model.channels["per_layer"],
             kv_heads=self.group(SLIDING).heads,
             dims={name: self.group(name).dim for name in SHARED},
@@ -110,7 +110,7 @@ class ContractPlanner(Planner):
 
     def inner(self, shard: str, mode: Mode) -> FunctionGraph:
         """cetane's function, up to the hidden state before the head."""
-        (segment,) = self.segments[shard]
+        (segment,) = self.arrangement.segments[shard]
         blocks = tuple(block for block in segment.blocks if not isinstance(block, Head))
         after = self.arrangement.after(segment)
         return self.graph_maker.graph(
@@ -181,7 +181,7 @@ class ContractPlanner(Planner):
             mode,
             self.ports(shard, mode, inner.function),
             self.heads_of(shard),
-            self.slots[SLIDING].count,
+            self.memory.slots[SLIDING].count,
         )
 
 
@@ -203,7 +203,7 @@ class PrefillPlanner(ContractPlanner):
                 f"but this layout is cut at {', '.join(map(str, cuts))}",
                 HINT,
             )
-        layout = Layout(kind="chunks", cuts=tuple(cuts), head="last")
+        layout = LayoutSection(kind="chunks", cuts=tuple(cuts), head="last")
         super().__init__(checkpoint, recipe.model_copy(update={"layout": layout}), like)
 
     @property
@@ -272,10 +272,10 @@ def refuse(planner: ContractPlanner) -> None:
             "the layout coreml-llm is for Gemma 4 with per-layer embeddings",
             "the layout contract describes any bundle",
         )
-    if not SHARED.keys() <= planner.slots.keys():
+    if not SHARED.keys() <= planner.memory.slots.keys():
         raise CetaneError(
             "CoreML-LLM's runtime needs sliding and full layers, this model has only "
-            f"{', '.join(planner.slots)} ones",
+            f"{', '.join(planner.memory.slots)} ones",
             "the layout contract describes any bundle",
         )
     refuse_capacities(recipe, "CoreML-LLM's runtime")
@@ -284,7 +284,7 @@ def refuse(planner: ContractPlanner) -> None:
     refuse_streaming(recipe, "CoreML-LLM's runtime")
     refuse_packages(planner)
     refuse_caches(planner)
-    refuse_head(planner)
+    refuse_output_head(planner)
     if recipe.embedding.inside or any(planner.group(name).dim > WIDTH for name in SHARED):
         raise CetaneError(
             "CoreML-LLM's runtime looks tokens up itself, and has attention heads of at most "
@@ -314,17 +314,17 @@ def refuse_caches(planner: ContractPlanner) -> None:
     """Raise CetaneError for caches of another contract, layout or length than theirs."""
     layout = planner.recipe.tensor_layout
     for name, contract in (("full", "blend"), ("sliding", "shift")):
-        if planner.slots[name].contract != contract or layout != "c1t":
+        if planner.memory.slots[name].contract != contract or layout != "c1t":
             raise CetaneError(
                 f"CoreML-LLM's {name} layers have {contract} caches of layout c1t, this bundle's "
-                f"{planner.slots[name].contract} caches of layout {layout}",
+                f"{planner.memory.slots[name].contract} caches of layout {layout}",
                 HINT,
             )
-    if not planner.slots["sliding"].limited or planner.slots["full"].limited:
+    if not planner.memory.slots["sliding"].limited or planner.memory.slots["full"].limited:
         raise CetaneError(
             "CoreML-LLM's sliding layers keep a window, its full layers the context", HINT
         )
-    window, count = planner.group("sliding").window, planner.slots["sliding"].count
+    window, count = planner.group("sliding").window, planner.memory.slots["sliding"].count
     if window != count:
         raise CetaneError(
             f"CoreML-LLM's sliding caches hold the model's window of {window} tokens, but cetane's "
@@ -333,7 +333,7 @@ def refuse_caches(planner: ContractPlanner) -> None:
         )
 
 
-def refuse_head(planner: ContractPlanner) -> None:
+def refuse_output_head(planner: ContractPlanner) -> None:
     """Raise CetaneError for a head of some tokens only, or with slices that are too wide."""
     if planner.recipe.head.subset is not None:
         raise CetaneError(

@@ -6,8 +6,8 @@ import tomli_w
 from pydantic import Field, computed_field
 
 from cetane.checkpoint import Tokenizer
+from cetane.schema.changes import key_path
 from cetane.schema.plan import Plan
-from cetane.schema.recipe import key_path
 from cetane.validation import Data
 
 Cause = Literal[

@@ -12,7 +12,7 @@ from cetane.gates.readings import Misread, misread
 from cetane.gates.reference import reference_of
 from cetane.gates.structure import WAYS, Deviation
 from cetane.planner import Planner
-from cetane.schema.recipe import override
+from cetane.schema.changes import override
 
 DIFF = "Run cetane diff BUNDLE --model CHECKPOINT."
 WITHOUT_DRAFTS = ", and run with --speculative none until then"

@@ -7,8 +7,9 @@ from cetane.compress import parse_format
 from cetane.gates.residency.rule import load_rules
 from cetane.planner import Planner
 from cetane.planner.weights import format_of
+from cetane.schema.changes import value_of
 from cetane.schema.plan import Plan
-from cetane.schema.recipe import Quality, Recipe, value_of
+from cetane.schema.recipe import Quality, Recipe
 
 BETTER = {
     4: "palette6-kmeans-group32",

@@ -7,7 +7,8 @@ from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
 from cetane.lab.journal import Figure
 from cetane.lab.sides import Findings, Side, each, figure
-from cetane.pipeline.draft_head import DraftHeadSettings, train_draft_head
+from cetane.pipeline.draft_head import train_draft_head
+from cetane.pipeline.draft_head_result import DraftHeadSettings
 from cetane.schema.draft_head import KINDS, DraftHeadKind, Training
 from cetane.speculate.bench import Trial, compare
 from cetane.speculate.first_tokens import first_tokens_by_turn

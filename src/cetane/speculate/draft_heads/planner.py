@@ -29,7 +29,7 @@ from cetane.planner.weights import weight_bytes
 from cetane.schema.function import Function
 from cetane.schema.interface import Embedding, Input, Mask, Rotary
 from cetane.schema.plan import Plan
-from cetane.schema.recipe import CacheTable, Recipe, Tokens
+from cetane.schema.recipe import CacheSection, Recipe, TokensSection
 from cetane.schema.slots import Slots
 from cetane.speculate.draft_heads.blocks import (
     EagleFuse,
@@ -79,8 +79,8 @@ class DraftHeadPlanner:
         self.recipe = Recipe(
             name=config.kind,
             tensor_layout=target.tensor_layout,
-            cache=CacheTable(context=target.cache.context),
-            tokens=Tokens(verify=None, prefill=None),
+            cache=CacheSection(context=target.cache.context),
+            tokens=TokensSection(verify=None, prefill=None),
             compression=Selection(default=config.weights),
             target=target.target,
         )

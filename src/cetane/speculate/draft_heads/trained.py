@@ -24,7 +24,7 @@ from cetane.speculate.draft_heads.modules import TAPS, TorchDraftHead, load_draf
 from cetane.speculate.draft_heads.train import gains, is_turned, projections
 from cetane.validation import validated
 
-OWN = frozenset({"output", "norm"})
+MAY_LACK = frozenset({"output", "norm"})
 """The tensors that a file may leave out: the model has them."""
 JUDGED = 16
 """The most windows of text on which a draft head from elsewhere is judged."""
@@ -93,7 +93,7 @@ def from_bundle(bundle: Bundle, head: DraftHead) -> TrainedElsewhere:
 def read_folder(folder: Path) -> TrainedElsewhere:
     """The draft head in a folder of its own, which holds no links."""
     path, training = inside(folder, SOURCE), training_of(folder)
-    draft_head = load_draft_head(path, OWN)
+    draft_head = load_draft_head(path, MAY_LACK)
     windows = open_windows(inside(folder, HELD_OUT), draft_head.config.steps)
     if draft_head.config.turned and draft_head.output.is_meta:
         raise CetaneError(f"{path}: a draft head of turned channels without its output rows")
