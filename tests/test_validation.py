@@ -3,7 +3,7 @@
 from typing import Any, Self
 
 import pytest
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from cetane.schema.manifest import Manifest
 from cetane.validation import Data, adapter_of
@@ -15,8 +15,8 @@ class Row(Data):
 
 class Table(Data):
     rows: tuple[Row, ...] = ()
-    named: dict[str, tuple[Row, ...]] = {}
-    either: list[Row | int] = []
+    named: dict[str, tuple[Row, ...]] = Field(default_factory=dict)
+    either: list[Row | int] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def consistent(self) -> Self:
