@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from coremltools.converters.mil import Builder as mb
+from coremltools.libmodelpackage import ModelPackage
 from coremltools.proto import Model_pb2
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -100,7 +101,38 @@ def test_manifest_that_points_outside(package: Path) -> None:
     manifest = json.loads((package / "Manifest.json").read_text())
     manifest["itemInfoEntries"][manifest["rootModelIdentifier"]]["path"] = "../../elsewhere"
     (package / "Manifest.json").write_text(json.dumps(manifest))
-    refuses(package, "the model specification .* is outside the package")
+    refuses(package, "the item .* is outside the package")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fileFormatVersion": "9.9.9"},
+        {"fileFormatVersion": None},
+        {"author": None},
+        {"name": None},
+        {"description": None},
+        {"path": "com.apple.CoreML/absent"},
+    ],
+)
+def test_manifests_that_core_ml_refuses(package: Path, change: dict[str, Any]) -> None:
+    """The truth is Apple's reader, which coremltools brings along."""
+    file = package / "Manifest.json"
+    manifest = json.loads(file.read_text())
+    changed = (
+        manifest
+        if "fileFormatVersion" in change
+        else next(
+            item for item in manifest["itemInfoEntries"].values() if item["name"] == "weights"
+        )
+    )
+    assert ModelPackage.isValid(str(package))
+    for key, value in change.items():
+        changed.pop(key) if value is None else changed.update({key: value})
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(RuntimeError):
+        ModelPackage(str(package)).getRootModel()
+    refuses(package, "is not a package manifest|is missing")
 
 
 def test_spec_that_is_not_a_protobuf(package: Path) -> None:

@@ -11,6 +11,8 @@ from cetane.validation import parse_json
 
 LARGEST_MANIFEST = 1 << 20
 """Bytes. A manifest lists two items."""
+FORMAT, ITEM_KEYS = "1.0.0", ("author", "description", "name", "path")
+"""The only version of package manifests, and what each of their items must have."""
 LARGEST_SPECIFICATION = 1 << 29
 """Bytes. Weights have their own files, so the specification of 1,000 ops has half a megabyte."""
 
@@ -51,20 +53,35 @@ def _root_model(path: Path) -> Path:
             f"{manifest} is not a package manifest: it",
             unique=True,
         )
+        check_items(path, content)
         entry = content["itemInfoEntries"][content["rootModelIdentifier"]]["path"]
         return _inside(path, path / "Data" / entry, "model specification")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CetaneError(f"{manifest} is not a package manifest: {error!r}") from None
 
 
-def _inside(package: Path, file: Path, what: str) -> Path:
+def check_items(path: Path, manifest: Any) -> None:
+    """Raise CetaneError or ValueError for a manifest that Core ML's own reader refuses
+    (coremltools 9, `libmodelpackage`), and for items outside the package."""
+    if manifest["fileFormatVersion"] != FORMAT:
+        raise ValueError(f"fileFormatVersion = {manifest['fileFormatVersion']!r}, not {FORMAT}")
+    for item in manifest["itemInfoEntries"].values():
+        for key in ITEM_KEYS:
+            if not isinstance(item[key], str):
+                raise ValueError(f"an item's {key} = {item[key]!r}, which is no text")
+        _inside(path, path / "Data" / item["path"], "item", folder=True)
+
+
+def _inside(package: Path, file: Path, what: str, folder: bool = False) -> Path:
+    """A file of a package, or a folder where one may stand. CetaneError if it is missing or lies
+    outside."""
     try:
         inside = file.resolve().is_relative_to(package.resolve())
     except (OSError, RuntimeError):  # a link to itself
         inside = False
     if not inside:
         raise CetaneError(f"{package}: the {what} {file} is outside the package")
-    if not file.is_file():
+    if not (file.is_file() or (folder and file.is_dir())):
         raise CetaneError(f"{package}: the {what} {file.relative_to(package)} is missing")
     return file
 
