@@ -449,6 +449,15 @@ def test_a_trial_without_a_verdict_is_not_kept(
     Tokenizer.load(folder)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
+def test_a_file_that_is_too_large(name: str, tmp_path: Path) -> None:
+    """A sparse file takes no room, but its hash takes minutes."""
+    with open(tmp_path / name, "wb") as file:
+        file.truncate(trial.LARGEST + 1)
+    with pytest.raises(CetaneError, match=rf"{name} is larger than the 268,435,456 bytes"):
+        Tokenizer.load(tmp_path)
+
+
 SIDE_FILES = (
     "tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
     "added_tokens.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja",

@@ -15,6 +15,8 @@ from cetane.files import cache_dir, read_cache, sha256, write_cache
 
 SECONDS, MEMORY = 20, 4 << 30
 """CPU seconds and bytes of address space. Gemma's tokenizer of 33 MB takes 2 s and 1.2 GB."""
+LARGEST = 1 << 28
+"""Bytes of a file. Released tokenizers have up to 40 MB."""
 VERSION = 4
 """The version of the trial, a part of the cache's key."""
 MOST_GROWTH = 100
@@ -71,7 +73,7 @@ def check_tokenizer(path: Path) -> None:
 
     The cache keeps the verdict under the file's hash, so each file is tried once.
     """
-    kept = cache_dir() / "tokenizers" / f"trial-{VERSION}-{sha256(path)}.json"
+    kept = cache_dir() / "tokenizers" / f"trial-{VERSION}-{sha256(path, LARGEST)}.json"
     known = read_cache(kept)
     error = tried(path) if known is None else json.loads(known)["error"]
     if known is None:
