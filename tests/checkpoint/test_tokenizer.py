@@ -230,6 +230,33 @@ def test_encoding_aside_gives_the_same_ids_and_lets_other_threads_run(folder: Pa
     assert ticks > 10
 
 
+SENTENCES = "".join(f"{n}. The naïve world of words, 世界! hello\n\n" for n in range(2000))
+
+
+@pytest.mark.parametrize("count", [1, 300, 2500, 10**6])
+@pytest.mark.parametrize("text", ["", "hello", SENTENCES, "ab" * 50_000])
+def test_the_first_tokens_of_a_text_are_those_of_the_whole(
+    text: str, count: int, tokenizer: Tokenizer
+) -> None:
+    assert tokenizer.encode_first(text, count) == tokenizer.encode(text)[:count]
+
+
+@pytest.mark.parametrize("longest", [1, 200])
+def test_no_more_of_a_long_text_is_encoded_than_its_first_tokens_need(
+    longest: int, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each MB takes 160 MB of memory. Tokens may be of any length."""
+    lengths = list[int]()
+
+    def encode_aside(_: Tokenizer, text: str) -> list[int]:
+        lengths.append(len(text))
+        return [*range(-(-len(text) // longest))]
+
+    monkeypatch.setattr(Tokenizer, "encode_aside", encode_aside)
+    assert tokenizer.encode_first("a" * 10_000_000, 100) == [*range(100)]
+    assert sum(lengths) < 10 * max(longest, 8) * 1200
+
+
 def test_no_token_stands_for_more_bytes_than_the_longest(folder: Path) -> None:
     tokenizer = Tokenizer.load(folder)
     sizes = [len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)]
