@@ -602,6 +602,13 @@ def test_an_interrupted_port_says_that_it_resumes(
     assert found.code == 130 and found.err.endswith(f"{kept}stopped\n")
 
 
+def test_a_context_between_two_multiples(cetane: Cetane, tiny_checkpoint_folder: Path) -> None:
+    """The error names the option as it was given, and the numbers that it takes."""
+    said = cetane("plan", tiny_checkpoint_folder, "--context", 100)
+    assert said.error == "--context 100 is not a multiple of 32"
+    assert said.err.endswith("\n--context 96 or --context 128\n")
+
+
 def test_a_number_of_too_many_digits(cetane: Cetane, tiny_checkpoint_folder: Path) -> None:
     wide = f"tokens.verify={'9' * 5000}"
     assert "tokens.verify" in refused(cetane, "plan", tiny_checkpoint_folder, "--set", wide)

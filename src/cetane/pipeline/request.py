@@ -15,6 +15,7 @@ from cetane.compress.select import UNFITTED
 from cetane.errors import CetaneError
 from cetane.files import nameable
 from cetane.schema.recipe import (
+    ALIGNED,
     Recipe,
     decided,
     keys_in,
@@ -155,6 +156,12 @@ def make_request(
     make a layout of chunks of one that is left to cetane. CetaneError for a value that is none, and
     for a model, a recipe or a text that cannot be read.
     """
+    if context is not None and context % ALIGNED:
+        below = context // ALIGNED * ALIGNED
+        raise CetaneError(
+            f"--context {context} is not a multiple of {ALIGNED}",
+            f"--context {below} or --context {below + ALIGNED}",
+        )
     wanted: dict[str, Any] = {} if context is None else {"cache.context": context}
     wanted |= bits_changes(bits)
     read = None if text is None else TextFile.of(Path(text))
