@@ -56,6 +56,19 @@ def stopped(target: Path, days: float) -> Partial:
     return partial
 
 
+@pytest.mark.parametrize(("place", "name"), [("", "disk here"), ("cache", "cache")])
+def test_a_folder_that_cannot_be_written(
+    place: str, name: str, machine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine("cache")
+    monkeypatch.chdir(tmp_path)
+    closed = tmp_path / place
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != closed and allowed(path, mode))
+    found = named(diagnose(), name)
+    assert (found.state, found.value) == ("warning", f"you may not write to {closed}")
+
+
 def named(checks: list[Diagnosis], name: str) -> Diagnosis:
     (found,) = [check for check in checks if check.name == name]
     return found

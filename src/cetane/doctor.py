@@ -119,6 +119,10 @@ def space() -> Iterator[Diagnosis]:
             yield Diagnosis(name, "failure", "no folder can be written", SET_TMPDIR)
             continue
         existing = next(p for p in (place, *place.parents) if p.exists())
+        if not os.access(existing, os.W_OK):
+            hint = "set CETANE_CACHE to a folder of yours" if name == "cache" else "go to another"
+            yield Diagnosis(name, "warning", f"you may not write to {existing}", hint)
+            continue
         free = shutil.disk_usage(existing).free
         low = free < LOW_SPACE
         hint = "" if not low else (

@@ -1,9 +1,9 @@
 """The tokenizer against transformers on the same files."""
 
-import dataclasses
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import transformers
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from cetane.checkpoint import Tokenizer
+from cetane.checkpoint import Tokenizer, trial
 from cetane.errors import CetaneError
 
 TEMPLATE = """
@@ -130,7 +130,7 @@ def test_keys_that_templates_see(
         "{% for m in messages %}{% if m.content is defined %}{{ m.content }}{% endif %}{% endfor %}"
     )
     wanted = theirs.apply_chat_template([message], chat_template=template, tokenize=False)
-    own = dataclasses.replace(tokenizer, chat_template=template)
+    own = replace(tokenizer, chat_template=template)
     assert own.render_chat([message], False) == wanted
 
 
@@ -228,6 +228,33 @@ def test_encoding_aside_gives_the_same_ids_and_lets_other_threads_run(folder: Pa
         ticks += 1
     thread.join()
     assert ticks > 10
+
+
+SENTENCES = "".join(f"{n}. The naïve world of words, 世界! hello\n\n" for n in range(2000))
+
+
+@pytest.mark.parametrize("count", [1, 300, 2500, 10**6])
+@pytest.mark.parametrize("text", ["", "hello", SENTENCES, "ab" * 50_000])
+def test_the_first_tokens_of_a_text_are_those_of_the_whole(
+    text: str, count: int, tokenizer: Tokenizer
+) -> None:
+    assert tokenizer.encode_first(text, count) == tokenizer.encode(text)[:count]
+
+
+@pytest.mark.parametrize("longest", [1, 200])
+def test_no_more_of_a_long_text_is_encoded_than_its_first_tokens_need(
+    longest: int, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each MB takes 160 MB of memory. Tokens may be of any length."""
+    lengths = list[int]()
+
+    def encode_aside(_: Tokenizer, text: str) -> list[int]:
+        lengths.append(len(text))
+        return [*range(-(-len(text) // longest))]
+
+    monkeypatch.setattr(Tokenizer, "encode_aside", encode_aside)
+    assert tokenizer.encode_first("a" * 10_000_000, 100) == [*range(100)]
+    assert sum(lengths) < 10 * max(longest, 8) * 1200
 
 
 def test_no_token_stands_for_more_bytes_than_the_longest(folder: Path) -> None:
@@ -427,6 +454,37 @@ def test_malformed_files(content: str, folder: Path, tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "another program killed the child process"),
+        ("import no_such_library", "No module named 'no_such_library'"),
+        ("raise MemoryError", "the machine has less"),
+        ("import time; time.sleep(60)", "it takes more than 1 s"),
+    ],
+)
+def test_a_trial_without_a_verdict_is_not_kept(
+    code: str, why: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same tokenizer would be refused for ever, whatever ended its trial once."""
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path))
+    patience = 1 if "sleep" in code else trial.SANDBOX.patience
+    with monkeypatch.context() as once:
+        once.setattr(trial, "SANDBOX", replace(trial.SANDBOX, code=code, patience=patience))
+        with pytest.raises(CetaneError, match=f"came to no verdict: .*{why}"):
+            Tokenizer.load(folder)
+    Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
+def test_a_file_that_is_too_large(name: str, tmp_path: Path) -> None:
+    """A sparse file takes no room, but its hash takes minutes."""
+    with open(tmp_path / name, "wb") as file:
+        file.truncate(trial.LARGEST + 1)
+    with pytest.raises(CetaneError, match=rf"{name} is larger than the 268,435,456 bytes"):
+        Tokenizer.load(tmp_path)
+
+
 SIDE_FILES = (
     "tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
     "added_tokens.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja",
@@ -585,7 +643,7 @@ def test_the_bytes_of_a_tokenizer_with_byte_fallback() -> None:
 
 def test_tools_reach_the_template(tokenizer: Tokenizer) -> None:
     template = "{% if tools %}{{ tools[0].function.name }}{% endif %}{{ messages[0].content }}"
-    own = dataclasses.replace(tokenizer, chat_template=template)
+    own = replace(tokenizer, chat_template=template)
     tool = {"type": "function", "function": {"name": "weather"}}
     messages = [{"role": "user", "content": "?"}]
     assert own.render_chat(messages, tools=[tool]) == "weather?"

@@ -598,8 +598,17 @@ def test_an_interrupted_port_says_that_it_resumes(
 
     monkeypatch.setattr("cetane.pipeline.port.port_request", interrupted)
     found = cetane("port", folder, "-r", recipe_file, "-o", tmp_path / "out")
-    kept = "what is done is kept: the same command resumes, unless it has --rebuild\n"
-    assert found.code == 130 and found.err.endswith(f"{kept}stopped\n")
+    assert found.code == 130
+    assert found.err.endswith("what is done is kept: the same command resumes\nstopped\n")
+    found = cetane("port", folder, "-r", recipe_file, "-o", tmp_path / "out", "--rebuild")
+    assert "kept: the same command without --rebuild resumes\n" in found.err
+
+
+def test_a_context_between_two_multiples(cetane: Cetane, tiny_checkpoint_folder: Path) -> None:
+    """The error names the option as it was given, and the numbers that it takes."""
+    said = cetane("plan", tiny_checkpoint_folder, "--context", 100)
+    assert said.error == "--context 100 is not a multiple of 32"
+    assert said.err.endswith("\n--context 96 or --context 128\n")
 
 
 def test_a_number_of_too_many_digits(cetane: Cetane, tiny_checkpoint_folder: Path) -> None:

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from tests.speculate.draft_head_models import random_draft_head, with_draft_head
 
 from cetane.bundle import Bundle
+from cetane.cli.bench import show
 from cetane.files import sha256
 from cetane.pipeline.bench import DraftingBenchmark
 from cetane.prompts import suite
@@ -272,6 +273,22 @@ def test_a_bench_fails_for_one_slow_category_or_token(idle: bool, slow: bool, sa
     row = good.model_copy(update=other | (bad if slow else {}) | {"same": same})
     result = DraftingBenchmark(Path("x"), 3, {1: 1.0}, [good.model_copy(update=other), row], idle)
     assert result.passed == (same and not slow)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_category_without_a_speed_fails_only_for_a_token(
+    same: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    none = Speed(
+        category="edit", drafter="auto", prompts=0, tokens=0, acceptance=None, tokens_per_call=None,
+        verifier_calls=0, fallbacks=0, same=same, first_plain=1, first_speculative=1, reading=0,
+    )  # fmt: skip
+    some = none.model_copy(update={"category": "chat", "same": True, "plain": 1.0, "ratio": 1.0})
+    some = some.model_copy(update={"speculative": 1.0, "slowest": 1.0, "by_calls": 1.0})
+    result = DraftingBenchmark(Path("x"), 3, {1: 1.0}, [some, none], True)
+    assert result.passed == same
+    show(result)
+    assert "no speed, since every answer ends with its first token: edit" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("small_suite")

@@ -177,6 +177,14 @@ def test_unknown_architectures(kind: Any) -> None:
     assert error.value.hint
 
 
+@pytest.mark.parametrize(("part", "named"), [("lfm2", True), ("mamba", False), (["lfm2"], False)])
+def test_a_known_text_part_of_an_unknown_architecture(part: Any, named: bool) -> None:
+    with pytest.raises(CetaneError, match="unknown architecture 'lfm2_vl'") as error:
+        author({"model_type": "lfm2_vl", "text_config": {"model_type": part}})
+    assert ("its text part is a known one: lfm2" in error.value.message) == named
+    assert ("save the text part alone" in str(error.value.hint)) == named
+
+
 def test_known_architectures() -> None:
     assert {"llama", "mistral", "qwen2", "qwen3"} <= families().keys()
 

@@ -125,21 +125,42 @@ def test_what_transformers_cannot_read(broken: str, model: Checkpoint, tmp_path:
     assert not ran.exists()
 
 
-def test_no_answer(model: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A child that dies is asked once. What it said is kept."""
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
+    """The places about which a child was asked, with an empty cache folder."""
     monkeypatch.setenv("CETANE_CACHE", str(tmp_path))
-    asked = []
-    dead = replace(transformers_files.SANDBOX, code="sys.exit(3)")
-    monkeypatch.setattr(transformers_files, "SANDBOX", dead)
-    ask = transformers_files.asked
-    monkeypatch.setattr(
-        transformers_files, "asked", lambda place: asked.append(place) or ask(place)
-    )
+    places, ask = list[Path](), transformers_files.asked
+
+    def noted(place: Path) -> str:
+        places.append(place)
+        return ask(place)
+
+    monkeypatch.setattr(transformers_files, "asked", noted)
+    return places
+
+
+def child(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    sandbox = replace(transformers_files.SANDBOX, code=code)
+    monkeypatch.setattr(transformers_files, "SANDBOX", sandbox)
+
+
+def test_no_answer(model: Checkpoint, asked: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that dies is asked again: something else may have killed it."""
+    child(monkeypatch, "sys.exit(3)")
     for _ in range(2):
         theirs = read_by_transformers(model)
         assert other_tokens(model.tokenizer, theirs) == ([], [])
         told = only_ours(theirs, gguf=False, loader="transformers")
         assert told is not None and "tokenizer" in told and "status 3" in told
+    assert asked == [model.folder] * 2
+
+
+def test_an_answer_is_kept(
+    model: Checkpoint, asked: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    child(monkeypatch, """print('{"error": "no such class"}')""")
+    theirs = read_by_transformers(model)
+    assert read_by_transformers(model) == theirs == TransformersFiles(error="no such class")
     assert asked == [model.folder]
     (kept,) = tmp_path.glob("tokenizers/read-*.json")
     for damaged in ("", "{}"):  # the latter would say that nothing is known

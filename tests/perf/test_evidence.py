@@ -1,6 +1,7 @@
 """What rows of the evidence become: counted by hand from the models' shapes."""
 
 import csv
+import os
 from pathlib import Path
 
 import pytest
@@ -205,8 +206,10 @@ def test_bad_files(tmp_path: Path, text: str, wrong: str) -> None:
 
 
 def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(CetaneError, match="not a CSV file"):
-        read([tmp_path / "none.csv"])
+    os.mkfifo(tmp_path / "pipe.csv")
+    for path in (tmp_path / "none.csv", tmp_path / "pipe.csv"):
+        with pytest.raises(CetaneError, match=f"cannot read {path}"):
+            read([path])
 
 
 def test_the_base_of_a_speculative_row(tmp_path: Path) -> None:

@@ -21,6 +21,17 @@ def test_a_benchmark(bench_file: Path, tmp_path: Path) -> None:
     assert [row.ratio for row in bench.rows] == [0.96, 2.31, 1]
 
 
+@pytest.mark.parametrize("figure", ["plain", "speculative", "ratio"])
+def test_a_category_without_a_speed_has_no_row(
+    figure: str, bench_file: Path, tmp_path: Path
+) -> None:
+    content = json.loads(bench_file.read_text())
+    content["speeds"][0][figure] = None
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(content))
+    assert [row.ratio for row in read_benchmark(path, tmp_path).rows] == [2.31, 1]
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

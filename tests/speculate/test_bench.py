@@ -8,7 +8,6 @@ import pytest
 
 from cetane.engine.execution import Watch
 from cetane.engine.session import Session
-from cetane.errors import CetaneError
 from cetane.schema.plan import Plan
 from cetane.speculate import bench
 from cetane.speculate.bench import Generation, Trial
@@ -17,7 +16,7 @@ from cetane.speculate.speculator import Counters
 
 
 def test_an_answer_of_one_token_has_no_speed() -> None:
-    """It is left out; if all are such, the benchmark says so."""
+    """It is left out. If all are such, the category has none, but its tokens are compared."""
 
     def of(tokens: int, seconds: float) -> list[Generation]:
         return [Generation([*range(tokens)], seconds, 1.0, 0.0)]
@@ -28,8 +27,10 @@ def test_an_answer_of_one_token_has_no_speed() -> None:
         counters, costs,
     )  # fmt: skip
     assert (speed.prompts, speed.tokens, speed.ratio, speed.slowest) == (1, 4, 2.0, 2.0)
-    with pytest.raises(CetaneError, match="chat: every answer ends with its first token"):
-        bench.summary("chat", "auto", [of(1, 0.0)], [of(1, 0.0)], counters, costs)
+    for drafted, same in ((1, True), (2, False)):
+        speed = bench.summary("chat", "auto", [of(1, 0.0)], [of(drafted, 0.0)], counters, costs)
+        assert speed.plain is speed.speculative is speed.ratio is speed.by_calls is None
+        assert (speed.prompts, speed.first_plain, speed.same) == (0, 1.0, same)
 
 
 class Reader(Ngram):

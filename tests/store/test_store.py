@@ -245,6 +245,24 @@ def test_the_cache_forgets_what_was_used_longest_ago(cached: Path, tmp_path: Pat
     assert [key for key in keys if cache.kept(key, tmp_path / f"end-{key}")] == [keys[3]]
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_special_file_among_the_results_is_skipped(
+    kind: str, cached: Path, tmp_path: Path
+) -> None:
+    """To read it would never end, or fill the memory."""
+    path = cached / "results" / OTHER[:2] / f"{OTHER}.json"
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    (tmp_path / "work.py").write_text(
+        "from cetane.store import kept\n"
+        f"kept.keep({KEY!r}, lambda folder: (folder / 'x').touch())\n"
+        f"print([result.key for _, result in kept.results_here()])\n"
+    )
+    limited = ["sh", "-c", 'ulimit -v 4000000; exec "$@"', "", sys.executable, "work.py"]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=20, cwd=tmp_path)
+    assert done.stdout == f"['{KEY}']\n", done.stderr
+
+
 def test_the_cache_forgets_what_a_killed_process_left(cached: Path, tmp_path: Path) -> None:
     cache.keep(KEY, write(1))
     fresh, old, folder = (

@@ -10,13 +10,14 @@ import subprocess
 from pathlib import Path
 
 from cetane.checkpoint.sandbox import Sandbox
+from cetane.checkpoint.trial import LARGEST
 from cetane.errors import CetaneError
 from cetane.files import cache_dir, is_kept, is_present, keep_text, read_json, sha256
 
 SOURCES = ("tokenizer.model", "tiktoken.model", "tekken.json", "merges.txt")
 """Files that transformers converts, in the order of preference."""
-SECONDS, MEMORY, LARGEST = 300, 16 << 30, 1 << 28
-"""CPU seconds, bytes of address space, and bytes of the result."""
+SECONDS, MEMORY = 300, 16 << 30
+"""CPU seconds and bytes of address space."""
 VOCABULARY = "vocab.json"
 """The tokens that merges.txt merges."""
 BESIDE = (
@@ -55,7 +56,7 @@ def converted(folder: Path) -> tuple[Path, dict[str, str]] | None:
     if source is None:
         return None
     files = [source, *(path for name in BESIDE if is_present(path := folder / name))]
-    told = "".join(f"{path.name} {sha256(path)}\n" for path in files)
+    told = "".join(f"{path.name} {sha256(path, LARGEST)}\n" for path in files)
     digest = hashlib.sha256(told.encode()).hexdigest()
     kept = cache_dir() / "tokenizers" / f"converted-{VERSION}-{digest}.json"
     beside = kept.with_suffix(".special.json")

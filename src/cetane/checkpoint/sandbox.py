@@ -29,8 +29,10 @@ class Sandbox:
         self, path: Path | None = None, content: bytes = b""
     ) -> subprocess.CompletedProcess[bytes]:
         """Run it to its end. Raises subprocess.TimeoutExpired when the patience is over."""
-        limits = f"""
+        # -I hides the user's own site-packages and PYTHONPATH, where a library may lie.
+        begin = f"""
 import resource, sys
+sys.path[:] = {sys.path!r}
 for limit, most in ((resource.RLIMIT_CPU, {self.seconds}), (resource.RLIMIT_AS, {self.memory}),
                     (resource.RLIMIT_CORE, 0)):
     try:
@@ -40,7 +42,7 @@ for limit, most in ((resource.RLIMIT_CPU, {self.seconds}), (resource.RLIMIT_AS, 
             raise
 """
         return subprocess.run(
-            [sys.executable, "-I", "-c", limits + self.code, str(path or "")],
+            [sys.executable, "-I", "-c", begin + self.code, str(path or "")],
             input=content, capture_output=True, timeout=self.patience, check=False,
             env={"PATH": os.environ.get("PATH", ""), **self.environment},
         )  # fmt: skip

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import tokenizers
@@ -50,6 +53,10 @@ SentencePiece's kind drop a blank."""
 HELD = 16
 """Tokens that wait for a whole character, which has at most four bytes. More are no text; to decode
 all of them again and again would take quadratic time."""
+CHARACTERS = 8
+"""Characters of a text that are encoded at first for each token asked. English has 4 to 5."""
+NEAR_CUT = 1024
+"""Tokens before the end of a part of a text that may differ from those of the whole text."""
 LONGEST_TOKEN = 1024
 """The most bytes for which a token counts. Released tokenizers have tokens of some hundred bytes;
 one of a megabyte would let gigabytes into a small context."""
@@ -76,6 +83,20 @@ def library_errors(what: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise CetaneError(f"{what}: {error}") from error
+
+
+def interruptible(work: Callable[[], list[int]]) -> list[int]:
+    """What `work` returns, made in a thread of its own: Ctrl-C waits for no native code there."""
+    made: Future[list[int]] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(work())
+        except BaseException as error:
+            made.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return made.result()
 
 
 @dataclass(frozen=True)
@@ -168,6 +189,21 @@ class Tokenizer:
             )
         ids: list[int] = encoding.ids
         return ids
+
+    def encode_first(self, text: str, count: int) -> list[int]:
+        """The first `count` ids that `encode` gives, or all if there are fewer.
+
+        Each MB of text takes 160 MB to encode, so the rest of a long text is not encoded. Ctrl-C
+        ends the wait for a tokenizer that takes quadratic time.
+        """
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one
+        enough = count + NEAR_CUT
+        length = CHARACTERS * enough
+        while True:
+            ids = interruptible(partial(self.encode_aside, text[:length]))
+            if len(ids) >= enough or length >= len(text):
+                return ids[:count]
+            length *= 2
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`. Bytes that are not valid UTF-8 become U+FFFD."""

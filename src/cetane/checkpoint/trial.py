@@ -7,6 +7,7 @@ match a regular expression for ever, or write gigabytes. None of these can be ca
 import json
 import subprocess
 from pathlib import Path
+from signal import SIGKILL, SIGXCPU
 
 from cetane.checkpoint.sandbox import Sandbox
 from cetane.errors import CetaneError
@@ -14,7 +15,9 @@ from cetane.files import cache_dir, read_cache, sha256, write_cache
 
 SECONDS, MEMORY = 20, 4 << 30
 """CPU seconds and bytes of address space. Gemma's tokenizer of 33 MB takes 2 s and 1.2 GB."""
-VERSION = 3
+LARGEST = 1 << 28
+"""Bytes of a file. Released tokenizers have up to 40 MB."""
+VERSION = 4
 """The version of the trial, a part of the cache's key."""
 MOST_GROWTH = 100
 """The most characters that a step may make of one. Normal forms of Unicode make 18 at most."""
@@ -32,8 +35,10 @@ def strings(value, name=""):
     elif isinstance(value, (dict, list)):
         for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield from strings(inner, name)
+with open(sys.argv[1], "rb") as file:
+    content = file.read()
 try:
-    tokenizer = tokenizers.Tokenizer.from_file(sys.argv[1])
+    tokenizer = tokenizers.Tokenizer.from_buffer(content)
     tokenizer.no_truncation()
     tokenizer.no_padding()
 except Exception as error:
@@ -68,7 +73,7 @@ def check_tokenizer(path: Path) -> None:
 
     The cache keeps the verdict under the file's hash, so each file is tried once.
     """
-    kept = cache_dir() / "tokenizers" / f"trial-{VERSION}-{sha256(path)}.json"
+    kept = cache_dir() / "tokenizers" / f"trial-{VERSION}-{sha256(path, LARGEST)}.json"
     known = read_cache(kept)
     error = tried(path) if known is None else json.loads(known)["error"]
     if known is None:
@@ -78,19 +83,36 @@ def check_tokenizer(path: Path) -> None:
 
 
 def tried(path: Path) -> str | None:
-    """The error of a child that loaded the tokenizer and encoded some texts; None if it passed."""
+    """The error of a child that loaded the tokenizer and encoded some texts; None if it passed.
+
+    Raises CetaneError for a child that ends without a verdict: the cause may be this machine.
+    """
     try:
         done = SANDBOX.run(path)
     except subprocess.TimeoutExpired:
-        return f"it does not encode a short text within {SANDBOX.patience} s"
+        raise no_verdict(path, f"it takes more than {SANDBOX.patience} s") from None
     said = done.stderr.decode("utf-8", "replace").strip()
     if done.returncode == 0:
         return None
     if said.startswith("error: "):
         return said.removeprefix("error: ")[:200]
-    last = next((line for line in reversed(said.splitlines()) if "memory" in line), "")
-    if last or "MemoryError" in said:
-        return f"it needs more than {MEMORY >> 30} GB of memory"
+    raise no_verdict(path, why_it_ended(done.returncode, said))
+
+
+def why_it_ended(status: int, said: str) -> str:
+    """Why a child ended without a verdict, by its status and by what it wrote to stderr."""
+    if "MemoryError" in said or "memory allocation" in said:
+        return f"it needs more than {MEMORY >> 30} GB of memory, or the machine has less"
     if "panicked" in said:
         return "the tokenizers library panics on it"
-    return f"it does not encode a short text within {SECONDS} s, or ends the process"
+    if status in (-SIGKILL, -SIGXCPU):
+        return f"it needs more than {SECONDS} s, or another program killed the child process"
+    last = said.splitlines()[-1][:200] if said else "it said nothing"
+    return f"the child process ended with status {status}: {last}"
+
+
+def no_verdict(path: Path, why: str) -> CetaneError:
+    return CetaneError(
+        f"{path}: the trial of this tokenizer came to no verdict: {why}",
+        "run the command again; if it ends so again, get the model again",
+    )

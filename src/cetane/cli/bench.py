@@ -117,8 +117,6 @@ def show_pair(pair: Versus) -> None:
 
 def show(result: DraftingBenchmark) -> None:
     """Print speeds by category, then the fate of the drafts."""
-    from cetane.speculate.controller import SLOWEST
-
     calls = ", ".join(f"T={width} {s * 1e3:.1f} ms" for width, s in result.seconds.items())
     tell(f"calls: {calls}; drafts of at most {result.longest} tokens")
     say(f"judged by {'the clock' if result.idle else 'calls, since the machine is busy'}")
@@ -128,10 +126,12 @@ def show(result: DraftingBenchmark) -> None:
         [
             [s.category, s.drafter, *map(two, (s.plain, s.speculative, s.ratio, s.by_calls)),
              two(s.slowest), "yes" if s.same else "NO",
-             "yes" if result.gain(s) >= SLOWEST else "NO"]
+             {True: "yes", False: "NO", None: "-"}[result.pays(s)]]
             for s in result.speeds
         ],
     )  # fmt: skip
+    if silent := dict.fromkeys(s.category for s in result.speeds if s.ratio is None):
+        say(f"no speed, since every answer ends with its first token: {', '.join(silent)}")
     table(
         "drafts: calls and accepted tokens",
         ["category", "drafter", "accepted", "tokens/call", "drafted calls", "plain calls"],

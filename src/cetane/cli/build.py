@@ -69,7 +69,7 @@ def build(
         refuse("is for whole bundles, not for --only", given)
         build_some(request, target, only, rebuild, json)
         return
-    with crew(workers, scheduler, store) as opened, progress("build") as update:
+    with crew(workers, scheduler, store, rebuild) as opened, progress("build") as update:
         bundle = build_bundle(
             request.checkpoint, request.recipe, target, update, force, rebuild=rebuild,
             workers=opened,

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def crew(count: int | None, scheduler: str | None, store: str | None) -> Iterator["Workers | None"]:
+def crew(
+    count: int | None, scheduler: str | None, store: str | None, rebuild: bool = False
+) -> Iterator["Workers | None"]:
     """A context with the workers and the store that a command was given; says which they are.
 
     On Ctrl-C it says that nothing is lost: tasks that have ended are kept, for all commands that
@@ -27,5 +29,6 @@ def crew(count: int | None, scheduler: str | None, store: str | None) -> Iterato
         try:
             yield workers
         except KeyboardInterrupt:
-            warn("what is done is kept: the same command resumes, unless it has --rebuild")
+            same = "the same command" + (" without --rebuild" if rebuild else "")
+            warn(f"what is done is kept: {same} resumes")
             raise

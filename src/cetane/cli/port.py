@@ -117,7 +117,7 @@ def port(
         show_plan(plan, chip, tables=verbose)
         if request.warning:
             warn(f"warning: {request.warning}")
-    with crew(workers, scheduler, store) as opened, progress("port") as update:
+    with crew(workers, scheduler, store, rebuild) as opened, progress("port") as update:
         result = port_request(
             request, output, residency=asked, fix=fix, force=force, rebuild=rebuild,
             workers=opened, progress=update,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cetane.compress.beside import FileBeside
 from cetane.compress.formats import Format, Palette, Shape
 from cetane.errors import CetaneError
-from cetane.files import cache_dir, disk_errors, replacing, sha256
+from cetane.files import cache_dir, disk_errors, read_text, replacing, sha256
 from cetane.validation import parse_json
 
 if TYPE_CHECKING:  # a recipe is read without numpy
@@ -225,7 +225,7 @@ def by_content(digest: str) -> FittedFile:
 def kept(key: str) -> FittedFile | None:
     """The file that `save` wrote for `key`; None if there is none, or if its hash differs."""
     with suppress(OSError, ValueError, CetaneError):
-        file = by_content(json.loads((folder() / f"{key}.json").read_text(encoding="utf-8")))
+        file = by_content(json.loads(read_text(folder() / f"{key}.json")))
         if sha256(file.path) == file.sha256:
             return file
     return None

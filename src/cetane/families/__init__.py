@@ -204,6 +204,13 @@ def parse_config(config: dict[str, Any]) -> Any:
     known = families()
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in known:
+        text = config.get("text_config")
+        part = text.get("model_type") if isinstance(text, dict) else None
+        if isinstance(part, str) and part in known:
+            raise CetaneError(
+                f"unknown architecture {kind!r}, but its text part is a known one: {part}",
+                "save the text part alone with transformers, as a model for text, and port that",
+            )
         raise CetaneError(
             f"unknown architecture {kind!r}; known: {', '.join(sorted(known))}",
             f"how to add a family: {ADDING}",

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -9,17 +10,20 @@ from typing import Any
 
 from cetane.errors import CetaneError
 from cetane.files.paths import inside
-from cetane.files.reading import open_regular
+from cetane.files.reading import open_regular, too_large
 from cetane.validation import Data
 
 MOST_FILES = 1 << 14
 """The most files that one list names: each of them costs its reader two look-ups of a path."""
 
 
-def sha256(path: Path) -> str:
-    """The hash of a regular file. Raises CetaneError if it cannot be read."""
+def sha256(path: Path, most: int | None = None) -> str:
+    """The hash of a regular file. Raises CetaneError if it cannot be read, or has more than `most`
+    bytes: a sparse file of a terabyte takes no room, but twenty minutes."""
     try:
         with open_regular(path) as file:
+            if most is not None and os.fstat(file.fileno()).st_size > most:
+                raise too_large(path, most)
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise CetaneError(f"cannot read {path}: {error}") from error

@@ -47,8 +47,12 @@ def read_bytes(path: Path, most: int = LARGEST, follow: bool = True) -> bytes:
         link = error.errno == errno.ELOOP
         raise CetaneError(f"cannot read {path}: {'it is a link' if link else error}") from error
     if len(content) > most:
-        raise CetaneError(f"{path} is larger than the {most:,} bytes that such a file may have")
+        raise too_large(path, most)
     return content
+
+
+def too_large(path: Path, most: int) -> CetaneError:
+    return CetaneError(f"{path} is larger than the {most:,} bytes that such a file may have")
 
 
 def read_text(path: Path, most: int = LARGEST) -> str:

@@ -170,7 +170,7 @@ class Agreement:
 
 def read_tokens(tokenizer: Tokenizer, path: Path, limit: int) -> list[int]:
     """The first `limit` tokens of a text file. Raises CetaneError for fewer than two."""
-    tokens = tokenizer.encode(read_text(path, LARGEST_TEXT))[:limit]
+    tokens = tokenizer.encode_first(read_text(path, LARGEST_TEXT), limit)
     if len(tokens) < 2:
         raise CetaneError(f"{path}: the text has fewer than two tokens", "give a longer text")
     return tokens

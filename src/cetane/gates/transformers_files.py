@@ -166,14 +166,16 @@ def read_by_transformers(checkpoint: Checkpoint) -> TransformersFiles:
 
 
 def asked(place: Path) -> str:
-    """What a child process says of a folder or a GGUF file: `TransformersFiles` as JSON."""
+    """What a child process says of a folder or a GGUF file: `TransformersFiles` as JSON.
+
+    Raises CetaneError for a child that does not come to an answer: the cause may be this machine.
+    """
     try:
         done = SANDBOX.run(place)
     except subprocess.TimeoutExpired:
-        return TransformersFiles(error=f"it takes more than {SANDBOX.patience} s").model_dump_json()
+        raise CetaneError(f"it takes more than {SANDBOX.patience} s") from None
     if done.returncode or not 0 < len(done.stdout) <= LARGEST:
-        why = f"its process ended with status {done.returncode}"
-        return TransformersFiles(error=why).model_dump_json()
+        raise CetaneError(f"its process ended with status {done.returncode}")
     return done.stdout.decode("utf-8", "replace")
 
 

@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 
 from cetane.errors import CetaneError
+from cetane.files import read_text
 from cetane.perf.ane_book import ANE_BOOK
 from cetane.perf.coreml_llm import COREML_LLM
 from cetane.perf.device_rows import DEVICE
@@ -63,10 +64,10 @@ def read(paths: Iterable[Path]) -> tuple[tuple[Measurement, ...], tuple[Skipped,
 def rows(path: Path) -> Iterator[tuple[Row, FileKind]]:
     """The rows of a file, with its kind. Raises CetaneError for a file of another kind."""
     try:
-        reader = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+        reader = csv.DictReader(read_text(path).splitlines())
         columns = reader.fieldnames or ()
         content = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
         raise CetaneError(f"{path}: not a CSV file: {error}") from error
     kind = next((kind for kind in KINDS if set(kind.marks) <= set(columns)), None)
     if kind is None:

@@ -49,16 +49,17 @@ class DraftingBenchmark:
     """Whether the machine had nothing else to do at the start. Then the clock judges; on a busy
     machine the number of calls does."""
 
-    def gain(self, speed: Speed) -> float:
-        """The ratio to plain decoding by which a category is judged, to two decimals: no time here
-        is known better."""
-        return round(speed.ratio if self.idle else speed.by_calls, 2)
+    def pays(self, speed: Speed) -> bool | None:
+        """Whether drafts keep the speed of plain decoding, up to `SLOWEST`; None without a speed.
+        The ratio counts to two decimals: no time here is known better."""
+        ratio = speed.ratio if self.idle else speed.by_calls
+        return None if ratio is None else round(ratio, 2) >= SLOWEST
 
     @property
     def passed(self) -> bool:
         """Whether every token equals that of plain generation, and no category became slower than
         `SLOWEST` allows."""
-        return all(speed.same and self.gain(speed) >= SLOWEST for speed in self.speeds)
+        return all(speed.same and self.pays(speed) is not False for speed in self.speeds)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -112,6 +113,11 @@ def bench(
     costs = call_times(engine, longest)
     trial = Trial(engine, tokens, opened.tokenizer.eos_ids, adapter)
     speeds = compare(trial, ids, making, costs, longest, rounds, progress)
+    if all(speed.ratio is None for speed in speeds):
+        raise CetaneError(
+            "every answer ends with its first token, so there is no speed",
+            "name other --categories",
+        )
     seconds = {width: median(times) for width, times in costs.items()}
     return DraftingBenchmark(opened.path, longest, seconds, speeds, idle)
 

@@ -2,11 +2,9 @@
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from threading import Thread
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -14,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cetane.bundle import Bundle
+from cetane.checkpoint.tokenizer import interruptible
 from cetane.engine.generate import Ending, generate
 from cetane.engine.open import open_engine
 from cetane.engine.portable import PortableBackend
@@ -342,20 +341,6 @@ class LanguageModel:
         """Remember a generation that ended by itself; `text` is its prompt and its answer."""
         assert self._session is not None
         self._writing, self._held = None, text[: self._session.position]
-
-
-def interruptible(work: Callable[[], list[int]]) -> list[int]:
-    """What `work` returns, made in a thread of its own: Ctrl-C waits for no native code there."""
-    made: Future[list[int]] = Future()
-
-    def run() -> None:
-        try:
-            made.set_result(work())
-        except BaseException as error:
-            made.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return made.result()
 
 
 def is_message(message: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from cetane.compress.select import UNFITTED
 from cetane.errors import CetaneError
 from cetane.files import nameable
 from cetane.schema.changes import decided, keys_in, load_changed, override, without_reasons
-from cetane.schema.recipe import Recipe, load_recipe, shipped
+from cetane.schema.recipe import ALIGNED, Recipe, load_recipe, shipped
 
 if TYPE_CHECKING:  # plans need torch; a bundle that comes from a store needs no plan
     from cetane.planner import Planner
@@ -149,6 +149,12 @@ def make_request(
 
     CetaneError for a value that is none, and for a model, a recipe or a text that cannot be read.
     """
+    if context is not None and context % ALIGNED:
+        below = context // ALIGNED * ALIGNED
+        raise CetaneError(
+            f"--context {context} is not a multiple of {ALIGNED}",
+            f"--context {below} or --context {below + ALIGNED}",
+        )
     read = None if text is None else TextFile.of(Path(text))
     asked = asked_for(context, bits, changes or {}, read)
     chosen = recipe if isinstance(recipe, Recipe) else load_changed(str(recipe), asked)

@@ -36,12 +36,16 @@ def read_benchmark(path: Path, bundle: Path) -> DraftBench:
     hint = "cetane bench BUNDLE --json writes one"
     content = parse_json(read_bytes(path, LARGEST), str(path), hint)
     benchmark = validated(Benchmark, content, f"{path}: not a benchmark", hint)
-    if not benchmark.speeds:
+    rows = tuple(
+        drafted(speed)
+        for speed in benchmark.speeds
+        if None not in (speed.plain, speed.speculative, speed.ratio)
+    )
+    if not rows:
         raise CetaneError(f"{path}: the benchmark has no figures", hint)
-    most = max(speed.ratio for speed in benchmark.speeds)
-    if not all(0 <= speed.ratio <= LARGEST_RATIO for speed in benchmark.speeds):
+    if not all(0 <= row.ratio <= LARGEST_RATIO for row in rows):
         raise CetaneError(f"{path}: a ratio is not between 0 and {LARGEST_RATIO}", hint)
-    longest = max(2.0, math.ceil(most * 2) / 2)
+    longest = max(2.0, math.ceil(max(row.ratio for row in rows) * 2) / 2)
     return DraftBench(
         bundle=benchmark.bundle,
         draft_tokens=benchmark.draft_tokens,
@@ -49,8 +53,8 @@ def read_benchmark(path: Path, bundle: Path) -> DraftBench:
         calls={tokens: 1000 * seconds for tokens, seconds in benchmark.seconds.items()},
         longest=longest,
         ticks=tuple(i / 2 for i in range(1, math.floor(longest * 2))),
-        drafters=tuple(dict.fromkeys(speed.drafter for speed in benchmark.speeds)),
-        rows=tuple(drafted(speed) for speed in benchmark.speeds),
+        drafters=tuple(dict.fromkeys(row.drafter for row in rows)),
+        rows=rows,
     )
 
 

@@ -20,6 +20,8 @@ from cetane.validation import Data, read_already, validated
 Mode = Literal["decode", "verify", "prefill"]
 Quality = Literal["near-lossless", "good", "usable"]
 DEFAULT_QUALITY: Quality = "good"
+ALIGNED = 32
+"""Tokens of which a cache's length is a multiple: the ANE aligns rows (coremltools #2631)."""
 RECIPE = "recipe.toml"
 """The file of a recipe that cetane writes, with the reasons for what it chose."""
 
@@ -87,17 +89,17 @@ class CacheSection(Data):
     @field_validator("context")
     @classmethod
     def aligned(cls, context: int) -> int:
-        if context % 32:
+        if context % ALIGNED:
             raise ValueError(
-                "context must be a multiple of 32 (ANE row alignment, coremltools #2631)"
+                f"context must be a multiple of {ALIGNED} (ANE row alignment, coremltools #2631)"
             )
         return context
 
     @field_validator("capacities")
     @classmethod
     def all_aligned(cls, capacities: tuple[int, ...]) -> tuple[int, ...]:
-        if any(capacity % 32 for capacity in capacities):
-            raise ValueError("capacities must be multiples of 32, as context")
+        if any(capacity % ALIGNED for capacity in capacities):
+            raise ValueError(f"capacities must be multiples of {ALIGNED}, as context")
         return capacities
 
     @model_validator(mode="after")

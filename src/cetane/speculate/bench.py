@@ -8,7 +8,6 @@ from statistics import mean, median
 from cetane.engine.engine import Engine
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
-from cetane.errors import CetaneError
 from cetane.files import Progress
 from cetane.speculate.controller import Controller
 from cetane.speculate.drafter import Drafter, watches
@@ -19,22 +18,25 @@ Ids = Sequence[int]
 
 
 class Speed(Data):
-    """The speed of one drafter on the prompts of one category."""
+    """The speed of one drafter on the prompts of one category.
+
+    There is none where every answer ends with its first token: then figures are None.
+    """
 
     category: str
     drafter: str
     prompts: int
     tokens: int
     """Tokens after the first of every answer."""
-    plain: float
+    plain: float | None = None
     """Tokens per second of greedy decoding without drafts: medians of the rounds."""
-    speculative: float
+    speculative: float | None = None
     """The same with drafts. The time counts too in which the drafter reads the prompts."""
-    ratio: float
+    ratio: float | None = None
     """`speculative` / `plain`."""
-    slowest: float
+    slowest: float | None = None
     """The smallest ratio of any prompt."""
-    by_calls: float
+    by_calls: float | None = None
     """The ratio computed from the number of calls, the time of one call of each width, and the
     drafter's own time. Other work on the machine hardly changes it."""
     first_plain: float
@@ -156,14 +158,9 @@ def summary(
 
     What a drafter needs to read the prompts counts as its own clock measures it. The difference of
     the times to the first token would hide it: feeding a long prompt varies by more. An answer that
-    ends with its first token has no speed. Raises CetaneError if all answers of the category do.
+    ends with its first token has no speed.
     """
     timed = [i for i, rounds in enumerate(plain) if len(rounds[0].tokens) > 1]
-    if not timed:
-        raise CetaneError(
-            f"{category}: every answer ends with its first token, so there is no speed",
-            "leave it out: --categories NAMES",
-        )
     tokens = sum(len(plain[i][0].tokens) - 1 for i in timed)
     seconds = [median(taken.seconds for taken in plain[i]) for i in timed]
     others = [median(taken.seconds + taken.reading for taken in drafted[i]) for i in timed]
@@ -173,19 +170,27 @@ def summary(
     for size, count in counters.calls.items():
         calling += count * controller.seconds(controller.narrowest[size])
     calling += counters.draft_seconds + counters.read_seconds
+    figures = (
+        {
+            "plain": tokens / sum(seconds),
+            "speculative": tokens / sum(others),
+            "ratio": sum(seconds) / sum(others),
+            "slowest": min(one / other for one, other in zip(seconds, others, strict=True)),
+            "by_calls": counters.tokens * controller.plain_step / calling if calling else 1.0,
+        }
+        if timed
+        else {}
+    )
+    begun = timed or range(len(plain))
     return Speed(
         category=category,
         drafter=drafter,
         prompts=len(timed),
         tokens=tokens,
-        plain=tokens / sum(seconds),
-        speculative=tokens / sum(others),
-        ratio=sum(seconds) / sum(others),
-        by_calls=counters.tokens * controller.plain_step / calling if calling else 1.0,
-        first_plain=mean(median(taken.first for taken in plain[i]) for i in timed),
-        first_speculative=mean(median(taken.first for taken in drafted[i]) for i in timed),
-        reading=mean(median(taken.reading for taken in drafted[i]) for i in timed),
-        slowest=min(one / other for one, other in zip(seconds, others, strict=True)),
+        **figures,
+        first_plain=mean(median(taken.first for taken in plain[i]) for i in begun),
+        first_speculative=mean(median(taken.first for taken in drafted[i]) for i in begun),
+        reading=mean(median(taken.reading for taken in drafted[i]) for i in begun),
         acceptance=counted["acceptance"],
         tokens_per_call=counted["tokens_per_call"],
         verifier_calls=counters.verifier_calls,

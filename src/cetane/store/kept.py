@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cetane.errors import CetaneError
-from cetane.files import cache_dir, records, remove
+from cetane.files import cache_dir, read_bytes, records, remove
 from cetane.store.settings import settings, shared_store
 from cetane.store.store import (
     LARGEST_LIST,
@@ -112,4 +112,4 @@ def results_here() -> Iterator[tuple[Path, Result]]:
     """The results in the cache folder, each with the file that lists it."""
     for path in folder().glob("results/*/*.json"):
         with suppress(OSError, CetaneError):
-            yield path, read_result(path.read_bytes()[:LARGEST_LIST], path.stem)
+            yield path, read_result(read_bytes(path, LARGEST_LIST, follow=False), path.stem)

@@ -57,7 +57,7 @@ class Passage:
     @classmethod
     def cut(cls, name: str, content: str, checkpoint: Checkpoint) -> "Passage":
         """Cut a text. Raises CetaneError if it is too short for separate tokens to judge on."""
-        tokens = checkpoint.tokenizer.encode(content)
+        tokens = checkpoint.tokenizer.encode_first(content, CALIBRATION + JUDGED)
         calibration = min(CALIBRATION, len(tokens) // 3)
         if calibration < LAYERS:
             raise CetaneError(

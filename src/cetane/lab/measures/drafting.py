@@ -39,6 +39,11 @@ def drafting(side: Side) -> Findings:
         workload.rounds,
         side.progress,
     )
+    if speed.ratio is None:
+        raise CetaneError(
+            f"{workload.prompts}: every answer ends with its first token, so there is no speed",
+            "name other prompts in the experiment's workload",
+        )
     note = f"{options.drafter}, {speed.verifier_calls} verifying calls, {speed.fallbacks} plain"
     values = {
         "acceptance": speed.acceptance,
