@@ -105,9 +105,10 @@ def test_sizes_have_three_digits() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [r"a $\frac$", "a $b"])
+@pytest.mark.parametrize("name", [r"a $\frac$", "a $b", "a $x$ b"])
 def test_names_are_no_formulas(name: str) -> None:
-    assert plots.curves("x", {name: [(1.0, 2.0)]}, "y")
+    drawn = plots.curves("x", {name: [(1.0, 2.0)]}, name)
+    assert re.findall("<text.*?>(.*?)</text>", drawn).count(name) == 2  # as they are written
 
 
 def test_a_page_asks_for_nothing(report: Report) -> None:
