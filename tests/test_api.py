@@ -110,6 +110,13 @@ def test_a_head_that_chooses_does_not_sample(names: dict[str, Any]) -> None:
         lm.stream("import ", seed=1)
 
 
+@pytest.mark.parametrize("tolerance", [float("nan"), -1.0])
+def test_a_tolerance_that_nothing_exceeds(names: dict[str, Any], tolerance: float) -> None:
+    """Whatever differed passed."""
+    with pytest.raises(cetane.CetaneError, match=r"tolerance = .*: must be at least 0"):
+        cetane.diff(names["bundle"], precision="fp16", tolerance=tolerance)
+
+
 @pytest.mark.parametrize("prompt", [["a", "b"], [{"role": "user", "content": "a"}, 5], [1.5]])
 def test_a_prompt_of_other_things(names: dict[str, Any], prompt: Any) -> None:
     with (
