@@ -17,6 +17,7 @@ import torch
 import transformers
 from filelock import FileLock
 from tests.converting import converted_once
+from tests.server.chromium import Chromium, program
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cetane.bundle import Bundle
@@ -235,6 +236,15 @@ def tiny_bundle(tiny_checkpoint_folder: Path, run_folder: Path) -> Iterator[Call
     for one in made.values():  # all tests copied what they changed
         one.verify()
         assert not (one.path / "gates").exists()
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    path = program()
+    if path is None:
+        pytest.skip("there is no Chromium, and it cannot be installed here")
+    with Chromium(path, tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pytest
 
 import cetane
 from cetane.bundle import Bundle
+from cetane.engine.sampling import Sampler
 from cetane.lab.workload import zaya_tiny
 
 MODULES = ("audit", "diff", "language_model", "plan", "port", "validate")
@@ -48,6 +49,24 @@ def test_a_conversation_goes_on_where_it_was(names: dict[str, Any]) -> None:
         logits = lm.logits(prompt)
         assert logits.shape == (len(prompt), lm.bundle.plan.vocab)
         assert int(logits[-1].argmax()) == again.tokens[0]
+
+
+def test_a_seed_gives_the_same_wherever_the_conversation_was(
+    names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A continued session has other roundings: of these logits a draw depends on every bit."""
+    seen: list[Any] = []
+    draw = Sampler.probabilities
+    monkeypatch.setattr(
+        Sampler, "probabilities", lambda sampler, row: seen.append(row) or draw(sampler, row)
+    )
+    with cetane.load(names["bundle"]) as lm:
+        start = lm.ids("def f(self, name): ")
+        longer = [*start, *lm.generate(start, max_new_tokens=6).tokens, *lm.ids("import os")]
+        for _ in range(2):
+            lm.generate(longer, max_new_tokens=1, temperature=1.0, seed=3)
+    after, anew = seen
+    assert after.tobytes() == anew.tobytes()
 
 
 def test_a_stream_says_what_generate_says_and_can_be_closed(names: dict[str, Any]) -> None:
@@ -89,6 +108,13 @@ def test_a_head_that_chooses_does_not_sample(names: dict[str, Any]) -> None:
             with pytest.raises(cetane.CetaneError, match="only its likeliest token"):
                 lm.stream("import ", **option)  # type: ignore[arg-type]
         lm.stream("import ", seed=1)
+
+
+@pytest.mark.parametrize("tolerance", [float("nan"), -1.0])
+def test_a_tolerance_that_nothing_exceeds(names: dict[str, Any], tolerance: float) -> None:
+    """Whatever differed passed."""
+    with pytest.raises(cetane.CetaneError, match=r"tolerance = .*: must be at least 0"):
+        cetane.diff(names["bundle"], precision="fp16", tolerance=tolerance)
 
 
 @pytest.mark.parametrize("prompt", [["a", "b"], [{"role": "user", "content": "a"}, 5], [1.5]])

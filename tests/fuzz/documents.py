@@ -173,7 +173,8 @@ def benchmark() -> Document:
         "tokens_per_call": 2.5, "verifier_calls": 4, "fallbacks": 3, "same": True,
         "first_plain": 0.4, "first_speculative": 0.5, "reading": 0.1,
     }  # fmt: skip
-    content = {"bundle": "b", "draft_tokens": 3, "seconds": {"1": 0.01}, "speeds": [speed]}
+    content = {"bundle": "b", "draft_tokens": 3, "seconds": {"1": 0.01}, "passed": True,
+               "judged_by": "calls", "speeds": [speed]}  # fmt: skip
     return Document("bench.json", [content], lambda path: read_benchmark(path, path))
 
 

@@ -32,10 +32,12 @@ from cetane.lab.journal import (
 )
 from cetane.lab.library import Lab, shipped
 from cetane.mil import load
+from cetane.pipeline.bench import DraftingBenchmark
 from cetane.report.collect import bundle_report
 from cetane.report.content.page import BundleReport
 from cetane.report.user_files import read_benchmark, read_sweep
 from cetane.schema.manifest import MANIFEST
+from cetane.speculate.bench import Speed
 
 HOSTILE = "<script>alert(1)</script>\"' onload=x {{ 7 * 7 }} & Ω"
 """What a name or an answer may hold."""
@@ -115,14 +117,14 @@ def bare(tiny_bundle: Callable[..., Bundle], tmp_path_factory: pytest.TempPathFa
     return Bundle(target)
 
 
-def speed(category: str, drafter: str, ratio: float) -> dict[str, Any]:
+def speed(category: str, drafter: str, ratio: float) -> Speed:
     """A line of a benchmark."""
-    return {
-        "category": category, "drafter": drafter, "prompts": 1, "tokens": 32, "plain": 80.5,
-        "speculative": 80.5 * ratio, "ratio": ratio, "slowest": ratio, "by_calls": ratio,
-        "acceptance": 0.625, "tokens_per_call": 2.5, "verifier_calls": 4, "fallbacks": 3,
-        "same": True, "first_plain": 0.4, "first_speculative": 0.5, "reading": 0.1,
-    }  # fmt: skip
+    return Speed(
+        category=category, drafter=drafter, prompts=1, tokens=32, plain=80.5,
+        speculative=80.5 * ratio, ratio=ratio, slowest=ratio, by_calls=ratio, acceptance=0.625,
+        tokens_per_call=2.5, verifier_calls=4, fallbacks=3, same=True, first_plain=0.4,
+        first_speculative=0.5, reading=0.1,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -130,8 +132,9 @@ def bench_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `cetane bench --json` printed."""
     path = tmp_path_factory.mktemp("bench") / "bench.json"
     speeds = [speed("chat", "ngram", 0.96), speed("edit", "ngram", 2.31), speed("edit", HOSTILE, 1)]
-    content = {"bundle": HOSTILE, "draft_tokens": 3, "seconds": {"1": 0.0112, "4": 0.0157}}
-    path.write_text(json.dumps(content | {"speeds": speeds}))
+    seconds = {1: 0.0112, 4: 0.0157}
+    benchmark = DraftingBenchmark(Path(HOSTILE), 3, seconds, speeds, idle=True)
+    path.write_text(json.dumps(benchmark.as_json()))
     return path
 
 

@@ -21,13 +21,14 @@ from cetane.errors import CetaneError
 from cetane.gates.limits import OTHER_LIMITS
 from cetane.gates.quality import Quality
 from cetane.gates.scores import shard_score
+from cetane.gates.verdict import share
 from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
 from cetane.planner import Planner
 from cetane.report.card import card
 from cetane.report.collect import bundle_report, position_row
 from cetane.report.content.figures import Positions, Ranges, Tasks
-from cetane.report.content.page import Absent, BundleReport
+from cetane.report.content.page import Absent, BundleReport, KeyFigure
 from cetane.report.content.speed import CallTimes, OnDevice
 from cetane.report.verdicts import said
 
@@ -124,14 +125,36 @@ def test_an_apps_files_and_calls_are_all_there(full: BundleReport, judged: Bundl
 def test_large_figures_have_the_gates_limits(full: BundleReport, empty: BundleReport) -> None:
     figures = {figure.name: figure for figure in full.figures}
     checks = {c.name: c for v in full.verdicts if v.gate == "golden" for c in v.checks}
-    assert figures["KL divergence"].limit == checks["compression, good: KL"].limit
-    assert (
-        figures["same first choice"].limit
-        == 100 * checks["compression, good: top-1 of decided tokens"].limit
-    )
-    assert figures["KL divergence"].holds and figures["same first choice"].holds
+    for name, factor, check in (
+        ("KL divergence", 1, checks["compression, good: KL"]),
+        ("same first choice", 100, checks["compression, good: top-1 of decided tokens"]),
+    ):
+        figure = figures[name]
+        assert (figure.value, figure.limit) == (factor * check.value, factor * check.limit)
+        assert figure.holds == check.passed
     assert figures["size"].holds is None
     assert "KL divergence" not in {figure.name for figure in empty.figures}
+
+
+def test_large_figures_are_those_that_the_gate_judged(judged: Bundle, tmp_path: Path) -> None:
+    """A share passes by its interval's low end; of adapters, the worst counts."""
+    bundle = Bundle(shutil.copytree(judged.path, tmp_path / "bundle"))
+    golden = bundle.gates()["golden"]
+    name = "compression, good: top-1 of decided tokens"
+    base, adapter = (
+        share(name, hits, 224, 0.85, 0.95).model_dump(mode="json") for hits in (224, 195)
+    )
+    others = [check for check in golden["checks"] if check["name"] != name]
+
+    def first_choice(*checks: dict[str, Any]) -> list[KeyFigure]:
+        bundle.write_gate("golden", golden | {"checks": [*others, *checks]})
+        figures = bundle_report(bundle, None, None, None, None).figures
+        return [figure for figure in figures if figure.name == "same first choice"]
+
+    (figure,) = first_choice(base, adapter | {"name": f"poet: {name}"})
+    assert figure.limit is not None and figure.value == 100 * 195 / 224 > figure.limit
+    assert figure.holds is adapter["passed"] is False
+    assert first_choice() == []  # too few tokens to prove a share
 
 
 def test_ranges_name_the_largest(full: BundleReport) -> None:

@@ -4,10 +4,12 @@ import json
 import math
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.report.conftest import HOSTILE
+from tests.server.chromium import Chromium
 
 from cetane.cli.output import finite
 from cetane.lab.entry import ExperimentReport
@@ -20,6 +22,12 @@ VOID = {"meta", "link", "hr", "br"}
 SECTIONS = ["verdicts", "placement", "agreement", "range", "sizes", "developers", "quality",
             "speculation", "predicted", "device", "provenance"]  # fmt: skip
 NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)")
+
+FOLDED = (
+    "[...document.querySelectorAll('details > :not(summary)')]"
+    ".filter(one => !one.checkVisibility()).length"
+)
+"""How many elements one does not see before a click."""
 
 
 class Parsed(HTMLParser):
@@ -105,9 +113,10 @@ def test_sizes_have_three_digits() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [r"a $\frac$", "a $b"])
+@pytest.mark.parametrize("name", [r"a $\frac$", "a $b", "a $x$ b"])
 def test_names_are_no_formulas(name: str) -> None:
-    assert plots.curves("x", {name: [(1.0, 2.0)]}, "y")
+    drawn = plots.curves("x", {name: [(1.0, 2.0)]}, name)
+    assert re.findall("<text.*?>(.*?)</text>", drawn).count(name) == 2  # as they are written
 
 
 def test_a_page_asks_for_nothing(report: Report) -> None:
@@ -211,6 +220,24 @@ def test_a_section_without_data_has_no_picture(empty: BundleReport) -> None:
     for section in ("positions", "quality", "speculation", "predicted", "device"):
         command = getattr(empty, section).command
         assert " ".join(command.split()) in " ".join("".join(parsed.texts).split())
+
+
+def test_a_printed_page_has_everything(
+    full: BundleReport, tmp_path: Path, browser: Chromium
+) -> None:
+    """Pictures are backgrounds, which browsers leave out unless told, and some figures are folded.
+    On paper, the dark scheme's text is pale."""
+    path = tmp_path / "page.html"
+    path.write_text(page(full), encoding="utf-8")
+    browser.open(path.as_uri(), dark=True)
+    assert browser.run(FOLDED) > 0
+    scheme = {"name": "prefers-color-scheme", "value": "dark"}
+    browser.send("Emulation.setEmulatedMedia", media="print", features=[scheme])
+    assert browser.run(FOLDED) == 0
+    style = "getComputedStyle(document.querySelector('{}')).{}"
+    assert browser.run(style.format(".heat i", "printColorAdjust")) == "exact"
+    red, green, blue = map(int, re.findall(r"\d+", browser.run(style.format("body", "color"))))
+    assert max(red, green, blue) < 64
 
 
 def test_plots_take_the_colours_of_the_page(full: BundleReport) -> None:

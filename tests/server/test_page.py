@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,7 @@ import numpy as np
 import pytest
 from markdown_it import MarkdownIt
 from PIL import Image
-from tests.server.chromium import Chromium, program
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
-    path = program()
-    if path is None:
-        pytest.skip("there is no Chromium, and it cannot be installed here")
-    with Chromium(path, tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
-
+from tests.server.chromium import Chromium
 
 TURNS = "[...document.querySelectorAll('.turn .body')].map(one => one.textContent)"
 IDLE = "document.getElementById('send').getAttribute('aria-label') === 'Send'"

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import threading
+from itertools import count
 from typing import Any
 
+import openai
 import pytest
 
 from cetane.bundle import Bundle
@@ -69,6 +71,28 @@ def test_a_client_that_does_not_read_ends_its_job(monkeypatch: pytest.MonkeyPatc
         assert await writing <= 200 + EVENTS
 
     asyncio.run(read_some())
+
+
+def test_an_answer_that_the_clock_cuts_is_an_error(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was an answer with the finish reason of its client's own limit."""
+    checks = count()
+
+    def check(_: Job) -> None:
+        if next(checks) == 6:
+            raise OutOfTime
+
+    monkeypatch.setattr(Job, "check", check)
+    asked: Any = {"model": "tiny", "prompt": "x", "max_tokens": 40, "logit_bias": {"0": -100}}
+    with pytest.raises(openai.APIStatusError, match="time of this request") as cut:
+        client.completions.create(**asked)
+    assert (cut.value.status_code, cut.value.code) == (503, "timeout")
+    checks = count()
+    chunks = []
+    with pytest.raises(openai.APIError, match="time of this request"):
+        chunks.extend(client.completions.create(stream=True, **asked))
+    assert chunks
 
 
 def test_a_worker_that_waits_for_a_client_learns_that_it_left() -> None:

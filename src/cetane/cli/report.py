@@ -54,11 +54,11 @@ def report(
     with progress("report"):
         content = collect(subject, sweep, bench, lab, chip, model)
     beside = output.with_suffix(".json")
-    written = finite(content.model_dump(mode="json"))
+    written, made = finite(content.model_dump(mode="json")), page(content)
     with disk_errors(beside):
         write_json(beside, written)
     with disk_errors(output), replacing(output) as temporary:
-        temporary.write_text(page(content), encoding="utf-8")
+        temporary.write_text(made, encoding="utf-8")
     if json:
         print_json({"page": str(output), "json": str(beside)} | written)
     else:

@@ -49,7 +49,14 @@ def run(
     top_k: Annotated[int, typer.Option(min=0, help="0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="1 keeps all.")] = 1.0,
     min_p: Annotated[float, typer.Option(min=0, max=1, help="0 keeps all.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(min=0, help="Makes sampling repeatable.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Makes sampling repeatable. In a chat, each answer then reads the whole "
+            "conversation anew.",
+        ),
+    ] = None,
     presence_penalty: Annotated[
         float, typer.Option(min=-2, max=2, help="Lowers every token that the answer holds.")
     ] = 0.0,

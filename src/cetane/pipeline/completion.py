@@ -56,7 +56,7 @@ class Sampling(TypedDict, total=False):
     min_p: float
     """Only tokens at least p times as likely as the likeliest; 0 keeps all."""
     seed: int | None
-    """Makes sampling repeatable."""
+    """Makes sampling repeatable. The whole prompt runs, even where it continues the last answer."""
     presence_penalty: float
     """Subtracted from the logit of every token that the answer holds, -2 to 2."""
     frequency_penalty: float

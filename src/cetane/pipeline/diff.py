@@ -87,11 +87,15 @@ def diff(
     at another `precision`, or with a `model`. `function` names a function of packages, or a mode
     of bundles; the default is a package's own default, or the widest mode. `inputs` is an .npz file
     with an array for each input of a package. CetaneError for options that exclude each other, an
-    unknown function or mode, and a damaged bundle.
+    unknown function or mode, a tolerance that is NaN or below 0, and a damaged bundle.
 
     >>> cetane.diff(bundle, precision="fp16", function="decode", tolerance=1.0).passed
     True
     """
+    if not tolerance >= 0:  # NaN too: nothing is larger than NaN, so everything would pass
+        raise CetaneError(
+            f"tolerance = {tolerance}: must be at least 0", f"the default is {TOLERANCE}"
+        )
     one, other = Path(first), None if second is None else Path(second)
     if model is None and other is None and precision is None:
         raise CetaneError(

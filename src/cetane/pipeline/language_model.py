@@ -118,7 +118,8 @@ class CompletionStream(Iterator[str]):
 class LanguageModel:
     """A bundle and its engine.
 
-    It remembers the last prompt and answer. A prompt that continues them runs only its new tokens.
+    It remembers the last prompt and answer. A prompt that continues them runs only its new tokens,
+    but for an answer with a seed: these tokens would round differently from a prompt run at once.
     `adapter` names the adapter of all tokens from now on; None is the base alone. What a
     conversation holds already stays as its own adapter computed it.
     """
@@ -325,10 +326,12 @@ class LanguageModel:
         self._writing = stream
         settings, ids = stream.settings, list(stream.ids)
         vars(self._sampler).update(vars(settings))  # a draft model samples with the same object
-        if self._speculator is not None:  # a seed promises the same text; wide calls may round
-            self._speculator.resting = settings.seed is not None and not self._drafts_seeded
+        seeded = settings.seed is not None  # promises the same text; other calls round differently
+        if self._speculator is not None:
+            self._speculator.resting = seeded and not self._drafts_seeded
         held, self._held = self._held, []  # unknown until `_end`, should this end early
-        if self._session is None or not held or ids[: len(held)] != held or len(ids) == len(held):
+        continued = 0 < len(held) < len(ids) and ids[: len(held)] == held
+        if self._session is None or seeded or not continued:
             self._session = None  # frees its memory before the next session takes as much
             self._session, held = self._new_session(), []
         self._session.adapter = stream.adapter

@@ -6,11 +6,12 @@ from cetane.bundle import Bundle
 from cetane.gates.golden_result import GoldenResult
 from cetane.gates.limits import limits
 from cetane.gates.residency.audit import Audit, weights_off_ane
+from cetane.gates.verdict import Check
 from cetane.report.content.figures import DiskUse
 from cetane.report.content.page import Absent, KeyFigure
 from cetane.report.content.speed import CallTimes, OnDevice
 from cetane.report.verdicts import Gates
-from cetane.schema.plan import Plan
+from cetane.schema.recipe import Quality
 
 
 def key_figures(
@@ -22,8 +23,8 @@ def key_figures(
     device: OnDevice | Absent,
 ) -> Iterator[KeyFigure]:
     """The answers to a reader's first questions: is it right, on the ANE, fast and small?"""
-    if gates.golden is not None and gates.golden.logits:
-        yield from agreement(gates.golden, bundle.plan)
+    if gates.golden is not None:
+        yield from agreement(gates.golden, bundle.plan.recipe.quality)
     if gates.perplexity is not None:
         quality, text = gates.perplexity
         yield KeyFigure(
@@ -68,27 +69,41 @@ def key_figures(
     )
 
 
-def agreement(golden: GoldenResult, plan: Plan) -> Iterator[KeyFigure]:
-    """The agreement of the bundle's predictions with the original's, in the worst mode."""
-    promised = limits().quality[plan.recipe.quality]
-    yield KeyFigure(
-        name="same first choice",
-        value=100 * min(score.top1 for score in golden.logits),
-        unit="%",
-        basis="measured",
-        better="higher",
-        limit=100 * promised.top1,
-        note="of all probed tokens, worst mode",
-    )
-    if not plan.recipe.head.choose:  # a head that chooses gives no distribution
+def agreement(golden: GoldenResult, quality: Quality) -> Iterator[KeyFigure]:
+    """The agreement of the bundle's predictions with the original's, as the golden gate judged it;
+    of several adapters, the worst.
+
+    A head that only chooses has no KL, and a share that the gate could not prove is left out."""
+
+    def judged(name: str) -> list[Check]:
+        """The checks of this name, each of another adapter."""
+        own = f"compression, {quality}: {name}"
+        return [check for check in golden.checks if check.name.endswith(own)]
+
+    share = min(judged("top-1 of decided tokens"), key=lambda check: check.value, default=None)
+    if share is not None:
+        low, high = share.interval or (share.value, share.value)
+        yield KeyFigure(
+            name="same first choice",
+            value=100 * share.value,
+            unit="%",
+            basis="measured",
+            better="higher",
+            limit=100 * share.limit,
+            low=100 * low,
+            high=100 * high,
+            note="where the original is sure, on text",
+        )
+    distance = max(judged("KL"), key=lambda check: check.value, default=None)
+    if distance is not None:
         yield KeyFigure(
             name="KL divergence",
-            value=max(score.kl for score in golden.logits),
+            value=distance.value,
             unit="nats",
             basis="measured",
             better="lower",
-            limit=promised.kl,
-            note="from the original, worst mode",
+            limit=distance.limit,
+            note="from the original, on text",
         )
 
 

@@ -76,7 +76,7 @@ def curves(name: str, lines: dict[str, Sequence[tuple[float, float]]], y: str) -
                 label, (xs[-1], ys[-1]), xytext=(6, 0), textcoords="offset points",
                 color=colour, fontsize=10, va="center", annotation_clip=False, parse_math=False,
             )  # fmt: skip
-    axes.set_ylabel(y)
+    axes.set_ylabel(y, parse_math=False)
     return svg(figure, name, f"{y}: {', '.join(lines)}")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from cetane.errors import CetaneError
 from cetane.files import read_bytes
-from cetane.report.content.speed import DraftBench, Drafted
+from cetane.report.content.speed import DraftBench, Drafted, JudgedBy
 from cetane.report.content.sweep import SweepAnswer, SweepPoint, SweepQuality
 from cetane.speculate.bench import Speed
 from cetane.sweeps.points import Point, pareto, read_points
@@ -28,6 +28,8 @@ class Benchmark(Data):
     draft_tokens: int
     seconds: dict[int, float]
     """Seconds of a call, by its number of tokens."""
+    passed: bool
+    judged_by: JudgedBy
     speeds: tuple[Speed, ...]
 
 
@@ -50,6 +52,8 @@ def read_benchmark(path: Path, bundle: Path) -> DraftBench:
         bundle=benchmark.bundle,
         draft_tokens=benchmark.draft_tokens,
         ours=same_place(benchmark.bundle, bundle),
+        passed=benchmark.passed,
+        judged_by=benchmark.judged_by,
         calls={tokens: 1000 * seconds for tokens, seconds in benchmark.seconds.items()},
         longest=longest,
         ticks=tuple(i / 2 for i in range(1, math.floor(longest * 2))),

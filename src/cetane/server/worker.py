@@ -205,7 +205,12 @@ class Worker:
 
 
 def late() -> ApiError:
-    return ApiError(503, "the time of this request is over", code="timeout")
+    return ApiError(
+        503,
+        "the time of this request is over before its answer is whole: ask for fewer tokens, or ask "
+        "when fewer requests wait",
+        code="timeout",
+    )
 
 
 def closing() -> ApiError:

@@ -38,15 +38,17 @@ class KeyFigure(Data):
     """The limit of its gate, in the same unit; None without a gate."""
     low: float | None = None
     high: float | None = None
-    """The interval of a prediction."""
+    """The interval of a prediction or of a share."""
     note: str = ""
 
     @property
     def holds(self) -> bool | None:
-        """Whether the value is within its limit; None without a limit."""
+        """Whether the value is within its limit, with all of its interval; None without a limit."""
         if self.limit is None:
             return None
-        return self.value >= self.limit if self.better == "higher" else self.value <= self.limit
+        if self.better == "higher":
+            return (self.value if self.low is None else self.low) >= self.limit
+        return (self.value if self.high is None else self.high) <= self.limit
 
 
 class BundleReport(Data):

@@ -22,6 +22,9 @@ class Drafted(Data):
     same: bool
 
 
+JudgedBy = Literal["clock", "calls"]
+
+
 class DraftBench(Data):
     """Drafts against plain decoding, measured by `cetane bench`."""
 
@@ -34,6 +37,10 @@ class DraftBench(Data):
     drafters: tuple[str, ...]
     ours: bool
     """Whether it measured this bundle."""
+    passed: bool
+    """Whether all tokens are those of plain decoding, and no category became slower."""
+    judged_by: JudgedBy
+    """What judged the speed: the clock, or the number of calls where the machine was busy."""
     calls: dict[int, float]
     """Milliseconds of a call, by its number of tokens."""
     rows: tuple[Drafted, ...]
