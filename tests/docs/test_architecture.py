@@ -4,6 +4,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
@@ -39,6 +41,20 @@ def test_every_part_of_the_package_is_a_room() -> None:
     package = ROOT / "src" / "cetane"
     parts = {p.stem for p in package.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
     assert parts - {"__init__", "__main__"} == set(rooms())
+
+
+@pytest.mark.parametrize("room", ["families", "planner", "gates", "pipeline"])
+def test_the_table_of_a_large_room_names_every_file(room: str) -> None:
+    """But for architectures: each is a file of `families/`."""
+    table = section("Inside the large rooms").split(f"| `{room}/` | holds |\n")[1].split("\n\n")[0]
+    firsts = [line.split("|")[1] for line in table.splitlines()]
+    named = {name for first in firsts for name in re.findall(r"`(\w+\.py)`", first)}
+    files = {
+        path.name
+        for path in (ROOT / "src" / "cetane" / room).glob("[!_]*.py")
+        if "\nMODEL_TYPES = " not in path.read_text(encoding="utf-8")
+    }
+    assert named == files
 
 
 def test_a_word_has_one_meaning() -> None:
