@@ -18,9 +18,9 @@ from cetane.gates.experts import Choices, best, routed_blocks
 from cetane.gates.probes import (
     AFTER,
     OWN,
+    HostWay,
     Probe,
     ProbePart,
-    Way,
     probe_parts,
     tree_parents,
     tree_path,
@@ -41,7 +41,7 @@ class ProbeTask:
     probe: Probe
     parts: tuple[ProbePart, ...]
 
-    def ways(self, at: Array) -> Iterator[tuple[Way, Array]]:
+    def ways(self, at: Array) -> Iterator[tuple[HostWay, Array]]:
         """Each way in which tokens `at (n,)` are taken, and whether each one is: bool `(n,)`."""
         stops = np.cumsum([part.tokens for part in self.parts])
         ways = np.array([part.way for part in self.parts])[np.searchsorted(stops, at, "right")]

@@ -25,7 +25,7 @@ from cetane.report.content.figures import (
 from cetane.report.content.page import Absent, BundleReport, Fact
 from cetane.report.content.speed import DraftBench
 from cetane.report.content.sweep import SweepQuality
-from cetane.report.content.verdicts import GateVerdict, Judgement
+from cetane.report.content.verdicts import GateVerdict, OutcomeWord
 from cetane.report.developers import for_developers
 from cetane.report.device import on_device
 from cetane.report.key_figures import key_figures
@@ -91,7 +91,7 @@ def bundle_report(
     )
 
 
-def overall(judged: tuple[GateVerdict, ...]) -> Judgement:
+def overall(judged: tuple[GateVerdict, ...]) -> OutcomeWord:
     """The verdict on the bundle.
 
     It fails if a gate that ran the programs failed. It passes if the golden gate passed, which
