@@ -16,17 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from cetane.engine.portable import in_fp32
-from cetane.export.coreml_llm.check import KINDS, caches, is_there, numbered_keys
 from cetane.export.coreml_llm.contract import (
     CHUNKS,
     DECODE,
     FULL,
+    KINDS,
     LAST_POSITION,
     PREFILL,
     SHARED,
     SLIDING,
     VERIFY,
     WIDTH,
+    caches,
+    is_there,
+    numbered_keys,
 )
 from cetane.files import read_json
 from cetane.mil import MilFunction, Program, load
