@@ -92,8 +92,8 @@ class Int8Rows:
         return self.rows.shape
 
     def __getitem__(self, tokens: npt.NDArray[Any], /) -> npt.NDArray[Any]:
-        form = ROW_FORMATS["int8"]
-        return form.decode(form.encode(self.rows[tokens])) * self.factor
+        row_format = ROW_FORMATS["int8"]
+        return row_format.decode(row_format.encode(self.rows[tokens])) * self.factor
 
 
 def prefills(folder: AppFolder) -> tuple[list[int], list[str]]:
