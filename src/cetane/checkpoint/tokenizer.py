@@ -157,10 +157,7 @@ class Tokenizer:
         return self._encode(text, add_special_tokens=False)
 
     def encode_aside(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """As `encode`, but other Python threads run meanwhile: a text of 1 MB takes 0.5 s.
-
-        The library warns at each later fork, unless TOKENIZERS_PARALLELISM is "false".
-        """
+        """As `encode`, but other Python threads run meanwhile: a text of 1 MB takes 0.5 s."""
         check_unicode(text)
         with library_errors("the tokenizer cannot encode this text"):
             (encoding,) = self.backend.encode_batch_fast(

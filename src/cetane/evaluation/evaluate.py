@@ -1,7 +1,6 @@
 """Evaluations: tasks of lm-evaluation-harness on a bundle, and on its Hugging Face model."""
 
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
@@ -64,7 +63,6 @@ def evaluate(
     the bundle. Raises CetaneError for an unknown task or adapter, a damaged bundle, or a bundle
     whose head gives choices.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     opened = Bundle(Path(bundle))
     opened.verify()
