@@ -43,7 +43,7 @@ from cetane.sweeps.grid import Candidate, candidate, load_grid, parse_way, ways_
 from cetane.sweeps.on_chip import predict
 from cetane.sweeps.plot import plot
 from cetane.sweeps.points import JudgedText, Point, SweptModel, best, pareto
-from cetane.sweeps.run import Budget, judged
+from cetane.sweeps.run import Budget, run_sweep
 from cetane.sweeps.sweep import LAYERS, POINTS, Passage, Sweep, write_recipe
 from cetane.sweeps.tasks import SweepTasks, opened
 
@@ -413,7 +413,7 @@ def test_a_budget_counts_tables_as_a_port_does(
     whole = fp16.weight_bytes + 288 * 64 * 2  # the embedding, in fp16
     for size, name in ((whole, "fp16"), (whole - 1, NAME)):
         budget = f"{size / 1e6:.6f}MB"
-        found = judged(sweep(), ["fp16", NAME], Budget.read(budget), False)
+        found = run_sweep(sweep(), ["fp16", NAME], Budget.read(budget), False)
         assert (found.budget_bytes, found.table_bytes) == (size, 288 * 64 * 2)
         assert found.chosen is not None and found.chosen.name == name
         assert found.recipe is not None
@@ -439,7 +439,7 @@ def test_a_mix_that_fails_is_refused_once(
     monkeypatch.setattr(Sweep, "mixes", lambda *_: [mix])
     monkeypatch.setattr(SweepTasks, "judge_ways", lambda *_: None)
     monkeypatch.setattr("cetane.sweeps.run.plot", lambda *_: [])
-    found = judged(sweep(), ["fp16"], None, True, crew)
+    found = run_sweep(sweep(), ["fp16"], None, True, crew)
     assert [point.name for point in found.points] == ["fp16"]
     assert found.refused == {mix.name: "too much for this machine"}
     assert failed == [mix.name]

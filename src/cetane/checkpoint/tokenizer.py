@@ -83,8 +83,10 @@ class Tokenizer:
     """A `tokenizers.Tokenizer`, with the special tokens and templates of its model's files."""
 
     backend: tokenizers.Tokenizer
-    special_tokens: dict[str, str]  # text by name: `ROLES`, and others that templates may write
-    eos_ids: tuple[int, ...]  # every token that ends a generation
+    special_tokens: dict[str, str]
+    """Text by name: `ROLES`, and others that templates may write."""
+    eos_ids: tuple[int, ...]
+    """Every token that ends a generation."""
     chat_template: str | None
     tool_template: str | None = None
     """The template of conversations with tools, if the model has one beside its chat template."""

@@ -344,7 +344,10 @@ class LanguageModel:
 
 
 def interruptible(work: Callable[[], list[int]]) -> list[int]:
-    """What `work` returns, made in a thread of its own: Ctrl-C waits for no native code there."""
+    """What `work` returns, made in a thread of its own.
+
+    Python handles Ctrl-C only between its own instructions, so native code runs in another thread.
+    """
     made: Future[list[int]] = Future()
 
     def run() -> None:

@@ -31,7 +31,7 @@ from cetane.report.device import on_device
 from cetane.report.key_figures import key_figures
 from cetane.report.placement import residency
 from cetane.report.sizes import sizes
-from cetane.report.verdicts import Gates, command, verdicts, written
+from cetane.report.verdicts import Gates, changed_at, command, verdicts
 from cetane.schema.manifest import MANIFEST
 
 MOST_COLUMNS = 96
@@ -61,7 +61,7 @@ def bundle_report(
     times, device = call_times(bundle, chip, model), on_device(gates)
     return BundleReport(
         title=model_name(manifest.source).rpartition("/")[2] or bundle.path.resolve().name,
-        date=(gates.date("golden") or written(bundle.path / MANIFEST))[:10],
+        date=(gates.date("golden") or changed_at(bundle.path / MANIFEST))[:10],
         folder=bundle.path.resolve().name,
         architecture=plan.architecture,
         recipe=plan.recipe.name,
@@ -197,7 +197,7 @@ def provenance(bundle: Bundle, gates: Gates) -> Iterator[Fact]:
     if bundle.plan.recipe.description:
         yield Fact(name="about the recipe", value=bundle.plan.recipe.description)
     yield Fact(name="bundle digest", value=bundle.digest)
-    yield Fact(name="manifest written", value=written(bundle.path / MANIFEST))
+    yield Fact(name="manifest written", value=changed_at(bundle.path / MANIFEST))
     for name, number in manifest.producer.items():
         yield Fact(name=f"made with {name}", value=number)
     for gate in gates.results:

@@ -78,7 +78,7 @@ class Gates:
 
     def date(self, gate: str) -> str | None:
         """The time of a gate's result."""
-        return written(self.file(gate)) if gate in self.results else None
+        return changed_at(self.file(gate)) if gate in self.results else None
 
 
 def command(gate: str, bundle: Path) -> str:
@@ -152,6 +152,6 @@ def said(passed: object) -> OutcomeWord:
     return "not run" if passed is None else "passed" if passed is True else "failed"
 
 
-def written(path: Path) -> str:
+def changed_at(path: Path) -> str:
     """The time of a file's last change, in UTC, to the minute."""
     return datetime.fromtimestamp(path.stat().st_mtime, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -155,7 +155,7 @@ def candidate(way: Way, planner: Planner, sensitivities: SensitivityFile | None)
     first if those of the model can be turned.
     """
     form, rules, fits_model = way.form, planner.recipe.compression, way.method is not None
-    kind, group = described(form)
+    kind, group = method_and_group(form)
     kept: dict[str, dict[str, str]] = {
         table: {
             key: name
@@ -187,7 +187,7 @@ def methods_fit(name: str) -> bool:
     return not isinstance(form, Palette) or form.mode == "kmeans"
 
 
-def described(form: Format) -> tuple[PointMethod, str | None]:
+def method_and_group(form: Format) -> tuple[PointMethod, str | None]:
     """The method of a format, and the group of weights that share a scale or a palette."""
     match form:
         case Linear(per=per):
