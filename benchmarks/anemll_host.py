@@ -21,7 +21,7 @@ import transformers
 import cetane.bridge
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.export.anemll import check, export
-from cetane.export.anemll.host import Folder, Host
+from cetane.export.anemll.host import ChatHost, Folder
 from cetane.schema.recipe import parse_recipe
 from common import WORK, report
 
@@ -84,12 +84,12 @@ def text_tokens(checkpoint: Checkpoint, count: int) -> list[int]:
     return (ids * (count // len(ids) + 1))[:count]
 
 
-def opened(folder: Path) -> Host:
+def opened(folder: Path) -> ChatHost:
     """The folder on the bridge."""
     cetane.bridge.install()
     import coremltools as ct
 
-    return Host(Folder(folder, lambda path, f: ct.models.MLModel(str(path), function_name=f)))
+    return ChatHost(Folder(folder, lambda path, f: ct.models.MLModel(str(path), function_name=f)))
 
 
 @torch.inference_mode()

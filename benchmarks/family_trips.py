@@ -39,7 +39,7 @@ from tests.lower.test_parity import half_logits_of
 
 import cetane.bridge
 from cetane.cli import main as cetane_main
-from cetane.export.anemll.host import Folder, Host
+from cetane.export.anemll.host import ChatHost, Folder
 from cetane.families import families
 from cetane.files import remove
 from common import WORK, put_lines
@@ -227,7 +227,7 @@ def by_anemll(folder: Path, bundle: Path, truth: Truth) -> str:
     """The rules of ANEMLL's hosts."""
     import coremltools as ct
 
-    host = Host(Folder(folder, lambda path, f: ct.models.MLModel(str(path), function_name=f)))
+    host = ChatHost(Folder(folder, lambda path, f: ct.models.MLModel(str(path), function_name=f)))
     return truth.compare([token for _, token in host.generate(truth.prompt, NEW)])
 
 

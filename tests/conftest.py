@@ -21,7 +21,8 @@ from tests.server.chromium import Chromium, program
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import open_checkpoint
+from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.gates.limits import Limits, read
 from cetane.lower.lower import Lowering
 from cetane.pipeline.build import build
 from cetane.schema.recipe import Recipe, parse_recipe
@@ -130,6 +131,13 @@ def cache_folder(run_folder: Path) -> None:
     os.environ["CETANE_CACHE"] = str(run_folder / "cache")
 
 
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of one test, empty."""
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
     """`folder`, which `make` fills for the first worker that asks; others wait for it.
 
@@ -168,6 +176,12 @@ def tiny_checkpoint_folder(run_folder: Path) -> Path:
         tokenizer.save_pretrained(folder)
 
     return made_once(run_folder / "tiny-llama", save)
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tiny_checkpoint_folder: Path) -> Checkpoint:
+    """The tiny llama, opened once."""
+    return open_checkpoint(tiny_checkpoint_folder)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -212,14 +226,13 @@ def recipe() -> Callable[..., Recipe]:
 
 
 @pytest.fixture(scope="session")
-def tiny_bundle(tiny_checkpoint_folder: Path, run_folder: Path) -> Iterator[Callable[..., Bundle]]:
+def tiny_bundle(tiny_checkpoint: Checkpoint, run_folder: Path) -> Iterator[Callable[..., Bundle]]:
     """`tiny_bundle(contract, ...)`: a bundle of the tiny folder, built once for all workers: copy
     it to change it.
 
     Takes what `recipe` takes.
     """
     made: dict[str, Bundle] = {}
-    checkpoint = open_checkpoint(tiny_checkpoint_folder)
 
     def bundle(**options: Any) -> Bundle:
         wanted = tiny_recipe(**options)
@@ -227,7 +240,7 @@ def tiny_bundle(tiny_checkpoint_folder: Path, run_folder: Path) -> Iterator[Call
         if key not in made:
             folder = made_once(
                 run_folder / "bundles" / key,
-                lambda half: build(checkpoint, wanted, half / "tiny", lambda *_: None),
+                lambda half: build(tiny_checkpoint, wanted, half / "tiny", lambda *_: None),
             )
             made[key] = Bundle(folder / "tiny")
         return made[key]
@@ -259,24 +272,33 @@ class Adapted:
 
 
 @pytest.fixture(scope="session")
-def adapted(tiny_checkpoint_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Adapted:
-    """`plain` is a LoRA of every linear layer, `dora` one of the first layer's queries."""
+def adapted(
+    tiny_checkpoint_folder: Path, run_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Adapted:
+    """`plain` is a LoRA of every linear layer, `dora` one of the first layer's queries.
+
+    All workers share the files; each merges the models for itself.
+    """
     from tests.peft_folders import save_adapter  # peft takes a second to import
 
-    folder, model = tmp_path_factory.mktemp("adapted"), build_model("llama")
-    folders = {name: folder / name for name in ("plain", "dora")}
+    own, model = tmp_path_factory.mktemp("adapters"), build_model("llama")
     merged: dict[str | None, transformers.PreTrainedModel] = {
         None: model,
-        "plain": save_adapter(folders["plain"], model, target_modules="all-linear", r=3),
+        "plain": save_adapter(own / "plain", model, target_modules="all-linear", r=3),
         "dora": save_adapter(
-            folders["dora"], model, seed=2, r=2, use_dora=True,
+            own / "dora", model, seed=2, r=2, use_dora=True,
             target_modules=["q_proj"], layers_to_transform=[0],
         ),
     }  # fmt: skip
+    saved = made_once(run_folder / "adapters", lambda half: shutil.copytree(own, half))
+    folders = {name: saved / name for name in ("plain", "dora")}
     checkpoint = open_checkpoint(tiny_checkpoint_folder, adapters=folders)
     recipe = tiny_recipe(verify=None, layout={"kind": "chunks", "chunks": 1})
-    bundle = build(checkpoint, recipe, folder / "tiny", lambda *_: None)
-    return Adapted(bundle, tiny_checkpoint_folder, folders, merged)
+    made = made_once(
+        run_folder / "bundles" / "adapted",
+        lambda half: build(checkpoint, recipe, half / "tiny", lambda *_: None),
+    )
+    return Adapted(Bundle(made / "tiny"), tiny_checkpoint_folder, folders, merged)
 
 
 TOOL_TEMPLATE = (
@@ -304,6 +326,23 @@ def shared_templates() -> Iterator[None]:
     """Builds of the module take no time to convert."""
     with converted_once():
         yield
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`asked(table, **limits)`: gates ask other limits of a table than those that come with cetane;
+    `table` may be "quality.good"."""
+
+    def change(table: str, **limits: float) -> None:
+        content = read().model_dump()
+        part = content
+        for key in table.split("."):
+            part = part[key]
+        part |= limits
+        changed = Limits.model_validate(content)
+        monkeypatch.setattr("cetane.gates.limits.read", lambda: changed)
+
+    return change
 
 
 @pytest.fixture

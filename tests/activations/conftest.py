@@ -1,14 +1,20 @@
 """A tiny llama of int8 weights, and its activations quantized."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cetane.activations import Options, quantize_activations, samples
 from cetane.activations.quantize import Quantized
 from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint, open_checkpoint
+
+INT8: dict[str, Any] = {
+    "verify": None,
+    "layout": {"kind": "chunks", "chunks": 1},
+    "compression": {"default": "int8-per-channel"},
+}
+"""One shard of layers and one of the head, each with functions of 1 and 8 tokens."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,15 +27,8 @@ def _few_prompts() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tiny_checkpoint_folder: Path) -> Checkpoint:
-    return open_checkpoint(tiny_checkpoint_folder)
-
-
-@pytest.fixture(scope="session")
 def bundle(tiny_bundle: Callable[..., Bundle]) -> Bundle:
-    """One shard of layers and one of the head, each with functions of 1 and 8 tokens."""
-    return tiny_bundle(verify=None, layout={"kind": "chunks", "chunks": 1},
-                       compression={"default": "int8-per-channel"})  # fmt: skip
+    return tiny_bundle(**INT8)
 
 
 @pytest.fixture(scope="session")

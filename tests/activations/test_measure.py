@@ -36,9 +36,9 @@ def perplexity() -> float:
 
 
 def test_scores_are_against_the_model(
-    bundle: Bundle, made: tuple[Bundle, Quantized], checkpoint: Checkpoint
+    bundle: Bundle, made: tuple[Bundle, Quantized], tiny_checkpoint: Checkpoint
 ) -> None:
-    scores = judge({"w8": bundle, "w8a8": made[0]}, checkpoint, TEXTS, silent)
+    scores = judge({"w8": bundle, "w8a8": made[0]}, tiny_checkpoint, TEXTS, silent)
     assert scores.tokens == 58
     assert scores.reference_perplexity == pytest.approx(perplexity(), rel=1e-4)
     before, after = scores.bundles["w8"], scores.bundles["w8a8"]
@@ -71,12 +71,12 @@ def test_the_gate_asks_the_promise(changes: dict[str, float], red: list[str]) ->
 
 
 def test_a_scaled_stream_is_as_near_to_the_model(
-    bundle: Bundle, tiny_bundle: Callable[..., Bundle], checkpoint: Checkpoint
+    bundle: Bundle, tiny_bundle: Callable[..., Bundle], tiny_checkpoint: Checkpoint
 ) -> None:
     half = tiny_bundle(verify=None, layout={"kind": "chunks", "chunks": 1},
                        compression={"default": "int8-per-channel"},
                        family={"residual_scale": 0.5})  # fmt: skip
-    scores = judge({"it": bundle, "half": half}, checkpoint, TEXTS, silent).bundles
+    scores = judge({"it": bundle, "half": half}, tiny_checkpoint, TEXTS, silent).bundles
     (whole,), (scaled,) = scores["it"].shards, scores["half"].shards
     assert scaled.psnr == pytest.approx(whole.psnr, abs=1)
     assert scaled.cosine == pytest.approx(whole.cosine, abs=1e-3)
@@ -84,7 +84,7 @@ def test_a_scaled_stream_is_as_near_to_the_model(
 
 @pytest.mark.parametrize("mode", ["prefill", "decode"])
 def test_a_head_that_is_wrong_fails_the_gate(
-    mode: str, bundle: Bundle, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    mode: str, bundle: Bundle, tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even in one mode. Its shard hands on no hidden state; the layers before it are as they
     were."""
@@ -95,29 +95,29 @@ def test_a_head_that_is_wrong_fails_the_gate(
         return {name: -x if wrong and name.startswith("logits") else x for name, x in made.items()}
 
     call = CompiledProgram.call
-    right = judge({"it": bundle}, checkpoint, TEXTS, silent).bundles["it"]
+    right = judge({"it": bundle}, tiny_checkpoint, TEXTS, silent).bundles["it"]
     monkeypatch.setattr(CompiledProgram, "call", run)
-    wrong = judge({"it": bundle}, checkpoint, TEXTS, silent).bundles["it"]
+    wrong = judge({"it": bundle}, tiny_checkpoint, TEXTS, silent).bundles["it"]
     assert wrong.shards == right.shards
     assert right.cosine > 0.99
     assert wrong.cosine == pytest.approx(-right.logits.cosine, rel=0.01)
 
 
 def test_one_shard_that_hands_on_nothing(
-    tiny_bundle: Callable[..., Bundle], checkpoint: Checkpoint
+    tiny_bundle: Callable[..., Bundle], tiny_checkpoint: Checkpoint
 ) -> None:
     whole = tiny_bundle(layout={"kind": "single", "head": "last"})
-    score = judge({"it": whole}, checkpoint, TEXTS, silent).bundles["it"]
+    score = judge({"it": whole}, tiny_checkpoint, TEXTS, silent).bundles["it"]
     assert score.shards == ()
     assert 0.9999 < score.cosine < 1
 
 
 def test_naive_calibration_fails_the_gate(
-    bundle: Bundle, checkpoint: Checkpoint, tmp_path: Path
+    bundle: Bundle, tiny_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     """Random numbers of 0.1 have not the ranges of the model: what is beyond them is cut off."""
     target = tmp_path / "a8"
-    outcome = measure_activations(bundle, checkpoint, NAIVE, TEXTS, target, silent)
+    outcome = measure_activations(bundle, tiny_checkpoint, NAIVE, TEXTS, target, silent)
     assert not outcome.passed and outcome.after.cosine < LIMIT == outcome.limit
     assert outcome.before.cosine > 0.99
     stored = json.loads((target / "gates" / "activations.json").read_text())
@@ -129,7 +129,7 @@ def test_naive_calibration_fails_the_gate(
 
 
 def test_a_bundle_that_is_not_judged_is_not_there(
-    bundle: Bundle, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, tiny_checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the same command begins again; it refused its own work."""
 
@@ -139,12 +139,12 @@ def test_a_bundle_that_is_not_judged_is_not_there(
 
     monkeypatch.setattr(measure, "judge", stopped)
     with pytest.raises(KeyboardInterrupt):
-        measure_activations(bundle, checkpoint, NAIVE, TEXTS, tmp_path / "a8", silent)
+        measure_activations(bundle, tiny_checkpoint, NAIVE, TEXTS, tmp_path / "a8", silent)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_head_that_chooses_has_no_perplexity(
-    bundle: Bundle, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, tiny_checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = bundle.plan
     head = plan.recipe.head.model_copy(update={"choose": True})
@@ -154,7 +154,7 @@ def test_a_head_that_chooses_has_no_perplexity(
         update={"plan": plan.model_copy(update={"recipe": recipe})}
     )
     with pytest.raises(CetaneError, match="gives choices"):
-        judge({"it": chooses}, checkpoint, TEXTS, silent)
+        judge({"it": chooses}, tiny_checkpoint, TEXTS, silent)
     monkeypatch.setattr(measure, "quantized", None)  # it is refused before any work
     with pytest.raises(CetaneError, match="gives choices"):
-        measure_activations(chooses, checkpoint, NAIVE, TEXTS, tmp_path / "a8", silent)
+        measure_activations(chooses, tiny_checkpoint, NAIVE, TEXTS, tmp_path / "a8", silent)

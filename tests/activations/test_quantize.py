@@ -79,12 +79,12 @@ def test_gated_products_and_outputs_stay_in_fp16(
 
 
 @pytest.fixture(scope="module")
-def verdict(made: tuple[Bundle, Quantized], checkpoint: Checkpoint) -> GoldenResult:
-    return golden(made[0], checkpoint, silent, prompts=0)
+def verdict(made: tuple[Bundle, Quantized], tiny_checkpoint: Checkpoint) -> GoldenResult:
+    return golden(made[0], tiny_checkpoint, silent, prompts=0)
 
 
 def test_the_golden_gate_judges_it(
-    verdict: GoldenResult, made: tuple[Bundle, Quantized], checkpoint: Checkpoint
+    verdict: GoldenResult, made: tuple[Bundle, Quantized], tiny_checkpoint: Checkpoint
 ) -> None:
     """Graph and weights are the model's. What rounding costs counts as compression."""
     assert verdict.passed, [check for check in verdict.checks if not check.passed]
@@ -102,13 +102,16 @@ def test_the_golden_gate_judges_it(
         f"activations: logit cosine ({told})" for told in ("prefill, text", "decode", "prefill")
     ]
     found = {"passed": False, "checks": red, "activations": lost}
-    why = explain(made[0], checkpoint, verdict.model_copy(update=found))
+    why = explain(made[0], tiny_checkpoint, verdict.model_copy(update=found))
     assert why is not None and why.cause == "compression" and not why.changes
     assert "activations of 8 bits" in why.sentence and "compression.rotate=true" in why.sentence
 
 
 def test_a_mode_of_other_scales(
-    verdict: GoldenResult, made: tuple[Bundle, Quantized], checkpoint: Checkpoint, tmp_path: Path
+    verdict: GoldenResult,
+    made: tuple[Bundle, Quantized],
+    tiny_checkpoint: Checkpoint,
+    tmp_path: Path,
 ) -> None:
     """The promise is kept by the widest mode, and decoding rounds nine times as coarsely."""
     folder = Path(shutil.copytree(made[0].path, tmp_path / "a8"))
@@ -123,19 +126,19 @@ def test_a_mode_of_other_scales(
             number = op.attributes["val"].immediateValue.tensor.bytes
             number.values = (np.frombuffer(number.values, np.float16) * np.float16(9)).tobytes()
     file.write_bytes(package.spec.SerializeToString())
-    planner = Planner(checkpoint, made[0].plan.recipe)
+    planner = Planner(tiny_checkpoint, made[0].plan.recipe)
     right, wrong = (
-        same_scales(packaged(one, planner, checkpoint)) for one in (made[0], Bundle(folder))
+        same_scales(packaged(one, planner, tiny_checkpoint)) for one in (made[0], Bundle(folder))
     )
     assert right.passed and right in verdict.checks
     assert wrong.value == 1 and not wrong.passed
     found = {"passed": False, "checks": (wrong,), "twin_kl": 1e9}
-    why = explain(made[0], checkpoint, verdict.model_copy(update=found))
+    why = explain(made[0], tiny_checkpoint, verdict.model_copy(update=found))
     assert why is not None and "activations of 8 bits" in why.sentence
 
 
 def test_positions_beyond_the_judged_text_are_judged(
-    made: tuple[Bundle, Quantized], checkpoint: Checkpoint, tmp_path: Path
+    made: tuple[Bundle, Quantized], tiny_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     """The gate of the command reads no token there."""
     folder = Path(shutil.copytree(made[0].path, tmp_path / "a8"))
@@ -143,9 +146,9 @@ def test_positions_beyond_the_judged_text_are_judged(
     angles = np.load(table)
     angles[:, 48:] = angles[:, :1]
     np.save(table, angles)
-    found = golden(Bundle(folder), checkpoint, silent, prompts=0)
+    found = golden(Bundle(folder), tiny_checkpoint, silent, prompts=0)
     assert [wrong.label for wrong in found.wrong_weights] == ["rotary-default"]
-    why = explain(Bundle(folder), checkpoint, found)
+    why = explain(Bundle(folder), tiny_checkpoint, found)
     assert why is not None and why.sentence.endswith("only the gate activations judges.")
 
 
@@ -238,25 +241,25 @@ def test_the_recipes_name_tells_nothing(
     ],
 )
 def test_bundles_that_cannot_be_calibrated(
-    checkpoint: Checkpoint, recipe: Callable[..., Recipe], options: dict[str, Any], words: str
+    tiny_checkpoint: Checkpoint, recipe: Callable[..., Recipe], options: dict[str, Any], words: str
 ) -> None:
-    plan = Planner(checkpoint, recipe(layout={"kind": "single"}, **options)).plan()
+    plan = Planner(tiny_checkpoint, recipe(layout={"kind": "single"}, **options)).plan()
     with pytest.raises(CetaneError, match=f"here has {words}") as caught:
         check(plan, Path("here"))
     assert "port it with" in str(caught.value.hint)
 
 
-def test_experts_as_functions(checkpoint: Checkpoint, recipe: Callable[..., Recipe]) -> None:
-    plan = Planner(checkpoint, recipe()).plan()
+def test_experts_as_functions(tiny_checkpoint: Checkpoint, recipe: Callable[..., Recipe]) -> None:
+    plan = Planner(tiny_checkpoint, recipe()).plan()
     layout = plan.recipe.layout.model_copy(update={"routed": ("decode",)})
     routed = plan.recipe.model_copy(update={"layout": layout})
     with pytest.raises(CetaneError, match="experts as functions"):
         check(plan.model_copy(update={"recipe": routed}), Path("here"))
 
 
-def test_adapters_beside_a_base(checkpoint: Checkpoint, recipe: Callable[..., Recipe]) -> None:
+def test_adapters_beside_a_base(tiny_checkpoint: Checkpoint, recipe: Callable[..., Recipe]) -> None:
     """Only the base's calls are calibrated, so an adapter's tensors would have no range."""
-    plan = Planner(checkpoint, recipe()).plan().model_copy(update={"adapters": {"law": None}})
+    plan = Planner(tiny_checkpoint, recipe()).plan().model_copy(update={"adapters": {"law": None}})
     with pytest.raises(CetaneError, match="adapters beside a base"):
         check(plan, Path("here"))
 
@@ -309,8 +312,10 @@ def test_nothing_is_left(
     )
 
 
-def test_smoothed(bundle: Bundle, checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_smoothed(bundle: Bundle, tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
     options = Options(smooth=True)
-    quantized, what = quantize_activations(bundle, tmp_path / "a8", options, silent, checkpoint)
+    quantized, what = quantize_activations(
+        bundle, tmp_path / "a8", options, silent, tiny_checkpoint
+    )
     assert what.options == options
     assert cosine(logits(quantized, "prefill"), logits(bundle, "prefill")) > 0.97

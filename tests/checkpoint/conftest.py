@@ -262,9 +262,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+def own_cache(own_cache: Path) -> Path:
+    """Every test of this room has its own."""
+    return own_cache
 
 
 @pytest.fixture(scope="session")

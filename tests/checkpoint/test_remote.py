@@ -69,11 +69,6 @@ def in_memory_files(tiny_checkpoint_folder: Path) -> Iterator[Any]:
     system.rm("/models", recursive=True)
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
-
-
 def same(url: str, folder: Path) -> None:
     here, there = open_checkpoint(folder), open_checkpoint(url)
     assert there.names() == here.names() and there.config == here.config

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.activations.conftest import INT8
 
 from cetane.bundle import Bundle
 
@@ -12,9 +13,7 @@ from .conftest import Cetane
 
 @pytest.fixture
 def bundle(tiny_bundle: Callable[..., Bundle]) -> Bundle:
-    """The bundle that the tests of `activations` use: it is built once."""
-    return tiny_bundle(verify=None, layout={"kind": "chunks", "chunks": 1},
-                       compression={"default": "int8-per-channel"})  # fmt: skip
+    return tiny_bundle(**INT8)
 
 
 def test_a_bundle_and_its_figures(cetane: Cetane, bundle: Bundle, tmp_path: Path) -> None:

@@ -18,13 +18,8 @@ from cetane.speculate.draft_heads.modules import load_draft_head
 
 from .conftest import Cetane
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 PROMPT = ("--prompt-ids", "7,250,31,99,7,250,31", "--max-new", 30)
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -34,7 +29,7 @@ def drafting(tiny_bundle: Callable[..., Bundle]) -> Path:
 
 
 def test_every_drafter_says_what_the_model_says(
-    cetane: Cetane, ported: Bundle, drafting: Path, cache: Path
+    cetane: Cetane, ported: Bundle, drafting: Path, own_cache: Path
 ) -> None:
     expected = cetane("run", ported.path, *PROMPT, "--speculative", "none", "--json").json
     assert "speculation" not in expected
@@ -49,16 +44,16 @@ def test_every_drafter_says_what_the_model_says(
         steps = counted["verifier_calls"] + counted["fallbacks"]
         assert counted["tokens"] == steps + counted["accepted"]
         assert counted["break_even_acceptance"] is not None
-    assert [path.suffix for path in (cache / "suffixes").iterdir()] == [".trie"]
-    assert len([*(cache / "call-times").glob("*.json")]) == 1  # measured by the first run only
+    assert [path.suffix for path in (own_cache / "suffixes").iterdir()] == [".trie"]
+    assert len([*(own_cache / "call-times").glob("*.json")]) == 1  # measured by the first run only
 
 
 def test_drafts_are_the_default_and_stay_in_the_process(
-    cetane: Cetane, ported: Bundle, drafting: Path, cache: Path
+    cetane: Cetane, ported: Bundle, drafting: Path, own_cache: Path
 ) -> None:
     assert cetane("run", ported.path, *PROMPT, "--json").json["speculation"]["tokens"] > 0
-    assert not (cache / "suffixes").exists()
-    (times,) = (cache / "call-times").glob("*.json")
+    assert not (own_cache / "suffixes").exists()
+    (times,) = (own_cache / "call-times").glob("*.json")
     for wrong in ('{"1": []}', '{"1": [0.0], "4": [0.0]}', '{"1": [NaN]}'):
         times.write_text(f'{{"seconds": {wrong}}}')
         assert cetane("run", ported.path, *PROMPT).code == 0  # measured again
@@ -124,10 +119,10 @@ def test_a_draft_model_with_other_tokens(
     assert "its tokenizer differs from that of" in found.error
 
 
-def test_a_damaged_suffix_trie(cetane: Cetane, ported: Bundle, cache: Path) -> None:
+def test_a_damaged_suffix_trie(cetane: Cetane, ported: Bundle, own_cache: Path) -> None:
     run = ("run", ported.path, *PROMPT, "--speculative", "suffix")
     assert cetane(*run).code == 0
-    (path,) = (cache / "suffixes").iterdir()
+    (path,) = (own_cache / "suffixes").iterdir()
     path.write_bytes(path.read_bytes()[:-1])
     assert "damaged" in cetane(*run).error
 

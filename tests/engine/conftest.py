@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import InMemoryCheckpoint, build_model
+from tests.families.gemma_models import build_gemma4
 from tests.families.parity import engine_of
 from tests.families.zaya_models import build_zaya
 from tests.families.zaya_models import recipe as zaya_recipe
@@ -45,6 +46,12 @@ def tiny_engine(checkpoint: InMemoryCheckpoint) -> Callable[..., Engine]:
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def gemma() -> Any:
+    """A Gemma 4 whose sliding layers see 12 tokens."""
+    return build_gemma4(sliding_window=12)
 
 
 class Counting:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.families.gemma_models import build_gemma4
 from tests.families.gemma_models import recipe as gemma_recipe
 from tests.families.parity import engine_of, tokens
 from tests.families.parity import truth as truth_of
@@ -312,11 +311,6 @@ def test_windows(gemma_truth: np.ndarray, gemma_engines: Any, sliding: str, step
         at += taken
     if at < len(ids):
         assert close(session.feed(ids[at:], "all"), gemma_truth[at:])
-
-
-@pytest.fixture(scope="module")
-def gemma() -> Any:
-    return build_gemma4(sliding_window=12)
 
 
 @pytest.fixture(scope="module")

@@ -40,24 +40,20 @@ def package(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_program(folder, {"x": ((1, 16, 1, 3), "fp16")}, MODELS[kind])
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def result(package: Path) -> np.ndarray:
     (y,) = PreparedProgram(package).function("main")({"x": X}).values()
     return y
 
 
-def test_it_is_kept_and_gives_what_the_package_gives(kind: str, package: Path, cache: Path) -> None:
+def test_it_is_kept_and_gives_what_the_package_gives(
+    kind: str, package: Path, own_cache: Path
+) -> None:
     (truth,) = FastProgram(load(package), pack=True).function("main")({"x": X}).values()
     assert not PreparedProgram(package).known
     for _ in range(2):
         np.testing.assert_array_equal(result(package), truth)
         assert PreparedProgram(package).known
-    assert len(list(cache.rglob(CODE[kind]))) == 1
+    assert len(list(own_cache.rglob(CODE[kind]))) == 1
 
 
 def cut(file: Path) -> None:
@@ -79,15 +75,15 @@ def scribble(file: Path) -> None:
     ],
 )  # fmt: skip
 def test_damaged_files_are_made_again(
-    kind: str, package: Path, cache: Path, name: str, damage: Callable[[Path], None]
+    kind: str, package: Path, own_cache: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
     truth = result(package)
     name = CODE[kind] if name == "code" else name
-    (file,) = cache.rglob(name)
+    (file,) = own_cache.rglob(name)
     whole = file.read_bytes()
     damage(file)
     np.testing.assert_array_equal(result(package), truth)
-    again = next(cache.rglob(name)).read_bytes()
+    again = next(own_cache.rglob(name)).read_bytes()
     if name == "index.json":  # it says when the weights were written
         assert json.loads(again)["functions"] == json.loads(whole)["functions"]
     else:
@@ -95,7 +91,7 @@ def test_damaged_files_are_made_again(
 
 
 def test_a_changed_package_is_another_one(
-    kind: str, package: Path, cache: Path, tmp_path: Path
+    kind: str, package: Path, own_cache: Path, tmp_path: Path
 ) -> None:
     result(package)
     (tmp_path / "other").mkdir()
@@ -124,9 +120,9 @@ def test_the_one_used_longest_ago_goes_first(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["middle", "new"]
 
 
-def test_what_runs_every_day_is_no_leftover(package: Path, cache: Path) -> None:
+def test_what_runs_every_day_is_no_leftover(package: Path, own_cache: Path) -> None:
     result(package)
-    for path in [*cache.glob("prepared/*"), *cache.glob("prepared/*/*")]:
+    for path in [*own_cache.glob("prepared/*"), *own_cache.glob("prepared/*/*")]:
         os.utime(path, (0, 0))
     assert len(list(doctor.unused())) == 1
     result(package)
@@ -134,7 +130,7 @@ def test_what_runs_every_day_is_no_leftover(package: Path, cache: Path) -> None:
 
 
 def test_neither_torch_nor_a_second_time_onnx_and_numba_are_imported(
-    package: Path, cache: Path
+    package: Path, own_cache: Path
 ) -> None:
     code = (
         "import sys; from pathlib import Path; from cetane.engine.prepared import PreparedProgram\n"
@@ -149,7 +145,7 @@ def test_neither_torch_nor_a_second_time_onnx_and_numba_are_imported(
 
 
 def test_a_kept_tape_runs_on_the_loop_that_was_compiled(
-    kind: str, package: Path, cache: Path
+    kind: str, package: Path, own_cache: Path
 ) -> None:
     """numba compiles anew for every kind of array, which takes 20 seconds."""
     if kind != "tape":

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.families.gemma_models import build_gemma4
 from tests.families.gemma_models import recipe as gemma_recipe
 from tests.families.parity import engine_of
 
@@ -25,11 +24,6 @@ calls = st.lists(
     min_size=1, max_size=3,
 )  # fmt: skip
 """For every call, the parent and the id of each token."""
-
-
-@pytest.fixture(scope="module")
-def gemma() -> Any:
-    return build_gemma4(sliding_window=12)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from cetane.export.anemll import check, export, packages
 from cetane.export.anemll.check import PackageCheck, check_window
 from cetane.export.anemll.contract import STATE, FolderSizes, parts_for
 from cetane.export.anemll.folder import write_tokenizer
-from cetane.export.anemll.host import Folder, Host
+from cetane.export.anemll.host import ChatHost, Folder
 from cetane.export.anemll.planner import AnemllPlanner
 from cetane.mil.package import Package
 from cetane.mil.program import Body, MilFunction, Program, TensorType
@@ -100,7 +100,7 @@ def test_the_played_host_gives_transformers_tokens(exported, load, family: str) 
     """A prompt past the window and no multiple of a batch; then past the end of the context."""
     made = exported(family)
     assert check(made.folder) == []
-    host = Host(Folder(made.folder, load))
+    host = ChatHost(Folder(made.folder, load))
     prompt = [int(t) for t in np.random.default_rng(0).integers(1, 288, 37)]
     steps = host.generate(prompt, 40)
     assert host.shifts[:1] == [(CONTEXT // host.folder.batch - 2) * host.folder.batch]
@@ -111,7 +111,7 @@ def test_the_played_host_gives_transformers_tokens(exported, load, family: str) 
 def test_single_steps_equal_a_batch(exported, load) -> None:
     """`chat.py` without batches feeds every token alone: the same state, so the same tokens."""
     made = exported("gemma3")
-    whole, single = (Host(Folder(made.folder, load)) for _ in range(2))
+    whole, single = (ChatHost(Folder(made.folder, load)) for _ in range(2))
     single.folder.batches = False
     prompt = list(range(40, 85))
     assert whole.generate(prompt, 8) == single.generate(prompt, 8)

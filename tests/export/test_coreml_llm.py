@@ -23,10 +23,9 @@ from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 from cetane.export.coreml_llm import check, contract, export
 from cetane.export.coreml_llm.adapter import Adapter
-from cetane.export.coreml_llm.check import caches
-from cetane.export.coreml_llm.contract import CHUNKS
+from cetane.export.coreml_llm.contract import CHUNKS, caches
 from cetane.export.coreml_llm.folder import FILES, write_config
-from cetane.export.coreml_llm.host import Arrays, Folder, Host, read_folder, shaped
+from cetane.export.coreml_llm.host import AppFolder, AppHost, Arrays, read_folder, shaped
 from cetane.export.coreml_llm.planner import planners
 from cetane.families import Head
 from cetane.files import LARGEST, sha256
@@ -89,7 +88,7 @@ def choices() -> list[int]:
     return [int(token) for token in logits().argmax(1)]
 
 
-def authored(options: dict[str, Any], owned: Sequence[int] = (FIRST, SHARED - FIRST)) -> Folder:
+def authored(options: dict[str, Any], owned: Sequence[int] = (FIRST, SHARED - FIRST)) -> AppFolder:
     """The modules that would be traced, with the tables as they are, as a folder.
 
     `owned` are the layers with caches in the first chunks."""
@@ -121,7 +120,7 @@ def authored(options: dict[str, Any], owned: Sequence[int] = (FIRST, SHARED - FI
     for kind, table in model.rotary.items():
         rotary[f"cos_{kind}"], rotary[f"sin_{kind}"] = table.cos_sin(CONTEXT).numpy()
     chunks = tuple(found[0].names.values())
-    return Folder(
+    return AppFolder(
         call=call,
         chunks=chunks,
         embed=lambda token: tables[0][token],
@@ -138,17 +137,17 @@ def authored(options: dict[str, Any], owned: Sequence[int] = (FIRST, SHARED - FI
 
 
 @pytest.fixture(scope="module", params=["four", "three"])
-def runtime(request: pytest.FixtureRequest) -> Callable[[], Host]:
+def runtime(request: pytest.FixtureRequest) -> Callable[[], AppHost]:
     """A new session."""
     made = authored({"layout": FOUR if request.param == "four" else THREE})
-    return lambda: Host(made)
+    return lambda: AppHost(made)
 
 
-def test_decode(runtime: Callable[[], Host]) -> None:
+def test_decode(runtime: Callable[[], AppHost]) -> None:
     assert_decodes(runtime())
 
 
-def assert_decodes(session: Host) -> None:
+def assert_decodes(session: AppHost) -> None:
     found = [session.decode(token) for token in ids()]
     np.testing.assert_allclose([logit for _, logit in found], logits().max(1), atol=1e-3)
     assert [token for token, _ in found] == choices()
@@ -158,7 +157,7 @@ def assert_decodes(session: Host) -> None:
 def test_merged_packages_decode(layout: str) -> None:
     """One package owns all caches; what layers share stays inside."""
     folder = authored({"layout": MERGED[layout]}, owned=[SHARED])
-    assert_decodes(Host(folder))
+    assert_decodes(AppHost(folder))
     assert folder.chunks == CHUNKS[len(folder.chunks)]
 
 
@@ -172,7 +171,7 @@ def test_merged_packages_prefill_with_four() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, WINDOW - 1, WINDOW, WINDOW + 1, PREFILL])
-def test_prefill_and_decode(runtime: Callable[[], Host], length: int) -> None:
+def test_prefill_and_decode(runtime: Callable[[], AppHost], length: int) -> None:
     """Prompts longer than the window too, though their one mask is causal alone."""
     session = runtime()
     token, logit = session.prefill(ids()[:length])
@@ -186,7 +185,7 @@ def test_prefill_and_decode(runtime: Callable[[], Host], length: int) -> None:
 
 @pytest.mark.parametrize("length", [1, WINDOW - 2, WINDOW - 1, WINDOW, PREFILL])
 @pytest.mark.parametrize("accepted", [0, 1, 2, DRAFTS])
-def test_verify_and_accept(runtime: Callable[[], Host], length: int, accepted: int) -> None:
+def test_verify_and_accept(runtime: Callable[[], AppHost], length: int, accepted: int) -> None:
     """Drafts beyond the accepted ones are wrong, and leave nothing behind."""
     session = runtime()
     session.prefill(ids()[:length])
@@ -202,7 +201,7 @@ def test_verify_and_accept(runtime: Callable[[], Host], length: int, accepted: i
 
 
 def test_their_rule_in_prefill(
-    runtime: Callable[[], Host], monkeypatch: pytest.MonkeyPatch
+    runtime: Callable[[], AppHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same packages with their mask as it is: right up to the window, wrong beyond it."""
     monkeypatch.setattr(Adapter, "mask", lambda _, value: value)
@@ -222,7 +221,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_folder_prefills_verifies_and_decodes(folder: Path) -> None:
-    session = Host(read_folder(folder))
+    session = AppHost(read_folder(folder))
     found = {PREFILL - 1: session.prefill(ids()[:PREFILL])[0]}
     for position in range(PREFILL, PREFILL + 3):
         found[position] = session.decode(ids()[position])[0]
@@ -258,7 +257,7 @@ def test_the_config_has_the_factors_of_the_graphs(
         embed=lambda token: rows[token] * config["embed_scale"],
         per_layer=lambda token: per_layer[token] * config["per_layer_embed_scale"],
     )
-    assert_decodes(Host(scaled))
+    assert_decodes(AppHost(scaled))
 
 
 def test_the_contract_is_kept(folder: Path) -> None:

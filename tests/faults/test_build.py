@@ -9,7 +9,7 @@ import pytest
 from tests.faults.injected import FAULTS, KILLED, Fault, changes, hit
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.checkpoint import Checkpoint
 from cetane.pipeline.build import build
 from cetane.schema.recipe import Recipe
 
@@ -19,21 +19,16 @@ SAMPLE = 4
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tiny_checkpoint_folder: Path) -> Checkpoint:
-    return open_checkpoint(tiny_checkpoint_folder)
-
-
-@pytest.fixture(scope="module")
 def small(recipe: Callable[..., Recipe]) -> Recipe:
     return recipe(verify=None, prefill=None, layout={"kind": "per-block"}, context=32)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_build_resumes(
-    fault: Fault, tmp_path: Path, checkpoint: Checkpoint, small: Recipe
+    fault: Fault, tmp_path: Path, tiny_checkpoint: Checkpoint, small: Recipe
 ) -> None:
     def job() -> Bundle:
-        return build(checkpoint, small, tmp_path / "out", lambda *_: None)
+        return build(tiny_checkpoint, small, tmp_path / "out", lambda *_: None)
 
     job()  # converts what later builds share
     shutil.rmtree(tmp_path / "out")

@@ -10,6 +10,8 @@ from tests.faults.injected import KILLED, Fault, changes, hit
 from tests.faults.jobs import Job, jobs, prepare
 
 from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint
+from cetane.gates.transformers_files import read_by_transformers
 from cetane.schema.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("shared_templates")
@@ -27,16 +29,21 @@ def test_a_job_resumes(
     tiny_checkpoint_folder: Path,
     tiny_bundle: Callable[..., Bundle],
     recipe: Callable[..., Recipe],
+    tiny_checkpoint: Checkpoint,
+    asked: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    asked("evidence", positions=48, most=48)  # of a port: this tests what it writes
+    known = read_by_transformers(tiny_checkpoint)  # in a child, for seconds
+    monkeypatch.setattr("cetane.gates.files_read.read_by_transformers", lambda _: known)
     monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
     options = {"verify": 4, "prefill": None, "layout": {"kind": "per-block"}, "context": 64}
     bundle = tiny_bundle(**options).path
-    known = jobs(tiny_checkpoint_folder, recipe(**options), tmp_path / "source")
+    all_jobs = jobs(tiny_checkpoint_folder, recipe(**options), tmp_path / "source")
     if name == "add-head":
         prepare(tmp_path / "source", bundle)
-        known["train-head"].run(tmp_path / "source")
-    job = known[name]
+        all_jobs["train-head"].run(tmp_path / "source")
+    job = all_jobs[name]
     prepare(tmp_path / "whole", bundle)
     count = changes((tmp_path / "whole",), lambda: job.run(tmp_path / "whole"))
     wanted = job.result(tmp_path / "whole")

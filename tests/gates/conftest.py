@@ -16,7 +16,6 @@ from tests.families.zaya_models import build_zaya
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
-from cetane.gates.limits import Limits, read
 from cetane.mil.program import Op, Program
 from cetane.pipeline.build import build
 from cetane.schema.recipe import Recipe, parse_recipe
@@ -54,23 +53,6 @@ ROUTED = {
     "tokens": {"verify": 0, "prefill": 8},
 }
 """Decoding runs only the chosen experts, prefill all of them."""
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`asked(table, **limits)`: gates ask other limits of a table than those that come with cetane;
-    `table` may be "quality.good"."""
-
-    def change(table: str, **limits: float) -> None:
-        content = read().model_dump()
-        part = content
-        for key in table.split("."):
-            part = part[key]
-        part |= limits
-        changed = Limits.model_validate(content)
-        monkeypatch.setattr("cetane.gates.limits.read", lambda: changed)
-
-    return change
 
 
 @pytest.fixture(scope="session")

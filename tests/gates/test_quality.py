@@ -11,13 +11,13 @@ import transformers
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
-from cetane.gates.quality import Agreement, Quality, perplexity, read_tokens
+from cetane.gates.quality import Agreement, TextQuality, perplexity, read_tokens
 
 TOKENS = [int(t) for t in np.random.default_rng(9).integers(1, 288, 64 + 33)]
 """A whole context, and a shorter window after it."""
 
 
-def run(bundle: Bundle, checkpoint: Checkpoint, tokens: list[int]) -> Quality:
+def run(bundle: Bundle, checkpoint: Checkpoint, tokens: list[int]) -> TextQuality:
     return perplexity(bundle, checkpoint, tokens, lambda *_: None)
 
 

@@ -18,8 +18,8 @@ kind = "single"
 [cache]
 context = 64
 [tokens]
-verify = 3
-prefill = 8
+verify = 0
+prefill = 0
 """
 TINY = """
 title = "Tiny"

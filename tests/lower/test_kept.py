@@ -20,12 +20,6 @@ def lowering(**options: Any) -> Lowering:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "store"
-
-
-@pytest.fixture
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The shards that are converted."""
     shards: list[str] = []
@@ -52,12 +46,14 @@ def scribble(file: Path) -> None:
     file.write_bytes(changed)
 
 
-def test_a_structure_is_converted_once(cache: Path, conversions: list[str], tmp_path: Path) -> None:
+def test_a_structure_is_converted_once(
+    own_cache: Path, conversions: list[str], tmp_path: Path
+) -> None:
     lowering().lower("model", tmp_path / "first")
     lowering().lower("model", tmp_path / "second")
-    assert len(conversions) == len(list(cache.glob("results/*/*.json"))) == 1
+    assert len(conversions) == len(list(own_cache.glob("store/results/*/*.json"))) == 1
     assert content(tmp_path / "first") == content(tmp_path / "second")
-    modes = {path.stat().st_mode for path in cache.rglob("*") if path.is_file()}
+    modes = {path.stat().st_mode for path in (own_cache / "store").rglob("*") if path.is_file()}
     assert len(modes) == 1  # whoever reads a shared store's lists may read its objects
     lowering(context=64).lower("model", tmp_path / "other")
     assert len(conversions) == 2
@@ -65,10 +61,10 @@ def test_a_structure_is_converted_once(cache: Path, conversions: list[str], tmp_
 
 @pytest.mark.parametrize("damage", [cut, scribble])
 def test_a_damaged_template_is_made_again(
-    damage: Callable[[Path], None], cache: Path, conversions: list[str], tmp_path: Path
+    damage: Callable[[Path], None], own_cache: Path, conversions: list[str], tmp_path: Path
 ) -> None:
     lowering().lower("model", tmp_path / "first")
-    (file,) = cache.glob("objects/*/*")
+    (file,) = own_cache.glob("store/objects/*/*")
     damage(file)
     lowering().lower("model", tmp_path / "second")
     assert len(conversions) == 2

@@ -83,11 +83,6 @@ def undisturbed(tiny_bundle: Callable[..., Bundle], options: dict[str, Any]) -> 
 
 
 @pytest.fixture
-def checkpoint(tiny_checkpoint_folder: Path) -> Checkpoint:
-    return open_checkpoint(tiny_checkpoint_folder)
-
-
-@pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """As `lowered`, but packages are empty."""
     names: list[str] = []
@@ -102,11 +97,13 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def stopped(undisturbed: Bundle, tmp_path: Path, checkpoint: Checkpoint, small: Recipe) -> Path:
+def stopped(
+    undisturbed: Bundle, tmp_path: Path, tiny_checkpoint: Checkpoint, small: Recipe
+) -> Path:
     """A place where a build was stopped after its last shard, without lowering again."""
     target = tmp_path / "out"
     with pytest.raises(Stop):
-        build(checkpoint, small, target, stop_at("tokenizer"))
+        build(tiny_checkpoint, small, target, stop_at("tokenizer"))
     partial = tmp_path / "out.partial"
     shutil.rmtree(partial / "bundle")
     shutil.copytree(undisturbed.path, partial / "bundle")
@@ -126,26 +123,34 @@ def assert_same(bundle: Bundle, other: Bundle) -> None:
 
 
 def test_progress(
-    stopped: Path, checkpoint: Checkpoint, small: Recipe, undisturbed: Bundle, lowered: list[str]
+    stopped: Path,
+    tiny_checkpoint: Checkpoint,
+    small: Recipe,
+    undisturbed: Bundle,
+    lowered: list[str],
 ) -> None:
     seen: list[tuple[str, int, int]] = []
-    bundle = build(checkpoint, small, stopped, lambda *call: seen.append(call))
+    bundle = build(tiny_checkpoint, small, stopped, lambda *call: seen.append(call))
     assert seen == [(name, index, 7) for index, name in enumerate(STEPS)]
     assert lowered == []
     assert_same(bundle, undisturbed)
 
 
 def test_stopped_after_every_part(
-    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, undisturbed: Bundle, lowered: list[str]
+    tmp_path: Path,
+    tiny_checkpoint: Checkpoint,
+    small: Recipe,
+    undisturbed: Bundle,
+    lowered: list[str],
 ) -> None:
     target = tmp_path / "out"
     for step in STEPS:
         with pytest.raises(Stop):
-            build(checkpoint, small, target, stop_at(step))
+            build(tiny_checkpoint, small, target, stop_at(step))
         assert not target.exists()
         with pytest.raises(CetaneError):
             Bundle(target)
-    assert_same(build(checkpoint, small, target, silent), undisturbed)
+    assert_same(build(tiny_checkpoint, small, target, silent), undisturbed)
     assert lowered == ["layer-00", "head-0", "layer-01"]
 
 
@@ -154,7 +159,7 @@ def test_stopped_while_a_shard_is_made(
     shard: str,
     tmp_path: Path,
     stopped: Path,
-    checkpoint: Checkpoint,
+    tiny_checkpoint: Checkpoint,
     small: Recipe,
     undisturbed: Bundle,
     monkeypatch: pytest.MonkeyPatch,
@@ -170,9 +175,9 @@ def test_stopped_while_a_shard_is_made(
         patch.setattr(Lowering, "lower", die)
         # What a kill leaves behind, which a Python exception would clean up.
         patch.setattr("shutil.rmtree", silent)
-        build(checkpoint, small, stopped, silent)
+        build(tiny_checkpoint, small, stopped, silent)
     assert any(path.name.startswith(".") for path in tmp_path.rglob("*"))
-    assert_same(build(checkpoint, small, stopped, silent), undisturbed)
+    assert_same(build(tiny_checkpoint, small, stopped, silent), undisturbed)
 
 
 SCRIPT = """
@@ -191,7 +196,7 @@ build(checkpoint, recipe, Path(target), lambda *call: print(*call, flush=True))
 def test_killed_at_random_times(
     tmp_path: Path,
     tiny_checkpoint_folder: Path,
-    checkpoint: Checkpoint,
+    tiny_checkpoint: Checkpoint,
     small: Recipe,
     undisturbed: Bundle,
 ) -> None:
@@ -212,17 +217,17 @@ def test_killed_at_random_times(
         process.wait()
         process.stdout.close()
     assert (tmp_path / "made/out.partial").exists() or target.exists()
-    assert_same(build(checkpoint, small, target, silent), undisturbed)
+    assert_same(build(tiny_checkpoint, small, target, silent), undisturbed)
 
 
 def test_another_recipe_starts_anew(
     stopped: Path,
-    checkpoint: Checkpoint,
+    tiny_checkpoint: Checkpoint,
     small: Recipe,
     lowered: list[str],
 ) -> None:
     other = small.model_copy(update={"name": "other"})
-    bundle = build(checkpoint, other, stopped, silent)
+    bundle = build(tiny_checkpoint, other, stopped, silent)
     bundle.verify()
     assert lowered == ["layer-00", "head-0", "layer-01"]
     assert bundle.plan.recipe == other
@@ -244,7 +249,7 @@ def test_a_finished_part_that_was_damaged_is_made_again(
     damage: str,
     stopped: Path,
     tmp_path: Path,
-    checkpoint: Checkpoint,
+    tiny_checkpoint: Checkpoint,
     small: Recipe,
     undisturbed: Bundle,
     lowered: list[str],
@@ -261,7 +266,7 @@ def test_a_finished_part_that_was_damaged_is_made_again(
         weights.unlink()
     else:
         (package / "more").touch()
-    bundle = build(checkpoint, small, stopped, silent)
+    bundle = build(tiny_checkpoint, small, stopped, silent)
     assert lowered == ["layer-01"]
     assert_same(bundle, undisturbed)
 
@@ -273,7 +278,7 @@ def test_a_record_that_was_damaged_is_not_trusted(
     content: bytes,
     stopped: Path,
     tmp_path: Path,
-    checkpoint: Checkpoint,
+    tiny_checkpoint: Checkpoint,
     small: Recipe,
 ) -> None:
     file = tmp_path / "out.partial" / record
@@ -291,33 +296,33 @@ def test_a_record_that_was_damaged_is_not_trusted(
             "parts",
             lambda *args: {n: note(n, m) for n, m in parts(*args).items()},
         )
-        build(checkpoint, small, stopped, stop_at("shards/layer-00.mlpackage"))
+        build(tiny_checkpoint, small, stopped, stop_at("shards/layer-00.mlpackage"))
     assert made == (PARTS[:4] if record == "key.json" else ["embedding.npy"])
 
 
 def test_a_finished_bundle_is_kept(
-    undisturbed: Bundle, checkpoint: Checkpoint, small: Recipe, lowered: list[str]
+    undisturbed: Bundle, tiny_checkpoint: Checkpoint, small: Recipe, lowered: list[str]
 ) -> None:
     leftover = undisturbed.path.with_name(undisturbed.path.name + ".partial")
     (leftover / "done").mkdir(parents=True)
-    assert build(checkpoint, small, undisturbed.path, silent).digest == undisturbed.digest
+    assert build(tiny_checkpoint, small, undisturbed.path, silent).digest == undisturbed.digest
     assert lowered == []
     assert not leftover.exists()
 
 
 def test_a_finished_bundle_that_was_damaged_is_refused(
-    undisturbed: Bundle, checkpoint: Checkpoint, small: Recipe, tmp_path: Path
+    undisturbed: Bundle, tiny_checkpoint: Checkpoint, small: Recipe, tmp_path: Path
 ) -> None:
     target = shutil.copytree(undisturbed.path, tmp_path / "out")
     (target / "tokenizer/tokenizer.json").write_text("{}")
     with pytest.raises(CetaneError, match=r"tokenizer/tokenizer\.json"):
-        build(checkpoint, small, target, silent)
+        build(tiny_checkpoint, small, target, silent)
 
 
 def test_another_bundle_is_replaced_only_by_force(
     undisturbed: Bundle,
     stopped: Path,
-    checkpoint: Checkpoint,
+    tiny_checkpoint: Checkpoint,
     small: Recipe,
     recipe: Callable[..., Recipe],
     options: dict[str, Any],
@@ -328,35 +333,35 @@ def test_another_bundle_is_replaced_only_by_force(
     # another recipe's build was interrupted: to find this bundle whole must not undo its work
     left = Partial(stopped)
     left.start("another build")
-    assert build(checkpoint, small, stopped, silent).digest == before
+    assert build(tiny_checkpoint, small, stopped, silent).digest == before
     assert left.key.is_file()
-    left.start(build_key(checkpoint, Bundle(stopped).plan.recipe))
-    build(checkpoint, small, stopped, silent)
+    left.start(build_key(tiny_checkpoint, Bundle(stopped).plan.recipe))
+    build(tiny_checkpoint, small, stopped, silent)
     assert not left.root.exists()
     with pytest.raises(CetaneError, match="another checkpoint or recipe") as refused:
-        build(checkpoint, recipe(**options | {"context": 64}), stopped, silent)
+        build(tiny_checkpoint, recipe(**options | {"context": 64}), stopped, silent)
     assert refused.value.hint == "--force replaces it"
     assert Bundle(stopped).digest == before
 
     (stopped / "gates").mkdir()
     (stopped / "gates/golden.json").write_text("{}")
-    assert_same(build(checkpoint, small, stopped, silent, force=True), undisturbed)
+    assert_same(build(tiny_checkpoint, small, stopped, silent, force=True), undisturbed)
     assert not (stopped / "gates").exists()
 
 
 def test_a_bundle_that_is_built_again_keeps_its_draft_heads(
-    checkpoint: Checkpoint, small: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny_checkpoint: Checkpoint, small: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They took long to train. A bundle of another recipe has other hidden states."""
     target = tmp_path / "bundle"
-    build(checkpoint, small, target, silent)
+    build(tiny_checkpoint, small, target, silent)
     trained = target / "heads" / "medusa" / "head.json"
     trained.parent.mkdir(parents=True)
     trained.write_text("{}")
-    build(checkpoint, small, target, silent, force=True)
+    build(tiny_checkpoint, small, target, silent, force=True)
     assert trained.read_text() == "{}"
     assert not Partial(target).root.exists()
-    build(checkpoint, override(small, {"cache.context": 64}), target, silent, force=True)
+    build(tiny_checkpoint, override(small, {"cache.context": 64}), target, silent, force=True)
     assert not trained.exists()
     assert "the draft heads of the replaced bundle are removed" in caplog.text
 
@@ -364,7 +369,7 @@ def test_a_bundle_that_is_built_again_keeps_its_draft_heads(
 @pytest.mark.parametrize("force", [True, False], ids=["force", "rebuild"])
 @pytest.mark.parametrize("step", ["before", "between", "heads", "half-removed", "removing"])
 def test_a_kill_while_a_bundle_is_replaced(
-    step: str, force: bool, checkpoint: Checkpoint, small: Recipe, tmp_path: Path,
+    step: str, force: bool, tiny_checkpoint: Checkpoint, small: Recipe, tmp_path: Path,
     undisturbed: Bundle, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The same command goes on, and the draft heads are where they were."""
@@ -392,20 +397,20 @@ def test_a_kill_while_a_bundle_is_replaced(
     with monkeypatch.context() as patch, pytest.raises(Stop):
         patch.setattr(Path, "rename", renaming)
         patch.setattr("cetane.pipeline.partial.remove", removing)
-        build(checkpoint, small, target, silent, force=force, rebuild=not force)
-    build(checkpoint, small, target, silent, force=force, rebuild=not force)
+        build(tiny_checkpoint, small, target, silent, force=force, rebuild=not force)
+    build(tiny_checkpoint, small, target, silent, force=force, rebuild=not force)
     assert trained.read_text() == "{}"
     shutil.rmtree(target / "heads")
     assert_same(Bundle(target), undisturbed)
 
 
 def test_force_never_replaces_what_is_no_bundle(
-    tmp_path: Path, checkpoint: Checkpoint, small: Recipe
+    tmp_path: Path, tiny_checkpoint: Checkpoint, small: Recipe
 ) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     for force in (False, True):
         with pytest.raises(CetaneError):
-            build(checkpoint, small, tmp_path, silent, force=force)
+            build(tiny_checkpoint, small, tmp_path, silent, force=force)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
@@ -430,7 +435,7 @@ def test_disk_full(
     error: Exception,
     stopped: Path,
     tmp_path: Path,
-    checkpoint: Checkpoint,
+    tiny_checkpoint: Checkpoint,
     small: Recipe,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -441,7 +446,7 @@ def test_disk_full(
 
     monkeypatch.setattr(Lowering, "lower", fail)
     with pytest.raises(CetaneError, match="disk full") as stopped_by:
-        build(checkpoint, small, stopped, silent)
+        build(tiny_checkpoint, small, stopped, silent)
     assert "run it again" in (stopped_by.value.hint or "")
     assert (tmp_path / "out.partial/bundle/embedding.npy").is_file()
     assert not stopped.exists()
@@ -452,7 +457,7 @@ def test_disk_full_then_finished(
     call: int,
     stopped: Path,
     tmp_path: Path,
-    checkpoint: Checkpoint,
+    tiny_checkpoint: Checkpoint,
     small: Recipe,
     undisturbed: Bundle,
     monkeypatch: pytest.MonkeyPatch,
@@ -469,31 +474,31 @@ def test_disk_full_then_finished(
 
     with monkeypatch.context() as patch, pytest.raises(CetaneError, match="disk full"):
         patch.setattr(os, "replace", fail)
-        build(checkpoint, small, stopped, silent)
-    assert_same(build(checkpoint, small, stopped, silent), undisturbed)
+        build(tiny_checkpoint, small, stopped, silent)
+    assert_same(build(tiny_checkpoint, small, stopped, silent), undisturbed)
     assert lowered == []
 
 
 def test_a_disk_that_refuses(
-    stopped: Path, checkpoint: Checkpoint, small: Recipe, monkeypatch: pytest.MonkeyPatch
+    stopped: Path, tiny_checkpoint: Checkpoint, small: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(CetaneError, match=r"cannot write .*Permission denied"):
-        build(checkpoint, small, stopped, silent)
+        build(tiny_checkpoint, small, stopped, silent)
 
 
 def test_other_errors_are_not_hidden(
-    stopped: Path, checkpoint: Checkpoint, small: Recipe, monkeypatch: pytest.MonkeyPatch
+    stopped: Path, tiny_checkpoint: Checkpoint, small: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(RuntimeError, match="a bug"):
-        build(checkpoint, small, stopped, silent)
+        build(tiny_checkpoint, small, stopped, silent)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e6])
@@ -519,10 +524,10 @@ def test_weights_that_no_port_can_be_right_with(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_manifest_says_what_was_built(undisturbed: Bundle, checkpoint: Checkpoint) -> None:
+def test_the_manifest_says_what_was_built(undisturbed: Bundle, tiny_checkpoint: Checkpoint) -> None:
     content = json.loads((undisturbed.path / "manifest.json").read_text())
-    assert content["source"] == checkpoint.source
-    assert content["fingerprint"] == checkpoint.fingerprint
+    assert content["source"] == tiny_checkpoint.source
+    assert content["fingerprint"] == tiny_checkpoint.fingerprint
     assert set(content["producer"]) == {"cetane", "coremltools", "torch", "transformers"}
     assert [shard["name"] for shard in content["plan"]["shards"]] == [
         "layer-00", "layer-01", "head-0",
@@ -535,7 +540,7 @@ def made(target: Path) -> list[str]:
 
 
 def test_the_gate_comes_before_the_others(
-    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, stub: list[str]
+    tmp_path: Path, tiny_checkpoint: Checkpoint, small: Recipe, stub: list[str]
 ) -> None:
     """It gets the first shard of every kind; when it is green, the build goes on."""
     judged: list[dict[str, Path]] = []
@@ -548,7 +553,7 @@ def test_the_gate_comes_before_the_others(
 
     seen: list[str] = []
     bundle = build(
-        checkpoint, small, tmp_path / "out", lambda *call: seen.append(call[0]), gate=gate
+        tiny_checkpoint, small, tmp_path / "out", lambda *call: seen.append(call[0]), gate=gate
     )
     assert [list(packages) for packages in judged] == [["layer-00", "head-0"]]
     assert seen == STEPS
@@ -557,7 +562,7 @@ def test_the_gate_comes_before_the_others(
 
 
 def test_a_red_gate_stops_the_build(
-    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, stub: list[str]
+    tmp_path: Path, tiny_checkpoint: Checkpoint, small: Recipe, stub: list[str]
 ) -> None:
     """Of the rest nothing is made; run again, it is asked again, and what was made is kept."""
     target = tmp_path / "out"
@@ -567,22 +572,22 @@ def test_a_red_gate_stops_the_build(
 
     for _ in range(2):
         with pytest.raises(Stop):
-            build(checkpoint, small, target, silent, gate=red)
+            build(tiny_checkpoint, small, target, silent, gate=red)
         assert made(tmp_path / "out.partial/bundle") == ["head-0", "layer-00"]
         assert not (tmp_path / "out.partial/bundle/manifest.json").exists()
         assert not target.exists()
     assert stub == ["layer-00", "head-0"]
-    build(checkpoint, small, target, silent, gate=silent).verify()
+    build(tiny_checkpoint, small, target, silent, gate=silent).verify()
     assert stub == ["layer-00", "head-0", "layer-01"]
 
 
 def test_a_finished_bundle_is_not_judged_again(
-    undisturbed: Bundle, checkpoint: Checkpoint, small: Recipe
+    undisturbed: Bundle, tiny_checkpoint: Checkpoint, small: Recipe
 ) -> None:
     def red(*_: Any) -> None:
         raise Stop
 
-    build(checkpoint, small, undisturbed.path, silent, gate=red)
+    build(tiny_checkpoint, small, undisturbed.path, silent, gate=red)
 
 
 @pytest.fixture
@@ -608,7 +613,7 @@ def failing(stub: list[str], monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def test_a_shard_that_fails_does_not_stop_the_others(
     wrong: set[str],
     tmp_path: Path,
-    checkpoint: Checkpoint,
+    tiny_checkpoint: Checkpoint,
     small: Recipe,
     failing: set[str],
     stub: list[str],
@@ -617,7 +622,7 @@ def test_a_shard_that_fails_does_not_stop_the_others(
     failing |= wrong
     target = tmp_path / "out"
     with pytest.raises(CetaneError) as stopped_by:
-        build(checkpoint, small, target, silent)
+        build(tiny_checkpoint, small, target, silent)
     assert all(f"no {shard} today" in stopped_by.value.message for shard in wrong)
     if len(wrong) == 1:
         assert stopped_by.value.hint == "tomorrow"
@@ -633,7 +638,7 @@ def test_a_shard_that_fails_does_not_stop_the_others(
 
     failing.clear()
     stub.clear()
-    build(checkpoint, small, target, silent).verify()
+    build(tiny_checkpoint, small, target, silent).verify()
     assert set(stub) == wrong
 
 
@@ -647,46 +652,48 @@ def test_a_cause_of_several_failures_is_told_once() -> None:
 
 
 def test_a_first_shard_that_fails_is_not_judged(
-    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, failing: set[str], stub: list[str]
+    tmp_path: Path, tiny_checkpoint: Checkpoint, small: Recipe, failing: set[str], stub: list[str]
 ) -> None:
     """Without it the gate would prove nothing, so nothing is built on it."""
     failing.add("layer-00")
     with pytest.raises(CetaneError, match="no layer-00 today"):
-        build(checkpoint, small, tmp_path / "out", silent, gate=lambda *_: pytest.fail("judged"))
+        build(
+            tiny_checkpoint, small, tmp_path / "out", silent, gate=lambda *_: pytest.fail("judged")
+        )
     assert stub == ["head-0"]
 
 
 def test_only_some_shards(
-    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, stub: list[str]
+    tmp_path: Path, tiny_checkpoint: Checkpoint, small: Recipe, stub: list[str]
 ) -> None:
     """No bundle yet, but a build takes them up."""
     target = tmp_path / "out"
     seen: list[tuple[str, int, int]] = []
     note: Callable[..., None] = lambda *call: seen.append(call)  # noqa: E731
-    packages = build_only(checkpoint, small, target, ["layer-01"], note)
+    packages = build_only(tiny_checkpoint, small, target, ["layer-01"], note)
     assert packages == {"layer-01": tmp_path / "out.partial/bundle/shards/layer-01.mlpackage"}
     assert seen == [("shards/layer-01.mlpackage", 0, 1), ("done", 1, 1)]
     assert stub == ["layer-01"]
     assert not target.exists()
 
-    found = build_only(checkpoint, small, target, ["layer-*", "head-0"], silent)
+    found = build_only(tiny_checkpoint, small, target, ["layer-*", "head-0"], silent)
     assert sorted(found) == ["head-0", "layer-00", "layer-01"]
     assert all(path.is_dir() for path in found.values())
     assert sorted(stub) == ["head-0", "layer-00", "layer-01"]
     assert not target.exists()
     assert not (tmp_path / "out.partial/bundle/manifest.json").exists()
 
-    bundle = build(checkpoint, small, target, silent)
+    bundle = build(tiny_checkpoint, small, target, silent)
     bundle.verify()
     assert len(stub) == 3
 
 
 @pytest.mark.parametrize("patterns", [["layer-7"], ["layer-00", "x*"], ["Layer-00"], [""]])
 def test_only_shards_that_there_are(
-    patterns: list[str], tmp_path: Path, checkpoint: Checkpoint, small: Recipe, stub: list[str]
+    patterns: list[str], tmp_path: Path, tiny_checkpoint: Checkpoint, small: Recipe, stub: list[str]
 ) -> None:
     with pytest.raises(CetaneError, match="no such shard") as refused:
-        build_only(checkpoint, small, tmp_path / "out", patterns, silent)
+        build_only(tiny_checkpoint, small, tmp_path / "out", patterns, silent)
     assert patterns[-1] in refused.value.message
     assert refused.value.hint == "there are layer-00, layer-01, head-0"
     assert stub == []
@@ -694,30 +701,32 @@ def test_only_shards_that_there_are(
 
 
 def test_only_fails_for_each_of_them(
-    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, failing: set[str], stub: list[str]
+    tmp_path: Path, tiny_checkpoint: Checkpoint, small: Recipe, failing: set[str], stub: list[str]
 ) -> None:
     failing |= {"layer-00", "layer-01"}
     with pytest.raises(CetaneError, match=r"2 parts failed: .*layer-00.*layer-01"):
-        build_only(checkpoint, small, tmp_path / "out", ["*"], silent)
+        build_only(tiny_checkpoint, small, tmp_path / "out", ["*"], silent)
     assert stub == ["head-0"]
 
 
-def test_rebuild(tmp_path: Path, checkpoint: Checkpoint, small: Recipe, stub: list[str]) -> None:
+def test_rebuild(
+    tmp_path: Path, tiny_checkpoint: Checkpoint, small: Recipe, stub: list[str]
+) -> None:
     """What is there is made anew, only when it is asked for."""
     target = tmp_path / "out"
-    build_only(checkpoint, small, target, ["layer-00"], silent)
-    build_only(checkpoint, small, target, ["layer-00"], silent)
+    build_only(tiny_checkpoint, small, target, ["layer-00"], silent)
+    build_only(tiny_checkpoint, small, target, ["layer-00"], silent)
     assert stub == ["layer-00"]
-    build_only(checkpoint, small, target, ["layer-00"], silent, rebuild=True)
+    build_only(tiny_checkpoint, small, target, ["layer-00"], silent, rebuild=True)
     assert stub == ["layer-00"] * 2
-    build(checkpoint, small, target, silent, rebuild=True).verify()
+    build(tiny_checkpoint, small, target, silent, rebuild=True).verify()
     assert stub == ["layer-00", "layer-00", "layer-00", "head-0", "layer-01"]
 
 
 def test_a_kill_while_a_part_is_made_anew(
     stopped: Path,
     tmp_path: Path,
-    checkpoint: Checkpoint,
+    tiny_checkpoint: Checkpoint,
     small: Recipe,
     undisturbed: Bundle,
     lowered: list[str],
@@ -734,30 +743,30 @@ def test_a_kill_while_a_part_is_made_anew(
 
         patch.setattr(Lowering, "lower", write)
         patch.setattr(Partial, "record", die)
-        build_only(checkpoint, small, stopped, ["layer-00"], silent, rebuild=True)
-    assert_same(build(checkpoint, small, stopped, silent), undisturbed)
+        build_only(tiny_checkpoint, small, stopped, ["layer-00"], silent, rebuild=True)
+    assert_same(build(tiny_checkpoint, small, stopped, silent), undisturbed)
     assert lowered == ["layer-00"]
 
 
 def test_a_second_builder_is_told_who_builds(
-    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, undisturbed: Bundle, stub: list[str]
+    tmp_path: Path, tiny_checkpoint: Checkpoint, small: Recipe, undisturbed: Bundle, stub: list[str]
 ) -> None:
     refused: list[CetaneError] = []
 
     def meanwhile(name: str, done: int, total: int) -> None:
         if name == "tokenizer":
             with pytest.raises(CetaneError) as raised:
-                build(checkpoint, small, tmp_path / "out", silent)
+                build(tiny_checkpoint, small, tmp_path / "out", silent)
             refused.append(raised.value)
 
-    build(checkpoint, small, tmp_path / "out", meanwhile)
+    build(tiny_checkpoint, small, tmp_path / "out", meanwhile)
     (error,) = refused
     assert f"process {os.getpid()} on " in error.message and "building tiny" in error.message
     assert len(stub) == 3  # every shard once
 
 
 def test_a_lock_ends_with_its_process(
-    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, stub: list[str]
+    tmp_path: Path, tiny_checkpoint: Checkpoint, small: Recipe, stub: list[str]
 ) -> None:
     code = (
         "import os, pathlib, sys\nfrom cetane.files import claimed\n"
@@ -765,16 +774,16 @@ def test_a_lock_ends_with_its_process(
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=False)
     assert "dying" in (tmp_path / ".out.lock").read_text()
-    build(checkpoint, small, tmp_path / "out", silent)
+    build(tiny_checkpoint, small, tmp_path / "out", silent)
 
 
 def test_a_build_asks_for_its_space_first(
-    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_checkpoint: Checkpoint, small: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(CetaneError, match="0 MB are free"):
-        build(checkpoint, small, tmp_path / "out", silent)
+        build(tiny_checkpoint, small, tmp_path / "out", silent)
 
 
 @pytest.fixture
@@ -922,7 +931,7 @@ def test_another_checkpoint_where_a_worker_looks(
 
 @pytest.mark.parametrize("there", [True, False], ids=["bundle-there", "no-bundle"])
 def test_a_stranger_of_its_name_stays(
-    there: bool, undisturbed: Bundle, tmp_path: Path, checkpoint: Checkpoint, small: Recipe
+    there: bool, undisturbed: Bundle, tmp_path: Path, tiny_checkpoint: Checkpoint, small: Recipe
 ) -> None:
     """`OUTPUT.partial` may be the user's own, as half a download is."""
     target, own = tmp_path / "out", tmp_path / "out.partial"
@@ -930,23 +939,23 @@ def test_a_stranger_of_its_name_stays(
     (own / "thesis.txt").write_text("mine")
     if there:
         shutil.copytree(undisturbed.path, target)
-        build(checkpoint, small, target, silent)
+        build(tiny_checkpoint, small, target, silent)
     else:
         with pytest.raises(CetaneError, match="no build has left it"):
-            build(checkpoint, small, target, silent)
+            build(tiny_checkpoint, small, target, silent)
     assert (own / "thesis.txt").read_text() == "mine"
     (own / "thesis.txt").unlink()
     assert Partial(target).ours  # as it is while the first folders are made
 
 
 def test_rebuild_mends_a_finished_bundle(
-    undisturbed: Bundle, tmp_path: Path, checkpoint: Checkpoint, small: Recipe
+    undisturbed: Bundle, tmp_path: Path, tiny_checkpoint: Checkpoint, small: Recipe
 ) -> None:
     """As the gates advise where its packages are not the checkpoint's."""
     target = tmp_path / "out"
     shutil.copytree(undisturbed.path, target)
     (target / "embedding.npy").write_bytes(b"damaged")
     with pytest.raises(CetaneError, match="bundle of another checkpoint or recipe"):
-        build(checkpoint, override(small, {"head.slices": 2}), target, silent, rebuild=True)
+        build(tiny_checkpoint, override(small, {"head.slices": 2}), target, silent, rebuild=True)
     assert (target / "embedding.npy").read_bytes() == b"damaged"
-    assert_same(build(checkpoint, small, target, silent, rebuild=True), undisturbed)
+    assert_same(build(tiny_checkpoint, small, target, silent, rebuild=True), undisturbed)

@@ -23,13 +23,8 @@ from cetane.pipeline.calibration import (
 from cetane.schema.recipe import Recipe, parse_recipe
 from cetane.store.settings import using
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 FP16_MAX = 65504
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def saved(model: Any, folder: Path) -> Path:
@@ -55,14 +50,14 @@ def test_residuals_are_those_of_the_model(tmp_path: Path) -> None:
 
 
 def test_one_pass_serves_every_recipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path
 ) -> None:
     checkpoint = open_checkpoint(str(saved(build_model("llama"), tmp_path / "model")))
     first = calibrate(checkpoint, recipe())
     monkeypatch.setattr(calibration, "reference_of", None)
     again = calibrate(checkpoint, recipe().model_copy(update={"name": "other"}))
     assert again == first
-    (file,) = cache.glob("store/objects/*/*")
+    (file,) = own_cache.glob("store/objects/*/*")
     for wrong in (b"something else", b"[]", b'{"residuals": {"layer-00": "large"}}'):
         file.write_bytes(wrong)
         assert load_calibration(file) is None

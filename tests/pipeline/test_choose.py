@@ -30,17 +30,8 @@ from cetane.schema.changes import override
 from cetane.schema.recipe import Recipe, load_recipe, recipe_files
 from cetane.store.settings import using
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 SMALL, LARGE = "palette6-kmeans-group32", "int8-per-channel"
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def checkpoint(tiny_checkpoint_folder: Path) -> Checkpoint:
-    return open_checkpoint(tiny_checkpoint_folder)
 
 
 @pytest.fixture
@@ -97,23 +88,23 @@ def kl_of_hugging_face(folder: Path, recipe: Recipe, tokens: tuple[int, ...]) ->
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 
-def test_the_smallest_that_holds_is_taken(checkpoint: Checkpoint, recipe: Recipe) -> None:
-    chosen = resolve_recipe(checkpoint, recipe)
+def test_the_smallest_that_holds_is_taken(tiny_checkpoint: Checkpoint, recipe: Recipe) -> None:
+    chosen = resolve_recipe(tiny_checkpoint, recipe)
     assert chosen.compression.default == SMALL
     assert chosen.compression.types == {"head": LARGE}, "what the recipe names stays"
     assert chosen.embedding.format == "int8" and chosen.layout.kind == "chunks"
     assert chosen.reasons.keys() == {"compression.default", "embedding.format"}
     assert "KL" in chosen.reasons["compression.default"]
-    assert resolve_recipe(checkpoint, chosen) == chosen
+    assert resolve_recipe(tiny_checkpoint, chosen) == chosen
 
 
 def test_a_head_that_lacks_tokens_is_compressed_as_others(
-    checkpoint: Checkpoint, recipe: Recipe
+    tiny_checkpoint: Checkpoint, recipe: Recipe
 ) -> None:
     """What it loses by them is its subset's, and no format's."""
     subset = subset_recipe(np.arange(0, 288, 2), 288).head.subset
     head = recipe.head.model_copy(update={"subset": subset})
-    chosen = resolve_recipe(checkpoint, recipe.model_copy(update={"head": head}), silent)
+    chosen = resolve_recipe(tiny_checkpoint, recipe.model_copy(update={"head": head}), silent)
     assert chosen.compression.default == SMALL
     assert "not good" not in chosen.reasons["compression.default"]
 
@@ -142,16 +133,16 @@ def test_weights_that_the_smallest_does_not_divide(
 
 @pytest.mark.parametrize("kl", [2e-3, 3.5e-4, 1e-9])
 def test_what_is_chosen_holds_by_hugging_face(
-    kl: float, checkpoint: Checkpoint, recipe: Recipe, promise: Callable[[float], None],
+    kl: float, tiny_checkpoint: Checkpoint, recipe: Recipe, promise: Callable[[float], None],
     tiny_checkpoint_folder: Path,
 ) -> None:  # fmt: skip
     """And what is smaller does not: there are three steps of a stricter promise."""
     promise(kl)
-    choices = list(resolutions(checkpoint, recipe))
+    choices = list(resolutions(tiny_checkpoint, recipe))
     first, last = choices[0], choices[-1]
-    tokens = CandidateJudge(checkpoint, recipe, silent).tokens
+    tokens = CandidateJudge(tiny_checkpoint, recipe, silent).tokens
     assert last.compression.default == last.embedding.format == "fp16"
-    assert size(checkpoint, first) <= size(checkpoint, last)
+    assert size(tiny_checkpoint, first) <= size(tiny_checkpoint, last)
     if kl > 1e-8:
         assert kl_of_hugging_face(tiny_checkpoint_folder, first, tokens) < kl
     if kl < 2e-3:
@@ -162,14 +153,14 @@ def test_what_is_chosen_holds_by_hugging_face(
 
 
 def test_a_mix_is_between_its_formats(
-    checkpoint: Checkpoint, recipe: Recipe, promise: Callable[[float], None]
+    tiny_checkpoint: Checkpoint, recipe: Recipe, promise: Callable[[float], None]
 ) -> None:
     promise(1e-3)
-    mixed = next(c for c in resolutions(checkpoint, recipe) if c.compression.names)
+    mixed = next(c for c in resolutions(tiny_checkpoint, recipe) if c.compression.names)
     assert set(mixed.compression.names.values()) == {LARGE}
-    sizes = [size(checkpoint, override(recipe, {"compression.default": name}))
+    sizes = [size(tiny_checkpoint, override(recipe, {"compression.default": name}))
              for name in (SMALL, LARGE)]  # fmt: skip
-    assert sizes[0] < size(checkpoint, mixed) < sizes[1]
+    assert sizes[0] < size(tiny_checkpoint, mixed) < sizes[1]
 
 
 @pytest.fixture
@@ -288,20 +279,20 @@ def test_rows_that_hold_alone_are_not_blamed_for_few_bits(
 
 
 def test_int4_rows_are_judged_as_they_are(
-    checkpoint: Checkpoint, recipe: Recipe, tiny_checkpoint_folder: Path
+    tiny_checkpoint: Checkpoint, recipe: Recipe, tiny_checkpoint_folder: Path
 ) -> None:
-    tokens = CandidateJudge(checkpoint, recipe, silent).tokens
+    tokens = CandidateJudge(tiny_checkpoint, recipe, silent).tokens
     asked = override(recipe, {"compression.default": LARGE, "embedding.format": "int4"})
     wanted = kl_of_hugging_face(tiny_checkpoint_folder, asked, tokens)
-    assert divergence(asked, checkpoint) == pytest.approx(wanted, rel=0.01)
+    assert divergence(asked, tiny_checkpoint) == pytest.approx(wanted, rel=0.01)
 
 
 def test_rows_that_break_the_promise_alone_stay_where_a_recipe_names_them(
-    checkpoint: Checkpoint, recipe: Recipe, promise: Callable[[float], None]
+    tiny_checkpoint: Checkpoint, recipe: Recipe, promise: Callable[[float], None]
 ) -> None:
     """No weights are blamed for them."""
     promise(1e-9)
-    (last,) = resolutions(checkpoint, override(recipe, {"embedding.format": "int4"}))
+    (last,) = resolutions(tiny_checkpoint, override(recipe, {"embedding.format": "int4"}))
     assert (last.embedding.format, last.compression.default) == ("int4", "fp16")
     (refused,) = last.reasons["compression.default"].split("; smaller is not proven good: ")[1:]
     assert refused.startswith("int4 rows alone: ")
@@ -315,9 +306,9 @@ def test_plain_constants_are_not_mixed(tiny_checkpoint_folder: Path, recipe: Rec
 
 
 def test_two_machines_judge_at_once(
-    checkpoint: Checkpoint, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoint: Checkpoint, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge = CandidateJudge(checkpoint, recipe, silent)
+    judge = CandidateJudge(tiny_checkpoint, recipe, silent)
     monkeypatch.setattr(judge, "stored", lambda *_: None)
     with using(str(tmp_path / "shared")):
         for rest in (1.0, 1.0000001):
@@ -326,13 +317,13 @@ def test_two_machines_judge_at_once(
 
 
 def test_a_second_port_judges_nothing(
-    checkpoint: Checkpoint, recipe: Recipe, promise: Callable[[float], None],
+    tiny_checkpoint: Checkpoint, recipe: Recipe, promise: Callable[[float], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     promise(1e-4)
-    first = resolve_recipe(checkpoint, recipe)
+    first = resolve_recipe(tiny_checkpoint, recipe)
     monkeypatch.setattr(candidate_judge, "Judge", None)
-    assert resolve_recipe(checkpoint, recipe) == first
+    assert resolve_recipe(tiny_checkpoint, recipe) == first
 
 
 @pytest.mark.parametrize(
@@ -346,19 +337,22 @@ def test_a_second_port_judges_nothing(
     ids=["window", "format", "context", "contract"],
 )
 def test_judgements_are_told_apart_by_the_caches_that_they_are_made_with(
-    change: dict[str, Any], same: bool, checkpoint: Checkpoint, recipe: Recipe
+    change: dict[str, Any], same: bool, tiny_checkpoint: Checkpoint, recipe: Recipe
 ) -> None:
-    keys = {CandidateJudge(checkpoint, one, silent).key(Judgement, one)
+    keys = {CandidateJudge(tiny_checkpoint, one, silent).key(Judgement, one)
             for one in (recipe, override(recipe, change))}  # fmt: skip
     assert (len(keys) == 1) == same
 
 
 @pytest.mark.parametrize("named", [{"compression.default": "fp16", "embedding.format": "fp16"}])
 def test_a_recipe_that_names_its_bits_keeps_them(
-    named: dict[str, Any], checkpoint: Checkpoint, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+    named: dict[str, Any],
+    tiny_checkpoint: Checkpoint,
+    recipe: Recipe,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(candidate_judge, "Judge", None)
-    chosen = resolve_recipe(checkpoint, override(recipe, named))
+    chosen = resolve_recipe(tiny_checkpoint, override(recipe, named))
     assert chosen.compression.default == chosen.embedding.format == "fp16"
     assert not chosen.reasons
 
@@ -382,28 +376,28 @@ def test_the_size_that_a_refusal_names_is_enough(budget: str) -> None:
     check_budget(planner, read_size(f"{needed}MB"), "it takes")
 
 
-def test_a_budget_that_nothing_fits_is_refused(checkpoint: Checkpoint, recipe: Recipe) -> None:
-    fitting = size(checkpoint, resolve_recipe(checkpoint, recipe))
-    assert next(resolutions(checkpoint, recipe, silent, fitting)).reasons
+def test_a_budget_that_nothing_fits_is_refused(tiny_checkpoint: Checkpoint, recipe: Recipe) -> None:
+    fitting = size(tiny_checkpoint, resolve_recipe(tiny_checkpoint, recipe))
+    assert next(resolutions(tiny_checkpoint, recipe, silent, fitting)).reasons
     with pytest.raises(CetaneError, match=r"--budget .* the smallest that is good takes"):
-        next(resolutions(checkpoint, recipe, silent, fitting - 1))
+        next(resolutions(tiny_checkpoint, recipe, silent, fitting - 1))
     named = override(recipe, {"compression.default": LARGE, "embedding.format": "fp16"})
     with pytest.raises(CetaneError, match=r"MB: the recipe's formats take [0-9.]+ MB"):
-        next(resolutions(checkpoint, named, silent, 1))
+        next(resolutions(tiny_checkpoint, named, silent, 1))
 
 
 def test_what_is_not_good_is_not_called_good_where_it_is_too_large(
-    checkpoint: Checkpoint, recipe: Recipe, promise: Callable[[float], None]
+    tiny_checkpoint: Checkpoint, recipe: Recipe, promise: Callable[[float], None]
 ) -> None:
     promise(1e-9)
     with pytest.raises(CetaneError, match="nothing smaller is proven good, and the nearest to"):
-        next(resolutions(checkpoint, recipe, silent, 1))
+        next(resolutions(tiny_checkpoint, recipe, silent, 1))
 
 
 def test_a_written_recipe_is_the_same_recipe(
-    checkpoint: Checkpoint, recipe: Recipe, tmp_path: Path
+    tiny_checkpoint: Checkpoint, recipe: Recipe, tmp_path: Path
 ) -> None:
-    chosen = resolve_recipe(checkpoint, recipe)
+    chosen = resolve_recipe(tiny_checkpoint, recipe)
     for name, write in recipe_files(chosen).items():
         write(tmp_path / name)
     assert load_recipe(str(tmp_path / "recipe.toml")) == chosen

@@ -19,7 +19,7 @@ from cetane.checkpoint import open_checkpoint
 from cetane.cli.app import app
 from cetane.errors import CetaneError
 from cetane.gates.limits import OTHER_LIMITS
-from cetane.gates.quality import Quality
+from cetane.gates.quality import TextQuality
 from cetane.gates.scores import shard_score
 from cetane.gates.verdict import share
 from cetane.hardware.chips import find_chip
@@ -250,7 +250,7 @@ def test_a_failed_gate_fails_the_whole(judged: Bundle, tmp_path: Path) -> None:
 def test_a_perplexity_of_another_checkpoint_says_so(judged: Bundle, tmp_path: Path) -> None:
     shutil.copytree(judged.path, tmp_path / "bundle")
     bundle = Bundle(tmp_path / "bundle")
-    quality = Quality(
+    quality = TextQuality(
         passed=True, fingerprint="f", tokens=9, perplexity=8.0, reference_perplexity=8.0, ratio=1.0,
         limit=1.1, kl=0.0, top1=1.0, covered=1.0, covered_perplexity=8.0,
         covered_reference_perplexity=8.0, missing=0.0, absent=0.0, warnings=("it is another file",),

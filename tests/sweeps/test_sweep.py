@@ -43,7 +43,7 @@ from cetane.sweeps.grid import Candidate, candidate, load_grid, parse_way, ways_
 from cetane.sweeps.on_chip import predict
 from cetane.sweeps.plot import plot
 from cetane.sweeps.points import JudgedText, Point, SweptModel, best, pareto
-from cetane.sweeps.run import Budget, judged
+from cetane.sweeps.run import Budget, run_sweep
 from cetane.sweeps.sweep import LAYERS, POINTS, Passage, Sweep, write_recipe
 from cetane.sweeps.tasks import SweepTasks, opened
 
@@ -64,41 +64,36 @@ def little_text() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tiny_checkpoint_folder: Path) -> Checkpoint:
-    return open_checkpoint(tiny_checkpoint_folder)
-
-
-@pytest.fixture(scope="module")
 def small(recipe: Callable[..., Recipe]) -> Recipe:
     return recipe(verify=None, layout={"kind": "per-layer"}, head={"slices": 2})
 
 
 @pytest.fixture(scope="module")
-def passage(checkpoint: Checkpoint) -> Passage:
-    return Passage.cut("text", TEXT, checkpoint)
+def passage(tiny_checkpoint: Checkpoint) -> Passage:
+    return Passage.cut("text", TEXT, tiny_checkpoint)
 
 
 @pytest.fixture(scope="module")
-def judge(checkpoint: Checkpoint, small: Recipe) -> Judge:
-    return Judge(checkpoint, small)
+def judge(tiny_checkpoint: Checkpoint, small: Recipe) -> Judge:
+    return Judge(tiny_checkpoint, small)
 
 
 @pytest.fixture(scope="module")
-def basis(checkpoint: Checkpoint, small: Recipe) -> Basis:
+def basis(tiny_checkpoint: Checkpoint, small: Recipe) -> Basis:
     """The model's own basis: what its fp16 weights say is read once."""
-    return Basis(checkpoint, small, lambda *_: None)
+    return Basis(tiny_checkpoint, small, lambda *_: None)
 
 
 @pytest.fixture
 def sweep(
-    checkpoint: Checkpoint, small: Recipe, passage: Passage, basis: Basis, tmp_path: Path
+    tiny_checkpoint: Checkpoint, small: Recipe, passage: Passage, basis: Basis, tmp_path: Path
 ) -> Callable[[], Sweep]:
     """A sweep of the tiny model; all that a test makes share a folder, all tests their basis."""
     opened.cache_clear()  # a worker keeps the sweep of its last job, and all tests have one job
 
     def make() -> Sweep:
         target = Target("m4-max")
-        made = Sweep(checkpoint, small, passage, target, tmp_path / "out", lambda *_: None)
+        made = Sweep(tiny_checkpoint, small, passage, target, tmp_path / "out", lambda *_: None)
         made.own = basis
         return made
 
@@ -157,18 +152,18 @@ def test_a_point_is_what_transformers_says_of_the_decoded_weights(
 
 @pytest.mark.parametrize("name", [NAME, "int4-per-block32", "palette3-weighted-group16", VECTORS])
 def test_a_bundle_is_as_good_as_its_point(
-    name: str, sweep: Callable[[], Sweep], checkpoint: Checkpoint, tmp_path: Path
+    name: str, sweep: Callable[[], Sweep], tiny_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     """The decoded constants of a package are those that were judged."""
     work = sweep()
     point = work.way(name)
     assert point is not None
     recipe = load_recipe(str(write_recipe(work, point)))
-    bundle = build(checkpoint, recipe, tmp_path / "bundle", lambda *_: None)
-    planner = Planner(checkpoint, bundle.plan.recipe)
-    port = Packaged(bundle, planner, checkpoint, bundle.tables(), bundle.tokenizer)
-    assert not list(wrong_weights(port, checkpoint, bundle.tables()))
-    found = perplexity(bundle, checkpoint, list(work.passage.judged), lambda *_: None)
+    bundle = build(tiny_checkpoint, recipe, tmp_path / "bundle", lambda *_: None)
+    planner = Planner(tiny_checkpoint, bundle.plan.recipe)
+    port = Packaged(bundle, planner, tiny_checkpoint, bundle.tables(), bundle.tokenizer)
+    assert not list(wrong_weights(port, tiny_checkpoint, bundle.tables()))
+    found = perplexity(bundle, tiny_checkpoint, list(work.passage.judged), lambda *_: None)
     assert bundle.plan.weight_bytes == point.weight_bytes
     assert found.tokens == point.text.tokens
     assert found.perplexity == pytest.approx(point.perplexity, rel=1e-3)
@@ -176,11 +171,11 @@ def test_a_bundle_is_as_good_as_its_point(
     shutil.rmtree(work.folder)  # the bundle holds what an export needs to encode once more
     for one in (Bundle(bundle.path).plan.recipe, load_recipe(str(bundle.path / "recipe.toml"))):
         assert one == bundle.plan.recipe
-        Encoder(checkpoint, one.compression)
+        Encoder(tiny_checkpoint, one.compression)
 
 
 def test_a_fitted_point_is_what_its_recipe_ports(
-    sweep: Callable[[], Sweep], checkpoint: Checkpoint, tmp_path: Path,
+    sweep: Callable[[], Sweep], tiny_checkpoint: Checkpoint, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Its channels are turned, its head is as the recipe says, and nothing is fitted twice."""
@@ -194,7 +189,7 @@ def test_a_fitted_point_is_what_its_recipe_ports(
     assert sweep().way(FITTED) == fitted
     recipe = load_recipe(str(write_recipe(work, fitted)))
     monkeypatch.setattr(Fitter, "__init__", lambda *_: pytest.fail("fitted twice"))
-    other = as_recipe_asks(checkpoint, recipe)
+    other = as_recipe_asks(tiny_checkpoint, recipe)
     bundle = build(other, resolve_fitted(other, recipe), tmp_path / "bundle", lambda *_: None)
     found = perplexity(bundle, other, list(work.passage.judged), lambda *_: None)
     assert bundle.plan.weight_bytes == fitted.weight_bytes
@@ -210,13 +205,13 @@ def test_one_basis_at_a_time_is_in_memory(sweep: Callable[[], Sweep]) -> None:
 
 
 def test_sizes_are_the_plans(
-    sweep: Callable[[], Sweep], checkpoint: Checkpoint, small: Recipe
+    sweep: Callable[[], Sweep], tiny_checkpoint: Checkpoint, small: Recipe
 ) -> None:
     work = sweep()
     for name in ("fp16", "int4-per-block32", NAME):
         point = work.way(name)
         assert point is not None
-        planner = Planner(checkpoint, work.recipe_of(point.compression))
+        planner = Planner(tiny_checkpoint, work.recipe_of(point.compression))
         assert point.weight_bytes == planner.plan().weight_bytes
         assert work.plain_size(name) + work.rest == point.weight_bytes
         stored = list(weights(planner))
@@ -339,7 +334,7 @@ def test_sensitivities_are_mean_squares_of_inputs(
 
 
 def test_a_head_that_lacks_tokens(
-    checkpoint: Checkpoint, small: Recipe, passage: Passage, truth: Callable[[str], Any]
+    tiny_checkpoint: Checkpoint, small: Recipe, passage: Passage, truth: Callable[[str], Any]
 ) -> None:
     """All tokens that it lacks share the probability that its texts without them had."""
     tokens = passage.judged[:128]
@@ -347,7 +342,7 @@ def test_a_head_that_lacks_tokens(
     ids = np.setdiff1d(np.arange(288), lacked)
     subset = subset_recipe(ids, 288).head.subset
     head = small.head.model_copy(update={"subset": subset})
-    judge = Judge(checkpoint, small.model_copy(update={"head": head}))
+    judge = Judge(tiny_checkpoint, small.model_copy(update={"head": head}))
     judge.compress(Selection())
     before = list(judge.read(tokens))
     blocks = "int4-per-block32"  # of rows, so a smaller head has the same
@@ -372,11 +367,11 @@ def predicted(model: Any, tokens: Any, ids: np.ndarray, missing: float) -> torch
 
 @pytest.mark.parametrize("other", [{"context": 96}, {"compression": {"rotate": True}}])
 def test_sensitivities_of_another_window_or_basis_are_measured_anew(
-    other: dict[str, Any], checkpoint: Checkpoint, recipe: Callable[..., Recipe],
+    other: dict[str, Any], tiny_checkpoint: Checkpoint, recipe: Callable[..., Recipe],
     passage: Passage, tmp_path: Path,
 ) -> None:  # fmt: skip
     def work(wanted: Recipe) -> Sweep:
-        here = as_recipe_asks(checkpoint, wanted)
+        here = as_recipe_asks(tiny_checkpoint, wanted)
         return Sweep(here, wanted, passage, Target("m4-max"), tmp_path, lambda *_: None)
 
     assert work(recipe()).sensitivities.file == SENSITIVITY
@@ -410,7 +405,7 @@ def test_mixed_formats_fit_their_size(sweep: Callable[[], Sweep]) -> None:
 
 
 def test_a_budget_counts_tables_as_a_port_does(
-    sweep: Callable[[], Sweep], checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    sweep: Callable[[], Sweep], tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cetane.sweeps.run.plot", lambda *_: [])
     fp16 = sweep().way("fp16")
@@ -418,11 +413,11 @@ def test_a_budget_counts_tables_as_a_port_does(
     whole = fp16.weight_bytes + 288 * 64 * 2  # the embedding, in fp16
     for size, name in ((whole, "fp16"), (whole - 1, NAME)):
         budget = f"{size / 1e6:.6f}MB"
-        found = judged(sweep(), ["fp16", NAME], Budget.read(budget), False)
+        found = run_sweep(sweep(), ["fp16", NAME], Budget.read(budget), False)
         assert (found.budget_bytes, found.table_bytes) == (size, 288 * 64 * 2)
         assert found.chosen is not None and found.chosen.name == name
         assert found.recipe is not None
-        planner = Planner(checkpoint, load_recipe(str(found.recipe)))
+        planner = Planner(tiny_checkpoint, load_recipe(str(found.recipe)))
         check_budget(planner, read_size(budget), "the chosen point takes")
 
 
@@ -444,16 +439,16 @@ def test_a_mix_that_fails_is_refused_once(
     monkeypatch.setattr(Sweep, "mixes", lambda *_: [mix])
     monkeypatch.setattr(SweepTasks, "judge_ways", lambda *_: None)
     monkeypatch.setattr("cetane.sweeps.run.plot", lambda *_: [])
-    found = judged(sweep(), ["fp16"], None, True, crew)
+    found = run_sweep(sweep(), ["fp16"], None, True, crew)
     assert [point.name for point in found.points] == ["fp16"]
     assert found.refused == {mix.name: "too much for this machine"}
     assert failed == [mix.name]
 
 
 def test_weights_that_a_format_cannot_hold_stay_in_fp16(
-    checkpoint: Checkpoint, small: Recipe
+    tiny_checkpoint: Checkpoint, small: Recipe
 ) -> None:
-    planner = Planner(checkpoint, small)
+    planner = Planner(tiny_checkpoint, small)
     found = candidate(parse_way("palette4-kmeans-group64"), planner, None)
     kept = {name for name, form in found.selection.names.items() if form == "fp16"}
     assert kept == {w.name for w in weights(planner) if w.shape[0] % 64}
@@ -461,11 +456,11 @@ def test_weights_that_a_format_cannot_hold_stay_in_fp16(
 
 
 def test_what_a_recipe_keeps_in_fp16_stays(
-    checkpoint: Checkpoint, recipe: Callable[..., Recipe]
+    tiny_checkpoint: Checkpoint, recipe: Callable[..., Recipe]
 ) -> None:
     rules = {"default": "int8-per-channel", "types": {"head": "fp16", "mlp": "int8-per-tensor"},
              "names": {"model.layers.0.*": "fp16"}}  # fmt: skip
-    planner = Planner(checkpoint, recipe(compression=rules))
+    planner = Planner(tiny_checkpoint, recipe(compression=rules))
     found = candidate(parse_way(NAME), planner, None).selection
     assert (found.types, found.names) == ({"head": "fp16"}, {"model.layers.0.*": "fp16"})
     fitted = candidate(parse_way(FITTED), planner, None).selection
@@ -475,11 +470,11 @@ def test_what_a_recipe_keeps_in_fp16_stays(
 
 
 def test_a_method_has_the_options_that_the_recipe_gives_it(
-    checkpoint: Checkpoint, recipe: Callable[..., Recipe]
+    tiny_checkpoint: Checkpoint, recipe: Callable[..., Recipe]
 ) -> None:
     rules = {"default": NAME, "method": "tuned", "minutes": 5.0,
              "second_order": {"damping": 0.1, "order": "given"}}  # fmt: skip
-    planner = Planner(checkpoint, recipe(compression=rules))
+    planner = Planner(tiny_checkpoint, recipe(compression=rules))
     wanted = planner.recipe.compression
     for method in ("gptq", "tuned"):
         fitted = candidate(parse_way(f"{NAME}+{method}"), planner, None).selection
@@ -488,7 +483,7 @@ def test_a_method_has_the_options_that_the_recipe_gives_it(
 
 
 def test_a_recipe_of_a_sweep_has_its_text_beside_it(
-    checkpoint: Checkpoint, recipe: Callable[..., Recipe], passage: Passage, tmp_path: Path
+    tiny_checkpoint: Checkpoint, recipe: Callable[..., Recipe], passage: Passage, tmp_path: Path
 ) -> None:
     """Also of a point that was judged in an earlier sweep, and on another machine."""
     text = tmp_path / "ours" / "words.txt"
@@ -497,7 +492,7 @@ def test_a_recipe_of_a_sweep_has_its_text_beside_it(
     named, target = TextFile.of(text), Target("m4-max")
     wanted = recipe(compression={"default": NAME, "method": "gptq", "text": named.model_dump()})
     wanted.compression.find_as(named)
-    work = Sweep(checkpoint, wanted, passage, target, tmp_path / "out", lambda *_: None)
+    work = Sweep(tiny_checkpoint, wanted, passage, target, tmp_path / "out", lambda *_: None)
     known = Point.model_construct(
         name=FITTED, bits_per_weight=3.0, perplexity=1.0, perplexity_ratio=1.0,
         compression=Selection.model_validate_json(wanted.compression.model_dump_json()),
@@ -525,22 +520,22 @@ def test_a_plot_takes_any_name(tmp_path: Path) -> None:
 
 
 def test_a_method_leaves_out_what_it_cannot_find(
-    checkpoint: Checkpoint, recipe: Callable[..., Recipe]
+    tiny_checkpoint: Checkpoint, recipe: Callable[..., Recipe]
 ) -> None:
     """As in a recipe that a sweep wrote for a mix of weighted palettes."""
     rules = {"default": "fp16", "types": {"head": "palette6-uniform-group8"},
              "names": {"model.layers.0.*": "palette4-weighted-group8", "model.layers.1.*": "fp16"},
              "sensitivity": {"file": "s.safetensors", "sha256": "0" * 64}}  # fmt: skip
-    planner = Planner(checkpoint, recipe(compression=rules))
+    planner = Planner(tiny_checkpoint, recipe(compression=rules))
     fitted = candidate(parse_way(FITTED), planner, None).selection
     assert (fitted.types, fitted.names) == ({}, {"model.layers.1.*": "fp16"})
 
 
-def test_predictions(checkpoint: Checkpoint, recipe: Callable[..., Recipe]) -> None:
+def test_predictions(tiny_checkpoint: Checkpoint, recipe: Callable[..., Recipe]) -> None:
     """Speed is the plan's; residency that of the rules about weights."""
     predictor = Predictor(find_chip("m4-max"))
     for name, rule in (("int4-per-block32", "int4-per-block"), ("int8-per-channel", None)):
-        planner = Planner(checkpoint, recipe(compression={"default": name}))
+        planner = Planner(tiny_checkpoint, recipe(compression={"default": name}))
         found = predict(planner, predictor, Target("m4-max"))
         assert found.decode_ms == predictor.predict(planner, "decode").ms
         assert (rule in found.rules) == (rule is not None)
@@ -548,20 +543,20 @@ def test_predictions(checkpoint: Checkpoint, recipe: Callable[..., Recipe]) -> N
 
 
 def test_the_system_decides_where_weights_are_read(
-    checkpoint: Checkpoint, recipe: Callable[..., Recipe]
+    tiny_checkpoint: Checkpoint, recipe: Callable[..., Recipe]
 ) -> None:
     """Programs for a newer one run nowhere."""
     predictor = Predictor(find_chip("m4-max"))
-    planner = Planner(checkpoint, recipe(target={"deployment": "iOS26"}))
+    planner = Planner(tiny_checkpoint, recipe(target={"deployment": "iOS26"}))
     older, newer = (predict(planner, predictor, Target("m4-max", os)) for os in (18, 26))
     assert "newer-system" in {*older.rules} - {*newer.rules}
 
 
-def test_a_text_must_keep_what_is_judged_apart(checkpoint: Checkpoint) -> None:
+def test_a_text_must_keep_what_is_judged_apart(tiny_checkpoint: Checkpoint) -> None:
     with pytest.raises(CetaneError, match=r"short: \d+ tokens are too few for a sweep"):
-        Passage.cut("short", "a b c", checkpoint)
-    found = Passage.cut("text", TEXT, checkpoint)
-    tokens = checkpoint.tokenizer.encode(TEXT)
+        Passage.cut("short", "a b c", tiny_checkpoint)
+    found = Passage.cut("text", TEXT, tiny_checkpoint)
+    tokens = tiny_checkpoint.tokenizer.encode(TEXT)
     assert len(found.calibration) >= LAYERS
     assert (*found.calibration, *found.judged) == tuple(tokens[: 512 + 1024])
 
@@ -637,12 +632,12 @@ def test_heads_are_cut(judge: Judge) -> None:
 
 
 def test_workers_judge_what_one_process_judges(
-    sweep: Callable[[], Sweep], tmp_path: Path, checkpoint: Checkpoint, small: Recipe,
+    sweep: Callable[[], Sweep], tmp_path: Path, tiny_checkpoint: Checkpoint, small: Recipe,
     passage: Passage,
 ) -> None:  # fmt: skip
     names = ["fp16", "int8-per-channel", FITTED, "palette4-weighted-group8"]
     alone, folder = sweep(), tmp_path / "by-workers"
-    shared = Sweep(checkpoint, small, passage, Target("m4-max"), folder, lambda *_: None)
+    shared = Sweep(tiny_checkpoint, small, passage, Target("m4-max"), folder, lambda *_: None)
     workers = Inline()
     SweepTasks(shared, workers).judge_ways(names, mixing=False)
     assert workers.performed == ["sensitivities", *names]

@@ -7,18 +7,18 @@ if TYPE_CHECKING:
     from cetane.checkpoint.checkpoint import Checkpoint
     from cetane.checkpoint.open import open_checkpoint
     from cetane.checkpoint.rotated import Fold, RotatedCheckpoint, Rotation
-    from cetane.checkpoint.streamed import Order, SeenByHeads, StreamedCheckpoint, streamed_part
+    from cetane.checkpoint.streamed import HeadOrder, SeenByHeads, StreamedCheckpoint, streamed_part
     from cetane.checkpoint.tokenizer import Tokenizer
 
 __all__ = [
-    "Checkpoint", "Fold", "Order", "RotatedCheckpoint", "Rotation", "SeenByHeads",
+    "Checkpoint", "Fold", "HeadOrder", "RotatedCheckpoint", "Rotation", "SeenByHeads",
     "StreamedCheckpoint", "Tokenizer", "open_checkpoint", "streamed_part",
 ]  # fmt: skip
 
 _MODULES = {
     "Checkpoint": "checkpoint", "Tokenizer": "tokenizer", "open_checkpoint": "open",
     "Fold": "rotated", "RotatedCheckpoint": "rotated", "Rotation": "rotated",
-    "Order": "streamed", "SeenByHeads": "streamed", "StreamedCheckpoint": "streamed",
+    "HeadOrder": "streamed", "SeenByHeads": "streamed", "StreamedCheckpoint": "streamed",
     "streamed_part": "streamed",
 }  # fmt: skip
 

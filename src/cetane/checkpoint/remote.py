@@ -98,13 +98,13 @@ class RemoteCheckpoint(SafetensorsCheckpoint):
         """Open the folder at `url`. CetaneError if it holds no checkpoint, or does not answer."""
         url = url.rstrip("/")
         folder = copied(url)
-        weights = described(f"{url}/{WEIGHTS}")
+        weights = stat_of(f"{url}/{WEIGHTS}")
         if weights is not None:
             tensors = read_header(weights)
         elif (folder / INDEX).is_file():
 
             def shard(name: str) -> RemoteFile:
-                file = described(f"{url}/{name}")
+                file = stat_of(f"{url}/{name}")
                 if file is None:
                     raise CetaneError(f"{url} has no {name}, which its {INDEX} names")
                 return file
@@ -125,7 +125,7 @@ class RemoteCheckpoint(SafetensorsCheckpoint):
 
 def copied(url: str) -> Path:
     """The folder with the copies of a checkpoint's small files, of their present versions."""
-    files = {name: file for name in SMALL if (file := described(f"{url}/{name}")) is not None}
+    files = {name: file for name in SMALL if (file := stat_of(f"{url}/{name}")) is not None}
     if "config.json" not in files:
         raise CetaneError(f"{url} has no config.json", "give the URL of a model's folder")
     told = [[f.url, f.size, f.told] for f in files.values()]
@@ -142,7 +142,7 @@ def copied(url: str) -> Path:
     return folder
 
 
-def described(url: str) -> RemoteFile | None:
+def stat_of(url: str) -> RemoteFile | None:
     """A file at a URL; None if there is none."""
     system, path = file_system(url)
     info = info_of(system, path)

@@ -18,7 +18,7 @@ from cetane.files import json_sha256
 if TYPE_CHECKING:
     import torch
 
-Order = tuple[int, tuple[int, ...]]
+HeadOrder = tuple[int, tuple[int, ...]]
 """An axis of a tensor, and the indices that it has along it."""
 
 
@@ -42,7 +42,9 @@ class SeenByHeads:
 class StreamedCheckpoint(WrappedCheckpoint):
     """A checkpoint with the attention heads that see all tokens first."""
 
-    def __init__(self, base: Checkpoint, seen: SeenByHeads, orders: Mapping[str, Order]) -> None:
+    def __init__(
+        self, base: Checkpoint, seen: SeenByHeads, orders: Mapping[str, HeadOrder]
+    ) -> None:
         """`seen` numbers heads as the base does. `orders` are by tensor name; tensors without an
         order stay as they are."""
         super().__init__(base)

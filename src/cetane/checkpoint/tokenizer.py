@@ -104,8 +104,10 @@ class Tokenizer:
     """A `tokenizers.Tokenizer`, with the special tokens and templates of its model's files."""
 
     backend: tokenizers.Tokenizer
-    special_tokens: dict[str, str]  # text by name: `ROLES`, and others that templates may write
-    eos_ids: tuple[int, ...]  # every token that ends a generation
+    special_tokens: dict[str, str]
+    """Text by name: `ROLES`, and others that templates may write."""
+    eos_ids: tuple[int, ...]
+    """Every token that ends a generation."""
     chat_template: str | None
     tool_template: str | None = None
     """The template of conversations with tools, if the model has one beside its chat template."""
@@ -178,10 +180,7 @@ class Tokenizer:
         return self._encode(text, add_special_tokens=False)
 
     def encode_aside(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """As `encode`, but other Python threads run meanwhile: a text of 1 MB takes 0.5 s.
-
-        The library warns at each later fork, unless TOKENIZERS_PARALLELISM is "false".
-        """
+        """As `encode`, but other Python threads run meanwhile: a text of 1 MB takes 0.5 s."""
         check_unicode(text)
         with library_errors("the tokenizer cannot encode this text"):
             (encoding,) = self.backend.encode_batch_fast(

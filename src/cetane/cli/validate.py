@@ -31,7 +31,7 @@ from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
     from cetane.gates.layers import LayersResult
-    from cetane.gates.quality import Quality
+    from cetane.gates.quality import TextQuality
     from cetane.pipeline.validate import Validation
 
 TOKENS = 20_000
@@ -168,7 +168,7 @@ def validate_folder(folder: Path, json: bool) -> None:
     conclude(check_folder(folder), json, show_folder)
 
 
-def show_perplexity(quality: "Quality", json: bool) -> None:
+def show_perplexity(quality: "TextQuality", json: bool) -> None:
     """Print perplexities, and exit."""
     if json:
         print_json({"perplexity": quality.model_dump(mode="json")})

@@ -115,7 +115,7 @@ class Memory:
         columns = self.position + np.arange(len(tokens))
         positions = columns if parents is None else self.position + depths(parents)
         groups = {
-            name: place(group, self.slots[name], columns, positions, width)
+            name: call_slots(group, self.slots[name], columns, positions, width)
             for name, group in self.groups.items()
         }
         return Call(tokens, positions, width, self.order, groups, parents)
@@ -290,7 +290,9 @@ def depths(parents: Sequence[int]) -> Array:
     return np.array(result)
 
 
-def place(group: Slots, held: Array, columns: Array, positions: Array, width: int) -> CallSlots:
+def call_slots(
+    group: Slots, held: Array, columns: Array, positions: Array, width: int
+) -> CallSlots:
     """The slots of a call of `width` columns, in a group whose slots hold the positions
     `held (slots,)`.
 

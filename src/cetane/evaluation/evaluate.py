@@ -1,7 +1,6 @@
 """Evaluations: tasks of lm-evaluation-harness on a bundle, and on its Hugging Face model."""
 
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
@@ -64,7 +63,6 @@ def evaluate(
     the bundle. Raises CetaneError for an unknown task or adapter, a damaged bundle, or a bundle
     whose head gives choices.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     opened = Bundle(Path(bundle))
     opened.verify()
@@ -188,13 +186,13 @@ def run(
         model.answers.save()
     content: dict[str, Any] = dict(results)
     if tracker is not None and folder is not None:
-        samples, before = content["samples"], written(folder)
+        samples, before = content["samples"], result_files(folder)
         plain = {key: value for key, value in content.items() if key != "samples"}
         tracker.save_results_aggregated(results=plain, samples=samples)
         for task, rows in samples.items():
             tracker.save_results_samples(task_name=task, samples=rows)
         # the tracker is silent about its errors
-        if len(written(folder) - before) < 1 + len(samples):
+        if len(result_files(folder) - before) < 1 + len(samples):
             raise CetaneError(
                 f"{folder}: the harness could not write all of its results there",
                 "see that the folder is writable and its disk has room",
@@ -218,7 +216,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def written(folder: Path) -> set[Path]:
+def result_files(folder: Path) -> set[Path]:
     """The files of results and samples in a folder."""
     return {*folder.rglob("results_*.json"), *folder.rglob("samples_*.jsonl")}
 

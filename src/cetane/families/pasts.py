@@ -94,7 +94,7 @@ class MatrixSpec:
         return PastMatrix(self, tensors)
 
 
-Rule = Callable[[Tensor], tuple[Tensor, tuple[Tensor, Tensor, Tensor]]]
+MatrixRule = Callable[[Tensor], tuple[Tensor, tuple[Tensor, Tensor, Tensor]]]
 """A function of a layer's matrix `(1, heads, keys, groups * values)` before the call. It gives its
 result, and hidden tensors: keys, values and logarithms of decays of the new tokens."""
 
@@ -107,7 +107,7 @@ class PastMatrix(Past):
     folds the accepted columns in fp32, where rounding does not build up over a long text.
     """
 
-    def extend(self, rule: Rule) -> Tensor:
+    def extend(self, rule: MatrixRule) -> Tensor:
         """The result of a rule on the layer's matrix; keeps the new columns for `results`."""
         layer = len(self.new)
         result, columns = rule(self.past[layer : layer + 1])

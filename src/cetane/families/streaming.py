@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cetane.checkpoint import Checkpoint, Order, SeenByHeads, StreamedCheckpoint
+from cetane.checkpoint import Checkpoint, HeadOrder, SeenByHeads, StreamedCheckpoint
 from cetane.errors import CetaneError
 from cetane.families.attention import Attention
 from cetane.families.base import Block
@@ -111,7 +111,7 @@ def exchanged(
 def with_streaming(checkpoint: Checkpoint, model: Model, streaming: Streaming) -> Checkpoint:
     """A checkpoint with its heads in the order that `streamed` expects; `model` is its plain
     model."""
-    found, orders = attentions(model), dict[str, Order]()
+    found, orders = attentions(model), dict[str, HeadOrder]()
     seen = SeenByHeads(chosen(model, streaming), streaming.sinks, streaming.window)
     for number, full in seen.full.items():
         block, attention = found[number]
@@ -122,7 +122,7 @@ def with_streaming(checkpoint: Checkpoint, model: Model, streaming: Streaming) -
 
 
 def put_in_order(
-    block: Block, attention: Attention, order: list[int], orders: dict[str, Order]
+    block: Block, attention: Attention, order: list[int], orders: dict[str, HeadOrder]
 ) -> None:
     """Add the order of a layer's key/value heads to the orders of its tensors. Several parameters
     may be rows of one tensor."""

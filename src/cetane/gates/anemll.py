@@ -14,7 +14,7 @@ from cetane.bundle.tables import Tables
 from cetane.checkpoint import Checkpoint
 from cetane.engine.authored import host_tables
 from cetane.export.anemll.contract import PREFILL
-from cetane.export.anemll.host import Folder, Host, PortableModels
+from cetane.export.anemll.host import ChatHost, Folder, PortableModels
 from cetane.files import Progress
 from cetane.gates.exported import bundle_logits, choice_check, logit_checks
 from cetane.gates.probes import text_tokens
@@ -47,7 +47,7 @@ def judge_anemll(
     checks, anew = list[Check](), encoded_anew(bundle)
     for done, (length, (start, stop), truth) in enumerate(zip(lengths, spans, truths, strict=True)):
         progress(f"{length} tokens and {stop - start} steps", done + 1, len(spans) + 1)
-        host = Host(folder)
+        host = ChatHost(folder)
         for at in range(0, length, folder.batch):
             host.run(tokens[at : at + folder.batch], at, PREFILL)
         # As theirs do, it feeds the last token of a prefill once more.

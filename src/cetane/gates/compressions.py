@@ -93,11 +93,11 @@ class Parameter:
 class RoundedRows:
     """A table's rows, encoded in a format and decoded again, as a bundle gives them."""
 
-    def __init__(self, rows: TokenRows, form: RowFormat) -> None:
-        self.rows, self.form, self.shape = rows, form, rows.shape
+    def __init__(self, rows: TokenRows, row_format: RowFormat) -> None:
+        self.rows, self.row_format, self.shape = rows, row_format, rows.shape
 
     def __getitem__(self, tokens: Any) -> Array:
-        return self.form.decode(self.form.encode(np.asarray(self.rows[tokens])))
+        return self.row_format.decode(self.row_format.encode(np.asarray(self.rows[tokens])))
 
 
 class Judge:
@@ -127,9 +127,9 @@ class Judge:
 
     def store_rows(self, rows: RowFormatName) -> None:
         """Store the tables' rows in a format."""
-        tables, form = self.tables, ROW_FORMATS[rows]
-        tokens = None if tables.tokens is None else RoundedRows(tables.tokens, form)
-        others = {name: RoundedRows(table, form) for name, table in tables.others.items()}
+        tables, row_format = self.tables, ROW_FORMATS[rows]
+        tokens = None if tables.tokens is None else RoundedRows(tables.tokens, row_format)
+        others = {name: RoundedRows(table, row_format) for name, table in tables.others.items()}
         self.engine.tables = Tables(tokens, tables.rotary, dict(others))
 
     def read(self, tokens: Sequence[int]) -> Iterator[Window]:

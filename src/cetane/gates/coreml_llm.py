@@ -18,7 +18,7 @@ from cetane.bundle.rows import ROW_FORMATS
 from cetane.bundle.tables import Tables
 from cetane.checkpoint import Checkpoint
 from cetane.engine.authored import StoredRows
-from cetane.export.coreml_llm.host import Chosen, Folder, Host, read_folder
+from cetane.export.coreml_llm.host import AppFolder, AppHost, Chosen, read_folder
 from cetane.families import TokenTable, Weights
 from cetane.files import Progress
 from cetane.gates.exported import bundle_logits, choice_check, chosen_logits_check
@@ -39,7 +39,7 @@ def judge_coreml_llm(
 
 
 def judge_folder(
-    bundle: Bundle, checkpoint: Checkpoint, folder: Folder, progress: Progress
+    bundle: Bundle, checkpoint: Checkpoint, folder: AppFolder, progress: Progress
 ) -> tuple[list[Check], list[str]]:
     """Compare a folder with the bundle from which it was exported, both in fp32.
 
@@ -56,7 +56,7 @@ def judge_folder(
     for done, (length, (start, stop), truth) in enumerate(zip(lengths, spans, truths, strict=True)):
         progress(f"a prefill of {length} tokens", done + 1, len(spans) + 1)
         where = f"tokens {start} to {stop - 1} after a prefill of {length}"
-        single, verified = play(Host(folder), tokens[:stop], length)
+        single, verified = play(AppHost(folder), tokens[:stop], length)
         found = {at: one.token for at, one in single.items()} | verified
         choices, numbers = np.array([*found.values()]), np.array([*found]) - start
         checks.append(choice_check(bundle, where, choices, truth[numbers]))
@@ -92,11 +92,11 @@ class Int8Rows:
         return self.rows.shape
 
     def __getitem__(self, tokens: npt.NDArray[Any], /) -> npt.NDArray[Any]:
-        form = ROW_FORMATS["int8"]
-        return form.decode(form.encode(self.rows[tokens])) * self.factor
+        row_format = ROW_FORMATS["int8"]
+        return row_format.decode(row_format.encode(self.rows[tokens])) * self.factor
 
 
-def prefills(folder: Folder) -> tuple[list[int], list[str]]:
+def prefills(folder: AppFolder) -> tuple[list[int], list[str]]:
     """The tokens of the prompts, ascending, and what is not judged: no prompt, one token, the
     longest prompt, and one that a draft takes over the end of the window."""
     longest = min(folder.prefill_tokens, folder.context - STEPS - 2 * folder.verify_tokens)
@@ -108,7 +108,7 @@ def prefills(folder: Folder) -> tuple[list[int], list[str]]:
 
 
 def play(
-    host: Host, tokens: Sequence[int], length: int
+    host: AppHost, tokens: Sequence[int], length: int
 ) -> tuple[dict[int, Chosen], dict[int, int]]:
     """Prefill `length` tokens, verify two drafts if there is room, and feed the others one by one.
 

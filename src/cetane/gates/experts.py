@@ -164,11 +164,11 @@ class Routing:
         plain = router.forward
 
         def forward(*given: Any, **named: Any) -> Any:
-            with Choice() as choice:
+            with WatchedTopk() as topk:
                 output = plain(*given, **named)
-            if choice.experts is None:  # it chooses otherwise
+            if topk.experts is None:  # it chooses otherwise
                 return output
-            own = choice.experts.reshape(*self.shape, -1).sort(-1).values
+            own = topk.experts.reshape(*self.shape, -1).sort(-1).values
             scores = RouterScores.of(router, output, self.shape)
             if own.shape[-1] == scores.compared.shape[-1]:  # every token takes all experts
                 return output
@@ -178,7 +178,7 @@ class Routing:
             follows = near & (followed != own).any(-1)
             if not follows.any():
                 return output
-            with Choice(follows.reshape(-1, 1), followed.flatten(0, 1)):
+            with WatchedTopk(follows.reshape(-1, 1), followed.flatten(0, 1)):
                 return plain(*given, **named)
 
         return forward
@@ -224,7 +224,7 @@ class RouterScores:
         return (last.values - next_.values) / self.likely.gather(-1, both).amax(-1)
 
 
-class Choice(TorchFunctionMode):
+class WatchedTopk(TorchFunctionMode):
     """A context that notes the experts which a router chooses, or changes those of some tokens. The
     routers of all families choose by `topk`."""
 

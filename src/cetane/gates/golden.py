@@ -183,9 +183,9 @@ class Proof:
     def run(self, prompts: int, greedy_tokens: int) -> GoldenResult:
         """Ask structure, compression, fp16, ane and greedy decoding, in this order.
 
-        Weights are compared during compression and fp16: by a second thread, where arithmetic has
-        two. An adapter's proof leaves out weights and readings: the base's proof has judged those
-        of all functions.
+        The fifth question, weights, is asked during compression and fp16: by a second thread, where
+        arithmetic has two. An adapter's proof leaves out weights and readings: the base's proof has
+        judged those of all functions.
         """
         alone = self.adapter is None
         deviated, text, unreached = self.structure()

@@ -18,9 +18,9 @@ from cetane.gates.experts import Choices, best, routed_blocks
 from cetane.gates.probes import (
     AFTER,
     LEAST_OWN,
+    HostWay,
     Probe,
     ProbePart,
-    Way,
     probe_parts,
     tree_parents,
     tree_path,
@@ -41,7 +41,7 @@ class ProbeTask:
     probe: Probe
     parts: tuple[ProbePart, ...]
 
-    def ways(self, at: Array) -> Iterator[tuple[Way, Array]]:
+    def ways(self, at: Array) -> Iterator[tuple[HostWay, Array]]:
         """Each way in which tokens `at (n,)` are taken, and whether each one is: bool `(n,)`."""
         stops = np.cumsum([part.tokens for part in self.parts])
         ways = np.array([part.way for part in self.parts])[np.searchsorted(stops, at, "right")]
@@ -150,22 +150,22 @@ class Watched:
         """The chosen experts of each call, by these names."""
         self.choosing: dict[str, set[Step | Route]] = {}
         """The steps that show them: calls that only fill caches may leave a layer's experts out."""
-        self.taken: list[Taken] = []
+        self.probe_calls: list[ProbeCall] = []
         at = 0
         for part in task.parts:
-            self._take(part, task.probe.tokens[at : at + part.tokens])
+            self._make(part, task.probe.tokens[at : at + part.tokens])
             at += part.tokens
         if task.probe.scale != 1:
             self._scale(task.probe.scale)
 
     @property
     def calls(self) -> list[Running]:
-        return [one.running for one in self.taken]
+        return [one.running for one in self.probe_calls]
 
-    def _take(self, part: ProbePart, tokens: Sequence[int]) -> None:
+    def _make(self, part: ProbePart, tokens: Sequence[int]) -> None:
         """Make the calls that take a part of the probe."""
         if part.way == "rewind":
-            self._go_astray(part, tokens)
+            self._rewind(part, tokens)
             if self.engine.plan.copies:
                 tokens = self._go_on_from_a_copy(part, tokens)
         elif part.way in ("draft", "tree"):
@@ -174,22 +174,24 @@ class Watched:
         calls = self.session.prepare(tokens, wanted, dict.fromkeys((part.mode, "decode")))
         self._count(calls)
         if wanted == "last":
-            self.taken[-1] = replace(self.taken[-1], last=True)
+            self.probe_calls[-1] = replace(self.probe_calls[-1], last=True)
 
     def _count(self, calls: Sequence[Running]) -> None:
-        """Count all tokens of some calls as taken."""
-        self.taken += [Taken(running, range(len(running.call.tokens))) for running in calls]
+        """Note calls that hold only tokens of the probe."""
+        self.probe_calls += [
+            ProbeCall(running, range(len(running.call.tokens))) for running in calls
+        ]
 
-    def _go_astray(self, part: ProbePart, tokens: Sequence[int]) -> None:
+    def _rewind(self, part: ProbePart, tokens: Sequence[int]) -> None:
         """Mark the memory, take wrong tokens, and rewind; then do so in every shard."""
         session, marks = self.session, list[Mark]()
         count = max(self.engine.plan.modes[part.mode].tokens, LEAST_OWN // 2)
         mark = session.mark()
         wrong = session.prepare(self._wrong(tokens, count), "none", [part.mode, "decode"])
         session.rewind(mark)
-        self.taken[-1].running.then.append(lambda: marks.append(session.mark()))
+        self.probe_calls[-1].running.then.append(lambda: marks.append(session.mark()))
         wrong[-1].then.append(lambda: session.rewind(marks.pop()))
-        self.taken += [Taken(running, ()) for running in wrong]
+        self.probe_calls += [ProbeCall(running, ()) for running in wrong]
 
     def _go_on_from_a_copy(self, part: ProbePart, tokens: Sequence[int]) -> Sequence[int]:
         """Have a copy of the memory take the first half of some tokens, as for a second
@@ -213,11 +215,11 @@ class Watched:
             copy.append(session.mark())
             session.rewind(original.pop())
 
-        self.taken[-1].running.then.append(branch)
+        self.probe_calls[-1].running.then.append(branch)
         right[-1].then.append(back)
         wrong[-1].then.append(lambda: session.rewind(copy.pop()))
         self._count(right)
-        self.taken += [Taken(running, ()) for running in wrong]
+        self.probe_calls += [ProbeCall(running, ()) for running in wrong]
         return tokens[half:]
 
     def _draft(self, part: ProbePart, tokens: Sequence[int]) -> Sequence[int]:
@@ -236,7 +238,7 @@ class Watched:
         for column, token in zip(path, right, strict=True):
             draft[column] = token
         parents = tree_parents(part.drafted) if tree else None
-        self.taken.append(Taken(session.prepare_draft(draft, path, parents), path))
+        self.probe_calls.append(ProbeCall(session.prepare_draft(draft, path, parents), path))
         return after
 
     def _wrong(self, tokens: Sequence[int], count: int) -> list[int]:
@@ -274,16 +276,16 @@ class Watched:
             seen.clear()
 
     def result(self) -> Seen:
-        judged = [one for one in self.taken if one.running.logits is not None]
+        judged = [one for one in self.probe_calls if one.running.logits is not None]
         logits = np.concatenate([one.logits() for one in judged])
         at = self.numbers(judged, logits=True)
         return Seen(logits, at, self.tensors(), self.choices(), self.by_mode())
 
     def by_mode(self) -> dict[Mode, Array]:
         """The numbers of the tokens that each mode took."""
-        modes = [mode for one in self.taken if (mode := one.running.mode)]
+        modes = [mode for one in self.probe_calls if (mode := one.running.mode)]
         return {
-            mode: self.numbers([one for one in self.taken if one.running.mode == mode])
+            mode: self.numbers([one for one in self.probe_calls if one.running.mode == mode])
             for mode in dict.fromkeys(modes)
         }
 
@@ -295,7 +297,7 @@ class Watched:
             for truth, rows in self.seen.items()
         }
 
-    def makers(self, truth: Truth) -> list["Taken"]:
+    def makers(self, truth: Truth) -> list["ProbeCall"]:
         """The calls that output a tensor: in some modes, no step does."""
         steps = {step for step, truths in self.truths.items() if truth in truths.values()}
         return self.calls_of(steps)
@@ -309,15 +311,15 @@ class Watched:
                 chosen[self.routed[name].layer] = self.numbers(calls), rows_of(calls, rows)
         return chosen
 
-    def calls_of(self, steps: Collection[Step | Route]) -> list["Taken"]:
+    def calls_of(self, steps: Collection[Step | Route]) -> list["ProbeCall"]:
         """The calls that have one of some steps."""
         return [
             one
-            for one in self.taken
+            for one in self.probe_calls
             if any(step in steps for own in one.running.steps.values() for step in own)
         ]
 
-    def numbers(self, calls: Sequence["Taken"], logits: bool = False) -> Array:
+    def numbers(self, calls: Sequence["ProbeCall"], logits: bool = False) -> Array:
         """The numbers of the probe's tokens in these calls, or of those with logits."""
         positions = [
             one.running.call.positions[list(one.judged if logits else one.columns)] for one in calls
@@ -326,7 +328,7 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Taken:
+class ProbeCall:
     """A call of a probe."""
 
     running: Running
@@ -348,6 +350,6 @@ class Taken:
         return rows
 
 
-def rows_of(calls: Sequence[Taken], rows: Sequence[Array]) -> Array:
+def rows_of(calls: Sequence[ProbeCall], rows: Sequence[Array]) -> Array:
     """The rows of a probe's tokens, of those of each call: all its columns."""
     return np.concatenate([own[list(one.columns)] for one, own in zip(calls, rows, strict=True)])

@@ -264,10 +264,10 @@ def stored_in(
             continue
         seen.add(key)
         label = wanted[name].label if name in wanted else name
-        yield Stored(shard, function.name, label, wanted.get(name), Arrays(op, literals))
+        yield Stored(shard, function.name, label, wanted.get(name), ConstantArrays(op, literals))
 
 
-class Arrays:
+class ConstantArrays:
     """Reads the arrays of a constant."""
 
     def __init__(self, op: Op, literals: Constants) -> None:

@@ -136,7 +136,7 @@ def widest_mode(plan: Plan) -> Mode:
     return max(plan.modes, key=lambda mode: plan.modes[mode].tokens)
 
 
-Way = Literal["", "rewind", "draft", "tree", "last"]
+HostWay = Literal["", "rewind", "draft", "tree", "last"]
 """How a host takes some tokens:
 
 - as they come;
@@ -154,7 +154,7 @@ class ProbePart:
     mode: Mode
     tokens: int
     judged: bool = True
-    way: Way = ""
+    way: HostWay = ""
     drafted: int = 0
     """The number of tokens of its draft or tree, right and wrong ones."""
 

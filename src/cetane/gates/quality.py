@@ -25,7 +25,7 @@ from cetane.schema.recipe import Recipe
 from cetane.validation import Data
 
 
-class Quality(Data):
+class TextQuality(Data):
     """Perplexities over the predicted tokens, and the agreement of the predictions.
 
     A head that lacks tokens would give a text with such a token no probability. So all missing
@@ -119,7 +119,7 @@ class Agreement:
         ours, theirs = self.perplexities
         return ours / theirs
 
-    def quality(self, fingerprint: str, limit: float) -> Quality:
+    def quality(self, fingerprint: str, limit: float) -> TextQuality:
         """All figures; `limit` is the largest allowed ratio of perplexities."""
         ours, theirs = self.perplexities
         covered, kl = self.all("covered"), self.mean("kl")
@@ -127,7 +127,7 @@ class Agreement:
             metrics.perplexity([self.all(name)[covered]]) if covered.any() else None
             for name in ("plain", "reference")
         )
-        return Quality(
+        return TextQuality(
             passed=ours / theirs <= limit and theirs < metrics.WORST and math.isfinite(kl),
             fingerprint=fingerprint,
             tokens=len(covered),
@@ -178,7 +178,7 @@ def read_tokens(tokenizer: Tokenizer, path: Path, limit: int) -> list[int]:
 
 def perplexity(
     bundle: Bundle, checkpoint: Checkpoint, tokens: list[int], progress: Progress
-) -> Quality:
+) -> TextQuality:
     """Perplexity of token ids in windows of the whole context, each without the text before it.
 
     In the reference all heads see all tokens, even if heads of the bundle stream.

@@ -72,7 +72,9 @@ def static_checks(bundle: Bundle) -> list[PackageProblem]:
         problems += made_for(plan, shard.name, program)
         for name in wanted.keys() & functions.keys():
             where, own, actual = f"{shard.name}/{name}", wanted[name], functions[name]
-            problems += list(interface(plan, where, own, actual)) or described(where, own, actual)
+            problems += list(interface(plan, where, own, actual)) or description_problems(
+                where, own, actual
+            )
     return problems + list(handed_on(plan))
 
 
@@ -118,7 +120,9 @@ def interface(
                 yield PackageProblem(where=where, problem=f"{problem}{why}")
 
 
-def described(where: str, wanted: Function, actual: MilFunction) -> Iterator[PackageProblem]:
+def description_problems(
+    where: str, wanted: Function, actual: MilFunction
+) -> Iterator[PackageProblem]:
     """Problems of a function's description, compared with the manifest's function."""
     told = actual.interface or Features()
     kinds: tuple[tuple[str, tuple[Input | Output | State, ...], Mapping[str, Feature]], ...] = (

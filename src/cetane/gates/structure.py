@@ -17,7 +17,7 @@ from cetane.gates import metrics
 from cetane.gates.experts import Choices, routed_blocks
 from cetane.gates.limits import limits
 from cetane.gates.observe import ProbeTask, Seen
-from cetane.gates.probes import WORK, Probe, Way
+from cetane.gates.probes import WORK, HostWay, Probe
 from cetane.gates.reference import Observed, Reference
 from cetane.gates.verdict import Check, at_most
 from cetane.planner import Planner
@@ -42,7 +42,7 @@ WINDOWS = "sliding_window", "attention_chunk_size"
 """The fields of a config that say how many attention keys some layers see."""
 
 
-WAYS: dict[Way, str] = {
+WAYS: dict[HostWay, str] = {
     "rewind": "tokens after a rewind",
     "draft": "tokens after a draft",
     "tree": "tokens after a tree",
@@ -70,7 +70,7 @@ class Deviation(Data):
     undecided: float = Field(default=0.0, exclude=True)
     decided: int | None = Field(default=None, exclude=True)
     """Only older results have these two: of tokens from the first near tie of experts on."""
-    way: Way = ""
+    way: HostWay = ""
     """How the host took these tokens."""
 
     @property
@@ -240,7 +240,7 @@ def deviation(
     task: ProbeTask,
     at: Array,
     errors: Array,
-    way: Way = "",
+    way: HostWay = "",
 ) -> Deviation:
     """The deviation of one tensor: its `errors (n,)` at the tokens `at (n,)`, all taken one way."""
     worst = int(errors.argmax())

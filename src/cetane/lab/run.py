@@ -28,7 +28,7 @@ from cetane.lab.sides import MEASURES, Findings, Measure, Sides
 from cetane.lab.workload import Setting
 from cetane.tasks.workers import Workers
 
-Part = Mapping[ArmName, ArmOutcome]
+ArmOutcomes = Mapping[ArmName, ArmOutcome]
 """What one measure says of both arms."""
 ANOTHER_WORK = "wait until it has ended, or choose another folder with --work"
 """The advice to a second run of an experiment."""
@@ -44,7 +44,7 @@ def run(experiment: Experiment, setting: Setting, journal: Journal, progress: Pr
     intent = declare(experiment, setting)
     journal.append(intent)
 
-    def gather() -> Iterator[Part]:
+    def gather() -> Iterator[ArmOutcomes]:
         return observe(experiment, setting, progress)
 
     return conclude(experiment, intent, journal, gather)
@@ -98,7 +98,10 @@ def check_runnable(experiment: Experiment) -> None:
 
 
 def conclude(
-    experiment: Experiment, intent: Intent, journal: Journal, gather: Callable[[], Iterator[Part]]
+    experiment: Experiment,
+    intent: Intent,
+    journal: Journal,
+    gather: Callable[[], Iterator[ArmOutcomes]],
 ) -> Outcome:
     """Judge what was gathered, and log the outcome."""
     arms: dict[ArmName, ArmOutcome] = {}
@@ -169,7 +172,7 @@ def registered() -> Mapping[str, Measure]:
     return MEASURES
 
 
-def observe(experiment: Experiment, setting: Setting, progress: Progress) -> Iterator[Part]:
+def observe(experiment: Experiment, setting: Setting, progress: Progress) -> Iterator[ArmOutcomes]:
     """Build both sides and take each measure once."""
     names = measures(experiment)
     sides = Sides(experiment, setting, progress)
@@ -179,7 +182,7 @@ def observe(experiment: Experiment, setting: Setting, progress: Progress) -> Ite
     progress("done", len(names), len(names))
 
 
-def take(sides: Sides, name: str) -> Part:
+def take(sides: Sides, name: str) -> ArmOutcomes:
     """Take one measure."""
     findings = {arm: Findings() for arm in ARMS} | dict(registered()[name](sides))
     return {
@@ -194,7 +197,7 @@ def take(sides: Sides, name: str) -> Part:
     }
 
 
-def joined(experiment: Experiment, parts: Sequence[Part]) -> dict[ArmName, ArmOutcome]:
+def joined(experiment: Experiment, parts: Sequence[ArmOutcomes]) -> dict[ArmName, ArmOutcome]:
     """The outcomes of both arms. Keeps only the experiment's metrics, and needs a value of each."""
     outcomes: dict[ArmName, ArmOutcome] = {}
     for arm in ARMS:

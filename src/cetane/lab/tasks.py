@@ -11,7 +11,7 @@ from cetane.files import Progress, read_json, remove, silent, write_json
 from cetane.lab.experiment import ArmName, Experiment
 from cetane.lab.journal import ArmOutcome
 from cetane.lab.metrics import PLANNED, TIMED
-from cetane.lab.run import Part, measures, take
+from cetane.lab.run import ArmOutcomes, measures, take
 from cetane.lab.sides import Sides
 from cetane.lab.workload import Setting
 from cetane.mil.fast import share_threads
@@ -84,14 +84,14 @@ class LabTasks:
         self.key = token_hex(16)
         """A key of this run alone: no measure is taken from another run."""
         self.errors: dict[str, Exception] = {}
-        self.parts: dict[str, list[Part]] = {name: [] for name in self.experiments}
+        self.parts: dict[str, list[ArmOutcomes]] = {name: [] for name in self.experiments}
         self.arms: dict[str, SharedTask] = {}
         self.measures: list[SharedTask] = []
         self.measured: dict[str, str] = {}
         """The experiment of each task that measures, by the task's key."""
         self.done = 0
 
-    def run(self) -> Iterator[tuple[Experiment, Callable[[], Iterator[Part]]]]:
+    def run(self) -> Iterator[tuple[Experiment, Callable[[], Iterator[ArmOutcomes]]]]:
         """Every experiment with its findings, as soon as they are there."""
         for experiment in self.experiments.values():
             try:
@@ -112,7 +112,7 @@ class LabTasks:
         for name, experiment in self.experiments.items():
             yield experiment, partial(self.gathered, name)
 
-    def gathered(self, name: str) -> Iterator[Part]:
+    def gathered(self, name: str) -> Iterator[ArmOutcomes]:
         """What an experiment's measures say. Raises the error of a task that failed."""
         if name in self.errors:
             raise self.errors[name]

@@ -21,7 +21,7 @@ from cetane.mil.program import Body, MilFunction, NamedValue, Op
 COMMUTATIVE = {"add", "mul", "maximum", "minimum", "equal", "not_equal", "logical_and",
                "logical_or", "logical_xor"}  # fmt: skip
 
-Form = tuple[str, tuple[str, ...]]
+OpForm = tuple[str, tuple[str, ...]]
 """The kind of an op, and the shapes of its results as text."""
 Inputs = list[tuple[str, str | None]]
 """Parameters of an op, each with the name of a value; None if the value has no counterpart."""
@@ -90,7 +90,7 @@ class _Matcher:
 
     def _follow(self, ours: list[Op], theirs: list[Op]) -> None:
         """Match forward from the ops that are matched already."""
-        alike: dict[tuple[Form, tuple[str, ...]], list[Op]] = defaultdict(list)
+        alike: dict[tuple[OpForm, tuple[str, ...]], list[Op]] = defaultdict(list)
         named: dict[str, Op] = {}
         for op in ours:
             if id(op) not in self.taken:
@@ -180,7 +180,7 @@ def _wiring(op: Op, inputs: Inputs) -> tuple[str, ...]:
     return tuple(f"{parameter}={name}" for parameter, name in inputs)
 
 
-def _form(op: Op) -> Form:
+def _form(op: Op) -> OpForm:
     """The kind of an op and the shapes of its results."""
     return op.kind, tuple(map(_shape, op.outputs))
 

@@ -26,7 +26,7 @@ from cetane.store.store import Store
 from cetane.tasks.task import Task, code_version
 from cetane.tasks.workers import Workers, performed, waiting
 
-Gate = Callable[[Planner, dict[str, Path]], None]
+FirstShardsGate = Callable[[Planner, dict[str, Path]], None]
 """Called with the packages of the first shard of every kind, by name; raises to stop the build."""
 
 
@@ -51,7 +51,9 @@ class Build:
         self.partial = Partial(target)
         self.jobs = parts(self.planner, checkpoint, self.lowering)
 
-    def make(self, names: list[str], progress: Progress, gate: Gate | None = None) -> None:
+    def make(
+        self, names: list[str], progress: Progress, gate: FirstShardsGate | None = None
+    ) -> None:
         """Make some parts; those that are there already are kept, unless all are made anew."""
         self.partial.start(build_key(self.checkpoint, self.recipe))
         check_space(self.partial.root, self.space())

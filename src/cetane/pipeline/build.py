@@ -19,7 +19,7 @@ from cetane.schema.recipe import Recipe
 from cetane.store.settings import shared_store
 
 if TYPE_CHECKING:
-    from cetane.pipeline.assembly import Gate
+    from cetane.pipeline.assembly import FirstShardsGate
     from cetane.tasks.workers import Workers
 
 
@@ -29,7 +29,7 @@ def build(
     target: Path,
     progress: Progress,
     force: bool = False,
-    gate: "Gate | None" = None,
+    gate: "FirstShardsGate | None" = None,
     rebuild: bool = False,
     workers: "Workers | None" = None,
 ) -> Bundle:

@@ -58,11 +58,11 @@ def recipe_for_chip(planner: Planner, target: Target, named: Collection[str] = (
     return recipe
 
 
-Choice = tuple[Mapping[str, Any], str]
+LayoutChoice = tuple[Mapping[str, Any], str]
 """Values by dotted key, and why."""
 
 
-def by_rules(planner: Planner, target: Target) -> Choice:
+def by_rules(planner: Planner, target: Target) -> LayoutChoice:
     """The contract that the rules of a chip ask for."""
     asking = [
         rule.id
@@ -78,7 +78,7 @@ def asks_for_readonly(rule: Rule) -> bool:
     return rule.changes.get(CONTRACT) == "readonly"
 
 
-def by_longest_axis(planner: Planner, target: Target) -> Choice:
+def by_longest_axis(planner: Planner, target: Target) -> LayoutChoice:
     """As few slices of the head as the longest axis of a chip allows."""
     axis, rows = find_chip(target.chip).figure("axis"), planner.heads[-1].stop
     slices = -(-rows // int(axis.value))
@@ -123,7 +123,7 @@ class ChipLayout:
         return None if step is None else step.ms
 
 
-def by_known_programs(planner: Planner, target: Target) -> Choice:
+def by_known_programs(planner: Planner, target: Target) -> LayoutChoice:
     """The fastest layout whose programs a chip is known to hold. Of equals, one whose size no
     report doubts, then the fewest packages."""
     chip = find_chip(target.chip)
@@ -174,7 +174,7 @@ def layouts(planner: Planner, chip: Chip) -> Iterator[ChipLayout]:
         yield ChipLayout(count, Planner(planner.checkpoint, recipe, planner), chip)
 
 
-def by_free_drafts(planner: Planner, target: Target) -> Choice:
+def by_free_drafts(planner: Planner, target: Target) -> LayoutChoice:
     """The widest verifying call that takes hardly longer than a step, if the recipe verifies. If
     none does, the one whose drafts pay at the smallest share of right tokens."""
     if planner.recipe.tokens.verify is None:

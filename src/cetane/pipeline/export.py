@@ -260,7 +260,7 @@ def swapped(folder: Path, package: str, fresh: Path, module: RuntimeModule) -> S
 
     Without problems, the old one is at the path `fresh`.
     """
-    target, old = places(folder, package)
+    target, old = package_and_old(folder, package)
     if target.exists():
         target.rename(old)
     fresh.rename(target)
@@ -279,13 +279,13 @@ def swapped(folder: Path, package: str, fresh: Path, module: RuntimeModule) -> S
 
 def restore(folder: Path, package: str) -> None:
     """Let an old package, if there is one, take the place of the fresh one."""
-    target, old = places(folder, package)
+    target, old = package_and_old(folder, package)
     if old.exists():
         remove(target)
         old.rename(target)
 
 
-def places(folder: Path, package: str) -> tuple[Path, Path]:
+def package_and_old(folder: Path, package: str) -> tuple[Path, Path]:
     """A package's own path, and that of the old one while a fresh one is checked."""
     return folder / f"{package}.mlpackage", folder.with_name(f".{folder.name}.{package}.old")
 

@@ -14,7 +14,7 @@ from cetane.files import Progress, check_writable, disk_errors, silent, write_js
 from cetane.gates.probes import english
 from cetane.pipeline.request import Request
 from cetane.planner import Planner, as_recipe_asks
-from cetane.schema.streaming import HeadScores, Method, Streaming
+from cetane.schema.streaming import HeadScores, ScoreMethod, Streaming
 
 if TYPE_CHECKING:
     from cetane.fitting.pass_keys import PassKeys
@@ -65,7 +65,7 @@ class HeadsResult:
 def find_heads(
     request: Request,
     output: Path,
-    method: Method = "mass",
+    method: ScoreMethod = "mass",
     tokens: int = 1024,
     texts: int = 4,
     keys: int = 1,
@@ -202,7 +202,7 @@ def score(
     model: Any,
     layers: Mapping[int, int],
     lessons: Sequence[PassKeys],
-    method: Method,
+    method: ScoreMethod,
     progress: Progress,
 ) -> HeadScores:
     """The scores of a transformers model's heads by a method, from some texts."""

@@ -1,6 +1,5 @@
 """Text generation with a bundle: one answer, a stream, a conversation, or logits."""
 
-import os
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from numbers import Integral
@@ -380,7 +379,6 @@ def load(
     >>> len(answer.tokens)
     4
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one
     if exclusive:
         share_threads()
     opened = Bundle(Path(bundle))

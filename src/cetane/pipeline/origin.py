@@ -14,9 +14,9 @@ from cetane.planner import Planner, as_recipe_asks
 if TYPE_CHECKING:
     from cetane.gates.golden_result import GoldenResult
     from cetane.gates.layers import LayersResult
-    from cetane.gates.quality import Quality
+    from cetane.gates.quality import TextQuality
 
-Judged = TypeVar("Judged", "GoldenResult", "LayersResult", "Quality")
+Judged = TypeVar("Judged", "GoldenResult", "LayersResult", "TextQuality")
 
 
 def checkpoint_of(

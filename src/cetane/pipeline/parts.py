@@ -78,19 +78,19 @@ def parts(
     plan, tables = planner.plan(), planner.model.tables
     known = {"tokens": planner.model.embedding, **{n: t.table for n, t in tables.items()}}
     embeddings = {name: table for name, table in known.items() if name in plan.tables}
-    form = ROW_FORMATS[planner.recipe.embedding.rows]
+    row_format = ROW_FORMATS[planner.recipe.embedding.rows]
 
     def rows(name: str, part: str) -> Callable[[Path], None]:
         def write(path: Path) -> None:
             table, size = embeddings[name], plan.tables[name]
-            dtype, shape = form.stored(size)[part]
+            dtype, shape = row_format.stored(size)[part]
             step = max(1, TABLE_ELEMENTS // size.channels)
             with path.open("wb") as file:
                 header = {"descr": dtype, "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(file, header)
                 for start in range(0, size.rows, step):
                     read = table.read(checkpoint, start, min(start + step, size.rows)).numpy()
-                    file.write(form.encode(read)[part].tobytes())
+                    file.write(row_format.encode(read)[part].tobytes())
 
         return write
 
@@ -111,7 +111,7 @@ def parts(
 
     return (
         {table_path(name, part): rows(name, part)
-         for name in embeddings for part in form.stored(plan.tables[name])}
+         for name in embeddings for part in row_format.stored(plan.tables[name])}
         | {TOKENIZER: tokenizer} | recipe_files(planner.recipe)
         | {rotary_path(table): rotary(table) for table in planner.model.rotary}
         | {shard_path(name): shard(name) for name in planner.members}

@@ -11,7 +11,7 @@ from cetane.gates.draft_head import DraftHeadResult, judge_draft_heads
 from cetane.gates.explain import Explanation
 from cetane.gates.golden_result import GoldenResult
 from cetane.gates.layers import LayersResult, judge_layers
-from cetane.gates.quality import Quality, read_tokens
+from cetane.gates.quality import TextQuality, read_tokens
 from cetane.gates.quality import perplexity as measure_perplexity
 from cetane.gates.static import PackageProblem, static_checks
 from cetane.pipeline.golden_gate import judge
@@ -98,7 +98,7 @@ def perplexity(
     lora: str | Path | None = None,
     adapters: Mapping[str, str | Path] | None = None,
     progress: Progress = silent,
-) -> Quality:
+) -> TextQuality:
     """The perplexities of a bundle and its Hugging Face model, on the first `tokens` of a text.
 
     `model`, `lora` and `adapters` are the new places of what was ported, as in `validate`. The

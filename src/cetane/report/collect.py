@@ -25,13 +25,13 @@ from cetane.report.content.figures import (
 from cetane.report.content.page import Absent, BundleReport, Fact
 from cetane.report.content.speed import DraftBench
 from cetane.report.content.sweep import SweepQuality
-from cetane.report.content.verdicts import GateVerdict, Judgement
+from cetane.report.content.verdicts import GateVerdict, OutcomeWord
 from cetane.report.developers import for_developers
 from cetane.report.device import on_device
 from cetane.report.key_figures import key_figures
 from cetane.report.placement import residency
 from cetane.report.sizes import sizes
-from cetane.report.verdicts import Gates, command, verdicts, written
+from cetane.report.verdicts import Gates, changed_at, command, verdicts
 from cetane.schema.manifest import MANIFEST
 
 MOST_COLUMNS = 96
@@ -61,7 +61,7 @@ def bundle_report(
     times, device = call_times(bundle, chip, model), on_device(gates)
     return BundleReport(
         title=model_name(manifest.source).rpartition("/")[2] or bundle.path.resolve().name,
-        date=(gates.date("golden") or written(bundle.path / MANIFEST))[:10],
+        date=(gates.date("golden") or changed_at(bundle.path / MANIFEST))[:10],
         folder=bundle.path.resolve().name,
         architecture=plan.architecture,
         recipe=plan.recipe.name,
@@ -91,7 +91,7 @@ def bundle_report(
     )
 
 
-def overall(judged: tuple[GateVerdict, ...]) -> Judgement:
+def overall(judged: tuple[GateVerdict, ...]) -> OutcomeWord:
     """The verdict on the bundle.
 
     It fails if a gate that ran the programs failed. It passes if the golden gate passed, which
@@ -197,7 +197,7 @@ def provenance(bundle: Bundle, gates: Gates) -> Iterator[Fact]:
     if bundle.plan.recipe.description:
         yield Fact(name="about the recipe", value=bundle.plan.recipe.description)
     yield Fact(name="bundle digest", value=bundle.digest)
-    yield Fact(name="manifest written", value=written(bundle.path / MANIFEST))
+    yield Fact(name="manifest written", value=changed_at(bundle.path / MANIFEST))
     for name, number in manifest.producer.items():
         yield Fact(name=f"made with {name}", value=number)
     for gate in gates.results:

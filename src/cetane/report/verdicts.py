@@ -12,12 +12,12 @@ from cetane.bundle import Bundle
 from cetane.gates.golden_result import GoldenResult
 from cetane.gates.ladder import LadderResult
 from cetane.gates.limits import OTHER_LIMITS, limits_digest
-from cetane.gates.quality import Quality
+from cetane.gates.quality import TextQuality
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.store import GATE, MEASURED
 from cetane.gates.verdict import Check
 from cetane.kit.device import DeviceResult
-from cetane.report.content.verdicts import GateVerdict, Judgement
+from cetane.report.content.verdicts import GateVerdict, OutcomeWord
 from cetane.schema.manifest import GATES
 from cetane.validation import validated
 
@@ -55,12 +55,12 @@ class Gates:
         return self.read("ladder", LadderResult)
 
     @property
-    def perplexity(self) -> tuple[Quality, str] | None:
+    def perplexity(self) -> tuple[TextQuality, str] | None:
         """The result, and the name of the text."""
         kept = self.results.get("perplexity")
         if kept is None:
             return None
-        quality = self.read("perplexity", Quality, "text")
+        quality = self.read("perplexity", TextQuality, "text")
         return None if quality is None else (quality, str(kept.get("text", "a text")))
 
     def read(self, gate: str, kind: type[Result], *without: str) -> Result | None:
@@ -78,7 +78,7 @@ class Gates:
 
     def date(self, gate: str) -> str | None:
         """The time of a gate's result."""
-        return written(self.file(gate)) if gate in self.results else None
+        return changed_at(self.file(gate)) if gate in self.results else None
 
 
 def command(gate: str, bundle: Path) -> str:
@@ -148,10 +148,10 @@ def verdict(gates: Gates, gate: str, audit: Audit, unused: str | None) -> GateVe
     )
 
 
-def said(passed: object) -> Judgement:
+def said(passed: object) -> OutcomeWord:
     return "not run" if passed is None else "passed" if passed is True else "failed"
 
 
-def written(path: Path) -> str:
+def changed_at(path: Path) -> str:
     """The time of a file's last change, in UTC, to the minute."""
     return datetime.fromtimestamp(path.stat().st_mtime, UTC).strftime("%Y-%m-%d %H:%M UTC")

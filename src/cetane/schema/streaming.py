@@ -14,7 +14,7 @@ from cetane.validation import Data, Finite, read_already
 LARGEST_SCORES = 1 << 22
 """Bytes."""
 
-Method = Literal["mass", "gates"]
+ScoreMethod = Literal["mass", "gates"]
 
 
 class HeadScores(Data):
@@ -23,7 +23,7 @@ class HeadScores(Data):
     source: str
     """The checkpoint's name."""
     model_type: str
-    method: Method
+    method: ScoreMethod
     """`mass`: the share of attention that falls on a pass key while the model repeats it. `gates`:
     trained weights of full attention against streaming."""
     settings: dict[str, Finite]

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import hmac
-import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -210,6 +209,5 @@ def serve(*bundles: str | Path, backend: str = "auto", **settings: Any) -> FastA
     if not bundles:
         raise CetaneError("no bundle to serve")
     checked = validated(Settings, settings, "the server's settings")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one
     opened = [Served(Path(bundle), backend, checked) for bundle in bundles]
     return create_app(Service(opened, checked))

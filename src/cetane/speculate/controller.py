@@ -36,16 +36,16 @@ UNKNOWN = DraftTimes(asking=0.0, token=0.0)
 """The times of a drafter that has not measured its own."""
 
 
-Place = tuple[int, int]
+DraftPlace = tuple[int, int]
 """The depth of a drafted token below the text, and its rank among those after the same token."""
 
 
 @lru_cache(maxsize=1024)
-def places(parents: tuple[int, ...]) -> tuple[Place, ...]:
+def places(parents: tuple[int, ...]) -> tuple[DraftPlace, ...]:
     """The depth and the rank of drafted tokens with these parents. Most drafts are short lines, so
     a few answers serve nearly all steps."""
     ranks: defaultdict[int, int] = defaultdict(int)
-    result: list[Place] = []
+    result: list[DraftPlace] = []
     for parent in parents:
         result.append((result[parent][0] + 1 if parent >= 0 else 0, ranks[parent]))
         ranks[parent] += 1
@@ -59,9 +59,9 @@ class Odds:
 
     whole: "Odds | None" = None
     """The odds of all kinds of the drafter. A new kind is taken to be as good."""
-    reached: defaultdict[Place, float] = field(default_factory=lambda: defaultdict(float))
+    reached: defaultdict[DraftPlace, float] = field(default_factory=lambda: defaultdict(float))
     """The weight of drafted tokens whose predecessor was accepted, by place."""
-    passed: defaultdict[Place, float] = field(default_factory=lambda: defaultdict(float))
+    passed: defaultdict[DraftPlace, float] = field(default_factory=lambda: defaultdict(float))
     """The weight of the accepted ones among them."""
     skips: int = 0
     """The number of drafts without verification since the last verified one."""
@@ -71,7 +71,7 @@ class Odds:
         """The chance of a likeliest first token before any observation of this kind."""
         return PRIOR if self.whole is None else self.whole.rate((0, 0), PRIOR)
 
-    def rate(self, place: Place, before: float) -> float:
+    def rate(self, place: DraftPlace, before: float) -> float:
         """The chance of a token whose predecessor is accepted. `before` is the chance without any
         observation."""
         passed, seen = self.passed.get(place, 0.0), self.reached.get(place, 0.0)
@@ -86,7 +86,7 @@ class Odds:
         better ones after the same token leave.
         """
         prior = self.prior
-        rates: dict[Place, float] = {}
+        rates: dict[DraftPlace, float] = {}
         result: list[float] = []
         left: dict[int, float] = {}  # by parent
         for place, parent in zip(places(tuple(parents)), parents, strict=True):

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from cetane.engine.backend import Array
+from cetane.engine.chosen_memory import ChosenMemory
 from cetane.engine.execution import Execution
-from cetane.engine.part import PartMemory
 from cetane.engine.schedule import Schedule
 from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
@@ -87,7 +87,7 @@ class TriForce(NetworkDrafter):
         slots = self.smallest.tokens
         self.sinks, self.newest = int(slots * SINKS), int(slots * NEWEST)
         whole, execution = session.memory, session.execution
-        self.memory = PartMemory(
+        self.memory = ChosenMemory(
             whole, self.smallest, execution.functions.values(), slots - self.newest
         )
         self.own = Session(

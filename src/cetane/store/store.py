@@ -37,7 +37,7 @@ def plain_path(name: str) -> str:
     return name
 
 
-class StoredFile(FileRecord):
+class StoreFile(FileRecord):
     """The size and the hash of an object."""
 
     bytes: int = Field(ge=0, lt=1 << 50)
@@ -49,7 +49,7 @@ class Result(Data):
 
     schema_version: Literal[1] = 1
     key: Sha256
-    files: dict[Annotated[str, AfterValidator(plain_path)], StoredFile] = Field(
+    files: dict[Annotated[str, AfterValidator(plain_path)], StoreFile] = Field(
         max_length=MOST_FILES
     )
 
@@ -148,7 +148,7 @@ class Store:
         CetaneError if another writer has made other files of the same key, unless they hold
         `measured` figures.
         """
-        files = {name: StoredFile(**record.model_dump()) for name, record in made.items()}
+        files = {name: StoreFile(**record.model_dump()) for name, record in made.items()}
         result, other = Result(key=key, files=files), self.find(key)
         if other is not None and other != result and not measured:
             differing = sorted(
@@ -178,10 +178,10 @@ class Store:
         log.warning("%s: refused, and made again: %s", self.url, why)
         self.place.remove(name)
 
-    def _whole(self, record: StoredFile) -> bool:
+    def _whole(self, record: StoreFile) -> bool:
         return self.place.size(object_path(record.sha256)) == record.bytes
 
-    def _copy(self, record: StoredFile, target: Path) -> bool:
+    def _copy(self, record: StoreFile, target: Path) -> bool:
         """Copy an object, if it is the one that its name says."""
         name = object_path(record.sha256)
         if self.private and isinstance(self.place, Folder) and record.bytes > PIECE:

@@ -17,7 +17,7 @@ from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import shipped_text
 from cetane.planner import Planner, can_rotate
-from cetane.sweeps.points import Method
+from cetane.sweeps.points import PointMethod
 from cetane.validation import Data, nearest, parse_toml, validated
 
 FittingMethod = Literal["gptq", "tuned"]
@@ -140,7 +140,7 @@ class Candidate:
     """A compression to be judged."""
 
     name: str
-    method: Method
+    method: PointMethod
     bits: int | None
     group: str | None
     selection: Selection
@@ -155,7 +155,7 @@ def candidate(way: Way, planner: Planner, sensitivities: SensitivityFile | None)
     first if those of the model can be turned.
     """
     form, rules, fits_model = way.form, planner.recipe.compression, way.method is not None
-    kind, group = described(form)
+    kind, group = method_and_group(form)
     kept: dict[str, dict[str, str]] = {
         table: {
             key: name
@@ -187,7 +187,7 @@ def methods_fit(name: str) -> bool:
     return not isinstance(form, Palette) or form.mode == "kmeans"
 
 
-def described(form: Format) -> tuple[Method, str | None]:
+def method_and_group(form: Format) -> tuple[PointMethod, str | None]:
     """The method of a format, and the group of weights that share a scale or a palette."""
     match form:
         case Linear(per=per):

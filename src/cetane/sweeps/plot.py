@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cetane.files import disk_errors, replacing
-from cetane.sweeps.points import Method, Point, pareto
+from cetane.sweeps.points import Point, PointMethod, pareto
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-STYLES: dict[Method, tuple[str, str, str]] = {
+STYLES: dict[PointMethod, tuple[str, str, str]] = {
     "kmeans": ("#1f6feb", "o", "k-means palettes"),
     "weighted": ("#1a7f37", "D", "weighted k-means"),
     "uniform": ("#bf8700", "s", "uniform palettes"),
@@ -25,7 +25,7 @@ STYLES: dict[Method, tuple[str, str, str]] = {
 }
 """Colour, marker and name. Markers differ too, for readers who are colour-blind."""
 INK, FAINT = "#24292f", "#d0d7de"
-LINES: dict[Method, str] = {"linear": "block32", "gptq": "8", "tuned": "8"}
+LINES: dict[PointMethod, str] = {"linear": "block32", "gptq": "8", "tuned": "8"}
 """The groups whose points are joined by lines, for each method; else groups of 32."""
 SETTINGS = {
     "font.size": 10, "axes.edgecolor": FAINT, "axes.labelcolor": INK, "text.color": INK,

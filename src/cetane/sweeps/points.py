@@ -16,7 +16,7 @@ from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.ledger import Ledger
 from cetane.validation import Data
 
-Method = Literal[
+PointMethod = Literal[
     "fp16", "linear", "uniform", "kmeans", "weighted", "vector", "mixed", "gptq", "tuned"
 ]
 """The form of the constants, or what fitted them to the model."""
@@ -82,7 +82,7 @@ class Point(Data):
     name: str
     """The name of a format, with `+` and its method if it was fitted to the model; or `mixed-` and
     the bits per weight."""
-    method: Method
+    method: PointMethod
     bits: int | None
     """Bits of an element, without scales and palettes; None for mixed formats."""
     group: str | None

@@ -128,10 +128,10 @@ def sweep(
     folder = Path(output) if output else Path(f"{request.name}-sweep")
     with open_workers(workers, scheduler, store) as crew, claimed(folder, "sweeping"):
         work = Sweep(request.checkpoint, request.recipe, passage, target, folder, progress)
-        return judged(work, names, wanted, not formats or wanted is not None, crew)
+        return run_sweep(work, names, wanted, not formats or wanted is not None, crew)
 
 
-def judged(
+def run_sweep(
     work: Sweep,
     names: Sequence[str],
     budget: Budget | None,

@@ -17,8 +17,7 @@ from cetane.compress.encoded import Affine, Dense
 from cetane.engine.backend import Arrays
 from cetane.engine.call import Call, Running
 from cetane.engine.host import mask
-from cetane.engine.memory import EMPTY, Mark
-from cetane.engine.memory import place as place_columns
+from cetane.engine.memory import EMPTY, Mark, call_slots
 from cetane.engine.schedule import no_trees, skips
 from cetane.engine.session import Session
 from cetane.families.attention import UnitNorm
@@ -652,7 +651,7 @@ def _(port: AuthoredPort) -> None:
         memory, positions = session.memory, np.minimum(call.positions, session.position + 1)
         columns = session.position + np.arange(len(call.tokens))
         groups = {
-            name: place_columns(group, memory.slots[name], columns, positions, call.width)
+            name: call_slots(group, memory.slots[name], columns, positions, call.width)
             for name, group in memory.groups.items()
         }
         return replace(call, positions=positions, groups=groups)

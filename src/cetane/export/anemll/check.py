@@ -233,8 +233,10 @@ class PackageCheck:
             hidden: dict[str, tuple[str, Shape]] = {
                 "hidden_states": ("fp16", (1, 1, self.sizes.hidden))
             }
-            yield from self.ports(self.where, "input", hidden, function.inputs)
-            yield from self.ports(self.where, "output", self.sizes.head_outputs(), function.outputs)
+            yield from self.tensors(self.where, "input", hidden, function.inputs)
+            yield from self.tensors(
+                self.where, "output", self.sizes.head_outputs(), function.outputs
+            )
 
     def only(self) -> Any:
         """The only function of a package; yields a problem if there are others."""
@@ -259,13 +261,13 @@ class PackageCheck:
                 continue
             where = f"{self.where}/{name}"
             alone = last and name.startswith("prefill")
-            yield from self.ports(where, "input", self.sizes.inputs(tokens), function.inputs)
-            yield from self.ports(
+            yield from self.tensors(where, "input", self.sizes.inputs(tokens), function.inputs)
+            yield from self.tensors(
                 where, "output", self.sizes.outputs(tokens, alone), function.outputs
             )
             yield from self.memory(where, function)
 
-    def ports(
+    def tensors(
         self, where: str, kind: str, wanted: dict[str, tuple[str, Shape]], there: dict[str, Any]
     ) -> Iterator[str]:
         """Inputs or outputs that are missing, that no host knows, or of another type."""

@@ -93,7 +93,7 @@ class Folder:
             self.chunks.append(chunk)
 
 
-class Host:
+class ChatHost:
     """A conversation."""
 
     def __init__(self, folder: Folder) -> None:

@@ -227,8 +227,8 @@ class AnemllPlanner:
             tokens=1,
             inputs=(given("hidden_states", "fp16", (1, 1, self.model.hidden)),),
             outputs=tuple(
-                output(name, shape, dtype)
-                for name, (dtype, shape) in self.sizes.head_outputs().items()
+                output(tensor, shape, dtype)
+                for tensor, (dtype, shape) in self.sizes.head_outputs().items()
             ),
         )
         return FunctionGraph(function, parts, (), ())
@@ -245,12 +245,12 @@ class AnemllPlanner:
         function = inner.function.model_copy(
             update={
                 "inputs": tuple(
-                    given(port, dtype, shape)
-                    for port, (dtype, shape) in self.sizes.inputs(tokens).items()
+                    given(tensor, dtype, shape)
+                    for tensor, (dtype, shape) in self.sizes.inputs(tokens).items()
                 ),
                 "outputs": tuple(
-                    output(port, shape, dtype)
-                    for port, (dtype, shape) in self.sizes.outputs(tokens, shard == last).items()
+                    output(tensor, shape, dtype)
+                    for tensor, (dtype, shape) in self.sizes.outputs(tokens, shard == last).items()
                 ),
                 "states": (self.plain.state,),
             }

@@ -54,7 +54,7 @@ class AssetCall:
     """A function: its ops, and the types of its inputs, states and outputs."""
 
     name: str
-    ports: tuple[str, ...]
+    tensors: tuple[str, ...]
     ops: tuple[AssetOp, ...]
 
 
@@ -83,10 +83,10 @@ def functions(program: "AIProgram") -> Iterator[AssetCall]:
         held: Any = graph
         if "composite_decl" in held.attributes:
             continue
-        ports = (*held.type.inputs, *held.type.results)
+        tensors = (*held.type.inputs, *held.type.results)
         yield AssetCall(
             held.sym_name.value,
-            tuple(text for port in ports if "token" not in (text := str(port))),
+            tuple(text for tensor in tensors if "token" not in (text := str(tensor))),
             tuple(operations(held)),
         )
 
@@ -114,9 +114,9 @@ def selects(calls: list[AssetCall], rule: ExportRule) -> str | None:
     return ", ".join(sorted(names)) or None
 
 
-def too_many_ports(calls: list[AssetCall], rule: ExportRule) -> str | None:
+def too_many_tensors(calls: list[AssetCall], rule: ExportRule) -> str | None:
     """The number of inputs, outputs and states of all functions, if it is above the rule's."""
-    count = sum(len(call.ports) for call in calls)
+    count = sum(len(call.tensors) for call in calls)
     assert rule.most is not None
     return f"{count}; {rule.most} were seen to work" if count > rule.most else None
 
@@ -127,17 +127,17 @@ def unaligned(calls: list[AssetCall], rule: ExportRule) -> str | None:
     Masks and positions of the contract are narrower, which no port can change.
     """
     wide = {
-        port for call in calls for port in call.ports
-        if call.name.startswith((contract.EXTEND, contract.PROMPT)) and last_axis(port) > 64
+        tensor for call in calls for tensor in call.tensors
+        if call.name.startswith((contract.EXTEND, contract.PROMPT)) and last_axis(tensor) > 64
     }  # fmt: skip
-    odd = sorted({size for port in wide if (size := last_axis(port)) % ALIGNED})
+    odd = sorted({size for tensor in wide if (size := last_axis(tensor)) % ALIGNED})
     return f"last axes of {', '.join(map(str, odd))}" if odd else None
 
 
-def last_axis(port: str) -> int:
+def last_axis(tensor: str) -> int:
     """The size of a tensor type's last axis, such as 288 of `tensor<1x1x8x288xf16>`; 1 of a
     number."""
-    *sizes, _ = re.split("[<>,]", port.partition("tensor")[2])[1].split("x")
+    *sizes, _ = re.split("[<>,]", tensor.partition("tensor")[2])[1].split("x")
     return int(sizes[-1]) if sizes else 1
 
 
@@ -153,7 +153,7 @@ def linear_int4(calls: list[AssetCall], rule: ExportRule) -> str | None:
 PREDICATES: dict[str, Callable[[list[AssetCall], ExportRule], str | None]] = {
     "fp32": in_fp32,
     "selection": selects,
-    "ports": too_many_ports,
+    "ports": too_many_tensors,
     "last-axis": unaligned,
     "int4": linear_int4,
 }

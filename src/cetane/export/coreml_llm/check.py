@@ -1,7 +1,6 @@
 """Static checks of a folder: problems that stop CoreML-LLM's runtime or make it compute wrongly."""
 
 import math
-import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +11,18 @@ from cetane.export.coreml_llm.contract import (
     CHUNKS,
     DECODE,
     FULL,
+    KINDS,
     PREFILL,
     SHARED,
     SLIDING,
     VERIFY,
     VERIFYING,
     PackageSizes,
+    caches,
     commits,
+    is_compiled,
+    is_there,
+    numbered_keys,
     positions,
     theirs,
 )
@@ -32,7 +36,6 @@ COUNTS = (
     "head_dim", "global_head_dim", "num_key_value_heads",
 )  # fmt: skip
 """Keys of `model_config.json` that must be at least 1."""
-KINDS = {"sliding_attention": SLIDING, "full_attention": FULL}
 
 
 def check(folder: Path) -> list[str]:
@@ -166,9 +169,7 @@ class Chain:
         assert self.tokens is not None
         possible = self.sizes.outputs(self.mode, self.tokens, owned)
         yield from self.shapes(where, possible, function.outputs)
-        needed = {
-            name for name in possible if name.startswith(("K_", "V_", "new_"))
-        }  # fmt: skip
+        needed = {name for name in possible if name.startswith(("K_", "V_", "new_"))}
         if last:
             needed |= {name for name in possible if name.startswith("token_")}
         if not last or self.mode != "prefill":
@@ -208,15 +209,6 @@ def check_packages(folder: Path, sizes: PackageSizes, owners: list[str]) -> Iter
     if any(is_there(folder, name) for name in PREFILL):
         split = owned if layouts and len(layouts[-1]) in VERIFYING else 0
         yield from check_prefill(folder, sizes, owners, split or None)
-
-
-def is_there(folder: Path, name: str) -> bool:
-    return (folder / f"{name}.mlpackage").is_dir() or is_compiled(folder, name)
-
-
-def is_compiled(folder: Path, name: str) -> bool:
-    compiled = folder / f"{name}.mlmodelc"
-    return compiled.is_dir() and any(compiled.iterdir())
 
 
 def check_layout(
@@ -283,11 +275,6 @@ def check_prefill(
         yield f"prefill of {chain.tokens} tokens does not fit a context of {sizes.context}"
 
 
-def numbered_keys(function: MilFunction) -> int:
-    """The number of keys that a package which prefills gives by number."""
-    return sum(re.fullmatch(r"K\d+", name) is not None for name in function.outputs)
-
-
 def columns(
     where: str, function: MilFunction, chain: Chain, kinds: list[str], producing: bool
 ) -> Iterator[str]:
@@ -320,14 +307,3 @@ def opened(folder: Path, names: tuple[str, ...]) -> Generator[str, None, list[Pr
         except (CetaneError, ValueError) as error:
             yield f"{name}: {error}"
     return programs
-
-
-def caches(function: MilFunction) -> dict[str, int]:
-    """The number of layers of each kind that have caches in a function."""
-    return {
-        kind: int(shape[0])
-        for kind in (SLIDING, FULL)
-        if f"K_{kind}_in" in function.inputs
-        and (shape := function.inputs[f"K_{kind}_in"].shape)
-        and isinstance(shape[0], int)
-    }

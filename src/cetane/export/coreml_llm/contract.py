@@ -1,8 +1,12 @@
-"""The contract: names and shapes of the tensors between CoreML-LLM's runtime and its packages."""
+"""The contract: names and shapes of the tensors between CoreML-LLM's runtime and its packages, and
+what they say of a folder."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from cetane.mil import MilFunction
 from cetane.schema.recipe import Mode
 
 CHUNKS = {
@@ -46,6 +50,8 @@ OTHERS: dict[Mode, dict[str, str]] = {
 }
 """Their names in the other modes, where they differ."""
 SLIDING, FULL = "sliding", "full"
+KINDS = {"sliding_attention": SLIDING, "full_attention": FULL}
+"""Kinds of layers by their names in `model_config.json`."""
 COMMITTED = [{SLIDING: 7, FULL: 1}, {SLIDING: 5, FULL: 2}]
 """The caches of the first two packages into which the runtime writes the columns that were
 verified: their numbers, those of E2B, are constants of `ChunkedEngine.swift`."""
@@ -155,3 +161,29 @@ class PackageSizes:
 def positions(context: int) -> int:
     """The number of rows of a rotary table for a context."""
     return max(2 * context, 4096)
+
+
+def is_there(folder: Path, name: str) -> bool:
+    """Whether a folder has a package, perhaps one that a Mac has compiled."""
+    return (folder / f"{name}.mlpackage").is_dir() or is_compiled(folder, name)
+
+
+def is_compiled(folder: Path, name: str) -> bool:
+    compiled = folder / f"{name}.mlmodelc"
+    return compiled.is_dir() and any(compiled.iterdir())
+
+
+def numbered_keys(function: MilFunction) -> int:
+    """The number of keys that a package which prefills gives by number."""
+    return sum(re.fullmatch(r"K\d+", name) is not None for name in function.outputs)
+
+
+def caches(function: MilFunction) -> dict[str, int]:
+    """The number of layers of each kind that have caches in a function."""
+    return {
+        kind: int(shape[0])
+        for kind in (SLIDING, FULL)
+        if f"K_{kind}_in" in function.inputs
+        and (shape := function.inputs[f"K_{kind}_in"].shape)
+        and isinstance(shape[0], int)
+    }

@@ -16,34 +16,37 @@ import numpy as np
 import numpy.typing as npt
 
 from cetane.engine.portable import in_fp32
-from cetane.export.coreml_llm.check import KINDS, caches, is_there, numbered_keys
 from cetane.export.coreml_llm.contract import (
     CHUNKS,
     DECODE,
     FULL,
+    KINDS,
     LAST_POSITION,
     PREFILL,
     SHARED,
     SLIDING,
     VERIFY,
     WIDTH,
+    caches,
+    is_there,
+    numbered_keys,
 )
 from cetane.files import read_json
 from cetane.mil import MilFunction, Program, load
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
-Call = Callable[[str, str, Arrays], Mapping[str, Array]]
+RunFunction = Callable[[str, str, Arrays], Mapping[str, Array]]
 """`call(package, function, inputs)`: its outputs."""
 HIDDEN = -np.inf
 LETTERS = {SLIDING: "s", FULL: "f"}
 
 
 @dataclass(frozen=True)
-class Folder:
+class AppFolder:
     """What the runtime knows of a folder."""
 
-    call: Call
+    call: RunFunction
     chunks: Sequence[str]
     """The packages that decode."""
     embed: Callable[[int], Array]
@@ -68,7 +71,7 @@ class Folder:
     """Tokens of a call that verifies; 0 if the chunks only decode."""
 
 
-class Packages:
+class AppPackages:
     """The packages of a folder, on cetane's executor in fp32."""
 
     def __init__(self, path: Path) -> None:
@@ -100,7 +103,7 @@ def shaped(shapes: Mapping[str, Sequence[Any]], inputs: Mapping[str, Array]) -> 
     }
 
 
-class Rows:
+class AppRows:
     """A table of int8 rows, each with a scale in fp16."""
 
     def __init__(self, folder: Path, name: str, channels: int, factor: float) -> None:
@@ -114,12 +117,12 @@ class Rows:
         return row
 
 
-def read_folder(path: Path) -> Folder:
+def read_folder(path: Path) -> AppFolder:
     """A folder that `check` has found right, in the layout that the runtime takes first."""
     config = read_json(path / "model_config.json")
     layers = [KINDS[kind] for kind in config["layer_types"]]
     chunks = next(names for names in CHUNKS.values() if is_there(path, names[-1]))
-    packages = Packages(path)
+    packages = AppPackages(path)
     functions = [packages.program(name).functions for name in chunks]
     decoding = [own[DECODE if DECODE in own else "main"] for own in functions]
     verify = functions[0].get(VERIFY)
@@ -129,11 +132,13 @@ def read_folder(path: Path) -> Folder:
         prefilled = numbered_keys(first)
         prefill_tokens = width(first)
     channels = config["num_layers"] * config["per_layer_dim"]
-    return Folder(
+    return AppFolder(
         call=packages,
         chunks=chunks,
-        embed=Rows(path, "embed_tokens", config["hidden_size"], config["embed_scale"]),
-        per_layer=Rows(path, "embed_tokens_per_layer", channels, config["per_layer_embed_scale"]),
+        embed=AppRows(path, "embed_tokens", config["hidden_size"], config["embed_scale"]),
+        per_layer=AppRows(
+            path, "embed_tokens_per_layer", channels, config["per_layer_embed_scale"]
+        ),
         rotary={
             f"{part}_{kind}": np.load(path / f"{part}_{kind}.npy", "r")
             for part in ("cos", "sin")
@@ -172,10 +177,10 @@ class Chosen(NamedTuple):
     logit: float
 
 
-class Host:
+class AppHost:
     """A conversation."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: AppFolder) -> None:
         self.folder = folder
         self.position = 0
         layers = Counter((place.chunk, place.kind) for place in self.places)

@@ -120,7 +120,7 @@ class ContractPlanner(Planner):
     def heads_of(self, shard: str) -> tuple[Head, ...]:
         return tuple(block for block in self.members[shard] if isinstance(block, Head))
 
-    def ports(self, shard: str, mode: Mode, inner: Function) -> dict[str, str]:
+    def their_names(self, shard: str, mode: Mode, inner: Function) -> dict[str, str]:
         """Their names of the function's inputs and outputs, by cetane's names."""
         last = bool(self.heads_of(shard))
         made = [o.name for o in inner.outputs if not (last and o.name == "hidden_out")]
@@ -131,21 +131,21 @@ class ContractPlanner(Planner):
 
     def _outer(self, shard: str, name: str, mode: Mode) -> FunctionGraph:
         inner, tokens = self.inner(shard, mode), self.tokens(mode)
-        ports = self.ports(shard, mode, inner.function)
+        names = self.their_names(shard, mode, inner.function)
         heads, sizes = self.heads_of(shard), self.sizes()
         owned = {cache.group: cache.layers for cache in inner.caches}
         shapes = sizes.inputs(mode, tokens, owned)
         inputs = {
-            ports[item.name]: item.model_copy(
-                update={"name": ports[item.name], "shape": shapes[ports[item.name]]}
+            names[item.name]: item.model_copy(
+                update={"name": names[item.name], "shape": shapes[names[item.name]]}
             )
             for item in inner.function.inputs
         }
         shapes = sizes.outputs(mode, tokens, owned)
         outputs = [
-            item.model_copy(update={"name": port, "shape": shapes.get(port, swapped(item.shape))})
+            item.model_copy(update={"name": there, "shape": shapes.get(there, swapped(item.shape))})
             for item in inner.function.outputs
-            if (port := ports.get(item.name)) is not None
+            if (there := names.get(item.name)) is not None
         ]
         if heads:
             given = {
@@ -155,12 +155,12 @@ class ContractPlanner(Planner):
             }[mode]
             outputs += [
                 Output(
-                    name=port,
-                    shape=shapes[port],
-                    dtype="int32" if port.startswith("token_id") else "fp16",
-                    sink=ToTensor(name=port),
+                    name=there,
+                    shape=shapes[there],
+                    dtype="int32" if there.startswith("token_id") else "fp16",
+                    sink=ToTensor(name=there),
                 )
-                for port in given
+                for there in given
             ]
         if heads and mode == "prefill":
             inputs[LAST_POSITION] = Input(
@@ -179,7 +179,7 @@ class ContractPlanner(Planner):
             super().module(inner),
             function,
             mode,
-            self.ports(shard, mode, inner.function),
+            self.their_names(shard, mode, inner.function),
             self.heads_of(shard),
             self.memory.slots[SLIDING].count,
         )
@@ -214,7 +214,7 @@ class PrefillPlanner(ContractPlanner):
     def names(self) -> dict[str, str]:
         return dict(zip(self.members, PREFILL, strict=True))
 
-    def ports(self, shard: str, mode: Mode, inner: Function) -> dict[str, str]:
+    def their_names(self, shard: str, mode: Mode, inner: Function) -> dict[str, str]:
         """Their names, with keys and values numbered by layer, unless they are handed on."""
         fresh = {}
         seen: Counter[str] = Counter()
@@ -230,8 +230,8 @@ class PrefillPlanner(ContractPlanner):
         plain = inner.model_copy(
             update={"outputs": tuple(o for o in inner.outputs if o.name not in fresh)}
         )
-        kept_names = {name: port for name, port in fresh.items() if port is not None}
-        return super().ports(shard, mode, plain) | kept_names
+        kept_names = {name: there for name, there in fresh.items() if there is not None}
+        return super().their_names(shard, mode, plain) | kept_names
 
 
 def first_reader(planner: Planner) -> int:

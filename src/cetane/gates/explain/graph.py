@@ -7,7 +7,7 @@ from cetane.gates.authored import Authored
 from cetane.gates.explain.explanation import Cause, Explanation, RefusedPort
 from cetane.gates.explain.mends import undone, written_by_host
 from cetane.gates.golden_result import GoldenResult
-from cetane.gates.probes import Way
+from cetane.gates.probes import HostWay
 from cetane.gates.readings import Misread, misread
 from cetane.gates.reference import reference_of
 from cetane.gates.structure import WAYS, Deviation
@@ -16,7 +16,7 @@ from cetane.schema.changes import override
 
 DIFF = "Run cetane diff BUNDLE --model CHECKPOINT."
 WITHOUT_DRAFTS = ", and run with --speculative none until then"
-UNTIL_THEN: dict[Way, str] = {
+UNTIL_THEN: dict[HostWay, str] = {
     "rewind": ", and serve with --prefixes 0 until then",
     "draft": WITHOUT_DRAFTS,
     "tree": WITHOUT_DRAFTS,

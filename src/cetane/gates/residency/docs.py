@@ -3,9 +3,9 @@
 from cetane.gates.limits import limits
 from cetane.gates.residency.rule import (
     GROUPS,
+    Citation,
     Evidence,
     Rule,
-    Source,
     load_evidence,
     load_rules,
 )
@@ -37,7 +37,7 @@ def summary(rule: Rule) -> str:
     return ", ".join([*facts, rule.framework])
 
 
-def bullet(source: Source) -> str:
+def bullet(source: Citation) -> str:
     """A source as an item of a list."""
     against = "against: " if source.contradicts else ""
     return f"- {against}{source.claim} — {source.where}, {source.date}"

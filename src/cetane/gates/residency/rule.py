@@ -52,7 +52,7 @@ GOOD_TO_BAD: tuple[Placement, ...] = ("ANE", "unknown", "CPU", "wrong", "fails")
 """Placements from good to bad. Of several rules about one op, the one with the worst holds."""
 
 
-class Source(Data):
+class Citation(Data):
     """One piece of evidence."""
 
     claim: str
@@ -71,7 +71,7 @@ class Known(Data):
     placement: Placement | None = None
     """The placement of its ops; None if it decides none."""
     confidence: Confidence
-    sources: tuple[Source, ...] = Field(min_length=1)
+    sources: tuple[Citation, ...] = Field(min_length=1)
 
 
 class Evidence(Known):

@@ -49,10 +49,6 @@ class TensorList:
         return value
 
 
-Label = str | int
-Result = Tensor | TensorList | tuple[Tensor, ...] | tuple[Label, dict[Label, float]] | None
-
-
 def _passing(annotation: object) -> str:
     choices = {annotation, *get_args(annotation)}
     if Tensors in choices:

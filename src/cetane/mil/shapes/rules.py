@@ -58,16 +58,16 @@ class KnownOp:
         return [int(item) for item in (value if isinstance(value, list) else [value])]
 
 
-Rule = Callable[[KnownOp], Shapes]
-RULES: dict[str, Rule] = {}
+ShapeRule = Callable[[KnownOp], Shapes]
+RULES: dict[str, ShapeRule] = {}
 READ_TENSORS = {"range_1d": ("start", "end", "step")}
 """Tensors of an op whose values, not only their shapes, say how large its results are."""
 
 
-def rule(*kinds: str) -> Callable[[Rule], Rule]:
+def rule(*kinds: str) -> Callable[[ShapeRule], ShapeRule]:
     """Enter a function as the rule of these kinds of op."""
 
-    def enter(function: Rule) -> Rule:
+    def enter(function: ShapeRule) -> ShapeRule:
         RULES.update(dict.fromkeys(kinds, function))
         return function
 

@@ -7,7 +7,7 @@ from cetane.report.content.figures import DiskUse, Perplexity, Positions, Ranges
 from cetane.report.content.placement import Residency
 from cetane.report.content.speed import CallTimes, DraftBench, OnDevice
 from cetane.report.content.sweep import SweepQuality
-from cetane.report.content.verdicts import GateVerdict, Judgement
+from cetane.report.content.verdicts import GateVerdict, OutcomeWord
 from cetane.validation import Data
 
 
@@ -63,7 +63,7 @@ class BundleReport(Data):
     folder: str
     architecture: str
     recipe: str
-    outcome: Judgement
+    outcome: OutcomeWord
     figures: tuple[KeyFigure, ...]
     verdicts: tuple[GateVerdict, ...]
     residency: Residency

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from cetane.gates.residency.rule import Placement
-from cetane.report.content.verdicts import Judgement
+from cetane.report.content.verdicts import OutcomeWord
 from cetane.validation import Data
 
 
@@ -107,7 +107,7 @@ class OnDevice(Data):
     machine: str
     date: str
     compute_units: str
-    outcome: Judgement
+    outcome: OutcomeWord
     rows: tuple[DeviceRow, ...]
     rules: tuple[RefutedRule, ...]
     measured_ops: int

@@ -5,7 +5,7 @@ from typing import Literal
 from cetane.gates.verdict import Check
 from cetane.validation import Data
 
-Judgement = Literal["passed", "failed", "not run"]
+OutcomeWord = Literal["passed", "failed", "not run"]
 
 
 class GateVerdict(Data):
@@ -13,7 +13,7 @@ class GateVerdict(Data):
 
     gate: str
     question: str
-    outcome: Judgement
+    outcome: OutcomeWord
     basis: str
     """`measured` on the programs, or `predicted` by rules."""
     command: str

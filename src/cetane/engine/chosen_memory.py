@@ -1,4 +1,4 @@
-"""A part of a sequence's memory, in caches of a smaller capacity."""
+"""Chosen tokens of a sequence's memory, in caches of a smaller capacity."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from cetane.engine.memory import EMPTY, Memory, runs
 from cetane.schema.function import CapacityPlan, Function
 
 
-class PartMemory(Memory):
+class ChosenMemory(Memory):
     """Some tokens of a `whole` memory, in the caches of the `smallest` capacity, at any position.
 
     The first `chosen` slots hold chosen tokens; the newest tokens take turns in the others. A
