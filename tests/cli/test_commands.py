@@ -200,23 +200,33 @@ def test_port(
     red = cetane(*port, "--json")
     assert red.code == 1
     assert red.json["gates"]["golden"]["passed"] is False
-    assert "golden gate: FAIL" in cetane(*port).out
+    shown = cetane(*port)
+    assert "golden gate: FAIL" in shown.out
+    assert shown.out.splitlines()[-1].startswith(f"next: cetane diff {target.name} --model ")
+    monkeypatch.setattr("cetane.gates.limits.read", lambda: COSTLY)
+    costly = cetane(*port)
+    assert costly.code == 1 and "compression: " in costly.err
+    assert "next: " not in costly.out  # no op is wrong
 
 
 def test_a_named_chip_that_decides_nothing(
     cetane: Cetane, tiny_checkpoint_folder: Path, small_file: Path, tmp_path: Path
 ) -> None:
     """The command for details runs as it is printed, and is about the chip that was judged."""
-    shown = cetane(
+    port = (
         "port", tiny_checkpoint_folder, "-r", small_file, "-o", tmp_path / "my port",
-        "--chip", "a19-pro", "--no-require-residency",
+        "--chip", "a19-pro",
     )  # fmt: skip
+    shown = cetane(*port, "--no-require-residency")
     assert shown.code == 0
     assert "residency decides nothing: --no-require-residency" in shown.out
     assert "no chip is named" not in shown.out
     details = shown.err.partition("for details: cetane ")[2].splitlines()[0]
     audited = cetane(*shlex.split(details), "--json")
     assert audited.json["target"]["chip"] == "a19-pro"
+    required = cetane(*port)
+    assert required.code == 1 and "golden gate: pass" in required.out
+    assert required.out.splitlines()[-1] == f"next: cetane {details}"
 
 
 def test_port_of_a_wrong_shard(
@@ -355,7 +365,7 @@ def test_demo(
     assert "Fuel\n" not in red.out
 
 
-def with_limits(table: str, **changes: float) -> Limits:
+def with_limits(table: str, **changes: Any) -> Limits:
     content = read().model_dump()
     content[table] |= changes
     return Limits.model_validate(content)
@@ -363,6 +373,10 @@ def with_limits(table: str, **changes: float) -> Limits:
 
 IMPOSSIBLE = with_limits("fp16", hidden_cosine=2.0)
 """No bundle passes; the first shards do."""
+COSTLY = with_limits(
+    "quality", good=read().quality["good"].model_dump() | {"perplexity_ratio": 0.5}
+)
+"""Every compression costs too much."""
 STRICT = with_limits("structure", relative=1e-30)
 
 

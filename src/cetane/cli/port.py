@@ -170,8 +170,10 @@ def show(result: PortResult, seconds: float, named: bool, verbose: bool) -> None
     say(f"wrote {path}: {megabytes(size)} in {seconds:.0f} s")
     if result.passed:
         follow_run(path)
-    else:
-        follow("diff", path, "--model", result.bundle.manifest.source)
+    elif result.golden.passed:  # only residency is red
+        follow(*audit_words(result))
+    elif result.explanation is None or result.explanation.cause != "compression":
+        follow("diff", path, "--model", result.bundle.manifest.source)  # else no op is wrong
 
 
 def show_residency(result: PortResult, named: bool) -> None:
@@ -193,5 +195,11 @@ def show_residency(result: PortResult, named: bool) -> None:
     elif not result.residency_required:
         tell("residency decides nothing: --no-require-residency")
     if result.bundle is not None:
-        where = {"--chip": audit.target.chip, "--os": audit.target.os}
-        warn(f"  for details: {command('audit', result.bundle.path, options=where)}")
+        warn(f"  for details: {command(*audit_words(result))}")
+
+
+def audit_words(result: PortResult) -> tuple[object, ...]:
+    """The words of the command that audits a finished bundle for the judged chip."""
+    assert result.bundle is not None and result.residency is not None
+    target = result.residency.target
+    return "audit", result.bundle.path, "--chip", target.chip, "--os", f"{target.os:g}"
