@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -86,7 +85,10 @@ def library_errors(what: str) -> Iterator[None]:
 
 
 def interruptible(work: Callable[[], list[int]]) -> list[int]:
-    """What `work` returns, made in a thread of its own: Ctrl-C waits for no native code there."""
+    """What `work` returns, made in a thread of its own.
+
+    Python handles Ctrl-C only between its own instructions, so native code runs in another thread.
+    """
     made: Future[list[int]] = Future()
 
     def run() -> None:
@@ -195,7 +197,6 @@ class Tokenizer:
         Each MB of text takes 160 MB to encode, so the rest of a long text is not encoded. Ctrl-C
         ends the wait for a tokenizer that takes quadratic time.
         """
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one
         enough = count + NEAR_CUT
         length = CHARACTERS * enough
         while True:
