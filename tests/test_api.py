@@ -110,6 +110,19 @@ def test_a_head_that_chooses_does_not_sample(names: dict[str, Any]) -> None:
         lm.stream("import ", seed=1)
 
 
+def test_numbers_that_are_too_small(names: dict[str, Any], tmp_path: Path) -> None:
+    """Perplexity left out as many tokens from the text's end; others ended in a traceback."""
+    bundle, text = str(names["bundle"]), tmp_path / "text.txt"
+    text.write_text("import os\n" * 20)
+    assert cetane.Bundle(bundle).plan == Bundle(names["bundle"]).plan
+    for tokens in (-5, 0, 1):
+        with pytest.raises(cetane.CetaneError, match=f"tokens = {tokens}: must be at least 2"):
+            cetane.perplexity(bundle, str(text), tokens=tokens)
+    for name in ("prompt_tokens", "tokens", "rounds"):
+        with pytest.raises(cetane.CetaneError, match=f"^{name} = 0: must be at least 1"):
+            cetane.versus(bundle, bundle, **{name: 0})
+
+
 @pytest.mark.parametrize("tolerance", [float("nan"), -1.0])
 def test_a_tolerance_that_nothing_exceeds(names: dict[str, Any], tolerance: float) -> None:
     """Whatever differed passed."""

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
-from cetane.server.forms import CompletionForm
-from cetane.server.requests import CompletionRequest
+from cetane.server.forms import ChatForm, CompletionForm
+from cetane.server.requests import ChatRequest, CompletionRequest
 from cetane.server.writing import Ending, Event, Piece
 
 PIECES = 50
@@ -18,6 +18,21 @@ def form() -> CompletionForm:
     served: Any = SimpleNamespace(tokenizer=tokenizer, bundle=SimpleNamespace(digest="0" * 64))
     ask: Any = SimpleNamespace(echo=False, ids=(1,))
     return CompletionForm(CompletionRequest(model="it", prompt="x"), served, [ask])
+
+
+def test_blanks_before_a_call_are_in_no_stream() -> None:
+    """A whole answer leaves them out, and the text between words stays."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    asked: Any = {"model": "it", "messages": [{"role": "user", "content": "x"}], "tools": [tool]}
+    plain = form()
+    made = ChatForm(ChatRequest.model_validate(asked), plain.served, plain.asks)
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    chunks = []
+    for event in (Piece("ok "), Piece("then \n"), Piece(call), Ending("stop", 1, 0, 3)):
+        made.choices[0].add(event)
+        chunks += made.chunks(0, event)
+    streamed = "".join(chunk.delta.content or "" for chunk in chunks)
+    assert streamed == made.choice(0, made.choices[0]).message.content == "ok then"
 
 
 async def events() -> AsyncIterator[tuple[int, Event]]:

@@ -52,9 +52,10 @@ class Bundle(ListedFolder[Manifest]):
     manifest_name, schema = MANIFEST, SCHEMA
     hint = "port the model again, or get the bundle again"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | Path) -> None:
         """Raises CetaneError for an incomplete bundle, a link, and a damaged or hostile
         manifest."""
+        path = Path(path)
         if not (path / MANIFEST).is_file():
             raise no_bundle(path)
         regular_files(path)

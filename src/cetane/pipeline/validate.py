@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cetane.bundle import Bundle
+from cetane.errors import CetaneError
 from cetane.files import Progress, silent
 from cetane.gates.draft_head import DraftHeadResult, judge_draft_heads
 from cetane.gates.explain import Explanation
@@ -91,7 +92,7 @@ def validate(
 
 def perplexity(
     bundle: str | Path,
-    text: Path,
+    text: str | Path,
     *,
     tokens: int = 20_000,
     model: str | Path | None = None,
@@ -102,8 +103,12 @@ def perplexity(
     """The perplexities of a bundle and its Hugging Face model, on the first `tokens` of a text.
 
     `model`, `lora` and `adapters` are the new places of what was ported, as in `validate`. The
-    outcome is kept in the bundle. CetaneError as `validate`, and for an unreadable text.
+    outcome is kept in the bundle. CetaneError as `validate`, for an unreadable text, and for fewer
+    than two tokens: nothing predicts the first.
     """
+    if tokens < 2:
+        raise CetaneError(f"tokens = {tokens}: must be at least 2", "the first token is not judged")
+    text = Path(text)
     opened = Bundle(Path(bundle))
     opened.verify()
     checkpoint = checkpoint_of(opened, model, lora, adapters)

@@ -89,9 +89,12 @@ def versus(
 
     Each turn reads a text of `prompt_tokens`, then decodes `tokens` greedily. `energy` is how many
     seconds each bundle decodes under a power meter afterwards; 0 for none. `exclusive` as in
-    `load`. CetaneError for a damaged bundle, a context that is too small, and `energy` without a
-    meter.
+    `load`. CetaneError for a damaged bundle, a context that is too small, a number below 1, and
+    `energy` without a meter.
     """
+    for name, number in (("prompt_tokens", prompt_tokens), ("tokens", tokens), ("rounds", rounds)):
+        if number < 1:
+            raise CetaneError(f"{name} = {number}: must be at least 1")
     bundles = [Bundle(Path(path)) for path in (first, second)]
     for bundle in bundles:
         bundle.verify()

@@ -188,7 +188,8 @@ class ChatForm(AnswerForm):
             return choice.text[choice.sent :]
         if may_be_call(choice.text):
             return ""
-        return choice.text[choice.sent : len(choice.text) - overlap(choice.text, OPEN)]
+        text = choice.text[: len(choice.text) - overlap(choice.text, OPEN)]
+        return text.rstrip()[choice.sent :]  # a call that follows takes the blanks before it
 
     def delta(self, choice: ChoiceSoFar, text: str) -> Delta:
         """The next text of a choice; its first one names the role."""
