@@ -66,12 +66,25 @@ def scribble(file: Path) -> None:
     file.write_bytes(content)
 
 
+def of_another_size(file: Path) -> None:
+    """Valid JSON: the sizes of tapes, or else of values, are one too large."""
+    index = json.loads(file.read_text())
+    for tape in index.get("tapes", {}).values():
+        tape[1] += 1
+    file.write_text(json.dumps(index).replace("16", "17"))
+
+
+def deep(file: Path) -> None:
+    file.write_text("[" * 100_000)
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
         ("code", scribble), ("code", Path.unlink), ("weights.bin", cut),
         ("weights.bin", scribble), ("weights.bin", Path.unlink), ("index.json", cut),
-        ("index.json", Path.unlink),
+        ("index.json", Path.unlink), ("index.json", of_another_size), ("index.json", deep),
+        ("index.json.sha256", scribble), ("index.json.sha256", Path.unlink),
     ],
 )  # fmt: skip
 def test_damaged_files_are_made_again(
@@ -86,6 +99,8 @@ def test_damaged_files_are_made_again(
     again = next(own_cache.rglob(name)).read_bytes()
     if name == "index.json":  # it says when the weights were written
         assert json.loads(again)["functions"] == json.loads(whole)["functions"]
+    elif name == "index.json.sha256":
+        assert len(again) == len(whole)
     else:
         assert again == whole
 

@@ -1,5 +1,6 @@
 """What comes back from a Mac: it is kept if it is the bundle's, and refused by name if not."""
 
+import copy
 import json
 import shlex
 import shutil
@@ -16,12 +17,14 @@ from cetane.errors import CetaneError
 from cetane.gates.residency.audit import audit as examine
 from cetane.gates.residency.store import MEASURED, InBundle
 from cetane.gates.residency.target import Target
+from cetane.kit import judge
 from cetane.kit.device import DEVICE, DeviceResult
 from cetane.kit.judge import check_turns, expected_of
 from cetane.kit.measurements import read_measurements
 from cetane.mil import load
 from cetane.mil.program import Op
 from cetane.perf.evidence import read
+from cetane.pipeline import imports
 from cetane.pipeline.audit import audit
 from cetane.pipeline.imports import evidence_file, import_kit
 
@@ -271,24 +274,52 @@ def test_what_a_device_did_not_compute_fails(
 
 def test_a_probe_that_hung_fails(write: Write, bundle: Bundle) -> None:
     """The kit asks for one more probe than the record has."""
-    kept = bundle.gates()["kit"]
-    kept["positions"]["verify"] = [1, 2]
-    bundle.write_gate("kit", kept)
-    outcome = imported(write(), bundle)
+    outcome = imported(write(lambda c: c["bundles"]["A"]["probes"].pop("late")), bundle)
     assert [(c.name, c.value, c.limit) for c in outcome.checks if not c.passed] == [
-        ("probed positions", 25, 27)
+        ("probed positions", 13, 25)
     ]
 
 
-def test_a_kit_that_compares_nothing_of_a_function_fails(write: Write, bundle: Bundle) -> None:
+def test_a_kit_that_compares_nothing_of_a_function_fails(
+    write: Write, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever the device computed there, nobody looked."""
-    kept = bundle.gates()["kit"]
-    kept["functions"]["model/decode"] = []
-    bundle.write_gate("kit", kept)
+    nothing = expected_of(bundle).model_copy(update={"functions": {"model/decode": ()}})
+    monkeypatch.setattr(imports, "expected_of", lambda _: nothing)
     outcome = imported(write(predicted(errors={})), bundle)
     assert [(c.name, c.value, c.limit) for c in outcome.checks if not c.passed] == [
         ("functions without a compared output", 1, 0)
     ]
+
+
+def without_positions(kept: Content) -> None:
+    kept["positions"] = {}
+
+
+def with_one_position(kept: Content) -> None:
+    kept["positions"]["text"] = kept["positions"]["text"][:1]
+
+
+def without_functions(kept: Content) -> None:
+    kept["functions"] = {}
+
+
+def with_one_output(kept: Content) -> None:
+    kept["functions"]["model/decode"] = kept["functions"]["model/decode"][:1]
+
+
+@pytest.mark.parametrize(
+    "weaken", [without_positions, with_one_position, without_functions, with_one_output]
+)
+def test_a_kits_gate_that_leaves_something_out_is_computed_again(
+    bundle: Bundle, weaken: Callable[[Content], None]
+) -> None:
+    """No manifest lists the file, so whoever hands on a bundle can write it."""
+    whole = bundle.gates()["kit"]
+    weak = copy.deepcopy(whole)
+    weaken(weak)
+    bundle.write_gate("kit", weak)
+    assert expected_of(bundle).model_dump(mode="json") == whole
 
 
 def test_without_the_kits_gate_it_is_computed_again(write: Write, bundle: Bundle) -> None:
@@ -297,6 +328,13 @@ def test_without_the_kits_gate_it_is_computed_again(write: Write, bundle: Bundle
     (bundle.path / "gates" / "kit.json").unlink()
     assert expected_of(bundle).model_dump(mode="json") == kept
     assert imported(write(), bundle).passed
+
+
+def test_the_kits_own_gate_serves(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is computed for it: a late probe may take minutes."""
+    monkeypatch.delattr(judge, "expected_probes")
+    monkeypatch.delattr(judge, "function_calls")
+    assert expected_of(bundle).model_dump(mode="json") == bundle.gates()["kit"]
 
 
 def test_a_changed_file_is_refused(write: Write, bundle: Bundle) -> None:

@@ -14,8 +14,22 @@ from tests.families.zaya_models import recipe as routed_recipe
 
 from cetane.bundle import Bundle
 from cetane.kit import probes
-from cetane.kit.probes import Expected, KitProbe, expected_probes, function_calls
-from cetane.kit.write import Expectation, expectation, routes, uncompared
+from cetane.kit.probes import (
+    Expected,
+    KitProbe,
+    expected_probes,
+    function_calls,
+    judged_positions,
+)
+from cetane.kit.write import (
+    Expectation,
+    comparable,
+    expectation,
+    experts,
+    is_complete,
+    routes,
+    uncompared,
+)
 from cetane.schema.plan import Plan
 
 TOKENS = np.random.default_rng(0).integers(1, 288, 96).tolist()
@@ -94,9 +108,10 @@ def test_every_adapter_is_judged(adapted: Any) -> None:
     assert [one.probe.adapter for one in made] == [None, "dora", "plain", None]
     for expected in made:
         follows(expected, adapted.merged[expected.probe.adapter])
-    expected = expectation(plan, made, function_calls(adapted.bundle))
-    assert expected.functions.keys() == {"/".join(key) for key in plan.functions}
-    assert all(expected.functions.values()) and not uncompared(plan, expected)
+    whole = expectation(plan, made, function_calls(adapted.bundle))
+    assert whole.functions.keys() == {"/".join(key) for key in plan.functions}
+    assert all(whole.functions.values()) and not uncompared(plan, whole)
+    assert is_complete(plan, whole, judged_positions(adapted.bundle))
 
 
 def without(expected: Expectation, names: Sequence[str]) -> Expectation:
@@ -122,16 +137,34 @@ def test_experts_that_no_token_chose_are_excused() -> None:
     wanted = routed_recipe("readonly", "chunks", routed=("decode",))
     plan = engine_of(test_mixtral.build("mixtral"), wanted).plan
     every = all_of(plan)
-    experts = {f"{r.shard}/{name}" for r in routes(plan) for names in r.experts for name in names}
-    assert experts and not uncompared(plan, without(every, [*experts]))
-    others = [name for name in every.functions if name not in experts]
+    chosen = {f"{r.shard}/{name}" for r in routes(plan) for names in r.experts for name in names}
+    assert chosen and not uncompared(plan, without(every, [*chosen]))
+    others = [name for name in every.functions if name not in chosen]
     assert uncompared(plan, without(every, others[:1])) == others[:1]
+
+
+def test_experts_that_no_token_chose_make_no_expectation_incomplete() -> None:
+    wanted = routed_recipe("readonly", "chunks", routed=("decode",))
+    plan = engine_of(test_mixtral.build("mixtral"), wanted).plan
+    every = Expectation(
+        positions={},
+        functions={
+            "/".join(key): tuple(one.name for one in comparable(plan, key))
+            for key in plan.functions
+        },
+    )
+    chosen = ["/".join(key) for key in experts(plan)]
+    others = [name for name in every.functions if name not in chosen]
+    assert is_complete(plan, every, {}) and is_complete(plan, without(every, chosen), {})
+    assert not is_complete(plan, without(every, others[:1]), {})
 
 
 def test_every_contract_can_be_judged(variant: Bundle) -> None:
     """All functions have an output to compare, and the end of the context is reached."""
     made = expected_probes(variant)
-    assert not uncompared(variant.plan, expectation(variant.plan, made, function_calls(variant)))
+    whole = expectation(variant.plan, made, function_calls(variant))
+    assert not uncompared(variant.plan, whole)
+    assert is_complete(variant.plan, whole, judged_positions(variant))
     assert judged(made[-1].probe)[1][-1] == variant.plan.recipe.cache.context - 1
     for expected in made:
         follows(expected, build_model("llama"))

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
+from cetane.kit.xcode import read_analytics
 from cetane.mil import load
 from cetane.mil.program import Op
 from cetane.pipeline.audit import audit
@@ -186,6 +188,32 @@ def test_other_texts_are_refused(bundle: Bundle, tmp_path: Path, text: str) -> N
     path.write_text(text)
     with pytest.raises(CetaneError, match=r"not Core ML's analytics.mil"):
         import_xcode(path, bundle.path, DAY)
+
+
+CHOSEN = 'SelectedBackend = string("ane")'
+BEGUN = f"tensor<fp16, [1]> y = conv(x = x)[{CHOSEN}, "
+HOSTILE = {
+    "messages": BEGUN + "ValidationMessage = dict<string, string>({{" * 20_000,
+    "times": BEGUN + "EstimatedRuntime = dict<string, fp64>({{" * 20_000,
+    "results": "\n".join([("a" * 300 + "> ") * 7 + "!" * 8000 + CHOSEN] * 40),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_lines_are_read_in_linear_time(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "analytics.mil"
+    path.write_text(f"{HOSTILE[what]}\n{BEGUN}")
+    begun = time.process_time()
+    read_analytics(path)
+    assert time.process_time() - begun < 0.5
+
+
+def test_an_op_of_several_results_has_the_name_of_the_first(tmp_path: Path) -> None:
+    """So do the ops of a program, to which these are matched."""
+    path = tmp_path / "analytics.mil"
+    path.write_text(f"tensor<fp16, [1]> a, tensor<fp16, [1]> b = split(x = x)[{CHOSEN}];")
+    (op,) = read_analytics(path).functions["main"]
+    assert (op.output, op.kind, op.device) == ("a", "split", "ANE")
 
 
 def test_a_package_that_is_not_there_is_named(bundle: Bundle, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from cetane.kit.measurements import (
     RecordedBundle,
     Spread,
 )
-from cetane.kit.probes import expected_probes, function_calls
-from cetane.kit.write import GATE, Expectation, expectation, uncompared
+from cetane.kit.probes import expected_probes, function_calls, judged_positions
+from cetane.kit.write import GATE, Expectation, expectation, is_complete, uncompared
 from cetane.mil.program import Program
 from cetane.schema.function import Route, Step
 from cetane.schema.plan import Plan
@@ -34,11 +34,16 @@ KNOWN_OPS = 0.5
 
 
 def expected_of(bundle: Bundle) -> Expectation:
-    """What a bundle should compute: as the kit's writer kept it, else computed again. Raises
-    CetaneError for a kept file that is damaged."""
+    """What a bundle should compute: as the kit's writer kept it, else computed again.
+
+    No manifest lists the kept file. So one that leaves out a probe or an output is not used.
+    Raises CetaneError for a kept file that is damaged.
+    """
     kept = bundle.gates().get(GATE, {})
     if "functions" in kept:
-        return validated(Expectation, kept, str(bundle.path))
+        expected = validated(Expectation, kept, str(bundle.path))
+        if is_complete(bundle.plan, expected, judged_positions(bundle)):
+            return expected
     return expectation(bundle.plan, expected_probes(bundle), function_calls(bundle))
 
 

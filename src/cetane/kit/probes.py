@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cetane.bundle import Bundle
+from cetane.checkpoint import Tokenizer
 from cetane.engine.backend import Array, Arrays, Backend, OpenShard
 from cetane.engine.call import Running
 from cetane.engine.engine import Engine
@@ -52,6 +53,11 @@ class KitProbe(Data):
     every: bool
     prompt: int
 
+    @property
+    def judged(self) -> int:
+        """The number of positions whose logits are judged."""
+        return sum(len(call.tokens) if self.every else 1 for call in self.calls if call.logits)
+
 
 @dataclass(frozen=True)
 class Expected:
@@ -70,32 +76,73 @@ class KitPart:
     modes: Collection[Mode]
 
 
+@dataclass(frozen=True)
+class Outline:
+    """The parts of a probe, one after the other, before anything runs."""
+
+    name: str
+    parts: Sequence[KitPart]
+    every: bool = False
+    adapter: str | None = None
+
+    def probe(self, plan: Plan) -> KitProbe:
+        """The calls into which a plan's schedule cuts the parts."""
+        calls: list[ProbeCall] = []
+        prompt = position = 0
+        for part in self.parts:
+            prompt, count = len(calls), len(part.tokens)
+            cut = Schedule(plan, part.modes).cut(position, count, part.wanted)
+            calls += with_tokens(cut, part.tokens)
+            position += count
+        return KitProbe(
+            name=self.name,
+            adapter=self.adapter,
+            calls=tuple(calls),
+            every=self.every,
+            prompt=prompt,
+        )
+
+
+def largest(bundle: Bundle) -> Plan:
+    """A bundle's plan with only the largest of its capacities, which probes use."""
+    return bundle.plan.at(bundle.plan.recipe.cache.context)
+
+
+def judged_positions(bundle: Bundle) -> dict[str, int]:
+    """The number of positions that every probe of a bundle judges. Runs nothing."""
+    plan = largest(bundle)
+    return {one.name: one.probe(plan).judged for one in outlines(plan, bundle.tokenizer)}
+
+
 def expected_probes(bundle: Bundle) -> list[Expected]:
-    """The probes of a bundle. They are the same for the same bundle.
+    """The probes of a bundle, with the logits that it should give."""
+    plan = largest(bundle)
+    backend = PortableBackend(bundle, "fp32")
+    resident = plan.weight_bytes <= RESIDENT
+    engine = Engine(plan, backend, bundle.tables(), resident=resident)
+    return [run(engine, one) for one in outlines(plan, bundle.tokenizer)]
+
+
+def outlines(plan: Plan, tokenizer: Tokenizer) -> list[Outline]:
+    """The probes of a plan. They are the same for the same bundle.
 
     - `text`: a prompt, then decoded text; the same with every adapter, as `text-NAME`.
     - `verify`: verifying calls, if it has any.
     - `late`: such calls and decoded text at the end of the context, where attention has the most
       keys, and windows are in use again. The text before them is silent.
-
-    Of several capacities they use only the largest.
     """
-    plan = bundle.plan.at(bundle.plan.recipe.cache.context)
-    backend = PortableBackend(bundle, "fp32")
-    resident = plan.weight_bytes <= RESIDENT
-    engine = Engine(plan, backend, bundle.tables(), resident=resident)
     context, widest = plan.recipe.cache.context, widest_tokens(plan)
     width = plan.modes["verify"].tokens if "verify" in plan.modes else 0
-    text = text_tokens(bundle.tokenizer, context)
+    text = text_tokens(tokenizer, context)
     reading = plan.plain_modes
     prompt = min(max(SHORTEST, 2 * widest + widest // 2), context // 2)
     parts = [KitPart(text[:prompt], "last", reading),
              KitPart(text[prompt : prompt + STEPS], "all", ["decode"])]  # fmt: skip
-    probes = [run(engine, "text", parts)]
-    probes += [run(engine, f"text-{name}", parts, adapter=name) for name in plan.adapters]
+    probes = [Outline("text", parts)]
+    probes += [Outline(f"text-{name}", parts, adapter=name) for name in plan.adapters]
     if width and 2 * width <= context:
         verifying = [KitPart(text[: 2 * width], "all", ["verify"])]
-        probes.append(run(engine, "verify", verifying, every=True))
+        probes.append(Outline("verify", verifying, every=True))
     before = min(context - width - STEPS, most_tokens(plan))
     if before > prompt:
         # Near the end of a window's state there may be no room for a verifying call.
@@ -105,7 +152,7 @@ def expected_probes(bundle: Bundle) -> list[Expected]:
             KitPart(text[before:verified], "all", ["verify"]),
             KitPart(text[verified : before + width + STEPS], "all", ["decode"]),
         ]
-        probes.append(run(engine, "late", [part for part in late if part.tokens], every=True))
+        probes.append(Outline("late", [part for part in late if part.tokens], every=True))
     return probes
 
 
@@ -115,27 +162,15 @@ def most_tokens(plan: Plan) -> int:
     return min(int(WORK // weights), MOST_CALLS * widest_tokens(plan))
 
 
-def run(
-    engine: Engine,
-    name: str,
-    parts: Sequence[KitPart],
-    every: bool = False,
-    adapter: str | None = None,
-) -> Expected:
-    """Run the parts of a probe one after the other, with an adapter or without."""
-    session = engine.session(adapter=adapter)
-    listed: list[ProbeCall] = []
+def run(engine: Engine, outline: Outline) -> Expected:
+    """Run a probe."""
+    session = engine.session(adapter=outline.adapter)
     calls: list[Running] = []
-    for part in parts:
-        prompt = len(listed)
-        cut = Schedule(engine.plan, part.modes).cut(session.position, len(part.tokens), part.wanted)
-        listed += with_tokens(cut, part.tokens)
+    for part in outline.parts:
         calls += session.prepare(part.tokens, part.wanted, part.modes)
     engine.run([(session, calls)], last=True)
-    probe = KitProbe(name=name, adapter=adapter, calls=tuple(listed), every=every, prompt=prompt)
-    return Expected(
-        probe, np.concatenate([rows if every else rows[-1:] for rows in logits_of(calls)])
-    )
+    judged = [rows if outline.every else rows[-1:] for rows in logits_of(calls)]
+    return Expected(outline.probe(engine.plan), np.concatenate(judged))
 
 
 def with_tokens(cut: Sequence[ScheduledCall], tokens: Sequence[int]) -> list[ProbeCall]:

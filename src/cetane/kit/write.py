@@ -2,7 +2,7 @@
 
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from math import prod
 from pathlib import Path
@@ -61,7 +61,7 @@ def judged_outputs(plan: Plan, key: tuple[str, str], call: ExampleCall) -> tuple
 
 
 def comparable(plan: Plan, key: tuple[str, str]) -> Iterator[Output]:
-    """The outputs of a function that an error can judge.
+    """The outputs of a function that an error can judge, but for those too large for a kit.
 
     Scores of experts and whole numbers are left out, since a last bit can change them entirely.
     Probes judge what follows from them.
@@ -75,8 +75,27 @@ def comparable(plan: Plan, key: tuple[str, str]) -> Iterator[Output]:
     }
     for item in function.outputs:
         scored = isinstance(item.sink, ToTensor) and item.sink.name in scores
-        if not scored and not (isinstance(item.sink, ToCache) and item.sink.name in whole):
+        rounded = isinstance(item.sink, ToCache) and item.sink.name in whole
+        if not scored and not rounded and prod(item.shape) <= LARGEST_OUTPUT:
             yield item
+
+
+def experts(plan: Plan) -> set[tuple[str, str]]:
+    """The functions that tokens choose. No token of a kit may have chosen some of them."""
+    return {(r.shard, name) for r in routes(plan) for names in r.experts for name in names}
+
+
+def is_complete(plan: Plan, expected: Expectation, positions: Mapping[str, int]) -> bool:
+    """Whether an expectation judges so many positions of every probe, and of every function all
+    that can be compared. An expert may have nothing, if no token chose it."""
+    chosen = experts(plan)
+    for key in plan.functions:
+        outputs = expected.functions.get("/".join(key))
+        if not outputs and key in chosen:
+            continue
+        if outputs is None or set(outputs) != {one.name for one in comparable(plan, key)}:
+            return False
+    return {name: len(own) for name, own in expected.positions.items()} == positions
 
 
 def uncompared(plan: Plan, expected: Expectation) -> list[str]:
@@ -85,13 +104,13 @@ def uncompared(plan: Plan, expected: Expectation) -> list[str]:
     Experts are not among them, since no token may have chosen them; nor are functions that have
     only outputs too large for a kit.
     """
-    experts = {(r.shard, name) for r in routes(plan) for names in r.experts for name in names}
+    chosen = experts(plan)
     return [
         "/".join(key)
         for key in plan.functions
         if not expected.functions.get("/".join(key))
-        and key not in experts
-        and any(prod(one.shape) <= LARGEST_OUTPUT for one in comparable(plan, key))
+        and key not in chosen
+        and any(comparable(plan, key))
     ]
 
 

@@ -30,7 +30,7 @@ from cetane.mil.program import Program
 from cetane.validation import Data, parse_json, validated
 
 LARGEST = 1 << 28
-"""Bytes of the largest file that is read."""
+"""Bytes of the largest report that is read."""
 REPORT = "report.json"
 UNITS = {0: "CPU_ONLY", 1: "CPU_AND_GPU", 2: "ALL", 3: "CPU_AND_NE"}
 """Core ML's compute units by their numbers in a report."""
@@ -179,13 +179,10 @@ def reported(op: XcodeOperation) -> MeasuredOp:
 
 
 FUNCTION = re.compile(r"^\s*func\s+([\w.@-]{1,255})\s*<")
-OPERATION = re.compile(
-    r"(?:[\w<>\[\], ?]{1,2000}>\s+([\w.@/-]{1,1000})[^=]{0,2000}?\s=\s)?(\w{1,100})\("
-)
+NAME = re.compile(r">\s+([\w.@/-]{1,1000})")
+KIND = re.compile(r"\w{1,100}")
 BACKEND = re.compile(r'SelectedBackend = string\("(\w{1,40})"\)')
-RUNTIMES = re.compile(r"EstimatedRuntime = dict<string, fp64>\(\{\{(.{1,4000}?)\}\}\)")
 RUNTIME = re.compile(r'"(\w{1,40})", ([0-9a-fA-FxXpP.+-]{1,40})')
-MESSAGES = re.compile(r"ValidationMessage = dict<string, string>\(\{\{(.{1,20000}?)\}\}\)")
 MESSAGE = re.compile(r'"(\w{1,40})", "((?:[^"\\]|\\.){1,1000})"')
 LONGEST_LINE = 1 << 20
 """Characters of the longest line that is searched."""
@@ -197,7 +194,7 @@ def read_analytics(path: Path) -> Told:
     estimated: dict[str, float] = defaultdict(float)
     reasons: Counter[str] = Counter()
     name = "main"
-    for line in read_text(path, LARGEST).splitlines():
+    for line in read_text(path).splitlines():
         if len(line) > LONGEST_LINE:
             raise CetaneError(f"{path}: a line of {len(line):,} characters, which no op has")
         if begun := FUNCTION.match(line):
@@ -230,20 +227,32 @@ def op_of(line: str) -> MeasuredOp | None:
     """The op of a line, with the estimated seconds at its chosen backend; None for a line without
     an op that has one."""
     backend = BACKEND.search(line)
-    op = None if backend is None else OPERATION.match(line.lstrip())
-    if backend is None or op is None:
+    results, _, kind = line.partition("(")[0].strip().rpartition(" = ")
+    if backend is None or not KIND.fullmatch(kind):
         return None
-    chosen = backend[1]
+    first, chosen = NAME.search(results), backend[1]
     return MeasuredOp(
-        output=op[1] or "", kind=op[2], device=BACKENDS.get(chosen), cost=runtimes(line).get(chosen)
+        output=first[1] if first else "",
+        kind=kind,
+        device=BACKENDS.get(chosen),
+        cost=runtimes(line).get(chosen),
     )
+
+
+def entries(line: str, remark: str) -> str:
+    """The entries of a dictionary among an op's remarks, as text; empty if it has none.
+
+    A hostile line may begin one again and again, and a regular expression would seek the end of
+    each.
+    """
+    found, end, _ = line.partition(f"{remark}({{{{")[2].partition("}})")
+    return found if end else ""
 
 
 def runtimes(line: str) -> dict[str, float]:
     """Estimated seconds by backend, in decimal or in hexadecimal form."""
-    listed = RUNTIMES.search(line)
     made = {}
-    for backend, text in RUNTIME.findall(listed[1]) if listed else []:
+    for backend, text in RUNTIME.findall(entries(line, "EstimatedRuntime = dict<string, fp64>")):
         try:
             value = float.fromhex(text) if "x" in text.lower() else float(text)
         except (ValueError, OverflowError):
@@ -255,8 +264,7 @@ def runtimes(line: str) -> dict[str, float]:
 
 def messages(line: str) -> dict[str, str]:
     """Reasons against a backend, by backend."""
-    listed = MESSAGES.search(line)
-    found = MESSAGE.findall(listed[1]) if listed else []
+    found = MESSAGE.findall(entries(line, "ValidationMessage = dict<string, string>"))
     return {backend: one_line(text.replace('\\"', '"')) for backend, text in found}
 
 

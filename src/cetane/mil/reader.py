@@ -33,6 +33,9 @@ from cetane.mil.program import (
 )
 from cetane.mil.validate import check_program
 
+MOST_OPS = 500_000
+"""The most ops and nested bodies of a function. Functions of ports have some 2,000."""
+
 # Codes of MIL's DataType enumeration.
 _DTYPES = {
     1: "bool",
@@ -136,6 +139,8 @@ class _Reader:
         self._blobs: dict[str, BlobFile] = {}
         self._types: dict[bytes, TensorType] = {}
         """By their messages: a program of a thousand ops has a few dozen types."""
+        self._ops = 0
+        """Ops and bodies of the function that is read."""
 
     def function(self, name: str, message: Any, description: Any) -> MilFunction:
         if message.opset not in message.block_specializations:
@@ -148,6 +153,7 @@ class _Reader:
             )
         if len({named.name for named in message.inputs}) < len(message.inputs):
             raise self._error(f"function {name} has two inputs of one name")
+        self._ops = 0
         body = self.body(message.block_specializations[message.opset])
         features = {f.name: f for f in (*description.input, *description.output)}
         inputs, states = {}, {}
@@ -176,6 +182,9 @@ class _Reader:
         )
 
     def body(self, message: Any) -> Body:
+        self._ops += 1 + len(message.operations)
+        if self._ops > MOST_OPS:
+            raise self._error(f"a function has more than {MOST_OPS:,} ops")
         return Body(
             tuple(self._value(named) for named in message.inputs),
             tuple(self._op(op) for op in message.operations),

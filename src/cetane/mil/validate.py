@@ -33,14 +33,13 @@ from cetane.validation import MOST_ELEMENTS
 
 DEEPEST = 16
 """The most levels of nested bodies."""
-MOST_OPS = 500_000
-"""The most ops of a function. Functions of ports have some 2,000."""
 HIGHEST_RANK = 12
 """The most axes of a value. Core ML takes 5 in inputs and outputs, and more between them."""
 SMALL = 4096
 """The most elements of a constant whose value the check reads: parameters are small."""
 _KIND = re.compile(r"[A-Za-z0-9_]{1,64}")
 _STATE_OPS = ("read_state", "write_state")
+_BODY_OPS = ("cond", "while_loop")
 
 
 def check_program(program: Program) -> None:
@@ -68,7 +67,6 @@ class _Checker:
         self._values: dict[str, Any] = {}
         """Small constants as plain values."""
         self._body_inputs: set[str] = set()
-        self._ops = 0
 
     def check(self) -> None:
         function = self._function
@@ -100,9 +98,6 @@ class _Checker:
                 raise CetaneError(f"nothing computes the output {name!r}")
 
     def _op(self, op: Op, visible: set[str], depth: int) -> None:
-        self._ops += 1
-        if self._ops > MOST_OPS:
-            raise CetaneError(f"it has more than {MOST_OPS} ops")
         if not _KIND.fullmatch(op.kind):
             raise CetaneError("its kind is not a name")
         opset, what = needs(op)
@@ -114,6 +109,8 @@ class _Checker:
             for argument in arguments:
                 if isinstance(argument, str):
                     self._reference(op, parameter, argument, visible)
+        if op.bodies and op.kind not in _BODY_OPS:
+            raise CetaneError("it has bodies, which only conditions and loops have")
         for body in op.bodies:
             self._body(body, set(visible), depth + 1)
         for value in op.outputs:
@@ -181,7 +178,7 @@ class _Checker:
 
     def _passed(self, op: Op) -> None:
         """Raise CetaneError if bodies take or return values of other types than are declared."""
-        if op.kind not in ("cond", "while_loop"):
+        if op.kind not in _BODY_OPS:
             return
         if len(op.bodies) != 2:
             raise CetaneError(f"it has {len(op.bodies)} bodies, not 2")

@@ -2,7 +2,8 @@
 
 A folder holds functions that share weights, which are mapped into memory (`weights.bin`). The
 functions are tapes (`tapes.bin`), or stages: graphs of onnxruntime (`0.onnx`, ...) and attentions.
-`index.json` lists them.
+`index.json` lists them,
+with its hash beside it: a wrong size in it could end the process.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from cetane.errors import CetaneError
-from cetane.files import sha256
+from cetane.files import is_kept, keeping, read_json, sha256
 from cetane.mil.dtypes import Array
 from cetane.mil.fast.arrays import align
 from cetane.mil.fast.attention_stage import AttentionStage, Operand, View
@@ -59,7 +61,7 @@ def _write_tapes(model: TapeModel, folder: Path) -> None:
         "tapes": tapes,
         "sha256": sha256(folder / TAPES),
     }
-    (folder / INDEX).write_text(json.dumps(index))
+    _keep_index(index, folder)
 
 
 def _read_tapes(
@@ -99,7 +101,7 @@ def _write_graphs(shared: SharedModel, folder: Path) -> None:
         "functions": {n: _signature_as_json(s) for n, s in shared.signatures.items()},
         "stages": stages,
     }
-    (folder / INDEX).write_text(json.dumps(index))
+    _keep_index(index, folder)
 
 
 def _read_graphs(
@@ -147,7 +149,7 @@ class PreparedModel:
     def read(cls, folder: Path) -> PreparedModel:
         """Open a folder. Raises CetaneError if `write` has not finished it, or if it is damaged."""
         try:
-            index = json.loads((folder / INDEX).read_text())
+            index = _read_index(folder)
             signatures = {n: _signature_from_json(n, c) for n, c in index["functions"].items()}
             if _identity(folder / WEIGHTS) != index["weights"]:
                 raise CetaneError(f"{folder / WEIGHTS} is damaged")
@@ -166,11 +168,22 @@ def _identity(weights: Path) -> list[int]:
 
 
 def holds(folder: Path, function: str) -> bool:
-    """Whether a folder's index lists this function. Checks no other file."""
-    try:
-        return function in json.loads((folder / INDEX).read_text())["functions"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
+    """Whether a folder's index is whole and lists this function. Checks no other file."""
+    with suppress(CetaneError):
+        return function in _read_index(folder)["functions"]
+    return False
+
+
+def _keep_index(index: dict[str, Any], folder: Path) -> None:
+    with keeping(folder / INDEX) as temporary:
+        temporary.write_text(json.dumps(index))
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    """A folder's index. Raises CetaneError unless it is as `write` wrote it."""
+    if not is_kept(folder / INDEX):
+        raise CetaneError(f"{folder / INDEX} is missing or damaged")
+    return read_json(folder / INDEX)
 
 
 def _signature_as_json(signature: Signature) -> dict[str, Any]:
