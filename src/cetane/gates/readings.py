@@ -8,16 +8,22 @@ A twin rounds no keys and values, so it does not show whether the port rounds th
 """
 
 import inspect
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
 
 from cetane.engine.backend import Array
+from cetane.engine.engine import Engine
 from cetane.families import RAISED_ANSWERS
+from cetane.gates.bounds import Tightened
+from cetane.gates.observe import ProbeTask, observe
+from cetane.gates.probes import SEED, Probe, ProbePart, own_tokens
 from cetane.gates.reference import Reference
+from cetane.gates.structure import ModelResults, deviations
 from cetane.gates.verdict import Check, at_most
 from cetane.hardware import LARGEST_FP16
 from cetane.lower.tracing import SMALLEST_FP16
@@ -60,6 +66,9 @@ class Readable(Protocol):
         """By function of a shard, the number of tensors of keys or values that it rounds before it
         reads them and gives them to a cache of 8 bits."""
 
+    def tightened(self, others: Mapping[float, float]) -> Engine:
+        """The twin with other bounds, by those that they replace, in fp16."""
+
 
 class Misread(Data):
     """A value in a port that the model does not have."""
@@ -74,7 +83,8 @@ def misread(port: Readable, reference: Reference) -> Iterator[Misread]:
     """All values in a port's programs and tables that the model does not have."""
     yield from wrong_epsilons(port, reference)
     yield from wrong_activations(port, reference)
-    yield from wrong_bounds(port, reference)
+    wrong = [*wrong_bounds(port, reference)]
+    yield from wrong or misplaced_bounds(port, reference)
     yield from wrong_rotary(port, reference)
     yield from wrong_roundings(port)
 
@@ -162,14 +172,52 @@ def wrong_bounds(port: Readable, reference: Reference) -> Iterator[Misread]:
                 yield Misread(kind="bounds", shard=shard, problem=problem)
 
 
+def misplaced_bounds(port: Readable, reference: Reference) -> Iterator[Misread]:
+    """Shards whose bounds hold other tensors than the model's.
+
+    Both run with bounds so tight that every token reaches them. Two kinds keep their numbers:
+    softcaps, which all tokens show, and those that `OWN_BOUNDS` has too."""
+    others = tighter(reference)
+    if not others:
+        return
+    engine, planner = port.tightened(others), port.planner
+    vocabulary = planner.model.vocab
+    tasks = []
+    for mode in engine.plan.modes:
+        count = min(own_tokens(engine.plan, mode), planner.recipe.cache.context)
+        drawn = np.random.default_rng(SEED).integers(vocabulary, size=count).tolist()
+        tasks.append(ProbeTask(mode, Probe(f"tight {mode}", (*drawn,)), (ProbePart(mode, count),)))
+    seen = observe(engine, planner, tasks)
+    with Tightened(others):
+        scale = planner.model.residual_scale or 1.0
+        truths = ModelResults.ask(reference, tasks, seen, scale=scale)
+    for one in deviations(engine.plan, planner, tasks, seen, truths):
+        if one.relative > one.limit:
+            problem = (
+                f"with tighter bounds, {one.tensor} errs by {one.relative:.2g} ({one.mode}): "
+                "they hold other tensors than the model's"
+            )
+            yield Misread(kind="bounds", shard=one.shard, problem=problem)
+
+
+def tighter(reference: Reference) -> dict[float, float]:
+    """By the model's bounds on activations, bounds that most activations reach."""
+    clamps = [(bounding(own.bounds), own.magnitude) for own in reference.bounds.values()]
+    clamps = [(values, size) for values, size in clamps if values and 0 < size < np.inf]
+    shares = [size / max(map(abs, values)) for values, size in clamps]
+    factor = 2.0 ** min([0, *(math.floor(math.log2(share)) for share in shares)])
+    numbers = {value for values, _ in clamps for value in values}
+    return {value: factor * value for value in sorted(numbers - OWN_BOUNDS)}
+
+
 def bounds(reference: Reference) -> Iterator[tuple[set[str], list[float]]]:
     """The bounds that each line of the model's code sets, behind the parameters of its module.
 
     The whole model's line has no parameters here: the host applies the softcap of logits."""
-    for (path, _), values in reference.bounds.items():
+    for (path, _), held in reference.bounds.items():
         inside = (own for p, own in reference.names.items() if f"{p}.".startswith(f"{path}."))
         names = {name for own in inside for name in own.values()}
-        yield names, bounding(values)
+        yield names, bounding(held.bounds)
 
 
 def bounding(values: Iterable[float]) -> list[float]:

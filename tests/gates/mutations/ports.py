@@ -104,7 +104,7 @@ class AuthoredPort(ModuleReadings):
 
     def __post_init__(self) -> None:
         self.planner = Planner(self.checkpoint, self.recipe)
-        self.tokenizer = self.checkpoint.tokenizer
+        self.weights, self.tokenizer = self.checkpoint, self.checkpoint.tokenizer
 
     @cached_property
     def plan(self) -> Plan:
