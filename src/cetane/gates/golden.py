@@ -12,7 +12,6 @@ One shard is in memory at a time. Only greedy decoding holds all shards, as for 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 from cetane.bundle import Bundle
 from cetane.bundle.tables import Tables
@@ -28,7 +27,7 @@ from cetane.gates.files_read import FilesRead
 from cetane.gates.golden_result import GoldenResult, Range
 from cetane.gates.idle_experts import idle_deviations, idle_functions
 from cetane.gates.limits import limits, limits_digest
-from cetane.gates.observe import ProbeTask, Seen, observe, structure_tasks
+from cetane.gates.observe import ProbeTask, Seen, observe, structure_tasks, whole_calls
 from cetane.gates.port import Port, computes_as_shipped, packaged
 from cetane.gates.probes import (
     OWN,
@@ -36,7 +35,6 @@ from cetane.gates.probes import (
     ProbePart,
     begun,
     chat_prompts,
-    own_tokens,
     structure_probes,
     text_windows,
     widest_mode,
@@ -351,17 +349,10 @@ class Proof:
             return ModelResults.ask(self.reference, tasks, seen, streams, self.scale)
 
     def start_tasks(self, peak: int) -> list[ProbeTask]:
-        """Starts of a prompt: whole calls of every mode. They hold BOS and the text that ends with
-        its token `peak`. With several capacities, each larger one gets them too, at the last
-        positions that it holds. So every function runs."""
-        tasks = []
-        for capacity, mode in product(self.plan.capacities, self.plan.modes):
-            count = min(own_tokens(self.plan, mode), capacity.tokens)
-            start = 0 if capacity == self.plan.capacities[0] else capacity.tokens - count
-            name = f"start, {mode}" + (f", at {start}" if start else "")
-            probe = Probe(name, begun(self.port.tokenizer, count, up_to=peak), start)
-            tasks.append(ProbeTask(mode, probe, (ProbePart(mode, count),)))
-        return tasks
+        """Starts of a prompt in every mode, by `whole_calls`. They hold BOS and the text that ends
+        with its token `peak`."""
+        tokenizer = self.port.tokenizer
+        return whole_calls(self.plan, "start", lambda count: begun(tokenizer, count, up_to=peak))
 
     def rounding(self, read: Sequence[PortRead]) -> tuple[list[Rounding], list[Rounding], float]:
         """The port in fp16 against itself in fp32: on all windows of text, then on each start. The

@@ -18,6 +18,7 @@ import numpy as np
 from cetane.bundle.tables import TokenRows
 from cetane.checkpoint import Tokenizer
 from cetane.engine.backend import Array
+from cetane.engine.schedule import skips
 from cetane.errors import CetaneError
 from cetane.families import LONGEST_BLOCK
 from cetane.files import shipped_text
@@ -197,6 +198,16 @@ def own_tokens(plan: Plan, mode: Mode) -> int:
     """The tokens of whole calls of a mode: at least `OWN`."""
     width = plan.modes[mode].tokens
     return -(-OWN // width) * width
+
+
+def whole_parts(plan: Plan, mode: Mode, room: int) -> tuple[ProbePart, ...]:
+    """Whole calls of a mode, at most `room` tokens. If calls without logits skip layers, one comes
+    first: it runs functions of its own."""
+    own = min(own_tokens(plan, mode), room)
+    chosen = plan.modes[mode]
+    silent = min(chosen.tokens, room - own) if skips(plan, chosen) else 0
+    made = ProbePart(mode, silent, judged=False), ProbePart(mode, own)
+    return tuple(part for part in made if part.tokens)
 
 
 def probe_parts(plan: Plan, mode: Mode, probe: Probe) -> tuple[ProbePart, ...]:
