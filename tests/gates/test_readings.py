@@ -23,6 +23,7 @@ from cetane.checkpoint import Checkpoint
 from cetane.families import Model, RMSNorm, RotaryTable, delta, gemma4
 from cetane.families.attention import Attention
 from cetane.families.gpt_oss import GptOssExperts
+from cetane.families.grouped_query import LEAST_SCALE, STEPS, UNIT_SCALE, Rounded, at_least
 from cetane.gates.authored import Authored
 from cetane.gates.explain.graph import wrong_reading
 from cetane.gates.port import bounds_in, packaged, tight
@@ -33,7 +34,7 @@ from cetane.mil import load
 from cetane.mil.index import FunctionIndex
 from cetane.mil.program import Op
 from cetane.planner import Planner
-from cetane.schema.recipe import parse_recipe
+from cetane.schema.recipe import override, parse_recipe
 
 from .conftest import with_ops
 
@@ -270,6 +271,24 @@ def test_keys_and_values_that_are_not_rounded(
     }
     why = wrong_reading(found[0], modules)
     assert (why.cause, why.where) == ("conversion", "model")
+
+
+def test_keys_and_values_that_are_rounded_coarsely(
+    codes: Bundle, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only in calls of 4 tokens: the scales fit their codes, so no twin shows it."""
+
+    def coarse(x: torch.Tensor) -> Rounded:
+        step = UNIT_SCALE * (16 if x.shape[3] == 4 else 1)
+        scales = at_least(x.abs().amax(2, keepdim=True) * step, LEAST_SCALE)
+        return Rounded(torch.round(x / scales * STEPS), scales)
+
+    monkeypatch.setattr("cetane.families.caches.rounded", coarse)
+    recipe = override(codes.plan.recipe, {"tokens.verify": 4})
+    authored = Authored(Planner(checkpoint, recipe), checkpoint, Reference(checkpoint))
+    (found,) = misread(authored, authored.reference)
+    assert (found.kind, found.shard) == ("roundings", "model")
+    assert found.problem == "verify rounds keys and values to 8 steps, not to 127"
 
 
 def test_what_was_misread_is_red() -> None:

@@ -112,6 +112,11 @@ class Authored(ModuleReadings):
         backend = ShowingBackend(planner, self.weights)
         return Engine(planner.plan(), backend, host_tables(planner, self.weights), resident=False)
 
+    @property
+    def shipped(self) -> Engine:
+        """An engine on the modules, with the caches of the plan."""
+        return self.engine(self.planner)
+
     def deviations(self, tokenizer: Tokenizer) -> list[Deviation]:
         """The modules' deviations from the model, on the probes by which a twin is judged."""
         planner = self.unrounded

@@ -19,15 +19,18 @@ import torch
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.families import RAISED_ANSWERS
+from cetane.families.grouped_query import LEAST_SCALE
 from cetane.gates.bounds import Tightened
-from cetane.gates.observe import ProbeTask, observe
-from cetane.gates.probes import SEED, Probe, ProbePart, own_tokens
+from cetane.gates.observe import ProbeTask, observe, whole_calls
+from cetane.gates.probes import SEED
 from cetane.gates.reference import Reference
 from cetane.gates.structure import ModelResults, deviations
 from cetane.gates.verdict import Check, at_most
 from cetane.hardware import LARGEST_FP16
 from cetane.lower.tracing import SMALLEST_FP16
 from cetane.planner import Planner
+from cetane.schema.function import Route, Step
+from cetane.schema.plan import Plan
 from cetane.validation import Data
 
 Kind = Literal["epsilons", "activations", "bounds", "rotary tables", "roundings"]
@@ -43,6 +46,8 @@ TURNED = 1e-3
 agree to some 1e-7."""
 GUARD = 1e-3
 """A bound below this magnitude only keeps a division or a logarithm from zero."""
+MOST_CODE = 127
+"""The largest code that rounding to 8 bits gives."""
 OWN_BOUNDS = {10.0, 1.0}
 """The bounds of cetane's softplus, and of its choice among equal largest numbers. Neither changes a
 result."""
@@ -66,6 +71,10 @@ class Readable(Protocol):
         """By function of a shard, the number of tensors of keys or values that it rounds before it
         reads them and gives them to a cache of 8 bits."""
 
+    @property
+    def shipped(self) -> Engine:
+        """The port with its rounding, in fp32; one shard in memory at a time."""
+
     def tightened(self, others: Mapping[float, float]) -> Engine:
         """The twin with other bounds, by those that they replace, in fp16."""
 
@@ -86,7 +95,8 @@ def misread(port: Readable, reference: Reference) -> Iterator[Misread]:
     wrong = [*wrong_bounds(port, reference)]
     yield from wrong or misplaced_bounds(port, reference)
     yield from wrong_rotary(port, reference)
-    yield from wrong_roundings(port)
+    wrong = [*wrong_roundings(port)]
+    yield from wrong or coarse_roundings(port)
 
 
 def wrong_epsilons(port: Readable, reference: Reference) -> Iterator[Misread]:
@@ -181,12 +191,7 @@ def misplaced_bounds(port: Readable, reference: Reference) -> Iterator[Misread]:
     if not others:
         return
     engine, planner = port.tightened(others), port.planner
-    vocabulary = planner.model.vocab
-    tasks = []
-    for mode in engine.plan.modes:
-        count = min(own_tokens(engine.plan, mode), planner.recipe.cache.context)
-        drawn = np.random.default_rng(SEED).integers(vocabulary, size=count).tolist()
-        tasks.append(ProbeTask(mode, Probe(f"tight {mode}", (*drawn,)), (ProbePart(mode, count),)))
+    tasks = random_calls(engine.plan)
     seen = observe(engine, planner, tasks)
     with Tightened(others):
         scale = planner.model.residual_scale or 1.0
@@ -198,6 +203,15 @@ def misplaced_bounds(port: Readable, reference: Reference) -> Iterator[Misread]:
                 "they hold other tensors than the model's"
             )
             yield Misread(kind="bounds", shard=one.shard, problem=problem)
+
+
+def random_calls(plan: Plan) -> list[ProbeTask]:
+    """`whole_calls` on tokens of the whole vocabulary: always the same ones."""
+
+    def drawn(count: int) -> tuple[int, ...]:
+        return tuple(np.random.default_rng(SEED).integers(plan.vocab, size=count).tolist())
+
+    return whole_calls(plan, "random", drawn)
 
 
 def tighter(reference: Reference) -> dict[float, float]:
@@ -266,6 +280,45 @@ def wrong_roundings(port: Readable) -> Iterator[Misread]:
             if rounded != wanted:
                 problem = f"{name} rounds {rounded} of {wanted} tensors of keys and values"
                 yield Misread(kind="roundings", shard=shard, problem=problem)
+
+
+def coarse_roundings(port: Readable) -> Iterator[Misread]:
+    """Functions that round some key or value to a few steps. A code is 127 at most: so much is the
+    largest one of every token and head, unless its scale is the least of all.
+
+    No text shows this of every function, and the twin rounds nothing."""
+    if port.planner.recipe.cache.format == "fp16":
+        return
+    engine = port.shipped
+    codes = Codes()
+    observe(engine, port.planner, random_calls(engine.plan), watch=[codes.keep])
+    for (shard, name), worst in codes.worst.items():
+        if worst != MOST_CODE:
+            problem = f"{name} rounds keys and values to {worst:.4g} steps, not to {MOST_CODE}"
+            yield Misread(kind="roundings", shard=shard, problem=problem)
+
+
+class Codes:
+    """Watches the codes that functions give to caches of 8 bits."""
+
+    def __init__(self) -> None:
+        self.worst: dict[tuple[str, str], float] = {}
+        """By shard and function, of every token's and head's largest codes the one that is furthest
+        from `MOST_CODE`."""
+        self._given: dict[str, Array] = {}
+        """The newest outputs, until both codes and scales are there."""
+
+    def keep(self, step: Step | Route, name: str, value: Array, tokens: int) -> None:
+        """Take an output of a call. Codes are `(..., D, T)`, scales `(..., 1, T)`."""
+        self._given[name] = value[..., :tokens]
+        tensor = name.removesuffix("_out").removesuffix("_scales")
+        both = f"{tensor}_out", f"{tensor}_scales_out"
+        if isinstance(step, Step) and self._given.keys() >= {*both}:
+            codes, scales = (self._given.pop(one) for one in both)
+            largest = np.abs(codes).max(-2, keepdims=True)[scales > LEAST_SCALE]
+            key = step.shard, step.function
+            every = [self.worst.get(key, MOST_CODE), *largest.tolist()]
+            self.worst[key] = max(every, key=lambda code: abs(code - MOST_CODE))
 
 
 def judge_readings(problems: Sequence[Misread]) -> Iterator[Check]:
