@@ -8,7 +8,7 @@ nearest to the end of fp16's range.
 
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Literal
@@ -212,18 +212,29 @@ def whole_parts(plan: Plan, mode: Mode, room: int) -> tuple[ProbePart, ...]:
 
 def probe_parts(plan: Plan, mode: Mode, probe: Probe) -> tuple[ProbePart, ...]:
     """The parts of a probe: `parts`. Those of the text cross each capacity where it is full, and
-    behind them are `host_parts`, if they fit.
+    behind them are `host_parts`, if they fit. At the end of the context, the last calls are whole.
 
     Each mode takes all tokens for experts itself: its graph may be wrong in one expert alone."""
     length = len(probe.tokens)
     if probe.name.startswith(EXPERTS_PROBE):
         return (ProbePart(mode, length),)
     if probe.name != TEXT_PROBE:
-        return parts(plan, mode, length)
+        made = parts(plan, mode, length)
+        ends = probe.start + length == plan.recipe.cache.context
+        return full_at_the_end(plan, made) if ends else made
     hosted = host_parts(plan, mode) if holds_host_parts(plan, mode, length) else ()
     crossed = [capacity.tokens for capacity in plan.smaller]
     read = length - sum(part.tokens for part in hosted)
     return (*parts(plan, mode, read, crossed), *hosted)
+
+
+def full_at_the_end(plan: Plan, made: tuple[ProbePart, ...]) -> tuple[ProbePart, ...]:
+    """The same parts, with whole calls at the end. Behind them, a context has no room for a call
+    that is not full, so `decode` would take its last tokens in every mode."""
+    *before, last = made
+    whole = min(own_tokens(plan, last.mode), last.tokens)
+    split = replace(last, tokens=last.tokens - whole), replace(last, tokens=whole)
+    return (*before, *(part for part in split if part.tokens))
 
 
 def holds_host_parts(plan: Plan, mode: Mode, length: int) -> bool:
