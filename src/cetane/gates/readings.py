@@ -18,8 +18,7 @@ import torch
 
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
-from cetane.families import RAISED_ANSWERS
-from cetane.families.grouped_query import LEAST_SCALE
+from cetane.families import LEAST_SCALE, RAISED_ANSWERS
 from cetane.gates.bounds import Tightened
 from cetane.gates.observe import ProbeTask, observe, whole_calls
 from cetane.gates.probes import SEED
