@@ -64,7 +64,13 @@ from cetane.gates.structure import (
     same_tags,
     tokens_for_experts,
 )
-from cetane.gates.unjudged import TOO_LARGE, near, unreached_experts, unreached_tokens
+from cetane.gates.unjudged import (
+    TOO_LARGE,
+    near,
+    unreached_experts,
+    unreached_tokens,
+    unrounded_experts,
+)
 from cetane.gates.verdict import Check, at_most
 from cetane.gates.weights import (
     LISTED,
@@ -193,7 +199,7 @@ class Proof:
         with beside(self.wrong_weights if alone else lambda: ([], [])) as weights:
             compression, read = self.compression(text, starts)
             del text  # logits of a large vocabulary
-            rounding, activations, cache_kl = self.rounding(read)
+            rounding, activations, cache_kl, unrounded = self.rounding(read)
             del read
             self.show("weights", 3)
             wrong, unused = weights()
@@ -222,6 +228,7 @@ class Proof:
             warnings=(
                 *([TOO_LARGE] if prompts and not greedy else []),
                 *unreached,
+                *unrounded,
                 *self.beyond(ane),
                 *compression.warnings,
                 *near(compression.ranges, self.planner),
@@ -354,19 +361,24 @@ class Proof:
         tokenizer = self.port.tokenizer
         return whole_calls(self.plan, "start", lambda count: begun(tokenizer, count, up_to=peak))
 
-    def rounding(self, read: Sequence[PortRead]) -> tuple[list[Rounding], list[Rounding], float]:
+    def rounding(
+        self, read: Sequence[PortRead]
+    ) -> tuple[list[Rounding], list[Rounding], float, list[str]]:
         """The port in fp16 against itself in fp32: on all windows of text, then on each start. The
         same of the port as it ships against unrounded activations, if those are of 8 bits. And
-        `cache_kl`, as in `GoldenResult`."""
+        `cache_kl`, as in `GoldenResult`; and warnings of functions that did not run."""
         self.show("fp16", 2)
         tasks, exact = [one.task for one in read], [one.seen for one in read]
         if not computes_as_shipped(self.port):
             exact = observe(self.port.computing("fp32"), self.planner, tasks)
-        rounded = observe(self.port.computing("fp16"), self.planner, tasks)
+        engine = self.port.computing("fp16")
+        rounded = observe(engine, self.planner, tasks)
+        unreached = [*unrounded_experts(idle_functions(engine, self.adapter))]
         activations = []
         if self.port.int8_activations:
             activations = self.losses(read, exact, [one.seen for one in read])
-        return self.losses(read, exact, rounded), activations, self.cache_kl(read, exact)
+        losses = self.losses(read, exact, rounded)
+        return losses, activations, self.cache_kl(read, exact), unreached
 
     def losses(
         self, read: Sequence[PortRead], exact: Sequence[Seen], rounded: Sequence[Seen]
