@@ -16,13 +16,20 @@ from cetane.bundle import Bundle
 from cetane.engine.open import open_backend
 from cetane.errors import CetaneError
 from cetane.files import records
-from cetane.gates.draft_head import DraftHeadResult, judge_draft_heads
+from cetane.gates.draft_head import (
+    DraftHeadResult,
+    judge_draft_heads,
+    load_trained,
+    places,
+    same_interface,
+)
 from cetane.mil import load
 from cetane.pipeline.export import export_contract, export_coreai, export_onnx, export_runtime
 from cetane.pipeline.recompile import recompile
 from cetane.schema.draft_head import FOLDER
 from cetane.speculate.draft_heads import build as head_build
 from cetane.speculate.draft_heads.drafter import open_drafter
+from cetane.speculate.draft_heads.features import tapped
 
 pytestmark = pytest.mark.usefixtures("shared_templates")
 FILES = (
@@ -352,7 +359,7 @@ def test_gates_of_a_head(path: Path) -> None:
     (result,) = judge_draft_heads(bundle, lambda *_: None).values()
     assert result.passed, result
     assert [score.arithmetic for score in result.scores] == ["fp16", "fp32"]
-    assert all(score.tokens == 2 * 6 * 3 for score in result.scores)
+    assert all(score.tokens == 2 * 7 * 3 for score in result.scores)
     assert bundle.gates()["golden-medusa"]["passed"]
 
     other = random_draft_head("medusa", bundle, seed=1)
@@ -391,6 +398,26 @@ def test_tokens_that_the_head_did_not_learn(path: Path) -> None:
     (result,) = judge_draft_heads(relisted(path), lambda *_: None).values()
     assert failed(result) == {"tokens that are not the trained ones"}
     assert not result.passed
+
+
+def test_positions_that_the_head_did_not_learn(path: Path) -> None:
+    """Beyond the windows that the gate reads."""
+    head = with_draft_head(Bundle(path), random_draft_head("eagle3", Bundle(path)))
+    trained, shards = load_trained(head), tapped(head.plan)
+    assert all(check.passed for check in same_interface(head, trained, shards))
+    table = np.load(head.path / "rotary-default.npy")
+    table[:, 1 + table.shape[1] // 2 :] = table[:, -1:]
+    np.save(head.path / "rotary-default.npy", table)
+    (wrong,) = (check for check in same_interface(head, trained, shards) if not check.passed)
+    assert wrong.name == "rotary tables that are not the trained ones"
+
+
+@pytest.mark.parametrize(("length", "steps"), [(256, 4), (128, 3), (30, 3), (8, 3), (4, 3)])
+def test_drafts_up_to_the_end_of_a_window(length: int, steps: int) -> None:
+    drafts = [*places(length, steps)]
+    assert drafts[-1][1] == length - steps
+    assert [stop for _, stop in drafts[:-1]] == [start for start, _ in drafts[1:]]
+    assert drafts[0][0] == 0 and all(start < stop for start, stop in drafts)
 
 
 def test_hidden_states_that_the_head_did_not_learn(path: Path) -> None:

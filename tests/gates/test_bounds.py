@@ -31,7 +31,8 @@ def test_bounds_are_noted() -> None:
     with bounds:
         model(torch.ones(2))
     model(torch.ones(2).clamp(max=0.5))  # behind the context
-    assert [*bounds.noted.values()] == [(30,), (7,), (-5, 5), (-4.5, 4.5)]
+    noted = [*bounds.noted.values()]
+    assert [held.bounds for held in noted] == [(30,), (7,), (-5, 5), (-4.5, 4.5)]
     assert {path for path, _ in bounds.noted} == {"1"}
 
 

@@ -71,6 +71,16 @@ def test_a_right_one(checkpoint: TinyCheckpoint) -> None:
     assert one.relative < limits().structure.relative
 
 
+def test_fp16_says_what_it_did_not_run(checkpoint: TinyCheckpoint) -> None:
+    port = port_of(checkpoint)
+    reference = RememberedReference(checkpoint)
+    proof = Proof(port, checkpoint, reference, port.tables, lambda *_: None)  # type: ignore[arg-type]
+    _, text, _ = proof.structure()
+    _, read = proof.compression(text, proof.start_tasks(text.peak))
+    (told,) = proof.rounding(read)[-1]
+    assert told.endswith(f"in fp16, so their range was not judged: chunk-01/{IDLE}")
+
+
 def test_a_wrong_one(checkpoint: TinyCheckpoint) -> None:
     """Its outputs are as large as they should be, with two channels exchanged."""
     port = port_of(checkpoint)

@@ -15,6 +15,8 @@ from cetane.errors import CetaneError
 from cetane.families.grouped_query import blocks
 from cetane.files import silent
 from cetane.gates.golden import Proof
+from cetane.gates.idle_experts import idle_functions
+from cetane.gates.observe import Watched, observe, structure_tasks
 from cetane.gates.probes import (
     QUESTIONS,
     begun,
@@ -163,7 +165,23 @@ def test_each_mode_does_all_that_a_host_does(family: str) -> None:
         assert every[-len(ways) :] == host_parts(port.plan, mode)
         assert host_tokens(port.plan, mode) <= 1.5 * of.tokens + 50
         for probe in others:
-            assert probe_parts(port.plan, mode, probe) == parts(port.plan, mode, len(probe.tokens))
+            made = probe_parts(port.plan, mode, probe)
+            assert sum(part.tokens for part in made) == len(probe.tokens)
+            assert not any(part.way for part in made)
+
+
+@pytest.mark.parametrize("verify", [4, 8])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_whole_call_takes_the_last_tokens_of_the_context(family: str, verify: int) -> None:
+    """In every mode."""
+    own = recipe("fp16", tokens={"verify": verify, "prefill": 16})
+    port = AuthoredPort(TinyCheckpoint(build(family), tokenizer_of()), own)
+    _, end, *_ = structure_probes(port.tables.tokens[:], port.tokenizer, port.plan, 0)
+    for task in structure_tasks(port.plan, [end]):
+        last = Watched(port.twin, port.planner, task).calls[-1]
+        width = port.plan.modes[task.mode].tokens
+        assert (last.mode, len(last.call.tokens)) == (task.mode, width)
+        assert last.call.positions[-1] == port.plan.recipe.cache.context - 1
 
 
 @pytest.mark.parametrize(
@@ -223,6 +241,20 @@ def test_each_mode_fills_each_capacity(widths: tuple[int, int], capacities: list
             last, first = by[full - 1], by[full]
             assert (last.mode, last.judged) == (first.mode, first.judged) == (mode, True)
             assert last is not first
+
+
+@pytest.mark.parametrize("capacities", [[], [32, 64, 96]])
+def test_starts_of_a_prompt_run_every_function(capacities: list[int]) -> None:
+    """Gemma 4 has functions of its own for calls without logits."""
+    cache = {"contract": "readonly", "context": 128, "capacities": capacities}
+    checkpoint = TinyCheckpoint(build("gemma4"), tokenizer_of())
+    port = AuthoredPort(checkpoint, recipe("fp16", cache=cache))
+    assert ("chunk-01", "fill") in port.plan.functions
+    proof = Proof(port, checkpoint, Reference(checkpoint), port.tables, silent)  # type: ignore[arg-type]
+    engine = port.shipped
+    seen = observe(engine, port.planner, proof.start_tasks(peak=40))
+    assert idle_functions(engine, None) == []
+    assert all(len(one.at) >= 8 for one in seen)
 
 
 @pytest.fixture

@@ -23,17 +23,18 @@ from cetane.checkpoint import Checkpoint
 from cetane.families import Model, RMSNorm, RotaryTable, delta, gemma4
 from cetane.families.attention import Attention
 from cetane.families.gpt_oss import GptOssExperts
+from cetane.families.grouped_query import LEAST_SCALE, STEPS, UNIT_SCALE, Rounded, at_least
 from cetane.gates.authored import Authored
 from cetane.gates.explain.graph import wrong_reading
-from cetane.gates.port import bounds_in, packaged
-from cetane.gates.readings import Misread, bounding, judge_readings, misread
+from cetane.gates.port import bounds_in, packaged, tight
+from cetane.gates.readings import Misread, bounding, judge_readings, misread, tighter
 from cetane.gates.reference import Reference
 from cetane.lower.lower import Lowering
 from cetane.mil import load
 from cetane.mil.index import FunctionIndex
 from cetane.mil.program import Op
 from cetane.planner import Planner
-from cetane.schema.recipe import parse_recipe
+from cetane.schema.recipe import override, parse_recipe
 
 from .conftest import with_ops
 
@@ -169,6 +170,61 @@ def test_another_bound(
     assert words == {f"{one} on activations" for one in says}
 
 
+def exchanged(experts: GptOssExperts, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Gates have the bounds of ups, and ups those of gates."""
+    gate = experts.gate_proj(x).clamp(-experts.limit, experts.limit)
+    up = experts.up_proj(x).clamp(max=experts.limit)
+    return answered(experts, gate, up + 1, weights)
+
+
+def behind_one(experts: GptOssExperts, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """One is added to ups before their bounds."""
+    gate = experts.gate_proj(x).clamp(max=experts.limit)
+    up = (experts.up_proj(x) + 1).clamp(-experts.limit, experts.limit)
+    return answered(experts, gate, up, weights)
+
+
+def answered(
+    experts: GptOssExperts, gate: torch.Tensor, up: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    inner = experts.weighted(up * gate * torch.sigmoid(gate * experts.alpha), weights)
+    biases = experts.down_proj_bias(weights[:, experts.start : experts.stop])
+    made: torch.Tensor = experts.down_proj(inner) + biases
+    return made
+
+
+def before_the_norm(attention: Attention, x: torch.Tensor, letter: str, count: int) -> torch.Tensor:
+    """OLMoE bounds what its norms of queries and keys give."""
+    bound = attention.form.clip
+    assert bound is not None
+    made = attention.get_submodule(f"{letter}_proj")(x).clamp(-bound, bound)
+    norm = torch.nn.Identity() if letter == "v" else attention.get_submodule(f"{letter}_norm")
+    return attention.heads.split(norm(made), count)
+
+
+@pytest.mark.parametrize(
+    ("authored", "kind", "method", "wrong"),
+    [
+        ("gpt_oss", GptOssExperts, "forward", exchanged),
+        ("gpt_oss", GptOssExperts, "forward", behind_one),
+        ("olmoe", Attention, "project", before_the_norm),
+    ],
+    indirect=["authored"],
+)
+def test_bounds_of_other_tensors(
+    authored: Authored,
+    kind: type,
+    method: str,
+    wrong: Callable[..., torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every function has the right numbers, and hardly a token reaches them."""
+    monkeypatch.setattr(kind, method, wrong)
+    found = list(misread(authored, authored.reference))
+    assert {problem.kind for problem in found} == {"bounds"}
+    assert all("they hold other tensors than the model's" in one.problem for one in found)
+
+
 @pytest.mark.parametrize("authored", ["gpt_oss", "olmoe", "gemma2"], indirect=True)
 def test_programs_have_the_bounds_of_their_modules(authored: Authored, tmp_path: Path) -> None:
     """Conversion makes clips of clamps, and a factor of a softcap."""
@@ -177,6 +233,9 @@ def test_programs_have_the_bounds_of_their_modules(authored: Authored, tmp_path:
     for name, function in load(tmp_path / "shard.mlpackage").functions.items():
         own = bounding(bounds_in(FunctionIndex(function)))
         assert sorted(own) == sorted(bounding(authored.bounds(shard)[name])) != []
+        others = tighter(authored.reference)
+        tightened = bounding(bounds_in(FunctionIndex(tight(others, function))))
+        assert tightened == bounding(others.get(bound, bound) for bound in own)
 
 
 def unrounded(op: Op) -> list[Op]:
@@ -212,6 +271,24 @@ def test_keys_and_values_that_are_not_rounded(
     }
     why = wrong_reading(found[0], modules)
     assert (why.cause, why.where) == ("conversion", "model")
+
+
+def test_keys_and_values_that_are_rounded_coarsely(
+    codes: Bundle, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only in calls of 4 tokens: the scales fit their codes, so no twin shows it."""
+
+    def coarse(x: torch.Tensor) -> Rounded:
+        step = UNIT_SCALE * (16 if x.shape[3] == 4 else 1)
+        scales = at_least(x.abs().amax(2, keepdim=True) * step, LEAST_SCALE)
+        return Rounded(torch.round(x / scales * STEPS), scales)
+
+    monkeypatch.setattr("cetane.families.caches.rounded", coarse)
+    recipe = override(codes.plan.recipe, {"tokens.verify": 4})
+    authored = Authored(Planner(checkpoint, recipe), checkpoint, Reference(checkpoint))
+    (found,) = misread(authored, authored.reference)
+    assert (found.kind, found.shard) == ("roundings", "model")
+    assert found.problem == "verify rounds keys and values to 8 steps, not to 127"
 
 
 def test_what_was_misread_is_red() -> None:

@@ -41,7 +41,7 @@ from cetane.families.caches import (
 )
 from cetane.families.configs import MALFORMED, CheckedConfig, check_counts, check_sizes, invalid
 from cetane.families.delta import RAISED_ANSWERS
-from cetane.families.grouped_query import LONGEST_BLOCK, AttentionHeads, attend
+from cetane.families.grouped_query import LEAST_SCALE, LONGEST_BLOCK, AttentionHeads, attend
 from cetane.families.layers import Exchange, Held, Projection, RMSNorm, rotate
 from cetane.families.model import (
     CacheGroup,
@@ -65,6 +65,7 @@ from cetane.validation import validated
 
 __all__ = [
     "ADDING",
+    "LEAST_SCALE",
     "LONGEST_BLOCK",
     "RAISED_ANSWERS",
     "AttentionHeads",

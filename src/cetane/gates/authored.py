@@ -1,19 +1,22 @@
 """The families' torch modules before conversion, judged as the gates judge a port."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
 from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.engine.authored import AuthoredBackend, AuthoredProgram, host_tables
-from cetane.engine.backend import Array
+from cetane.engine.backend import Array, Arrays
 from cetane.engine.engine import Engine
+from cetane.families import Shard, Weights
+from cetane.gates.bounds import Tightened
 from cetane.gates.experts import show
 from cetane.gates.observe import observe, structure_tasks
 from cetane.gates.probes import structure_probes
 from cetane.gates.reference import Reference
 from cetane.gates.structure import Deviation, ModelResults, deviations, filled, tokens_for_experts
 from cetane.lower.structure import records
+from cetane.mil.executor import TensorState
 from cetane.planner import Planner
 from cetane.schema.changes import override
 
@@ -22,6 +25,7 @@ class ModuleReadings:
     """What is read from a run of a plan's modules: the ops that lowering sees."""
 
     planner: Planner
+    weights: Checkpoint
 
     def epsilons(self, shard: str) -> dict[str, float]:
         """The epsilons of a shard's norms, by function and number."""
@@ -47,6 +51,21 @@ class ModuleReadings:
         """The number of tensors that each function of a shard rounds."""
         return {name: one.roundings for name, one in records(self.planner, shard).items()}
 
+    @property
+    def unrounded(self) -> Planner:
+        """The same plan with unrounded caches: the model rounds no keys and values."""
+        planner = self.planner
+        if planner.recipe.cache.format == "fp16":
+            return planner
+        recipe = override(planner.recipe, {"cache.format": "fp16"})
+        return Planner(self.weights, recipe, planner).on(planner.adapter)
+
+    def tightened(self, others: Mapping[float, float]) -> Engine:
+        """An engine on the modules, with unrounded caches and other bounds."""
+        planner = self.unrounded
+        backend = TightenedBackend(planner, self.weights, others)
+        return Engine(planner.plan(), backend, host_tables(planner, self.weights), resident=False)
+
 
 class ShowingBackend(AuthoredBackend):
     """A plan's modules, which also show the experts that they choose."""
@@ -58,25 +77,45 @@ class ShowingBackend(AuthoredBackend):
         return program
 
 
+class TightenedBackend(ShowingBackend):
+    """The same, with other bounds."""
+
+    def __init__(self, planner: Planner, weights: Weights, others: Mapping[float, float]) -> None:
+        """`others` are by the bounds that they replace, in fp16."""
+        super().__init__(planner, weights)
+        self.others = others
+
+    def open(self, shard: str) -> "TightenedProgram":
+        return TightenedProgram(super().open(shard).modules, self.others)
+
+
+class TightenedProgram(AuthoredProgram):
+    """A shard as torch modules, with other bounds."""
+
+    def __init__(self, modules: dict[str, Shard], others: Mapping[float, float]) -> None:
+        super().__init__(modules)
+        self.others = others
+
+    def call(self, function: str, inputs: Arrays, state: TensorState) -> Arrays:
+        with Tightened(self.others):
+            return super().call(function, inputs, state)
+
+
 class Authored(ModuleReadings):
     """A plan's modules with the checkpoint's own values, compared with the model."""
 
     def __init__(self, planner: Planner, weights: Checkpoint, reference: Reference) -> None:
         self.planner, self.weights, self.reference = planner, weights, reference
 
-    @property
-    def unrounded(self) -> Planner:
-        """The same plan with unrounded caches: the model rounds no keys and values."""
-        planner = self.planner
-        if planner.recipe.cache.format == "fp16":
-            return planner
-        recipe = override(planner.recipe, {"cache.format": "fp16"})
-        return Planner(self.weights, recipe, planner).on(planner.adapter)
-
     def engine(self, planner: Planner) -> Engine:
         """An engine on a plan's modules."""
         backend = ShowingBackend(planner, self.weights)
         return Engine(planner.plan(), backend, host_tables(planner, self.weights), resident=False)
+
+    @property
+    def shipped(self) -> Engine:
+        """An engine on the modules, with the caches of the plan."""
+        return self.engine(self.planner)
 
     def deviations(self, tokenizer: Tokenizer) -> list[Deviation]:
         """The modules' deviations from the model, on the probes by which a twin is judged."""

@@ -24,6 +24,7 @@ from cetane.errors import CetaneError
 from cetane.files import Progress
 from cetane.gates import metrics
 from cetane.gates.limits import DraftHeadArithmetic, limits
+from cetane.gates.readings import TURNED
 from cetane.gates.residency.audit import Audit, audit
 from cetane.gates.residency.store import summary
 from cetane.gates.residency.target import Target
@@ -32,6 +33,7 @@ from cetane.mil import load
 from cetane.schema.draft_head import SOURCE, DraftHeadKind
 from cetane.speculate.draft_heads.features import tapped
 from cetane.speculate.draft_heads.modules import TorchDraftHead, load_draft_head
+from cetane.speculate.draft_heads.planner import draft_head_model
 from cetane.speculate.draft_heads.runner import Eagle3Runner, MedusaRunner, open_runner
 from cetane.speculate.draft_heads.windows import Windows, collect
 from cetane.validation import Data
@@ -130,25 +132,36 @@ def load_trained(draft_head: DraftHead) -> TorchDraftHead:
 def same_interface(
     draft_head: DraftHead, trained: TorchDraftHead, shards: Sequence[str]
 ) -> Iterator[Check]:
-    """The checks of vocabulary and taps. A drafter reads them beside the shard, so no logits show a
-    wrong one. `shards` are those that `tapped` names."""
+    """The checks of vocabulary, taps and rotary tables. A drafter reads them beside the shard, so
+    no logits show a wrong one; of a table they show the positions of a window. `shards` are those
+    that `tapped` names."""
+    context = draft_head.plan.recipe.cache.context
+    right = draft_head_model(trained.config, (), context).rotary
+    turned = [
+        np.abs(table - right[name].cos_sin(context).numpy()).max() > TURNED
+        for name, table in draft_head.rotary().items()
+    ]
     tokens = draft_head.vocabulary() != trained.vocabulary.numpy()
     taps = draft_head.manifest.taps != tuple(shards[tap] for tap in trained.config.taps)
     yield at_most("tokens that are not the trained ones", float(tokens.sum()), 0)
     yield at_most("other shards tapped than in training", float(taps), 0)
+    yield at_most("rotary tables that are not the trained ones", float(sum(turned)), 0)
 
 
 def places(length: int, steps: int) -> Iterator[tuple[int, int]]:
     """The tokens that each draft of a window adds, as first and end.
 
-    The first draft follows a prompt, a quarter of the window. The others follow `PIECES`.
+    The first draft follows a prompt, a quarter of the window. The others follow `PIECES`, but for
+    the last: it ends the window.
     """
-    start, upto = 0, max(1, length // 4)
-    for piece in islice(cycle(PIECES), DRAFTS):
-        if upto + steps > length:
-            return
+    start, upto, last = 0, max(1, length // 4), length - steps
+    for piece in islice(cycle(PIECES), DRAFTS - 1):
+        if upto >= last:
+            break
         yield start, upto
         start, upto = upto, upto + piece
+    if start < last:
+        yield start, last
 
 
 @torch.inference_mode()

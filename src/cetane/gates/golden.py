@@ -12,7 +12,6 @@ One shard is in memory at a time. Only greedy decoding holds all shards, as for 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 from cetane.bundle import Bundle
 from cetane.bundle.tables import Tables
@@ -28,7 +27,7 @@ from cetane.gates.files_read import FilesRead
 from cetane.gates.golden_result import GoldenResult, Range
 from cetane.gates.idle_experts import idle_deviations, idle_functions
 from cetane.gates.limits import limits, limits_digest
-from cetane.gates.observe import ProbeTask, Seen, observe, structure_tasks
+from cetane.gates.observe import ProbeTask, Seen, observe, structure_tasks, whole_calls
 from cetane.gates.port import Port, computes_as_shipped, packaged
 from cetane.gates.probes import (
     LEAST_OWN,
@@ -36,7 +35,6 @@ from cetane.gates.probes import (
     ProbePart,
     begun,
     chat_prompts,
-    own_tokens,
     structure_probes,
     text_windows,
     widest_mode,
@@ -66,7 +64,13 @@ from cetane.gates.structure import (
     same_tags,
     tokens_for_experts,
 )
-from cetane.gates.unjudged import TOO_LARGE, near, unreached_experts, unreached_tokens
+from cetane.gates.unjudged import (
+    TOO_LARGE,
+    near,
+    unreached_experts,
+    unreached_tokens,
+    unrounded_experts,
+)
 from cetane.gates.verdict import Check, at_most
 from cetane.gates.weights import (
     LISTED,
@@ -195,7 +199,7 @@ class Proof:
         with beside(self.wrong_weights if alone else lambda: ([], [])) as weights:
             compression, read = self.compression(text, starts)
             del text  # logits of a large vocabulary
-            rounding, activations, cache_kl = self.rounding(read)
+            rounding, activations, cache_kl, unrounded = self.rounding(read)
             del read
             self.show("weights", 3)
             wrong, unused = weights()
@@ -224,6 +228,7 @@ class Proof:
             warnings=(
                 *([TOO_LARGE] if prompts and not greedy else []),
                 *unreached,
+                *unrounded,
                 *self.beyond(ane),
                 *compression.warnings,
                 *near(compression.ranges, self.planner),
@@ -351,31 +356,29 @@ class Proof:
             return ModelResults.ask(self.reference, tasks, seen, streams, self.scale)
 
     def start_tasks(self, peak: int) -> list[ProbeTask]:
-        """Starts of a prompt: whole calls of every mode. They hold BOS and the text that ends with
-        its token `peak`. With several capacities, each larger one gets them too, at the last
-        positions that it holds. So every function runs."""
-        tasks = []
-        for capacity, mode in product(self.plan.capacities, self.plan.modes):
-            count = min(own_tokens(self.plan, mode), capacity.tokens)
-            start = 0 if capacity == self.plan.capacities[0] else capacity.tokens - count
-            name = f"start, {mode}" + (f", at {start}" if start else "")
-            probe = Probe(name, begun(self.port.tokenizer, count, up_to=peak), start)
-            tasks.append(ProbeTask(mode, probe, (ProbePart(mode, count),)))
-        return tasks
+        """Starts of a prompt in every mode, by `whole_calls`. They hold BOS and the text that ends
+        with its token `peak`."""
+        tokenizer = self.port.tokenizer
+        return whole_calls(self.plan, "start", lambda count: begun(tokenizer, count, up_to=peak))
 
-    def rounding(self, read: Sequence[PortRead]) -> tuple[list[Rounding], list[Rounding], float]:
+    def rounding(
+        self, read: Sequence[PortRead]
+    ) -> tuple[list[Rounding], list[Rounding], float, list[str]]:
         """The port in fp16 against itself in fp32: on all windows of text, then on each start. The
         same of the port as it ships against unrounded activations, if those are of 8 bits. And
-        `cache_kl`, as in `GoldenResult`."""
+        `cache_kl`, as in `GoldenResult`; and warnings of functions that did not run."""
         self.show("fp16", 2)
         tasks, exact = [one.task for one in read], [one.seen for one in read]
         if not computes_as_shipped(self.port):
             exact = observe(self.port.computing("fp32"), self.planner, tasks)
-        rounded = observe(self.port.computing("fp16"), self.planner, tasks)
+        engine = self.port.computing("fp16")
+        rounded = observe(engine, self.planner, tasks)
+        unreached = [*unrounded_experts(idle_functions(engine, self.adapter))]
         activations = []
         if self.port.int8_activations:
             activations = self.losses(read, exact, [one.seen for one in read])
-        return self.losses(read, exact, rounded), activations, self.cache_kl(read, exact)
+        losses = self.losses(read, exact, rounded)
+        return losses, activations, self.cache_kl(read, exact), unreached
 
     def losses(
         self, read: Sequence[PortRead], exact: Sequence[Seen], rounded: Sequence[Seen]

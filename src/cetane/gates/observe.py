@@ -1,6 +1,6 @@
 """Observations of a port: its logits and its shards' outputs, on probes."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -9,6 +9,7 @@ import numpy as np
 from cetane.engine.backend import Array
 from cetane.engine.call import Running, columns
 from cetane.engine.engine import Engine
+from cetane.engine.execution import Watch
 from cetane.engine.host import host_input
 from cetane.engine.memory import Mark
 from cetane.engine.schedule import Wanted
@@ -24,6 +25,7 @@ from cetane.gates.probes import (
     probe_parts,
     tree_parents,
     tree_path,
+    whole_parts,
 )
 from cetane.gates.reference import Observed
 from cetane.planner import Planner
@@ -59,6 +61,21 @@ def structure_tasks(plan: Plan, probes: Sequence[Probe]) -> list[ProbeTask]:
     ]
 
 
+def whole_calls(plan: Plan, name: str, tokens: Callable[[int], tuple[int, ...]]) -> list[ProbeTask]:
+    """A task for each mode: its `whole_parts`, each on as many `tokens`. With several capacities,
+    each larger one gets them too, at the last positions that it holds.
+
+    So all functions run, but for those of experts that no token takes."""
+    tasks = []
+    for capacity, mode in product(plan.capacities, plan.modes):
+        made = whole_parts(plan, mode, capacity.tokens)
+        read = [token for part in made for token in tokens(part.tokens)]
+        start = 0 if capacity == plan.capacities[0] else capacity.tokens - len(read)
+        called = f"{name}, {mode}" + (f", at {start}" if start else "")
+        tasks.append(ProbeTask(mode, Probe(called, tuple(read), start), made))
+    return tasks
+
+
 @dataclass(frozen=True)
 class Seen:
     """A port's results on a probe: logits `(n, V)` and tensors `(n, C)`.
@@ -82,13 +99,17 @@ class Seen:
 
 
 def observe(
-    engine: Engine, planner: Planner, tasks: Sequence[ProbeTask], after: Session | None = None
+    engine: Engine,
+    planner: Planner,
+    tasks: Sequence[ProbeTask],
+    after: Session | None = None,
+    watch: Sequence[Watch] = (),
 ) -> list[Seen]:
     """The port's results on every task. Every shard opens once.
 
-    With `after`, every sequence goes on from that session's caches.
+    With `after`, every sequence goes on from that session's caches. `watch` sees every output too.
     """
-    watched = [Watched(engine, planner, task, after) for task in tasks]
+    watched = [Watched(engine, planner, task, after, watch) for task in tasks]
     engine.run([(w.session, w.calls) for w in watched], last=True)
     return [w.result() for w in watched]
 
@@ -125,12 +146,17 @@ class Watched:
     """
 
     def __init__(
-        self, engine: Engine, planner: Planner, task: ProbeTask, after: Session | None = None
+        self,
+        engine: Engine,
+        planner: Planner,
+        task: ProbeTask,
+        after: Session | None = None,
+        watch: Sequence[Watch] = (),
     ) -> None:
         """`after` is a session of the same plan, perhaps on another backend, from which the
         sequence goes on."""
         self.engine = engine
-        self.session = engine.session(watch=[self.keep], start=task.probe.start)
+        self.session = engine.session(watch=[self.keep, *watch], start=task.probe.start)
         if after is not None:
             self.session.take(after)
         self.start = self.session.position

@@ -4,11 +4,12 @@ The twin has the checkpoint's own values, so its errors are errors of the graph.
 between the shipped port and the twin is the loss by compression.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from cetane.bundle import Bundle
@@ -28,7 +29,7 @@ from cetane.mil import MilFunction, Op, load
 from cetane.mil.constants import Constants
 from cetane.mil.index import FunctionIndex
 from cetane.mil.ops import OPS
-from cetane.mil.program import Precision, Program
+from cetane.mil.program import Precision, Program, StoredConstant, TensorType
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
 
@@ -117,7 +118,10 @@ class Packaged:
 
     @property
     def twin(self) -> Engine:
-        backend = TwinBackend(self.packages, self.planner, self.weights)
+        return self.tightened({})
+
+    def tightened(self, others: Mapping[float, float]) -> Engine:
+        backend = TwinBackend(self.packages, self.planner, self.weights, partial(tight, others))
         tables = host_tables(self.planner, self.weights)
         return Engine(keeping_numbers(self.plan), backend, tables, resident=False)
 
@@ -226,15 +230,45 @@ class ActivationOp:
 
 def bounds_in(index: FunctionIndex) -> Iterator[float]:
     """The numbers by which a function holds activations, op by op."""
-    literals = Constants(index)
     for op in index.ops:
         softcap = op.kind == "mul" and any(index.producer(x, "tanh") for x in op.references())
         if softcap or op.kind in BOUNDING:
-            for (given,) in op.inputs.values():
-                if given in literals and literals.type(given).dtype in ("fp16", "fp32"):
-                    number = literals.array(given)
-                    if number.size == 1:
-                        yield number.item()
+            yield from numbers_of(op, Constants(index)).values()
+
+
+def numbers_of(op: Op, literals: Constants) -> dict[str, float]:
+    """The floating-point numbers that an op gets, by the names of its inputs."""
+    numbers = {}
+    for name, (given,) in op.inputs.items():
+        if given in literals and literals.type(given).dtype in ("fp16", "fp32"):
+            number = literals.array(given)
+            if number.size == 1:
+                numbers[name] = number.item()
+    return numbers
+
+
+def tight(others: Mapping[float, float], function: MilFunction) -> MilFunction:
+    """The function with other bounds in the ops of `BOUNDING`, by the bounds that they replace."""
+    if not others:
+        return function
+    literals = Constants(FunctionIndex(function))
+
+    def changed(op: Op) -> Op:
+        numbers = numbers_of(op, literals) if op.kind in BOUNDING else {}
+        inputs = {
+            name: (other_number(literals.type(op.inputs[name][0]), others[half]),)
+            for name, number in numbers.items()
+            if (half := float(np.float16(number))) in others
+        }
+        return replace(op, inputs=op.inputs | inputs)
+
+    ops = tuple(map(changed, function.ops))
+    return replace(function, body=replace(function.body, ops=ops))
+
+
+def other_number(type_: TensorType, number: float) -> StoredConstant:
+    """A literal of a type that holds one number, in fp32."""
+    return StoredConstant(type_, partial(np.full, type_.shape, number, np.float32))
 
 
 def used_in(planner: Planner, shard: str, function: str) -> dict[str, Constant]:

@@ -8,7 +8,7 @@ nearest to the end of fp16's range.
 
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Literal
@@ -18,6 +18,7 @@ import numpy as np
 from cetane.bundle.tables import TokenRows
 from cetane.checkpoint import Tokenizer
 from cetane.engine.backend import Array
+from cetane.engine.schedule import skips
 from cetane.errors import CetaneError
 from cetane.families import LONGEST_BLOCK
 from cetane.files import shipped_text
@@ -199,20 +200,41 @@ def own_tokens(plan: Plan, mode: Mode) -> int:
     return -(-LEAST_OWN // width) * width
 
 
+def whole_parts(plan: Plan, mode: Mode, room: int) -> tuple[ProbePart, ...]:
+    """Whole calls of a mode, at most `room` tokens. If calls without logits skip layers, one comes
+    first: it runs functions of its own."""
+    own = min(own_tokens(plan, mode), room)
+    chosen = plan.modes[mode]
+    silent = min(chosen.tokens, room - own) if skips(plan, chosen) else 0
+    made = ProbePart(mode, silent, judged=False), ProbePart(mode, own)
+    return tuple(part for part in made if part.tokens)
+
+
 def probe_parts(plan: Plan, mode: Mode, probe: Probe) -> tuple[ProbePart, ...]:
     """The parts of a probe: `parts`. Those of the text cross each capacity where it is full, and
-    behind them are `host_parts`, if they fit.
+    behind them are `host_parts`, if they fit. At the end of the context, the last calls are whole.
 
     Each mode takes all tokens for experts itself: its graph may be wrong in one expert alone."""
     length = len(probe.tokens)
     if probe.name.startswith(EXPERTS_PROBE):
         return (ProbePart(mode, length),)
     if probe.name != TEXT_PROBE:
-        return parts(plan, mode, length)
+        made = parts(plan, mode, length)
+        ends = probe.start + length == plan.recipe.cache.context
+        return full_at_the_end(plan, made) if ends else made
     hosted = host_parts(plan, mode) if holds_host_parts(plan, mode, length) else ()
     crossed = [capacity.tokens for capacity in plan.smaller]
     read = length - sum(part.tokens for part in hosted)
     return (*parts(plan, mode, read, crossed), *hosted)
+
+
+def full_at_the_end(plan: Plan, made: tuple[ProbePart, ...]) -> tuple[ProbePart, ...]:
+    """The same parts, with whole calls at the end. Behind them, a context has no room for a call
+    that is not full, so `decode` would take its last tokens in every mode."""
+    *before, last = made
+    whole = min(own_tokens(plan, last.mode), last.tokens)
+    split = replace(last, tokens=last.tokens - whole), replace(last, tokens=whole)
+    return (*before, *(part for part in split if part.tokens))
 
 
 def holds_host_parts(plan: Plan, mode: Mode, length: int) -> bool:

@@ -8,20 +8,28 @@ A twin rounds no keys and values, so it does not show whether the port rounds th
 """
 
 import inspect
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
 
 from cetane.engine.backend import Array
-from cetane.families import RAISED_ANSWERS
+from cetane.engine.engine import Engine
+from cetane.families import LEAST_SCALE, RAISED_ANSWERS
+from cetane.gates.bounds import Tightened
+from cetane.gates.observe import ProbeTask, observe, whole_calls
+from cetane.gates.probes import SEED
 from cetane.gates.reference import Reference
+from cetane.gates.structure import ModelResults, deviations
 from cetane.gates.verdict import Check, at_most
 from cetane.hardware import LARGEST_FP16
 from cetane.lower.tracing import SMALLEST_FP16
 from cetane.planner import Planner
+from cetane.schema.function import Route, Step
+from cetane.schema.plan import Plan
 from cetane.validation import Data
 
 Kind = Literal["epsilons", "activations", "bounds", "rotary tables", "roundings"]
@@ -37,6 +45,8 @@ TURNED = 1e-3
 agree to some 1e-7."""
 GUARD = 1e-3
 """A bound below this magnitude only keeps a division or a logarithm from zero."""
+MOST_CODE = 127
+"""The largest code that rounding to 8 bits gives."""
 OWN_BOUNDS = {10.0, 1.0}
 """The bounds of cetane's softplus, and of its choice among equal largest numbers. Neither changes a
 result."""
@@ -60,6 +70,13 @@ class Readable(Protocol):
         """By function of a shard, the number of tensors of keys or values that it rounds before it
         reads them and gives them to a cache of 8 bits."""
 
+    @property
+    def shipped(self) -> Engine:
+        """The port with its rounding, in fp32; one shard in memory at a time."""
+
+    def tightened(self, others: Mapping[float, float]) -> Engine:
+        """The twin with other bounds, by those that they replace, in fp16."""
+
 
 class Misread(Data):
     """A value in a port that the model does not have."""
@@ -74,9 +91,11 @@ def misread(port: Readable, reference: Reference) -> Iterator[Misread]:
     """All values in a port's programs and tables that the model does not have."""
     yield from wrong_epsilons(port, reference)
     yield from wrong_activations(port, reference)
-    yield from wrong_bounds(port, reference)
+    wrong = [*wrong_bounds(port, reference)]
+    yield from wrong or misplaced_bounds(port, reference)
     yield from wrong_rotary(port, reference)
-    yield from wrong_roundings(port)
+    wrong = [*wrong_roundings(port)]
+    yield from wrong or coarse_roundings(port)
 
 
 def wrong_epsilons(port: Readable, reference: Reference) -> Iterator[Misread]:
@@ -162,14 +181,56 @@ def wrong_bounds(port: Readable, reference: Reference) -> Iterator[Misread]:
                 yield Misread(kind="bounds", shard=shard, problem=problem)
 
 
+def misplaced_bounds(port: Readable, reference: Reference) -> Iterator[Misread]:
+    """Shards whose bounds hold other tensors than the model's.
+
+    Both run with bounds so tight that every token reaches them. Two kinds keep their numbers:
+    softcaps, which all tokens show, and those that `OWN_BOUNDS` has too."""
+    others = tighter(reference)
+    if not others:
+        return
+    engine, planner = port.tightened(others), port.planner
+    tasks = random_calls(engine.plan)
+    seen = observe(engine, planner, tasks)
+    with Tightened(others):
+        scale = planner.model.residual_scale or 1.0
+        truths = ModelResults.ask(reference, tasks, seen, scale=scale)
+    for one in deviations(engine.plan, planner, tasks, seen, truths):
+        if one.relative > one.limit:
+            problem = (
+                f"with tighter bounds, {one.tensor} errs by {one.relative:.2g} ({one.mode}): "
+                "they hold other tensors than the model's"
+            )
+            yield Misread(kind="bounds", shard=one.shard, problem=problem)
+
+
+def random_calls(plan: Plan) -> list[ProbeTask]:
+    """`whole_calls` on tokens of the whole vocabulary: always the same ones."""
+
+    def drawn(count: int) -> tuple[int, ...]:
+        return tuple(np.random.default_rng(SEED).integers(plan.vocab, size=count).tolist())
+
+    return whole_calls(plan, "random", drawn)
+
+
+def tighter(reference: Reference) -> dict[float, float]:
+    """By the model's bounds on activations, bounds that most activations reach."""
+    clamps = [(bounding(own.bounds), own.magnitude) for own in reference.bounds.values()]
+    clamps = [(values, size) for values, size in clamps if values and 0 < size < np.inf]
+    shares = [size / max(map(abs, values)) for values, size in clamps]
+    factor = 2.0 ** min([0, *(math.floor(math.log2(share)) for share in shares)])
+    numbers = {value for values, _ in clamps for value in values}
+    return {value: factor * value for value in sorted(numbers - OWN_BOUNDS)}
+
+
 def bounds(reference: Reference) -> Iterator[tuple[set[str], list[float]]]:
     """The bounds that each line of the model's code sets, behind the parameters of its module.
 
     The whole model's line has no parameters here: the host applies the softcap of logits."""
-    for (path, _), values in reference.bounds.items():
+    for (path, _), held in reference.bounds.items():
         inside = (own for p, own in reference.names.items() if f"{p}.".startswith(f"{path}."))
         names = {name for own in inside for name in own.values()}
-        yield names, bounding(values)
+        yield names, bounding(held.bounds)
 
 
 def bounding(values: Iterable[float]) -> list[float]:
@@ -218,6 +279,45 @@ def wrong_roundings(port: Readable) -> Iterator[Misread]:
             if rounded != wanted:
                 problem = f"{name} rounds {rounded} of {wanted} tensors of keys and values"
                 yield Misread(kind="roundings", shard=shard, problem=problem)
+
+
+def coarse_roundings(port: Readable) -> Iterator[Misread]:
+    """Functions that round some key or value to a few steps. A code is 127 at most: so much is the
+    largest one of every token and head, unless its scale is the least of all.
+
+    No text shows this of every function, and the twin rounds nothing."""
+    if port.planner.recipe.cache.format == "fp16":
+        return
+    engine = port.shipped
+    codes = Codes()
+    observe(engine, port.planner, random_calls(engine.plan), watch=[codes.keep])
+    for (shard, name), worst in codes.worst.items():
+        if worst != MOST_CODE:
+            problem = f"{name} rounds keys and values to {worst:.4g} steps, not to {MOST_CODE}"
+            yield Misread(kind="roundings", shard=shard, problem=problem)
+
+
+class Codes:
+    """Watches the codes that functions give to caches of 8 bits."""
+
+    def __init__(self) -> None:
+        self.worst: dict[tuple[str, str], float] = {}
+        """By shard and function, of every token's and head's largest codes the one that is furthest
+        from `MOST_CODE`."""
+        self._given: dict[str, Array] = {}
+        """The newest outputs, until both codes and scales are there."""
+
+    def keep(self, step: Step | Route, name: str, value: Array, tokens: int) -> None:
+        """Take an output of a call. Codes are `(..., D, T)`, scales `(..., 1, T)`."""
+        self._given[name] = value[..., :tokens]
+        tensor = name.removesuffix("_out").removesuffix("_scales")
+        both = f"{tensor}_out", f"{tensor}_scales_out"
+        if isinstance(step, Step) and self._given.keys() >= {*both}:
+            codes, scales = (self._given.pop(one) for one in both)
+            largest = np.abs(codes).max(-2, keepdims=True)[scales > LEAST_SCALE]
+            key = step.shard, step.function
+            every = [self.worst.get(key, MOST_CODE), *largest.tolist()]
+            self.worst[key] = max(every, key=lambda code: abs(code - MOST_CODE))
 
 
 def judge_readings(problems: Sequence[Misread]) -> Iterator[Check]:

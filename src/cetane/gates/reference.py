@@ -14,7 +14,7 @@ from cetane.checkpoint import Checkpoint, RotatedCheckpoint, Rotation, streamed_
 from cetane.engine.backend import Array
 from cetane.errors import CetaneError
 from cetane.families import Truth, parse_config
-from cetane.gates.bounds import Bounds
+from cetane.gates.bounds import Bounds, Held
 from cetane.gates.experts import Choices, Routing
 from cetane.gates.on_disk import OnDisk
 from cetane.gates.streaming import let_stream
@@ -123,7 +123,7 @@ class Reference:
         self._bounds: Bounds | None = None
 
     @property
-    def bounds(self) -> dict[tuple[str, int], tuple[float, ...]]:
+    def bounds(self) -> dict[tuple[str, int], Held]:
         """The bounds that the model's runs showed, by the path of a module and the line of code.
 
         If it has not run yet, it reads one token."""

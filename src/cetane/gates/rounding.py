@@ -22,7 +22,7 @@ from cetane.gates.experts import Choices
 from cetane.gates.limits import limits
 from cetane.gates.observe import ProbeTask, Seen, observe
 from cetane.gates.port import Port
-from cetane.gates.probes import WORK, Probe, ProbePart, begun, own_tokens
+from cetane.gates.probes import WORK, Probe, begun, whole_parts
 from cetane.gates.structure import made_by
 from cetane.gates.verdict import Check, at_least, at_most
 from cetane.mil.ane import SHORT
@@ -92,15 +92,15 @@ class LateCalls:
         self.plan = plain.plan.at(capacity)
         self.capacity = capacity if plain.plan.smaller else None
         exact = self._on(plain)
-        counts = {mode: own_tokens(self.plan, mode) for mode in self.plan.modes}
-        last = max(counts.values())
+        calls = [(mode, whole_parts(self.plan, mode, capacity)) for mode in self.plan.modes]
+        last = max(sum(part.tokens for part in made) for _, made in calls)
         prefix = max(min(capacity - last, WORK // weights), 1)
         ids = begun(port.tokenizer, prefix + last)
         self.before = exact.session()
         exact.run([(self.before, self.before.prepare(ids[:prefix], "none"))])
         self.tasks = [
-            ProbeTask(mode, Probe(mode, ids[prefix : prefix + count]), (ProbePart(mode, count),))
-            for mode, count in counts.items()
+            ProbeTask(mode, Probe(mode, ids[prefix:][: sum(part.tokens for part in made)]), made)
+            for mode, made in calls
         ]
         self.exact = observe(exact, self.planner, self.tasks, self.before)
 

@@ -11,7 +11,7 @@ experts it chooses.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -42,8 +42,16 @@ class TwinBackend:
     name, by_rows = "twin", False
     dtype: type[np.floating] = np.float32
 
-    def __init__(self, packages: ShardPaths, planner: Planner, weights: Weights) -> None:
+    def __init__(
+        self,
+        packages: ShardPaths,
+        planner: Planner,
+        weights: Weights,
+        change: Callable[[MilFunction], MilFunction],
+    ) -> None:
+        """`change` makes each function anew, before it runs."""
         self.packages, self.planner, self.weights = packages, planner, weights
+        self.change = change
 
     def open(self, shard: str) -> ReferenceProgram | CompiledProgram:
         used = result_names(used_by(self.planner, shard))
@@ -61,7 +69,7 @@ class TwinBackend:
             lambda function: parameters | numbers.substitutes(function),
         )
         functions = {name: showing(one, used) for name, one in program.functions.items()}
-        functions = {name: unquantized(one) for name, one in functions.items()}
+        functions = {name: self.change(unquantized(one)) for name, one in functions.items()}
         return in_fp32(replace(program, functions=functions))
 
 

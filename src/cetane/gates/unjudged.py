@@ -31,6 +31,7 @@ UNCHOSEN = (
     "no token of a probe was seen to choose {} experts, so their part of the graphs of {} was not "
     "judged: {}"
 )
+UNROUNDED = "no token reached {} functions of experts in fp16, so their range was not judged: {}"
 NAMED = 3
 """The most functions or layers that a warning names; it counts all."""
 
@@ -41,12 +42,23 @@ def unreached_experts(
     """Warnings of experts that the probes did not reach: of `idle` functions, and of those that
     share a graph."""
     if idle:
-        yield IDLE.format(len(idle), ", ".join(map("/".join, idle[:NAMED])))
+        yield IDLE.format(len(idle), some(idle))
     found = unchosen(planner, plan, seen)
     for layers, same in groupby(sorted(found, key=found.__getitem__), found.__getitem__):
         named = [f"{count} of layer {layer}" for layer, count in layers[:NAMED]]
         count = sum(count for _, count in layers)
         yield UNCHOSEN.format(count, ", ".join(same), ", ".join(named))
+
+
+def unrounded_experts(idle: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Warnings of `idle` functions, which fp16 did not run."""
+    if idle:
+        yield UNROUNDED.format(len(idle), some(idle))
+
+
+def some(functions: Sequence[tuple[str, str]]) -> str:
+    """The names of the first functions, behind those of their shards."""
+    return ", ".join(map("/".join, functions[:NAMED]))
 
 
 def unreached_tokens(plan: Plan, read: int, keys: int, window: int, text: int) -> Iterator[str]:

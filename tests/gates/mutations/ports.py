@@ -104,7 +104,7 @@ class AuthoredPort(ModuleReadings):
 
     def __post_init__(self) -> None:
         self.planner = Planner(self.checkpoint, self.recipe)
-        self.tokenizer = self.checkpoint.tokenizer
+        self.weights, self.tokenizer = self.checkpoint, self.checkpoint.tokenizer
 
     @cached_property
     def plan(self) -> Plan:
@@ -244,7 +244,7 @@ def judge(port: AuthoredPort, reference: Reference, structure: Any = None) -> Ju
         return Judged(red, worst, answer, None)
     proof.structure = lambda: answer  # type: ignore[method-assign]
     proof.wrong_weights = lambda: weights  # type: ignore[method-assign]
-    proof.rounding = lambda read: ([], [], 0.0)  # type: ignore[method-assign]
+    proof.rounding = lambda read: ([], [], 0.0, [])  # type: ignore[method-assign]
     result = proof.run(prompts=0, greedy_tokens=0)
     return Judged(failed(result.checks), worst, answer, result)
 
