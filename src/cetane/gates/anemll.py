@@ -6,6 +6,7 @@ bundle's gates say nothing about these graphs.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from cetane.engine.authored import host_tables
 from cetane.export.anemll.contract import PREFILL
 from cetane.export.anemll.host import Folder, Host, PortableModels
 from cetane.files import Progress
-from cetane.gates.exported import bundle_logits, choice_check, logit_checks
+from cetane.gates.exported import Span, bundle_logits, choice_check, logit_checks
 from cetane.gates.probes import text_tokens
 from cetane.gates.verdict import Check
 from cetane.planner import Planner
@@ -26,7 +27,22 @@ STEPS = 12
 BATCHES = 2
 """Whole batches before them: the second reads what the first wrote."""
 LONGEST = 1536
-"""The most tokens of a prefill. A longer window is not left: that would take minutes."""
+"""The most tokens of a play: more would take minutes."""
+
+
+class Play(NamedTuple):
+    """A text that a host reads."""
+
+    prefill: int
+    """The tokens that batches read. The last of them and all others are fed one by one."""
+    tokens: int
+    first: int = 0
+    """The position of its first token, with nothing before it."""
+
+    @property
+    def span(self) -> Span:
+        """The tokens that are fed one by one."""
+        return Span(max(self.prefill - 1, 0), self.tokens, self.first)
 
 
 def judge_anemll(
@@ -39,21 +55,22 @@ def judge_anemll(
     the recipe's quality.
     """
     folder = Folder(path, PortableModels())
-    tokens = text_tokens(bundle.tokenizer, min(folder.context, LONGEST + 2 * STEPS))
-    lengths, unjudged = prefills(folder)
-    spans = [(max(n - 1, 0), min(max(n - 1, 0) + STEPS, len(tokens))) for n in lengths]
-    progress("the bundle", 0, len(spans) + 1)
+    plays, unjudged = plays_of(folder)
+    tokens = text_tokens(bundle.tokenizer, max(play.tokens for play in plays))
+    spans = [play.span for play in plays]
+    progress("the bundle", 0, len(plays) + 1)
     truths = bundle_logits(bundle, unrounded(bundle, checkpoint), tokens, spans)
     checks, anew = list[Check](), encoded_anew(bundle)
-    for done, (length, (start, stop), truth) in enumerate(zip(lengths, spans, truths, strict=True)):
-        progress(f"{length} tokens and {stop - start} steps", done + 1, len(spans) + 1)
-        host = Host(folder)
-        for at in range(0, length, folder.batch):
-            host.run(tokens[at : at + folder.batch], at, PREFILL)
+    for done, (play, truth) in enumerate(zip(plays, truths, strict=True)):
+        first, (start, stop, _) = play.first, play.span
+        progress(f"{play.prefill} tokens and {stop - start} steps", done + 1, len(plays) + 1)
+        host = Host(folder, first)
+        for at in range(0, play.prefill, folder.batch):
+            host.run(tokens[at : at + folder.batch], first + at, PREFILL)
         # As theirs do, it feeds the last token of a prefill once more.
-        made = [host.head(tokens[position], position) for position in range(start, stop)]
+        made = [host.head(tokens[number], first + number) for number in range(start, stop)]
         choices = np.array([host.best(one) for one in made])
-        where = f"steps {start} to {stop - 1} after a prefill of {length}"
+        where = f"steps {first + start} to {first + stop - 1} after a prefill of {play.prefill}"
         checks.append(choice_check(bundle, where, choices, truth, anew))
         if not folder.choose:
             parts = [f"logits{number + 1}" for number in range(folder.parts)]
@@ -64,21 +81,37 @@ def judge_anemll(
     return checks, unjudged
 
 
-def prefills(folder: Folder) -> tuple[list[int], list[str]]:
-    """The tokens to prefill before the steps, and what is not judged: none, some batches, a whole
-    window, and batches beyond it."""
-    batch = folder.batch
-    room = max(batch, folder.context - STEPS)
-    lengths = {0, min(BATCHES * batch, room // batch * batch)}
-    if folder.window is None or folder.window >= folder.context:
-        return sorted(lengths), []
-    wanted = (folder.window, folder.window + BATCHES * batch)
-    beyond = {length for length in wanted if length <= min(room, LONGEST)}
-    unjudged = []
-    if len(beyond) < 2:
-        late = "batches" if beyond else "positions"
-        unjudged.append(f"{late} beyond the window of {folder.window} tokens")
-    return sorted(lengths | beyond), unjudged
+def plays_of(folder: Folder) -> tuple[list[Play], list[str]]:
+    """What the hosts play, and what is not judged: no prefill, some batches, a whole window,
+    batches beyond it, and the end of the context.
+
+    A short context is played as a whole. The end of a longer one has nothing before it. That needs
+    caches without a window: where all slots of a window are in use, no mask hides one.
+    """
+    context, batch, window = folder.context, folder.batch, folder.window
+    most = context - STEPS + 1
+    filled, slides = max(batch, most // batch * batch), window is not None and window < context
+    lengths, unjudged = {0, min(BATCHES * batch, filled)}, []
+    if window is not None and slides:
+        wanted = (window, window + BATCHES * batch)
+        beyond = {length for length in wanted if length <= min(filled, LONGEST)}
+        if len(beyond) < 2:
+            late = "batches" if beyond else "positions"
+            unjudged.append(f"{late} beyond the window of {window} tokens")
+        lengths |= beyond
+    if context <= LONGEST:
+        lengths.add(filled)
+    plays = [Play(n, min(max(n - 1, 0) + STEPS, context)) for n in sorted(lengths)]
+    if context <= LONGEST:
+        plays[-1] = Play(filled, context)
+        return plays, unjudged
+    reached, judged_again = plays[-1].tokens, context
+    if not slides:
+        judged_again = most - BATCHES * batch
+        plays.append(Play(BATCHES * batch, context - judged_again, judged_again))
+    if reached < judged_again:
+        unjudged.append(f"positions {reached:,} to {judged_again - 1:,}")
+    return plays, unjudged
 
 
 def unrounded(bundle: Bundle, checkpoint: Checkpoint) -> Tables:

@@ -21,7 +21,7 @@ from cetane.engine.authored import StoredRows
 from cetane.export.coreml_llm.host import Chosen, Folder, Host, read_folder
 from cetane.families import TokenTable, Weights
 from cetane.files import Progress
-from cetane.gates.exported import bundle_logits, choice_check, chosen_logits_check
+from cetane.gates.exported import Span, bundle_logits, choice_check, chosen_logits_check
 from cetane.gates.probes import text_tokens
 from cetane.gates.verdict import Check
 from cetane.planner import Planner
@@ -49,11 +49,13 @@ def judge_folder(
     lengths, unjudged = prefills(folder)
     after = STEPS + 2 * folder.verify_tokens
     tokens = text_tokens(bundle.tokenizer, min(folder.context, lengths[-1] + after))
-    spans = [(max(length - 1, 0), min(length + after, len(tokens))) for length in lengths]
+    spans = [Span(max(length - 1, 0), min(length + after, len(tokens))) for length in lengths]
     progress("the bundle", 0, len(spans) + 1)
     truths = bundle_logits(bundle, as_written(bundle, checkpoint), tokens, spans)
     checks = list[Check]()
-    for done, (length, (start, stop), truth) in enumerate(zip(lengths, spans, truths, strict=True)):
+    for done, (length, (start, stop, _), truth) in enumerate(
+        zip(lengths, spans, truths, strict=True)
+    ):
         progress(f"a prefill of {length} tokens", done + 1, len(spans) + 1)
         where = f"tokens {start} to {stop - 1} after a prefill of {length}"
         single, verified = play(Host(folder), tokens[:stop], length)

@@ -1,6 +1,7 @@
 """What the gates of folders for other runtimes share: the bundle's logits, and what is asked."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +21,22 @@ ROUNDED = 2.0**-10
 multiplies by 1/30, which is 0.00024 off."""
 
 
+class Span(NamedTuple):
+    """Tokens of a text, whose logits are compared: from number `start` up to `stop`."""
+
+    start: int
+    stop: int
+    first: int = 0
+    """The position of the text's first token, with nothing before it."""
+
+
 def bundle_logits(
-    bundle: Bundle, tables: Tables, tokens: Sequence[int], spans: Sequence[tuple[int, int]]
+    bundle: Bundle, tables: Tables, tokens: Sequence[int], spans: Sequence[Span]
 ) -> list[Array]:
     """The logits of the bundle after each token of every span, in fp32."""
     engine, logits = Engine(bundle.plan, PortableBackend(bundle), tables), []
-    for start, stop in spans:
-        session = engine.session()
+    for start, stop, first in spans:
+        session = engine.session(start=first)
         if start:
             session.feed(tokens[:start], "none")
         made = session.feed(tokens[start:stop], "all")
