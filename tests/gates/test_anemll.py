@@ -34,31 +34,26 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return build(open_checkpoint(root / "checkpoint"), recipe, root / "bundle", silent)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+@pytest.fixture(
+    params=[
         {},
         {"head": {"choose": True}},
         {"compression": {"types": {"head": "palette6-kmeans-per-tensor"}}},
+        {"embedding": {"inside": True}},
     ],
-    ids=["logits", "choices", "a head of other codes"],
+    ids=["logits", "choices", "a head of other codes", "an embedding inside"],
 )
-def test_a_right_folder(
-    tiny_bundle: Callable[..., Bundle], options: dict[str, Any], tmp_path: Path
-) -> None:
-    made = export_runtime(tiny_bundle(**options).path, tmp_path / "folder", "anemll")
+def bundle(request: pytest.FixtureRequest, tiny_bundle: Callable[..., Bundle]) -> Bundle:
+    return tiny_bundle(**request.param)
+
+
+def test_a_right_folder(bundle: Bundle, tmp_path: Path) -> None:
+    made = export_runtime(bundle.path, tmp_path / "folder", "anemll")
     assert made.passed and len(made.checks) >= 2 and not made.unjudged
 
 
-@pytest.mark.parametrize("head", [{}, {"choose": True}], ids=["logits", "choices"])
-def test_a_wrong_rotation(
-    tiny_bundle: Callable[..., Bundle],
-    head: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_wrong_rotation(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sines of the next position: the contract is kept, and only numbers show it."""
-    bundle = tiny_bundle(head=head)
     right = Chunk.given
 
     def given(

@@ -18,6 +18,8 @@ from cetane.bundle.rows import ROW_FORMATS, EncodedRows
 from cetane.bundle.tables import Tables
 from cetane.checkpoint import Checkpoint
 from cetane.engine.authored import StoredRows
+from cetane.engine.engine import Engine
+from cetane.engine.portable import PortableBackend
 from cetane.export.coreml_llm.host import Chosen, Folder, Host, Rows, read_folder
 from cetane.families import TokenTable, Weights
 from cetane.files import Progress
@@ -72,7 +74,8 @@ def judge_folder(
     tokens = text_tokens(bundle.tokenizer, min(folder.context, lengths[-1] + after))
     spans = [Span(max(length - 1, 0), min(length + after, len(tokens))) for length in lengths]
     progress("the bundle", 0, len(spans) + 1)
-    truths = bundle_logits(bundle, as_written(bundle, checkpoint), tokens, spans)
+    engine = Engine(bundle.plan, PortableBackend(bundle), as_written(bundle, checkpoint))
+    truths = bundle_logits(engine, tokens, spans)
     checks = list[Check]()
     for done, (length, (start, stop, _), truth) in enumerate(
         zip(lengths, spans, truths, strict=True)
@@ -82,7 +85,7 @@ def judge_folder(
         single, verified = play(Host(folder), tokens[:stop], length)
         found = {at: one.token for at, one in single.items()} | verified
         choices, numbers = np.array([*found.values()]), np.array([*found]) - start
-        checks.append(choice_check(bundle, where, choices, truth[numbers]))
+        checks.append(choice_check(where, choices, truth[numbers]))
         count = len(single)
         logits = np.array([one.logit for one in single.values()], np.float32)
         checks.append(chosen_logits_check(where, logits, choices[:count], truth[numbers[:count]]))
