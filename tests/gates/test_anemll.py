@@ -70,6 +70,22 @@ def test_a_wrong_rotation(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.Mo
     assert not (made.path / "cetane.json").exists()
 
 
+def test_a_small_error_of_choices(
+    tiny_bundle: Callable[..., Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its choices are nearly the bundle's; their logits are not."""
+    bundle, own = tiny_bundle(head={"choose": True}), Chunk.given
+
+    def given(chunk: Chunk, item: Input, *tensors: Tensor) -> Tensor:
+        return own(chunk, item, *tensors) * (0.98 if isinstance(item.source, Rotary) else 1)
+
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(Chunk, "given", given)
+    made = export_runtime(bundle.path, tmp_path / "folder", "anemll")
+    red = {check.name.partition(": ")[2] for check in made.checks if not check.passed}
+    assert red == {"error of the chosen logits"}
+
+
 def test_a_window(windowed: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond it, other functions run: a wrong mask there is red there alone."""
     right = export_runtime(windowed.path, tmp_path / "right", "anemll")

@@ -23,7 +23,13 @@ from cetane.export.anemll.host import Folder, Host, PortableModels
 from cetane.export.anemll.planner import AnemllPlanner
 from cetane.families import Weights
 from cetane.files import Progress
-from cetane.gates.exported import Span, bundle_logits, choice_check, logit_checks
+from cetane.gates.exported import (
+    Span,
+    bundle_logits,
+    choice_check,
+    chosen_logits_check,
+    logit_checks,
+)
 from cetane.gates.probes import text_tokens
 from cetane.gates.twin import TwinParameter, result_names
 from cetane.gates.verdict import Check
@@ -83,7 +89,10 @@ def judge_anemll(
         choices = np.array([host.best(one) for one in made])
         where = f"steps {first + start} to {first + stop - 1} after a prefill of {play.prefill}"
         checks.append(choice_check(where, choices, truth))
-        if not folder.choose:
+        if folder.choose:
+            values = np.array([one["argmax_val"].max() for one in made], np.float32)
+            checks.append(chosen_logits_check(where, values, choices, truth))
+        else:
             parts = [f"logits{number + 1}" for number in range(folder.parts)]
             rows = [np.concatenate([one[part].ravel() for part in parts]) for one in made]
             logits = np.stack(rows)[:, : truth.shape[1]].astype(np.float32)
