@@ -28,10 +28,11 @@ from cetane.export.coreml_llm.folder import FILES, write_config
 from cetane.export.coreml_llm.host import AppFolder, AppHost, Arrays, read_folder, shaped
 from cetane.export.coreml_llm.planner import planners
 from cetane.families import Head
-from cetane.files import LARGEST, sha256
+from cetane.files import LARGEST, records, sha256
 from cetane.mil import load
 from cetane.mil.program import Body, MilFunction, TensorType
 from cetane.pipeline.export import check_folder, replace_package
+from cetane.schema.manifest import Origin
 from cetane.schema.recipe import load_recipe
 
 OF_E2B = contract.COMMITTED
@@ -456,10 +457,12 @@ def test_one_package_anew(folder: Path, tmp_path: Path, served: Callable[..., Pa
     shutil.rmtree(copy / "chunk4.mlpackage")
     replace_package(short, copy, "coreml-llm", "chunk4")
     assert not check_folder(copy).passed
-    (copy / "cetane.json").write_text('{"bundle": "{}"}')
+    origin = Origin(bundle="{}", files=records(folder, folder))
+    (copy / "cetane.json").write_text(origin.model_dump_json())
     assert replace_package(served(), copy, "coreml-llm", "chunk4").passed
     assert (copy / "cetane.json").exists()  # the digest of `served()` is {}
-    (copy / "cetane.json").write_text('{"bundle": "another"}')
+    another = origin.model_copy(update={"bundle": "another"})
+    (copy / "cetane.json").write_text(another.model_dump_json())
     assert replace_package(served(), copy, "coreml-llm", "chunk4").passed
     assert not (copy / "cetane.json").exists()  # packages of two bundles
     assert digests(copy / "chunk4.mlpackage") == before

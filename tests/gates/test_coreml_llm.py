@@ -1,9 +1,12 @@
 """Folders for CoreML-LLM are played and compared: a wrong lowering is red, a right one is green."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.conftest import build_tokenizer
@@ -17,7 +20,7 @@ from cetane.export import coreml_llm
 from cetane.export.coreml_llm.adapter import Adapter
 from cetane.export.coreml_llm.host import read_folder
 from cetane.files import silent
-from cetane.gates.coreml_llm import judge_folder
+from cetane.gates.coreml_llm import judge_folder, table_checks
 from cetane.gates.verdict import Check, at_most
 from cetane.pipeline.build import build
 from cetane.pipeline.export import JUDGES, RuntimeFolder, export_runtime
@@ -53,7 +56,34 @@ def red(checks: Sequence[Check]) -> set[int]:
 
 def test_a_right_folder(exported: RuntimeFolder) -> None:
     assert exported.passed and not exported.unjudged
-    assert len(exported.checks) == 8
+    assert len(exported.checks) == 14
+
+
+@pytest.mark.parametrize(
+    ("file", "form", "red"),
+    [
+        ("sin_full.npy", None, "sin_full.npy: not the bundle's"),
+        ("embed_tokens_q8.bin", np.int8, "embed_tokens_q8.bin or its scales: not the model's"),
+        ("embed_tokens_per_layer_scales.bin", np.float16,
+         "embed_tokens_per_layer_q8.bin or its scales: not the model's"),
+    ],
+)  # fmt: skip
+def test_tables(
+    file: str, form: Any, red: str, bundle: Bundle, exported: RuntimeFolder, tmp_path: Path
+) -> None:
+    """One wrong number in a late row, which no play needs to read."""
+    folder = shutil.copytree(exported.path, tmp_path / "folder")
+    if form is None:
+        values = np.load(folder / file)
+        values[bundle.plan.recipe.cache.context - 1, -1] += 1
+        np.save(folder / file, values)
+    else:
+        values = np.fromfile(folder / file, form)
+        values[-1] += 1
+        values.tofile(folder / file)
+    checkpoint = open_checkpoint(bundle.path.with_name("checkpoint"))
+    checks = table_checks(bundle, checkpoint, folder)
+    assert [check.name for check in checks if not check.passed] == [red]
 
 
 def without_window(adapter: Adapter, given: Tensor) -> Tensor:

@@ -267,7 +267,7 @@ def test_windows_at_other_contexts(predictor: Predictor, contract: str, mode: Mo
         Planner(gemma, recipe(tokens=FEW, cache={"contract": contract, "context": context}))
         for context in (32, 128)
     )
-    assert not any(slots.limited for slots in short.slots.values())
+    assert not any(slots.limited for slots in short.memory.slots.values())
     assert predictor.predict(short, mode, 128) == predictor.predict(long, mode)
 
 

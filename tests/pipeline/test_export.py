@@ -17,7 +17,12 @@ from cetane.errors import CetaneError
 from cetane.files import silent
 from cetane.pipeline import export
 from cetane.pipeline.build import build
-from cetane.pipeline.export import export_contract, export_runtime, replace_package
+from cetane.pipeline.export import (
+    check_folder,
+    export_contract,
+    export_runtime,
+    replace_package,
+)
 from cetane.schema.recipe import Recipe
 
 FILES = ("model", "weights")
@@ -39,6 +44,7 @@ class Pairs:
 
     def export(self, recipe: Any, checkpoint: Any, target: Path, progress: Any) -> None:
         target.mkdir()
+        (target / "meta.yaml").write_text("{}")
         for name, make in self.packages().items():
             make(target / f"{name}.mlpackage")
 
@@ -172,16 +178,22 @@ def test_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert anew(".", "one").passed and texts(folder, "one") == ("new", "new")
 
 
-def test_a_folder_says_from_which_bundle_it_is(folder: Path, tmp_path: Path) -> None:
-    """And no longer, once one of its packages is another bundle's."""
+def test_a_folder_says_from_which_bundle_it_is(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no longer, once one of its packages is another bundle's, or was never compared."""
     export.Bundle("").path = tmp_path / "bundle"
     made = export_runtime("bundle", tmp_path / "new", "anemll").path
-    assert json.loads((made / "cetane.json").read_text()) == {"bundle": "b1"}
-    for digest in ("b1", "b2"):
+    origin = json.loads((made / "cetane.json").read_text())
+    assert origin["bundle"] == "b1" and len(origin["files"]) == 5
+    for digest, content, kept in (
+        ("b1", "new", True), ("b1", "old", False), ("b2", "new", False)
+    ):  # fmt: skip
         shutil.copy(made / "cetane.json", folder)
         export.Bundle("").digest = digest
+        monkeypatch.setattr(Pairs, "made", content)
         assert anew(folder, "one").passed
-        assert (folder / "cetane.json").exists() == (digest == "b1")
+        assert (folder / "cetane.json").exists() == kept
 
 
 def test_a_folder_with_a_problem_is_no_bundles(
@@ -192,6 +204,52 @@ def test_a_folder_with_a_problem_is_no_bundles(
     monkeypatch.setattr(Pairs, "made", "wrong")
     made = export_runtime("bundle", tmp_path / "new", "anemll")
     assert made.problems == ["damaged"] and not (made.path / "cetane.json").exists()
+
+
+def damaged(folder: Path) -> None:
+    (folder / "one.mlpackage" / FILES[0]).write_text("old")
+
+
+def added(folder: Path) -> None:
+    shutil.copytree(folder / "one.mlpackage", folder / "merged_full.mlpackage")
+
+
+def compiled(folder: Path) -> None:
+    shutil.rmtree(folder / "one.mlpackage")
+    (folder / "one.mlmodelc").mkdir()
+
+
+def listed_nowhere(folder: Path) -> None:
+    (folder / "cetane.json").write_text('{"bundle": "b1"}')
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda _: None, None),
+        (damaged, f"one.mlpackage/{FILES[0]} is not the file that was built (its hash differs)"),
+        (lambda folder: shutil.rmtree(folder / "two.mlpackage"), "is missing"),
+        (lambda folder: (folder / "meta.yaml").write_text("x"), "meta.yaml is not the file that"),
+        (added, "merged_full.mlpackage is not in cetane.json"),
+        (compiled, None),
+        (listed_nowhere, "cetane.json lists no files"),
+    ],
+)
+def test_a_folder_that_was_changed(
+    change: Callable[[Path], Any],
+    problem: str | None,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its files are no longer those that were compared with the bundle."""
+    export.Bundle("").path = tmp_path / "bundle"
+    made = export_runtime("bundle", tmp_path / "new", "anemll").path
+    monkeypatch.setattr(Pairs, "check", lambda *_: [])
+    change(made)
+    problems = check_folder(made).problems
+    assert len(problems) == (problem is not None)
+    assert problem is None or problem in problems[0]
 
 
 def test_a_package_with_a_problem(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,6 +168,8 @@ WRONG: list[tuple[str, Callable[[Path], Any], str]] = [
     ("anemll", lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json"),
     ("anemll", lambda f: (f / "meta.yaml").write_text("{}"), "meta.yaml"),
     ("anemll", lambda f: shutil.rmtree(f / "llama_lm_head.mlpackage"), "llama_lm_head"),
+    ("anemll", lambda f: edit(f / "config.json", eos_token_id=5), "config.json is not the file"),
+    ("anemll", lambda f: edit(f / "cetane.json", files={}), "is not in cetane.json"),
     ("contract", lambda f: (f / "embedding.npy").unlink(), "embedding.npy is missing"),
     ("contract", lambda f: shutil.rmtree(f / "tokenizer"), "tokenizer/.* is missing"),
     ("contract", lambda f: (f / "shards/model.mlpackage/Manifest.json").write_text("{}"),

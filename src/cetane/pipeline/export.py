@@ -1,6 +1,6 @@
 """Exports: programs as ONNX files, or a whole bundle as the folder of another runtime."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,10 +20,13 @@ from cetane.export.refusals import (
 )
 from cetane.files import (
     Progress,
+    check_files,
     check_outside,
     claimed,
     disk_errors,
-    read_json_if_present,
+    is_present,
+    read_json,
+    records,
     remove,
     replacing,
     silent,
@@ -36,8 +39,9 @@ from cetane.gates.quality import refuse_choices
 from cetane.gates.verdict import Check
 from cetane.mil import load
 from cetane.pipeline.origin import checkpoint_of
-from cetane.schema.manifest import CONFIGS, ORIGIN, Runtime
+from cetane.schema.manifest import CONFIGS, ORIGIN, Origin, Runtime
 from cetane.schema.recipe import Recipe
+from cetane.validation import validated
 
 
 class RuntimeModule(Protocol):
@@ -83,7 +87,7 @@ class RuntimeFolder:
     path: Path
     runtime: RuntimeModule
     problems: Sequence[str]
-    """The parts of the runtime's contract that the folder breaks."""
+    """The parts of the runtime's contract that the folder breaks, and files that have changed."""
     checks: Sequence[Check] = ()
     """The comparison of its logits with the bundle's, if it was played."""
     unjudged: Sequence[str] = ("logits: nothing ran its packages",)
@@ -195,7 +199,8 @@ def export_runtime(
             checks, unjudged = JUDGES[runtime](bundle, checkpoint, folder, progress)
             made = replace(made, checks=checks, unjudged=unjudged)
         if made.passed:  # by this file the folder counts as one of the bundle's
-            write_json(folder / ORIGIN, {"bundle": bundle.digest})
+            origin = Origin(bundle=bundle.digest, files=records(folder, folder))
+            write_json(folder / ORIGIN, origin.model_dump())
     return made
 
 
@@ -230,9 +235,8 @@ def replace_package(
         try:
             makers[package](fresh)
             problems = swapped(folder, package, fresh, module)
-            origin = read_json_if_present(folder / ORIGIN).get("bundle")
-            if not problems and origin != bundle.digest:
-                remove(folder / ORIGIN)  # its packages are from two bundles now
+            if not problems and not is_judged(folder, package, bundle):
+                remove(folder / ORIGIN)  # nothing has compared the fresh one with the bundle
         finally:
             remove(fresh)
         progress("done", 1, 1)
@@ -242,16 +246,71 @@ def replace_package(
 def check_folder(folder: str | Path) -> RuntimeFolder:
     """Check a folder that an app loads, of the runtime whose config lies in it.
 
-    CetaneError if there is none.
+    If it names its bundle, its files must be those that were compared with it. CetaneError if no
+    runtime's config is there.
     """
     path = Path(folder)
     for name, runtime in CONFIGS.items():
         if (path / name).is_file():
             module = RUNTIMES[runtime]
-            return RuntimeFolder(path, module, module.check(path))
+            made = RuntimeFolder(path, module, module.check(path))
+            changed = changed_files(path, made.compiled)
+            return replace(made, problems=[*made.problems, *changed])
     raise CetaneError(
         f"{path} has none of {', '.join(CONFIGS)}", "cetane export --layout writes such a folder"
     )
+
+
+def origin_of(folder: Path) -> Origin | None:
+    """What a folder tells of its bundle; None if it tells nothing. CetaneError for a damaged file,
+    and for one of an older cetane, which lists no files."""
+    path = folder / ORIGIN
+    if not is_present(path):
+        return None
+    content = read_json(path, follow=False, unique=True)
+    if "files" not in content:
+        raise CetaneError(f"{path} lists no files, as older cetanes wrote it: export again")
+    return validated(Origin, content, str(path))
+
+
+def is_judged(folder: Path, package: str, bundle: Bundle) -> bool:
+    """Whether a folder was compared with this bundle, with the package that is there now."""
+    try:
+        origin = origin_of(folder)
+    except CetaneError:
+        return False
+    if origin is None or origin.bundle != bundle.digest:
+        return False
+    own = {file: record for file, record in origin.files.items() if package_of(file) == package}
+    return records(folder, folder / f"{package}.mlpackage") == own
+
+
+def changed_files(folder: Path, compiled: Collection[str]) -> list[str]:
+    """Why a folder is not as it was when it was compared with its bundle, if it names one. Nobody
+    can tell what is in its `compiled` packages."""
+    try:
+        origin = origin_of(folder)
+        if origin is None:
+            return []
+        listed = {package_of(name) for name in origin.files}
+        added = [path.name for path in folder.glob("*.ml*") if path.stem not in listed]
+        if added:
+            return [f"{folder}: {min(added)} is not in {ORIGIN}"]
+        there = {
+            name: record
+            for name, record in origin.files.items()
+            if package_of(name) not in compiled
+        }  # fmt: skip
+        check_files(folder, there, "")
+    except CetaneError as error:
+        return [error.message]
+    return []
+
+
+def package_of(file: str) -> str:
+    """The name of the package that a file of a folder is in; empty if it is in none."""
+    first, _, rest = file.partition("/")
+    return first.removesuffix(".mlpackage") if rest and first.endswith(".mlpackage") else ""
 
 
 def swapped(folder: Path, package: str, fresh: Path, module: RuntimeModule) -> Sequence[str]:

@@ -18,7 +18,7 @@ MANIFEST = "manifest.json"
 GATES = "gates"
 TOKENIZER = "tokenizer"
 ORIGIN = "cetane.json"
-"""The file of a folder for another runtime that names its bundle."""
+"""The file of a folder for another runtime with its `Origin`."""
 CONTRACT = "contract.json"
 Runtime = Literal["anemll", "coreml-llm"]
 CONFIGS: dict[str, Runtime] = {"meta.yaml": "anemll", "model_config.json": "coreml-llm"}
@@ -35,6 +35,15 @@ class AdapterSource(Data):
     """Its folder."""
     fingerprint: str
     """`Lora.fingerprint`: a hash of its config, header, file size and date."""
+
+
+class Origin(Data):
+    """The bundle of a folder for another runtime, and the files that were compared with it. Paths
+    are relative to the folder."""
+
+    bundle: str
+    """The bundle's digest."""
+    files: dict[str, FileRecord] = Field(max_length=MOST_FILES)
 
 
 class Manifest(Data):

@@ -96,8 +96,10 @@ class Folder:
 class ChatHost:
     """A conversation."""
 
-    def __init__(self, folder: Folder) -> None:
-        self.folder = folder
+    def __init__(self, folder: Folder, first: int = 0) -> None:
+        """`first` is the position of its first token, with nothing before it: 0 for their hosts,
+        and another one for a gate. Then no position may be beyond a window."""
+        self.folder, self.first = folder, first
         self.shifts: list[int] = []
         """The number of tokens that were kept whenever the context was full."""
         self.state = folder.chunks[0][PREFILL].make_state()
@@ -108,8 +110,9 @@ class ChatHost:
         ids = np.array([tokens], np.int32)
         hidden = folder.embeddings.predict({"input_ids": ids})["hidden_states"]
         assert hidden.shape[:2] == (1, count)
-        rows = position + np.arange(count)
-        mask = np.where(np.arange(folder.context) <= rows[:, None], 0, -np.inf)[None, None]
+        rows, slots = position + np.arange(count), np.arange(folder.context)
+        seen = (slots >= self.first) & (slots <= rows[:, None])
+        mask = np.where(seen, 0, -np.inf)[None, None]
         rotates = folder.window is not None and position >= folder.window
         for chunk in folder.chunks:
             model = chunk.get(function + ROTATE) if rotates else None
