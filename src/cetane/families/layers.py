@@ -308,8 +308,13 @@ class Exchange:
     head's channels. Writers have no middle axis: these query heads share what they read."""
 
 
+GATED, UNGATED = ("gate_proj", "up_proj", "down_proj"), ("up_proj", "down_proj")
+"""The usual names of an MLP's projections, with a gate and without one."""
+
+
 class MLP(nn.Module):
-    """A gated MLP: `down(act(gate(x)) * up(x))`, times `factor`."""
+    """A gated MLP: `down(act(gate(x)) * up(x))`, times `factor`. Without a gate,
+    `down(act(up(x)))`."""
 
     def __init__(
         self,
@@ -319,36 +324,36 @@ class MLP(nn.Module):
         bias: bool = False,
         factor: float = 1.0,
         inverse: float = 1.0,
-        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+        names: tuple[str, ...] = GATED,
     ) -> None:
         """Its input is `inverse` times the model's; `names` are the checkpoint's."""
         super().__init__()
-        self.names = names
-        gate, up, down = names
-        self.add_module(gate, Projection(hidden, inner, "mlp", bias, inverse=inverse))
-        self.add_module(up, Projection(hidden, inner, "mlp", bias, inverse=inverse))
-        self.add_module(down, Projection(inner, hidden, "mlp", bias, factor))
+        self.readers, self.writer = names[:-1], names[-1]
+        """The projections of its input, and the one that makes its output."""
+        for reader in self.readers:
+            self.add_module(reader, Projection(hidden, inner, "mlp", bias, inverse=inverse))
+        self.add_module(self.writer, Projection(inner, hidden, "mlp", bias, factor))
         self.act = activation(act)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up, down = (self.get_submodule(name) for name in self.names)
-        made: Tensor = down(self.act(gate(x)) * up(x))
+        first, *more = (self.get_submodule(name)(x) for name in self.readers)
+        inner = self.act(first)
+        for up in more:
+            inner = inner * up
+        made: Tensor = self.get_submodule(self.writer)(inner)
         return made
 
-    @property
-    def readers(self) -> tuple[str, ...]:
-        """The projections of its input."""
-        return self.names[:2]
-
-    @property
-    def writer(self) -> str:
-        """The projection that makes its output."""
-        return self.names[2]
-
     def exchanges(self) -> tuple[Exchange, ...]:
-        """See `Block.exchanges`."""
-        up = self.names[1]
-        return (Exchange((self.writer,), (f"{up}.weight", f"{up}.bias")),)
+        """See `Block.exchanges`. Nothing passes an activation."""
+        return tuple(
+            Exchange((self.writer,), (f"{up}.weight", f"{up}.bias")) for up in self.readers[1:]
+        )
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """max(x, 0)^2."""
+    positive = nn.functional.relu(x)
+    return positive * positive
 
 
 tanh_gelu = partial(nn.functional.gelu, approximate="tanh")
@@ -362,6 +367,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_python_tanh": tanh_gelu,
     "gelu_python": nn.functional.gelu,
     "relu": nn.functional.relu,
+    "relu2": squared_relu,
     "swish": nn.functional.silu,
 }
 

@@ -23,7 +23,7 @@ from cetane.families.rotary import rotary_table
 Options = ResidualOptions
 MODEL_TYPES = ("lfm2",)
 
-FORM = AttentionForm(norms="head", output="out_proj", norm="layernorm")
+FORM = AttentionForm(norms="head", output="out_proj", normed=("q_layernorm", "k_layernorm"))
 MLP_NAMES = "w1", "w3", "w2"
 
 __all__ = ["MODEL_TYPES", "Options", "author"]

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from cetane.errors import CetaneError
 from cetane.families.attention import Attention, AttentionForm
-from cetane.families.base import Block, Weight
-from cetane.families.blocks import PartNames, PreNormBlock
+from cetane.families.base import Block
+from cetane.families.blocks import PartNames
 from cetane.families.configs import invalid
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
 from cetane.families.experts import (
@@ -31,9 +31,10 @@ from cetane.families.experts import (
     mixture_of,
 )
 from cetane.families.kinds import LayerKind
-from cetane.families.layers import MLP, Held, RowPick
+from cetane.families.layers import MLP
 from cetane.families.model import Model, Reach
-from cetane.families.rotary import rotary_table, to_halves
+from cetane.families.rotary import rotary_table
+from cetane.families.stored import InterleavedBlock
 
 Options = ExpertOptions
 MODEL_TYPES = ("llama4_text",)
@@ -61,22 +62,6 @@ class Llama4Config(DecoderConfig, Protocol):
     attention_chunk_size: int | None
     attn_temperature_tuning: bool
     floor_scale: int
-
-
-class TurnedBlock(PreNormBlock):
-    """A layer whose checkpoint turns neighbouring channels (0, 1), (2, 3) ... of each head."""
-
-    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
-        plain = super().weight(path, shape, held)
-        if not path.startswith(("self_attn.q_proj.", "self_attn.k_proj.")):
-            return plain
-        pick = RowPick(partial(rows_in_halves, self.part("self_attn").heads.dim))
-        return replace(plain, pick=pick, part=path.split(".")[1])
-
-
-def rows_in_halves(dim: int, stored: Tensor) -> Tensor:
-    """The rows of each head as two halves; of a weight or a bias."""
-    return to_halves(stored.reshape(len(stored) // dim, dim, -1)).reshape(stored.shape)
 
 
 class Llama4Experts(MixtureExperts):
@@ -125,10 +110,10 @@ def author(config: Llama4Config, options: ExpertOptions) -> Model:
             attention = Attention(size, eps, kind, form, scale)
             if index not in config.moe_layers:
                 mlp = MLP(size, wide, act, factor=scale)
-                layers.append(TurnedBlock(index, norm(), attention, norm(), mlp, names))
+                layers.append(InterleavedBlock(index, norm(), attention, norm(), mlp, names))
                 continue
             shared = SharedExpert(size, inner, act, scale)
-            layers.append(TurnedBlock(index, norm(), attention, names=names))
+            layers.append(InterleavedBlock(index, norm(), attention, names=names))
             layers.append(
                 MixtureBlock(
                     mixture, index, norm(), "router", group=Llama4Experts, shared=shared, home=HOME

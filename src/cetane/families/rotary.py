@@ -83,10 +83,8 @@ def rotary_table(
         part = 1.0 if layer_type is None else parameters.get("partial_rotary_factor", 1.0)
     width = turned_channels(model_type, dim, kind, part)
     if kind == "default":
-        exponents = torch.arange(0, width, 2, dtype=torch.float) / width
-        frequencies, scale = 1.0 / theta**exponents, 1.0
-    else:
-        frequencies, scale = of_transformers(config, kind, layer_type)
+        return of_base(theta, width)
+    frequencies, scale = of_transformers(config, kind, layer_type)
     if not frequencies.isfinite().all():
         raise invalid(model_type, f"rope parameters of type {kind} give no finite frequencies")
     if 2 * frequencies.numel() != width:  # transformers fails on such a head
@@ -96,6 +94,12 @@ def rotary_table(
             f"{2 * frequencies.numel()} of {width} channels of a head, which is not supported"
         )
     return RotaryTable(frequencies, scale)
+
+
+def of_base(theta: float, width: int) -> RotaryTable:
+    """The table of a base, for `width` channels."""
+    exponents = torch.arange(0, width, 2, dtype=torch.float) / width
+    return RotaryTable(1.0 / theta**exponents)
 
 
 def parameters_of(config: RotaryConfig, layer_type: str | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tests.conftest import build_model, build_tokenizer
 from tests.families.gemma_models import FULL, SLIDING, build_gemma2, build_gemma3, build_gemma4
 from tests.families.test_deepseek_v2 import CONFIG as LATENTS
 from tests.families.test_gpt_oss import build_oss
-from tests.families.test_llama import MINISTRAL, MULTIPLIERS
+from tests.families.test_llama import MINISTRAL, MULTIPLIERS, ROPES, STRETCHED
 from tests.families.test_llama4 import build_llama4
 from tests.families.test_mixtral import build as build_mixture
 from tests.families.test_qwen3_next import MODELS
@@ -38,6 +38,18 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "smollm3": lambda: build_model("smollm3", num_hidden_layers=4),
     "granite": lambda: build_model("granite", num_hidden_layers=3, **MULTIPLIERS),
     "phi3": lambda: build_model("phi3", num_hidden_layers=3, sliding_window=32),
+    "arcee": lambda: build_model("arcee", num_hidden_layers=3),
+    "cwm": lambda: build_model("cwm", num_hidden_layers=5, sliding_window=32, bos_token_id=0),
+    "ernie4_5": lambda: build_model("ernie4_5", num_hidden_layers=3),
+    "helium": lambda: build_model("helium", num_hidden_layers=3),
+    "hunyuan": lambda: build_model(
+        "hunyuan_v1_dense", num_hidden_layers=3, rope_parameters=ROPES["linear"] | STRETCHED
+    ),
+    "hyperclovax": lambda: build_model("hyperclovax", num_hidden_layers=3, **MULTIPLIERS),
+    "seed_oss": lambda: build_model("seed_oss", num_hidden_layers=3),
+    "exaone4": lambda: build_model("exaone4", num_hidden_layers=4, sliding_window=32),
+    "glm": lambda: build_model("glm", num_hidden_layers=3),
+    "glm4": lambda: build_model("glm4", num_hidden_layers=3),
     "olmo2": lambda: build_model("olmo2", num_hidden_layers=3),
     "olmo3": lambda: build_model("olmo3", num_hidden_layers=4, sliding_window=32),
     "lfm2": lambda: build_model(
