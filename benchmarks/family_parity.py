@@ -31,6 +31,7 @@ from tests.conftest import build_model
 from tests.families import (
     gemma_models,
     test_deepseek_v2,
+    test_glm4,
     test_gpt_oss,
     test_lfm2,
     test_llama,
@@ -78,11 +79,12 @@ class Family:
 
 
 FAMILIES = {
-    "llama": Family(test_llama.configs(), build_model, 7),
+    "llama": Family(test_llama.configs(), build_model, len(test_llama.DRAWN)),
     "llama4": Family(
         named("llama4_text", test_llama4.configs()), of_one_kind(test_llama4.build_llama4)
     ),
-    "olmo2": Family(test_olmo2.configs(), build_model, 2),
+    "olmo2": Family(test_olmo2.configs(), build_model, 3),
+    "glm4": Family(test_glm4.configs(), build_model, 2),
     "lfm2": Family(named("lfm2", test_lfm2.configs()), build_model),
     "mixtral": Family(test_mixtral.configs(), test_mixtral.build, 3),
     "gpt_oss": Family(
@@ -92,6 +94,10 @@ FAMILIES = {
     "qwen3_next": Family(test_qwen3_next.configs(), test_mixtral.build, 3),
     "gemma2": Family(
         named("gemma2", gemma_models.gemma2_configs()), of_one_kind(gemma_models.build_gemma2)
+    ),
+    "vaultgemma": Family(
+        named("vaultgemma", gemma_models.gemma2_configs()),
+        of_one_kind(gemma_models.build_vaultgemma),
     ),
     "gemma3": Family(
         named("gemma3_text", gemma_models.gemma3_configs()), of_one_kind(gemma_models.build_gemma3)

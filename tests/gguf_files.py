@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import transformers
 
-INTERLEAVED = ("llama", "mistral3", "granite", "smollm3")
+INTERLEAVED = ("arcee", "granite", "llama", "mistral3", "smollm3")
 """Architectures whose rows of q and k llama.cpp's converter puts in another order."""
 
 
@@ -206,6 +206,14 @@ def write_gguf(
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+    if architecture == "glm4":
+        writer.add_rope_dimension_count(int(rope["partial_rotary_factor"] * config.head_dim))
+    if architecture == "exaone4" and config.sliding_window is not None:
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern([t == "sliding_attention" for t in config.layer_types])
+    if architecture == "hunyuan-dense" and rope.get("alpha"):
+        grown = rope["alpha"] ** (config.head_dim / (config.head_dim - 2))
+        rope = {"rope_type": "default", "rope_theta": rope["rope_theta"] * grown}
     if architecture == "phi3":
         turned = int(
             rope["partial_rotary_factor"] * config.hidden_size // config.num_attention_heads
@@ -237,7 +245,8 @@ def write_gguf(
         growth = math.log(config.max_position_embeddings / trained)
         writer.add_rope_scaling_attn_factors(math.sqrt(1 + growth / math.log(trained)))
         rope = rope | {"rope_type": "default"}  # llama.cpp tells it by the tensors
-    if architecture in ("gemma2", "gemma3", "qwen3", "qwen3moe", "gpt-oss", "qwen3next",
+    if architecture in ("ernie4_5", "glm4", "hunyuan-dense", "seed_oss",
+                        "gemma2", "gemma3", "qwen3", "qwen3moe", "gpt-oss", "qwen3next",
                         "qwen35", "qwen35moe", "mistral3"):  # fmt: skip
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)

@@ -88,6 +88,38 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 4.0,
         },
     ),
+    "arcee": ("arcee", {"model_type": "arcee", "attention_bias": True}),
+    "ernie": ("ernie4_5", {"model_type": "ernie4_5", "head_dim": 24}),
+    "exaone": (
+        "exaone4",
+        {"model_type": "exaone4", "num_hidden_layers": 4, "sliding_window": 7},
+    ),
+    "exaone-full": (
+        "exaone4",
+        {
+            "model_type": "exaone4",
+            "layer_types": ["full_attention"] * 2,
+            "sliding_window": None,
+        },
+    ),
+    "glm4": ("glm4", {"model_type": "glm4", "head_dim": 24}),
+    "hunyuan": (
+        "hunyuan-dense",
+        {
+            "model_type": "hunyuan_v1_dense",
+            "head_dim": 24,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 1e4,
+                "alpha": 1000.0,
+                "factor": 1.0,
+            },
+        },
+    ),
+    "seed": (
+        "seed_oss",
+        {"model_type": "seed_oss", "head_dim": 24, "attention_out_bias": True},
+    ),
     "smollm3": ("smollm3", {"model_type": "smollm3", "num_hidden_layers": 5}),
     "olmo2": ("olmo2", {"model_type": "olmo2"}),
     "olmo3": (

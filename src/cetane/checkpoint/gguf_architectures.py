@@ -40,8 +40,8 @@ _NORMS_AFTER = _weights(
 _GEMMA_NORMS = _NORMS_AFTER | _weights(
     {"attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm"}
 )
-# What Qwen3-Next and Qwen3.5 call post_attention_layernorm is llama.cpp's post_attention_norm.
-_QWEN_NORMS = _weights(
+# What these models call post_attention_layernorm is llama.cpp's post_attention_norm.
+_POST_NORMS = _weights(
     {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
 )
 _MLP = _weights({"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"})
@@ -51,6 +51,20 @@ _EXPERTS = _weights(
         "ffn_gate_exps": "mlp.experts.gate_proj",
         "ffn_up_exps": "mlp.experts.up_proj",
         "ffn_down_exps": "mlp.experts.down_proj",
+    }
+)
+_UNGATED = _weights({"ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"})
+_HUNYUAN_NORMS = _weights(
+    {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+)
+_GLM4 = _ATTENTION | _weights(
+    {
+        "attn_norm": "input_layernorm",
+        "post_attention_norm": "post_self_attn_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_up": "mlp.gate_up_proj",
+        "ffn_down": "mlp.down_proj",
+        "post_ffw_norm": "post_mlp_layernorm",
     }
 )
 _FUSED = _weights(
@@ -110,11 +124,11 @@ def _lfm2(config: Config, index: int) -> Names:
 def _mixer(config: Config, index: int) -> Names:
     """The delta rule or attention of a Qwen3-Next or Qwen3.5."""
     if config["layer_types"][index] == "full_attention":
-        return _QWEN_NORMS | _ATTENTION | _QK_NORMS
+        return _POST_NORMS | _ATTENTION | _QK_NORMS
     if config["model_type"] == "qwen3_next":
-        return _QWEN_NORMS | _DELTA | _weights({"ssm_ba": "linear_attn.in_proj_ba"})
+        return _POST_NORMS | _DELTA | _weights({"ssm_ba": "linear_attn.in_proj_ba"})
     rates = {"ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a"}
-    return _QWEN_NORMS | _DELTA | _weights(rates)
+    return _POST_NORMS | _DELTA | _weights(rates)
 
 
 def _qwen35(config: Config, index: int) -> Names:
@@ -214,6 +228,19 @@ ARCHITECTURES = {
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _LLAMA),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _LLAMA | _QK_NORMS),
     "granite": Architecture("granite", "GraniteForCausalLM", _LLAMA, layouts.INTERLEAVED),
+    "arcee": Architecture(
+        "arcee", "ArceeForCausalLM", _ATTENTION | _NORMS_BEFORE | _UNGATED, layouts.INTERLEAVED
+    ),
+    # Hugging Face's rows are interleaved too, so nothing changes on the way.
+    "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM", _LLAMA),
+    "glm4": Architecture("glm4", "Glm4ForCausalLM", _GLM4),
+    "hunyuan-dense": Architecture(
+        "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", _LLAMA | _HUNYUAN_NORMS
+    ),
+    "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM", _ATTENTION | _POST_NORMS | _MLP),
+    "exaone4": Architecture(
+        "exaone4", "Exaone4ForCausalLM", _ATTENTION | _MLP | _QK_NORMS | _NORMS_AFTER
+    ),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", _LLAMA, layouts.INTERLEAVED),
     "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", _LLAMA, layouts.INTERLEAVED),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _FUSED),

@@ -11,7 +11,9 @@ from cetane.checkpoint.gguf_model_types import OWN, Facts
 from cetane.checkpoint.gguf_rope import rope_parameters
 from cetane.errors import CetaneError
 
-_ROTARY_IN_PART = ("phi3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v2")
+_ROTARY_IN_PART = (
+    "deepseek_v2", "glm4", "phi3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
+)  # fmt: skip
 """The model types that say which part of a head rotates."""
 _WIDTHS_OF_THEIR_OWN = ("deepseek_v2",)
 """The model types whose keys and values have widths under other keys."""

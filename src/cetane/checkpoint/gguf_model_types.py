@@ -67,9 +67,43 @@ def of(*model_types: str) -> Callable[[Own], Own]:
     return enter
 
 
-@of("llama", "qwen3")
+@of("hunyuan_v1_dense", "llama", "qwen3")
 def _biased(facts: Facts) -> dict[str, Any]:
     return {"attention_bias": "blk.0.attn_q.bias" in facts.file.tensors}
+
+
+@of("arcee")
+def _arcee(facts: Facts) -> dict[str, Any]:
+    return _biased(facts) | {"hidden_act": "relu2"}
+
+
+@of("ernie4_5")
+def _ernie(facts: Facts) -> dict[str, Any]:
+    return {"use_bias": _biased(facts)["attention_bias"]}
+
+
+@of("glm4")
+def _glm4(facts: Facts) -> dict[str, Any]:
+    part = facts.rotary_width / facts.config["head_dim"]
+    return _biased(facts) | {"rope_parameters": facts.rope | {"partial_rotary_factor": part}}
+
+
+@of("seed_oss")
+def _seed(facts: Facts) -> dict[str, Any]:
+    return _biased(facts) | {"attention_out_bias": "blk.0.attn_output.bias" in facts.file.tensors}
+
+
+@of("exaone4")
+def _exaone(facts: Facts) -> dict[str, Any]:
+    """Where some layers slide, the others give no positions."""
+    keys = facts.keys
+    if keys.get("attention.sliding_window") is None:
+        return {"sliding_window": None, "layer_types": ["full_attention"] * facts.layers}
+    slides = keys.sliding_layers(facts.layers)
+    return {
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "layer_types": facts.kinds("sliding_attention", "full_attention", slides),
+    }
 
 
 @of("granite")

@@ -9,7 +9,14 @@ from typing import Any
 
 import torch
 from tests.conftest import build_model, build_tokenizer
-from tests.families.gemma_models import FULL, SLIDING, build_gemma2, build_gemma3, build_gemma4
+from tests.families.gemma_models import (
+    FULL,
+    SLIDING,
+    build_gemma2,
+    build_gemma3,
+    build_gemma4,
+    build_vaultgemma,
+)
 from tests.families.test_deepseek_v2 import CONFIG as LATENTS
 from tests.families.test_gpt_oss import build_oss
 from tests.families.test_llama import MINISTRAL, MULTIPLIERS, ROPES, STRETCHED
@@ -42,7 +49,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "cwm": lambda: build_model("cwm", num_hidden_layers=5, sliding_window=32, bos_token_id=0),
     "ernie4_5": lambda: build_model("ernie4_5", num_hidden_layers=3),
     "helium": lambda: build_model("helium", num_hidden_layers=3),
-    "hunyuan": lambda: build_model(
+    "hunyuan_v1_dense": lambda: build_model(
         "hunyuan_v1_dense", num_hidden_layers=3, rope_parameters=ROPES["linear"] | STRETCHED
     ),
     "hyperclovax": lambda: build_model("hyperclovax", num_hidden_layers=3, **MULTIPLIERS),
@@ -81,6 +88,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "deepseek_v2": lambda: build_mixture("deepseek_v2", **LATENTS | {"num_hidden_layers": 3}),
     "gemma2": build_gemma2,
     "gemma3": build_gemma3,
+    "vaultgemma": build_vaultgemma,
     "gemma4": build_gemma4,
     "zaya": lambda: build_zaya(vocab_size=288),
 }
