@@ -57,6 +57,14 @@ def invalid(kind: str, why: str) -> CetaneError:
     return CetaneError(f"config.json of a {kind} model is not valid: {why}")
 
 
+def unsupported(kind: str, what: str) -> CetaneError:
+    """The error for what a model of the type `kind` may have, and no port can."""
+    return CetaneError(
+        f"config.json of a {kind} model: {what}, which is not supported",
+        "cetane inspect MODEL shows what else it has; docs/reference/models.md lists such limits",
+    )
+
+
 def check_counts(kind: str, settings: Mapping[str, Any]) -> None:
     """Raise CetaneError for counts that no model has, before transformers makes lists of them."""
     counts = {name: settings[name] for name in MOST if isinstance(settings.get(name), int)}

@@ -9,9 +9,9 @@ from typing import Protocol, Self
 
 from pydantic import Field, model_validator
 
-from cetane.errors import CetaneError
 from cetane.families.attention import Attention
 from cetane.families.blocks import SandwichBlock
+from cetane.families.configs import unsupported
 from cetane.families.decoder import DecoderConfig, Norms
 from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import KINDS, LayerKind, kind_names
@@ -55,7 +55,9 @@ def causal_kind_names(config: GemmaConfig) -> list[str]:
     comes later."""
     both_ways = getattr(config, "use_bidirectional_attention", None)  # VaultGemma has none
     if both_ways in (True, "all"):
-        raise CetaneError("use_bidirectional_attention: only causal models generate text")
+        raise unsupported(
+            config.model_type, "use_bidirectional_attention: only causal models generate text"
+        )
     return kind_names(config)
 
 

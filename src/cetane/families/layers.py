@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from cetane.errors import CetaneError
 from cetane.families.axes import Axes
 
 if TYPE_CHECKING:
@@ -373,9 +372,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The function with this name in a config's `hidden_act`."""
+    """The function with this name in a config's `hidden_act`. ValueError for an unknown one."""
     if name not in ACTIVATIONS:
-        raise CetaneError(f"unknown hidden_act {name!r}; known: {', '.join(ACTIVATIONS)}")
+        raise ValueError(f"hidden_act = {name!r}; known: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 

@@ -13,11 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cetane.errors import CetaneError
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block
 from cetane.families.blocks import PartNames
-from cetane.families.configs import invalid
+from cetane.families.configs import invalid, unsupported
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
 from cetane.families.experts import (
     ExpertOptions,
@@ -136,8 +135,8 @@ def reach(config: Llama4Config) -> Reach:
         limits.append((config.attention_chunk_size, "attends in chunks"))
     if config.attn_temperature_tuning and not all(config.no_rope_layers):
         if config.floor_scale == 1:
-            raise CetaneError(
-                "floor_scale = 1: a factor on the queries of all tokens is not supported"
+            raise unsupported(
+                config.model_type, "floor_scale = 1, a factor on the queries of all tokens"
             )
         limits.append((config.floor_scale - 1, "multiplies queries by a factor"))
     return min(limits, key=itemgetter(0))
