@@ -25,7 +25,7 @@ def test_a_model_with_another_mlp() -> None:
     told = near("starcoder2")
     assert told.model_type == "glm"
     assert "model.layers.*.mlp.c_fc.weight" in told.unread
-    assert "model.layers.*.mlp.gate_proj.weight" in told.missing
+    assert "model.layers.*.mlp.gate_up_proj.weight" in told.missing
     assert {"norm_epsilon", "use_bias"} <= set(told.keys)
     assert "vocab_size" not in told.keys
 
