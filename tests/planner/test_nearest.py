@@ -110,6 +110,6 @@ def test_a_refusal_names_it(kind: str, told: str) -> None:
 def test_a_refusal_without_one_names_all() -> None:
     recipe = parse_recipe({"name": "test", "cache": {"context": 128}}, "test")
     with pytest.raises(
-        CetaneError, match="unknown architecture 'mamba'; known: deepseek_v2, gemma2"
+        CetaneError, match="unknown architecture 'mamba'; known: deepseek_v2, deepseek_v3, gemma2"
     ):
         Planner(InMemoryCheckpoint(build_model("mamba")), recipe)
