@@ -61,13 +61,19 @@ def test_a_right_port_whose_experts_all_are_ties(
     assert worst(port, checkpoint, reference) > limits().structure.relative
 
 
-@pytest.mark.parametrize("routed", [False, True])
+@pytest.mark.parametrize(("grouped", "routed"), [(False, False), (False, True), (True, False)])
 def test_a_package_shows_its_experts(
-    routed: bool, tmp_path: Path, never_following: Callable[[], None]
+    grouped: bool, routed: bool, tmp_path: Path, never_following: Callable[[], None]
 ) -> None:
-    """From a graph of all experts, and from a router whose experts are functions."""
-    model = flattened(build_oss(limit=0.3, num_hidden_layers=2, num_local_experts=3), ALIKE)
-    model.save_pretrained(tmp_path / "model")
+    """From a graph of all experts, which may choose groups first, and from a router whose experts
+    are functions."""
+    kind, config = LATENT_MODELS["deepseek_v3"]
+    model = (
+        build_latent(kind, **config)
+        if grouped
+        else build_oss(limit=0.3, num_hidden_layers=2, num_local_experts=3)
+    )
+    flattened(model, ALIKE).save_pretrained(tmp_path / "model")
     build_tokenizer().save_pretrained(tmp_path / "model")
     checkpoint = open_checkpoint(tmp_path / "model")
     layout = {"kind": "per-layer", "routed": ["decode"] if routed else []}
