@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.conftest import build_model
 from tests.families import (
     gemma_models,
-    test_deepseek_v2,
+    test_deepseek,
     test_glm4,
     test_gpt_oss,
     test_lfm2,
@@ -90,7 +90,7 @@ FAMILIES = {
     "gpt_oss": Family(
         named("gpt_oss", test_gpt_oss.configs()), of_one_kind(test_gpt_oss.build_oss)
     ),
-    "deepseek_v2": Family(named("deepseek_v2", test_deepseek_v2.configs()), test_mixtral.build),
+    "deepseek": Family(test_deepseek.configs(), test_deepseek.build, 5),
     "qwen3_next": Family(test_qwen3_next.configs(), test_mixtral.build, 3),
     "gemma2": Family(
         named("gemma2", gemma_models.gemma2_configs()), of_one_kind(gemma_models.build_gemma2)

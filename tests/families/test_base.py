@@ -6,7 +6,8 @@ import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.parity import FEEDS, assert_parity
-from tests.families.test_deepseek_v2 import CONFIG as DEEPSEEK
+from tests.families.test_deepseek import CONFIG as DEEPSEEK
+from tests.families.test_deepseek import ONE_GROUP
 from tests.families.test_llama import recipe
 from tests.families.test_mixtral import build
 from tests.families.test_qwen3_next import MODELS
@@ -293,6 +294,8 @@ UNREAD = {
         ("gemma3_text", {"attn_logit_softcapping": 0.0}),
         ("gemma3_text", {"layer_types": FULL, "sliding_window": 0}),
         ("deepseek_v2", DEEPSEEK | {"n_shared_experts": 0}),
+        ("deepseek_v3", DEEPSEEK | ONE_GROUP | {"n_shared_experts": 0}),
+        ("glm4_moe_lite", DEEPSEEK | {"n_shared_experts": 0}),
         *(
             (kind, MODELS[kind] | {"shared_expert_intermediate_size": 0})
             for kind in ("qwen3_next", "qwen3_5_moe_text")

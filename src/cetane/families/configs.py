@@ -14,12 +14,15 @@ SIZES = (
     "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
     "linear_num_value_heads", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank",
     "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts",
-    "intermediate_size_mlp", "attention_chunk_size", "floor_scale", "conv_L_cache",
+    "intermediate_size_mlp", "attention_chunk_size", "floor_scale", "conv_L_cache", "n_group",
+    "topk_group",
 )  # fmt: skip
 """The keys of configs that hold sizes."""
 
 LEAST = {
     ("deepseek_v2", "n_shared_experts"): 0,
+    ("deepseek_v3", "n_shared_experts"): 0,
+    ("glm4_moe_lite", "n_shared_experts"): 0,
     ("qwen3_5_moe_text", "shared_expert_intermediate_size"): 0,
     ("qwen3_moe", "num_experts"): 0,
     ("qwen3_next", "num_experts"): 0,

@@ -383,12 +383,20 @@ def first_largest(scores: Tensor, classes: int, axes: Axes) -> Tensor:
 
     It uses neither argmax nor one-hot, which may leave the ANE. Ties do occur in fp16.
     """
-    one, zero = torch.ones_like(scores), torch.zeros_like(scores)  # scalars fail for flexible T
-    largest = torch.where(scores == scores.amax(1, keepdim=True), one, zero)
-    rows = largest.reshape(1, 1, classes, -1)
-    earlier = torch.tril(torch.ones(classes, classes, dtype=scores.dtype), -1) @ rows
-    first = rows * (1 - earlier.clamp(0, 1))
-    return first.reshape(axes.shape(classes, -1))
+    largest = ones_where(scores == scores.amax(1, keepdim=True), scores)
+    return first_ones(largest.reshape(1, 1, classes, -1), classes).reshape(axes.shape(classes, -1))
+
+
+def ones_where(condition: Tensor, like: Tensor) -> Tensor:
+    """1 where a condition holds, else 0, in the shape and dtype of another tensor."""
+    # scalars fail for flexible T
+    return torch.where(condition, torch.ones_like(like), torch.zeros_like(like))
+
+
+def first_ones(rows: Tensor, size: int) -> Tensor:
+    """The first 1 of each column of zeros and ones, `(1, groups, size, T)`; 0 in its others."""
+    earlier = torch.tril(torch.ones(size, size, dtype=rows.dtype), -1) @ rows
+    return rows * (1 - earlier.clamp(0, 1))
 
 
 def softplus(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from cetane.engine.backend import Array
-from cetane.families import Block, RoutedBlock, Shard
+from cetane.families import Block, Projection, RoutedBlock, Shard
 from cetane.gates.limits import limits
 from cetane.gates.transformers_model import own_tensors
 from cetane.lower.tracing import Constant
@@ -33,6 +33,10 @@ LEAST_TIE = 2e-6
 """Nats within which fp32 perhaps does not tell two experts apart: some steps of a probability."""
 LOGITS_AT = {"Llama4Router": 1}
 """Which output of a router is its logits, where it is not the first."""
+
+
+CORRECTIONS = ("balancing_biases", "e_score_correction_bias")
+"""What a router adds to probabilities before it chooses, by the names in transformers."""
 
 
 def shown_name(block: Block) -> str:
@@ -62,15 +66,19 @@ def showing(function: MilFunction, used: Mapping[str, Constant]) -> MilFunction:
         if isinstance(block, RoutedBlock) and constant.path.startswith(f"{block.deciding}."):
             deciding[block].add(name)
     for block, names in deciding.items():
-        value = compared(function, names, f"{block.scores}_out")
+        router = block.get_submodule(block.deciding)
+        assert isinstance(router, Projection)
+        value = compared(function, names, router.outputs, f"{block.scores}_out")
         if value is not None:
             function = with_output(function, value, shown_name(block))
     return function
 
 
-def compared(function: MilFunction, deciding: set[str], given: str) -> NamedValue | None:
-    """What a router compares: the first value behind its `deciding` parameters whose maximum is
-    taken.
+def compared(
+    function: MilFunction, deciding: set[str], count: int, given: str
+) -> NamedValue | None:
+    """What a router compares: the first value of `count` channels behind its `deciding` parameters
+    whose maximum is taken. Those of groups of experts have fewer channels.
 
     A function that leaves the choice to the host has the output `given` there. None for a function
     without the router."""
@@ -81,7 +89,9 @@ def compared(function: MilFunction, deciding: set[str], given: str) -> NamedValu
             continue
         if op.kind == "reduce_max":
             (read,) = op.inputs["x"]
-            return values[read] if isinstance(read, str) else None
+            value = values.get(read) if isinstance(read, str) else None
+            if value is None or value.type is None or value.type.shape[1:2] == (count,):
+                return value
         reached.update(value.name for value in op.outputs)
     return values[given] if given in reached else None
 
@@ -122,7 +132,7 @@ def is_router(module: nn.Module) -> bool:
     return (
         name.lower().endswith("topkrouter")
         or name in LOGITS_AT
-        or ("balancing_biases" in own_tensors(module))
+        or any(one in own_tensors(module) for one in CORRECTIONS)
     )
 
 
@@ -178,7 +188,7 @@ class Routing:
             follows = near & (followed != own).any(-1)
             if not follows.any():
                 return output
-            with Choice(follows.reshape(-1, 1), followed.flatten(0, 1)):
+            with Choice(follows.reshape(-1, 1), followed.flatten(0, 1), choice.calls):
                 return plain(*given, **named)
 
         return forward
@@ -200,40 +210,74 @@ class RouterScores:
     likely: Tensor
     """The probabilities of experts."""
     compared: Tensor
-    """The numbers whose largest are chosen: probabilities, with balancing biases if it has any."""
+    """The numbers whose largest are chosen: probabilities, with what corrects them if anything
+    does."""
     tie: Tensor
     """Nats within which rounding may choose either of two experts, `(B, T)`. Logits below 1 err by
     less. So a router that weighs experts nearly alike does not excuse every choice."""
+    groups: int = 1
+    open_groups: int = 1
+    """Groups of experts, and those from which a token takes some (`Mixture`)."""
 
     @classmethod
     def of(cls, router: nn.Module, output: Any, shape: torch.Size) -> "RouterScores":
         """The scores behind a router's output."""
         logits = output[LOGITS_AT.get(type(router).__name__, 0)].float()
-        likely = torch.softmax(logits, -1).reshape(*shape, -1)
-        compared = likely + getattr(router, "balancing_biases", 0)
+        corrected = "e_score_correction_bias" in own_tensors(router)
+        flat = torch.sigmoid(logits) if corrected else torch.softmax(logits, -1)
+        likely = flat.reshape(*shape, -1)
+        compared = likely + sum(
+            own for name, own in own_tensors(router).items() if name in CORRECTIONS
+        )
         largest = logits.abs().amax(-1).reshape(shape).clamp(max=1)
-        return cls(likely, compared, (limits().structure.tie * largest).clamp(min=LEAST_TIE))
+        tie = (limits().structure.tie * largest).clamp(min=LEAST_TIE)
+        groups = (router.num_group, router.topk_group) if corrected else (1, 1)
+        return cls(likely, compared, tie, *groups)
 
     def margin(self, experts: Tensor) -> Tensor:
         """How much likelier the last of some `experts (B, T, chosen)` is than the best other one,
-        in nats of the logits `(B, T)`. It is negative if the other one is likelier."""
+        in nats of the logits `(B, T)`. It is negative if the other one is likelier.
+
+        Of a router that first chooses groups, it is that of the groups if theirs is smaller."""
         taken = torch.zeros_like(self.compared, dtype=torch.bool).scatter(-1, experts, True)
-        last = self.compared.masked_fill(~taken, torch.inf).min(-1)
-        next_ = self.compared.masked_fill(taken, -torch.inf).max(-1)
-        both = torch.stack([last.indices, next_.indices], -1)
-        return (last.values - next_.values) / self.likely.gather(-1, both).amax(-1)
+        if self.open_groups == self.groups:
+            return gap(self.compared, self.likely, taken)
+        by_group = self.compared.unflatten(-1, (self.groups, -1))
+        best = by_group.topk(2, -1)
+        sums = best.values.sum(-1)
+        likely = self.likely.unflatten(-1, (self.groups, -1)).gather(-1, best.indices).sum(-1)
+        # The groups of these experts, and the best others up to the number of open ones.
+        needed = taken.unflatten(-1, (self.groups, -1)).any(-1)
+        opened = sums.masked_fill(needed, torch.inf).topk(self.open_groups, -1).indices
+        opened = torch.zeros_like(needed).scatter(-1, opened, True)
+        inside = by_group.masked_fill(~opened[..., None], -torch.inf).flatten(-2)
+        return torch.minimum(gap(sums, likely, opened), gap(inside, self.likely, taken))
+
+
+def gap(compared: Tensor, likely: Tensor, taken: Tensor) -> Tensor:
+    """How far the last of what is `taken` lies above the best of the rest, `(B, T)`, in nats. All
+    are `(B, T, n)`."""
+    last = compared.masked_fill(~taken, torch.inf).min(-1)
+    next_ = compared.masked_fill(taken, -torch.inf).max(-1)
+    both = torch.stack([last.indices, next_.indices], -1)
+    return (last.values - next_.values) / likely.gather(-1, both).amax(-1)
 
 
 class Choice(TorchFunctionMode):
     """A context that notes the experts which a router chooses, or changes those of some tokens. The
-    routers of all families choose by `topk`."""
+    routers of all families choose by `topk`; some choose groups of experts before."""
 
-    def __init__(self, follows: Tensor | None = None, followed: Tensor | None = None) -> None:
-        """`follows (n, 1)` says for which tokens to take the experts `followed (n, chosen)`."""
+    def __init__(
+        self, follows: Tensor | None = None, followed: Tensor | None = None, last: int = 0
+    ) -> None:
+        """`follows (n, 1)` says for which tokens to take the experts `followed (n, chosen)`. `last`
+        is the number of the call that chooses experts, from 1."""
         super().__init__()
-        self.follows, self.followed = follows, followed
+        self.follows, self.followed, self.last = follows, followed, last
         self.experts: Tensor | None = None
         """What the router itself chose, `(..., chosen)`."""
+        self.calls = 0
+        """The number of its choices so far."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -241,8 +285,9 @@ class Choice(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if func not in (torch.topk, Tensor.topk):
             return result
+        self.calls += 1
         self.experts = own = result.indices
-        if self.follows is None or self.followed is None:
+        if self.follows is None or self.followed is None or self.calls != self.last:
             return result
         chosen = torch.where(self.follows, self.followed, own.reshape(self.followed.shape))
         chosen = chosen.reshape(own.shape)

@@ -17,7 +17,8 @@ from tests.families.gemma_models import (
     build_gemma4,
     build_vaultgemma,
 )
-from tests.families.test_deepseek_v2 import CONFIG as LATENTS
+from tests.families.test_deepseek import MODELS as LATENT_MODELS
+from tests.families.test_deepseek import build as build_latent
 from tests.families.test_gpt_oss import build_oss
 from tests.families.test_llama import MINISTRAL, MULTIPLIERS, ROPES, STRETCHED
 from tests.families.test_llama4 import build_llama4
@@ -26,7 +27,8 @@ from tests.families.test_qwen3_next import MODELS
 from tests.families.zaya_models import build_zaya
 
 from cetane.checkpoint import Tokenizer
-from cetane.gates.experts import is_router
+from cetane.gates.experts import CORRECTIONS, is_router
+from cetane.gates.transformers_model import own_tensors
 from cetane.schema.recipe import Recipe, parse_recipe
 
 LONG_YARN = MINISTRAL | {"original_max_position_embeddings": 256}
@@ -85,7 +87,11 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen3_next": lambda: build_mixture("qwen3_next", **MODELS["qwen3_next"]),
     "qwen3_5": lambda: build_mixture("qwen3_5_text", **MODELS["qwen3_5_text"]),
     "qwen3_5_moe": lambda: build_mixture("qwen3_5_moe_text", **MODELS["qwen3_5_moe_text"]),
-    "deepseek_v2": lambda: build_mixture("deepseek_v2", **LATENTS | {"num_hidden_layers": 3}),
+    "deepseek_v2": lambda: three_latent_layers("deepseek_v2"),
+    "deepseek_v3": lambda: three_latent_layers("deepseek_v3"),
+    "glm4_moe_lite": lambda: three_latent_layers("glm4_moe_lite"),
+    "minicpm3": lambda: three_latent_layers("minicpm3"),
+    "youtu": lambda: three_latent_layers("youtu"),
     "gemma2": build_gemma2,
     "gemma3": build_gemma3,
     "vaultgemma": build_vaultgemma,
@@ -99,6 +105,12 @@ FORMATS = {
     "4 bits": "palette4-kmeans-group1",
 }
 CONTEXT = 160
+
+
+def three_latent_layers(name: str) -> Any:
+    """A DeepSeek, or a relative."""
+    kind, config = LATENT_MODELS[name]
+    return build_latent(kind, **config | {"num_hidden_layers": 3})
 
 
 def build(family: str, seed: int = 0) -> Any:
@@ -115,8 +127,9 @@ def flattened(model: Any, factor: float) -> Any:
         mlp = getattr(router, "router_mlp", None)
         for parameter in (router if mlp is None else mlp.out_proj).parameters():
             parameter *= factor
-        if mlp is not None:
-            router.balancing_biases *= factor
+        for name in CORRECTIONS:
+            if name in own_tensors(router):
+                getattr(router, name).mul_(factor)
     return model
 
 
