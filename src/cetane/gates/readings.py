@@ -139,6 +139,8 @@ def activations(reference: Reference) -> list[Any]:
     ]
     if delta_rules(reference):  # their gates call SiLU as a function, whatever the config says
         kept.append(torch.nn.SiLU())
+    if any(type(module).__name__ == "ReLUSquaredActivation" for module in kept):
+        kept.append(torch.nn.ReLU())  # a program squares it by a product
     return list({str(module): module for module in kept}.values())
 
 
