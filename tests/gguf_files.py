@@ -88,6 +88,8 @@ def as_stored(model: transformers.PreTrainedModel, architecture: str) -> dict[st
     for name, tensor in apart(model.state_dict(), architecture == "gpt-oss").items():
         if architecture in ("qwen3next", "qwen35", "qwen35moe"):
             result |= of_delta_rule(config, name, tensor)
+        elif name.endswith("expert_bias"):
+            result[f"{name}.bias"] = tensor
         elif name.endswith("kv_b_proj.weight"):
             both = tensor.unflatten(0, (config.num_attention_heads, -1))
             keys, values = both.split([config.qk_nope_head_dim, config.v_head_dim], 1)
@@ -103,8 +105,12 @@ def as_stored(model: transformers.PreTrainedModel, architecture: str) -> dict[st
 def write_hybrid(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig) -> None:
     """The keys of models whose layers differ."""
     match config.model_type:
-        case "lfm2":
+        case "lfm2" | "lfm2_moe":
             writer.add_shortconv_l_cache(config.conv_L_cache)
+            if config.model_type == "lfm2_moe":
+                writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+                writer.add_leading_dense_block_count(config.num_dense_layers)
+                writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         case "deepseek_v2":
             writer.add_leading_dense_block_count(config.first_k_dense_replace)
             if config.q_lora_rank is not None:
@@ -181,13 +187,13 @@ def write_gguf(
     if architecture == "gemma4" and config.use_double_wide_mlp:
         own = config.num_hidden_layers - config.num_kv_shared_layers
         inner = [inner if index < own else 2 * inner for index in range(config.num_hidden_layers)]
-    if architecture == "lfm2":
+    if architecture in ("lfm2", "lfm2moe"):
         kv = [0 if kind == "conv" else kv for kind in config.layer_types]
     writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(1 if architecture == "deepseek2" else kv)
     writer.add_layer_norm_rms_eps(
-        config.norm_eps if architecture == "lfm2" else config.rms_norm_eps
+        config.norm_eps if architecture in ("lfm2", "lfm2moe") else config.rms_norm_eps
     )
     write_hybrid(writer, config)
     rope = config.rope_parameters

@@ -200,6 +200,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "block_auto_adjust_ff_dim": False,
         },
     ),
+    "lfm2moe": (
+        "lfm2moe",
+        {
+            "model_type": "lfm2_moe",
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+        },
+    ),
     "qwen3next": ("qwen3next", {"model_type": "qwen3_next", **DELTA, **EXPERTS}),
     "qwen35": ("qwen35", {"model_type": "qwen3_5_text", **DELTA}),
     "qwen35moe": ("qwen35moe", {"model_type": "qwen3_5_moe_text", **DELTA, **EXPERTS}),
@@ -278,6 +290,9 @@ def tiny_model() -> Callable[[str], transformers.PreTrainedModel]:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += torch.randn_like(parameter) * 0.1
+            for name, buffer in model.named_buffers():
+                if name.endswith("expert_bias"):
+                    buffer.normal_(std=0.3)
         return model
 
     return build

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import build_model
+from tests.families.test_lfm2 import EXPERTS
 
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
@@ -14,6 +15,7 @@ from cetane.errors import CetaneError
 KINDS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 3},
     "qwen3_moe": {"num_experts": 5, "moe_intermediate_size": 20},
+    "lfm2_moe": EXPERTS | {"layer_types": ["conv", "full_attention"], "tie_word_embeddings": False},
 }
 
 

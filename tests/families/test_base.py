@@ -7,6 +7,7 @@ import torch
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.parity import FEEDS, assert_parity
 from tests.families.test_deepseek_v2 import CONFIG as DEEPSEEK
+from tests.families.test_lfm2 import EXPERTS
 from tests.families.test_llama import recipe
 from tests.families.test_mixtral import build
 from tests.families.test_qwen3_next import MODELS
@@ -202,6 +203,7 @@ LONGROPE = {
     "long_factor": [2.0] * 8,
 }
 MSCALE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "mscale_all_dim": "a"}
+LFM2 = {"model_type": "lfm2_moe", "layer_types": CONVOLVED} | EXPERTS
 MANY_EXPERTS = {"model_type": "qwen3_moe", "num_experts": 512}
 UNBOUND = "sliding_window = None, but some layers slide"
 
@@ -248,6 +250,14 @@ UNBOUND = "sliding_window = None, but some layers slide"
         (until(0), "original_max_position_embeddings = 0"),
         ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling = 0"),
         ({"model_type": "lfm2", "block_multiple_of": 0}, "division"),
+        (LFM2 | {"num_dense_layers": -1}, "num_dense_layers = -1, not from 0"),
+        (LFM2 | {"num_experts": 0}, "num_experts = 0"),
+        (LFM2 | {"num_experts_per_tok": 7}, "takes 7 experts of 6"),
+        (LFM2 | {"moe_intermediate_size": 0}, "moe_intermediate_size = 0"),
+        (LFM2 | {"routed_scaling_factor": 0.0}, "routed_scaling_factor = 0, not above 0"),
+        (LFM2 | {"norm_eps": -1e-5}, "norm_eps = -1e-05, not above 0"),
+        (LFM2 | {"use_expert_bias": None}, "use_expert_bias"),
+        (LFM2 | {"layer_types": None}, "lfm2_moe model is not valid"),
         ({"model_type": "lfm2", "block_ffn_dim_multiplier": 1e308}, "infinity"),
         (
             {"model_type": "deepseek_v2", "num_key_value_heads": 4, "rope_parameters": MSCALE},
@@ -326,7 +336,10 @@ ROPE = {"rope_type": "default", "rope_theta": 1e4}
             {"layer_types": CHUNKED, "attention_chunk_size": None},
             "attention_chunk_size = None",
         ),
-        ("lfm2", {"layer_types": SLIDING}, "'sliding_attention'; known: conv"),
+        *(
+            (kind, {"layer_types": SLIDING}, "'sliding_attention'; known: conv")
+            for kind in ("lfm2", "lfm2_moe")
+        ),
         *(
             (kind, NO_WINDOW, "sliding_window = None")
             for kind in ("gemma2", "gemma3_text", "gpt_oss", "ministral", "olmo3")

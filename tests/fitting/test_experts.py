@@ -8,6 +8,7 @@ import torch
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.test_deepseek_v2 import CONFIG as DEEPSEEK
 from tests.families.test_gpt_oss import CONFIG as OSS
+from tests.families.test_lfm2 import EXPERTS as LFM2
 from tests.families.test_llama4 import CONFIG as LLAMA4
 from tests.families.test_qwen3_next import MODELS as QWEN_NEXT
 from torch import Tensor
@@ -32,6 +33,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("gpt_oss", OSS | {"swiglu_limit": 0.5, "intermediate_size": 24}),
     "llama4": ("llama4_text", LLAMA4 | {"intermediate_size": 24, "num_experts_per_tok": 2}),
     "deepseek_v2": ("deepseek_v2", DEEPSEEK | WIDE),
+    "lfm2_moe": ("lfm2_moe", LFM2 | WIDE | {"layer_types": ["conv", "full_attention"]}),
     "qwen3_next": ("qwen3_next", QWEN_NEXT["qwen3_next"] | WIDE),
     "qwen3_5_moe": ("qwen3_5_moe_text", QWEN_NEXT["qwen3_5_moe_text"] | WIDE),
     "zaya": ("zaya", {"num_experts": 4, "moe_intermediate_size": 24, "router_hidden_size": 16}),

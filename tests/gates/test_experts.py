@@ -43,7 +43,8 @@ def worst(port: Any, checkpoint: Any, reference: Reference) -> float:
 
 
 @pytest.mark.parametrize(
-    "family", ["gpt_oss", "qwen3_moe", "deepseek_v2", "qwen3_next", "qwen3_5_moe", "zaya"]
+    "family",
+    ["gpt_oss", "lfm2_moe", "qwen3_moe", "deepseek_v2", "qwen3_next", "qwen3_5_moe", "zaya"],
 )
 def test_a_right_port_whose_experts_all_are_ties(
     family: str, never_following: Callable[[], None]
@@ -112,7 +113,7 @@ def test_what_the_model_computes_with_other_experts() -> None:
 
 
 @pytest.mark.parametrize("factor", [1.0, 1e-3])
-@pytest.mark.parametrize("family", ["gpt_oss", "llama4", "zaya"])
+@pytest.mark.parametrize("family", ["gpt_oss", "lfm2_moe", "llama4", "zaya"])
 def test_no_model_follows_beyond_a_tie(family: str, factor: float) -> None:
     """Here every token is asked to take the first experts. Where logits are small, rounding errs by
     less: a port passed that took the least likely experts of a router with nearly equal ones."""

@@ -96,15 +96,23 @@ def _shared(name: str) -> Names:
 
 
 def _lfm2(config: Config, index: int) -> Names:
-    modules = {
-        "attn_norm": "operator_norm", "ffn_norm": "ffn_norm", "ffn_gate": "feed_forward.w1",
-        "ffn_up": "feed_forward.w3", "ffn_down": "feed_forward.w2",
-    }  # fmt: skip
+    modules = {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"}
+    if index < config.get("num_dense_layers", config["num_hidden_layers"]):
+        parts = {"ffn_gate": "w1", "ffn_up": "w3", "ffn_down": "w2"}
+        modules |= {theirs: f"feed_forward.{ours}" for theirs, ours in parts.items()}
     if config["layer_types"][index] == "conv":
         parts = {f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")}
         return _weights(modules | parts)
     norms = {"attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm"}
     return _QKV | _weights(modules | norms | {"attn_output": "self_attn.out_proj"})
+
+
+def _lfm2_mixture(config: Config, index: int) -> Names:
+    names = _lfm2(config, index)
+    if index < config["num_dense_layers"]:
+        return names
+    experts = {theirs: ours.replace("mlp.", "feed_forward.") for theirs, ours in _EXPERTS.items()}
+    return names | experts | {"exp_probs_b.bias": "feed_forward.expert_bias"}
 
 
 def _mixer(config: Config, index: int) -> Names:
@@ -226,6 +234,13 @@ ARCHITECTURES = {
         "olmo2", "Olmo2ForCausalLM", _ATTENTION | _MLP | _QK_NORMS | _NORMS_AFTER
     ),
     "lfm2": Architecture("lfm2", "Lfm2ForCausalLM", _lfm2, layouts.SHORT_CONVOLUTIONS, _LFM2_TOP),
+    "lfm2moe": Architecture(
+        "lfm2_moe",
+        "Lfm2MoeForCausalLM",
+        _lfm2_mixture,
+        (*layouts.SHORT_CONVOLUTIONS, *layouts.EXPERTS),
+        _LFM2_TOP,
+    ),
     "qwen3next": Architecture(
         "qwen3_next",
         "Qwen3NextForCausalLM",

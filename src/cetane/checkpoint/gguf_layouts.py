@@ -152,7 +152,7 @@ def transposed(config: Config, matrices: Array) -> Array:
     return np.ascontiguousarray(matrices.swapaxes(1, 2))
 
 
-_PREFIX = ".mlp.experts."
+_PREFIX = ".experts."
 
 
 def gates_and_ups(name: str, leaf: str, make: Callable[..., Array]) -> Made:

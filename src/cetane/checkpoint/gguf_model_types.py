@@ -20,8 +20,8 @@ _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
 """The number of layers of the models of 27B (see `_scores_by`)."""
 _SMOLLM3_PERIOD = 4
 """SmolLM3: every fourth layer does not turn queries and keys. Not in the file."""
-_SOFTMAX = 1
-"""llama.cpp's number for experts weighed by a softmax."""
+_SOFTMAX, _SIGMOID = 1, 2
+"""llama.cpp's numbers for experts weighed by a softmax, and by a sigmoid of each."""
 _GRANITE = {
     "attention_multiplier": "attention.scale",
     "embedding_multiplier": "embedding_scale",
@@ -181,13 +181,33 @@ def _gpt_oss(facts: Facts) -> dict[str, Any]:
 
 @of("lfm2")
 def _lfm2(facts: Facts) -> dict[str, Any]:
+    return _convolved(facts) | {"block_auto_adjust_ff_dim": False}
+
+
+def _convolved(facts: Facts) -> dict[str, Any]:
     """A layer without key/value heads is a convolution."""
     heads = facts.keys.integers("attention.head_count_kv", facts.layers)
     return {
         "layer_types": facts.kinds("full_attention", "conv", [count > 0 for count in heads]),
         "norm_eps": facts.config["rms_norm_eps"],
         "conv_L_cache": facts.keys.integer("shortconv.l_cache"),
-        "block_auto_adjust_ff_dim": False,
+    }
+
+
+@of("lfm2_moe")
+def _lfm2_moe(facts: Facts) -> dict[str, Any]:
+    """Weights of experts are sigmoids with a bias each, and divided by their sum: all releases have
+    both, and llama.cpp computes nothing else."""
+    keys = facts.keys
+    gating = keys.integer("expert_gating_func")
+    if gating != _SIGMOID:
+        raise keys.bad("expert_gating_func", f"{_SIGMOID}, which alone is supported", gating)
+    return _convolved(facts) | {
+        "num_dense_layers": keys.optional("leading_dense_block_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "use_expert_bias": True,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
     }
 
 

@@ -44,6 +44,10 @@ class PartNames:
     mlp: str = "mlp"
 
 
+NAMES = PartNames()
+"""The names in most checkpoints."""
+
+
 class PreNormBlock(Block):
     """A mixer, and perhaps an MLP, each behind a norm. The residual stream may be scaled."""
 
@@ -54,7 +58,7 @@ class PreNormBlock(Block):
         mixer: Mixer,
         mlp_norm: RMSNorm | None = None,
         mlp: MLP | None = None,
-        names: PartNames = PartNames(),
+        names: PartNames = NAMES,
         alone: str = "attn",
     ) -> None:
         """`alone` is the block's name without an MLP."""

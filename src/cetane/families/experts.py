@@ -14,7 +14,17 @@ from torch import Tensor, nn, sigmoid, softmax
 from cetane.errors import CetaneError
 from cetane.families.axes import Axes
 from cetane.families.base import Flow, Memory, Part, RoutedBlock, Truth, Weight
-from cetane.families.layers import MLP, Held, Pick, Projection, RMSNorm, activation, first_largest
+from cetane.families.blocks import NAMES, PartNames
+from cetane.families.layers import (
+    MLP,
+    Held,
+    Leaf,
+    Pick,
+    Projection,
+    RMSNorm,
+    activation,
+    first_largest,
+)
 from cetane.families.options import ResidualOptions
 
 WEIGHTS = "weights"
@@ -64,6 +74,8 @@ class Mixture:
     """The factor on outputs."""
     sigmoid: bool = False
     """Whether an expert's weight is the sigmoid of its own logit, not a share of all."""
+    added: float = 0.0
+    """What is added to the sum by which weights are divided."""
 
     def __post_init__(self) -> None:
         if not (self.chosen and self.count and 1 <= self.chosen <= self.count):
@@ -77,23 +89,31 @@ class Mixture:
         starts = range(0, self.count, self.together)
         return [(start, min(start + self.together, self.count)) for start in starts]
 
-    def weigh(self, logits: Tensor, axes: Axes) -> Tensor:
+    def weigh(
+        self, logits: Tensor, axes: Axes, balanced: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
         """The weights of all experts for each token, zero for those that it does not take.
 
         Logits and weights are hidden tensors of E channels, `(1, E, 1, T)`. The largest logit is
         taken `chosen` times: a sort or indices might leave the ANE. Of equal ones, the first is
-        taken.
+        taken. `balanced` makes of weights what is compared in place of logits.
         """
         # A share of all would underflow beside a large one, where a sigmoid does not.
-        scores = left = logits if self.sigmoid else softmax(logits, dim=1)
-        away = FAR if self.sigmoid else 2.0  # below all others: shares are at most 1
+        scores = sigmoid(logits) if self.sigmoid else softmax(logits, dim=1)
+        left = logits if self.sigmoid else scores
+        if balanced is not None:
+            left = balanced(scores)
+        away = 2.0 if left is scores else FAR  # below all others: shares are at most 1
         best = taken = first_largest(left, self.count, axes)
         for _ in range(1, self.chosen):
             left = left - away * best
             best = first_largest(left, self.count, axes)
             taken = taken + best
-        weights = (sigmoid(logits) if self.sigmoid else scores) * taken
-        return weights / weights.sum(1, keepdim=True) if self.normalised else weights
+        weights = scores * taken
+        if not self.normalised:
+            return weights
+        total = weights.sum(1, keepdim=True)
+        return weights / (total + self.added if self.added else total)
 
 
 class ExpertConfig(Protocol):
@@ -221,6 +241,19 @@ class SharedExpert(nn.Module):
         return made if self.gate is None else made * sigmoid(self.gate(x))
 
 
+class ExpertBiases(Leaf):
+    """What is added to the weights of experts where they are compared, so that all get tokens."""
+
+    bias: Tensor
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.hold_channels("bias", count)
+
+    def forward(self, weights: Tensor) -> Tensor:
+        return weights + self.bias
+
+
 class MixtureBlock(RoutedBlock):
     """A layer's router and experts, behind a norm. The residual stream may be scaled."""
 
@@ -239,27 +272,33 @@ class MixtureBlock(RoutedBlock):
         group: Callable[[Mixture, int, int], MixtureExperts] = MixtureExperts,
         shared: SharedExpert | None = None,
         shared_name: str = "shared_expert",
-        home: str = "mlp",
+        names: PartNames = NAMES,
+        biases: str | None = None,
     ) -> None:
-        """`router` and `shared_name` are the checkpoint's names, in `home`; `bias` is the
-        router's."""
+        """`router`, `shared_name` and `biases` are the checkpoint's names, in `names.mlp`; `bias`
+        is the router's. `biases` are those of experts, None for experts without."""
         super().__init__(f"moe-{index:02}", index, f"model.layers.{index}.")
         self.mixture, self.chosen, self.together = mixture, mixture.chosen, mixture.together
-        self.axes, self.router_name, self.home = Axes(), router, home
+        self.axes, self.router_name, self.names = Axes(), router, names
         self.shared, self.shared_name = shared, shared_name
-        self.post_attention_layernorm = norm
+        self.add_module(names.mlp_norm, norm)
         self.router_proj = Projection(mixture.hidden, mixture.count, None, bias)
+        self.biases_name = biases
+        self.biases = None if biases is None else ExpertBiases(mixture.count)
         self.groups = nn.ModuleList(group(mixture, *bounds) for bounds in mixture.bounds())
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        home = self.names.mlp
         place, _, rest = path.partition(".")
         if place == "router_proj":
-            return super().weight(f"{self.home}.{self.router_name}.{rest}", shape, held)
+            return super().weight(f"{home}.{self.router_name}.{rest}", shape, held)
+        if place == "biases":
+            return super().weight(f"{home}.{self.biases_name}", shape, held)
         if place == "shared":
             name = rest.replace("expert.", f"{self.shared_name}.").replace(
                 "gate.", f"{self.shared_name}_gate."
             )
-            return super().weight(f"{self.home}.{name}", shape, held)
+            return super().weight(f"{home}.{name}", shape, held)
         if place != "groups":
             return super().weight(path, shape, held)
         number, _, name = rest.partition(".")
@@ -267,7 +306,7 @@ class MixtureBlock(RoutedBlock):
         assert isinstance(group, MixtureExperts)
         stored = group.stored[name]
         return Weight(
-            f"{self.prefix}{self.home}.experts.{stored.name}",
+            f"{self.prefix}{home}.experts.{stored.name}",
             shape,
             (self.mixture.count, *stored.row),
             held.kind,
@@ -283,8 +322,9 @@ class MixtureBlock(RoutedBlock):
             flow["hidden"] = flow["hidden"] + self.share(number, flow)
 
     def route(self, flow: Flow) -> None:
-        flow[NORMED] = self.post_attention_layernorm(flow["hidden"])
-        flow[WEIGHTS] = self.mixture.weigh(self.router_proj(flow[NORMED]), self.axes)
+        flow[NORMED] = self.get_submodule(self.names.mlp_norm)(flow["hidden"])
+        logits = self.router_proj(flow[NORMED])
+        flow[WEIGHTS] = self.mixture.weigh(logits, self.axes, self.biases)
         if self.shared is not None:
             flow["hidden"] = flow["hidden"] + self.shared(flow[NORMED])
 
@@ -300,7 +340,7 @@ class MixtureBlock(RoutedBlock):
         return MixtureRouter(
             name=f"{self.name}-router",
             whole=self,
-            modules=("post_attention_layernorm", "router_proj", "shared"),
+            modules=(self.names.mlp_norm, "router_proj", "biases", "shared"),
             reads=("hidden",),
             writes=(NORMED, WEIGHTS, *(("hidden",) if self.shared is not None else ())),
             run=self.route,

@@ -33,6 +33,12 @@ LEAST_TIE = 2e-6
 """Nats within which fp32 perhaps does not tell two experts apart: some steps of a probability."""
 LOGITS_AT = {"Llama4Router": 1}
 """Which output of a router is its logits, where it is not the first."""
+BY_SIGMOIDS = {"Lfm2MoeTopKRouter"}
+"""The routers that compare the sigmoids of logits, perhaps with biases."""
+LEAST_SLOPE = 0.03
+"""A sigmoid changes by this times a change of its logit, or by less. fp32 has 6e-8 between two
+numbers below 1: that is `LEAST_TIE` times this slope. Where it is less steep, its own rounding
+decides."""
 
 
 def shown_name(block: Block) -> str:
@@ -169,7 +175,7 @@ class Routing:
             if choice.experts is None:  # it chooses otherwise
                 return output
             own = choice.experts.reshape(*self.shape, -1).sort(-1).values
-            scores = RouterScores.of(router, output, self.shape)
+            scores = RouterScores.of(router, output, choice.ranked, self.shape)
             if own.shape[-1] == scores.compared.shape[-1]:  # every token takes all experts
                 return output
             self.margins[layer], self.experts[layer] = scores.margin(own), own
@@ -197,22 +203,30 @@ class Routing:
 class RouterScores:
     """What a router makes of some tokens, `(B, T, E)`."""
 
-    likely: Tensor
-    """The probabilities of experts."""
+    slopes: Tensor
+    """What the numbers that are compared change with their logits: for probabilities, at most
+    themselves."""
     compared: Tensor
-    """The numbers whose largest are chosen: probabilities, with balancing biases if it has any."""
+    """The numbers whose largest are chosen: probabilities or sigmoids, with biases if there are."""
     tie: Tensor
     """Nats within which rounding may choose either of two experts, `(B, T)`. Logits below 1 err by
     less. So a router that weighs experts nearly alike does not excuse every choice."""
 
     @classmethod
-    def of(cls, router: nn.Module, output: Any, shape: torch.Size) -> "RouterScores":
-        """The scores behind a router's output."""
-        logits = output[LOGITS_AT.get(type(router).__name__, 0)].float()
-        likely = torch.softmax(logits, -1).reshape(*shape, -1)
-        compared = likely + getattr(router, "balancing_biases", 0)
-        largest = logits.abs().amax(-1).reshape(shape).clamp(max=1)
-        return cls(likely, compared, (limits().structure.tie * largest).clamp(min=LEAST_TIE))
+    def of(
+        cls, router: nn.Module, output: Any, ranked: Tensor, shape: torch.Size
+    ) -> "RouterScores":
+        """The scores behind a router's output; `ranked` is what it gave to `topk`."""
+        name = type(router).__name__
+        logits = output[LOGITS_AT.get(name, 0)].float().reshape(*shape, -1)
+        if name in BY_SIGMOIDS:
+            weights, compared = torch.sigmoid(logits), ranked.reshape(logits.shape)
+            slopes = (weights * (1 - weights)).clamp(min=LEAST_SLOPE)
+        else:
+            slopes = torch.softmax(logits, -1)
+            compared = slopes + getattr(router, "balancing_biases", 0)
+        largest = logits.abs().amax(-1).clamp(max=1)
+        return cls(slopes, compared, (limits().structure.tie * largest).clamp(min=LEAST_TIE))
 
     def margin(self, experts: Tensor) -> Tensor:
         """How much likelier the last of some `experts (B, T, chosen)` is than the best other one,
@@ -221,7 +235,7 @@ class RouterScores:
         last = self.compared.masked_fill(~taken, torch.inf).min(-1)
         next_ = self.compared.masked_fill(taken, -torch.inf).max(-1)
         both = torch.stack([last.indices, next_.indices], -1)
-        return (last.values - next_.values) / self.likely.gather(-1, both).amax(-1)
+        return (last.values - next_.values) / self.slopes.gather(-1, both).amax(-1)
 
 
 class Choice(TorchFunctionMode):
@@ -234,6 +248,8 @@ class Choice(TorchFunctionMode):
         self.follows, self.followed = follows, followed
         self.experts: Tensor | None = None
         """What the router itself chose, `(..., chosen)`."""
+        self.ranked = torch.empty(0)
+        """What it chose them by, `(..., E)`."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -241,7 +257,8 @@ class Choice(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if func not in (torch.topk, Tensor.topk):
             return result
-        self.experts = own = result.indices
+        self.experts, self.ranked = result.indices, args[0]
+        own = result.indices
         if self.follows is None or self.followed is None:
             return result
         chosen = torch.where(self.follows, self.followed, own.reshape(self.followed.shape))

@@ -12,6 +12,7 @@ from tests.conftest import build_model, build_tokenizer
 from tests.families.gemma_models import FULL, SLIDING, build_gemma2, build_gemma3, build_gemma4
 from tests.families.test_deepseek_v2 import CONFIG as LATENTS
 from tests.families.test_gpt_oss import build_oss
+from tests.families.test_lfm2 import build_lfm2_moe
 from tests.families.test_llama import MINISTRAL, MULTIPLIERS
 from tests.families.test_llama4 import build_llama4
 from tests.families.test_mixtral import build as build_mixture
@@ -42,6 +43,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "olmo3": lambda: build_model("olmo3", num_hidden_layers=4, sliding_window=32),
     "lfm2": lambda: build_model(
         "lfm2", num_hidden_layers=4, layer_types=["conv", "full_attention", "conv", "conv"]
+    ),
+    "lfm2_moe": lambda: build_lfm2_moe(
+        num_hidden_layers=4, layer_types=["conv", "full_attention", "conv", "full_attention"]
     ),
     "mixtral": lambda: build_mixture("mixtral", num_hidden_layers=3, num_local_experts=4),
     "qwen3_moe": lambda: build_mixture(
@@ -97,6 +101,9 @@ def flattened(model: Any, factor: float) -> Any:
             parameter *= factor
         if mlp is not None:
             router.balancing_biases *= factor
+    for name, biases in model.named_buffers():
+        if name.endswith("expert_bias"):
+            biases *= factor
     return model
 
 
