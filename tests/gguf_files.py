@@ -88,6 +88,8 @@ def as_stored(model: transformers.PreTrainedModel, architecture: str) -> dict[st
     for name, tensor in apart(model.state_dict(), architecture == "gpt-oss").items():
         if architecture in ("qwen3next", "qwen35", "qwen35moe"):
             result |= of_delta_rule(config, name, tensor)
+        elif architecture == "qwen2moe" and name.endswith("shared_expert_gate.weight"):
+            result[name] = tensor.squeeze(0)
         elif name.endswith("expert_bias"):
             result[f"{name}.bias"] = tensor
         elif name.endswith("kv_b_proj.weight"):
@@ -141,6 +143,9 @@ def write_hybrid(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig)
                 writer.add_expert_feed_forward_length(config.moe_intermediate_size)
                 shared = config.shared_expert_intermediate_size
                 writer.add_expert_shared_feed_forward_length(shared)
+        case "qwen2_moe":
+            writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+            writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
         case "ministral3" | "mistral":
             rope = config.rope_parameters
             if "mscale_all_dim" in rope:

@@ -132,6 +132,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 9,
         },
     ),
+    "qwen2moe": (
+        "qwen2moe",
+        {
+            "model_type": "qwen2_moe",
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 20,
+        },
+    ),
     "qwen3moe": (
         "qwen3moe",
         {

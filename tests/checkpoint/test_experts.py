@@ -14,6 +14,7 @@ from cetane.errors import CetaneError
 
 KINDS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 3},
+    "qwen2_moe": {"num_experts": 5, "moe_intermediate_size": 20},
     "qwen3_moe": {"num_experts": 5, "moe_intermediate_size": 20},
     "lfm2_moe": EXPERTS | {"layer_types": ["conv", "full_attention"], "tie_word_embeddings": False},
 }

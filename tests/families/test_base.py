@@ -9,6 +9,7 @@ from tests.families.parity import FEEDS, assert_parity
 from tests.families.test_deepseek_v2 import CONFIG as DEEPSEEK
 from tests.families.test_lfm2 import EXPERTS
 from tests.families.test_llama import recipe
+from tests.families.test_mixtral import MODELS as MIXTURES
 from tests.families.test_mixtral import build
 from tests.families.test_qwen3_next import MODELS
 
@@ -250,6 +251,18 @@ UNBOUND = "sliding_window = None, but some layers slide"
         (until(0), "original_max_position_embeddings = 0"),
         ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling = 0"),
         ({"model_type": "lfm2", "block_multiple_of": 0}, "division"),
+        ({"model_type": "qwen2_moe", "num_experts": -1}, "num_experts = -1, not from 0"),
+        ({"model_type": "qwen2_moe", "num_experts_per_tok": 61}, "takes 61 experts of 60"),
+        ({"model_type": "qwen2_moe", "decoder_sparse_step": 0}, "decoder_sparse_step = 0"),
+        (
+            {"model_type": "qwen2_moe", "shared_expert_intermediate_size": -1},
+            "size = -1, not from 0",
+        ),
+        ({"model_type": "qwen2_moe", "qkv_bias": "no"}, "qkv_bias"),
+        (
+            {"model_type": "qwen2_moe", "layer_types": SLIDING, "use_sliding_window": False},
+            "sliding_window = 0",
+        ),
         (LFM2 | {"num_dense_layers": -1}, "num_dense_layers = -1, not from 0"),
         (LFM2 | {"num_experts": 0}, "num_experts = 0"),
         (LFM2 | {"num_experts_per_tok": 7}, "takes 7 experts of 6"),
@@ -309,6 +322,7 @@ UNREAD = {
             (kind, MODELS[kind] | {"shared_expert_intermediate_size": 0})
             for kind in ("qwen3_next", "qwen3_5_moe_text")
         ),
+        ("qwen2_moe", MIXTURES["qwen2_moe"][1] | {"shared_expert_intermediate_size": 0}),
     ],
     ids=str,
 )
@@ -344,6 +358,7 @@ ROPE = {"rope_type": "default", "rope_theta": 1e4}
             (kind, NO_WINDOW, "sliding_window = None")
             for kind in ("gemma2", "gemma3_text", "gpt_oss", "ministral", "olmo3")
         ),
+        ("qwen2_moe", NO_WINDOW | {"use_sliding_window": True}, "sliding_window = None"),
     ],
     ids=str,
 )

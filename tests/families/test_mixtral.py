@@ -1,4 +1,4 @@
-"""Mixtral, Qwen3-MoE and OLMoE equal transformers at every position, dense and routed."""
+"""Mixtral and its relatives equal transformers at every position, dense and routed."""
 
 from itertools import product
 from typing import Any
@@ -21,6 +21,20 @@ DECODE = ("decode", "verify")
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": 7}),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "clip_qkv": 0.5}),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 28,
+            "num_hidden_layers": 3,
+            "decoder_sparse_step": 2,
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+    ),
     "qwen3_moe": (
         "qwen3_moe",
         {
@@ -55,8 +69,9 @@ def test_models(name: str, contract: str) -> None:
     assert_parity(model, recipe(contract, "chunks", slices=3), FEEDS, drafts=True)
 
 
-def test_a_model_without_experts() -> None:
-    model = build("qwen3_moe", num_experts=0)
+@pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_moe"])
+def test_a_model_without_experts(kind: str) -> None:
+    model = build(kind, num_experts=0)
     assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
 
 
@@ -69,7 +84,12 @@ def test_keys_of_other_model_types_are_ignored(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind", "together"),
-    [("mixtral", "per-block", 1), ("olmoe", "single", 4), ("qwen3_moe", "chunks", 3)],
+    [
+        ("mixtral", "per-block", 1),
+        ("olmoe", "single", 4),
+        ("qwen2_moe", "chunks", 2),
+        ("qwen3_moe", "chunks", 3),
+    ],
 )
 def test_routed_experts_are_the_same_model(name: str, kind: str, together: int) -> None:
     model_type, config = MODELS[name]
@@ -122,18 +142,25 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         "num_experts_per_tok": draw(st.integers(1, experts)),
         "hidden_act": draw(st.sampled_from(["silu", "gelu"])),
     }
-    if kind != "olmoe":
+    if kind in ("mixtral", "qwen3_moe"):
         config["sliding_window"] = draw(st.none() | st.integers(1, 40))
-    else:
+    if kind == "olmoe":
         config["clip_qkv"] = draw(st.none() | st.floats(0.1, 2))
     if kind != "mixtral":
         config |= {"norm_topk_prob": draw(st.booleans()), "attention_bias": draw(st.booleans())}
-    if kind == "qwen3_moe":
+    if kind in ("qwen2_moe", "qwen3_moe"):
         config |= {
             "moe_intermediate_size": draw(st.integers(1, 24)),
             "decoder_sparse_step": draw(st.integers(1, 2)),
             "use_sliding_window": True,
             "head_dim": draw(st.sampled_from([8, 16])),
+        }
+    if kind == "qwen2_moe":
+        config |= {
+            "qkv_bias": draw(st.booleans()),
+            "shared_expert_intermediate_size": draw(st.integers(1, 24)),
+            "sliding_window": draw(st.integers(1, 40)),
+            "max_window_layers": draw(st.integers(0, 3)),
         }
     return kind, config
 
@@ -149,7 +176,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     )
 
 
-@settings(max_examples=12, derandomize=True)
+@settings(max_examples=16, derandomize=True)
 @given(configs(), recipes(), st.booleans(), cuts)
 def test_anything(
     config: tuple[str, dict[str, Any]], made: Recipe, routed: bool, pieces: list[int]

@@ -29,6 +29,7 @@ WIDE = {"moe_intermediate_size": 24}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 4}),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 24}),
+    "qwen2_moe": ("qwen2_moe", {"num_experts": 5, "num_experts_per_tok": 2} | WIDE),
     "qwen3_moe": ("qwen3_moe", {"num_experts": 7, "num_experts_per_tok": 3} | WIDE),
     "gpt_oss": ("gpt_oss", OSS | {"swiglu_limit": 0.5, "intermediate_size": 24}),
     "llama4": ("llama4_text", LLAMA4 | {"intermediate_size": 24, "num_experts_per_tok": 2}),

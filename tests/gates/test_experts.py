@@ -44,7 +44,16 @@ def worst(port: Any, checkpoint: Any, reference: Reference) -> float:
 
 @pytest.mark.parametrize(
     "family",
-    ["gpt_oss", "lfm2_moe", "qwen3_moe", "deepseek_v2", "qwen3_next", "qwen3_5_moe", "zaya"],
+    [
+        "gpt_oss",
+        "lfm2_moe",
+        "qwen2_moe",
+        "qwen3_moe",
+        "deepseek_v2",
+        "qwen3_next",
+        "qwen3_5_moe",
+        "zaya",
+    ],
 )
 def test_a_right_port_whose_experts_all_are_ties(
     family: str, never_following: Callable[[], None]

@@ -95,6 +95,10 @@ def _shared(name: str) -> Names:
     )
 
 
+_SHARED = _shared("shared_expert") | _weights({"ffn_gate_inp_shexp": "mlp.shared_expert_gate"})
+"""Qwen's expert that all tokens share."""
+
+
 def _lfm2(config: Config, index: int) -> Names:
     modules = {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"}
     if index < config.get("num_dense_layers", config["num_hidden_layers"]):
@@ -130,8 +134,7 @@ def _qwen35(config: Config, index: int) -> Names:
 
 
 def _qwen_mixture(config: Config, index: int) -> Names:
-    shared = _shared("shared_expert") | _weights({"ffn_gate_inp_shexp": "mlp.shared_expert_gate"})
-    return _mixer(config, index) | _EXPERTS | shared
+    return _mixer(config, index) | _EXPERTS | _SHARED
 
 
 def _deepseek2(config: Config, index: int) -> Names:
@@ -225,6 +228,12 @@ ARCHITECTURES = {
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", _LLAMA, layouts.INTERLEAVED),
     "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", _LLAMA, layouts.INTERLEAVED),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _FUSED),
+    "qwen2moe": Architecture(
+        "qwen2_moe",
+        "Qwen2MoeForCausalLM",
+        _MIXTURE | _SHARED,
+        (*layouts.EXPERTS, *layouts.SHARED_GATES),
+    ),
     "qwen3moe": Architecture(
         "qwen3_moe", "Qwen3MoeForCausalLM", _MIXTURE | _QK_NORMS, layouts.EXPERTS
     ),

@@ -113,6 +113,18 @@ def _qwen3_moe(facts: Facts) -> dict[str, Any]:
     return {"moe_intermediate_size": inner, "norm_topk_prob": True}
 
 
+@of("qwen2_moe")
+def _qwen2_moe(facts: Facts) -> dict[str, Any]:
+    """That weights are not divided by their sum is not in the file; no release does it."""
+    keys = facts.keys
+    return {
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length"),
+        "norm_topk_prob": False,
+        "qkv_bias": "blk.0.attn_q.bias" in facts.file.tensors,
+    }
+
+
 @of("phi3")
 def _phi3(facts: Facts) -> dict[str, Any]:
     """The part of each head that turns, its two tables, and the window."""

@@ -23,6 +23,8 @@ LEAST = {
     ("deepseek_v2", "n_shared_experts"): 0,
     ("lfm2_moe", "num_dense_layers"): 0,
     ("qwen3_5_moe_text", "shared_expert_intermediate_size"): 0,
+    ("qwen2_moe", "num_experts"): 0,
+    ("qwen2_moe", "shared_expert_intermediate_size"): 0,
     ("qwen3_moe", "num_experts"): 0,
     ("qwen3_next", "num_experts"): 0,
     ("qwen3_next", "shared_expert_intermediate_size"): 0,

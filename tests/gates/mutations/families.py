@@ -48,6 +48,14 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         num_hidden_layers=4, layer_types=["conv", "full_attention", "conv", "full_attention"]
     ),
     "mixtral": lambda: build_mixture("mixtral", num_hidden_layers=3, num_local_experts=4),
+    "qwen2_moe": lambda: build_mixture(
+        "qwen2_moe",
+        num_hidden_layers=3,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=20,
+        shared_expert_intermediate_size=24,
+    ),
     "qwen3_moe": lambda: build_mixture(
         "qwen3_moe",
         num_hidden_layers=3,
