@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import transformers
 
-INTERLEAVED = ("llama", "mistral3", "granite", "smollm3")
+INTERLEAVED = ("llama", "mistral3", "granite", "granitemoe", "smollm3")
 """Architectures whose rows of q and k llama.cpp's converter puts in another order."""
 
 
@@ -90,6 +90,10 @@ def as_stored(model: transformers.PreTrainedModel, architecture: str) -> dict[st
             result |= of_delta_rule(config, name, tensor)
         elif architecture == "qwen2moe" and name.endswith("shared_expert_gate.weight"):
             result[name] = tensor.squeeze(0)
+        elif architecture == "granitemoe":  # the gguf package knows other names for them
+            result[name.replace("moe.router", "moe.gate").replace("block_sparse_moe", "mlp")] = (
+                tensor
+            )
         elif name.endswith("expert_bias"):
             result[f"{name}.bias"] = tensor
         elif name.endswith("kv_b_proj.weight"):
@@ -143,6 +147,9 @@ def write_hybrid(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig)
                 writer.add_expert_feed_forward_length(config.moe_intermediate_size)
                 shared = config.shared_expert_intermediate_size
                 writer.add_expert_shared_feed_forward_length(shared)
+        case "granitemoe":
+            writer.add_expert_count(config.num_local_experts)
+            writer.add_expert_used_count(config.num_experts_per_tok)
         case "qwen2_moe":
             writer.add_expert_feed_forward_length(config.moe_intermediate_size)
             writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
@@ -212,7 +219,7 @@ def write_gguf(
         writer.add_sliding_window(config.sliding_window)
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if architecture == "granite":
+    if architecture in ("granite", "granitemoe"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)

@@ -13,6 +13,7 @@ from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 
 KINDS: dict[str, dict[str, Any]] = {
+    "granitemoe": {"num_local_experts": 3},
     "mixtral": {"num_local_experts": 3},
     "qwen2_moe": {"num_experts": 5, "moe_intermediate_size": 20},
     "qwen3_moe": {"num_experts": 5, "moe_intermediate_size": 20},

@@ -19,11 +19,11 @@ from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 
 ALL = [
-    "deepseek2", "deepseek2-queries", "gemma2", "gemma3", "gemma4", "gpt-oss", "granite", "lfm2",
-    "lfm2moe", "llama", "llama-tied", "llama-bias", "mistral3", "mistral3-no-temperature",
-    "mistral3-plain-yarn", "mixtral", "olmo2", "olmo3", "olmo3-bases", "olmoe", "phi3",
-    "phi3-longrope", "qwen2", "qwen2-yarn", "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe",
-    "qwen3next", "smollm3",
+    "deepseek2", "deepseek2-queries", "gemma2", "gemma3", "gemma4", "gpt-oss", "granite",
+    "granitemoe", "lfm2", "lfm2moe", "llama", "llama-tied", "llama-bias", "mistral3",
+    "mistral3-no-temperature", "mistral3-plain-yarn", "mixtral", "olmo2", "olmo3", "olmo3-bases",
+    "olmoe", "phi3", "phi3-longrope", "qwen2", "qwen2-yarn", "qwen2moe", "qwen3", "qwen35",
+    "qwen35moe", "qwen3moe", "qwen3next", "smollm3",
 ]  # fmt: skip
 
 

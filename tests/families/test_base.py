@@ -251,6 +251,13 @@ UNBOUND = "sliding_window = None, but some layers slide"
         (until(0), "original_max_position_embeddings = 0"),
         ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling = 0"),
         ({"model_type": "lfm2", "block_multiple_of": 0}, "division"),
+        ({"model_type": "granitemoe", "num_local_experts": 0}, "num_local_experts = 0"),
+        ({"model_type": "granitemoe", "num_experts_per_tok": 9}, "takes 9 experts of 8"),
+        ({"model_type": "granitemoe", "logits_scaling": 0}, "logits_scaling = 0"),
+        (
+            {"model_type": "granitemoe", "residual_multiplier": None},
+            "granitemoe model is not valid",
+        ),
         ({"model_type": "qwen2_moe", "num_experts": -1}, "num_experts = -1, not from 0"),
         ({"model_type": "qwen2_moe", "num_experts_per_tok": 61}, "takes 61 experts of 60"),
         ({"model_type": "qwen2_moe", "decoder_sparse_step": 0}, "decoder_sparse_step = 0"),

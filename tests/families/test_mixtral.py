@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import build_model
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
+from tests.families.test_llama import MULTIPLIERS
 from tests.families.zaya_models import recipe
 
 from cetane.errors import CetaneError
@@ -19,6 +20,7 @@ from cetane.schema.slots import CONTRACTS
 
 DECODE = ("decode", "verify")
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "granitemoe": ("granitemoe", {"num_local_experts": 5, "num_experts_per_tok": 3} | MULTIPLIERS),
     "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": 7}),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "clip_qkv": 0.5}),
     "qwen2_moe": (
@@ -49,6 +51,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+LOCAL = ("granitemoe", "mixtral")
+"""The model types whose number of experts has another key."""
 IGNORED: dict[str, dict[str, Any]] = {
     "mixtral": {"norm_topk_prob": False, "moe_intermediate_size": 8},
     "olmoe": {"moe_intermediate_size": 8},
@@ -85,6 +89,7 @@ def test_keys_of_other_model_types_are_ignored(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "together"),
     [
+        ("granitemoe", "per-layer", 2),
         ("mixtral", "per-block", 1),
         ("olmoe", "single", 4),
         ("qwen2_moe", "chunks", 2),
@@ -138,7 +143,7 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         "intermediate_size": draw(st.integers(1, 40)),
         "vocab_size": draw(st.integers(10, 300)),
         "tie_word_embeddings": draw(st.booleans()),
-        "num_local_experts" if kind == "mixtral" else "num_experts": experts,
+        "num_local_experts" if kind in LOCAL else "num_experts": experts,
         "num_experts_per_tok": draw(st.integers(1, experts)),
         "hidden_act": draw(st.sampled_from(["silu", "gelu"])),
     }
@@ -146,6 +151,8 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         config["sliding_window"] = draw(st.none() | st.integers(1, 40))
     if kind == "olmoe":
         config["clip_qkv"] = draw(st.none() | st.floats(0.1, 2))
+    if kind == "granitemoe":
+        config |= {name: draw(st.floats(0.1, 2)) for name in MULTIPLIERS}
     if kind != "mixtral":
         config |= {"norm_topk_prob": draw(st.booleans()), "attention_bias": draw(st.booleans())}
     if kind in ("qwen2_moe", "qwen3_moe"):
@@ -176,7 +183,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     )
 
 
-@settings(max_examples=16, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(configs(), recipes(), st.booleans(), cuts)
 def test_anything(
     config: tuple[str, dict[str, Any]], made: Recipe, routed: bool, pieces: list[int]

@@ -27,6 +27,7 @@ from cetane.schema.recipe import parse_recipe
 
 WIDE = {"moe_intermediate_size": 24}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "granitemoe": ("granitemoe", {"num_local_experts": 3}),
     "mixtral": ("mixtral", {"num_local_experts": 4}),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 24}),
     "qwen2_moe": ("qwen2_moe", {"num_experts": 5, "num_experts_per_tok": 2} | WIDE),

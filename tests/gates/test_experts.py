@@ -46,6 +46,7 @@ def worst(port: Any, checkpoint: Any, reference: Reference) -> float:
     "family",
     [
         "gpt_oss",
+        "granitemoe",
         "lfm2_moe",
         "qwen2_moe",
         "qwen3_moe",

@@ -45,14 +45,21 @@ _QWEN_NORMS = _weights(
     {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
 )
 _MLP = _weights({"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"})
-_EXPERTS = _weights(
-    {
-        "ffn_gate_inp": "mlp.gate",
-        "ffn_gate_exps": "mlp.experts.gate_proj",
-        "ffn_up_exps": "mlp.experts.up_proj",
-        "ffn_down_exps": "mlp.experts.down_proj",
-    }
-)
+
+
+def _experts(home: str, router: str = "gate") -> Names:
+    """The names of a router and of experts, in a part of the layer."""
+    return _weights(
+        {
+            "ffn_gate_inp": f"{home}.{router}",
+            "ffn_gate_exps": f"{home}.experts.gate_proj",
+            "ffn_up_exps": f"{home}.experts.up_proj",
+            "ffn_down_exps": f"{home}.experts.down_proj",
+        }
+    )
+
+
+_EXPERTS = _experts("mlp")
 _FUSED = _weights(
     {
         "attn_norm": "input_layernorm",
@@ -115,8 +122,7 @@ def _lfm2_mixture(config: Config, index: int) -> Names:
     names = _lfm2(config, index)
     if index < config["num_dense_layers"]:
         return names
-    experts = {theirs: ours.replace("mlp.", "feed_forward.") for theirs, ours in _EXPERTS.items()}
-    return names | experts | {"exp_probs_b.bias": "feed_forward.expert_bias"}
+    return names | _experts("feed_forward") | {"exp_probs_b.bias": "feed_forward.expert_bias"}
 
 
 def _mixer(config: Config, index: int) -> Names:
@@ -225,6 +231,12 @@ ARCHITECTURES = {
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _LLAMA),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _LLAMA | _QK_NORMS),
     "granite": Architecture("granite", "GraniteForCausalLM", _LLAMA, layouts.INTERLEAVED),
+    "granitemoe": Architecture(
+        "granitemoe",
+        "GraniteMoeForCausalLM",
+        _ATTENTION | _NORMS_BEFORE | _experts("block_sparse_moe", "router"),
+        (*layouts.INTERLEAVED, *layouts.EXPERTS),
+    ),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", _LLAMA, layouts.INTERLEAVED),
     "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", _LLAMA, layouts.INTERLEAVED),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _FUSED),

@@ -72,7 +72,7 @@ def _biased(facts: Facts) -> dict[str, Any]:
     return {"attention_bias": "blk.0.attn_q.bias" in facts.file.tensors}
 
 
-@of("granite")
+@of("granite", "granitemoe")
 def _granite(facts: Facts) -> dict[str, Any]:
     return _biased(facts) | {name: facts.keys.number(key) for name, key in _GRANITE.items()}
 

@@ -86,16 +86,21 @@ def traits(config: LlamaConfig) -> Traits:
             own = config.attention_bias
             return Traits(AttentionForm(qkv_bias=own, out_bias=own, norms="head"))
         case "granite":
-            own = config.attention_bias
-            return Traits(
-                AttentionForm(qkv_bias=own, out_bias=own),
-                config.mlp_bias,
-                scores=config.attention_multiplier,
-                embedding=config.embedding_multiplier,
-                residual=config.residual_multiplier,
-                logits=1 / config.logits_scaling,
-            )
+            return multiplied(config, config.mlp_bias)
     return Traits(AttentionForm())
+
+
+def multiplied(config: LlamaConfig, mlp_bias: bool = False) -> Traits:
+    """The traits of a Granite."""
+    own = config.attention_bias
+    return Traits(
+        AttentionForm(qkv_bias=own, out_bias=own),
+        mlp_bias,
+        scores=config.attention_multiplier,
+        embedding=config.embedding_multiplier,
+        residual=config.residual_multiplier,
+        logits=1 / config.logits_scaling,
+    )
 
 
 class PhiLayer(PreNormBlock):
@@ -188,7 +193,7 @@ def positioned_layers(config: LlamaConfig) -> list[bool]:
 def layer_windows(config: LlamaConfig) -> list[int | None]:
     """The attention window of every layer, in tokens; None for full attention. CetaneError if a
     layer slides and the config has no window."""
-    if config.model_type in ("llama", "granite", "olmoe"):
+    if config.model_type in ("llama", "granite", "granitemoe", "olmoe"):
         return [None] * config.num_hidden_layers
     if config.model_type in ("ministral3", "mistral", "mixtral", "phi3", "qwen3_moe"):
         return [config.sliding_window] * config.num_hidden_layers

@@ -47,6 +47,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "lfm2_moe": lambda: build_lfm2_moe(
         num_hidden_layers=4, layer_types=["conv", "full_attention", "conv", "full_attention"]
     ),
+    "granitemoe": lambda: build_mixture(
+        "granitemoe", num_hidden_layers=3, num_local_experts=4, **MULTIPLIERS
+    ),
     "mixtral": lambda: build_mixture("mixtral", num_hidden_layers=3, num_local_experts=4),
     "qwen2_moe": lambda: build_mixture(
         "qwen2_moe",
