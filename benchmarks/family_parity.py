@@ -86,7 +86,10 @@ FAMILIES = {
     "olmo2": Family(test_olmo2.configs(), build_model, 3),
     "glm4": Family(test_glm4.configs(), build_model, 2),
     "lfm2": Family(named("lfm2", test_lfm2.configs()), build_model),
-    "mixtral": Family(test_mixtral.configs(), test_mixtral.build, 3),
+    "lfm2_moe": Family(
+        named("lfm2_moe", test_lfm2.mixture_configs()), of_one_kind(test_lfm2.build_lfm2_moe)
+    ),
+    "mixtral": Family(test_mixtral.configs(), test_mixtral.build, 5),
     "gpt_oss": Family(
         named("gpt_oss", test_gpt_oss.configs()), of_one_kind(test_gpt_oss.build_oss)
     ),

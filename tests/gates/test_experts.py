@@ -47,8 +47,8 @@ def worst(port: Any, checkpoint: Any, reference: Reference) -> float:
 @pytest.mark.parametrize(
     "family",
     [
-        "gpt_oss", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "qwen3_next",
-        "qwen3_5_moe", "zaya",
+        "gpt_oss", "granitemoe", "lfm2_moe", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3",
+        "glm4_moe_lite", "qwen3_next", "qwen3_5_moe", "zaya",
     ],
 )  # fmt: skip
 def test_a_right_port_whose_experts_all_are_ties(
@@ -124,7 +124,7 @@ def test_what_the_model_computes_with_other_experts() -> None:
 
 
 @pytest.mark.parametrize("factor", [1.0, 1e-3])
-@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss", "llama4", "zaya"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss", "lfm2_moe", "llama4", "zaya"])
 def test_no_model_follows_beyond_a_tie(family: str, factor: float) -> None:
     """Here every token is asked to take the first experts. Where logits are small, rounding errs by
     less: a port passed that took the least likely experts of a router with nearly equal ones."""
@@ -203,7 +203,8 @@ def test_an_expert_that_no_token_takes(together: int, routed: bool) -> None:
 @pytest.mark.parametrize("name", ["moonlight", "deepseek_v3"])
 @torch.no_grad()
 def test_margins_of_a_router_that_is_corrected(name: str) -> None:
-    """By hand, token by token: of groups, and of the experts in those that are open."""
+    """By hand, token by token: of groups, and of the experts in those that are open. Differences
+    are over the steeper sigmoid's slope."""
     kind, config = LATENT_MODELS[name]
     model = build_latent(kind, **config)
     router, rows = model.model.layers[1].mlp.gate, []
@@ -215,21 +216,22 @@ def test_margins_of_a_router_that_is_corrected(name: str) -> None:
     for likely in rows[-1].sigmoid():
         compared = likely + router.e_score_correction_bias.double()
         best = [part.argsort(descending=True)[:2] for part in compared.chunk(groups)]
-        sums, shares = (
+        slopes = likely * (1 - likely)
+        sums, steep = (
             torch.stack([part[two].sum() for part, two in zip(x.chunk(groups), best, strict=True)])
-            for x in (compared, likely)
+            for x in (compared, slopes)
         )
         order = sums.argsort(descending=True)
-        inside = compared.chunk(groups), likely.chunk(groups)
+        inside = compared.chunk(groups), slopes.chunk(groups)
         both = (torch.cat([parts[number] for number in order[:opened]]) for parts in inside)
         margins = [lead(*both, router.top_k)]
         if opened < groups:
-            margins.append(lead(sums, shares, opened))
+            margins.append(lead(sums, steep, opened))
         wanted.append(min(margins))
     np.testing.assert_allclose(seen.margins[1], wanted, rtol=1e-3, atol=1e-5)
 
 
-def lead(compared: torch.Tensor, likely: torch.Tensor, count: int) -> float:
-    """How far the last of the `count` largest lies above the next one, over the likelier's."""
+def lead(compared: torch.Tensor, slopes: torch.Tensor, count: int) -> float:
+    """How far the last of the `count` largest lies above the next one, over the larger slope."""
     last, next_ = compared.argsort(descending=True)[count - 1 : count + 1]
-    return float((compared[last] - compared[next_]) / torch.maximum(likely[last], likely[next_]))
+    return float((compared[last] - compared[next_]) / torch.maximum(slopes[last], slopes[next_]))

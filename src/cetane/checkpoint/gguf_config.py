@@ -88,8 +88,8 @@ def layer_count(keys: Keys) -> int:
 
 def experts(keys: Keys, model_type: str) -> dict[str, Any]:
     """The numbers of experts, and of those that a token takes."""
-    names = {"mixtral": "num_local_experts", "gpt_oss": "num_local_experts",
-             "deepseek_v2": "n_routed_experts"}  # fmt: skip
+    names = {"mixtral": "num_local_experts", "granitemoe": "num_local_experts",
+             "gpt_oss": "num_local_experts", "deepseek_v2": "n_routed_experts"}  # fmt: skip
     return {
         names.get(model_type, "num_experts"): keys.integer("expert_count"),
         "num_experts_per_tok": keys.integer("expert_used_count"),

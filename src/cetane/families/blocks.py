@@ -45,6 +45,10 @@ class PartNames:
     mlp: str = "mlp"
 
 
+NAMES = PartNames()
+"""The names in most checkpoints."""
+
+
 class PreNormBlock(Block):
     """A mixer, and perhaps an MLP, each behind a norm. The residual stream may be scaled."""
 
@@ -55,7 +59,7 @@ class PreNormBlock(Block):
         mixer: Mixer,
         mlp_norm: RMSNorm | None = None,
         mlp: MLP | None = None,
-        names: PartNames = PartNames(),
+        names: PartNames = NAMES,
         alone: str = "attn",
     ) -> None:
         """`alone` is the block's name without an MLP."""
@@ -165,7 +169,10 @@ def under(module: str, paths: tuple[str, ...]) -> tuple[str, ...]:
 def values_within(module: str, mixer: Mixer) -> ValueSpace | None:
     """A mixer's space of values, as the block's; None if no rotation may turn values."""
     own = mixer.value_space()
-    return own and ValueSpace(*under(module, (own.maker, own.reader)), own.width)
+    if own is None:
+        return None
+    maker, reader = under(module, (own.maker, own.reader))
+    return ValueSpace(maker, reader, own.width)
 
 
 def within(module: str, exchange: Exchange) -> Exchange:

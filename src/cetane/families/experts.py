@@ -14,6 +14,7 @@ from torch import Tensor, nn, sigmoid, softmax
 from cetane.errors import CetaneError
 from cetane.families.axes import Axes
 from cetane.families.base import Flow, Memory, Part, RoutedBlock, Truth, Weight
+from cetane.families.blocks import NAMES, PartNames
 from cetane.families.layers import (
     MLP,
     Held,
@@ -79,6 +80,8 @@ class Mixture:
     """The groups, of equally many experts, that experts next to each other make."""
     open_groups: int = 1
     """The groups from which a token takes its experts: those whose two best sum to the most."""
+    added: float = 0.0
+    """What is added to the sum by which weights are divided."""
 
     def __post_init__(self) -> None:
         if not (self.chosen and self.count and 1 <= self.chosen <= self.count):
@@ -105,9 +108,11 @@ class Mixture:
             compared = correction(scores)
         if self.open_groups < self.groups:
             compared = self.with_closed(compared, axes)
-        taken = largest(compared, self.chosen, self.count, axes)
-        weights = scores * taken
-        return weights / weights.sum(1, keepdim=True) if self.normalised else weights
+        weights = scores * largest(compared, self.chosen, self.count, axes)
+        if not self.normalised:
+            return weights
+        total = weights.sum(1, keepdim=True)
+        return weights / (total + self.added if self.added else total)
 
     def with_closed(self, compared: Tensor, axes: Axes) -> Tensor:
         """What chooses experts, `(1, E, 1, T)`, far below all others in closed groups."""
@@ -297,32 +302,33 @@ class MixtureBlock(RoutedBlock):
         group: Callable[[Mixture, int, int], MixtureExperts] = MixtureExperts,
         shared: SharedExpert | None = None,
         shared_name: str = "shared_expert",
-        home: str = "mlp",
+        names: PartNames = NAMES,
         correction: str | None = None,
     ) -> None:
-        """`router`, `shared_name` and `correction` are the checkpoint's names, in `home`; `bias` is
-        the router's."""
+        """`router`, `shared_name` and `correction` are the checkpoint's names, in `names.mlp`;
+        `bias` is the router's."""
         super().__init__(f"moe-{index:02}", index, f"model.layers.{index}.")
         self.mixture, self.chosen, self.together = mixture, mixture.chosen, mixture.together
-        self.axes, self.router_name, self.home = Axes(), router, home
+        self.axes, self.router_name, self.names = Axes(), router, names
         self.shared, self.shared_name = shared, shared_name
-        self.post_attention_layernorm = norm
+        self.add_module(names.mlp_norm, norm)
         self.router_proj = Projection(mixture.hidden, mixture.count, None, bias)
         self.correction_name = correction
         self.correction = Correction(mixture.count) if correction else None
         self.groups = nn.ModuleList(group(mixture, *bounds) for bounds in mixture.bounds())
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        home = self.names.mlp
         place, _, rest = path.partition(".")
         if place == "router_proj":
-            return super().weight(f"{self.home}.{self.router_name}.{rest}", shape, held)
+            return super().weight(f"{home}.{self.router_name}.{rest}", shape, held)
         if place == "correction":
-            return super().weight(f"{self.home}.{self.correction_name}", shape, held)
+            return super().weight(f"{home}.{self.correction_name}", shape, held)
         if place == "shared":
             name = rest.replace("expert.", f"{self.shared_name}.").replace(
                 "gate.", f"{self.shared_name}_gate."
             )
-            return super().weight(f"{self.home}.{name}", shape, held)
+            return super().weight(f"{home}.{name}", shape, held)
         if place != "groups":
             return super().weight(path, shape, held)
         number, _, name = rest.partition(".")
@@ -330,7 +336,7 @@ class MixtureBlock(RoutedBlock):
         assert isinstance(group, MixtureExperts)
         stored = group.stored[name]
         return Weight(
-            f"{self.prefix}{self.home}.experts.{stored.name}",
+            f"{self.prefix}{home}.experts.{stored.name}",
             shape,
             (self.mixture.count, *stored.row),
             held.kind,
@@ -346,7 +352,7 @@ class MixtureBlock(RoutedBlock):
             flow["hidden"] = flow["hidden"] + self.share(number, flow)
 
     def route(self, flow: Flow) -> None:
-        flow[NORMED] = self.post_attention_layernorm(flow["hidden"])
+        flow[NORMED] = self.get_submodule(self.names.mlp_norm)(flow["hidden"])
         logits = self.router_proj(flow[NORMED])
         flow[WEIGHTS] = self.mixture.weigh(logits, self.axes, self.correction)
         if self.shared is not None:
@@ -364,7 +370,7 @@ class MixtureBlock(RoutedBlock):
         return MixtureRouter(
             name=f"{self.name}-router",
             whole=self,
-            modules=("post_attention_layernorm", "router_proj", "correction", "shared"),
+            modules=(self.names.mlp_norm, "router_proj", "correction", "shared"),
             reads=("hidden",),
             writes=(NORMED, WEIGHTS, *(("hidden",) if self.shared is not None else ())),
             run=self.route,

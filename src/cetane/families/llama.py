@@ -119,17 +119,24 @@ def traits(config: LlamaConfig) -> Traits:
         case "qwen3":
             own = config.attention_bias
             return Traits(AttentionForm(qkv_bias=own, out_bias=own, norms="head"))
-        case "granite" | "hyperclovax":
-            own, scaling = config.attention_bias, config.logits_scaling
-            return Traits(
-                AttentionForm(qkv_bias=own, out_bias=own),
-                config.mlp_bias,
-                scores=config.attention_multiplier,
-                embedding=config.embedding_multiplier,
-                residual=config.residual_multiplier,
-                logits=1 / scaling if config.model_type == "granite" else scaling,
-            )
+        case "granite":
+            return multiplied(config, 1 / config.logits_scaling, config.mlp_bias)
+        case "hyperclovax":
+            return multiplied(config, config.logits_scaling, config.mlp_bias)
     return Traits(AttentionForm())
+
+
+def multiplied(config: LlamaConfig, logits: float, mlp_bias: bool = False) -> Traits:
+    """The traits of a Granite or of a HyperCLOVA X. `logits` is the factor on logits."""
+    own = config.attention_bias
+    return Traits(
+        AttentionForm(qkv_bias=own, out_bias=own),
+        mlp_bias,
+        scores=config.attention_multiplier,
+        embedding=config.embedding_multiplier,
+        residual=config.residual_multiplier,
+        logits=logits,
+    )
 
 
 def author(config: LlamaConfig, options: ResidualOptions) -> Model:
@@ -219,7 +226,7 @@ def positioned_layers(config: LlamaConfig) -> list[bool]:
 def layer_windows(config: LlamaConfig) -> list[int | None]:
     """The attention window of every layer, in tokens; None for full attention. CetaneError if a
     layer slides and the config has no window."""
-    if config.model_type in ("cwm", "ministral", "qwen2", "qwen3", "smollm3"):
+    if config.model_type in ("cwm", "ministral", "qwen2", "qwen2_moe", "qwen3", "smollm3"):
         names = kind_names(config)
         return [config.sliding_window if name == "sliding" else None for name in names]
     windowed = config.model_type in ("ministral3", "mistral", "mixtral", "phi3", "qwen3_moe")

@@ -37,8 +37,6 @@ from cetane.families.stored import InterleavedBlock
 
 Options = ExpertOptions
 MODEL_TYPES = ("llama4_text",)
-HOME = "feed_forward"
-"""The checkpoint's name for what follows attention."""
 CHUNKED = "chunked_attention"
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
@@ -100,7 +98,7 @@ def author(config: Llama4Config, options: ExpertOptions) -> Model:
     kinds = [LayerKind(heads, rotary, positioned=bool(one)) for one in config.no_rope_layers]
     count = config.num_local_experts
     mixture = mixture_of(config, options, count, inner, normalised=False, sigmoid=True)
-    names = PartNames(mlp=HOME)
+    names = PartNames(mlp="feed_forward")
     layers: list[Block] = []
     with torch.device("meta"):
         for index, kind in enumerate(kinds):
@@ -115,7 +113,13 @@ def author(config: Llama4Config, options: ExpertOptions) -> Model:
             layers.append(InterleavedBlock(index, norm(), attention, names=names))
             layers.append(
                 MixtureBlock(
-                    mixture, index, norm(), "router", group=Llama4Experts, shared=shared, home=HOME
+                    mixture,
+                    index,
+                    norm(),
+                    "router",
+                    group=Llama4Experts,
+                    shared=shared,
+                    names=names,
                 )
             )
     return decoder_model(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch import Tensor, cat
 
@@ -21,8 +22,9 @@ class InterleavedRows(Block):
         plain = super().weight(path, shape, held)
         if not path.startswith(("self_attn.q_proj.", "self_attn.k_proj.")):
             return plain
-        kind = self.get_submodule("self_attn").kind
-        pick = RowPick(partial(rows_in_halves, kind.heads.dim, kind.rotary.width))
+        attention: Any = self.get_submodule("self_attn")
+        heads, rotary = attention.kind.heads, attention.kind.rotary
+        pick = RowPick(partial(rows_in_halves, heads.dim, rotary.width))
         return replace(plain, pick=pick, part=path.split(".")[1])
 
 
@@ -48,7 +50,8 @@ class FusedRows(Block):
         if whole is None:
             return plain
         parts = FUSED[whole]
-        sizes = [int(self.get_submodule(f"{module}.{part}").outputs) for part in parts]
+        projections: list[Any] = [self.get_submodule(f"{module}.{part}") for part in parts]
+        sizes = [int(one.outputs) for one in projections]
         start = sum(sizes[: parts.index(name)])
         return replace(
             plain,

@@ -30,13 +30,16 @@ from cetane.schema.interface import Output, ToTensor
 Choices = Mapping[int, tuple[Array, Array]]
 """By layer, the numbers of some tokens `(n,)`, and their experts `(n, chosen)`, ascending."""
 LEAST_TIE = 2e-6
-"""Nats within which fp32 perhaps does not tell two experts apart: some steps of a probability."""
+"""Nats within which fp32 perhaps does not tell two experts apart: some steps of a probability. The
+steps of larger numbers are larger."""
 LOGITS_AT = {"Llama4Router": 1}
 """Which output of a router is its logits, where it is not the first."""
-
-
-CORRECTIONS = ("balancing_biases", "e_score_correction_bias")
-"""What a router adds to probabilities before it chooses, by the names in transformers."""
+BY_SIGMOIDS = {"DeepseekV3TopkRouter", "Glm4MoeLiteTopkRouter", "Lfm2MoeTopKRouter"}
+"""The routers that compare the sigmoids of logits, perhaps with a correction."""
+LEAST_SLOPE = 0.03
+"""A sigmoid changes by this times a change of its logit, or by less. fp32 has 6e-8 between two
+numbers below 1: that is `LEAST_TIE` times this slope. Where it is less steep, its own rounding
+decides."""
 
 
 def shown_name(block: Block) -> str:
@@ -132,7 +135,7 @@ def is_router(module: nn.Module) -> bool:
     return (
         name.lower().endswith("topkrouter")
         or name in LOGITS_AT
-        or any(one in own_tensors(module) for one in CORRECTIONS)
+        or "balancing_biases" in own_tensors(module)
     )
 
 
@@ -179,7 +182,7 @@ class Routing:
             if choice.experts is None:  # it chooses otherwise
                 return output
             own = choice.experts.reshape(*self.shape, -1).sort(-1).values
-            scores = RouterScores.of(router, output, self.shape)
+            scores = RouterScores.of(router, output, choice.ranked, self.shape)
             if own.shape[-1] == scores.compared.shape[-1]:  # every token takes all experts
                 return output
             self.margins[layer], self.experts[layer] = scores.margin(own), own
@@ -207,11 +210,12 @@ class Routing:
 class RouterScores:
     """What a router makes of some tokens, `(B, T, E)`."""
 
-    likely: Tensor
-    """The probabilities of experts."""
+    slopes: Tensor
+    """What the numbers that are compared change with their logits: for probabilities, at most
+    themselves."""
     compared: Tensor
-    """The numbers whose largest are chosen: probabilities, with what corrects them if anything
-    does."""
+    """The numbers whose largest are chosen: probabilities or sigmoids, corrected if the
+    router does that."""
     tie: Tensor
     """Nats within which rounding may choose either of two experts, `(B, T)`. Logits below 1 err by
     less. So a router that weighs experts nearly alike does not excuse every choice."""
@@ -220,19 +224,24 @@ class RouterScores:
     """Groups of experts, and those from which a token takes some (`Mixture`)."""
 
     @classmethod
-    def of(cls, router: nn.Module, output: Any, shape: torch.Size) -> "RouterScores":
-        """The scores behind a router's output."""
-        logits = output[LOGITS_AT.get(type(router).__name__, 0)].float()
-        corrected = "e_score_correction_bias" in own_tensors(router)
-        flat = torch.sigmoid(logits) if corrected else torch.softmax(logits, -1)
-        likely = flat.reshape(*shape, -1)
-        compared = likely + sum(
-            own for name, own in own_tensors(router).items() if name in CORRECTIONS
-        )
-        largest = logits.abs().amax(-1).reshape(shape).clamp(max=1)
-        tie = (limits().structure.tie * largest).clamp(min=LEAST_TIE)
-        groups = (router.num_group, router.topk_group) if corrected else (1, 1)
-        return cls(likely, compared, tie, *groups)
+    def of(
+        cls, router: nn.Module, output: Any, ranked: Tensor, shape: torch.Size
+    ) -> "RouterScores":
+        """The scores behind a router's output; `ranked` is what it first gave to `topk`."""
+        name = type(router).__name__
+        logits = output[LOGITS_AT.get(name, 0)].float().reshape(*shape, -1)
+        groups = 1, 1
+        if name in BY_SIGMOIDS:
+            weights, compared = torch.sigmoid(logits), ranked.reshape(logits.shape)
+            slopes = (weights * (1 - weights)).clamp(min=LEAST_SLOPE)
+            groups = getattr(router, "num_group", 1), getattr(router, "topk_group", 1)
+        else:
+            slopes = torch.softmax(logits, -1)
+            compared = slopes + getattr(router, "balancing_biases", 0)
+        largest = logits.abs().amax(-1).clamp(max=1)
+        steps = compared.abs().amax(-1).clamp(min=1)  # fp32's grow with what it holds
+        tie = torch.maximum(limits().structure.tie * largest, LEAST_TIE * steps)
+        return cls(slopes, compared, tie, *groups)
 
     def margin(self, experts: Tensor) -> Tensor:
         """How much likelier the last of some `experts (B, T, chosen)` is than the best other one,
@@ -241,26 +250,26 @@ class RouterScores:
         Of a router that first chooses groups, it is that of the groups if theirs is smaller."""
         taken = torch.zeros_like(self.compared, dtype=torch.bool).scatter(-1, experts, True)
         if self.open_groups == self.groups:
-            return gap(self.compared, self.likely, taken)
+            return gap(self.compared, self.slopes, taken)
         by_group = self.compared.unflatten(-1, (self.groups, -1))
         best = by_group.topk(2, -1)
         sums = best.values.sum(-1)
-        likely = self.likely.unflatten(-1, (self.groups, -1)).gather(-1, best.indices).sum(-1)
+        slopes = self.slopes.unflatten(-1, (self.groups, -1)).gather(-1, best.indices).sum(-1)
         # The groups of these experts, and the best others up to the number of open ones.
         needed = taken.unflatten(-1, (self.groups, -1)).any(-1)
         opened = sums.masked_fill(needed, torch.inf).topk(self.open_groups, -1).indices
         opened = torch.zeros_like(needed).scatter(-1, opened, True)
         inside = by_group.masked_fill(~opened[..., None], -torch.inf).flatten(-2)
-        return torch.minimum(gap(sums, likely, opened), gap(inside, self.likely, taken))
+        return torch.minimum(gap(sums, slopes, opened), gap(inside, self.slopes, taken))
 
 
-def gap(compared: Tensor, likely: Tensor, taken: Tensor) -> Tensor:
+def gap(compared: Tensor, slopes: Tensor, taken: Tensor) -> Tensor:
     """How far the last of what is `taken` lies above the best of the rest, `(B, T)`, in nats. All
     are `(B, T, n)`."""
     last = compared.masked_fill(~taken, torch.inf).min(-1)
     next_ = compared.masked_fill(taken, -torch.inf).max(-1)
     both = torch.stack([last.indices, next_.indices], -1)
-    return (last.values - next_.values) / likely.gather(-1, both).amax(-1)
+    return (last.values - next_.values) / slopes.gather(-1, both).amax(-1)
 
 
 class Choice(TorchFunctionMode):
@@ -278,6 +287,8 @@ class Choice(TorchFunctionMode):
         """What the router itself chose, `(..., chosen)`."""
         self.calls = 0
         """The number of its choices so far."""
+        self.ranked = torch.empty(0)
+        """What it chose by, before it closed any group, `(..., E)`."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -286,6 +297,8 @@ class Choice(TorchFunctionMode):
         if func not in (torch.topk, Tensor.topk):
             return result
         self.calls += 1
+        if self.calls == 1:
+            self.ranked = args[0]
         self.experts = own = result.indices
         if self.follows is None or self.followed is None or self.calls != self.last:
             return result

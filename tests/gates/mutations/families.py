@@ -20,6 +20,7 @@ from tests.families.gemma_models import (
 from tests.families.test_deepseek import MODELS as LATENT_MODELS
 from tests.families.test_deepseek import build as build_latent
 from tests.families.test_gpt_oss import build_oss
+from tests.families.test_lfm2 import build_lfm2_moe
 from tests.families.test_llama import MINISTRAL, MULTIPLIERS, ROPES, STRETCHED
 from tests.families.test_llama4 import build_llama4
 from tests.families.test_mixtral import build as build_mixture
@@ -27,8 +28,7 @@ from tests.families.test_qwen3_next import MODELS
 from tests.families.zaya_models import build_zaya
 
 from cetane.checkpoint import Tokenizer
-from cetane.gates.experts import CORRECTIONS, is_router
-from cetane.gates.transformers_model import own_tensors
+from cetane.gates.experts import is_router
 from cetane.schema.recipe import Recipe, parse_recipe
 
 LONG_YARN = MINISTRAL | {"original_max_position_embeddings": 256}
@@ -64,7 +64,21 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "lfm2": lambda: build_model(
         "lfm2", num_hidden_layers=4, layer_types=["conv", "full_attention", "conv", "conv"]
     ),
+    "lfm2_moe": lambda: build_lfm2_moe(
+        num_hidden_layers=4, layer_types=["conv", "full_attention", "conv", "full_attention"]
+    ),
+    "granitemoe": lambda: build_mixture(
+        "granitemoe", num_hidden_layers=3, num_local_experts=4, **MULTIPLIERS
+    ),
     "mixtral": lambda: build_mixture("mixtral", num_hidden_layers=3, num_local_experts=4),
+    "qwen2_moe": lambda: build_mixture(
+        "qwen2_moe",
+        num_hidden_layers=3,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=20,
+        shared_expert_intermediate_size=24,
+    ),
     "qwen3_moe": lambda: build_mixture(
         "qwen3_moe",
         num_hidden_layers=3,
@@ -105,6 +119,8 @@ FORMATS = {
     "4 bits": "palette4-kmeans-group1",
 }
 CONTEXT = 160
+CORRECTIONS = ("balancing_biases", "e_score_correction_bias", "expert_bias")
+"""What is added to scores before experts are chosen, by the names in transformers."""
 
 
 def three_latent_layers(name: str) -> Any:
@@ -127,9 +143,9 @@ def flattened(model: Any, factor: float) -> Any:
         mlp = getattr(router, "router_mlp", None)
         for parameter in (router if mlp is None else mlp.out_proj).parameters():
             parameter *= factor
-        for name in CORRECTIONS:
-            if name in own_tensors(router):
-                getattr(router, name).mul_(factor)
+    for name, numbers in [*model.named_parameters(), *model.named_buffers()]:
+        if name.endswith(CORRECTIONS):
+            numbers *= factor
     return model
 
 
