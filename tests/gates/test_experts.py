@@ -14,6 +14,7 @@ from tests.families.test_gpt_oss import build_oss
 from tests.families.test_mixtral import build as build_mixture
 
 from cetane.checkpoint import open_checkpoint
+from cetane.gates.experts import RouterScores
 from cetane.gates.golden import Proof
 from cetane.gates.ladder import ladder
 from cetane.gates.limits import limits
@@ -235,3 +236,19 @@ def lead(compared: torch.Tensor, slopes: torch.Tensor, count: int) -> float:
     """How far the last of the `count` largest lies above the next one, over the larger slope."""
     last, next_ = compared.argsort(descending=True)[count - 1 : count + 1]
     return float((compared[last] - compared[next_]) / torch.maximum(slopes[last], slopes[next_]))
+
+
+@torch.no_grad()
+def test_a_step_of_fp32_beside_a_large_correction_is_a_tie() -> None:
+    """It is 4e-6 near 40. These sums lie between two steps, so logits that err by 1e-7 move some to
+    the other one."""
+    kind, config = LATENT_MODELS["moonlight"]
+    router = build_latent(kind, **config).model.layers[1].mlp.gate
+    router.e_score_correction_bias.fill_(40)
+    logits = 2**-17 + 1e-7 * torch.randn(200, router.num_experts)
+    nudged = logits + 1e-7 * torch.randn_like(logits)
+    ranked = logits.sigmoid() + router.e_score_correction_bias
+    scores = RouterScores.of(router, (logits,), ranked, torch.Size([1, 200]))
+    margins = scores.margin(nudged.topk(router.top_k).indices[None])
+    assert (margins < 0).any()
+    assert (margins >= -scores.tie).all()
