@@ -30,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.conftest import build_model
 from tests.families import (
     gemma_models,
-    test_deepseek_v2,
+    test_deepseek,
+    test_glm4,
     test_gpt_oss,
     test_lfm2,
     test_llama,
@@ -78,20 +79,28 @@ class Family:
 
 
 FAMILIES = {
-    "llama": Family(test_llama.configs(), build_model, 7),
+    "llama": Family(test_llama.configs(), build_model, len(test_llama.DRAWN)),
     "llama4": Family(
         named("llama4_text", test_llama4.configs()), of_one_kind(test_llama4.build_llama4)
     ),
-    "olmo2": Family(test_olmo2.configs(), build_model, 2),
+    "olmo2": Family(test_olmo2.configs(), build_model, 3),
+    "glm4": Family(test_glm4.configs(), build_model, 2),
     "lfm2": Family(named("lfm2", test_lfm2.configs()), build_model),
-    "mixtral": Family(test_mixtral.configs(), test_mixtral.build, 3),
+    "lfm2_moe": Family(
+        named("lfm2_moe", test_lfm2.mixture_configs()), of_one_kind(test_lfm2.build_lfm2_moe)
+    ),
+    "mixtral": Family(test_mixtral.configs(), test_mixtral.build, 5),
     "gpt_oss": Family(
         named("gpt_oss", test_gpt_oss.configs()), of_one_kind(test_gpt_oss.build_oss)
     ),
-    "deepseek_v2": Family(named("deepseek_v2", test_deepseek_v2.configs()), test_mixtral.build),
+    "deepseek": Family(test_deepseek.configs(), test_deepseek.build, 5),
     "qwen3_next": Family(test_qwen3_next.configs(), test_mixtral.build, 3),
     "gemma2": Family(
         named("gemma2", gemma_models.gemma2_configs()), of_one_kind(gemma_models.build_gemma2)
+    ),
+    "vaultgemma": Family(
+        named("vaultgemma", gemma_models.gemma2_configs()),
+        of_one_kind(gemma_models.build_vaultgemma),
     ),
     "gemma3": Family(
         named("gemma3_text", gemma_models.gemma3_configs()), of_one_kind(gemma_models.build_gemma3)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import transformers
 
-INTERLEAVED = ("llama", "mistral3", "granite", "smollm3")
+INTERLEAVED = ("arcee", "granite", "granitemoe", "llama", "mistral3", "smollm3")
 """Architectures whose rows of q and k llama.cpp's converter puts in another order."""
 
 
@@ -88,6 +88,14 @@ def as_stored(model: transformers.PreTrainedModel, architecture: str) -> dict[st
     for name, tensor in apart(model.state_dict(), architecture == "gpt-oss").items():
         if architecture in ("qwen3next", "qwen35", "qwen35moe"):
             result |= of_delta_rule(config, name, tensor)
+        elif architecture == "qwen2moe" and name.endswith("shared_expert_gate.weight"):
+            result[name] = tensor.squeeze(0)
+        elif architecture == "granitemoe":  # the gguf package knows other names for them
+            result[name.replace("moe.router", "moe.gate").replace("block_sparse_moe", "mlp")] = (
+                tensor
+            )
+        elif name.endswith("expert_bias"):
+            result[f"{name}.bias"] = tensor
         elif name.endswith("kv_b_proj.weight"):
             both = tensor.unflatten(0, (config.num_attention_heads, -1))
             keys, values = both.split([config.qk_nope_head_dim, config.v_head_dim], 1)
@@ -103,8 +111,12 @@ def as_stored(model: transformers.PreTrainedModel, architecture: str) -> dict[st
 def write_hybrid(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig) -> None:
     """The keys of models whose layers differ."""
     match config.model_type:
-        case "lfm2":
+        case "lfm2" | "lfm2_moe":
             writer.add_shortconv_l_cache(config.conv_L_cache)
+            if config.model_type == "lfm2_moe":
+                writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+                writer.add_leading_dense_block_count(config.num_dense_layers)
+                writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         case "deepseek_v2":
             writer.add_leading_dense_block_count(config.first_k_dense_replace)
             if config.q_lora_rank is not None:
@@ -135,6 +147,12 @@ def write_hybrid(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig)
                 writer.add_expert_feed_forward_length(config.moe_intermediate_size)
                 shared = config.shared_expert_intermediate_size
                 writer.add_expert_shared_feed_forward_length(shared)
+        case "granitemoe":
+            writer.add_expert_count(config.num_local_experts)
+            writer.add_expert_used_count(config.num_experts_per_tok)
+        case "qwen2_moe":
+            writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+            writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
         case "ministral3" | "mistral":
             rope = config.rope_parameters
             if "mscale_all_dim" in rope:
@@ -181,13 +199,13 @@ def write_gguf(
     if architecture == "gemma4" and config.use_double_wide_mlp:
         own = config.num_hidden_layers - config.num_kv_shared_layers
         inner = [inner if index < own else 2 * inner for index in range(config.num_hidden_layers)]
-    if architecture == "lfm2":
+    if architecture in ("lfm2", "lfm2moe"):
         kv = [0 if kind == "conv" else kv for kind in config.layer_types]
     writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(1 if architecture == "deepseek2" else kv)
     writer.add_layer_norm_rms_eps(
-        config.norm_eps if architecture == "lfm2" else config.rms_norm_eps
+        config.norm_eps if architecture in ("lfm2", "lfm2moe") else config.rms_norm_eps
     )
     write_hybrid(writer, config)
     rope = config.rope_parameters
@@ -201,11 +219,19 @@ def write_gguf(
         writer.add_sliding_window(config.sliding_window)
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if architecture == "granite":
+    if architecture in ("granite", "granitemoe"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+    if architecture == "glm4":
+        writer.add_rope_dimension_count(int(rope["partial_rotary_factor"] * config.head_dim))
+    if architecture == "exaone4" and config.sliding_window is not None:
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern([t == "sliding_attention" for t in config.layer_types])
+    if architecture == "hunyuan-dense" and rope.get("alpha"):
+        grown = rope["alpha"] ** (config.head_dim / (config.head_dim - 2))
+        rope = {"rope_type": "default", "rope_theta": rope["rope_theta"] * grown}
     if architecture == "phi3":
         turned = int(
             rope["partial_rotary_factor"] * config.hidden_size // config.num_attention_heads
@@ -237,7 +263,8 @@ def write_gguf(
         growth = math.log(config.max_position_embeddings / trained)
         writer.add_rope_scaling_attn_factors(math.sqrt(1 + growth / math.log(trained)))
         rope = rope | {"rope_type": "default"}  # llama.cpp tells it by the tensors
-    if architecture in ("gemma2", "gemma3", "qwen3", "qwen3moe", "gpt-oss", "qwen3next",
+    if architecture in ("ernie4_5", "glm4", "hunyuan-dense", "seed_oss",
+                        "gemma2", "gemma3", "qwen3", "qwen3moe", "gpt-oss", "qwen3next",
                         "qwen35", "qwen35moe", "mistral3"):  # fmt: skip
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)

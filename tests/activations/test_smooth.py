@@ -44,7 +44,8 @@ def pair() -> tuple[InMemory, Smoothed]:
 
 
 KINDS: dict[str, dict[str, Any]] = {
-    "llama": {}, "olmo2": {}, "phi3": {}, "qwen2": {}, "qwen3": {},
+    "arcee": {"mlp_bias": True}, "ernie4_5": {}, "glm4": {}, "hyperclovax": {}, "llama": {},
+    "olmo2": {}, "phi3": {}, "qwen2": {}, "qwen3": {},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
 }  # fmt: skip
 

@@ -88,6 +88,50 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 4.0,
         },
     ),
+    "arcee": ("arcee", {"model_type": "arcee", "attention_bias": True}),
+    "ernie": ("ernie4_5", {"model_type": "ernie4_5", "head_dim": 24}),
+    "exaone": (
+        "exaone4",
+        {"model_type": "exaone4", "num_hidden_layers": 4, "sliding_window": 7},
+    ),
+    "exaone-full": (
+        "exaone4",
+        {
+            "model_type": "exaone4",
+            "layer_types": ["full_attention"] * 2,
+            "sliding_window": None,
+        },
+    ),
+    "glm4": ("glm4", {"model_type": "glm4", "head_dim": 24}),
+    "hunyuan": (
+        "hunyuan-dense",
+        {
+            "model_type": "hunyuan_v1_dense",
+            "head_dim": 24,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 1e4,
+                "alpha": 1000.0,
+                "factor": 1.0,
+            },
+        },
+    ),
+    "seed": (
+        "seed_oss",
+        {"model_type": "seed_oss", "head_dim": 24, "attention_out_bias": True},
+    ),
+    "granitemoe": (
+        "granitemoe",
+        {
+            "model_type": "granitemoe",
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.25,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 4.0,
+        },
+    ),
     "smollm3": ("smollm3", {"model_type": "smollm3", "num_hidden_layers": 5}),
     "olmo2": ("olmo2", {"model_type": "olmo2"}),
     "olmo3": (
@@ -130,6 +174,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_local_experts": 3,
             "num_experts_per_tok": 2,
             "sliding_window": 9,
+        },
+    ),
+    "qwen2moe": (
+        "qwen2moe",
+        {
+            "model_type": "qwen2_moe",
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 20,
         },
     ),
     "qwen3moe": (
@@ -198,6 +252,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_hidden_layers": 3,
             "layer_types": ["conv", "full_attention", "conv"],
             "block_auto_adjust_ff_dim": False,
+        },
+    ),
+    "lfm2moe": (
+        "lfm2moe",
+        {
+            "model_type": "lfm2_moe",
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
         },
     ),
     "qwen3next": ("qwen3next", {"model_type": "qwen3_next", **DELTA, **EXPERTS}),
@@ -278,6 +344,9 @@ def tiny_model() -> Callable[[str], transformers.PreTrainedModel]:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += torch.randn_like(parameter) * 0.1
+            for name, buffer in model.named_buffers():
+                if name.endswith("expert_bias"):
+                    buffer.normal_(std=0.3)
         return model
 
     return build

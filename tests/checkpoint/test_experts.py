@@ -7,13 +7,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import build_model
+from tests.families.test_lfm2 import EXPERTS
 
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 
 KINDS: dict[str, dict[str, Any]] = {
+    "granitemoe": {"num_local_experts": 3},
     "mixtral": {"num_local_experts": 3},
+    "qwen2_moe": {"num_experts": 5, "moe_intermediate_size": 20},
     "qwen3_moe": {"num_experts": 5, "moe_intermediate_size": 20},
+    "lfm2_moe": EXPERTS | {"layer_types": ["conv", "full_attention"], "tie_word_embeddings": False},
 }
 
 

@@ -19,10 +19,11 @@ from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 
 ALL = [
-    "deepseek2", "deepseek2-queries", "gemma2", "gemma3", "gemma4", "gpt-oss", "granite", "lfm2",
-    "llama", "llama-tied", "llama-bias", "mistral3", "mistral3-no-temperature",
-    "mistral3-plain-yarn", "mixtral", "olmo2", "olmo3", "olmo3-bases", "olmoe", "phi3",
-    "phi3-longrope", "qwen2", "qwen2-yarn", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next",
+    "arcee", "deepseek2", "deepseek2-queries", "ernie", "exaone", "exaone-full", "gemma2", "gemma3",
+    "gemma4", "glm4", "gpt-oss", "granite", "granitemoe", "hunyuan", "lfm2", "lfm2moe", "llama",
+    "llama-bias", "llama-tied", "mistral3", "mistral3-no-temperature", "mistral3-plain-yarn",
+    "mixtral", "olmo2", "olmo3", "olmo3-bases", "olmoe", "phi3", "phi3-longrope", "qwen2",
+    "qwen2-yarn", "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "seed",
     "smollm3",
 ]  # fmt: skip
 
@@ -309,6 +310,11 @@ def test_what_cannot_be_read_faithfully_is_refused(
         ("gemma2", lambda w: w.add_rope_freq_base_swa(100.0), "is 100.0, not 10000.0"),
         ("gpt-oss", lambda w: w.add_rope_freq_base_swa(100.0), "is 100.0, not 150000.0"),
         ("lfm2", lambda w: w.add_head_count_kv([0, 2]), "3 integers"),
+        (
+            "lfm2moe",
+            lambda w: w.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX),
+            "is 1, not 2",
+        ),
     ],
 )
 def test_hybrids_that_cannot_be_read_faithfully_are_refused(
@@ -350,7 +356,7 @@ def test_layers_that_only_draft_are_left_out(
 def test_rows_of_what_a_file_keeps_in_pieces(
     tmp_path: Path, tiny_model: Any, write_gguf: Any
 ) -> None:
-    for variant in ("gpt-oss", "qwen3next", "deepseek2", "lfm2"):
+    for variant in ("gpt-oss", "qwen3next", "deepseek2", "lfm2", "lfm2moe", "qwen2moe"):
         path = write_gguf(tmp_path / f"{variant}.gguf", variant, tiny_model(variant))
         checkpoint = open_checkpoint(path)
         for name in checkpoint.names():

@@ -456,7 +456,7 @@ def good_bpe(writer: gguf.GGUFWriter) -> None:
         (
             "gpt2",
             [lambda w: w.add_token_list(["a"]), lambda w: w.add_tokenizer_pre("new")],
-            "pre-tokenizer 'new' is not known; known are: dbrx, deepseek-coder, ",
+            "pre-tokenizer 'new' is not known; known are: chatglm-bpe, dbrx, ",
         ),
         ("gpt2", [good_tokens], r"no tokenizer\.ggml\.merges"),
         ("gemma4", [good_tokens], r"no tokenizer\.ggml\.merges"),

@@ -81,14 +81,17 @@ def test_a_head_beside_a_tied_table(
     ("model_type", "said"),
     [
         ("llama", {"tie_word_embeddings": True}),
-        ("lfm2", {"tie_word_embeddings": False, "tie_embedding": True}),  # its other name wins
+        *(  # its other name wins
+            (kind, {"tie_word_embeddings": False, "tie_embedding": True})
+            for kind in ("lfm2", "lfm2_moe")
+        ),
     ],
 )
 def test_a_head_that_the_config_ties_wrongly(
     model_type: str, said: dict[str, bool], tmp_path: Path
 ) -> None:
     """transformers uses the stored head: its logits are the truth, also of the reference."""
-    layers = {"layer_types": ["conv", FULL]} if model_type == "lfm2" else {}
+    layers = {} if model_type == "llama" else {"layer_types": ["conv", FULL]}
     model = build_model(model_type, tie_word_embeddings=False, **layers)
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -83,7 +83,7 @@ def test_inspect(cetane: Cetane, tiny_checkpoint_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"hidden_act": "relu2"}, "unknown hidden_act 'relu2'"),
+        ({"hidden_act": "mish"}, "of a llama model is not valid: hidden_act = 'mish'"),
         (
             {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0,
                                  "partial_rotary_factor": 0.5}},

@@ -156,7 +156,7 @@ def more_layers(folder: Path) -> Path:
         (broken_config, "config.json is not valid JSON"),
         (unknown_architecture, "unknown architecture 'mamba'; nearest is llama"),
         (other_sizes, "mlp."),
-        (other_activation, "unknown hidden_act 'swiglu'"),
+        (other_activation, "hidden_act = 'swiglu'"),
         (no_rope_theta, "rope_theta = None, not a positive number"),
         (more_layers, "no tensor model.layers.2."),
     ],

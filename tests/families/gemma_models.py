@@ -43,6 +43,10 @@ def build_gemma2(**config: Any) -> Any:
     return build_model("gemma2", **GEMMA3 | {"attn_logit_softcapping": 2.0} | config)
 
 
+def build_vaultgemma(**config: Any) -> Any:
+    return build_model("vaultgemma", **GEMMA3 | {"attn_logit_softcapping": 2.0} | config)
+
+
 def build_gemma3(**config: Any) -> Any:
     return build_model("gemma3_text", **GEMMA3 | config)
 

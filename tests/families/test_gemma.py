@@ -1,11 +1,19 @@
 """Gemma 2, 3 and 4 equal transformers in fp32, past their windows, however a text is fed."""
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.families import gemma_models
-from tests.families.gemma_models import FEEDS, build_gemma2, build_gemma3, build_gemma4
+from tests.families.gemma_models import (
+    FEEDS,
+    build_gemma2,
+    build_gemma3,
+    build_gemma4,
+    build_vaultgemma,
+)
 from tests.families.parity import assert_parity
 
 from cetane.schema.recipe import Recipe
@@ -21,15 +29,16 @@ def recipe_for(config: dict[str, Any], data: st.DataObject) -> Recipe:
     return wanted.model_copy(update={"cache": wanted.cache.model_copy(update={"sliding": None})})
 
 
+@pytest.mark.parametrize("build", [build_gemma2, build_vaultgemma])
 @QUICKLY
-@given(st.data())
-def test_gemma2(data: st.DataObject) -> None:
+@given(data=st.data())
+def test_gemma2(build: Callable[..., Any], data: st.DataObject) -> None:
     """Any way of attention bounds the scores before it hides keys, in blocks too."""
     config = data.draw(gemma_models.gemma2_configs())
     wanted = recipe_for(config, data)
     scale = data.draw(st.sampled_from([1.0, 2.0**-5]))
     family = wanted.family | {"residual_scale": scale}
-    assert_parity(build_gemma2(**config), wanted.model_copy(update={"family": family}), FEEDS)
+    assert_parity(build(**config), wanted.model_copy(update={"family": family}), FEEDS)
 
 
 @QUICKLY

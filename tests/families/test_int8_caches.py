@@ -11,7 +11,7 @@ import torch
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.gemma_models import build_gemma2, build_gemma3, build_gemma4
 from tests.families.parity import assert_close, engine_of, tokens, truth
-from tests.families.test_deepseek_v2 import CONFIG as LATENTS
+from tests.families.test_deepseek import CONFIG as LATENTS
 from tests.families.test_gpt_oss import build_oss
 from tests.families.test_mixtral import build
 from tests.families.test_qwen3_next import MODELS as DELTAS

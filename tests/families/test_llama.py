@@ -66,6 +66,10 @@ MINISTRAL = {
 UNUSED = {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1,
           "original_max_position_embeddings": 16}  # fmt: skip
 """A factor on queries after 16 tokens, in the config of a model that has none."""
+WORLD = {"sliding_window": 6, "bos_token_id": 0}
+"""Code World Model's config knows no model without a first token."""
+STRETCHED = {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0}
+"""What Hunyuan's configs say: the base is stretched, for all positions."""
 MULTIPLIERS = {
     "embedding_multiplier": 3.0,
     "attention_multiplier": 0.2,
@@ -149,6 +153,36 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite, tied, biases": (
         "granite",
         MULTIPLIERS | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    ),
+    "arcee": ("arcee", {}),
+    "arcee, biases": ("arcee", {"attention_bias": True, "mlp_bias": True}),
+    "code world model": ("cwm", WORLD | {"num_hidden_layers": 5}),
+    "code world model, biases": (
+        "cwm",
+        WORLD | {"mlp_bias": True, "layer_types": ["full_attention"] * 2},
+    ),
+    "ernie": ("ernie4_5", {}),
+    "ernie, tied, biases": ("ernie4_5", {"tie_word_embeddings": True, "use_bias": True}),
+    "helium": ("helium", {"rms_norm_eps": 1e-8}),
+    "helium, biases": ("helium", {"attention_bias": True, "mlp_bias": True}),
+    "hunyuan": ("hunyuan_v1_dense", {"tie_word_embeddings": True}),
+    "hunyuan, biases, a stretched base": (
+        "hunyuan_v1_dense",
+        {"attention_bias": True, "rope_parameters": ROPES["linear"] | STRETCHED},
+    ),
+    "hunyuan, dynamic": (
+        "hunyuan_v1_dense",
+        {"rope_parameters": ROPES["linear"] | {"rope_type": "dynamic"}},
+    ),
+    "hyperclovax": ("hyperclovax", MULTIPLIERS),
+    "hyperclovax, biases, no norms behind": (
+        "hyperclovax",
+        MULTIPLIERS | {"use_post_norm": False, "attention_bias": True, "mlp_bias": True},
+    ),
+    "seed": ("seed_oss", {"rope_parameters": ROPES["yarn"]}),
+    "seed, other biases": (
+        "seed_oss",
+        {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
     ),
     "phi3": ("phi3", {}),
     "phi3, windowed": ("phi3", {"sliding_window": 7, "num_key_value_heads": 1}),
@@ -242,11 +276,29 @@ def test_functions(contract: str, verify: int | None, prefill: int | None, shape
     assert_parity(windowed(), made, FEEDS)
 
 
+BIASES = {
+    "attention_bias": (
+        "arcee", "granite", "helium", "hunyuan_v1_dense", "hyperclovax", "llama", "qwen3",
+        "seed_oss", "smollm3",
+    ),
+    "attention_out_bias": ("seed_oss",),
+    "mlp_bias": (
+        "arcee", "cwm", "granite", "helium", "hyperclovax", "llama", "seed_oss", "smollm3",
+    ),
+    "use_bias": ("ernie4_5",),
+}  # fmt: skip
+"""The model types that read each of these keys."""
+DRAWN = (
+    "arcee", "cwm", "ernie4_5", "granite", "helium", "hunyuan_v1_dense", "hyperclovax", "llama",
+    "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
+)  # fmt: skip
+"""Ministrals are left out: their configs are full of conditions."""
+
+
 @st.composite
 def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     """A model type and a small config of it; all sizes, ratios and options at once."""
-    kinds = ["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3"]
-    kind = draw(st.sampled_from(kinds))
+    kind = draw(st.sampled_from(DRAWN))
     kv, ratio = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 4, 8]))
     layers = draw(st.integers(1, 3))
     rope = draw(st.sampled_from(list(ROPES.values())))
@@ -262,20 +314,29 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         "hidden_act": draw(st.sampled_from(["silu", "gelu", "gelu_pytorch_tanh", "relu"])),
         "rope_parameters": rope | {"rope_theta": draw(st.sampled_from([100.0, 1e4, 1e6]))},
     }
-    if kind not in ("llama", "granite"):
+    if kind in ("mistral", "phi3", "qwen2", "qwen3", "smollm3"):
         config["sliding_window"] = draw(st.none() | st.integers(1, 40))
     if kind in ("qwen2", "qwen3", "smollm3"):
         config["use_sliding_window"] = config["sliding_window"] is not None
     if kind in ("qwen2", "qwen3"):
         config["max_window_layers"] = draw(st.integers(0, layers))
-    if kind in ("llama", "qwen3", "smollm3", "granite"):
-        config["attention_bias"] = draw(st.booleans())
-    if kind in ("llama", "smollm3", "granite"):
-        config["mlp_bias"] = draw(st.booleans())
+    if kind == "cwm":
+        types = st.sampled_from(["sliding_attention", "full_attention"])
+        config["layer_types"] = draw(st.lists(types, min_size=layers, max_size=layers))
+        config |= WORLD | {"sliding_window": draw(st.integers(1, 40))}
+    for key in BIASES:
+        if kind in BIASES[key]:
+            config[key] = draw(st.booleans())
     if kind == "smollm3":
         config["no_rope_layer_interval"] = draw(st.integers(1, 3))
-    if kind == "granite":
+    if kind in ("granite", "hyperclovax"):
         config |= {name: draw(st.floats(0.1, 4)) for name in MULTIPLIERS}
+    if kind == "hyperclovax":
+        config["use_post_norm"] = draw(st.booleans())
+    if kind == "hunyuan_v1_dense" and config["head_dim"] > 2 and draw(st.booleans()):
+        config["rope_parameters"] = rope | STRETCHED | {"alpha": draw(st.floats(1, 1e4))}
+    if kind in ("helium", "hyperclovax"):  # transformers wants it
+        config["hidden_size"] = config["head_dim"] * config["num_attention_heads"]
     if kind == "phi3":  # transformers reads it from the hidden size
         config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
         part = draw(st.sampled_from([0.5, 1.0])) if config["head_dim"] % 4 == 0 else 1.0
@@ -294,7 +355,7 @@ recipes = st.builds(
 )
 
 
-@settings(max_examples=40, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(configs(), recipes, cuts)
 def test_anything(config: tuple[str, dict[str, Any]], recipe: Recipe, pieces: list[int]) -> None:
     assert_parity(build_model(config[0], **config[1]), recipe, {"pieces": pieces})

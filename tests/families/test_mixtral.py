@@ -1,4 +1,4 @@
-"""Mixtral, Qwen3-MoE and OLMoE equal transformers at every position, dense and routed."""
+"""Mixtral and its relatives equal transformers at every position, dense and routed."""
 
 from itertools import product
 from typing import Any
@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import build_model
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
+from tests.families.test_llama import MULTIPLIERS
 from tests.families.zaya_models import recipe
 
 from cetane.errors import CetaneError
@@ -19,8 +20,23 @@ from cetane.schema.slots import CONTRACTS
 
 DECODE = ("decode", "verify")
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "granitemoe": ("granitemoe", {"num_local_experts": 5, "num_experts_per_tok": 3} | MULTIPLIERS),
     "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": 7}),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "clip_qkv": 0.5}),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 28,
+            "num_hidden_layers": 3,
+            "decoder_sparse_step": 2,
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+    ),
     "qwen3_moe": (
         "qwen3_moe",
         {
@@ -35,6 +51,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+LOCAL = ("granitemoe", "mixtral")
+"""The model types whose number of experts has another key."""
 IGNORED: dict[str, dict[str, Any]] = {
     "mixtral": {"norm_topk_prob": False, "moe_intermediate_size": 8},
     "olmoe": {"moe_intermediate_size": 8},
@@ -55,8 +73,9 @@ def test_models(name: str, contract: str) -> None:
     assert_parity(model, recipe(contract, "chunks", slices=3), FEEDS, drafts=True)
 
 
-def test_a_model_without_experts() -> None:
-    model = build("qwen3_moe", num_experts=0)
+@pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_moe"])
+def test_a_model_without_experts(kind: str) -> None:
+    model = build(kind, num_experts=0)
     assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
 
 
@@ -69,7 +88,13 @@ def test_keys_of_other_model_types_are_ignored(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind", "together"),
-    [("mixtral", "per-block", 1), ("olmoe", "single", 4), ("qwen3_moe", "chunks", 3)],
+    [
+        ("granitemoe", "per-layer", 2),
+        ("mixtral", "per-block", 1),
+        ("olmoe", "single", 4),
+        ("qwen2_moe", "chunks", 2),
+        ("qwen3_moe", "chunks", 3),
+    ],
 )
 def test_routed_experts_are_the_same_model(name: str, kind: str, together: int) -> None:
     model_type, config = MODELS[name]
@@ -118,22 +143,31 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         "intermediate_size": draw(st.integers(1, 40)),
         "vocab_size": draw(st.integers(10, 300)),
         "tie_word_embeddings": draw(st.booleans()),
-        "num_local_experts" if kind == "mixtral" else "num_experts": experts,
+        "num_local_experts" if kind in LOCAL else "num_experts": experts,
         "num_experts_per_tok": draw(st.integers(1, experts)),
         "hidden_act": draw(st.sampled_from(["silu", "gelu"])),
     }
-    if kind != "olmoe":
+    if kind in ("mixtral", "qwen3_moe"):
         config["sliding_window"] = draw(st.none() | st.integers(1, 40))
-    else:
+    if kind == "olmoe":
         config["clip_qkv"] = draw(st.none() | st.floats(0.1, 2))
+    if kind == "granitemoe":
+        config |= {name: draw(st.floats(0.1, 2)) for name in MULTIPLIERS}
     if kind != "mixtral":
         config |= {"norm_topk_prob": draw(st.booleans()), "attention_bias": draw(st.booleans())}
-    if kind == "qwen3_moe":
+    if kind in ("qwen2_moe", "qwen3_moe"):
         config |= {
             "moe_intermediate_size": draw(st.integers(1, 24)),
             "decoder_sparse_step": draw(st.integers(1, 2)),
             "use_sliding_window": True,
             "head_dim": draw(st.sampled_from([8, 16])),
+        }
+    if kind == "qwen2_moe":
+        config |= {
+            "qkv_bias": draw(st.booleans()),
+            "shared_expert_intermediate_size": draw(st.integers(1, 24)),
+            "sliding_window": draw(st.integers(1, 40)),
+            "max_window_layers": draw(st.integers(0, 3)),
         }
     return kind, config
 
@@ -149,7 +183,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     )
 
 
-@settings(max_examples=12, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(configs(), recipes(), st.booleans(), cuts)
 def test_anything(
     config: tuple[str, dict[str, Any]], made: Recipe, routed: bool, pieces: list[int]

@@ -1,4 +1,4 @@
-"""OLMo 2 and OLMo 3 equal transformers at every position, in every contract."""
+"""OLMo 2, OLMo 3 and EXAONE 4 equal transformers at every position, in every contract."""
 
 from itertools import product
 from typing import Any
@@ -25,6 +25,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "olmo2, bias, one kv head": ("olmo2", {"attention_bias": True, "num_key_value_heads": 1}),
     "olmo3": ("olmo3", {"num_hidden_layers": 5, "sliding_window": 6}),
+    "exaone4": ("exaone4", {"num_hidden_layers": 5, "sliding_window": 6}),
+    "exaone4, nothing slides": (
+        "exaone4",
+        {
+            "layer_types": ["full_attention"] * 2,
+            "sliding_window": None,
+            "rope_parameters": ROPES["llama3"],
+        },
+    ),
+    "exaone4, an unused window": (
+        "exaone4",
+        {"layer_types": ["full_attention"] * 2, "sliding_window": 6},
+    ),
     "olmo3, ropes by type": (
         "olmo3",
         {"num_hidden_layers": 4, "sliding_window": 6, "rope_parameters": OWN_ROPES},
@@ -65,11 +78,12 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         "intermediate_size": draw(st.integers(1, 80)),
         "vocab_size": draw(st.integers(10, 300)),
         "tie_word_embeddings": draw(st.booleans()),
-        "attention_bias": draw(st.booleans()),
         "hidden_act": draw(st.sampled_from(["silu", "gelu"])),
     }
-    kind = draw(st.sampled_from(["olmo2", "olmo3"]))
-    if kind == "olmo3":
+    kind = draw(st.sampled_from(["exaone4", "olmo2", "olmo3"]))
+    if kind != "exaone4":
+        config["attention_bias"] = draw(st.booleans())
+    if kind != "olmo2":
         config["sliding_window"] = draw(st.integers(1, 40))
         types = st.sampled_from(["sliding_attention", "full_attention"])
         config["layer_types"] = draw(st.lists(types, min_size=layers, max_size=layers))

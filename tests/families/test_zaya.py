@@ -368,7 +368,7 @@ def test_kinds_of_weights() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lm_head_bias": True}, "lm_head_bias is not supported"),
+        ({"lm_head_bias": True}, "config.json of a zaya model: lm_head_bias"),
         ({"num_experts": 0}, "num_experts = 0"),
         ({"num_experts": -2}, "num_experts = -2"),
         ({"cca_time0": 0}, "cca_time0 = 0"),

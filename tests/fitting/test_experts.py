@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model
-from tests.families.test_deepseek_v2 import CONFIG as DEEPSEEK
+from tests.families.test_deepseek import CONFIG as DEEPSEEK
+from tests.families.test_deepseek import ONE_GROUP
 from tests.families.test_gpt_oss import CONFIG as OSS
+from tests.families.test_lfm2 import EXPERTS as LFM2
 from tests.families.test_llama4 import CONFIG as LLAMA4
 from tests.families.test_qwen3_next import MODELS as QWEN_NEXT
 from torch import Tensor
@@ -26,12 +28,16 @@ from cetane.schema.recipe import parse_recipe
 
 WIDE = {"moe_intermediate_size": 24}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "granitemoe": ("granitemoe", {"num_local_experts": 3}),
     "mixtral": ("mixtral", {"num_local_experts": 4}),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 24}),
+    "qwen2_moe": ("qwen2_moe", {"num_experts": 5, "num_experts_per_tok": 2} | WIDE),
     "qwen3_moe": ("qwen3_moe", {"num_experts": 7, "num_experts_per_tok": 3} | WIDE),
     "gpt_oss": ("gpt_oss", OSS | {"swiglu_limit": 0.5, "intermediate_size": 24}),
     "llama4": ("llama4_text", LLAMA4 | {"intermediate_size": 24, "num_experts_per_tok": 2}),
     "deepseek_v2": ("deepseek_v2", DEEPSEEK | WIDE),
+    "deepseek_v3": ("deepseek_v3", DEEPSEEK | ONE_GROUP | WIDE),
+    "lfm2_moe": ("lfm2_moe", LFM2 | WIDE | {"layer_types": ["conv", "full_attention"]}),
     "qwen3_next": ("qwen3_next", QWEN_NEXT["qwen3_next"] | WIDE),
     "qwen3_5_moe": ("qwen3_5_moe_text", QWEN_NEXT["qwen3_5_moe_text"] | WIDE),
     "zaya": ("zaya", {"num_experts": 4, "moe_intermediate_size": 24, "router_hidden_size": 16}),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model
-from tests.families.test_deepseek_v2 import CONFIG as DEEPSEEK
+from tests.families.test_deepseek import CONFIG as DEEPSEEK
 from tests.families.test_llama4 import CONFIG as LLAMA4
 from tests.families.test_qwen3_next import MODELS as QWEN_NEXT
 from tests.fitting.test_rounding import inputs_of, linears
@@ -24,11 +24,15 @@ from cetane.schema.recipe import parse_recipe
 
 FORM = parse_format("palette3-kmeans-group4")
 TOKENS = torch.randint(0, 288, (8, 24), generator=torch.Generator().manual_seed(0))
+UNTIED = {"tie_word_embeddings": False}
 RANKS = {"q_lora_rank": 16, "attention_bias": True}
 MODELS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "deepseek_v2": ("deepseek_v2", DEEPSEEK, {"q_proj", "kv_a_proj_with_mqa", "from_latent"}),
     "deepseek_v2, low rank": (
         "deepseek_v2", DEEPSEEK | RANKS, {"q_b_proj", "kv_a_proj_with_mqa", "from_latent"}
+    ),
+    "minicpm3": (
+        "minicpm3", DEEPSEEK | UNTIED, {"q_proj", "kv_a_proj_with_mqa", "from_latent"}
     ),
     "llama4": ("llama4_text", LLAMA4, {"q_proj", "k_proj"}),
     "qwen3_5": ("qwen3_5_text", QWEN_NEXT["qwen3_5_text"], {"q_proj", "gate_proj"}),

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model, build_tokenizer
+from tests.families.test_deepseek import MODELS as LATENT_MODELS
+from tests.families.test_deepseek import build as build_latent
 from tests.families.test_gpt_oss import build_oss
 from tests.families.test_mixtral import build as build_mixture
 
 from cetane.checkpoint import open_checkpoint
+from cetane.gates.experts import RouterScores
 from cetane.gates.golden import Proof
 from cetane.gates.ladder import ladder
 from cetane.gates.limits import limits
@@ -43,8 +46,12 @@ def worst(port: Any, checkpoint: Any, reference: Reference) -> float:
 
 
 @pytest.mark.parametrize(
-    "family", ["gpt_oss", "qwen3_moe", "deepseek_v2", "qwen3_next", "qwen3_5_moe", "zaya"]
-)
+    "family",
+    [
+        "gpt_oss", "granitemoe", "lfm2_moe", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3",
+        "glm4_moe_lite", "qwen3_next", "qwen3_5_moe", "zaya",
+    ],
+)  # fmt: skip
 def test_a_right_port_whose_experts_all_are_ties(
     family: str, never_following: Callable[[], None]
 ) -> None:
@@ -55,13 +62,19 @@ def test_a_right_port_whose_experts_all_are_ties(
     assert worst(port, checkpoint, reference) > limits().structure.relative
 
 
-@pytest.mark.parametrize("routed", [False, True])
+@pytest.mark.parametrize(("grouped", "routed"), [(False, False), (False, True), (True, False)])
 def test_a_package_shows_its_experts(
-    routed: bool, tmp_path: Path, never_following: Callable[[], None]
+    grouped: bool, routed: bool, tmp_path: Path, never_following: Callable[[], None]
 ) -> None:
-    """From a graph of all experts, and from a router whose experts are functions."""
-    model = flattened(build_oss(limit=0.3, num_hidden_layers=2, num_local_experts=3), ALIKE)
-    model.save_pretrained(tmp_path / "model")
+    """From a graph of all experts, which may choose groups first, and from a router whose experts
+    are functions."""
+    kind, config = LATENT_MODELS["deepseek_v3"]
+    model = (
+        build_latent(kind, **config)
+        if grouped
+        else build_oss(limit=0.3, num_hidden_layers=2, num_local_experts=3)
+    )
+    flattened(model, ALIKE).save_pretrained(tmp_path / "model")
     build_tokenizer().save_pretrained(tmp_path / "model")
     checkpoint = open_checkpoint(tmp_path / "model")
     layout = {"kind": "per-layer", "routed": ["decode"] if routed else []}
@@ -112,7 +125,7 @@ def test_what_the_model_computes_with_other_experts() -> None:
 
 
 @pytest.mark.parametrize("factor", [1.0, 1e-3])
-@pytest.mark.parametrize("family", ["gpt_oss", "llama4", "zaya"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss", "lfm2_moe", "llama4", "zaya"])
 def test_no_model_follows_beyond_a_tie(family: str, factor: float) -> None:
     """Here every token is asked to take the first experts. Where logits are small, rounding errs by
     less: a port passed that took the least likely experts of a router with nearly equal ones."""
@@ -186,3 +199,56 @@ def test_an_expert_that_no_token_takes(together: int, routed: bool) -> None:
             "no token of a probe was seen to choose 1 experts, "
         ]
         assert told[0].endswith("judged: 1 of layer 1")
+
+
+@pytest.mark.parametrize("name", ["moonlight", "deepseek_v3"])
+@torch.no_grad()
+def test_margins_of_a_router_that_is_corrected(name: str) -> None:
+    """By hand, token by token: of groups, and of the experts in those that are open. Differences
+    are over the steeper sigmoid's slope."""
+    kind, config = LATENT_MODELS[name]
+    model = build_latent(kind, **config)
+    router, rows = model.model.layers[1].mlp.gate, []
+    router.register_forward_hook(lambda _, __, output: rows.append(output[0].double()))
+    (seen,) = Reference(InMemoryCheckpoint(model)).run([TOKENS])
+    model(torch.tensor([TOKENS]))
+    groups, opened = config["n_group"], config["topk_group"]
+    wanted = []
+    for likely in rows[-1].sigmoid():
+        compared = likely + router.e_score_correction_bias.double()
+        best = [part.argsort(descending=True)[:2] for part in compared.chunk(groups)]
+        slopes = likely * (1 - likely)
+        sums, steep = (
+            torch.stack([part[two].sum() for part, two in zip(x.chunk(groups), best, strict=True)])
+            for x in (compared, slopes)
+        )
+        order = sums.argsort(descending=True)
+        inside = compared.chunk(groups), slopes.chunk(groups)
+        both = (torch.cat([parts[number] for number in order[:opened]]) for parts in inside)
+        margins = [lead(*both, router.top_k)]
+        if opened < groups:
+            margins.append(lead(sums, steep, opened))
+        wanted.append(min(margins))
+    np.testing.assert_allclose(seen.margins[1], wanted, rtol=1e-3, atol=1e-5)
+
+
+def lead(compared: torch.Tensor, slopes: torch.Tensor, count: int) -> float:
+    """How far the last of the `count` largest lies above the next one, over the larger slope."""
+    last, next_ = compared.argsort(descending=True)[count - 1 : count + 1]
+    return float((compared[last] - compared[next_]) / torch.maximum(slopes[last], slopes[next_]))
+
+
+@torch.no_grad()
+def test_a_step_of_fp32_beside_a_large_correction_is_a_tie() -> None:
+    """It is 4e-6 near 40. These sums lie between two steps, so logits that err by 1e-7 move some to
+    the other one."""
+    kind, config = LATENT_MODELS["moonlight"]
+    router = build_latent(kind, **config).model.layers[1].mlp.gate
+    router.e_score_correction_bias.fill_(40)
+    logits = 2**-17 + 1e-7 * torch.randn(200, router.num_experts)
+    nudged = logits + 1e-7 * torch.randn_like(logits)
+    ranked = logits.sigmoid() + router.e_score_correction_bias
+    scores = RouterScores.of(router, (logits,), ranked, torch.Size([1, 200]))
+    margins = scores.margin(nudged.topk(router.top_k).indices[None])
+    assert (margins < 0).any()
+    assert (margins >= -scores.tie).all()

@@ -14,6 +14,7 @@ import torch
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.gemma_models import build_gemma2, build_gemma3, build_gemma4
 from tests.families.test_gpt_oss import build_oss
+from tests.families.test_lfm2 import build_lfm2_moe
 from tests.families.test_mixtral import build
 from tests.families.test_qwen3_next import LAYERS
 from tests.families.zaya_models import build_zaya
@@ -46,6 +47,7 @@ MODELS = {
     "gemma4": build_gemma4,
     "gpt_oss": build_oss,
     "olmoe": lambda: build("olmoe", num_experts=4, num_experts_per_tok=2, clip_qkv=8.0),
+    "lfm2_moe": lambda: build_lfm2_moe(layer_types=["conv", "full_attention"]),
     "zaya": build_zaya,
     "qwen3_5": lambda: build("qwen3_5_text", **LAYERS, hidden_act="gelu"),
 }

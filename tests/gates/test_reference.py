@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import transformers
 from tests.conftest import InMemoryCheckpoint, build_model
+from tests.families.test_lfm2 import build_lfm2_moe
 from tests.families.zaya_models import build_zaya
 
 from cetane.checkpoint import Checkpoint
@@ -392,13 +394,19 @@ ROUTED: dict[str, dict[str, Any]] = {
         "num_local_experts": 4, "num_experts_per_tok": 1, "moe_layers": [1], "head_dim": 16,
         "intermediate_size_mlp": 28, "pad_token_id": None,
     },
+    "lfm2_moe": {
+        "layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "num_experts": 6,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+    },
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("model_type", ROUTED)
 def test_margins_of_routers(model_type: str) -> None:
-    """Of the probabilities that a router's own matrix gives, sorted by hand."""
-    model = build_model(model_type, **ROUTED[model_type])
+    """Of the probabilities that a router's own matrix gives, sorted by hand. Where sigmoids with
+    biases are compared, their difference over the steeper one's slope."""
+    build = build_lfm2_moe if model_type == "lfm2_moe" else partial(build_model, model_type)
+    model = build(**ROUTED[model_type])
     model.config._experts_implementation = "eager"  # the plainest arithmetic
     wanted: dict[int, np.ndarray] = {}
     for number, layer in enumerate(model.model.layers):
@@ -409,9 +417,15 @@ def test_margins_of_routers(model_type: str) -> None:
 
         def note(module: Any, args: Any, _: Any, number: int = number) -> None:
             logits = torch.nn.functional.linear(args[0].flatten(0, -2), module.weight)
-            best = logits.double().softmax(-1).sort(-1, descending=True).values
-            last, next_ = best[:, module.top_k - 1], best[:, module.top_k]
-            wanted[number] = ((last - next_) / last).numpy()
+            likely, slopes = logits.double().softmax(-1), logits.double().softmax(-1)
+            if model_type == "lfm2_moe":
+                weights = logits.double().sigmoid()
+                likely, slopes = weights + args[1], weights * (1 - weights)
+            best = likely.sort(-1, descending=True)
+            steep = slopes.gather(-1, best.indices)
+            last, next_ = (slice(None), module.top_k - 1), (slice(None), module.top_k)
+            difference = best.values[last] - best.values[next_]
+            wanted[number] = (difference / torch.maximum(steep[last], steep[next_])).numpy()
 
         router.register_forward_hook(note)
     (seen,) = Reference(InMemoryCheckpoint(model)).run([TOKENS])

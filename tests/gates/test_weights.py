@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.conftest import InMemoryCheckpoint
-from tests.families.test_mixtral import build
-from tests.families.test_qwen3_next import MODELS
+from tests.families.test_mixtral import MODELS, build
+from tests.families.test_qwen3_next import MODELS as DELTAS
 from tests.families.zaya_models import recipe
 
 from cetane.bundle import Bundle
@@ -48,10 +48,14 @@ def test_a_build_is_right(bundle: Bundle, checkpoint: Checkpoint) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_moe_text"])
+@pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_next", "qwen3_5_moe_text"])
 def test_a_gate_of_no_shared_experts_is_not_missed(kind: str) -> None:
     """A gate that no program uses is missed where the shared experts have channels."""
-    own = build(kind, **MODELS[kind] | {"shared_expert_intermediate_size": 0})
+    own = build(
+        kind,
+        **(DELTAS | {"qwen2_moe": MODELS["qwen2_moe"][1]})[kind]
+        | {"shared_expert_intermediate_size": 0},
+    )
     planner = Planner(InMemoryCheckpoint(own), recipe())  # type: ignore[arg-type]
     shapes = {name: tuple(tensor.shape) for name, tensor in own.named_parameters()}
     gates = [name for name in shapes if name.endswith("shared_expert_gate.weight")]

@@ -37,13 +37,20 @@ MODELS: dict[str, Any] = {
     "qwen3": lambda: build_model("qwen3"),
     "phi3": lambda: build_model("phi3"),
     "granite": lambda: build_model("granite", **MULTIPLIERS),
+    "arcee": lambda: build_model("arcee", attention_bias=True, mlp_bias=True),
+    "ernie": lambda: build_model("ernie4_5", use_bias=True),
+    "hunyuan": lambda: build_model("hunyuan_v1_dense"),
+    "hyperclovax": lambda: build_model("hyperclovax", **MULTIPLIERS),
+    "exaone": lambda: build_model("exaone4", num_hidden_layers=4, sliding_window=6),
+    "glm": lambda: build_model("glm"),
+    "glm4": lambda: build_model("glm4"),
     "olmo2": lambda: build_model("olmo2"),
     "lfm2": lambda: build_model(
         "lfm2", num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"]
     ),
     "gemma3": build_gemma3,
 }
-STREAMS = set(MODELS) - {"olmo2", "gemma3"}
+STREAMS = set(MODELS) - {"exaone", "gemma3", "glm4", "hyperclovax", "olmo2"}
 """Models without norms after attention and MLP: their residual stream turns too."""
 
 

@@ -13,11 +13,19 @@ from pathlib import Path
 from cetane.checkpoint.checkpoint import JoinedTensor, StackedTensor, StoredTensor
 from cetane.errors import CetaneError
 
-_EXPERT = re.compile(r"(.+)\.(?:mlp|block_sparse_moe)\.experts\.(0|[1-9][0-9]{0,5})\.(\w+)\.weight")
+_HOMES = {"mlp": "mlp", "feed_forward": "feed_forward", "block_sparse_moe": "mlp"}
+"""The part of a layer that has the experts in transformers, by its name on disk."""
+_EXPERT = re.compile(rf"(.+)\.({'|'.join(_HOMES)})\.experts\.(0|[1-9][0-9]{{0,5}})\.(\w+)\.weight")
 _MATRICES = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up",
              "w2": "down"}  # fmt: skip
-"""The matrices of an expert; Mixtral's have numbers."""
-_ROUTER = ".block_sparse_moe.gate."
+"""The matrices of an expert; Mixtral's and LFM2's have numbers."""
+_RENAMED = {
+    ".block_sparse_moe.gate.": ".mlp.gate.",
+    ".block_sparse_moe.router.layer.": ".block_sparse_moe.router.",
+    ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
+    ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
+}
+"""Parts of names on disk, and transformers' for them: of Mixtral, and then of Granite-MoE."""
 
 Matrices = dict[str, dict[int, StoredTensor]]
 """The matrices of a layer's experts, by kind and number."""
@@ -33,18 +41,21 @@ def stack_experts(tensors: dict[str, StoredTensor], path: Path) -> dict[str, Sto
     layers: defaultdict[str, Matrices] = defaultdict(lambda: defaultdict(dict))
     for name, tensor in tensors.items():
         match = _EXPERT.fullmatch(name)
-        if match is None or match[3] not in _MATRICES:
-            rest[name.replace(_ROUTER, ".mlp.gate.")] = tensor
+        if match is None or match[4] not in _MATRICES:
+            for theirs, ours in _RENAMED.items():
+                name = name.replace(theirs, ours)
+            rest[name] = tensor
         else:
-            layers[match[1]][_MATRICES[match[3]]][int(match[2])] = tensor
-    for layer, matrices in layers.items():
-        where = f"{path.parent}: the experts of {layer}"
+            home = f"{match[1]}.{_HOMES[match[2]]}"
+            layers[home][_MATRICES[match[4]]][int(match[3])] = tensor
+    for home, matrices in layers.items():
+        where = f"{path.parent}: the experts of {home}"
         if {kind: sorted(numbers) for kind, numbers in matrices.items()} != {
             kind: list(range(len(matrices["gate"]))) for kind in ("gate", "up", "down")
         }:
             raise CetaneError(f"{where} are not all there", "download the rest")
         gate, up, down = (numbered(matrices[kind], where) for kind in ("gate", "up", "down"))
-        rest |= fused(f"{layer}.mlp.experts", gate, up, down, where)
+        rest |= fused(f"{home}.experts", gate, up, down, where)
     return rest
 
 

@@ -40,19 +40,40 @@ _NORMS_AFTER = _weights(
 _GEMMA_NORMS = _NORMS_AFTER | _weights(
     {"attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm"}
 )
-# What Qwen3-Next and Qwen3.5 call post_attention_layernorm is llama.cpp's post_attention_norm.
-_QWEN_NORMS = _weights(
+# What these models call post_attention_layernorm is llama.cpp's post_attention_norm.
+_POST_NORMS = _weights(
     {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
 )
 _MLP = _weights({"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"})
-_EXPERTS = _weights(
+_UNGATED = _weights({"ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"})
+_HUNYUAN_NORMS = _weights(
+    {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+)
+_GLM4 = _ATTENTION | _weights(
     {
-        "ffn_gate_inp": "mlp.gate",
-        "ffn_gate_exps": "mlp.experts.gate_proj",
-        "ffn_up_exps": "mlp.experts.up_proj",
-        "ffn_down_exps": "mlp.experts.down_proj",
+        "attn_norm": "input_layernorm",
+        "post_attention_norm": "post_self_attn_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_up": "mlp.gate_up_proj",
+        "ffn_down": "mlp.down_proj",
+        "post_ffw_norm": "post_mlp_layernorm",
     }
 )
+
+
+def _experts(home: str, router: str = "gate") -> Names:
+    """The names of a router and of experts, in a part of the layer."""
+    return _weights(
+        {
+            "ffn_gate_inp": f"{home}.{router}",
+            "ffn_gate_exps": f"{home}.experts.gate_proj",
+            "ffn_up_exps": f"{home}.experts.up_proj",
+            "ffn_down_exps": f"{home}.experts.down_proj",
+        }
+    )
+
+
+_EXPERTS = _experts("mlp")
 _FUSED = _weights(
     {
         "attn_norm": "input_layernorm",
@@ -95,11 +116,15 @@ def _shared(name: str) -> Names:
     )
 
 
+_SHARED = _shared("shared_expert") | _weights({"ffn_gate_inp_shexp": "mlp.shared_expert_gate"})
+"""Qwen's expert that all tokens share."""
+
+
 def _lfm2(config: Config, index: int) -> Names:
-    modules = {
-        "attn_norm": "operator_norm", "ffn_norm": "ffn_norm", "ffn_gate": "feed_forward.w1",
-        "ffn_up": "feed_forward.w3", "ffn_down": "feed_forward.w2",
-    }  # fmt: skip
+    modules = {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"}
+    if index < config.get("num_dense_layers", config["num_hidden_layers"]):
+        parts = {"ffn_gate": "w1", "ffn_up": "w3", "ffn_down": "w2"}
+        modules |= {theirs: f"feed_forward.{ours}" for theirs, ours in parts.items()}
     if config["layer_types"][index] == "conv":
         parts = {f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")}
         return _weights(modules | parts)
@@ -107,14 +132,21 @@ def _lfm2(config: Config, index: int) -> Names:
     return _QKV | _weights(modules | norms | {"attn_output": "self_attn.out_proj"})
 
 
+def _lfm2_mixture(config: Config, index: int) -> Names:
+    names = _lfm2(config, index)
+    if index < config["num_dense_layers"]:
+        return names
+    return names | _experts("feed_forward") | {"exp_probs_b.bias": "feed_forward.expert_bias"}
+
+
 def _mixer(config: Config, index: int) -> Names:
     """The delta rule or attention of a Qwen3-Next or Qwen3.5."""
     if config["layer_types"][index] == "full_attention":
-        return _QWEN_NORMS | _ATTENTION | _QK_NORMS
+        return _POST_NORMS | _ATTENTION | _QK_NORMS
     if config["model_type"] == "qwen3_next":
-        return _QWEN_NORMS | _DELTA | _weights({"ssm_ba": "linear_attn.in_proj_ba"})
+        return _POST_NORMS | _DELTA | _weights({"ssm_ba": "linear_attn.in_proj_ba"})
     rates = {"ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a"}
-    return _QWEN_NORMS | _DELTA | _weights(rates)
+    return _POST_NORMS | _DELTA | _weights(rates)
 
 
 def _qwen35(config: Config, index: int) -> Names:
@@ -122,8 +154,7 @@ def _qwen35(config: Config, index: int) -> Names:
 
 
 def _qwen_mixture(config: Config, index: int) -> Names:
-    shared = _shared("shared_expert") | _weights({"ffn_gate_inp_shexp": "mlp.shared_expert_gate"})
-    return _mixer(config, index) | _EXPERTS | shared
+    return _mixer(config, index) | _EXPERTS | _SHARED
 
 
 def _deepseek2(config: Config, index: int) -> Names:
@@ -214,9 +245,34 @@ ARCHITECTURES = {
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _LLAMA),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _LLAMA | _QK_NORMS),
     "granite": Architecture("granite", "GraniteForCausalLM", _LLAMA, layouts.INTERLEAVED),
+    "granitemoe": Architecture(
+        "granitemoe",
+        "GraniteMoeForCausalLM",
+        _ATTENTION | _NORMS_BEFORE | _experts("block_sparse_moe", "router"),
+        (*layouts.INTERLEAVED, *layouts.EXPERTS),
+    ),
+    "arcee": Architecture(
+        "arcee", "ArceeForCausalLM", _ATTENTION | _NORMS_BEFORE | _UNGATED, layouts.INTERLEAVED
+    ),
+    # Hugging Face's rows are interleaved too, so nothing changes on the way.
+    "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM", _LLAMA),
+    "glm4": Architecture("glm4", "Glm4ForCausalLM", _GLM4),
+    "hunyuan-dense": Architecture(
+        "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", _LLAMA | _HUNYUAN_NORMS
+    ),
+    "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM", _ATTENTION | _POST_NORMS | _MLP),
+    "exaone4": Architecture(
+        "exaone4", "Exaone4ForCausalLM", _ATTENTION | _MLP | _QK_NORMS | _NORMS_AFTER
+    ),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", _LLAMA, layouts.INTERLEAVED),
     "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", _LLAMA, layouts.INTERLEAVED),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _FUSED),
+    "qwen2moe": Architecture(
+        "qwen2_moe",
+        "Qwen2MoeForCausalLM",
+        _MIXTURE | _SHARED,
+        (*layouts.EXPERTS, *layouts.SHARED_GATES),
+    ),
     "qwen3moe": Architecture(
         "qwen3_moe", "Qwen3MoeForCausalLM", _MIXTURE | _QK_NORMS, layouts.EXPERTS
     ),
@@ -226,6 +282,13 @@ ARCHITECTURES = {
         "olmo2", "Olmo2ForCausalLM", _ATTENTION | _MLP | _QK_NORMS | _NORMS_AFTER
     ),
     "lfm2": Architecture("lfm2", "Lfm2ForCausalLM", _lfm2, layouts.SHORT_CONVOLUTIONS, _LFM2_TOP),
+    "lfm2moe": Architecture(
+        "lfm2_moe",
+        "Lfm2MoeForCausalLM",
+        _lfm2_mixture,
+        (*layouts.SHORT_CONVOLUTIONS, *layouts.EXPERTS),
+        _LFM2_TOP,
+    ),
     "qwen3next": Architecture(
         "qwen3_next",
         "Qwen3NextForCausalLM",

@@ -11,7 +11,9 @@ from cetane.checkpoint.gguf_model_types import OWN, Facts
 from cetane.checkpoint.gguf_rope import rope_parameters
 from cetane.errors import CetaneError
 
-_ROTARY_IN_PART = ("phi3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v2")
+_ROTARY_IN_PART = (
+    "deepseek_v2", "glm4", "phi3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
+)  # fmt: skip
 """The model types that say which part of a head rotates."""
 _WIDTHS_OF_THEIR_OWN = ("deepseek_v2",)
 """The model types whose keys and values have widths under other keys."""
@@ -86,8 +88,8 @@ def layer_count(keys: Keys) -> int:
 
 def experts(keys: Keys, model_type: str) -> dict[str, Any]:
     """The numbers of experts, and of those that a token takes."""
-    names = {"mixtral": "num_local_experts", "gpt_oss": "num_local_experts",
-             "deepseek_v2": "n_routed_experts"}  # fmt: skip
+    names = {"mixtral": "num_local_experts", "granitemoe": "num_local_experts",
+             "gpt_oss": "num_local_experts", "deepseek_v2": "n_routed_experts"}  # fmt: skip
     return {
         names.get(model_type, "num_experts"): keys.integer("expert_count"),
         "num_experts_per_tok": keys.integer("expert_used_count"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -152,7 +153,7 @@ def transposed(config: Config, matrices: Array) -> Array:
     return np.ascontiguousarray(matrices.swapaxes(1, 2))
 
 
-_PREFIX = ".mlp.experts."
+_PREFIX = ".experts."
 
 
 def gates_and_ups(name: str, leaf: str, make: Callable[..., Array]) -> Made:
@@ -164,6 +165,18 @@ EXPERTS = (
     gates_and_ups("gate_up_proj", "weight", one_after_other),
     Made(f"{_PREFIX}down_proj", (f"{_PREFIX}down_proj.weight",), alike),
 )
+
+
+def as_row(config: Config, stored: Array) -> Array:
+    return stored.reshape(1, -1)
+
+
+def of_row(config: Config, stored: Shape) -> Shape:
+    return 1, prod(stored)
+
+
+SHARED_GATES = (changed(".shared_expert_gate.weight", as_row, of_row),)
+"""Gates of shared experts, of which many files have one axis."""
 TRANSPOSED_EXPERTS = (
     gates_and_ups("gate_up_proj", "weight", in_turn),
     gates_and_ups("gate_up_proj_bias", "bias", in_turn),

@@ -20,8 +20,8 @@ _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
 """The number of layers of the models of 27B (see `_scores_by`)."""
 _SMOLLM3_PERIOD = 4
 """SmolLM3: every fourth layer does not turn queries and keys. Not in the file."""
-_SOFTMAX = 1
-"""llama.cpp's number for experts weighed by a softmax."""
+_SOFTMAX, _SIGMOID = 1, 2
+"""llama.cpp's numbers for experts weighed by a softmax, and by a sigmoid of each."""
 _GRANITE = {
     "attention_multiplier": "attention.scale",
     "embedding_multiplier": "embedding_scale",
@@ -67,12 +67,46 @@ def of(*model_types: str) -> Callable[[Own], Own]:
     return enter
 
 
-@of("llama", "qwen3")
+@of("hunyuan_v1_dense", "llama", "qwen3")
 def _biased(facts: Facts) -> dict[str, Any]:
     return {"attention_bias": "blk.0.attn_q.bias" in facts.file.tensors}
 
 
-@of("granite")
+@of("arcee")
+def _arcee(facts: Facts) -> dict[str, Any]:
+    return _biased(facts) | {"hidden_act": "relu2"}
+
+
+@of("ernie4_5")
+def _ernie(facts: Facts) -> dict[str, Any]:
+    return {"use_bias": _biased(facts)["attention_bias"]}
+
+
+@of("glm4")
+def _glm4(facts: Facts) -> dict[str, Any]:
+    part = facts.rotary_width / facts.config["head_dim"]
+    return _biased(facts) | {"rope_parameters": facts.rope | {"partial_rotary_factor": part}}
+
+
+@of("seed_oss")
+def _seed(facts: Facts) -> dict[str, Any]:
+    return _biased(facts) | {"attention_out_bias": "blk.0.attn_output.bias" in facts.file.tensors}
+
+
+@of("exaone4")
+def _exaone(facts: Facts) -> dict[str, Any]:
+    """Where some layers slide, the others give no positions."""
+    keys = facts.keys
+    if keys.get("attention.sliding_window") is None:
+        return {"sliding_window": None, "layer_types": ["full_attention"] * facts.layers}
+    slides = keys.sliding_layers(facts.layers)
+    return {
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "layer_types": facts.kinds("sliding_attention", "full_attention", slides),
+    }
+
+
+@of("granite", "granitemoe")
 def _granite(facts: Facts) -> dict[str, Any]:
     return _biased(facts) | {name: facts.keys.number(key) for name, key in _GRANITE.items()}
 
@@ -111,6 +145,18 @@ def _qwen3_moe(facts: Facts) -> dict[str, Any]:
     """That weights are divided by their sum is not in the file; all releases do it."""
     inner = facts.keys.integer("expert_feed_forward_length")
     return {"moe_intermediate_size": inner, "norm_topk_prob": True}
+
+
+@of("qwen2_moe")
+def _qwen2_moe(facts: Facts) -> dict[str, Any]:
+    """That weights are not divided by their sum is not in the file; no release does it."""
+    keys = facts.keys
+    return {
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length"),
+        "norm_topk_prob": False,
+        "qkv_bias": "blk.0.attn_q.bias" in facts.file.tensors,
+    }
 
 
 @of("phi3")
@@ -181,13 +227,33 @@ def _gpt_oss(facts: Facts) -> dict[str, Any]:
 
 @of("lfm2")
 def _lfm2(facts: Facts) -> dict[str, Any]:
+    return _convolved(facts) | {"block_auto_adjust_ff_dim": False}
+
+
+def _convolved(facts: Facts) -> dict[str, Any]:
     """A layer without key/value heads is a convolution."""
     heads = facts.keys.integers("attention.head_count_kv", facts.layers)
     return {
         "layer_types": facts.kinds("full_attention", "conv", [count > 0 for count in heads]),
         "norm_eps": facts.config["rms_norm_eps"],
         "conv_L_cache": facts.keys.integer("shortconv.l_cache"),
-        "block_auto_adjust_ff_dim": False,
+    }
+
+
+@of("lfm2_moe")
+def _lfm2_moe(facts: Facts) -> dict[str, Any]:
+    """Weights of experts are sigmoids with a bias each, and divided by their sum: all releases have
+    both, and llama.cpp computes nothing else."""
+    keys = facts.keys
+    gating = keys.integer("expert_gating_func")
+    if gating != _SIGMOID:
+        raise keys.bad("expert_gating_func", f"{_SIGMOID}, which alone is supported", gating)
+    return _convolved(facts) | {
+        "num_dense_layers": keys.optional("leading_dense_block_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "use_expert_bias": True,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
     }
 
 

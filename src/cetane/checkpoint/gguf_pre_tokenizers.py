@@ -72,7 +72,7 @@ class PreTokenizer:
 
 PRE_TOKENIZERS = (
     dict.fromkeys(
-        ("gpt-2", "olmo", "granite-docling", "trillion", "mellum", "phi-2"),
+        ("gpt-2", "olmo", "granite-docling", "trillion", "mellum", "phi-2", "exaone4"),
         PreTokenizer((_GPT2,)),
     )
     | dict.fromkeys(
@@ -82,7 +82,8 @@ PRE_TOKENIZERS = (
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "pixtral", "midm-2.0"),
         PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True),
     )
-    | dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenizer((_LLAMA3,)))
+    | dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), PreTokenizer((_LLAMA3,)))
+    | dict.fromkeys(("deepseek-v3", "hunyuan-dense"), PreTokenizer(_DEEPSEEK_V3))
     | {
         "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9]{3}")),
         "qwen2": PreTokenizer((_QWEN2,), nfc=True),
@@ -94,7 +95,6 @@ PRE_TOKENIZERS = (
         "llama4": PreTokenizer((_GPT4O,)),
         "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM),
         "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),
-        "deepseek-v3": PreTokenizer(_DEEPSEEK_V3),
         "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
     }
 )

@@ -129,7 +129,7 @@ def as_whole_model(config: dict[str, Any]) -> dict[str, Any]:
     kind = config.get("model_type")
     if kind == "mistral" and "layer_types" in config:
         return config | {"model_type": "ministral"}
-    if kind == "lfm2" and _LFM2_TIE in config:
+    if kind in ("lfm2", "lfm2_moe") and _LFM2_TIE in config:
         rest = {key: value for key, value in config.items() if key != _LFM2_TIE}
         return rest | {"tie_word_embeddings": config[_LFM2_TIE]}
     return config

@@ -120,10 +120,10 @@ __all__ = [
 ]
 
 PAGES = Path(str(resources.files("cetane"))) / "docs"
-ADDING = str(
-    (PAGES if PAGES.is_dir() else Path(__file__).parents[3] / "docs") / "how-to/add-a-family.md"
-)
-"""The page for a model that cetane does not know. A source checkout keeps it at the top."""
+DOCS = PAGES if PAGES.is_dir() else Path(__file__).parents[3] / "docs"
+"""The pages, which a source checkout keeps at the top."""
+ADDING, KNOWN = str(DOCS / "how-to/add-a-family.md"), str(DOCS / "reference/models.md")
+"""The page for a model that cetane does not know, and the one with all that it knows."""
 
 
 def families() -> dict[str, ModuleType]:
@@ -213,8 +213,8 @@ def parse_config(config: dict[str, Any]) -> Any:
                 "save the text part alone with transformers, as a model for text, and port that",
             )
         raise CetaneError(
-            f"unknown architecture {kind!r}; known: {', '.join(sorted(known))}",
-            f"how to add a family: {ADDING}",
+            f"unknown architecture {kind!r}",
+            f"all {len(known)} that are known: {KNOWN}; how to add one: {ADDING}",
         )
     if len(config) > MOST_KEYS:
         raise invalid(kind, f"it has {len(config):,} keys, more than {MOST_KEYS:,}")

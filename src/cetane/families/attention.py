@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn, sigmoid
 
-from cetane.families.base import Flow, Memory, Spaces, ValueSpace
+from cetane.families.base import Flow, Memory, ValueSpace
 from cetane.families.blocks import Mixer
 from cetane.families.grouped_query import AttentionHeads, KeysOrValues, attend
 from cetane.families.kinds import LayerKind
@@ -34,8 +34,10 @@ class AttentionForm:
     """Whether each query head has a sink: one more score, of a key without a value."""
     output: str = "o_proj"
     """The checkpoint's name for the projection of what the heads give."""
-    norm: str = "norm"
-    """The ending of its names for the norms of queries and keys."""
+    normed: tuple[str, str] = ("q_norm", "k_norm")
+    """Its names for the norms of queries and keys."""
+    turned_first: bool = False
+    """Whether queries and keys get their positions before they are normed."""
 
 
 class Sinks(Leaf):
@@ -87,8 +89,8 @@ class Attention(Mixer):
             self.gate_proj = Projection(size, inner, "attention", bias, inverse=inverse)
         output = Projection(inner, size, "attention", form.out_bias, factor)
         self.add_module(form.output, output)
-        for letter, count in (("q", heads.query), ("k", heads.kv)):
-            self.add_module(f"{letter}_{form.norm}", self.norm(count, eps))
+        for name, count in zip(form.normed, (heads.query, heads.kv), strict=True):
+            self.add_module(name, self.norm(count, eps))
         if form.sinks:
             self.sinks = Sinks(heads)
 
@@ -116,18 +118,28 @@ class Attention(Mixer):
     def project(self, x: Tensor, letter: str, count: int) -> Tensor:
         """Queries, keys or values `(1, count, D, T)`."""
         whole, made = self.form.norms == "whole", self.get_submodule(f"{letter}_proj")(x)
-        norm: Callable[[Tensor], Tensor] = getattr(
-            self, f"{letter}_{self.form.norm}", nn.Identity()
-        )
+        norm = self.norm_of(letter)
         made = norm(made) if whole else made
         if self.form.clip is not None:
             made = made.clamp(-self.form.clip, self.form.clip)
         made = self.heads.split(made, count)
-        return made if whole else norm(made)
+        return made if whole or self.form.turned_first else norm(made)
+
+    def norm_of(self, letter: str) -> Callable[[Tensor], Tensor]:
+        """The norm of queries or keys; values have none."""
+        names = dict(zip("qk", self.form.normed, strict=True))
+        return self.get_submodule(names[letter]) if letter in names else nn.Identity()
+
+    def positioned(
+        self, projected: Tensor, letter: str, turn: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Projected queries or keys with their positions."""
+        made = turn(projected)
+        return self.norm_of(letter)(made) if self.form.turned_first else made
 
     def forward(self, x: Tensor, flow: Flow, memory: Memory) -> Tensor:
         heads, turn = self.heads, self.kind.turn(flow)
-        q = turn(self.project(x, "q", heads.query))
+        q = self.positioned(self.project(x, "q", heads.query), "q", turn)
         if len(self.kinds) == 1:
             keys, values = self.keys_values(x, turn, flow, memory)
             sinks = self.sinks.weight if self.form.sinks else None
@@ -152,7 +164,7 @@ class Attention(Mixer):
         """Keys and values of the call's tokens, `(1, KV, D, T)`."""
         k = self.project(x, "k", self.heads.kv)
         v = self.values(self.project(x, "v", self.heads.kv))
-        return turn(k), v
+        return self.positioned(k, "k", turn), v
 
     def attend_apart(self, q: Tensor, k: Tensor, v: Tensor, flow: Flow, memory: Memory) -> Tensor:
         """Attention of heads that see different tokens, `(1, H, D, T)`."""
@@ -190,8 +202,8 @@ class Attention(Mixer):
             made += [(f"gate_proj.{leaf}", 0) for leaf in ("weight", "bias")]
         for letter in "qkv":
             made += [(f"{letter}_proj.{leaf}", 0) for leaf in ("weight", "bias")]
-            if self.form.norms == "whole":
-                made.append((f"{letter}_{self.form.norm}.weight", 0))
+        if self.form.norms == "whole":
+            made += [(f"{name}.weight", 0) for name in self.form.normed]
         return tuple(made)
 
     def value_space(self) -> ValueSpace | None:
@@ -207,9 +219,3 @@ class Attention(Mixer):
         heads = self.heads
         shared = heads.kv, heads.query // heads.kv, heads.dim
         return (Exchange((self.writer,), ("v_proj.weight", "v_proj.bias"), shared),)
-
-
-def only_values(attention: Attention) -> Spaces:
-    """The spaces of a layer whose norms make what is added to the residual stream: only values can
-    be turned."""
-    return Spaces(values=ValueSpace("self_attn.v_proj", "self_attn.o_proj", attention.heads.dim))

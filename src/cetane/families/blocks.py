@@ -1,6 +1,7 @@
 """Layers: a mixer of tokens, and an MLP or experts behind it."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,10 @@ class PartNames:
     mlp: str = "mlp"
 
 
+NAMES = PartNames()
+"""The names in most checkpoints."""
+
+
 class PreNormBlock(Block):
     """A mixer, and perhaps an MLP, each behind a norm. The residual stream may be scaled."""
 
@@ -54,7 +59,7 @@ class PreNormBlock(Block):
         mixer: Mixer,
         mlp_norm: RMSNorm | None = None,
         mlp: MLP | None = None,
-        names: PartNames = PartNames(),
+        names: PartNames = NAMES,
         alone: str = "attn",
     ) -> None:
         """`alone` is the block's name without an MLP."""
@@ -100,23 +105,74 @@ class PreNormBlock(Block):
         names, mixer = self.names, self.part(self.names.mixer)
         if not self.with_mlp or not mixer.readers or not self.plain(names.norm):
             return None
-        mlp, values = self.part(names.mlp), mixer.value_space()
-        if values is not None:
-            maker, reader = under(names.mixer, (values.maker, values.reader))
-            values = ValueSpace(maker, reader, values.width)
+        mlp = self.part(names.mlp)
         return Spaces(
             (*under(names.mixer, (mixer.writer,)), *under(names.mlp, (mlp.writer,))),
             {
                 names.norm: under(names.mixer, mixer.readers),
                 names.mlp_norm: under(names.mlp, mlp.readers),
             },
-            values,
+            values_within(names.mixer, mixer),
         )
+
+
+@dataclass(frozen=True)
+class SandwichNames(PartNames):
+    """The checkpoint's names for the parts of a layer with norms on both sides."""
+
+    after: str = "post_attention_layernorm"
+    """The norm of what the mixer gives."""
+    mlp_norm: str = "pre_feedforward_layernorm"
+    mlp_after: str = "post_feedforward_layernorm"
+
+
+class SandwichBlock(PreNormBlock):
+    """A mixer and an MLP, each normed before and after.
+
+    The residual stream may be `scale` times the model's. The norms before undo the factor, and the
+    gains of the norms after include it.
+    """
+
+    names: SandwichNames
+
+    def __init__(
+        self,
+        index: int,
+        mixer: Mixer,
+        mlp: MLP,
+        before: Callable[[], RMSNorm],
+        after: Callable[[], RMSNorm],
+        names: SandwichNames = SandwichNames(),
+    ) -> None:
+        """`before` and `after` make norms of the two sides."""
+        super().__init__(index, before(), mixer, before(), mlp, names)
+        self.add_module(names.after, after())
+        self.add_module(names.mlp_after, after())
+
+    def spaces(self) -> Spaces | None:
+        """Only values turn: norms make what is added to the residual stream."""
+        return Spaces(values=values_within(self.names.mixer, self.part(self.names.mixer)))
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        names, h = self.names, flow["hidden"]
+        x = self.part(names.mixer)(self.part(names.norm)(h), flow, memory)
+        h = h + self.part(names.after)(x)
+        x = self.part(names.mlp)(self.part(names.mlp_norm)(h))
+        flow["hidden"] = h + self.part(names.mlp_after)(x)
 
 
 def under(module: str, paths: tuple[str, ...]) -> tuple[str, ...]:
     """Paths of a module's parts, as paths of the block's."""
     return tuple(f"{module}.{path}" for path in paths)
+
+
+def values_within(module: str, mixer: Mixer) -> ValueSpace | None:
+    """A mixer's space of values, as the block's; None if no rotation may turn values."""
+    own = mixer.value_space()
+    if own is None:
+        return None
+    maker, reader = under(module, (own.maker, own.reader))
+    return ValueSpace(maker, reader, own.width)
 
 
 def within(module: str, exchange: Exchange) -> Exchange:

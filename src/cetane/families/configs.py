@@ -15,26 +15,33 @@ SIZES = (
     "linear_num_value_heads", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank",
     "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts",
     "intermediate_size_mlp", "attention_chunk_size", "floor_scale", "conv_L_cache",
+    "num_dense_layers", "n_group", "topk_group",
 )  # fmt: skip
 """The keys of configs that hold sizes."""
 
 LEAST = {
     ("deepseek_v2", "n_shared_experts"): 0,
+    ("deepseek_v3", "n_shared_experts"): 0,
+    ("glm4_moe_lite", "n_shared_experts"): 0,
+    ("lfm2_moe", "num_dense_layers"): 0,
     ("qwen3_5_moe_text", "shared_expert_intermediate_size"): 0,
+    ("qwen2_moe", "num_experts"): 0,
+    ("qwen2_moe", "shared_expert_intermediate_size"): 0,
     ("qwen3_moe", "num_experts"): 0,
     ("qwen3_next", "num_experts"): 0,
     ("qwen3_next", "shared_expert_intermediate_size"): 0,
 }
 """The least value of a size of a model type, where it is not 1. No experts mean MLPs, and no shared
-ones mean none."""
+ones mean none; without dense layers, all have experts."""
 LARGEST = 2**31
 """The limit of every size in a config; no model reaches it."""
 LARGEST_HEAD = 1 << 16
 """The limit of an attention head's width, in channels, which is also the width of real tables."""
 LARGEST_NUMBERS = {
-    "rope_theta": 1e12, "factor": 1e6, "rms_norm_eps": 1.0,
+    "rope_theta": 1e12, "factor": 1e6, "rms_norm_eps": 1.0, "norm_eps": 1.0,
     "final_logit_softcapping": 1e6, "attn_logit_softcapping": 1e6, "clip_qkv": 1e6,
     "swiglu_alpha": 1e4, "swiglu_limit": 1e4, "logits_scaling": 1e6,
+    "routed_scaling_factor": 1e6,
 }  # fmt: skip
 """The limits of numbers in a config, which must also be above zero. Beyond them, tables overflow
 and logits change sign."""
@@ -55,6 +62,14 @@ MALFORMED = (
 def invalid(kind: str, why: str) -> CetaneError:
     """The error for a config.json that no model of its type `kind` can have."""
     return CetaneError(f"config.json of a {kind} model is not valid: {why}")
+
+
+def unsupported(kind: str, what: str) -> CetaneError:
+    """The error for what a model of the type `kind` may have, and no port can."""
+    return CetaneError(
+        f"config.json of a {kind} model: {what}, which is not supported",
+        "cetane inspect MODEL shows what else it has; docs/reference/models.md lists such limits",
+    )
 
 
 def check_counts(kind: str, settings: Mapping[str, Any]) -> None:

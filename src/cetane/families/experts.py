@@ -14,13 +14,25 @@ from torch import Tensor, nn, sigmoid, softmax
 from cetane.errors import CetaneError
 from cetane.families.axes import Axes
 from cetane.families.base import Flow, Memory, Part, RoutedBlock, Truth, Weight
-from cetane.families.layers import MLP, Held, Pick, Projection, RMSNorm, activation, first_largest
+from cetane.families.blocks import NAMES, PartNames
+from cetane.families.layers import (
+    MLP,
+    Held,
+    Leaf,
+    Pick,
+    Projection,
+    RMSNorm,
+    activation,
+    first_largest,
+    first_ones,
+    ones_where,
+)
 from cetane.families.options import ResidualOptions
 
 WEIGHTS = "weights"
 """The tensor of a layer's router: the weight of each expert in each token, `(1, E, 1, T)`."""
 FAR = 2.0**15
-"""More than logits of a router lie apart, and within fp16's range below any of them."""
+"""More than what chooses experts lies apart, and within fp16's range below any of it."""
 NORMED = "normed"
 """The tensor that a layer's experts read."""
 
@@ -64,6 +76,12 @@ class Mixture:
     """The factor on outputs."""
     sigmoid: bool = False
     """Whether an expert's weight is the sigmoid of its own logit, not a share of all."""
+    groups: int = 1
+    """The groups, of equally many experts, that experts next to each other make."""
+    open_groups: int = 1
+    """The groups from which a token takes its experts: those whose two best sum to the most."""
+    added: float = 0.0
+    """What is added to the sum by which weights are divided."""
 
     def __post_init__(self) -> None:
         if not (self.chosen and self.count and 1 <= self.chosen <= self.count):
@@ -77,23 +95,68 @@ class Mixture:
         starts = range(0, self.count, self.together)
         return [(start, min(start + self.together, self.count)) for start in starts]
 
-    def weigh(self, logits: Tensor, axes: Axes) -> Tensor:
+    def weigh(self, logits: Tensor, axes: Axes, correction: "Correction | None" = None) -> Tensor:
         """The weights of all experts for each token, zero for those that it does not take.
 
-        Logits and weights are hidden tensors of E channels, `(1, E, 1, T)`. The largest logit is
-        taken `chosen` times: a sort or indices might leave the ANE. Of equal ones, the first is
-        taken.
+        Logits and weights are hidden tensors of E channels, `(1, E, 1, T)`. Of equal experts, the
+        first is taken. A `correction` counts only for the choice.
         """
-        # A share of all would underflow beside a large one, where a sigmoid does not.
-        scores = left = logits if self.sigmoid else softmax(logits, dim=1)
-        away = FAR if self.sigmoid else 2.0  # below all others: shares are at most 1
-        best = taken = first_largest(left, self.count, axes)
-        for _ in range(1, self.chosen):
-            left = left - away * best
-            best = first_largest(left, self.count, axes)
-            taken = taken + best
-        weights = (sigmoid(logits) if self.sigmoid else scores) * taken
-        return weights / weights.sum(1, keepdim=True) if self.normalised else weights
+        scores = sigmoid(logits) if self.sigmoid else softmax(logits, dim=1)
+        # Logits choose as their sigmoids do, and fp16 tells large ones apart.
+        compared = logits if self.sigmoid else scores
+        if correction is not None:
+            compared = correction(scores)
+        if self.open_groups < self.groups:
+            compared = self.with_closed(compared, axes)
+        weights = scores * largest(compared, self.chosen, self.count, axes)
+        if not self.normalised:
+            return weights
+        total = weights.sum(1, keepdim=True)
+        return weights / (total + self.added if self.added else total)
+
+    def with_closed(self, compared: Tensor, axes: Axes) -> Tensor:
+        """What chooses experts, `(1, E, 1, T)`, far below all others in closed groups."""
+        size = self.count // self.groups
+        rows = compared.reshape(1, self.groups, size, -1)
+        best = rows.amax(2, keepdim=True)
+        others = rows - FAR * first_ones(ones_where(rows == best, rows), size)
+        sums = (best + others.amax(2, keepdim=True)).reshape(axes.shape(self.groups, -1))
+        opened = largest(sums, self.open_groups, self.groups, axes)
+        closed = 1 - opened.reshape(1, self.groups, 1, -1)
+        return (rows - FAR * closed).reshape(axes.shape(self.count, -1))
+
+
+def largest(scores: Tensor, number: int, classes: int, axes: Axes) -> Tensor:
+    """1 in the `number` largest of `classes` channels of each token, 0 in the others.
+
+    The largest one is taken `number` times: a sort or indices might leave the ANE.
+    """
+    best = taken = first_largest(scores, classes, axes)
+    for _ in range(1, number):
+        scores = scores - FAR * best
+        best = first_largest(scores, classes, axes)
+        taken = taken + best
+    return taken
+
+
+class Correction(Leaf):
+    """Learnt numbers that are added to scores before experts are chosen. They even out how many
+    tokens an expert gets."""
+
+    numbers: Tensor
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.hold_channels("numbers", count, pick=less_their_mean)
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return scores + self.numbers
+
+
+def less_their_mean(stored: Tensor) -> Tensor:
+    """Numbers of which only the differences matter, in fp32. Released ones lie close together and
+    far from zero, where fp16 is coarse."""
+    return stored.float() - stored.float().mean()
 
 
 class ExpertConfig(Protocol):
@@ -239,27 +302,33 @@ class MixtureBlock(RoutedBlock):
         group: Callable[[Mixture, int, int], MixtureExperts] = MixtureExperts,
         shared: SharedExpert | None = None,
         shared_name: str = "shared_expert",
-        home: str = "mlp",
+        names: PartNames = NAMES,
+        correction: str | None = None,
     ) -> None:
-        """`router` and `shared_name` are the checkpoint's names, in `home`; `bias` is the
-        router's."""
+        """`router`, `shared_name` and `correction` are the checkpoint's names, in `names.mlp`;
+        `bias` is the router's."""
         super().__init__(f"moe-{index:02}", index, f"model.layers.{index}.")
         self.mixture, self.chosen, self.together = mixture, mixture.chosen, mixture.together
-        self.axes, self.router_name, self.home = Axes(), router, home
+        self.axes, self.router_name, self.names = Axes(), router, names
         self.shared, self.shared_name = shared, shared_name
-        self.post_attention_layernorm = norm
+        self.add_module(names.mlp_norm, norm)
         self.router_proj = Projection(mixture.hidden, mixture.count, None, bias)
+        self.correction_name = correction
+        self.correction = Correction(mixture.count) if correction else None
         self.groups = nn.ModuleList(group(mixture, *bounds) for bounds in mixture.bounds())
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        home = self.names.mlp
         place, _, rest = path.partition(".")
         if place == "router_proj":
-            return super().weight(f"{self.home}.{self.router_name}.{rest}", shape, held)
+            return super().weight(f"{home}.{self.router_name}.{rest}", shape, held)
+        if place == "correction":
+            return super().weight(f"{home}.{self.correction_name}", shape, held)
         if place == "shared":
             name = rest.replace("expert.", f"{self.shared_name}.").replace(
                 "gate.", f"{self.shared_name}_gate."
             )
-            return super().weight(f"{self.home}.{name}", shape, held)
+            return super().weight(f"{home}.{name}", shape, held)
         if place != "groups":
             return super().weight(path, shape, held)
         number, _, name = rest.partition(".")
@@ -267,7 +336,7 @@ class MixtureBlock(RoutedBlock):
         assert isinstance(group, MixtureExperts)
         stored = group.stored[name]
         return Weight(
-            f"{self.prefix}{self.home}.experts.{stored.name}",
+            f"{self.prefix}{home}.experts.{stored.name}",
             shape,
             (self.mixture.count, *stored.row),
             held.kind,
@@ -283,8 +352,9 @@ class MixtureBlock(RoutedBlock):
             flow["hidden"] = flow["hidden"] + self.share(number, flow)
 
     def route(self, flow: Flow) -> None:
-        flow[NORMED] = self.post_attention_layernorm(flow["hidden"])
-        flow[WEIGHTS] = self.mixture.weigh(self.router_proj(flow[NORMED]), self.axes)
+        flow[NORMED] = self.get_submodule(self.names.mlp_norm)(flow["hidden"])
+        logits = self.router_proj(flow[NORMED])
+        flow[WEIGHTS] = self.mixture.weigh(logits, self.axes, self.correction)
         if self.shared is not None:
             flow["hidden"] = flow["hidden"] + self.shared(flow[NORMED])
 
@@ -300,7 +370,7 @@ class MixtureBlock(RoutedBlock):
         return MixtureRouter(
             name=f"{self.name}-router",
             whole=self,
-            modules=("post_attention_layernorm", "router_proj", "shared"),
+            modules=(self.names.mlp_norm, "router_proj", "correction", "shared"),
             reads=("hidden",),
             writes=(NORMED, WEIGHTS, *(("hidden",) if self.shared is not None else ())),
             run=self.route,

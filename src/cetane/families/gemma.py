@@ -4,18 +4,19 @@ Each of the two kinds has its own caches and masks, and from Gemma 3 on its own 
 stand before and after attention and MLP.
 """
 
+from functools import partial
 from typing import Protocol, Self
 
 from pydantic import Field, model_validator
 
-from cetane.errors import CetaneError
-from cetane.families.attention import Attention, only_values
-from cetane.families.base import Block, Flow, Memory, Spaces
-from cetane.families.decoder import DecoderConfig
+from cetane.families.attention import Attention
+from cetane.families.blocks import SandwichBlock
+from cetane.families.configs import unsupported
+from cetane.families.decoder import DecoderConfig, Norms
 from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import KINDS, LayerKind, kind_names
-from cetane.families.layers import MLP, RMSNorm
-from cetane.families.options import ResidualOptions, residual_eps
+from cetane.families.layers import MLP, Exchange, RMSNorm
+from cetane.families.options import ResidualOptions
 from cetane.families.rotary import RotaryConfig, rotary_table
 
 
@@ -52,8 +53,11 @@ class GemmaOptions(ResidualOptions):
 def causal_kind_names(config: GemmaConfig) -> list[str]:
     """The name of every layer's kind. CetaneError for an unknown kind, and for layers that see what
     comes later."""
-    if config.use_bidirectional_attention in (True, "all"):
-        raise CetaneError("use_bidirectional_attention: only causal models generate text")
+    both_ways = getattr(config, "use_bidirectional_attention", None)  # VaultGemma has none
+    if both_ways in (True, "all"):
+        raise unsupported(
+            config.model_type, "use_bidirectional_attention: only causal models generate text"
+        )
     return kind_names(config)
 
 
@@ -65,7 +69,7 @@ def make_kind(
     options: GemmaOptions,
 ) -> LayerKind:
     """A kind of layers; `of` is the config of one such layer."""
-    typed = config.model_type != "gemma2"
+    typed = config.model_type not in ("gemma2", "vaultgemma")
     full, name = layer_type == "full_attention", KINDS[layer_type]
     return LayerKind(
         heads,
@@ -78,12 +82,8 @@ def make_kind(
     )
 
 
-class GemmaLayer(Block):
-    """Attention and MLP, each normed before and after.
-
-    The residual stream may be `scale` times the model's. The norms before undo the factor, and the
-    gains of the norms after include it.
-    """
+class GemmaLayer(SandwichBlock):
+    """Attention and MLP, each normed before and after."""
 
     def __init__(
         self,
@@ -94,23 +94,12 @@ class GemmaLayer(Block):
         unit: bool,
         scale: float = 1.0,
     ) -> None:
-        super().__init__(f"layer-{index:02}", index, f"model.layers.{index}.")
-        self.reads, self.keeps = ("hidden", *attention.reads), attention.keeps
         size, eps = config.hidden_size, config.rms_norm_eps
-        before = residual_eps(eps, scale)
-        self.input_layernorm = RMSNorm(size, before, unit_offset=unit)
-        self.self_attn = attention
-        self.post_attention_layernorm = RMSNorm(size, eps, unit_offset=unit, factor=scale)
-        self.pre_feedforward_layernorm = RMSNorm(size, before, unit_offset=unit)
-        self.mlp = MLP(size, inner, config.hidden_activation)
-        self.post_feedforward_layernorm = RMSNorm(size, eps, unit_offset=unit, factor=scale)
+        mlp = MLP(size, inner, config.hidden_activation)
+        before = Norms(config, scale, unit_offset=unit)
+        after = partial(RMSNorm, size, eps, unit_offset=unit, factor=scale)
+        super().__init__(index, attention, mlp, before, after)
 
-    def spaces(self) -> Spaces | None:
-        return only_values(self.self_attn)
-
-    def forward(self, flow: Flow, memory: Memory) -> None:
-        h = flow["hidden"]
-        x = self.self_attn(self.input_layernorm(h), flow, memory)
-        h = h + self.post_attention_layernorm(x)
-        x = self.mlp(self.pre_feedforward_layernorm(h))
-        flow["hidden"] = h + self.post_feedforward_layernorm(x)
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """None: a checkpoint may store gains less one, and layers may share values."""
+        return ()

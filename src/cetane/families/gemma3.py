@@ -1,9 +1,10 @@
 """Gemma 3, the text part: five sliding layers for each full one, normed queries and keys. And
-Gemma 2: every second layer slides, and scores have a bound in place of those norms.
+Gemma 2: every second layer slides, and scores have a bound in place of those norms. And VaultGemma:
+Gemma 2 without norms after attention and MLP.
 
-The truth is transformers' `modeling_gemma2.py` and `modeling_gemma3.py`. Checkpoints store gains
-less one; one is added when they are read. Gemma 3's `attn_logit_softcapping` has no effect in
-transformers, and none here.
+The truth is transformers' `modeling_{model_type}.py`, without the `_text` of a type. Checkpoints
+store gains less one; one is added when they are read. Gemma 3's `attn_logit_softcapping` has no
+effect in transformers, and none here.
 """
 
 from typing import Protocol
@@ -11,7 +12,9 @@ from typing import Protocol
 import torch
 
 from cetane.families.attention import Attention, AttentionForm
-from cetane.families.decoder import decoder_model, heads_of
+from cetane.families.base import Block
+from cetane.families.blocks import PartNames, PreNormBlock
+from cetane.families.decoder import Norms, decoder_model, heads_of
 from cetane.families.gemma import (
     GemmaConfig,
     GemmaLayer,
@@ -20,24 +23,27 @@ from cetane.families.gemma import (
     make_kind,
 )
 from cetane.families.kinds import KINDS
+from cetane.families.layers import MLP
 from cetane.families.model import Model
 
 Options = GemmaOptions
-MODEL_TYPES = ("gemma2", "gemma3_text")
+MODEL_TYPES = ("gemma2", "gemma3_text", "vaultgemma")
+BEFORE = PartNames(mlp_norm="pre_feedforward_layernorm")
+"""VaultGemma's names for the parts of a layer."""
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
 
 class Gemma3Config(GemmaConfig, Protocol):
-    """The keys that are read from a Gemma2Config or Gemma3TextConfig."""
+    """The keys that are read from a config of one of `MODEL_TYPES`."""
 
     query_pre_attn_scalar: float
     attn_logit_softcapping: float | None
 
 
 def author(config: Gemma3Config, options: GemmaOptions) -> Model:
-    """The model of a Gemma2Config or Gemma3TextConfig."""
-    older, bias = config.model_type == "gemma2", config.attention_bias
+    """The model for a config of one of `MODEL_TYPES`."""
+    older, bias = config.model_type != "gemma3_text", config.attention_bias
     scale, size, names = options.scale, config.hidden_size, causal_kind_names(config)
     kinds = {}
     for layer_type in dict.fromkeys(config.layer_types):
@@ -51,12 +57,18 @@ def author(config: Gemma3Config, options: GemmaOptions) -> Model:
     form = AttentionForm(
         qkv_bias=bias, out_bias=bias, norms="none" if older else "head", unit_offset=True
     )
-    layers = []
+    inner, norm = config.intermediate_size, Norms(config, scale, unit_offset=True)
+    around = config.model_type != "vaultgemma"
+    layers: list[Block] = []
     with torch.device("meta"):
         for index, name in enumerate(names):
-            attention = Attention(size, config.rms_norm_eps, kinds[name], form)
-            inner = config.intermediate_size
-            layers.append(GemmaLayer(config, index, attention, inner, unit=True, scale=scale))
+            factor = 1.0 if around else scale  # behind a norm, its gains have the factor
+            attention = Attention(size, config.rms_norm_eps, kinds[name], form, factor)
+            if around:
+                layers.append(GemmaLayer(config, index, attention, inner, unit=True, scale=scale))
+                continue
+            mlp = MLP(size, inner, config.hidden_activation, factor=factor)
+            layers.append(PreNormBlock(index, norm(), attention, norm(), mlp, BEFORE))
     return decoder_model(
         config,
         layers,

@@ -17,11 +17,10 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from cetane.errors import CetaneError
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.axes import Axes
 from cetane.families.base import Block, Flow, Memory, Truth, Weight
-from cetane.families.configs import invalid
+from cetane.families.configs import invalid, unsupported
 from cetane.families.decoder import decoder_model
 from cetane.families.gemma import (
     GemmaConfig,
@@ -266,7 +265,7 @@ def check(config: Gemma4Config) -> None:
     """Raise CetaneError for a config that is not supported or not consistent."""
     kind = config.model_type
     if config.enable_moe_block:
-        raise CetaneError("enable_moe_block: Gemma 4's mixtures of experts are not supported")
+        raise unsupported(kind, "enable_moe_block, its mixtures of experts")
     if len(config.layer_types) != config.num_hidden_layers:
         raise invalid(
             kind,

@@ -48,13 +48,22 @@ class PerHead(Leaf):
 
 
 class LatentAttention(Mixer):
-    """Attention on a latent. `factor` multiplies its output."""
+    """Attention on a latent."""
 
     def __init__(
-        self, size: int, sizes: LatentSizes, kind: LayerKind, bias: bool, factor: float
+        self,
+        size: int,
+        sizes: LatentSizes,
+        kind: LayerKind,
+        bias: bool,
+        factor: float,
+        interleaved: bool = True,
     ) -> None:
+        """`factor` multiplies its output. `interleaved` says whether the checkpoint turns
+        neighbouring channels (0, 1), (2, 3) ... of a head, not its two halves."""
         super().__init__()
         self.kind, self.heads, self.sizes = kind, kind.heads, sizes
+        self.halves: Pick = to_halves if interleaved else as_stored
         self.reads, self.keeps = kind.reads, (kind.name,)
         count = self.heads.query
         width = count * (sizes.plain + sizes.rotary)
@@ -96,24 +105,29 @@ class LatentAttention(Mixer):
         """The functions that make its parameters from a checkpoint's tensors, by module path."""
         made, rank = (self.heads.query, self.sizes.plain), self.sizes.rank
         return {
-            "q_proj": RowPick(partial(queries, *made)),
-            "q_b_proj": RowPick(partial(queries, *made)),
-            "kv_a_proj_with_mqa": RowPick(partial(latent_and_key, rank)),
+            "q_proj": RowPick(partial(queries, *made, self.halves)),
+            "q_b_proj": RowPick(partial(queries, *made, self.halves)),
+            "kv_a_proj_with_mqa": RowPick(partial(latent_and_key, rank, self.halves)),
             "to_latent": partial(towards_latent, *made),
             "from_latent": RowPick(partial(towards_values, *made)),
         }
 
 
-def queries(heads: int, plain: int, stored: Tensor) -> Tensor:
-    """The plain rows of all heads, then their rotary ones."""
+def as_stored(rows: Tensor) -> Tensor:
+    """Rows `(..., P, C)` whose turned pairs are halves already."""
+    return rows
+
+
+def queries(heads: int, plain: int, halves: Pick, stored: Tensor) -> Tensor:
+    """The plain rows of all heads, then their rotary ones; `halves` orders a head's."""
     rows = stored.unflatten(0, (heads, -1))
-    return torch.cat([rows[:, :plain].flatten(0, 1), to_halves(rows[:, plain:]).flatten(0, 1)])
+    return torch.cat([rows[:, :plain].flatten(0, 1), halves(rows[:, plain:]).flatten(0, 1)])
 
 
-def latent_and_key(rank: int, stored: Tensor) -> Tensor:
+def latent_and_key(rank: int, halves: Pick, stored: Tensor) -> Tensor:
     """The rows of the latent, then those of the rotary key; of a weight or a bias."""
     rows = stored.reshape(len(stored), -1)
-    return torch.cat([rows[:rank], to_halves(rows[rank:])]).reshape(stored.shape)
+    return torch.cat([rows[:rank], halves(rows[rank:])]).reshape(stored.shape)
 
 
 def towards_latent(heads: int, plain: int, stored: Tensor) -> Tensor:

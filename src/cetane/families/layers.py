@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from cetane.errors import CetaneError
 from cetane.families.axes import Axes
 
 if TYPE_CHECKING:
@@ -308,8 +307,13 @@ class Exchange:
     head's channels. Writers have no middle axis: these query heads share what they read."""
 
 
+GATED, UNGATED = ("gate_proj", "up_proj", "down_proj"), ("up_proj", "down_proj")
+"""The usual names of an MLP's projections, with a gate and without one."""
+
+
 class MLP(nn.Module):
-    """A gated MLP: `down(act(gate(x)) * up(x))`, times `factor`."""
+    """A gated MLP: `down(act(gate(x)) * up(x))`, times `factor`. Without a gate,
+    `down(act(up(x)))`."""
 
     def __init__(
         self,
@@ -319,36 +323,36 @@ class MLP(nn.Module):
         bias: bool = False,
         factor: float = 1.0,
         inverse: float = 1.0,
-        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+        names: tuple[str, ...] = GATED,
     ) -> None:
         """Its input is `inverse` times the model's; `names` are the checkpoint's."""
         super().__init__()
-        self.names = names
-        gate, up, down = names
-        self.add_module(gate, Projection(hidden, inner, "mlp", bias, inverse=inverse))
-        self.add_module(up, Projection(hidden, inner, "mlp", bias, inverse=inverse))
-        self.add_module(down, Projection(inner, hidden, "mlp", bias, factor))
+        self.readers, self.writer = names[:-1], names[-1]
+        """The projections of its input, and the one that makes its output."""
+        for reader in self.readers:
+            self.add_module(reader, Projection(hidden, inner, "mlp", bias, inverse=inverse))
+        self.add_module(self.writer, Projection(inner, hidden, "mlp", bias, factor))
         self.act = activation(act)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up, down = (self.get_submodule(name) for name in self.names)
-        made: Tensor = down(self.act(gate(x)) * up(x))
+        first, *more = (self.get_submodule(name)(x) for name in self.readers)
+        inner = self.act(first)
+        for up in more:
+            inner = inner * up
+        made: Tensor = self.get_submodule(self.writer)(inner)
         return made
 
-    @property
-    def readers(self) -> tuple[str, ...]:
-        """The projections of its input."""
-        return self.names[:2]
-
-    @property
-    def writer(self) -> str:
-        """The projection that makes its output."""
-        return self.names[2]
-
     def exchanges(self) -> tuple[Exchange, ...]:
-        """See `Block.exchanges`."""
-        up = self.names[1]
-        return (Exchange((self.writer,), (f"{up}.weight", f"{up}.bias")),)
+        """See `Block.exchanges`. Nothing passes an activation."""
+        return tuple(
+            Exchange((self.writer,), (f"{up}.weight", f"{up}.bias")) for up in self.readers[1:]
+        )
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """max(x, 0)^2."""
+    positive = nn.functional.relu(x)
+    return positive * positive
 
 
 tanh_gelu = partial(nn.functional.gelu, approximate="tanh")
@@ -362,14 +366,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_python_tanh": tanh_gelu,
     "gelu_python": nn.functional.gelu,
     "relu": nn.functional.relu,
+    "relu2": squared_relu,
     "swish": nn.functional.silu,
 }
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The function with this name in a config's `hidden_act`."""
+    """The function with this name in a config's `hidden_act`. ValueError for an unknown one."""
     if name not in ACTIVATIONS:
-        raise CetaneError(f"unknown hidden_act {name!r}; known: {', '.join(ACTIVATIONS)}")
+        raise ValueError(f"hidden_act = {name!r}; known: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
@@ -378,12 +383,20 @@ def first_largest(scores: Tensor, classes: int, axes: Axes) -> Tensor:
 
     It uses neither argmax nor one-hot, which may leave the ANE. Ties do occur in fp16.
     """
-    one, zero = torch.ones_like(scores), torch.zeros_like(scores)  # scalars fail for flexible T
-    largest = torch.where(scores == scores.amax(1, keepdim=True), one, zero)
-    rows = largest.reshape(1, 1, classes, -1)
-    earlier = torch.tril(torch.ones(classes, classes, dtype=scores.dtype), -1) @ rows
-    first = rows * (1 - earlier.clamp(0, 1))
-    return first.reshape(axes.shape(classes, -1))
+    largest = ones_where(scores == scores.amax(1, keepdim=True), scores)
+    return first_ones(largest.reshape(1, 1, classes, -1), classes).reshape(axes.shape(classes, -1))
+
+
+def ones_where(condition: Tensor, like: Tensor) -> Tensor:
+    """1 where a condition holds, else 0, in the shape and dtype of another tensor."""
+    # scalars fail for flexible T
+    return torch.where(condition, torch.ones_like(like), torch.zeros_like(like))
+
+
+def first_ones(rows: Tensor, size: int) -> Tensor:
+    """The first 1 of each column of zeros and ones, `(1, groups, size, T)`; 0 in its others."""
+    earlier = torch.tril(torch.ones(size, size, dtype=rows.dtype), -1) @ rows
+    return rows * (1 - earlier.clamp(0, 1))
 
 
 def softplus(x: Tensor) -> Tensor:

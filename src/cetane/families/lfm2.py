@@ -1,7 +1,8 @@
 """LFM2: short convolutions with gates, and attention with normed queries and keys in some layers.
+LFM2-MoE has an MLP behind the first of them, and experts behind the others.
 
 A convolution keeps the last columns of its gated input: a history. The truth is transformers'
-`modeling_lfm2.py`.
+`modeling_lfm2.py` and `modeling_lfm2_moe.py`.
 """
 
 from typing import Protocol
@@ -10,27 +11,31 @@ import torch
 from torch import Tensor
 
 from cetane.families.attention import Attention, AttentionForm
-from cetane.families.base import Flow, Memory
+from cetane.families.base import Block, Flow, Memory
 from cetane.families.blocks import Mixer, PartNames, PreNormBlock
 from cetane.families.configs import invalid
 from cetane.families.decoder import DecoderConfig, decoder_model, heads_of
+from cetane.families.experts import ExpertOptions, Mixture, MixtureBlock, expert_channels
 from cetane.families.kinds import LayerKind
 from cetane.families.layers import MLP, CausalTaps, Projection, RMSNorm
 from cetane.families.model import History, Model
-from cetane.families.options import ResidualOptions, residual_eps
+from cetane.families.options import residual_eps
 from cetane.families.rotary import rotary_table
 
-Options = ResidualOptions
-MODEL_TYPES = ("lfm2",)
+Options = ExpertOptions
+MODEL_TYPES = ("lfm2", "lfm2_moe")
 
-FORM = AttentionForm(norms="head", output="out_proj", norm="layernorm")
+FORM = AttentionForm(norms="head", output="out_proj", normed=("q_layernorm", "k_layernorm"))
 MLP_NAMES = "w1", "w3", "w2"
+ACT = "silu"
+ADDED = 1e-6
+"""What is added to the sum of the weights of a token's experts."""
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
 
 class Lfm2Config(DecoderConfig, Protocol):
-    """The keys that are read from an Lfm2Config."""
+    """The keys that are read from a config of one of `MODEL_TYPES`."""
 
     norm_eps: float
     layer_types: list[str]
@@ -39,12 +44,21 @@ class Lfm2Config(DecoderConfig, Protocol):
     block_auto_adjust_ff_dim: bool
     block_ffn_dim_multiplier: float | None
     block_multiple_of: int
+    """Only LFM2 has the last three."""
+    num_dense_layers: int
+    num_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    use_expert_bias: bool
+    norm_topk_prob: bool
+    routed_scaling_factor: float
+    """Only LFM2-MoE has these seven."""
 
 
 def inner_channels(config: Lfm2Config) -> int:
     """The channels inside the MLP."""
     inner = config.intermediate_size
-    if config.block_auto_adjust_ff_dim:
+    if config.model_type == "lfm2" and config.block_auto_adjust_ff_dim:
         inner = 2 * inner // 3
         if config.block_ffn_dim_multiplier is not None:
             unit = config.block_multiple_of
@@ -72,15 +86,39 @@ class ShortConvolution(Mixer):
         return self.out_proj(c * self.conv(memory["conv"](x) if self.keeps else x))
 
 
-def author(config: Lfm2Config, options: ResidualOptions) -> Model:
-    """The model of an Lfm2Config."""
+def dense_layers(config: Lfm2Config) -> int:
+    """The number of layers before the first with experts."""
+    layers = len(config.layer_types)
+    return layers if config.model_type == "lfm2" else min(config.num_dense_layers, layers)
+
+
+def mixture(config: Lfm2Config, options: ExpertOptions) -> Mixture:
+    """The experts of a layer."""
+    return Mixture(
+        hidden=config.hidden_size,
+        inner=config.moe_intermediate_size,
+        count=config.num_experts,
+        chosen=config.num_experts_per_tok,
+        normalised=config.norm_topk_prob,
+        act=ACT,
+        together=options.together,
+        factor=options.scale * config.routed_scaling_factor,
+        sigmoid=True,
+        added=ADDED,
+    )
+
+
+def author(config: Lfm2Config, options: ExpertOptions) -> Model:
+    """The model for a config of one of `MODEL_TYPES`."""
     scale, size, heads = options.scale, config.hidden_size, heads_of(config)
     kind = LayerKind(heads, rotary_table(config, heads.dim))
     eps, inner = residual_eps(config.norm_eps, scale), inner_channels(config)
     names = PartNames("operator_norm", mlp_norm="ffn_norm", mlp="feed_forward")
     convolved = PartNames("operator_norm", "conv", "ffn_norm", "feed_forward")
     check(config)
-    layers = []
+    dense = dense_layers(config)
+    experts = mixture(config, options) if dense < len(config.layer_types) else None
+    layers: list[Block] = []
     with torch.device("meta"):
         for index, layer_type in enumerate(config.layer_types):
             attends = layer_type == "full_attention"
@@ -89,10 +127,17 @@ def author(config: Lfm2Config, options: ResidualOptions) -> Model:
                 if attends
                 else ShortConvolution(config, scale)
             )
-            mlp = MLP(size, inner, "silu", factor=scale, names=MLP_NAMES)
             norm, mlp_norm = RMSNorm(size, eps), RMSNorm(size, eps)
             own = names if attends else convolved
-            layers.append(PreNormBlock(index, norm, mixer, mlp_norm, mlp, own))
+            if experts is None or index < dense:
+                mlp = MLP(size, inner, ACT, factor=scale, names=MLP_NAMES)
+                layers.append(PreNormBlock(index, norm, mixer, mlp_norm, mlp, own))
+            else:
+                correction = "expert_bias" if config.use_expert_bias else None
+                layers.append(PreNormBlock(index, norm, mixer, names=own, alone="mix"))
+                layers.append(
+                    MixtureBlock(experts, index, mlp_norm, names=own, correction=correction)
+                )
     memory = {}
     if "conv" in config.layer_types and config.conv_L_cache > 1:
         memory["conv"] = History(size, config.conv_L_cache - 1)
@@ -104,6 +149,7 @@ def author(config: Lfm2Config, options: ResidualOptions) -> Model:
         norm="model.embedding_norm.weight",
         eps=config.norm_eps,
         memory=memory,
+        channels=expert_channels(experts),
     )
 
 

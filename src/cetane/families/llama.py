@@ -6,34 +6,45 @@
 - SmolLM3 has layers whose queries and keys have no positions;
 - Granite has multipliers;
 - Phi-3 and Phi-4-mini store q/k/v as one tensor, and gate/up as another. Only some channels of a
-  head have positions.
+  head have positions;
+- Arcee has no gates in its MLPs;
+- Seed-OSS has biases of its own, and Code World Model may have windows;
+- ERNIE 4.5 and Helium turn neighbouring channels of a head;
+- Hunyuan norms queries and keys after they got their positions;
+- HyperCLOVA X has Granite's multipliers, and norms after attention and MLP too.
 
 The truth is transformers' `modeling_{model_type}.py`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from cetane.families.attention import Attention, AttentionForm
-from cetane.families.base import Weight
-from cetane.families.blocks import PreNormBlock
-from cetane.families.configs import invalid
+from cetane.families.base import Block
+from cetane.families.blocks import PreNormBlock, SandwichBlock, SandwichNames
+from cetane.families.configs import LARGEST, invalid
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
 from cetane.families.kinds import LayerKind, kind_names
-from cetane.families.layers import MLP, Held
+from cetane.families.layers import GATED, MLP, UNGATED, RMSNorm
 from cetane.families.model import Model, Reach
 from cetane.families.options import ResidualOptions
-from cetane.families.rotary import first_positions, rotary_table
+from cetane.families.rotary import RotaryTable, first_positions, of_base, rotary_table
+from cetane.families.stored import FusedBlock, InterleavedBlock
 
 Options = ResidualOptions
 MODEL_TYPES = (
-    "granite", "llama", "ministral", "ministral3", "mistral", "phi3", "qwen2", "qwen3", "smollm3",
+    "arcee", "cwm", "ernie4_5", "granite", "helium", "hunyuan_v1_dense", "hyperclovax", "llama",
+    "ministral", "ministral3", "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
 )  # fmt: skip
-
-FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""Phi-3's tensors, and the projections that their rows are."""
+BLOCKS = {"ernie4_5": InterleavedBlock, "helium": InterleavedBlock, "phi3": FusedBlock}
+"""The layers of model types that store rows in an order of their own."""
+AROUND = SandwichNames(
+    after="post_norm1", mlp_norm="post_attention_layernorm", mlp_after="post_norm2"
+)
+"""HyperCLOVA X's names for its norms."""
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
@@ -44,20 +55,25 @@ class LlamaConfig(DecoderConfig, Protocol):
     num_hidden_layers: int
     hidden_act: str
     attention_bias: bool
-    """Only Llama, Qwen3, SmolLM3 and Granite have it."""
     mlp_bias: bool
-    """Only Llama, SmolLM3 and Granite have it."""
+    """`traits` says which model types read these two."""
+    attention_out_bias: bool
+    """Only Seed-OSS has it."""
+    use_bias: bool
+    """Only ERNIE has it."""
     sliding_window: int | None
-    """Only Mistral, Ministral, Phi-3, Qwen and SmolLM3 have it."""
+    """Only Code World Model, Mistral, Ministral, Phi-3, Qwen and SmolLM3 have it."""
     layer_types: list[str]
-    """Only Ministral, Qwen and SmolLM3 have it."""
+    """Only Code World Model, Ministral, Qwen and SmolLM3 have it."""
     no_rope_layers: list[int]
     """Only SmolLM3 has it: 0 for a layer that does not turn queries and keys."""
     embedding_multiplier: float
     attention_multiplier: float
     residual_multiplier: float
     logits_scaling: float
-    """Only Granite has the last four."""
+    """Only Granite and HyperCLOVA X have the last four."""
+    use_post_norm: bool
+    """Only HyperCLOVA X has it."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +82,7 @@ class Traits:
 
     form: AttentionForm
     mlp_bias: bool = False
+    mlp_names: tuple[str, ...] = GATED
     scores: float | None = None
     """The factor on scores; None for one over the root of a head's width."""
     embedding: float = 1.0
@@ -80,42 +97,46 @@ def traits(config: LlamaConfig) -> Traits:
         case "llama" | "smollm3":
             own = config.attention_bias
             return Traits(AttentionForm(qkv_bias=own, out_bias=own), config.mlp_bias)
+        case "arcee":
+            own = config.attention_bias
+            form = AttentionForm(qkv_bias=own, out_bias=own)
+            return Traits(form, config.mlp_bias, UNGATED)
+        case "cwm":
+            return Traits(AttentionForm(), config.mlp_bias)
+        case "ernie4_5":
+            own = bool(config.use_bias)
+            return Traits(AttentionForm(qkv_bias=own, out_bias=own), own)
+        case "helium":
+            return Traits(AttentionForm(qkv_bias=config.attention_bias), config.mlp_bias)
+        case "hunyuan_v1_dense":
+            own, normed = config.attention_bias, ("query_layernorm", "key_layernorm")
+            return Traits(AttentionForm(own, own, "head", normed=normed, turned_first=True))
+        case "seed_oss":
+            qkv, out = config.attention_bias, config.attention_out_bias
+            return Traits(AttentionForm(qkv_bias=qkv, out_bias=out), config.mlp_bias)
         case "qwen2":
             return Traits(AttentionForm(qkv_bias=True))
         case "qwen3":
             own = config.attention_bias
             return Traits(AttentionForm(qkv_bias=own, out_bias=own, norms="head"))
         case "granite":
-            own = config.attention_bias
-            return Traits(
-                AttentionForm(qkv_bias=own, out_bias=own),
-                config.mlp_bias,
-                scores=config.attention_multiplier,
-                embedding=config.embedding_multiplier,
-                residual=config.residual_multiplier,
-                logits=1 / config.logits_scaling,
-            )
+            return multiplied(config, 1 / config.logits_scaling, config.mlp_bias)
+        case "hyperclovax":
+            return multiplied(config, config.logits_scaling, config.mlp_bias)
     return Traits(AttentionForm())
 
 
-class PhiLayer(PreNormBlock):
-    """A layer whose projections of one input are stored as one tensor."""
-
-    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
-        plain = super().weight(path, shape, held)
-        module, _, name = path.removesuffix(".weight").rpartition(".")
-        whole = next((whole for whole, parts in FUSED.items() if name in parts), None)
-        if whole is None:
-            return plain
-        sizes = [int(self.part(f"{module}.{part}").outputs) for part in FUSED[whole]]
-        number = FUSED[whole].index(name)
-        start = sum(sizes[:number])
-        return replace(
-            plain,
-            name=f"{self.prefix}{module}.{whole}.weight",
-            stored=(sum(sizes), *held.stored[1:]),
-            rows=(start, start + sizes[number]),
-        )
+def multiplied(config: LlamaConfig, logits: float, mlp_bias: bool = False) -> Traits:
+    """The traits of a Granite or of a HyperCLOVA X. `logits` is the factor on logits."""
+    own = config.attention_bias
+    return Traits(
+        AttentionForm(qkv_bias=own, out_bias=own),
+        mlp_bias,
+        scores=config.attention_multiplier,
+        embedding=config.embedding_multiplier,
+        residual=config.residual_multiplier,
+        logits=logits,
+    )
 
 
 def author(config: LlamaConfig, options: ResidualOptions) -> Model:
@@ -123,14 +144,20 @@ def author(config: LlamaConfig, options: ResidualOptions) -> Model:
     check(config)
     own, scale, size = traits(config), options.scale, config.hidden_size
     kinds, norm, added = layer_kinds(config, own.scores), Norms(config, scale), scale * own.residual
-    block = PhiLayer if config.model_type == "phi3" else PreNormBlock
-    layers = []
+    inner, act, eps = config.intermediate_size, config.hidden_act, config.rms_norm_eps
+    block = BLOCKS.get(config.model_type, PreNormBlock)
+    around = config.model_type == "hyperclovax" and config.use_post_norm
+    after = partial(RMSNorm, size, eps, factor=added)
+    layers: list[Block] = []
     with torch.device("meta"):
         for index, kind in enumerate(kinds):
-            inner, act = config.intermediate_size, config.hidden_act
-            attention = Attention(size, config.rms_norm_eps, kind, own.form, added)
-            mlp = MLP(size, inner, act, own.mlp_bias, added)
-            layers.append(block(index, norm(), attention, norm(), mlp))
+            factor = 1.0 if around else added  # behind a norm, its gains have the factor
+            attention = Attention(size, eps, kind, own.form, factor)
+            mlp = MLP(size, inner, act, own.mlp_bias, factor, names=own.mlp_names)
+            if around:
+                layers.append(SandwichBlock(index, attention, mlp, norm, after, AROUND))
+            else:
+                layers.append(block(index, norm(), attention, norm(), mlp))
     return decoder_model(
         config, layers, scale, kinds, embedding=own.embedding, logits=own.logits,
         reach=reach(config),
@@ -162,13 +189,24 @@ def layer_kinds(config: LlamaConfig, scores: float | None = None) -> list[LayerK
     """The kind of every layer: whether it slides, and whether its queries and keys have
     positions."""
     heads = heads_of(config, scores)
-    phi = config.model_type == "phi3"
-    part = config.rope_parameters.get("partial_rotary_factor") if phi else None
-    rotary = rotary_table(config, heads.dim, part=part)
+    rotary = table(config, heads.dim)
     return [
         LayerKind(heads, rotary, window, positioned=positioned)
         for window, positioned in zip(layer_windows(config), positioned_layers(config), strict=True)
     ]
+
+
+def table(config: LlamaConfig, dim: int) -> RotaryTable:
+    """The rotary table of all layers. CetaneError for an `alpha` of Hunyuan that is no positive
+    number: it stretches the base, whatever the type `dynamic` says elsewhere."""
+    kind, rope = config.model_type, config.rope_parameters
+    alpha = rope.get("alpha") if kind == "hunyuan_v1_dense" else None
+    if rope.get("rope_type") != "dynamic" or not alpha:
+        part = rope.get("partial_rotary_factor") if kind == "phi3" else None
+        return rotary_table(config, dim, part=part)
+    if not isinstance(alpha, int | float) or not 0 < alpha <= LARGEST:
+        raise invalid(kind, f"rope_parameters: alpha = {alpha!r}, not a positive number")
+    return of_base(rope["rope_theta"] * alpha ** (dim / (dim - 2)), dim)
 
 
 def positioned_layers(config: LlamaConfig) -> list[bool]:
@@ -188,8 +226,8 @@ def positioned_layers(config: LlamaConfig) -> list[bool]:
 def layer_windows(config: LlamaConfig) -> list[int | None]:
     """The attention window of every layer, in tokens; None for full attention. CetaneError if a
     layer slides and the config has no window."""
-    if config.model_type in ("llama", "granite", "olmoe"):
-        return [None] * config.num_hidden_layers
-    if config.model_type in ("ministral3", "mistral", "mixtral", "phi3", "qwen3_moe"):
-        return [config.sliding_window] * config.num_hidden_layers
-    return [config.sliding_window if name == "sliding" else None for name in kind_names(config)]
+    if config.model_type in ("cwm", "ministral", "qwen2", "qwen2_moe", "qwen3", "smollm3"):
+        names = kind_names(config)
+        return [config.sliding_window if name == "sliding" else None for name in names]
+    windowed = config.model_type in ("ministral3", "mistral", "mixtral", "phi3", "qwen3_moe")
+    return [config.sliding_window if windowed else None] * config.num_hidden_layers

@@ -13,11 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cetane.errors import CetaneError
 from cetane.families.attention import Attention, AttentionForm
-from cetane.families.base import Block, Weight
-from cetane.families.blocks import PartNames, PreNormBlock
-from cetane.families.configs import invalid
+from cetane.families.base import Block
+from cetane.families.blocks import PartNames
+from cetane.families.configs import invalid, unsupported
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
 from cetane.families.experts import (
     ExpertOptions,
@@ -31,14 +30,13 @@ from cetane.families.experts import (
     mixture_of,
 )
 from cetane.families.kinds import LayerKind
-from cetane.families.layers import MLP, Held, RowPick
+from cetane.families.layers import MLP
 from cetane.families.model import Model, Reach
-from cetane.families.rotary import rotary_table, to_halves
+from cetane.families.rotary import rotary_table
+from cetane.families.stored import InterleavedBlock
 
 Options = ExpertOptions
 MODEL_TYPES = ("llama4_text",)
-HOME = "feed_forward"
-"""The checkpoint's name for what follows attention."""
 CHUNKED = "chunked_attention"
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
@@ -61,22 +59,6 @@ class Llama4Config(DecoderConfig, Protocol):
     attention_chunk_size: int | None
     attn_temperature_tuning: bool
     floor_scale: int
-
-
-class TurnedBlock(PreNormBlock):
-    """A layer whose checkpoint turns neighbouring channels (0, 1), (2, 3) ... of each head."""
-
-    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
-        plain = super().weight(path, shape, held)
-        if not path.startswith(("self_attn.q_proj.", "self_attn.k_proj.")):
-            return plain
-        pick = RowPick(partial(rows_in_halves, self.part("self_attn").heads.dim))
-        return replace(plain, pick=pick, part=path.split(".")[1])
-
-
-def rows_in_halves(dim: int, stored: Tensor) -> Tensor:
-    """The rows of each head as two halves; of a weight or a bias."""
-    return to_halves(stored.reshape(len(stored) // dim, dim, -1)).reshape(stored.shape)
 
 
 class Llama4Experts(MixtureExperts):
@@ -116,7 +98,7 @@ def author(config: Llama4Config, options: ExpertOptions) -> Model:
     kinds = [LayerKind(heads, rotary, positioned=bool(one)) for one in config.no_rope_layers]
     count = config.num_local_experts
     mixture = mixture_of(config, options, count, inner, normalised=False, sigmoid=True)
-    names = PartNames(mlp=HOME)
+    names = PartNames(mlp="feed_forward")
     layers: list[Block] = []
     with torch.device("meta"):
         for index, kind in enumerate(kinds):
@@ -125,13 +107,19 @@ def author(config: Llama4Config, options: ExpertOptions) -> Model:
             attention = Attention(size, eps, kind, form, scale)
             if index not in config.moe_layers:
                 mlp = MLP(size, wide, act, factor=scale)
-                layers.append(TurnedBlock(index, norm(), attention, norm(), mlp, names))
+                layers.append(InterleavedBlock(index, norm(), attention, norm(), mlp, names))
                 continue
             shared = SharedExpert(size, inner, act, scale)
-            layers.append(TurnedBlock(index, norm(), attention, names=names))
+            layers.append(InterleavedBlock(index, norm(), attention, names=names))
             layers.append(
                 MixtureBlock(
-                    mixture, index, norm(), "router", group=Llama4Experts, shared=shared, home=HOME
+                    mixture,
+                    index,
+                    norm(),
+                    "router",
+                    group=Llama4Experts,
+                    shared=shared,
+                    names=names,
                 )
             )
     return decoder_model(
@@ -151,8 +139,8 @@ def reach(config: Llama4Config) -> Reach:
         limits.append((config.attention_chunk_size, "attends in chunks"))
     if config.attn_temperature_tuning and not all(config.no_rope_layers):
         if config.floor_scale == 1:
-            raise CetaneError(
-                "floor_scale = 1: a factor on the queries of all tokens is not supported"
+            raise unsupported(
+                config.model_type, "floor_scale = 1, a factor on the queries of all tokens"
             )
         limits.append((config.floor_scale - 1, "multiplies queries by a factor"))
     return min(limits, key=itemgetter(0))

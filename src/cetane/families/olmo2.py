@@ -1,25 +1,26 @@
 """OLMo 2, and OLMo 3 with its sliding layers: norms after attention and MLP. Queries and keys are
-normed over all heads together.
+normed over all heads together. And EXAONE 4, which norms each head; if some of its layers slide,
+the others give queries and keys no positions.
 
-The truth is transformers' `modeling_olmo2.py` and `modeling_olmo3.py`.
+The truth is transformers' `modeling_{model_type}.py`.
 """
 
 from typing import Protocol
 
 import torch
 
-from cetane.families.attention import Attention, AttentionForm, only_values
+from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block, Flow, Memory, Spaces
-from cetane.families.blocks import within
+from cetane.families.blocks import values_within, within
 from cetane.families.decoder import DecoderConfig, decoder_model, heads_of
-from cetane.families.kinds import LayerKind, kind_names
+from cetane.families.kinds import DEFAULT, LayerKind, kind_names
 from cetane.families.layers import MLP, Exchange, RMSNorm
 from cetane.families.model import Model
 from cetane.families.options import ResidualOptions
 from cetane.families.rotary import rotary_table
 
 Options = ResidualOptions
-MODEL_TYPES = ("olmo2", "olmo3")
+MODEL_TYPES = ("exaone4", "olmo2", "olmo3")
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
@@ -31,9 +32,10 @@ class OlmoConfig(DecoderConfig, Protocol):
     num_hidden_layers: int
     hidden_act: str
     attention_bias: bool
+    """EXAONE 4 has none."""
     sliding_window: int | None
     layer_types: list[str]
-    """Only OLMo 3 has the last two."""
+    """OLMo 2 has not the last two."""
 
 
 class OlmoLayer(Block):
@@ -43,8 +45,11 @@ class OlmoLayer(Block):
     def __init__(self, config: OlmoConfig, index: int, kind: LayerKind, scale: float) -> None:
         super().__init__(f"layer-{index:02}", index, f"model.layers.{index}.")
         self.reads, self.keeps = ("hidden", *kind.reads), (kind.name,)
-        size, eps, bias = config.hidden_size, config.rms_norm_eps, config.attention_bias
-        form = AttentionForm(qkv_bias=bias, out_bias=bias, norms="whole")
+        size, eps = config.hidden_size, config.rms_norm_eps
+        form = AttentionForm(norms="head")
+        if config.model_type != "exaone4":
+            bias = config.attention_bias
+            form = AttentionForm(qkv_bias=bias, out_bias=bias, norms="whole")
         self.self_attn = Attention(size, eps, kind, form, inverse=scale)
         self.post_attention_layernorm = RMSNorm(size, eps, factor=scale)
         self.mlp = MLP(size, config.intermediate_size, config.hidden_act, inverse=scale)
@@ -56,7 +61,8 @@ class OlmoLayer(Block):
         return (*own, *(within("mlp", one) for one in self.mlp.exchanges()))
 
     def spaces(self) -> Spaces:
-        return only_values(self.self_attn)
+        """Norms make what is added to the residual stream."""
+        return Spaces(values=values_within("self_attn", self.self_attn))
 
     def forward(self, flow: Flow, memory: Memory) -> None:
         h = flow["hidden"]
@@ -67,7 +73,8 @@ class OlmoLayer(Block):
 def author(config: OlmoConfig, options: ResidualOptions) -> Model:
     """The model for a config of one of `MODEL_TYPES`."""
     heads, typed = heads_of(config), config.model_type == "olmo3"
-    names = kind_names(config) if typed else ["full"] * config.num_hidden_layers
+    older, exaone = config.model_type == "olmo2", config.model_type == "exaone4"
+    names = ["full"] * config.num_hidden_layers if older else kind_names(config)
     kinds = {
         name: LayerKind(
             heads,
@@ -75,7 +82,8 @@ def author(config: OlmoConfig, options: ResidualOptions) -> Model:
             rotary_table(config, heads.dim, f"{name}_attention" if typed else None, part=1.0),
             config.sliding_window if name == "sliding" else None,
             name=name,
-            table=name,
+            table=DEFAULT if exaone else name,
+            positioned=name == "sliding" or not exaone or config.sliding_window is None,
         )
         for name in dict.fromkeys(names)
     }

@@ -12,7 +12,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cetane.errors import CetaneError
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block, Weight
 from cetane.families.blocks import Mixer, PartNames, PreNormBlock
@@ -200,4 +199,5 @@ def check(config: Qwen3NextConfig) -> None:
         )
     for kind in config.layer_types:
         if kind not in ("linear_attention", "full_attention"):
-            raise CetaneError(f"layer_types: {kind!r} is neither linear nor full attention")
+            known = "linear_attention, full_attention"
+            raise invalid(config.model_type, f"layer_types: {kind!r}; known: {known}")

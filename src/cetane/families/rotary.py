@@ -6,8 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from cetane.errors import CetaneError
-from cetane.families.configs import LARGEST, LARGEST_HEAD, invalid
+from cetane.families.configs import LARGEST, LARGEST_HEAD, invalid, unsupported
 
 STATIC = ("default", "linear", "llama3", "yarn", "proportional", "dynamic")
 """The rope types whose frequencies do not depend on the length of the text.
@@ -74,7 +73,8 @@ def rotary_table(
     # its context ends where the second table begins: `decoder_model`
     longrope = kind == "longrope" and layer_type is None and part is not None
     if kind not in STATIC and not longrope:
-        raise CetaneError(f"rope type {kind!r} is not supported; known: {', '.join(STATIC)}")
+        known = ", ".join(STATIC)
+        raise unsupported(model_type, f"rope type {kind!r} (known: {known})")
     theta = parameters.get("rope_theta")
     if not isinstance(theta, int | float) or not 0 < theta < torch.finfo(torch.float).max:
         raise invalid(model_type, f"rope_theta = {theta!r}, not a positive number")
@@ -83,19 +83,24 @@ def rotary_table(
         part = 1.0 if layer_type is None else parameters.get("partial_rotary_factor", 1.0)
     width = turned_channels(model_type, dim, kind, part)
     if kind == "default":
-        exponents = torch.arange(0, width, 2, dtype=torch.float) / width
-        frequencies, scale = 1.0 / theta**exponents, 1.0
-    else:
-        frequencies, scale = of_transformers(config, kind, layer_type)
+        return of_base(theta, width)
+    frequencies, scale = of_transformers(config, kind, layer_type)
     if not frequencies.isfinite().all():
         raise invalid(model_type, f"rope parameters of type {kind} give no finite frequencies")
     if 2 * frequencies.numel() != width:  # transformers fails on such a head
         factor = parameters.get("partial_rotary_factor", 1.0)
-        raise CetaneError(
-            f"rope type {kind!r} with partial_rotary_factor = {factor!r} turns "
-            f"{2 * frequencies.numel()} of {width} channels of a head, which is not supported"
+        raise unsupported(
+            model_type,
+            f"rope type {kind!r} with partial_rotary_factor = {factor!r}, which turns "
+            f"{2 * frequencies.numel()} of {width} channels of a head",
         )
     return RotaryTable(frequencies, scale)
+
+
+def of_base(theta: float, width: int) -> RotaryTable:
+    """The table of a base, for `width` channels."""
+    exponents = torch.arange(0, width, 2, dtype=torch.float) / width
+    return RotaryTable(1.0 / theta**exponents)
 
 
 def parameters_of(config: RotaryConfig, layer_type: str | None) -> dict[str, Any]:

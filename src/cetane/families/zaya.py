@@ -10,11 +10,10 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from cetane.errors import CetaneError
 from cetane.families.axes import Axes
 from cetane.families.base import Block, Flow, Memory, Part, RoutedBlock, Truth, Weight
 from cetane.families.cca import CompressedAttention, TapCounts
-from cetane.families.configs import invalid
+from cetane.families.configs import invalid, unsupported
 from cetane.families.decoder import TABLE, DecoderConfig, decoder_model, heads_of
 from cetane.families.kinds import LayerKind
 from cetane.families.layers import Held, Leaf, Projection, RMSNorm, activation, first_largest
@@ -313,7 +312,7 @@ def author(config: ZayaConfig, options: ZayaOptions) -> Model:
 def check(config: ZayaConfig) -> None:
     """Raise CetaneError for a config that is not supported or not consistent."""
     if config.lm_head_bias:
-        raise CetaneError("lm_head_bias is not supported: no released ZAYA has one")
+        raise unsupported("zaya", "lm_head_bias, as no released ZAYA has")
     if config.num_key_value_heads * config.head_dim % 2:
         raise invalid(
             "zaya",
@@ -322,4 +321,4 @@ def check(config: ZayaConfig) -> None:
         )
     for kind in config.layer_types:
         if kind not in SLIDING:
-            raise CetaneError(f"layer_types: {kind!r}; a ZAYA has {' and '.join(SLIDING)}")
+            raise invalid("zaya", f"layer_types: {kind!r}; known: {', '.join(SLIDING)}")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from cetane.engine.backend import Array
-from cetane.families import Block, RoutedBlock, Shard
+from cetane.families import Block, Projection, RoutedBlock, Shard
 from cetane.gates.limits import limits
 from cetane.gates.transformers_model import own_tensors
 from cetane.lower.tracing import Constant
@@ -30,9 +30,16 @@ from cetane.schema.interface import Output, ToTensor
 Choices = Mapping[int, tuple[Array, Array]]
 """By layer, the numbers of some tokens `(n,)`, and their experts `(n, chosen)`, ascending."""
 LEAST_TIE = 2e-6
-"""Nats within which fp32 perhaps does not tell two experts apart: some steps of a probability."""
+"""Nats within which fp32 perhaps does not tell two experts apart: some steps of a probability. The
+steps of larger numbers are larger."""
 LOGITS_AT = {"Llama4Router": 1}
 """Which output of a router is its logits, where it is not the first."""
+BY_SIGMOIDS = {"DeepseekV3TopkRouter", "Glm4MoeLiteTopkRouter", "Lfm2MoeTopKRouter"}
+"""The routers that compare the sigmoids of logits, perhaps with a correction."""
+LEAST_SLOPE = 0.03
+"""A sigmoid changes by this times a change of its logit, or by less. fp32 has 6e-8 between two
+numbers below 1: that is `LEAST_TIE` times this slope. Where it is less steep, its own rounding
+decides."""
 
 
 def shown_name(block: Block) -> str:
@@ -62,15 +69,19 @@ def showing(function: MilFunction, used: Mapping[str, Constant]) -> MilFunction:
         if isinstance(block, RoutedBlock) and constant.path.startswith(f"{block.deciding}."):
             deciding[block].add(name)
     for block, names in deciding.items():
-        value = compared(function, names, f"{block.scores}_out")
+        router = block.get_submodule(block.deciding)
+        assert isinstance(router, Projection)
+        value = compared(function, names, router.outputs, f"{block.scores}_out")
         if value is not None:
             function = with_output(function, value, shown_name(block))
     return function
 
 
-def compared(function: MilFunction, deciding: set[str], given: str) -> NamedValue | None:
-    """What a router compares: the first value behind its `deciding` parameters whose maximum is
-    taken.
+def compared(
+    function: MilFunction, deciding: set[str], count: int, given: str
+) -> NamedValue | None:
+    """What a router compares: the first value of `count` channels behind its `deciding` parameters
+    whose maximum is taken. Those of groups of experts have fewer channels.
 
     A function that leaves the choice to the host has the output `given` there. None for a function
     without the router."""
@@ -81,7 +92,9 @@ def compared(function: MilFunction, deciding: set[str], given: str) -> NamedValu
             continue
         if op.kind == "reduce_max":
             (read,) = op.inputs["x"]
-            return values[read] if isinstance(read, str) else None
+            value = values.get(read) if isinstance(read, str) else None
+            if value is None or value.type is None or value.type.shape[1:2] == (count,):
+                return value
         reached.update(value.name for value in op.outputs)
     return values[given] if given in reached else None
 
@@ -122,7 +135,7 @@ def is_router(module: nn.Module) -> bool:
     return (
         name.lower().endswith("topkrouter")
         or name in LOGITS_AT
-        or ("balancing_biases" in own_tensors(module))
+        or "balancing_biases" in own_tensors(module)
     )
 
 
@@ -169,7 +182,7 @@ class Routing:
             if topk.experts is None:  # it chooses otherwise
                 return output
             own = topk.experts.reshape(*self.shape, -1).sort(-1).values
-            scores = RouterScores.of(router, output, self.shape)
+            scores = RouterScores.of(router, output, topk.ranked, self.shape)
             if own.shape[-1] == scores.compared.shape[-1]:  # every token takes all experts
                 return output
             self.margins[layer], self.experts[layer] = scores.margin(own), own
@@ -178,7 +191,7 @@ class Routing:
             follows = near & (followed != own).any(-1)
             if not follows.any():
                 return output
-            with WatchedTopk(follows.reshape(-1, 1), followed.flatten(0, 1)):
+            with WatchedTopk(follows.reshape(-1, 1), followed.flatten(0, 1), topk.calls):
                 return plain(*given, **named)
 
         return forward
@@ -197,43 +210,85 @@ class Routing:
 class RouterScores:
     """What a router makes of some tokens, `(B, T, E)`."""
 
-    likely: Tensor
-    """The probabilities of experts."""
+    slopes: Tensor
+    """What the numbers that are compared change with their logits: for probabilities, at most
+    themselves."""
     compared: Tensor
-    """The numbers whose largest are chosen: probabilities, with balancing biases if it has any."""
+    """The numbers whose largest are chosen: probabilities or sigmoids, corrected if the
+    router does that."""
     tie: Tensor
     """Nats within which rounding may choose either of two experts, `(B, T)`. Logits below 1 err by
     less. So a router that weighs experts nearly alike does not excuse every choice."""
+    groups: int = 1
+    open_groups: int = 1
+    """Groups of experts, and those from which a token takes some (`Mixture`)."""
 
     @classmethod
-    def of(cls, router: nn.Module, output: Any, shape: torch.Size) -> "RouterScores":
-        """The scores behind a router's output."""
-        logits = output[LOGITS_AT.get(type(router).__name__, 0)].float()
-        likely = torch.softmax(logits, -1).reshape(*shape, -1)
-        compared = likely + getattr(router, "balancing_biases", 0)
-        largest = logits.abs().amax(-1).reshape(shape).clamp(max=1)
-        return cls(likely, compared, (limits().structure.tie * largest).clamp(min=LEAST_TIE))
+    def of(
+        cls, router: nn.Module, output: Any, ranked: Tensor, shape: torch.Size
+    ) -> "RouterScores":
+        """The scores behind a router's output; `ranked` is what it first gave to `topk`."""
+        name = type(router).__name__
+        logits = output[LOGITS_AT.get(name, 0)].float().reshape(*shape, -1)
+        groups = 1, 1
+        if name in BY_SIGMOIDS:
+            weights, compared = torch.sigmoid(logits), ranked.reshape(logits.shape)
+            slopes = (weights * (1 - weights)).clamp(min=LEAST_SLOPE)
+            groups = getattr(router, "num_group", 1), getattr(router, "topk_group", 1)
+        else:
+            slopes = torch.softmax(logits, -1)
+            compared = slopes + getattr(router, "balancing_biases", 0)
+        largest = logits.abs().amax(-1).clamp(max=1)
+        steps = compared.abs().amax(-1).clamp(min=1)  # fp32's grow with what it holds
+        tie = torch.maximum(limits().structure.tie * largest, LEAST_TIE * steps)
+        return cls(slopes, compared, tie, *groups)
 
     def margin(self, experts: Tensor) -> Tensor:
         """How much likelier the last of some `experts (B, T, chosen)` is than the best other one,
-        in nats of the logits `(B, T)`. It is negative if the other one is likelier."""
+        in nats of the logits `(B, T)`. It is negative if the other one is likelier.
+
+        Of a router that first chooses groups, it is that of the groups if theirs is smaller."""
         taken = torch.zeros_like(self.compared, dtype=torch.bool).scatter(-1, experts, True)
-        last = self.compared.masked_fill(~taken, torch.inf).min(-1)
-        next_ = self.compared.masked_fill(taken, -torch.inf).max(-1)
-        both = torch.stack([last.indices, next_.indices], -1)
-        return (last.values - next_.values) / self.likely.gather(-1, both).amax(-1)
+        if self.open_groups == self.groups:
+            return gap(self.compared, self.slopes, taken)
+        by_group = self.compared.unflatten(-1, (self.groups, -1))
+        best = by_group.topk(2, -1)
+        sums = best.values.sum(-1)
+        slopes = self.slopes.unflatten(-1, (self.groups, -1)).gather(-1, best.indices).sum(-1)
+        # The groups of these experts, and the best others up to the number of open ones.
+        needed = taken.unflatten(-1, (self.groups, -1)).any(-1)
+        opened = sums.masked_fill(needed, torch.inf).topk(self.open_groups, -1).indices
+        opened = torch.zeros_like(needed).scatter(-1, opened, True)
+        inside = by_group.masked_fill(~opened[..., None], -torch.inf).flatten(-2)
+        return torch.minimum(gap(sums, slopes, opened), gap(inside, self.slopes, taken))
+
+
+def gap(compared: Tensor, slopes: Tensor, taken: Tensor) -> Tensor:
+    """How far the last of what is `taken` lies above the best of the rest, `(B, T)`, in nats. All
+    are `(B, T, n)`."""
+    last = compared.masked_fill(~taken, torch.inf).min(-1)
+    next_ = compared.masked_fill(taken, -torch.inf).max(-1)
+    both = torch.stack([last.indices, next_.indices], -1)
+    return (last.values - next_.values) / slopes.gather(-1, both).amax(-1)
 
 
 class WatchedTopk(TorchFunctionMode):
     """A context that notes the experts which a router chooses, or changes those of some tokens. The
-    routers of all families choose by `topk`."""
+    routers of all families choose by `topk`; some choose groups of experts before."""
 
-    def __init__(self, follows: Tensor | None = None, followed: Tensor | None = None) -> None:
-        """`follows (n, 1)` says for which tokens to take the experts `followed (n, chosen)`."""
+    def __init__(
+        self, follows: Tensor | None = None, followed: Tensor | None = None, last: int = 0
+    ) -> None:
+        """`follows (n, 1)` says for which tokens to take the experts `followed (n, chosen)`. `last`
+        is the number of the call that chooses experts, from 1."""
         super().__init__()
-        self.follows, self.followed = follows, followed
+        self.follows, self.followed, self.last = follows, followed, last
         self.experts: Tensor | None = None
         """What the router itself chose, `(..., chosen)`."""
+        self.calls = 0
+        """The number of its choices so far."""
+        self.ranked = torch.empty(0)
+        """What it chose by, before it closed any group, `(..., E)`."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -241,8 +296,11 @@ class WatchedTopk(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if func not in (torch.topk, Tensor.topk):
             return result
+        self.calls += 1
+        if self.calls == 1:
+            self.ranked = args[0]
         self.experts = own = result.indices
-        if self.follows is None or self.followed is None:
+        if self.follows is None or self.followed is None or self.calls != self.last:
             return result
         chosen = torch.where(self.follows, self.followed, own.reshape(self.followed.shape))
         chosen = chosen.reshape(own.shape)

@@ -158,6 +158,8 @@ def activations(reference: Reference) -> list[Any]:
     ]
     if delta_rules(reference):  # their gates call SiLU as a function, whatever the config says
         kept.append(torch.nn.SiLU())
+    if any(type(module).__name__ == "ReLUSquaredActivation" for module in kept):
+        kept.append(torch.nn.ReLU())  # a program squares it by a product
     return list({str(module): module for module in kept}.values())
 
 
@@ -239,6 +241,10 @@ def bounding(values: Iterable[float]) -> list[float]:
     return [float(half) for half in halves if GUARD < abs(half) < LARGEST_FP16]
 
 
+ROTARY_NAMES = ("rotary_emb", "pos_emb")
+"""The names under which transformers' models keep their rotary tables."""
+
+
 def wrong_rotary(port: Readable, reference: Reference) -> Iterator[Misread]:
     """Rotary tables that the model does not have, up to the end of the context."""
     model, context = port.planner.model, port.planner.recipe.cache.context
@@ -254,7 +260,8 @@ def wrong_rotary(port: Readable, reference: Reference) -> Iterator[Misread]:
 @torch.inference_mode()
 def rotary_tables(reference: Reference, positions: torch.Tensor) -> Iterator[Array]:
     """The model's cosines and sines `(2, n, D)` of positions `(n,)`, for every kind of layer."""
-    rotary = reference.model.model.rotary_emb
+    parts = dict(reference.model.model.named_children())
+    rotary = next(parts[name] for name in ROTARY_NAMES if name in parts)
     kinds: list[dict[str, str]] = [{}]
     if "layer_type" in inspect.signature(rotary.forward).parameters:
         kinds = [{"layer_type": kind} for kind in dict.fromkeys(reference.model.config.layer_types)]

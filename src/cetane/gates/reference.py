@@ -328,7 +328,10 @@ class Reference:
 def logits_of(model: Any, normed: Tensor) -> Tensor:
     """The logits `(..., V)` of a transformers model for normed hidden states `(..., C)`."""
     config = model.config
-    logits: Tensor = model.get_output_embeddings()(normed) / getattr(config, "logits_scaling", 1.0)
+    scaling = getattr(config, "logits_scaling", 1.0)
+    if config.model_type == "hyperclovax":  # multiplies by what all others divide by
+        scaling = 1 / scaling
+    logits: Tensor = model.get_output_embeddings()(normed) / scaling
     bound = getattr(config, "final_logit_softcapping", None)
     return logits if bound is None else torch.tanh(logits / bound) * bound
 

@@ -9,10 +9,19 @@ from typing import Any
 
 import torch
 from tests.conftest import build_model, build_tokenizer
-from tests.families.gemma_models import FULL, SLIDING, build_gemma2, build_gemma3, build_gemma4
-from tests.families.test_deepseek_v2 import CONFIG as LATENTS
+from tests.families.gemma_models import (
+    FULL,
+    SLIDING,
+    build_gemma2,
+    build_gemma3,
+    build_gemma4,
+    build_vaultgemma,
+)
+from tests.families.test_deepseek import MODELS as LATENT_MODELS
+from tests.families.test_deepseek import build as build_latent
 from tests.families.test_gpt_oss import build_oss
-from tests.families.test_llama import MINISTRAL, MULTIPLIERS
+from tests.families.test_lfm2 import build_lfm2_moe
+from tests.families.test_llama import MINISTRAL, MULTIPLIERS, ROPES, STRETCHED
 from tests.families.test_llama4 import build_llama4
 from tests.families.test_mixtral import build as build_mixture
 from tests.families.test_qwen3_next import MODELS
@@ -38,12 +47,38 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "smollm3": lambda: build_model("smollm3", num_hidden_layers=4),
     "granite": lambda: build_model("granite", num_hidden_layers=3, **MULTIPLIERS),
     "phi3": lambda: build_model("phi3", num_hidden_layers=3, sliding_window=32),
+    "arcee": lambda: build_model("arcee", num_hidden_layers=3),
+    "cwm": lambda: build_model("cwm", num_hidden_layers=5, sliding_window=32, bos_token_id=0),
+    "ernie4_5": lambda: build_model("ernie4_5", num_hidden_layers=3),
+    "helium": lambda: build_model("helium", num_hidden_layers=3),
+    "hunyuan_v1_dense": lambda: build_model(
+        "hunyuan_v1_dense", num_hidden_layers=3, rope_parameters=ROPES["linear"] | STRETCHED
+    ),
+    "hyperclovax": lambda: build_model("hyperclovax", num_hidden_layers=3, **MULTIPLIERS),
+    "seed_oss": lambda: build_model("seed_oss", num_hidden_layers=3),
+    "exaone4": lambda: build_model("exaone4", num_hidden_layers=4, sliding_window=32),
+    "glm": lambda: build_model("glm", num_hidden_layers=3),
+    "glm4": lambda: build_model("glm4", num_hidden_layers=3),
     "olmo2": lambda: build_model("olmo2", num_hidden_layers=3),
     "olmo3": lambda: build_model("olmo3", num_hidden_layers=4, sliding_window=32),
     "lfm2": lambda: build_model(
         "lfm2", num_hidden_layers=4, layer_types=["conv", "full_attention", "conv", "conv"]
     ),
+    "lfm2_moe": lambda: build_lfm2_moe(
+        num_hidden_layers=4, layer_types=["conv", "full_attention", "conv", "full_attention"]
+    ),
+    "granitemoe": lambda: build_mixture(
+        "granitemoe", num_hidden_layers=3, num_local_experts=4, **MULTIPLIERS
+    ),
     "mixtral": lambda: build_mixture("mixtral", num_hidden_layers=3, num_local_experts=4),
+    "qwen2_moe": lambda: build_mixture(
+        "qwen2_moe",
+        num_hidden_layers=3,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=20,
+        shared_expert_intermediate_size=24,
+    ),
     "qwen3_moe": lambda: build_mixture(
         "qwen3_moe",
         num_hidden_layers=3,
@@ -66,9 +101,14 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen3_next": lambda: build_mixture("qwen3_next", **MODELS["qwen3_next"]),
     "qwen3_5": lambda: build_mixture("qwen3_5_text", **MODELS["qwen3_5_text"]),
     "qwen3_5_moe": lambda: build_mixture("qwen3_5_moe_text", **MODELS["qwen3_5_moe_text"]),
-    "deepseek_v2": lambda: build_mixture("deepseek_v2", **LATENTS | {"num_hidden_layers": 3}),
+    "deepseek_v2": lambda: three_latent_layers("deepseek_v2"),
+    "deepseek_v3": lambda: three_latent_layers("deepseek_v3"),
+    "glm4_moe_lite": lambda: three_latent_layers("glm4_moe_lite"),
+    "minicpm3": lambda: three_latent_layers("minicpm3"),
+    "youtu": lambda: three_latent_layers("youtu"),
     "gemma2": build_gemma2,
     "gemma3": build_gemma3,
+    "vaultgemma": build_vaultgemma,
     "gemma4": build_gemma4,
     "zaya": lambda: build_zaya(vocab_size=288),
 }
@@ -79,6 +119,14 @@ FORMATS = {
     "4 bits": "palette4-kmeans-group1",
 }
 CONTEXT = 160
+CORRECTIONS = ("balancing_biases", "e_score_correction_bias", "expert_bias")
+"""What is added to scores before experts are chosen, by the names in transformers."""
+
+
+def three_latent_layers(name: str) -> Any:
+    """A DeepSeek, or a relative."""
+    kind, config = LATENT_MODELS[name]
+    return build_latent(kind, **config | {"num_hidden_layers": 3})
 
 
 def build(family: str, seed: int = 0) -> Any:
@@ -95,8 +143,9 @@ def flattened(model: Any, factor: float) -> Any:
         mlp = getattr(router, "router_mlp", None)
         for parameter in (router if mlp is None else mlp.out_proj).parameters():
             parameter *= factor
-        if mlp is not None:
-            router.balancing_biases *= factor
+    for name, numbers in [*model.named_parameters(), *model.named_buffers()]:
+        if name.endswith(CORRECTIONS):
+            numbers *= factor
     return model
 
 

@@ -1221,6 +1221,22 @@ def _(port: AuthoredPort) -> None:
         after(block.router_proj, lambda x: x.roll(1, 1))
 
 
+@mutation("experts chosen without their correction", "graph")
+def _(port: AuthoredPort) -> None:
+    for block in mixtures(port):
+        if block.correction is None:
+            raise Inapplicable
+        block.correction.forward = lambda scores: scores
+
+
+@mutation("experts of any group", "graph")
+def _(port: AuthoredPort) -> None:
+    for block in mixtures(port):
+        if block.mixture.open_groups == block.mixture.groups:
+            raise Inapplicable
+        block.mixture = replace(block.mixture, open_groups=block.mixture.groups)
+
+
 @mutation("bounds of experts left out", "graph")
 def _(port: AuthoredPort) -> None:
     bounded = [m for b in mixtures(port) for m in b.modules() if hasattr(m, "limit")]

@@ -1,0 +1,65 @@
+"""Layers whose checkpoints store rows of matrices otherwise than their graphs use them."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, cat
+
+from cetane.families.base import Block, Weight
+from cetane.families.blocks import PreNormBlock
+from cetane.families.layers import Held, RowPick
+from cetane.families.rotary import to_halves
+
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Names of tensors in which projections of one input stand one below the other."""
+
+
+class InterleavedRows(Block):
+    """A layer whose checkpoint turns neighbouring channels (0, 1), (2, 3) ... of each head."""
+
+    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        plain = super().weight(path, shape, held)
+        if not path.startswith(("self_attn.q_proj.", "self_attn.k_proj.")):
+            return plain
+        attention: Any = self.get_submodule("self_attn")
+        heads, rotary = attention.kind.heads, attention.kind.rotary
+        pick = RowPick(partial(rows_in_halves, heads.dim, rotary.width))
+        return replace(plain, pick=pick, part=path.split(".")[1])
+
+
+class InterleavedBlock(InterleavedRows, PreNormBlock):
+    """An ordinary layer with such rows."""
+
+
+def rows_in_halves(dim: int, turned: int, stored: Tensor) -> Tensor:
+    """The first `turned` rows of each head as two halves; of a weight or a bias."""
+    heads = stored.reshape(len(stored) // dim, dim, -1)
+    return cat([to_halves(heads[:, :turned]), heads[:, turned:]], 1).reshape(stored.shape)
+
+
+class FusedRows(Block):
+    """A layer whose checkpoint stores projections as one tensor: those of a name in `fused`."""
+
+    fused: tuple[str, ...] = tuple(FUSED)
+
+    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        plain = super().weight(path, shape, held)
+        module, _, name = path.removesuffix(".weight").rpartition(".")
+        whole = next((whole for whole in self.fused if name in FUSED[whole]), None)
+        if whole is None:
+            return plain
+        parts = FUSED[whole]
+        projections: list[Any] = [self.get_submodule(f"{module}.{part}") for part in parts]
+        sizes = [int(one.outputs) for one in projections]
+        start = sum(sizes[: parts.index(name)])
+        return replace(
+            plain,
+            name=f"{self.prefix}{module}.{whole}.weight",
+            stored=(sum(sizes), *held.stored[1:]),
+            rows=(start, start + sizes[parts.index(name)]),
+        )
+
+
+class FusedBlock(FusedRows, PreNormBlock):
+    """An ordinary layer with such tensors."""

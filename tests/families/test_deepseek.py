@@ -1,0 +1,228 @@
+"""DeepSeek and its relatives equal transformers at every position, though no head's key or value is
+ever made."""
+
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
+from tests.families.test_llama import LONGROPE, ROPES
+from tests.families.test_mixtral import DECODE
+from tests.families.test_mixtral import build as build_mixture
+from tests.families.zaya_models import recipe
+
+from cetane.errors import CetaneError
+from cetane.families import Model, unread
+from cetane.families import author as author_any
+from cetane.families.experts import MixtureBlock
+from cetane.schema.slots import CONTRACTS
+
+LATENT: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "q_lora_rank": None,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+EXPERTS: dict[str, Any] = {
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 14,
+    "routed_scaling_factor": 1.5,
+}
+CONFIG = LATENT | EXPERTS
+"""Of a DeepSeek-V2."""
+ONE_GROUP = {"n_group": 1, "topk_group": 1}
+GROUPS = {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v2": ("deepseek_v2", CONFIG),
+    "deepseek_v3": ("deepseek_v3", CONFIG | GROUPS | {"q_lora_rank": 16}),
+    "moonlight": ("deepseek_v3", CONFIG | ONE_GROUP),
+    "halves": ("deepseek_v3", CONFIG | ONE_GROUP | {"rope_interleave": False}),
+    "plain weights": ("deepseek_v3", CONFIG | GROUPS | {"norm_topk_prob": False}),
+    "glm4_moe_lite": ("glm4_moe_lite", CONFIG | {"q_lora_rank": 16}),
+    "minicpm3": (
+        "minicpm3",
+        LATENT | {"q_lora_rank": 16, "dim_model_base": 16, "scale_emb": 3, "scale_depth": 1.1},
+    ),
+    "youtu": ("youtu", LATENT | {"q_lora_rank": 16, "tie_word_embeddings": True}),
+}
+YARN = ROPES["yarn"] | {"mscale": 0.7, "mscale_all_dim": 0.7}
+
+
+@torch.no_grad()
+def build(kind: str, **config: Any) -> Any:
+    """A random model, with numbers that correct the choice of experts where it has some. Like
+    released ones, they are far from zero."""
+    model = build_mixture(kind, **config)
+    for module in model.modules():
+        for numbers in module.buffers(recurse=False):
+            if numbers is getattr(module, "e_score_correction_bias", None):
+                numbers.copy_(8 + 0.2 * torch.randn_like(numbers))
+    return model
+
+
+@pytest.mark.parametrize(("name", "contract"), product(MODELS, CONTRACTS))
+def test_models(name: str, contract: str) -> None:
+    kind, config = MODELS[name]
+    made = recipe(contract, "chunks", slices=3)
+    assert_parity(build(kind, **config), made, FEEDS, drafts=True)
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
+def test_routed_experts_are_the_same_model(kind: str) -> None:
+    family = {"together": 2, "residual_scale": 2**-5}
+    routed = recipe("readonly", "per-block", order="ct1", routed=DECODE, family=family)
+    config = MODELS[kind][1] | {"attention_bias": True, "rope_parameters": YARN}
+    model = build(kind, **config | {"q_lora_rank": 16})
+    assert_parity(model, routed, {"uneven": FEEDS["uneven"]}, drafts=True)
+
+
+def test_the_cache_holds_only_latents() -> None:
+    engine = engine_of(build("deepseek_v2", **CONFIG), recipe())
+    assert engine.plan.kv_bytes[32] == 2 * 32 * (20 + 8) * CONFIG["num_hidden_layers"]
+
+
+def test_only_differences_of_corrections_matter() -> None:
+    """fp16 is coarse where released ones lie."""
+    (block,) = (one for one in author("deepseek_v3").layers if isinstance(one, MixtureBlock))
+    ((_, weight),) = ((path, w) for path, w in block.weights() if path.startswith("correction."))
+    stored = 40 + torch.rand(12)
+    read = weight.read(SimpleNamespace(read=lambda _: stored)).reshape(12)  # type: ignore[arg-type]
+    torch.testing.assert_close(read[:, None] - read, stored[:, None] - stored, atol=1e-5, rtol=0)
+    assert read.abs().max() < 1
+
+
+def test_what_lies_behind_the_last_layer_is_not_read() -> None:
+    """The layer that predicts one more token of a released DeepSeek-V3."""
+    model = build("deepseek_v3", **MODELS["deepseek_v3"][1])
+    names = [*model.state_dict(), "model.layers.2.eh_proj.weight", "model.layers.2.enorm.weight"]
+    assert unread(names, author("deepseek_v3")) == names[-2:]
+
+
+def author(name: str) -> Model:
+    """The authored model of one of `MODELS`."""
+    kind, config = MODELS[name]
+    return author_any(build(kind, **config).config.to_dict(), "c1t", {}, None)  # type: ignore[arg-type]
+
+
+NO_GROUPS = "no groups of at least two of 5 experts"
+TWO_TABLES = LONGROPE | {
+    "partial_rotary_factor": 1.0, "short_factor": [1.0, 1.1, 1.5, 3.0],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+}  # fmt: skip
+
+
+def test_a_minicpm3_ends_before_its_second_table() -> None:
+    kind, config = MODELS["minicpm3"]
+    model = build(kind, **config | {"rope_parameters": TWO_TABLES})
+    assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
+    made = author_any(model.config.to_dict(), "c1t", {}, None)  # type: ignore[arg-type]
+    assert (made.max_context, made.beyond) == (64, "has other rotary tables")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("deepseek_v2", {"topk_method": "group_limited_greedy"}, "topk_method"),
+        ("deepseek_v2", {"kv_lora_rank": 21}, "odd"),
+        ("deepseek_v2", {"num_key_value_heads": 2}, "share a latent"),
+        ("moonlight", {"n_group": None}, NO_GROUPS),
+        ("moonlight", {"n_group": 0}, "n_group = 0, not from 1"),
+        ("moonlight", {"n_group": 2}, NO_GROUPS),
+        ("moonlight", {"n_group": 5, "topk_group": 5}, NO_GROUPS),
+        ("moonlight", {"topk_group": 2}, NO_GROUPS),
+        ("moonlight", {"n_routed_experts": 1, "num_experts_per_tok": 1}, "at least two of 1"),
+        ("moonlight", {"num_experts_per_tok": 6}, "takes 6 experts of 1 groups of 5"),
+        ("moonlight", {"num_experts_per_tok": None}, "takes None experts"),
+        ("moonlight", {"first_k_dense_replace": None}, "deepseek_v3 model is not valid"),
+        ("deepseek_v3", {"num_experts_per_tok": 7}, "takes 7 experts of 2 groups of 3"),
+        ("deepseek_v3", {"head_dim": 16}, "head_dim = 16 differs"),
+        ("youtu", {"v_head_dim": None}, "youtu model is not valid"),
+        ("youtu", {"head_dim": 16}, "head_dim = 16 differs"),
+        ("minicpm3", {"dim_model_base": 0}, "minicpm3 model is not valid"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types has 1 entries"),
+        (
+            "glm4_moe_lite",
+            {"rope_parameters": ROPES["default"] | {"partial_rotary_factor": 0.5}},
+            "partial_rotary_factor = 0.5",
+        ),
+    ],
+    ids=str,
+)
+def test_configs_that_are_refused(name: str, change: dict[str, Any], message: str) -> None:
+    kind, config = MODELS[name]
+    model = build(kind, **config)
+    with pytest.raises(CetaneError, match=message):
+        engine_of(model, recipe(), model.config.to_dict() | change)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    heads, layers = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    kind = draw(st.sampled_from(sorted({kind for kind, _ in MODELS.values()})))
+    rotary = 2 * draw(st.integers(1, 5))
+    config: dict[str, Any] = {
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "hidden_size": heads * draw(st.integers(3, 12)),
+        "intermediate_size": draw(st.integers(1, 60)),
+        "vocab_size": draw(st.integers(10, 300)),
+        "q_lora_rank": draw(st.none() | st.integers(2, 20)),
+        "kv_lora_rank": 2 * draw(st.integers(1, 12)),
+        "qk_nope_head_dim": 2 * draw(st.integers(1, 6)),  # transformers turns no odd strides
+        "qk_rope_head_dim": rotary,
+        "head_dim": rotary,
+        "v_head_dim": draw(st.integers(1, 12)),
+        "attention_bias": draw(st.booleans()),
+        "mlp_bias": draw(st.booleans()),
+        "tie_word_embeddings": draw(st.booleans()),
+        "rope_parameters": draw(st.sampled_from([ROPES["default"], YARN])),
+    }
+    if kind not in ("minicpm3", "youtu"):
+        config |= draw(experts(layers))
+    if kind == "minicpm3":
+        config |= {
+            "scale_emb": draw(st.sampled_from([1, 3.5])),
+            "scale_depth": draw(st.none() | st.floats(0.5, 2)),
+            "dim_model_base": draw(st.none() | st.integers(8, 64)),
+        }
+    elif kind != "deepseek_v2":
+        config["rope_interleave"] = draw(st.booleans())
+    return kind, config
+
+
+@st.composite
+def experts(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    """Keys of experts, of all model types that have some."""
+    groups, size = draw(st.integers(1, 3)), draw(st.integers(2, 5))
+    opened = draw(st.integers(1, groups))
+    return {
+        "first_k_dense_replace": draw(st.integers(0, layers)),
+        "mlp_layer_types": [draw(st.sampled_from(["dense", "sparse"])) for _ in range(layers)],
+        "n_routed_experts": groups * size,
+        "n_group": groups,
+        "topk_group": opened,
+        "num_experts_per_tok": draw(st.integers(1, opened * size)),
+        "norm_topk_prob": draw(st.booleans()),
+        "n_shared_experts": draw(st.integers(1, 2)),
+        "moe_intermediate_size": draw(st.integers(1, 20)),
+        "routed_scaling_factor": draw(st.sampled_from([1.0, 1.5])),
+    }
+
+
+@settings(max_examples=25, derandomize=True)
+@given(configs(), st.sampled_from(CONTRACTS), cuts)
+def test_anything(config: tuple[str, dict[str, Any]], contract: str, pieces: list[int]) -> None:
+    kind, settings = config
+    assert_parity(build(kind, **settings), recipe(contract, "per-layer"), {"pieces": pieces})
