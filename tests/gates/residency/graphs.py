@@ -124,8 +124,13 @@ def write(spec: Any, folder: Path, weights: Path | None = None) -> Program:
     (path / WEIGHTS).write_bytes(weights.read_bytes() if weights and weights.exists() else b"")
     place_zeros(spec, path / WEIGHTS)
     (path / MODEL).write_bytes(spec.SerializeToString())
-    entry = {"path": MODEL.relative_to("Data").as_posix()}
-    manifest = {"itemInfoEntries": {"model": entry}, "rootModelIdentifier": "model"}
+    entry = dict.fromkeys(("author", "description", "name"), "a test's")
+    entry["path"] = MODEL.relative_to("Data").as_posix()
+    manifest = {
+        "fileFormatVersion": "1.0.0",
+        "itemInfoEntries": {"model": entry},
+        "rootModelIdentifier": "model",
+    }
     (path / MANIFEST).write_text(json.dumps(manifest))
     return load(path)
 
