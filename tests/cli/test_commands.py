@@ -83,11 +83,11 @@ def test_inspect(cetane: Cetane, tiny_checkpoint_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"hidden_act": "mish"}, "of a llama model is not valid: hidden_act = 'mish'"),
+        ({"hidden_act": "mish"}, "config.json of a llama model is not valid: hidden_act = 'mish'"),
         (
             {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0,
                                  "partial_rotary_factor": 0.5}},
-            "rope type 'linear' with partial_rotary_factor = 0.5",
+            "config.json of a llama model: rope type 'linear' with partial_rotary_factor = 0.5",
         ),
     ],
 )  # fmt: skip

@@ -93,7 +93,10 @@ def test_a_mark_is_a_return() -> None:
     [
         ({"linear_num_value_heads": 3}, "not a multiple"),
         ({"model_type": "qwen3_5_moe_text", "num_experts": 0}, "num_experts = 0"),
-        ({"layer_types": ["linear_attention", "sliding_attention", "full_attention"]}, "neither"),
+        (
+            {"layer_types": ["linear_attention", "sliding_attention", "full_attention"]},
+            "layer_types: 'sliding",
+        ),
     ],
 )
 def test_configs_that_no_model_has(change: dict[str, Any], message: str) -> None:

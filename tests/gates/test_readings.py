@@ -35,7 +35,8 @@ from cetane.mil import load
 from cetane.mil.index import FunctionIndex
 from cetane.mil.program import Op
 from cetane.planner import Planner
-from cetane.schema.recipe import override, parse_recipe
+from cetane.schema.changes import override
+from cetane.schema.recipe import parse_recipe
 
 from .conftest import with_ops
 

@@ -98,7 +98,8 @@ class Chromium:
             time.sleep(0.02)
 
     def open(self, url: str, width: int = 1280, height: int = 800, dark: bool = False) -> None:
-        """Open an address in a window of a size."""
+        """Open an address in a window of a size, and forget the events of pages before."""
+        self.events.clear()
         self.size(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
