@@ -49,6 +49,13 @@ class Facts:
     def layers(self) -> int:
         return int(self.config["num_hidden_layers"])
 
+    def windows(self, slides: list[bool]) -> dict[str, Any]:
+        """The window of the layers that slide, and the type of every layer."""
+        return {
+            "sliding_window": self.keys.integer("attention.sliding_window"),
+            "layer_types": self.kinds("sliding_attention", "full_attention", slides),
+        }
+
     def kinds(self, first: str, second: str, chosen: list[bool]) -> list[str]:
         """The first kind where a layer is chosen, else the second."""
         return [first if one else second for one in chosen]
@@ -99,11 +106,7 @@ def _exaone(facts: Facts) -> dict[str, Any]:
     keys = facts.keys
     if keys.get("attention.sliding_window") is None:
         return {"sliding_window": None, "layer_types": ["full_attention"] * facts.layers}
-    slides = keys.sliding_layers(facts.layers)
-    return {
-        "sliding_window": keys.integer("attention.sliding_window"),
-        "layer_types": facts.kinds("sliding_attention", "full_attention", slides),
-    }
+    return facts.windows(keys.sliding_layers(facts.layers))
 
 
 @of("granite", "granitemoe")
@@ -191,13 +194,10 @@ def _olmo(facts: Facts) -> dict[str, Any]:
     keys, rope = facts.keys, facts.rope
     if keys.get("attention.sliding_window") is None:
         return {}
-    slides = keys.sliding_layers(facts.layers)
     local = keys.number("rope.freq_base_swa", rope["rope_theta"])
-    return {
+    return facts.windows(keys.sliding_layers(facts.layers)) | {
         "model_type": "olmo3",
         "architectures": ["Olmo3ForCausalLM"],
-        "sliding_window": keys.integer("attention.sliding_window"),
-        "layer_types": facts.kinds("sliding_attention", "full_attention", slides),
         "rope_parameters": {
             "sliding_attention": {"rope_type": "default", "rope_theta": local},
             "full_attention": rope,
@@ -340,15 +340,17 @@ def _gemma3(facts: Facts) -> dict[str, Any]:
     period = keys.integer("attention.sliding_window_pattern", _GEMMA_PERIOD)
     slides = [(index + 1) % period != 0 for index in range(facts.layers)]
     local = keys.number("rope.freq_base_swa", _LOCAL_THETA)
-    return _bounded(keys) | {
-        "sliding_window": keys.integer("attention.sliding_window"),
-        "layer_types": facts.kinds("sliding_attention", "full_attention", slides),
-        "query_pre_attn_scalar": _scores_by(facts.config),
-        "rope_parameters": {
-            "full_attention": facts.rope,
-            "sliding_attention": {"rope_type": "default", "rope_theta": local},
-        },
-    }
+    return (
+        _bounded(keys)
+        | facts.windows(slides)
+        | {
+            "query_pre_attn_scalar": _scores_by(facts.config),
+            "rope_parameters": {
+                "full_attention": facts.rope,
+                "sliding_attention": {"rope_type": "default", "rope_theta": local},
+            },
+        }
+    )
 
 
 def _bounded(keys: Keys) -> dict[str, Any]:
@@ -371,9 +373,7 @@ def _gemma4(facts: Facts) -> dict[str, Any]:
     local = [count for count, slide in zip(heads, slides, strict=True) if slide]
     wide = [count for count, slide in zip(heads, slides, strict=True) if not slide]
     per_layer = keys.optional("embedding_length_per_layer_input")
-    own: dict[str, Any] = {
-        "layer_types": facts.kinds("sliding_attention", "full_attention", slides),
-        "sliding_window": keys.integer("attention.sliding_window"),
+    own: dict[str, Any] = facts.windows(slides) | {
         "head_dim": keys.integer("attention.key_length_swa"),
         "global_head_dim": config["head_dim"],
         "num_key_value_heads": (local or wide)[0],
