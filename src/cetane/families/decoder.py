@@ -1,6 +1,7 @@
 """What decoders have in common: keys of their configs, and the model around their layers."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cetane.families.base import Block
@@ -28,6 +29,16 @@ class DecoderConfig(Protocol):
     max_position_embeddings: int
     tie_word_embeddings: bool
     rope_parameters: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multipliers:
+    """Factors of a model that has some, as Granite and MiniCPM3."""
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    """The factor on what attention and MLP add."""
+    logits: float = 1.0
 
 
 def heads_of(config: DecoderConfig, scale: float | None = None, **more: Any) -> AttentionHeads:

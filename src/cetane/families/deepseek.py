@@ -20,7 +20,7 @@ from cetane.errors import CetaneError
 from cetane.families.base import Block, Weight
 from cetane.families.blocks import PreNormBlock
 from cetane.families.configs import invalid
-from cetane.families.decoder import DecoderConfig, Norms, decoder_model
+from cetane.families.decoder import DecoderConfig, Multipliers, Norms, decoder_model
 from cetane.families.experts import (
     ExpertOptions,
     Mixture,
@@ -85,16 +85,12 @@ class DeepseekConfig(DecoderConfig, Protocol):
 
 
 @dataclass(frozen=True)
-class Traits:
+class Traits(Multipliers):
     """What differs between the relatives, but for their experts."""
 
     interleaved: bool
     """See `LatentAttention`."""
     mlp_bias: bool = False
-    embedding: float = 1.0
-    residual: float = 1.0
-    logits: float = 1.0
-    """Factors on the embedding, on what attention and MLP add, and on logits."""
 
 
 def traits(config: DeepseekConfig) -> Traits:

@@ -26,7 +26,7 @@ from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block
 from cetane.families.blocks import PreNormBlock, SandwichBlock, SandwichNames
 from cetane.families.configs import LARGEST, invalid
-from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
+from cetane.families.decoder import DecoderConfig, Multipliers, Norms, decoder_model, heads_of
 from cetane.families.kinds import LayerKind, kind_names
 from cetane.families.layers import GATED, MLP, UNGATED, RMSNorm
 from cetane.families.model import Model, Reach
@@ -77,7 +77,7 @@ class LlamaConfig(DecoderConfig, Protocol):
 
 
 @dataclass(frozen=True)
-class Traits:
+class Traits(Multipliers):
     """What differs between the relatives, but for windows and rotary tables."""
 
     form: AttentionForm
@@ -85,10 +85,6 @@ class Traits:
     mlp_names: tuple[str, ...] = GATED
     scores: float | None = None
     """The factor on scores; None for one over the root of a head's width."""
-    embedding: float = 1.0
-    residual: float = 1.0
-    logits: float = 1.0
-    """Factors on the embedding, on what attention and MLP add, and on logits."""
 
 
 def traits(config: LlamaConfig) -> Traits:
