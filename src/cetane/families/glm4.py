@@ -58,15 +58,15 @@ def author(config: GlmConfig, options: ResidualOptions) -> Model:
     part = config.rope_parameters.get("partial_rotary_factor", 1.0)
     kind = LayerKind(heads, rotary_table(config, heads.dim, part=part))
     form, norm = AttentionForm(qkv_bias=config.attention_bias), Norms(config, scale)
+    around, after = config.model_type == "glm4", partial(RMSNorm, size, eps, factor=scale)
     layers: list[Block] = []
     with torch.device("meta"):
         for index in range(config.num_hidden_layers):
-            if config.model_type == "glm4":
-                attention, mlp = Attention(size, eps, kind, form), MLP(size, inner, act)
-                after = partial(RMSNorm, size, eps, factor=scale)
+            factor = 1.0 if around else scale  # behind a norm, its gains have the factor
+            attention = Attention(size, eps, kind, form, factor)
+            mlp = MLP(size, inner, act, factor=factor)
+            if around:
                 layers.append(Glm4Layer(index, attention, mlp, norm, after, AROUND))
             else:
-                attention = Attention(size, eps, kind, form, scale)
-                mlp = MLP(size, inner, act, factor=scale)
                 layers.append(GlmLayer(index, norm(), attention, norm(), mlp))
     return decoder_model(config, layers, scale, [kind])
