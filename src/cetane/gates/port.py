@@ -230,10 +230,11 @@ class ActivationOp:
 
 def bounds_in(index: FunctionIndex) -> Iterator[float]:
     """The numbers by which a function holds activations, op by op."""
+    literals = Constants(index)
     for op in index.ops:
         softcap = op.kind == "mul" and any(index.producer(x, "tanh") for x in op.references())
         if softcap or op.kind in BOUNDING:
-            yield from numbers_of(op, Constants(index)).values()
+            yield from numbers_of(op, literals).values()
 
 
 def numbers_of(op: Op, literals: Constants) -> dict[str, float]:
