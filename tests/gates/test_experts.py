@@ -36,7 +36,7 @@ TOKENS = [1, 17, 230, 54, 5, 99, 171, 8]
 @pytest.fixture
 def never_following(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Lets the model keep its own experts."""
-    return lambda: monkeypatch.setattr("cetane.gates.structure.differ", lambda *_: False)
+    return lambda: monkeypatch.setattr("cetane.gates.model_results.differ", lambda *_: False)
 
 
 def worst(port: Any, checkpoint: Any, reference: Reference) -> float:

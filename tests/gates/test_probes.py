@@ -260,8 +260,8 @@ def test_starts_of_a_prompt_run_every_function(capacities: list[int]) -> None:
 @pytest.fixture
 def short_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model whose texts are short beside its blocks of 192 keys."""
-    for name in ("SCORES", "MOST_SCORES"):
-        monkeypatch.setattr(f"cetane.gates.structure.{name}", 0)
+    for name in ("TEXT_BYTES", "MOST_TEXT_BYTES"):
+        monkeypatch.setattr(f"cetane.gates.probe_sizes.{name}", 0)
     for module in ("families.grouped_query", "gates.probes"):
         monkeypatch.setattr(f"cetane.{module}.LONGEST_BLOCK", 192)
 

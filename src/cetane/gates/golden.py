@@ -27,8 +27,11 @@ from cetane.gates.files_read import FilesRead
 from cetane.gates.golden_result import GoldenResult, Range
 from cetane.gates.idle_experts import idle_deviations, idle_functions
 from cetane.gates.limits import limits, limits_digest
+from cetane.gates.manifest import same_plan, same_tags
+from cetane.gates.model_results import ModelResults
 from cetane.gates.observe import ProbeTask, Seen, observe, structure_tasks, whole_calls
 from cetane.gates.port import Port, computes_as_shipped, packaged
+from cetane.gates.probe_sizes import filled, largest_window, tokens_for_experts
 from cetane.gates.probes import (
     LEAST_OWN,
     Probe,
@@ -52,18 +55,7 @@ from cetane.gates.rounding import (
     together,
 )
 from cetane.gates.shipped import Compressed, Compression, Text, peak, twin_kl
-from cetane.gates.structure import (
-    Deviation,
-    ModelResults,
-    deviations,
-    filled,
-    judge_structure,
-    largest_window,
-    made_by,
-    same_plan,
-    same_tags,
-    tokens_for_experts,
-)
+from cetane.gates.structure import Deviation, deviations, judge_structure, made_by
 from cetane.gates.unjudged import (
     TOO_LARGE,
     near,

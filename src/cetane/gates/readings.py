@@ -20,10 +20,11 @@ from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.families import LEAST_SCALE, RAISED_ANSWERS
 from cetane.gates.bounds import Tightened
+from cetane.gates.model_results import ModelResults
 from cetane.gates.observe import ProbeTask, observe, whole_calls
 from cetane.gates.probes import SEED
 from cetane.gates.reference import Reference
-from cetane.gates.structure import ModelResults, deviations
+from cetane.gates.structure import deviations
 from cetane.gates.verdict import Check, at_most
 from cetane.hardware import LARGEST_FP16
 from cetane.lower.tracing import SMALLEST_FP16
