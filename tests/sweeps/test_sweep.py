@@ -162,7 +162,7 @@ def test_a_bundle_is_as_good_as_its_point(
     bundle = build(tiny_checkpoint, recipe, tmp_path / "bundle", lambda *_: None)
     planner = Planner(tiny_checkpoint, bundle.plan.recipe)
     port = Packaged(bundle, planner, tiny_checkpoint, bundle.tables(), bundle.tokenizer)
-    assert not list(wrong_weights(port, tiny_checkpoint, bundle.tables()))
+    assert not list(wrong_weights(port, tiny_checkpoint))
     found = perplexity(bundle, tiny_checkpoint, list(work.passage.judged), lambda *_: None)
     assert bundle.plan.weight_bytes == point.weight_bytes
     assert found.tokens == point.text.tokens

@@ -23,10 +23,10 @@ from cetane.engine.portable import PortableBackend
 from cetane.export.coreml_llm.host import AppFolder, AppHost, AppRows, Chosen, read_folder
 from cetane.families import TokenTable, Weights
 from cetane.files import Progress
+from cetane.gates.beside_shards import same_rows
 from cetane.gates.exported import Span, bundle_logits, choice_check, chosen_logits_check
 from cetane.gates.probes import text_tokens
 from cetane.gates.verdict import Check, at_most
-from cetane.gates.weights import same_rows
 from cetane.planner import Planner
 
 STEPS = 6

@@ -23,6 +23,7 @@ from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError, installing
 from cetane.files import Progress
 from cetane.gates.bases import base_checks, unknown_bases
+from cetane.gates.beside_shards import wrong_tables, wrong_tokenizer
 from cetane.gates.files_read import FilesRead
 from cetane.gates.golden_result import GoldenResult, Range
 from cetane.gates.idle_experts import idle_deviations, idle_functions
@@ -69,7 +70,6 @@ from cetane.gates.weights import (
     WrongWeight,
     judge_weights,
     unused_parameters,
-    wrong_tokenizer,
     wrong_weights,
 )
 from cetane.hardware import LARGEST_FP16
@@ -263,7 +263,8 @@ class Proof:
         wrong = [
             *wrong_tokenizer(self.port.tokenizer, self.weights.tokenizer),
             *self.files.wrong,
-            *wrong_weights(self.port, self.weights, self.tables),
+            *wrong_weights(self.port, self.weights),
+            *wrong_tables(self.planner, self.weights, self.tables),
         ]
         names = self.reference.parameters
         shapes = {name: self.weights.shape(name) for name in names if name in self.weights}

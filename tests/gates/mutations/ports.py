@@ -26,9 +26,10 @@ from cetane.gates.golden_result import GoldenResult
 from cetane.gates.port import Stored
 from cetane.gates.readings import judge_readings, misread
 from cetane.gates.reference import Observed, Reference
+from cetane.gates.resemblance import arrays
 from cetane.gates.structure import ONE_LOGIT, judge_structure
 from cetane.gates.verdict import Check
-from cetane.gates.weights import arrays, judge_weights
+from cetane.gates.weights import judge_weights
 from cetane.lower.template import used_by
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
