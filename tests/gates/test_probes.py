@@ -15,8 +15,7 @@ from cetane.errors import CetaneError
 from cetane.families.grouped_query import blocks
 from cetane.files import silent
 from cetane.gates.golden import Proof
-from cetane.gates.idle_experts import idle_functions
-from cetane.gates.observe import Watched, observe, structure_tasks
+from cetane.gates.observe import Watched, structure_tasks
 from cetane.gates.probes import (
     QUESTIONS,
     begun,
@@ -241,20 +240,6 @@ def test_each_mode_fills_each_capacity(widths: tuple[int, int], capacities: list
             last, first = by[full - 1], by[full]
             assert (last.mode, last.judged) == (first.mode, first.judged) == (mode, True)
             assert last is not first
-
-
-@pytest.mark.parametrize("capacities", [[], [32, 64, 96]])
-def test_starts_of_a_prompt_run_every_function(capacities: list[int]) -> None:
-    """Gemma 4 has functions of its own for calls without logits."""
-    cache = {"contract": "readonly", "context": 128, "capacities": capacities}
-    checkpoint = TinyCheckpoint(build("gemma4"), tokenizer_of())
-    port = AuthoredPort(checkpoint, recipe("fp16", cache=cache))
-    assert ("chunk-01", "fill") in port.plan.functions
-    proof = Proof(port, checkpoint, Reference(checkpoint), port.tables, silent)  # type: ignore[arg-type]
-    engine = port.shipped
-    seen = observe(engine, port.planner, proof.start_tasks(peak=40))
-    assert idle_functions(engine, None) == []
-    assert all(len(one.at) >= 8 for one in seen)
 
 
 @pytest.fixture
