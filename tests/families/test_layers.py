@@ -18,8 +18,8 @@ from cetane.families.layers import (
     activation,
     layer_norm,
     normalize,
-    rotate,
     softplus,
+    with_positions,
 )
 from cetane.schema.interface import hidden_shape
 
@@ -126,22 +126,22 @@ def test_unknown_activation_names_the_known() -> None:
 
 @small
 @given(st.integers(1, 4), st.integers(1, 12), st.integers(1, 6), st.integers(0, 99))
-def test_rotate(heads: int, half: int, tokens: int, seed: int) -> None:
+def test_positions(heads: int, half: int, tokens: int, seed: int) -> None:
     q = random(1, heads, tokens, 2 * half, seed=seed)
     angles = random(tokens, half, seed=seed + 1) * 10
     cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
     expected, _ = apply_rotary_pos_emb(q, q, cos[None], sin[None])
-    result = rotate(q.mT, cos.T[None, None], sin.T[None, None], 2 * half)
+    result = with_positions(q.mT, cos.T[None, None], sin.T[None, None], 2 * half)
     torch.testing.assert_close(result.mT, expected)
 
 
 @pytest.mark.parametrize("width", [2, 4, 6])
-def test_rotate_leaves_the_rest_of_a_head(width: int) -> None:
+def test_positions_leave_the_rest_of_a_head(width: int) -> None:
     x, angles = random(1, 2, 6, 5), random(width, 5, seed=1)[None, None]
-    result = rotate(x, angles.cos(), angles.sin(), width)
+    result = with_positions(x, angles.cos(), angles.sin(), width)
     assert torch.equal(result[:, :, width:], x[:, :, width:])
-    turned = rotate(x[:, :, :width], angles.cos(), angles.sin(), width)
-    assert torch.equal(result[:, :, :width], turned)
+    positioned = with_positions(x[:, :, :width], angles.cos(), angles.sin(), width)
+    assert torch.equal(result[:, :, :width], positioned)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 6e4])

@@ -42,7 +42,7 @@ from cetane.families.caches import (
 from cetane.families.configs import MALFORMED, CheckedConfig, check_counts, check_sizes, invalid
 from cetane.families.delta import RAISED_ANSWERS
 from cetane.families.grouped_query import LEAST_SCALE, LONGEST_BLOCK, AttentionHeads, attend
-from cetane.families.layers import Exchange, Held, Projection, RMSNorm, rotate
+from cetane.families.layers import Exchange, Held, Projection, RMSNorm, with_positions
 from cetane.families.model import (
     CacheGroup,
     Departure,
@@ -109,13 +109,13 @@ __all__ = [
     "largest_of",
     "options_of",
     "parse_config",
-    "rotate",
     "rotated",
     "streamed",
     "streaming_layers",
     "tensor_layout",
     "unread",
     "warn_unread",
+    "with_positions",
     "with_streaming",
 ]
 

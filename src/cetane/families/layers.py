@@ -409,12 +409,12 @@ def softplus(x: Tensor) -> Tensor:
     return nn.functional.softplus(low) + (x - low)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:
+def with_positions(x: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:
     """The rotary embedding of the first `dim` channels of each attention head, in half-split pairs.
 
     `x (1, heads, D, T)`, `cos`, `sin (1, 1, dim, T)`.
     """
     half = dim // 2
     first, second, rest = x[:, :, :half], x[:, :, half:dim], x[:, :, dim:]
-    turned = x[:, :, :dim] * cos + torch.cat([-second, first], dim=2) * sin
-    return torch.cat([turned, rest], dim=2) if x.shape[2] > dim else turned
+    positioned = x[:, :, :dim] * cos + torch.cat([-second, first], dim=2) * sin
+    return torch.cat([positioned, rest], dim=2) if x.shape[2] > dim else positioned
