@@ -23,7 +23,8 @@ from cetane.files import silent
 from cetane.gates.coreml_llm import judge_folder, table_checks
 from cetane.gates.verdict import Check, at_most
 from cetane.pipeline.build import build
-from cetane.pipeline.export import JUDGES, RuntimeFolder, export_runtime
+from cetane.pipeline.export import export_runtime
+from cetane.pipeline.runtime_folder import JUDGES, RuntimeFolder
 from cetane.schema.interface import MASKED
 
 OWN = Adapter.mask
