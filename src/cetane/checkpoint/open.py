@@ -12,7 +12,7 @@ from cetane.checkpoint.gguf import GGUFCheckpoint
 from cetane.checkpoint.gguf_file import MAGIC
 from cetane.checkpoint.names import HUB_ID
 from cetane.checkpoint.safetensors import SafetensorsCheckpoint, refuse_pickle, shard_of_name
-from cetane.checkpoint.tokenizer import TEMPLATE_FILES
+from cetane.checkpoint.tokenizer_files import TEMPLATE_FILES
 from cetane.errors import CetaneError
 
 _WEIGHT_FILE = re.compile(r".*\.(gguf|safetensors|bin|pth?|ckpt|pkl)", re.IGNORECASE)

@@ -22,7 +22,8 @@ from cetane.checkpoint.experts import stack_experts
 from cetane.checkpoint.integers import BITS, to_torch
 from cetane.checkpoint.quantized import QuantizedTensor, dequantized
 from cetane.checkpoint.text_part import has_text_part, text_config, text_tensors
-from cetane.checkpoint.tokenizer import TOKENIZER_FILES, Tokenizer
+from cetane.checkpoint.tokenizer import Tokenizer
+from cetane.checkpoint.tokenizer_files import TOKENIZER_FILES
 from cetane.checkpoint.zaya_original import hf_config, hf_tensors, is_original
 from cetane.errors import CetaneError
 from cetane.files import read_json

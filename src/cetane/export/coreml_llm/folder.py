@@ -10,7 +10,7 @@ import torch
 
 from cetane.bundle.rows import ROW_FORMATS
 from cetane.checkpoint import Checkpoint
-from cetane.checkpoint.tokenizer import TOKENIZER_FILES
+from cetane.checkpoint.tokenizer_files import TOKENIZER_FILES
 from cetane.export.coreml_llm.contract import FULL, SLIDING, positions
 from cetane.export.coreml_llm.planner import ContractPlanner, planners
 from cetane.families import parse_config
