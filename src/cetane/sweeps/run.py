@@ -113,14 +113,17 @@ def sweep(
 ) -> SweepResult:
     """Judge compressions of a model on a text, without building one.
 
-    `text` is a file of plain text; by default a text that ships. `lora` is merged into the model.
-    `budget` is the size of the chosen point: bits a weight ("4.25"), or megabytes of weights and
-    tables ("60MB").
-    `formats` are names or patterns. Speed and residency are predicted for `chip`, with the system
-    `os` (its iOS number). The folder `output` keeps all results, so that another sweep
-    continues from there. `workers`, `scheduler` and `store` are as in `port`. CetaneError for a
-    text that is unreadable or too short, for an unknown format, for a `budget` that is no size, and
-    for a chip without a rate at which it reads weights.
+    - `text` is a file of plain text; by default a text that ships.
+    - `budget` is the size of the chosen point: bits a weight ("4.25"), or megabytes of weights and
+      tables ("60MB").
+    - `formats` are names or patterns.
+    - Speed and residency are predicted for `chip`, with the system `os` (its iOS number).
+    - `lora` is merged into the model.
+    - The folder `output` keeps all results, so that another sweep continues from there.
+    - `workers`, `scheduler` and `store` are as in `port`.
+
+    CetaneError for a text that is unreadable or too short, for an unknown format, for a `budget`
+    that is no size, and for a chip without a rate at which it reads weights.
     """
     names, target = ways_named(formats), Target(chip, os)
     wanted = None if budget is None else Budget.read(budget)
