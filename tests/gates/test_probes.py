@@ -11,9 +11,11 @@ from tests.conftest import build_model
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Tokenizer, open_checkpoint
+from cetane.engine.backend import Arrays
 from cetane.errors import CetaneError
 from cetane.families.grouped_query import blocks
 from cetane.files import silent
+from cetane.gates import probes
 from cetane.gates.golden import Proof
 from cetane.gates.idle_experts import idle_functions
 from cetane.gates.observe import Watched, observe, structure_tasks
@@ -35,6 +37,7 @@ from cetane.gates.probes import (
     windows,
 )
 from cetane.gates.reference import Reference
+from cetane.schema.interface import MASKED
 from cetane.schema.recipe import Mode
 
 from .mutations.families import build, recipe, tokenizer_of
@@ -293,6 +296,25 @@ def test_a_key_that_is_lost_between_blocks(contract: str, monkeypatch: pytest.Mo
     assert wrong() == {
         (probe, mode) for probe in ("beyond 192", "beyond 960") for mode in port.plan.modes
     }
+
+
+@pytest.mark.usefixtures("short_text")
+@pytest.mark.parametrize("counted", [(), (500,)])
+def test_slots_that_a_number_does_not_count(
+    counted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No token of another probe is in a slot from 500 to 515."""
+    monkeypatch.setattr(probes, "COUNTED", counted)
+    port = long_port("readonly")
+
+    def hide(_: str, __: str, inputs: Arrays) -> None:
+        if "mask" in inputs:
+            inputs["mask"][..., 500:516] = MASKED
+
+    port.before.append(hide)
+    proof = Proof(port, port.checkpoint, Reference(port.checkpoint), port.tables, silent)  # type: ignore[arg-type]
+    wrong = {(one.probe, one.mode) for one in proof.structure()[0] if one.relative > 1e-4}
+    assert wrong == {("beyond 500", mode) for mode in port.plan.modes if counted}
 
 
 @pytest.mark.parametrize(
