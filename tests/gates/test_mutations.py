@@ -75,7 +75,11 @@ SAMPLE = [
     ("llama", "a copy shares its caches", "structure"),
     ("gemma3", "a copy shares its caches", "structure"),
     ("llama", "logits of a call's first token", "structure"),
+    ("deepseek_v3", "experts chosen without their correction", "structure"),
+    ("deepseek_v3", "experts of any group", "structure"),
+    ("deepseek_v3", "latent norm of queries missing", "structure"),
     ("zaya", "an expert swapped", "structure"),
+    ("zaya", "router state one layer late", "structure"),
     ("zaya", "rotary table of another base", "structure"),
     ("zaya", "stale history", "structure"),
 ]

@@ -119,16 +119,23 @@ def attention(port: AuthoredPort, layer: int = LAYER) -> Any:
 
 
 ALSO = {
-    "o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm",
-    "mlp": "feed_forward", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2",
-    "input_layernorm": "operator_norm", "post_attention_layernorm": "ffn_norm",
+    "q_proj": ("q_b_proj",), "o_proj": ("out_proj",),
+    "q_norm": ("q_layernorm", "query_layernorm"), "k_norm": ("k_layernorm", "key_layernorm"),
+    "mlp": ("feed_forward",), "gate_proj": ("w1",), "up_proj": ("w3",), "down_proj": ("w2",),
+    "input_layernorm": ("operator_norm",), "post_attention_layernorm": ("ffn_norm",),
 }  # fmt: skip
-"""Llama's names, and LFM2's for the same parts."""
+"""Llama's names, and other families' for the same parts."""
+
+
+def names_of(name: str) -> tuple[str, ...]:
+    """All names of a part, by Llama's."""
+    return name, *ALSO.get(name, ())
 
 
 def part(owner: Any, name: str) -> Any:
     """A submodule by Llama's name; None if the family has nothing like it."""
-    return getattr(owner, name, None) or getattr(owner, ALSO.get(name, name), None)
+    found = (getattr(owner, one, None) for one in names_of(name))
+    return next((made for made in found if made is not None), None)
 
 
 def layer_blocks(port: AuthoredPort, layer: int) -> list[Any]:
@@ -153,7 +160,8 @@ def by_head(x: Tensor, heads: int) -> Tensor:
 @mutation("query heads of the wrong group", "graph")
 def _(port: AuthoredPort) -> None:
     attn = attention(port).self_attn
-    after(attn.q_proj, lambda x: by_head(x, attn.heads.query).roll(1, 1).reshape(x.shape))
+    queries = part(attn, "q_proj")
+    after(queries, lambda x: by_head(x, attn.heads.query).roll(1, 1).reshape(x.shape))
 
 
 @mutation("value heads in the wrong order", "graph")
@@ -194,7 +202,7 @@ def _(port: AuthoredPort) -> None:
             raise Inapplicable
         after(target, lambda x: 2 * x)
     else:
-        after(attn.q_proj, lambda x: 2 * x)
+        after(part(attn, "q_proj"), lambda x: 2 * x)
 
 
 @mutation("attention scores not scaled", "graph")
@@ -223,6 +231,8 @@ def _(port: AuthoredPort) -> None:
         raise Inapplicable
     if not isinstance(part(attn, "k_norm"), RMSNorm):
         raise Inapplicable
+    if attn.form.turned_first:  # gains behind the turns change only their product
+        raise Inapplicable
     query, key = part(attn, "q_norm"), part(attn, "k_norm")
     query.forward, key.forward = key.forward, query.forward
 
@@ -241,6 +251,14 @@ def _(port: AuthoredPort) -> None:
     if not hasattr(attn, "kv_a_layernorm"):
         raise Inapplicable
     attn.kv_a_layernorm.forward = lambda x: x
+
+
+@mutation("latent norm of queries missing", "graph")
+def _(port: AuthoredPort) -> None:
+    attn = attention(port).self_attn
+    if not hasattr(attn, "q_a_layernorm"):
+        raise Inapplicable
+    attn.q_a_layernorm.forward = lambda x: x
 
 
 @mutation("latents made for the wrong head", "graph")
@@ -262,9 +280,10 @@ def _(port: AuthoredPort) -> None:
 @mutation("a projection's bias dropped", "graph")
 def _(port: AuthoredPort) -> None:
     attn = attention(port).self_attn
-    if getattr(attn.q_proj, "bias", None) is None:
+    queries = part(attn, "q_proj")
+    if getattr(queries, "bias", None) is None:
         raise Inapplicable
-    attn.q_proj.forward = lambda x: attn.q_proj.contract(x)
+    queries.forward = queries.contract
 
 
 # Positions ----------------------------------------------------------------------------------------
@@ -955,6 +974,8 @@ def _(port: AuthoredPort) -> None:
 def _(port: AuthoredPort) -> None:
     mlp = layer_part(port, "mlp")
     if part(mlp, "gate_proj") is None:
+        if not hasattr(mlp, "experts"):
+            raise Inapplicable
         expert = mlp.experts[0]
         inner = expert.inner
         after(expert.gate_up_proj, lambda x: torch.cat([x[:, inner:], x[:, :inner]], 1))
@@ -1073,19 +1094,20 @@ def stand_in(block: Block, ours: str, theirs: str) -> None:
 @mutation("a weight matrix transposed", "reading")
 def _(port: AuthoredPort) -> None:
     block = attention(port)
-    shape = block.self_attn.q_proj.weight.shape
+    name = next(one for one in names_of("q_proj") if hasattr(block.self_attn, one))
+    shape = getattr(block.self_attn, name).weight.shape
     if shape[0] != shape[1]:
         raise Inapplicable
 
     def transposed(read: Read) -> Read:
         def weight(path: str, *rest: Any) -> Weight:
             item = read(path, *rest)
-            queries = path == "self_attn.q_proj.weight"
+            queries = path == f"self_attn.{name}.weight"
             return replace(item, pick=lambda tensor: tensor.T) if queries else item
 
         return weight
 
-    reading(block, transposed, "self_attn.q_proj.weight")
+    reading(block, transposed, f"self_attn.{name}.weight")
 
 
 @mutation("a weight matrix is its neighbour's", "reading")
@@ -1275,10 +1297,10 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("router state one layer late", "graph")
 def _(port: AuthoredPort) -> None:
-    routed = [b for b in port.planner.model.layers if isinstance(b, RoutedBlock)]
+    routed = [b for b in port.planner.model.layers if "router" in b.reads]
     if not routed:
         raise Inapplicable
-    around(routed[1], lambda flow, _: flow.update(router=torch.zeros_like(flow["router"])))
+    around(routed[0], lambda flow, _: flow.update(router=torch.zeros_like(flow["router"])))
 
 
 @mutation("per-layer input of the neighbour", "graph")
@@ -1319,7 +1341,7 @@ def _(port: AuthoredPort) -> None:
 def stored(port: AuthoredPort, name: str, shard: str = "chunk-00") -> tuple[str, Any]:
     """A module's weight in a shard, by Llama's name."""
     made = port.encode(shard)
-    ends = tuple(f"{one}.weight" for one in (name, ALSO.get(name)) if one)
+    ends = tuple(f"{one}.weight" for one in names_of(name))
     for label, encoded in reversed(made.items()):
         if label.endswith(ends):
             return label, encoded
