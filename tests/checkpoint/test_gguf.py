@@ -487,3 +487,13 @@ def test_parts_that_are_missing_or_another_models(
     first.rename(tmp_path / "first.gguf")
     with pytest.raises(CetaneError, match="is not named"):
         open_checkpoint(tmp_path / "first.gguf")
+
+
+def test_a_header_of_holes(tmp_path: Path) -> None:
+    """Holes take no room on a disk, and are texts. One of 2 GB was read and printed."""
+    path = tmp_path / "m.gguf"
+    key = struct.pack("<Q20sIQ", 20, b"general.architecture", 8, 2 << 30)
+    with path.open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key)
+        file.truncate(3 << 30)
+    refused(path, "its header has more than 268,435,456 bytes")
