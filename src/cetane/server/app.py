@@ -155,7 +155,7 @@ def create_app(service: Service) -> FastAPI:
     async def chat_page() -> HTMLResponse:
         return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])  # many monitors ask with HEAD
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 

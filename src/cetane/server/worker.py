@@ -178,6 +178,9 @@ class Worker:
         except OutOfTime:
             self._end("timeout")
             job.put(late())
+        except ApiError as error:  # a limit of the request's own grammar
+            self._end("failed")
+            job.put(error)
         except CetaneError as error:
             self._end("failed")
             job.put(ApiError(500, str(error)))
