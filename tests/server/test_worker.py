@@ -75,6 +75,19 @@ def test_a_client_that_does_not_read_ends_its_job(monkeypatch: pytest.MonkeyPatc
     asyncio.run(read_some())
 
 
+def test_the_longer_the_queue_the_less_one_client_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 64 clients that read nothing held up all others for ten seconds."""
+    monkeypatch.setattr("cetane.server.worker.PATIENCE", 3600)
+
+    async def fill() -> None:
+        job = Job((), 60)
+        with pytest.raises(OutOfTime):
+            for _ in range(EVENTS + 1):
+                job.emit(0, Piece("a"), waiting=10**6)
+
+    asyncio.run(fill())
+
+
 def test_an_answer_that_the_clock_cuts_is_an_error(
     client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
