@@ -19,6 +19,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from cetane.checkpoint.checkpoint import StoredTensor
 from cetane.errors import CetaneError
+from cetane.files import refuse_pointer
 
 MAGIC = b"GGUF"
 _MAX_KEYS = 1 << 16  # models have under 100
@@ -111,6 +112,7 @@ class _Parser:
 
     def parse(self) -> GGUFFile:
         if self.take(4) != MAGIC:
+            refuse_pointer(self.path)
             raise CetaneError(f"{self.path} is not a GGUF file: it does not start with GGUF")
         version = self.uint32()
         if version not in (2, 3):

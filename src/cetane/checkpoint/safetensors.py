@@ -25,7 +25,7 @@ from cetane.checkpoint.text_part import has_text_part, text_config, text_tensors
 from cetane.checkpoint.tokenizer import TOKENIZER_FILES, Tokenizer
 from cetane.checkpoint.zaya_original import hf_config, hf_tensors, is_original
 from cetane.errors import CetaneError
-from cetane.files import read_json
+from cetane.files import read_json, refuse_pointer
 from cetane.validation import parse_json
 
 if TYPE_CHECKING:
@@ -299,6 +299,8 @@ def read_header(path: StoredFile) -> dict[str, StoredTensor]:
     size = path.stat().st_size if isinstance(path, Path) else path.size
     length = int.from_bytes(read_range(path, 0, 8), "little") if size >= 8 else size
     if length > min(size - 8, _MAX_HEADER):
+        if isinstance(path, Path):
+            refuse_pointer(path)
         raise bad(f"its header does not fit in its {size} bytes")
     header = parse_json(read_range(path, 8, length), f"{path}: its header", unique=True)
     if not isinstance(header, dict):
