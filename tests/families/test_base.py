@@ -1,5 +1,6 @@
 """Loading blocks, and every config and weight that no port can be right with."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,6 +177,19 @@ def test_unknown_architectures(kind: Any) -> None:
         author({"model_type": kind})
     assert repr(kind) in str(error.value)
     assert error.value.hint
+
+
+def test_a_config_without_a_model_type() -> None:
+    with pytest.raises(CetaneError, match=r"config\.json has no model_type"):
+        author({"architectures": ["LlamaForCausalLM"]})
+
+
+def test_the_page_of_limits_is_on_this_machine() -> None:
+    """A user of the wheel has no folder `docs`."""
+    with pytest.raises(CetaneError, match=r"'frob'.*which is not supported") as error:
+        author({"model_type": "llama", "rope_parameters": {"rope_type": "frob"}})
+    (page,) = (word for word in str(error.value.hint).split() if word.endswith(".md"))
+    assert Path(page).is_absolute() and Path(page).is_file()
 
 
 @pytest.mark.parametrize(("part", "named"), [("lfm2", True), ("mamba", False), (["lfm2"], False)])

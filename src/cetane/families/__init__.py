@@ -8,8 +8,6 @@ table), and `author(config, options)`, which makes a `Model` without weights. It
 import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping
-from importlib import resources
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -39,7 +37,14 @@ from cetane.families.caches import (
     Stateful,
     cache_form,
 )
-from cetane.families.configs import MALFORMED, CheckedConfig, check_counts, check_sizes, invalid
+from cetane.families.configs import (
+    KNOWN,
+    MALFORMED,
+    CheckedConfig,
+    check_counts,
+    check_sizes,
+    invalid,
+)
 from cetane.families.delta import RAISED_ANSWERS
 from cetane.families.grouped_query import LEAST_SCALE, LONGEST_BLOCK, AttentionHeads, attend
 from cetane.families.layers import Exchange, Held, Projection, RMSNorm, rotate
@@ -59,6 +64,7 @@ from cetane.families.rotary import RotaryTable
 from cetane.families.rotation import rotated
 from cetane.families.shard import Shard
 from cetane.families.streaming import streamed, streaming_layers, with_streaming
+from cetane.files import documentation
 from cetane.hardware.quiet import quiet_transformers
 from cetane.schema.interface import Order
 from cetane.validation import validated
@@ -119,11 +125,8 @@ __all__ = [
     "with_streaming",
 ]
 
-PAGES = Path(str(resources.files("cetane"))) / "docs"
-DOCS = PAGES if PAGES.is_dir() else Path(__file__).parents[3] / "docs"
-"""The pages, which a source checkout keeps at the top."""
-ADDING, KNOWN = str(DOCS / "how-to/add-a-family.md"), str(DOCS / "reference/models.md")
-"""The page for a model that cetane does not know, and the one with all that it knows."""
+ADDING = documentation("how-to/add-a-family.md")
+"""The page for a model that cetane does not know."""
 
 
 def families() -> dict[str, ModuleType]:
@@ -213,7 +216,9 @@ def parse_config(config: dict[str, Any]) -> Any:
                 "save the text part alone with transformers, as a model for text, and port that",
             )
         raise CetaneError(
-            f"unknown architecture {kind!r}",
+            f"unknown architecture {kind!r}"
+            if "model_type" in config
+            else "config.json has no model_type, which names the architecture",
             f"all {len(known)} that are known: {KNOWN}; how to add one: {ADDING}",
         )
     if len(config) > MOST_KEYS:

@@ -4,7 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from cetane.errors import CetaneError
+from cetane.files import documentation
 
+KNOWN = documentation("reference/models.md")
+"""The page with all models that cetane knows, and their limits."""
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "max_position_embeddings",
@@ -68,7 +71,7 @@ def unsupported(kind: str, what: str) -> CetaneError:
     """The error for what a model of the type `kind` may have, and no port can."""
     return CetaneError(
         f"config.json of a {kind} model: {what}, which is not supported",
-        "cetane inspect MODEL shows what else it has; docs/reference/models.md lists such limits",
+        f"cetane inspect MODEL shows what else it has; {KNOWN} lists such limits",
     )
 
 

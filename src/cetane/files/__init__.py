@@ -34,6 +34,7 @@ from cetane.files.progress import Progress, silent
 from cetane.files.reading import (
     LARGEST,
     LARGEST_TEXT,
+    documentation,
     is_present,
     open_regular,
     read_bytes,
@@ -79,6 +80,7 @@ __all__ = [
     "code_sha256",
     "content_identity",
     "disk_errors",
+    "documentation",
     "file_identity",
     "forget_oldest",
     "home",

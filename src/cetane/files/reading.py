@@ -71,6 +71,14 @@ def shipped_text(path: str) -> str:
     return (resources.files("cetane") / path).read_text(encoding="utf-8")
 
 
+def documentation(page: str) -> str:
+    """The path on this machine of a page of the documentation, such as `reference/models.md`."""
+    folder = Path(str(resources.files("cetane"))) / "docs"
+    if not folder.is_dir():  # a source checkout keeps it at the top
+        folder = Path(__file__).parents[3] / "docs"
+    return str(folder / page)
+
+
 def refuse_pointer(path: Path) -> None:
     """Raise CetaneError for a pointer of Git LFS: the few lines of a file that was not downloaded.
 
