@@ -50,6 +50,13 @@ def test_pointers_of_git_lfs(name: str, folder: Path) -> None:
     assert caught.value.hint == f"run in {folder}: git lfs pull"
 
 
+def test_a_bundle_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"schema_version": 3, "source": "org/model"}')
+    with pytest.raises(CetaneError, match="holds a bundle, not a model") as caught:
+        open_checkpoint(tmp_path)
+    assert caught.value.hint == "give the model that it was made of: org/model"
+
+
 def test_hub_id(hub: list[str]) -> None:
     checkpoint = open_checkpoint("org/model-1.5")
     assert checkpoint.source == "org/model-1.5" and checkpoint.names() == ["a"]

@@ -85,6 +85,7 @@ class SafetensorsCheckpoint(Checkpoint):
         """Open `folder`, or only the file `weights` in it. CetaneError names the file at fault."""
         if not (folder / "config.json").is_file():
             refuse_adapter(folder)
+            refuse_bundle(folder)
             raise CetaneError(
                 f"{folder} has no config.json",
                 _gguf_hint(folder) or "give the folder that holds config.json",
@@ -180,6 +181,15 @@ def refuse_adapter(folder: Path) -> None:
         base = config.get("base_model_name_or_path") or config.get("model") or "its base model"
         raise CetaneError(
             f"{folder} holds an adapter, not a model", f"give {base}, and add --lora {folder}"
+        )
+
+
+def refuse_bundle(folder: Path) -> None:
+    """Raise CetaneError, which names the model, if a folder holds a bundle."""
+    path = folder / "manifest.json"
+    if path.is_file() and (source := read_json(path).get("source")):
+        raise CetaneError(
+            f"{folder} holds a bundle, not a model", f"give the model that it was made of: {source}"
         )
 
 
