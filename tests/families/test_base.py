@@ -301,6 +301,10 @@ UNBOUND = "sliding_window = None, but some layers slide"
         ({"model_type": "olmo3", "layer_types": CHUNKED}, "chunked_attention"),
         ({"is_causal": False}, "is_causal = False"),
         ({"is_causal": None}, "is_causal = None"),
+        (
+            {"model_type": "gemma", "use_bidirectional_attention": True},
+            "use_bidirectional_attention = True",
+        ),
     ],
     ids=str,
 )

@@ -196,6 +196,11 @@ def options_of(kind: str, options: Mapping[str, Any]) -> Any:
     return validated(own, content, f"the [family] options of a {kind} model")
 
 
+BOTH_WAYS: dict[str, tuple[Any, ...]] = {
+    "is_causal": (False, None),
+    "use_bidirectional_attention": (True, "all"),
+}
+"""Keys of a config, and the values with which transformers shows each token the later ones."""
 MOST_KEYS = 4096
 """The most keys of a config. Each costs transformers 50 us; the families' own have up to 51."""
 
@@ -219,8 +224,9 @@ def parse_config(config: dict[str, Any]) -> Any:
     if len(config) > MOST_KEYS:
         raise invalid(kind, f"it has {len(config):,} keys, more than {MOST_KEYS:,}")
     check_counts(kind, config)
-    if not config.get("is_causal", True):  # transformers then shows each token the later ones
-        raise CetaneError(f"is_causal = {config['is_causal']!r}: only causal models generate text")
+    for key, both_ways in BOTH_WAYS.items():
+        if key in config and config[key] in both_ways:
+            raise CetaneError(f"{key} = {config[key]!r}: only causal models generate text")
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 

@@ -11,10 +11,9 @@ from pydantic import Field, model_validator
 
 from cetane.families.attention import Attention
 from cetane.families.blocks import SandwichBlock
-from cetane.families.configs import unsupported
 from cetane.families.decoder import DecoderConfig, Norms
 from cetane.families.grouped_query import AttentionHeads
-from cetane.families.kinds import KINDS, LayerKind, kind_names
+from cetane.families.kinds import KINDS, LayerKind
 from cetane.families.layers import MLP, Exchange, RMSNorm
 from cetane.families.options import ResidualOptions
 from cetane.families.rotary import RotaryConfig, rotary_table
@@ -28,7 +27,6 @@ class GemmaConfig(DecoderConfig, Protocol):
     attention_bias: bool
     layer_types: list[str]
     sliding_window: int | None
-    use_bidirectional_attention: bool | str | None
     final_logit_softcapping: float | None
 
 
@@ -48,17 +46,6 @@ class GemmaOptions(ResidualOptions):
         if self.sinks and self.full_window is None:
             raise ValueError("sinks needs full_window: without it, layers see all tokens")
         return self
-
-
-def causal_kind_names(config: GemmaConfig) -> list[str]:
-    """The name of every layer's kind. CetaneError for an unknown kind, and for layers that see what
-    comes later."""
-    both_ways = getattr(config, "use_bidirectional_attention", None)  # VaultGemma has none
-    if both_ways in (True, "all"):
-        raise unsupported(
-            config.model_type, "use_bidirectional_attention: only causal models generate text"
-        )
-    return kind_names(config)
 
 
 def make_kind(

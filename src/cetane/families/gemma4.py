@@ -26,11 +26,10 @@ from cetane.families.gemma import (
     GemmaConfig,
     GemmaLayer,
     GemmaOptions,
-    causal_kind_names,
     make_kind,
 )
 from cetane.families.grouped_query import AttentionHeads, KeysOrValues, Rounded
-from cetane.families.kinds import KINDS, LayerKind
+from cetane.families.kinds import KINDS, LayerKind, kind_names
 from cetane.families.layers import Held, Leaf, Projection, RMSNorm, activation, normalize
 from cetane.families.model import Model, StoredTable, TokenTable
 from cetane.families.options import residual_eps
@@ -227,7 +226,7 @@ class PerLayerInputs(Block):
 def author(config: Gemma4Config, options: GemmaOptions) -> Model:
     """The model of a Gemma4TextConfig."""
     check(config)
-    names, scale, size = causal_kind_names(config), options.scale, config.hidden_size
+    names, scale, size = kind_names(config), options.scale, config.hidden_size
     modes, kinds = layer_modes(config, options)
     width = config.hidden_size_per_layer_input or 0
     with torch.device("meta"):

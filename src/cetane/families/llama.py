@@ -11,7 +11,8 @@
 - Seed-OSS has biases of its own, and Code World Model may have windows;
 - ERNIE 4.5 and Helium turn neighbouring channels of a head;
 - Hunyuan norms queries and keys after they got their positions;
-- HyperCLOVA X has Granite's multipliers, and norms after attention and MLP too.
+- HyperCLOVA X has Granite's multipliers, and norms after attention and MLP too;
+- Gemma's checkpoints store gains less one, and its embeddings have a factor.
 
 The truth is transformers' `modeling_{model_type}.py`.
 """
@@ -36,8 +37,8 @@ from cetane.families.stored import FusedBlock, InterleavedBlock
 
 Options = ResidualOptions
 MODEL_TYPES = (
-    "arcee", "cwm", "ernie4_5", "granite", "helium", "hunyuan_v1_dense", "hyperclovax", "llama",
-    "ministral", "ministral3", "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
+    "arcee", "cwm", "ernie4_5", "gemma", "granite", "helium", "hunyuan_v1_dense", "hyperclovax",
+    "llama", "ministral", "ministral3", "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
 )  # fmt: skip
 BLOCKS = {"ernie4_5": InterleavedBlock, "helium": InterleavedBlock, "phi3": FusedBlock}
 """The layers of model types that store rows in an order of their own."""
@@ -85,6 +86,8 @@ class Traits(Multipliers):
     mlp_names: tuple[str, ...] = GATED
     scores: float | None = None
     """The factor on scores; None for one over the root of a head's width."""
+    unit_offset: bool = False
+    """Whether the checkpoint stores the gains of norms less one."""
 
 
 def traits(config: LlamaConfig) -> Traits:
@@ -115,6 +118,9 @@ def traits(config: LlamaConfig) -> Traits:
         case "qwen3":
             own = config.attention_bias
             return Traits(AttentionForm(qkv_bias=own, out_bias=own, norms="head"))
+        case "gemma":
+            own, factor = config.attention_bias, config.hidden_size**0.5
+            return Traits(AttentionForm(own, own), embedding=factor, unit_offset=True)
         case "granite":
             return multiplied(config, 1 / config.logits_scaling, config.mlp_bias)
         case "hyperclovax":
@@ -139,7 +145,8 @@ def author(config: LlamaConfig, options: ResidualOptions) -> Model:
     """The model for a config of one of `MODEL_TYPES`."""
     check(config)
     own, scale, size = traits(config), options.scale, config.hidden_size
-    kinds, norm, added = layer_kinds(config, own.scores), Norms(config, scale), scale * own.residual
+    kinds, added = layer_kinds(config, own.scores), scale * own.residual
+    norm = Norms(config, scale, unit_offset=own.unit_offset)
     inner, act, eps = config.intermediate_size, config.hidden_act, config.rms_norm_eps
     block = BLOCKS.get(config.model_type, PreNormBlock)
     around = config.model_type == "hyperclovax" and config.use_post_norm
@@ -156,7 +163,7 @@ def author(config: LlamaConfig, options: ResidualOptions) -> Model:
                 layers.append(block(index, norm(), attention, norm(), mlp))
     return decoder_model(
         config, layers, scale, kinds, embedding=own.embedding, logits=own.logits,
-        reach=reach(config),
+        reach=reach(config), unit_offset=own.unit_offset,
     )  # fmt: skip
 
 

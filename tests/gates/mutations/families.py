@@ -106,6 +106,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "glm4_moe_lite": lambda: three_latent_layers("glm4_moe_lite"),
     "minicpm3": lambda: three_latent_layers("minicpm3"),
     "youtu": lambda: three_latent_layers("youtu"),
+    "gemma": lambda: build_model("gemma", num_hidden_layers=3, tie_word_embeddings=True),
     "gemma2": build_gemma2,
     "gemma3": build_gemma3,
     "vaultgemma": build_vaultgemma,
