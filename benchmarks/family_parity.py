@@ -105,6 +105,10 @@ FAMILIES = {
     "gemma3": Family(
         named("gemma3_text", gemma_models.gemma3_configs()), of_one_kind(gemma_models.build_gemma3)
     ),
+    "gemma3n": Family(
+        named("gemma3n_text", gemma_models.gemma3n_configs()),
+        of_one_kind(gemma_models.build_gemma3n),
+    ),
     "gemma4": Family(
         named("gemma4_text", gemma_models.gemma4_configs()), of_one_kind(gemma_models.build_gemma4)
     ),

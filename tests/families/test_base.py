@@ -436,6 +436,15 @@ def test_rows_of_stacked_experts() -> None:
         block.load(checkpoint)
 
 
+@pytest.mark.parametrize(("start", "stop"), [(0, 5), (0, 9), (3, 7), (5, 9), (6, 7)])
+def test_a_table_of_more_rows_than_its_weight(start: int, stop: int) -> None:
+    checkpoint = InMemoryCheckpoint(build_model("llama"))
+    checkpoint.tensors = {"w": torch.randn(5, 3)}
+    wanted = [row if row < 5 else 0 for row in range(start, stop)]
+    read = StoredTable("w", factor=2.0, rows=5).read(checkpoint, start, stop)
+    assert torch.equal(read, checkpoint.tensors["w"][wanted] * 2)
+
+
 def test_an_embedding_with_an_affine() -> None:
     tensors = {"w": torch.randn(5, 3), "b": torch.randn(3), "s": torch.randn(3)}
     checkpoint = InMemoryCheckpoint(build_model("llama"))

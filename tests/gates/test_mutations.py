@@ -40,6 +40,9 @@ SAMPLE = [
     ("gemma3", "gains read without their offset", "structure"),
     ("gemma3", "gelu for its tanh form, or for silu", "structure"),
     ("gemma4", "shared caches without their values", "structure"),
+    ("gemma3n", "streams not corrected", "structure"),
+    ("gemma3n", "low-rank residual missing", "structure"),
+    ("gemma3n", "sparse gates open above another share", "structure"),
     *[
         (family, "refused columns are kept", "structure")
         for family in ("gemma3", "lfm2", "qwen3_next", "zaya")

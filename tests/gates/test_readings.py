@@ -21,7 +21,7 @@ from tests.families.zaya_models import build_zaya
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
-from cetane.families import Model, RMSNorm, RotaryTable, delta, gemma4
+from cetane.families import Model, RMSNorm, RotaryTable, delta, gemma
 from cetane.families.attention import Attention
 from cetane.families.gpt_oss import GptOssExperts
 from cetane.families.grouped_query import LEAST_SCALE, STEPS, UNIT_SCALE, Rounded, at_least
@@ -102,7 +102,7 @@ def test_another_epsilon(authored: Authored) -> None:
 
 
 @pytest.mark.parametrize(
-    ("authored", "family"), [("gemma4", gemma4), ("qwen3_5", delta)], indirect=["authored"]
+    ("authored", "family"), [("gemma4", gemma), ("qwen3_5", delta)], indirect=["authored"]
 )
 def test_another_epsilon_without_a_module(
     authored: Authored, family: ModuleType, monkeypatch: pytest.MonkeyPatch

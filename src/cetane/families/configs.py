@@ -15,13 +15,16 @@ SIZES = (
     "linear_num_value_heads", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank",
     "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts",
     "intermediate_size_mlp", "attention_chunk_size", "floor_scale", "conv_L_cache",
-    "num_dense_layers", "n_group", "topk_group",
+    "num_dense_layers", "n_group", "topk_group", "hidden_size_per_layer_input", "laurel_rank",
+    "altup_num_inputs",
 )  # fmt: skip
 """The keys of configs that hold sizes."""
 
 LEAST = {
     ("deepseek_v2", "n_shared_experts"): 0,
     ("deepseek_v3", "n_shared_experts"): 0,
+    ("gemma3n_text", "altup_num_inputs"): 2,
+    ("gemma4_text", "hidden_size_per_layer_input"): 0,
     ("glm4_moe_lite", "n_shared_experts"): 0,
     ("lfm2_moe", "num_dense_layers"): 0,
     ("qwen3_5_moe_text", "shared_expert_intermediate_size"): 0,
@@ -32,7 +35,7 @@ LEAST = {
     ("qwen3_next", "shared_expert_intermediate_size"): 0,
 }
 """The least value of a size of a model type, where it is not 1. No experts mean MLPs, and no shared
-ones mean none; without dense layers, all have experts."""
+ones mean none; without dense layers, all have experts. AltUp has several streams."""
 LARGEST = 2**31
 """The limit of every size in a config; no model reaches it."""
 LARGEST_HEAD = 1 << 16
@@ -99,8 +102,9 @@ def check_value(kind: str, name: str, value: Any) -> None:
     """Raise CetaneError if no model of the type `kind` can have this value for the key `name`."""
     if name in SIZES and value is not None:
         least = LEAST.get((kind, name), 1)
-        if not isinstance(value, int | float) or not least <= value <= LARGEST:
-            raise invalid(kind, f"{name} = {value!r}, not from {least} to {LARGEST}")
+        for size in value if isinstance(value, list) else [value]:  # some have one for each layer
+            if not isinstance(size, int | float) or not least <= size <= LARGEST:
+                raise invalid(kind, f"{name} = {size!r}, not from {least} to {LARGEST}")
     for key, number in numbers(name, value):
         limit = LARGEST_NUMBERS.get(key)
         if limit is not None and not 0 < number <= limit:

@@ -68,12 +68,12 @@ class StoredTable:
     bias: str | None = None
     scale: str | None = None
     factor: float = 1.0
+    rows: int | None = None
+    """The rows of the weight, if the table has more: those are its first row. None for all."""
 
     def read(self, source: Weights, start: int = 0, stop: int | None = None) -> Tensor:
         """fp32 `(V, C)`, or some rows. CetaneError for NaN, infinity and values beyond fp16."""
-        stored = (
-            source.read(self.weight) if stop is None else source.read_rows(self.weight, start, stop)
-        )
+        stored = source.read(self.weight) if stop is None else self._rows(source, start, stop)
         table = stored.float()
         if self.bias is not None:
             table += source.read(self.bias).float()
@@ -83,6 +83,15 @@ class StoredTable:
             table *= self.factor
         check_finite(self.weight, table)
         return table
+
+    def _rows(self, source: Weights, start: int, stop: int) -> Tensor:
+        """Some rows of the weight."""
+        end = stop if self.rows is None else min(stop, self.rows)
+        parts = [source.read_rows(self.weight, start, end)] if start < end else []
+        if end < stop:
+            first = source.read_rows(self.weight, 0, 1)
+            parts.append(first.expand(stop - max(start, end), -1))
+        return torch.cat(parts)
 
 
 @dataclass(frozen=True)

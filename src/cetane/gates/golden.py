@@ -349,9 +349,7 @@ class Proof:
     def ask(self, tasks: Sequence[ProbeTask], seen: Sequence[Seen]) -> ModelResults:
         """The model's results on tasks, with the residual stream after every block. Its heads see
         all tokens, even if they stream in the port."""
-        streams = [
-            truth for block in self.planner.model.layers if (truth := block.truths().get("hidden"))
-        ]
+        streams = [t for block in self.planner.model.layers for t in block.residuals()]
         with self.reference.seeing_all():
             return ModelResults.ask(self.reference, tasks, seen, streams, self.scale)
 

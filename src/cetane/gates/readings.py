@@ -160,6 +160,8 @@ def activations(reference: Reference) -> list[Any]:
         kept.append(torch.nn.SiLU())
     if any(type(module).__name__ == "ReLUSquaredActivation" for module in kept):
         kept.append(torch.nn.ReLU())  # a program squares it by a product
+    if any(getattr(owner, "activation_sparsity", 0) > 0 for owner in reference.model.modules()):
+        kept.append(torch.nn.ReLU())  # sparse gates call it as a function
     return list({str(module): module for module in kept}.values())
 
 

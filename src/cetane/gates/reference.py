@@ -307,7 +307,8 @@ class Reference:
 
         def keep(path: str) -> Any:
             def hook(_: Any, __: Any, output: Any) -> None:
-                outputs = output if isinstance(output, tuple) else (output,)
+                several = isinstance(output, tuple) or output.ndim == 4  # AltUp stacks its streams
+                outputs = output if several else (output,)
                 for truth in wanted:
                     if truth[0] == path:
                         seen[truth] = outputs[truth[1]].clone()

@@ -72,8 +72,7 @@ class Compression:
     def reach(self, truth: Observed) -> None:
         """Note how large the residual stream of a sequence becomes."""
         for block in self.planner.model.layers:
-            stream = block.truths().get("hidden")
-            if stream:
+            for stream in block.residuals():
                 top = float(np.abs(truth.tensors[stream]).max())
                 self.largest[block.name] = max(self.largest.get(block.name, 0.0), top)
 

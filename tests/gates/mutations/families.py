@@ -14,6 +14,7 @@ from tests.families.gemma_models import (
     SLIDING,
     build_gemma2,
     build_gemma3,
+    build_gemma3n,
     build_gemma4,
     build_vaultgemma,
 )
@@ -110,6 +111,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "gemma2": build_gemma2,
     "gemma3": build_gemma3,
     "vaultgemma": build_vaultgemma,
+    "gemma3n": build_gemma3n,
     "gemma4": build_gemma4,
     "zaya": lambda: build_zaya(vocab_size=288),
 }

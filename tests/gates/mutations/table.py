@@ -7,6 +7,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ from cetane.engine.schedule import no_trees, skips
 from cetane.engine.session import Session
 from cetane.families.attention import UnitNorm
 from cetane.families.base import Block, RoutedBlock, Weight
+from cetane.families.gemma import OwnAttention, SharedAttention, shared_names
 from cetane.families.layers import RMSNorm
 from cetane.families.rotary import RotaryTable
 from cetane.families.zaya_departures import DEPARTURES
@@ -254,7 +256,7 @@ def _(port: AuthoredPort) -> None:
 @mutation("value norm missing", "graph")
 def _(port: AuthoredPort) -> None:
     attn = attention(port).self_attn
-    if "values" not in dir(attn) or "gemma4" not in type(attn).__module__:
+    if not isinstance(attn, OwnAttention):
         raise Inapplicable
     attn.values = lambda v: v
 
@@ -926,9 +928,9 @@ def skip(block: Block) -> None:
     forward = block.forward
 
     def changed(flow: dict[str, Any], memory: dict[str, Any]) -> None:
-        before = flow["hidden"]
+        before = {name: flow[name] for name in block.streams}
         forward(flow, memory)
-        flow["hidden"] = before
+        flow.update(before)
 
     block.forward = changed  # type: ignore[method-assign]
 
@@ -1303,13 +1305,78 @@ def _(port: AuthoredPort) -> None:
     block.forward = changed
 
 
+def streams(port: AuthoredPort) -> Any:
+    """What a layer does with several streams."""
+    block = attention(port)
+    if not hasattr(block, "altup"):
+        raise Inapplicable
+    return block
+
+
+@mutation("streams not predicted", "graph")
+def _(port: AuthoredPort) -> None:
+    streams(port).altup.predict = lambda before: before
+
+
+@mutation("streams of the neighbours predicted", "graph")
+def _(port: AuthoredPort) -> None:
+    altup = streams(port).altup
+    predict = altup.predict
+    altup.predict = lambda before: [*predict(before)[1:], predict(before)[0]]
+
+
+@mutation("streams not corrected", "graph")
+def _(port: AuthoredPort) -> None:
+    altup = streams(port).altup
+
+    def correct(predicted: list[Tensor], computed: Tensor) -> list[Tensor]:
+        return [computed if one is predicted[altup.active] else one for one in predicted]
+
+    altup.correct = correct
+
+
+@mutation("scale of the active stream missing", "graph")
+def _(port: AuthoredPort) -> None:
+    altup = streams(port).altup
+    altup.asked = lambda corrected: corrected[altup.active]
+
+
+@mutation("low-rank residual missing", "graph")
+def _(port: AuthoredPort) -> None:
+    laurel = streams(port).laurel
+    laurel.forward = lambda x: x * laurel.factor
+
+
+@mutation("sparse gates open for all channels", "graph")
+def _(port: AuthoredPort) -> None:
+    mlp = streams(port).mlp
+    mlp.act = mlp.act.keywords["act"]
+
+
+@mutation("sparse gates open above another share", "graph")
+def _(port: AuthoredPort) -> None:
+    mlp = streams(port).mlp
+    mlp.act = partial(mlp.act, deviations=1.05 * mlp.act.keywords["deviations"])
+
+
+@mutation("a stream left out of the mean", "graph")
+def _(port: AuthoredPort) -> None:
+    streams(port)
+    merge: Any = port.planner.model.layers[-1]
+    after(merge.altup_unembed_projections[-1], torch.zeros_like)
+
+
 @mutation("shared caches without their values", "graph")
 def _(port: AuthoredPort) -> None:
-    sharing = [b for b in port.planner.model.layers if getattr(b, "reuses", False)]
+    sharing = [
+        (block, attention.kind.name)
+        for block in port.planner.model.layers
+        if isinstance(attention := getattr(block, "self_attn", None), SharedAttention)
+    ]
     if not sharing:
         raise Inapplicable
-    block: Any = sharing[-1]
-    keys, values = block.shared
+    block, kind = sharing[-1]
+    keys, values = shared_names(kind)
     around(block, lambda flow, _: flow.update({values: flow[keys]}))
 
 
