@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import build_model
 from tests.families.test_lfm2 import EXPERTS
+from tests.families.test_mixtral import DEEPSEEK
 
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
@@ -15,6 +16,11 @@ from cetane.errors import CetaneError
 KINDS: dict[str, dict[str, Any]] = {
     "granitemoe": {"num_local_experts": 3},
     "mixtral": {"num_local_experts": 3},
+    "ernie4_5_moe": {"moe_num_experts": 3, "tie_word_embeddings": False},
+    "hunyuan_v1_moe": {"num_experts": 3},
+    "granitemoeshared": {"num_local_experts": 3, "shared_intermediate_size": 24},
+    "glm4_moe": DEEPSEEK,
+    "dots1": DEEPSEEK,
     "qwen2_moe": {"num_experts": 5, "moe_intermediate_size": 20},
     "qwen3_moe": {"num_experts": 5, "moe_intermediate_size": 20},
     "lfm2_moe": EXPERTS | {"layer_types": ["conv", "full_attention"], "tie_word_embeddings": False},

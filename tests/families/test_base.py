@@ -212,6 +212,7 @@ LONGROPE = {
 }
 MSCALE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "mscale_all_dim": "a"}
 LFM2 = {"model_type": "lfm2_moe", "layer_types": CONVOLVED} | EXPERTS
+ERNIE, HUNYUAN = {"model_type": "ernie4_5_moe"}, {"model_type": "hunyuan_v1_moe", "num_experts": 6}
 MANY_EXPERTS = {"model_type": "qwen3_moe", "num_experts": 512}
 UNBOUND = "sliding_window = None, but some layers slide"
 
@@ -265,6 +266,23 @@ UNBOUND = "sliding_window = None, but some layers slide"
             {"model_type": "granitemoe", "residual_multiplier": None},
             "granitemoe model is not valid",
         ),
+        ({"model_type": "granitemoeshared", "shared_intermediate_size": -1}, "= -1, not from 0"),
+        (ERNIE | {"use_bias": True}, "use_bias = True, which gives the head biases, which is not"),
+        (ERNIE | {"moe_norm_min": 0.1}, "moe_norm_min = 0.1, more than 1e-06, which is not"),
+        (ERNIE | {"moe_num_experts": 0}, "num_experts = 0, not from 1"),
+        (ERNIE | {"moe_num_experts": 5000}, "moe_num_experts = 5000, more than 4096"),
+        (ERNIE | {"moe_k": 65}, "takes 65 experts of 64"),
+        (ERNIE | {"moe_layer_interval": 0}, "moe_layer_interval = 0, not from 1"),
+        (ERNIE | {"moe_num_shared_experts": -1}, "moe_num_shared_experts = -1, not from 0"),
+        (HUNYUAN | {"moe_topk": [2]}, "moe_topk has 1 entries, num_hidden_layers = 2"),
+        (HUNYUAN | {"moe_topk": [2, 7]}, "takes 7 experts of 6"),
+        (HUNYUAN | {"moe_topk": 0}, "takes 0 experts of 6"),
+        (
+            {"model_type": "glm4_moe", "n_group": 3, "topk_group": 1},
+            "no groups of at least two of 128 experts",
+        ),
+        ({"model_type": "glm4_moe", "n_shared_experts": -1}, "n_shared_experts = -1, not from 0"),
+        ({"model_type": "dots1"}, "dots1 model is not valid"),
         ({"model_type": "qwen2_moe", "num_experts": -1}, "num_experts = -1, not from 0"),
         ({"model_type": "qwen2_moe", "num_experts_per_tok": 61}, "takes 61 experts of 60"),
         ({"model_type": "qwen2_moe", "decoder_sparse_step": 0}, "decoder_sparse_step = 0"),
@@ -334,6 +352,9 @@ UNREAD = {
         ("deepseek_v2", DEEPSEEK | {"n_shared_experts": 0}),
         ("deepseek_v3", DEEPSEEK | ONE_GROUP | {"n_shared_experts": 0}),
         ("glm4_moe_lite", DEEPSEEK | {"n_shared_experts": 0}),
+        ("glm4_moe", MIXTURES["glm4_moe"][1] | {"n_shared_experts": 0}),
+        ("ernie4_5_moe", MIXTURES["ernie4_5_moe"][1] | {"moe_num_shared_experts": 0}),
+        ("granitemoeshared", {"num_local_experts": 3, "shared_intermediate_size": 0}),
         *(
             (kind, MODELS[kind] | {"shared_expert_intermediate_size": 0})
             for kind in ("qwen3_next", "qwen3_5_moe_text")

@@ -15,14 +15,19 @@ SIZES = (
     "linear_num_value_heads", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank",
     "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts",
     "intermediate_size_mlp", "attention_chunk_size", "floor_scale", "conv_L_cache",
-    "num_dense_layers", "n_group", "topk_group",
+    "num_dense_layers", "n_group", "topk_group", "moe_num_shared_experts", "moe_layer_interval",
+    "shared_intermediate_size",
 )  # fmt: skip
 """The keys of configs that hold sizes."""
 
 LEAST = {
     ("deepseek_v2", "n_shared_experts"): 0,
     ("deepseek_v3", "n_shared_experts"): 0,
+    ("dots1", "n_shared_experts"): 0,
+    ("glm4_moe", "n_shared_experts"): 0,
     ("glm4_moe_lite", "n_shared_experts"): 0,
+    ("ernie4_5_moe", "moe_num_shared_experts"): 0,
+    ("granitemoeshared", "shared_intermediate_size"): 0,
     ("lfm2_moe", "num_dense_layers"): 0,
     ("qwen3_5_moe_text", "shared_expert_intermediate_size"): 0,
     ("qwen2_moe", "num_experts"): 0,
@@ -47,7 +52,7 @@ LARGEST_NUMBERS = {
 and logits change sign."""
 MOST = {
     "num_hidden_layers": 1024, "num_experts": 4096, "num_local_experts": 4096,
-    "n_routed_experts": 4096, "num_labels": 100_000, "conv_L_cache": 128,
+    "moe_num_experts": 4096, "n_routed_experts": 4096, "num_labels": 100_000, "conv_L_cache": 128,
     "linear_conv_kernel_dim": 128, "cca_time0": 128, "cca_time1": 128,
 }  # fmt: skip
 """The limits of sizes that become lists or modules, one item for each."""

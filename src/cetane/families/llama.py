@@ -18,7 +18,7 @@ The truth is transformers' `modeling_{model_type}.py`.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -45,6 +45,14 @@ AROUND = SandwichNames(
     after="post_norm1", mlp_norm="post_attention_layernorm", mlp_after="post_norm2"
 )
 """HyperCLOVA X's names for its norms."""
+HUNYUAN_NORMS: dict[str, Any] = {
+    "norms": "head", "normed": ("query_layernorm", "key_layernorm"), "turned_first": True,
+}  # fmt: skip
+"""How Hunyuan norms queries and keys: fields of `AttentionForm`."""
+LAYERS_SLIDE = ("cwm", "dots1", "ministral", "qwen2", "qwen2_moe", "qwen3", "smollm3")
+"""The model types that say of each layer whether it has the window."""
+PARTLY_TURNED = ("glm4_moe", "phi3")
+"""The model types that turn only a part of each head."""
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
@@ -105,8 +113,8 @@ def traits(config: LlamaConfig) -> Traits:
         case "helium":
             return Traits(AttentionForm(qkv_bias=config.attention_bias), config.mlp_bias)
         case "hunyuan_v1_dense":
-            own, normed = config.attention_bias, ("query_layernorm", "key_layernorm")
-            return Traits(AttentionForm(own, own, "head", normed=normed, turned_first=True))
+            own = config.attention_bias
+            return Traits(AttentionForm(own, own, **HUNYUAN_NORMS))
         case "seed_oss":
             qkv, out = config.attention_bias, config.attention_out_bias
             return Traits(AttentionForm(qkv_bias=qkv, out_bias=out), config.mlp_bias)
@@ -196,9 +204,9 @@ def table(config: LlamaConfig, dim: int) -> RotaryTable:
     """The rotary table of all layers. CetaneError for an `alpha` of Hunyuan that is no positive
     number: it stretches the base, whatever the type `dynamic` says elsewhere."""
     kind, rope = config.model_type, config.rope_parameters
-    alpha = rope.get("alpha") if kind == "hunyuan_v1_dense" else None
+    alpha = rope.get("alpha") if kind.startswith("hunyuan") else None
     if rope.get("rope_type") != "dynamic" or not alpha:
-        part = rope.get("partial_rotary_factor") if kind == "phi3" else None
+        part = rope.get("partial_rotary_factor") if kind in PARTLY_TURNED else None
         return rotary_table(config, dim, part=part)
     if not isinstance(alpha, int | float) or not 0 < alpha <= LARGEST:
         raise invalid(kind, f"rope_parameters: alpha = {alpha!r}, not a positive number")
@@ -222,7 +230,7 @@ def positioned_layers(config: LlamaConfig) -> list[bool]:
 def layer_windows(config: LlamaConfig) -> list[int | None]:
     """The attention window of every layer, in tokens; None for full attention. CetaneError if a
     layer slides and the config has no window."""
-    if config.model_type in ("cwm", "ministral", "qwen2", "qwen2_moe", "qwen3", "smollm3"):
+    if config.model_type in LAYERS_SLIDE:
         names = kind_names(config)
         return [config.sliding_window if name == "sliding" else None for name in names]
     windowed = config.model_type in ("ministral3", "mistral", "mixtral", "phi3", "qwen3_moe")

@@ -11,7 +11,11 @@ from cetane.families.blocks import PreNormBlock
 from cetane.families.layers import Held, RowPick
 from cetane.families.rotary import to_halves
 
-FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "input_linear": ("gate_proj", "up_proj"),
+}
 """Names of tensors in which projections of one input stand one below the other."""
 
 
@@ -41,13 +45,13 @@ def rows_in_halves(dim: int, turned: int, stored: Tensor) -> Tensor:
 class FusedRows(Block):
     """A layer whose checkpoint stores projections as one tensor: those of a name in `fused`."""
 
-    fused: tuple[str, ...] = tuple(FUSED)
+    fused: tuple[str, ...] = ("qkv_proj", "gate_up_proj")
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         plain = super().weight(path, shape, held)
         module, _, name = path.removesuffix(".weight").rpartition(".")
         whole = next((whole for whole in self.fused if name in FUSED[whole]), None)
-        if whole is None:
+        if whole is None or plain.of_experts:
             return plain
         parts = FUSED[whole]
         projections: list[Any] = [self.get_submodule(f"{module}.{part}") for part in parts]
@@ -55,7 +59,7 @@ class FusedRows(Block):
         start = sum(sizes[: parts.index(name)])
         return replace(
             plain,
-            name=f"{self.prefix}{module}.{whole}.weight",
+            name=f"{plain.name.removesuffix(f'{name}.weight')}{whole}.weight",
             stored=(sum(sizes), *held.stored[1:]),
             rows=(start, start + sizes[parts.index(name)]),
         )

@@ -23,6 +23,7 @@ from tests.families.test_gpt_oss import build_oss
 from tests.families.test_lfm2 import build_lfm2_moe
 from tests.families.test_llama import MINISTRAL, MULTIPLIERS, ROPES, STRETCHED
 from tests.families.test_llama4 import build_llama4
+from tests.families.test_mixtral import MODELS as MIXTURES
 from tests.families.test_mixtral import build as build_mixture
 from tests.families.test_qwen3_next import MODELS
 from tests.families.zaya_models import build_zaya
@@ -66,6 +67,26 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "lfm2_moe": lambda: build_lfm2_moe(
         num_hidden_layers=4, layer_types=["conv", "full_attention", "conv", "full_attention"]
+    ),
+    "ernie4_5_moe": lambda: build_mixture(
+        "ernie4_5_moe",
+        num_hidden_layers=3,
+        moe_num_experts=5,
+        moe_k=2,
+        moe_intermediate_size=20,
+        moe_num_shared_experts=1,
+    ),
+    "dots1": lambda: three_mixture_layers("dots1"),
+    "glm4_moe": lambda: three_mixture_layers("glm4_moe"),
+    "hunyuan_v1_moe": lambda: build_mixture(
+        "hunyuan_v1_moe", num_hidden_layers=3, num_experts=4, moe_topk=[1, 2, 3]
+    ),
+    "granitemoeshared": lambda: build_mixture(
+        "granitemoeshared",
+        num_hidden_layers=3,
+        num_local_experts=4,
+        shared_intermediate_size=24,
+        **MULTIPLIERS,
     ),
     "granitemoe": lambda: build_mixture(
         "granitemoe", num_hidden_layers=3, num_local_experts=4, **MULTIPLIERS
@@ -127,6 +148,13 @@ def three_latent_layers(name: str) -> Any:
     """A DeepSeek, or a relative."""
     kind, config = LATENT_MODELS[name]
     return build_latent(kind, **config | {"num_hidden_layers": 3})
+
+
+def three_mixture_layers(name: str) -> Any:
+    """A dots.llm1 or a GLM-4.5. Layers that slide see as many tokens as those of others do."""
+    kind, config = MIXTURES[name]
+    window = {"sliding_window": 32} if name == "dots1" else {}
+    return build_mixture(kind, **config | {"num_hidden_layers": 3} | window)
 
 
 def build(family: str, seed: int = 0) -> Any:
