@@ -89,6 +89,7 @@ FAMILIES = {
     "lfm2_moe": Family(
         named("lfm2_moe", test_lfm2.mixture_configs()), of_one_kind(test_lfm2.build_lfm2_moe)
     ),
+    "lfm3": Family(named("lfm3", test_lfm2.later_configs()), build_model),
     "mixtral": Family(test_mixtral.configs(), test_mixtral.build, len(test_mixtral.MODELS)),
     "gpt_oss": Family(
         named("gpt_oss", test_gpt_oss.configs()), of_one_kind(test_gpt_oss.build_oss)

@@ -47,6 +47,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "arcee": {"mlp_bias": True}, "ernie4_5": {}, "glm4": {}, "hyperclovax": {}, "llama": {},
     "olmo2": {}, "phi3": {}, "qwen2": {}, "qwen3": {},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm3": {"layer_types": ["conv", "full_attention"]},
 }  # fmt: skip
 
 

@@ -52,6 +52,16 @@ def test_both_forms_are_read(kind: str, fused: bool, tmp_path: Path) -> None:
             assert torch.equal(checkpoint.read_rows(name, 1, 3), tensor[1:3])
 
 
+def test_gates_of_heads_are_renamed(tmp_path: Path) -> None:
+    """LFM3's have another name on disk than in transformers."""
+    model = build_model("lfm3", layer_types=["conv", "full_attention"])
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert "model.layers.1.self_attn.gate_proj.weight" in stored
+    gates = "model.layers.1.self_attn.g_proj.weight"
+    assert torch.equal(open_checkpoint(tmp_path).read(gates), model.state_dict()[gates])
+
+
 def damaged(folder: Path, change: Any) -> None:
     path = folder / "model.safetensors"
     tensors = load_file(path)

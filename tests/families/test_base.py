@@ -387,6 +387,8 @@ ROPE = {"rope_type": "default", "rope_theta": 1e4}
             {"layer_types": CHUNKED, "attention_chunk_size": None},
             "attention_chunk_size = None",
         ),
+        ("lfm3", {"layer_types": SLIDING, "sliding_window": None}, "sliding_window = None"),
+        ("lfm3", {"layer_types": CHUNKED}, "'chunked_attention'; known: conv"),
         *(
             (kind, {"layer_types": SLIDING}, "'sliding_attention'; known: conv")
             for kind in ("lfm2", "lfm2_moe")

@@ -49,6 +49,7 @@ MODELS = {
     "gpt_oss": build_oss,
     "olmoe": lambda: build("olmoe", num_experts=4, num_experts_per_tok=2, clip_qkv=8.0),
     "lfm2_moe": lambda: build_lfm2_moe(layer_types=["conv", "full_attention"]),
+    "lfm3": lambda: build_model("lfm3", layer_types=["conv", "sliding_attention"]),
     "zaya": build_zaya,
     "qwen3_5": lambda: build("qwen3_5_text", **LAYERS, hidden_act="gelu"),
 }

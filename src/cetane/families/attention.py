@@ -28,8 +28,11 @@ class AttentionForm:
     clip: float | None = None
     """The bound of queries, keys and values: after a norm of all heads together, before any
     other."""
-    gated: bool = False
-    """Whether the sigmoid of a projection of the input multiplies what the heads give."""
+    gates: Literal["channel", "head"] | None = None
+    """Whether the sigmoid of a projection of the input multiplies what the heads give: a number for
+    each channel, or for each head."""
+    gate: str = "gate_proj"
+    """The checkpoint's name for this projection."""
     sinks: bool = False
     """Whether each query head has a sink: one more score, of a key without a value."""
     output: str = "o_proj"
@@ -64,7 +67,7 @@ class UnitNorm(nn.Module):
 class Attention(Mixer):
     """The mixer of most layers."""
 
-    readers = ("q_proj", "k_proj", "v_proj")
+    readers: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
 
     def __init__(
         self,
@@ -85,8 +88,11 @@ class Attention(Mixer):
         self.q_proj = Projection(size, inner, "attention", bias, inverse=inverse)
         self.k_proj = Projection(size, shared, "attention", bias, inverse=inverse)
         self.v_proj = Projection(size, shared, "attention", bias, inverse=inverse)
-        if form.gated:
-            self.gate_proj = Projection(size, inner, "attention", bias, inverse=inverse)
+        if form.gates is not None:
+            width, own = (inner, bias) if form.gates == "channel" else (heads.query, False)
+            gate = Projection(size, width, "attention", own, inverse=inverse)
+            self.add_module(form.gate, gate)
+            self.readers = (*self.readers, form.gate)
         output = Projection(inner, size, "attention", form.out_bias, factor)
         self.add_module(form.output, output)
         for name, count in zip(form.normed, (heads.query, heads.kv), strict=True):
@@ -146,11 +152,18 @@ class Attention(Mixer):
             made = attend(q, keys, values, flow[self.kind.mask], heads, sinks)
         else:
             made = self.attend_apart(q, *self.new_keys_values(x, turn), flow, memory)
+        if self.form.gates == "head":
+            made = made * self.gates(x).reshape(1, heads.query, 1, -1)
         mixed = heads.merge(made)
-        if self.form.gated:
-            mixed = mixed * sigmoid(self.gate_proj(x))
+        if self.form.gates == "channel":
+            mixed = mixed * self.gates(x)
         output: Tensor = self.get_submodule(self.form.output)(mixed)
         return output
+
+    def gates(self, x: Tensor) -> Tensor:
+        """The gates of some tokens, a hidden tensor of a channel for each gate."""
+        made: Tensor = sigmoid(self.get_submodule(self.form.gate)(x))
+        return made
 
     def keys_values(
         self, x: Tensor, turn: Callable[[Tensor], Tensor], flow: Flow, memory: Memory
@@ -198,8 +211,8 @@ class Attention(Mixer):
         """The paths of parameters that have query or key/value heads along an axis, and this
         axis."""
         made = [(f"{self.writer}.weight", 1)]
-        if self.form.gated:
-            made += [(f"gate_proj.{leaf}", 0) for leaf in ("weight", "bias")]
+        if self.form.gates is not None:
+            made += [(f"{self.form.gate}.{leaf}", 0) for leaf in ("weight", "bias")]
         for letter in "qkv":
             made += [(f"{letter}_proj.{leaf}", 0) for leaf in ("weight", "bias")]
         if self.form.norms == "whole":
@@ -208,7 +221,7 @@ class Attention(Mixer):
 
     def value_space(self) -> ValueSpace | None:
         """None if something stands between values and output."""
-        if self.form.clip is not None or self.form.gated:
+        if self.form.clip is not None or self.form.gates == "channel":
             return None
         return ValueSpace("v_proj", self.writer, self.heads.dim)
 

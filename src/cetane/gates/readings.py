@@ -264,7 +264,8 @@ def rotary_tables(reference: Reference, positions: torch.Tensor) -> Iterator[Arr
     rotary = next(parts[name] for name in ROTARY_NAMES if name in parts)
     kinds: list[dict[str, str]] = [{}]
     if "layer_type" in inspect.signature(rotary.forward).parameters:
-        kinds = [{"layer_type": kind} for kind in dict.fromkeys(reference.model.config.layer_types)]
+        types = getattr(rotary, "layer_types", reference.model.config.layer_types)
+        kinds = [{"layer_type": kind} for kind in dict.fromkeys(types)]
     for kind in kinds:
         made = rotary(torch.zeros(1), positions[None], **kind)
         cos, sin = (made.real, made.imag) if isinstance(made, torch.Tensor) else made

@@ -65,6 +65,12 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "lfm2": lambda: build_model(
         "lfm2", num_hidden_layers=4, layer_types=["conv", "full_attention", "conv", "conv"]
     ),
+    "lfm3": lambda: build_model(
+        "lfm3",
+        num_hidden_layers=4,
+        layer_types=["conv", "full_attention", "sliding_attention", "conv"],
+        sliding_window=32,
+    ),
     "lfm2_moe": lambda: build_lfm2_moe(
         num_hidden_layers=4, layer_types=["conv", "full_attention", "conv", "full_attention"]
     ),
