@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.conftest import build_model
+from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.parity import FEEDS, assert_parity, cuts
 from tests.families.test_llama import recipe, recipes
 from tests.families.test_mixtral import DECODE, build
@@ -20,7 +20,8 @@ from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeTopKRouter
 from cetane.families.axes import Axes
 from cetane.families.experts import Correction, Mixture
 from cetane.families.lfm2 import ADDED
-from cetane.schema.recipe import Recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe, parse_recipe
 from cetane.schema.slots import CONTRACTS
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -137,6 +138,14 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "conv_L_cache": draw(st.integers(1, 5)),
         "tie_word_embeddings": draw(st.booleans()),
     }
+
+
+def test_gates_of_heads_stay_in_fp16() -> None:
+    """They have fewer rows than the groups of a palette."""
+    checkpoint = InMemoryCheckpoint(build_model("lfm3", **LATER["layers that slide"]))
+    made = {"cache": {"context": 64}, "compression": {"default": "palette6-kmeans-group32"}}
+    plan = Planner(checkpoint, parse_recipe({"name": "test"} | made, "test")).plan()
+    assert plan.weight_bytes
 
 
 @st.composite

@@ -89,8 +89,11 @@ class Attention(Mixer):
         self.k_proj = Projection(size, shared, "attention", bias, inverse=inverse)
         self.v_proj = Projection(size, shared, "attention", bias, inverse=inverse)
         if form.gates is not None:
-            width, own = (inner, bias) if form.gates == "channel" else (heads.query, False)
-            gate = Projection(size, width, "attention", own, inverse=inverse)
+            gate = (
+                Projection(size, inner, "attention", bias, inverse=inverse)
+                if form.gates == "channel"
+                else Projection(size, heads.query, None, inverse=inverse)  # fewer rows than a group
+            )
             self.add_module(form.gate, gate)
             self.readers = (*self.readers, form.gate)
         output = Projection(inner, size, "attention", form.out_bias, factor)
