@@ -33,6 +33,7 @@ from tests.families import (
     test_deepseek,
     test_glm4,
     test_gpt_oss,
+    test_layer_normed,
     test_lfm2,
     test_llama,
     test_llama4,
@@ -85,6 +86,9 @@ FAMILIES = {
     ),
     "olmo2": Family(test_olmo2.configs(), build_model, 3),
     "glm4": Family(test_glm4.configs(), build_model, 2),
+    "layer_normed": Family(
+        test_layer_normed.configs(), test_layer_normed.build, len(test_layer_normed.TYPES)
+    ),
     "lfm2": Family(named("lfm2", test_lfm2.configs()), build_model),
     "lfm2_moe": Family(
         named("lfm2_moe", test_lfm2.mixture_configs()), of_one_kind(test_lfm2.build_lfm2_moe)

@@ -13,6 +13,7 @@ from cetane.families.layers import (
     ACTIVATIONS,
     CausalConvolution,
     CausalTaps,
+    LayerNorm,
     Projection,
     RMSNorm,
     activation,
@@ -53,6 +54,22 @@ def test_layer_norm_is_torchs() -> None:
     x = random(1, 3, 8, 5) * 10 + 3
     expected = nn.functional.layer_norm(x.movedim(2, -1), (8,), eps=1e-5).movedim(-1, 2)
     torch.testing.assert_close(layer_norm(x, 2, 1e-5), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 300.0, 6e4])
+@pytest.mark.parametrize("parts", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("axis", [1, 2])
+def test_layer_norm_module(scale: float, parts: tuple[bool, bool], axis: int) -> None:
+    size = 8 if axis == 1 else 6
+    x, given = random(2, 8, 6, 5) * scale + scale, random(2, size, seed=1)
+    ours = LayerNorm(size, 1e-5, axis, weight=parts[0], bias=parts[1])
+    values = dict(zip(("weight", "bias"), given, strict=True))
+    own = {name: values[name] for name, there in zip(values, parts, strict=True) if there}
+    for name, value in own.items():
+        parameter = ours.get_parameter(name)
+        parameter.data = value.reshape(parameter.shape)
+    expected = nn.functional.layer_norm(x.movedim(axis, -1), (size,), eps=1e-5, **own)
+    torch.testing.assert_close(ours(x), expected.movedim(-1, axis), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("bias", [False, True])

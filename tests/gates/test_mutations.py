@@ -78,6 +78,11 @@ SAMPLE = [
     ("zaya", "an expert swapped", "structure"),
     ("zaya", "rotary table of another base", "structure"),
     ("zaya", "stale history", "structure"),
+    ("stablelm", "RMSNorm for LayerNorm", "structure"),
+    ("stablelm", "a norm without its bias", "structure"),
+    ("phi", "MLP behind attention, not beside it", "structure"),
+    ("phi", "biases of logits left out", "structure"),
+    ("phi", "the final norm without its bias", "structure"),
 ]
 
 

@@ -55,7 +55,7 @@ from cetane.families.model import (
     TokenTable,
 )
 from cetane.families.pasts import HistorySpec, MatrixSpec
-from cetane.families.rotary import RotaryTable
+from cetane.families.rotary import RotaryTable, to_halves
 from cetane.families.rotation import rotated
 from cetane.families.shard import Shard
 from cetane.families.streaming import streamed, streaming_layers, with_streaming
@@ -114,6 +114,7 @@ __all__ = [
     "streamed",
     "streaming_layers",
     "tensor_layout",
+    "to_halves",
     "unread",
     "warn_unread",
     "with_streaming",

@@ -11,7 +11,18 @@ from cetane.families.base import Flow, Memory, ValueSpace
 from cetane.families.blocks import Mixer
 from cetane.families.grouped_query import AttentionHeads, KeysOrValues, attend
 from cetane.families.kinds import LayerKind
-from cetane.families.layers import Exchange, Leaf, Projection, RMSNorm, normalize
+from cetane.families.layers import (
+    Exchange,
+    LayerNorm,
+    Leaf,
+    Projection,
+    RMSNorm,
+    layer_norm,
+    normalize,
+)
+
+HeadNorm = Literal["none", "unit", "head", "whole", "layer", "stacked", "listed"]
+"""The kinds of norms of queries and keys: see `AttentionForm.norms`."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +31,11 @@ class AttentionForm:
 
     qkv_bias: bool = False
     out_bias: bool = False
-    norms: Literal["none", "unit", "head", "whole"] = "none"
+    norms: HeadNorm = "none"
     """How queries and keys are normed. `head` and `unit` norm each attention head, `unit` without
-    gains; `whole` norms all heads together."""
+    gains; `whole` norms all heads together. The others are LayerNorms of each attention head: with
+    `layer` all heads share gains and biases, `stacked` and `listed` are `StackedNorms` and
+    `ListedNorms`."""
     unit_offset: bool = False
     """Whether the checkpoint stores the gains of these norms less one."""
     clip: float | None = None
@@ -59,6 +72,34 @@ class UnitNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return normalize(x, self.dim, self.eps, axis=2)
+
+
+class StackedNorms(Leaf):
+    """A LayerNorm of each attention head with gains of its own, which are one tensor."""
+
+    weight: Tensor
+
+    def __init__(self, count: int, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.hold("weight", (1, count, dim, 1), (count, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, 2, self.eps) * self.weight
+
+
+class ListedNorms(nn.Module):
+    """The same, with a tensor for each head: `norms.0`, `norms.1` ..."""
+
+    def __init__(self, count: int, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        each = (LayerNorm(dim, eps, axis=2, bias=False) for _ in range(count))
+        self.norms = nn.ModuleList(each)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gains = torch.stack([one.get_parameter("weight") for one in self.norms])
+        return layer_norm(x, 2, self.eps) * gains
 
 
 class Attention(Mixer):
@@ -113,6 +154,12 @@ class Attention(Mixer):
                 return UnitNorm(dim, eps)
             case "head":
                 return RMSNorm(dim, eps, axis=2, unit_offset=unit)
+            case "layer":
+                return LayerNorm(dim, eps, axis=2)
+            case "stacked":
+                return StackedNorms(count, dim, eps)
+            case "listed":
+                return ListedNorms(count, dim, eps)
         return RMSNorm(count * dim, eps, unit_offset=unit)
 
     def project(self, x: Tensor, letter: str, count: int) -> Tensor:
@@ -192,6 +239,8 @@ class Attention(Mixer):
         only plain scores (`gates/streaming.py`)."""
         if self.form.sinks:
             return "they have learned sinks"
+        if self.form.norms in ("stacked", "listed"):
+            return "each has norms of its own"
         return "a bound holds their scores" if self.heads.softcap is not None else ""
 
     def headed(self) -> tuple[tuple[str, int], ...]:

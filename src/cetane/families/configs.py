@@ -39,6 +39,7 @@ LARGEST_HEAD = 1 << 16
 """The limit of an attention head's width, in channels, which is also the width of real tables."""
 LARGEST_NUMBERS = {
     "rope_theta": 1e12, "factor": 1e6, "rms_norm_eps": 1.0, "norm_eps": 1.0,
+    "layer_norm_eps": 1.0, "norm_epsilon": 1.0, "logit_scale": 1e6,
     "final_logit_softcapping": 1e6, "attn_logit_softcapping": 1e6, "clip_qkv": 1e6,
     "swiglu_alpha": 1e4, "swiglu_limit": 1e4, "logits_scaling": 1e6,
     "routed_scaling_factor": 1e6,
@@ -134,7 +135,7 @@ def check_sizes(config: SizedConfig) -> None:
         check_value(kind, name, own.get(name))
     check_counts(kind, own)
     query, kv = (own[f"num_{of}_heads"] for of in ("attention", "key_value"))
-    if query % kv:
+    if kv is None or query % kv:
         raise invalid(
             kind,
             f"num_attention_heads = {query} is not a multiple of num_key_value_heads = {kv}",

@@ -18,7 +18,7 @@ import torch
 
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
-from cetane.families import LEAST_SCALE, RAISED_ANSWERS
+from cetane.families import LEAST_SCALE, RAISED_ANSWERS, to_halves
 from cetane.gates.bounds import Tightened
 from cetane.gates.observe import ProbeTask, observe, whole_calls
 from cetane.gates.probes import SEED
@@ -118,6 +118,8 @@ def epsilons(reference: Reference) -> set[float]:
         for name in ("variance_epsilon", "eps")
         if isinstance(value := getattr(module, name, None), float)
     }
+    if any(type(module).__name__ == "OlmoLayerNorm" for module in modules):
+        own.add(1e-5)  # a number in its code
     bare = any("qk_norm" in type(module).__name__.lower() for module in modules)
     deltas = delta_rules(reference)
     # The delta rule adds 1e-6 to the square of a length (transformers' `l2norm`), not to its mean.
@@ -131,7 +133,7 @@ def delta_rules(reference: Reference) -> list[Any]:
     return [module for module in reference.model.modules() if hasattr(module, "head_k_dim")]
 
 
-ACTIVATION_NAMES = ("act_fn", "activation_fn")
+ACTIVATION_NAMES = ("act", "act_fn", "activation_fn")
 """The names under which transformers' modules keep an activation."""
 
 
@@ -271,6 +273,7 @@ def rotary_tables(reference: Reference, positions: torch.Tensor) -> Iterator[Arr
         halves = torch.stack([cos[0], sin[0]])
         yield halves.numpy()
         yield torch.cat([halves, halves], -1).numpy()  # some models keep one angle of each pair
+        yield to_halves(halves[..., None])[..., 0].numpy()  # Cohere keeps both, beside each other
 
 
 def wrong_roundings(port: Readable) -> Iterator[Misread]:

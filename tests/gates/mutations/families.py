@@ -20,6 +20,7 @@ from tests.families.gemma_models import (
 from tests.families.test_deepseek import MODELS as LATENT_MODELS
 from tests.families.test_deepseek import build as build_latent
 from tests.families.test_gpt_oss import build_oss
+from tests.families.test_layer_normed import build as build_layer_normed
 from tests.families.test_lfm2 import build_lfm2_moe
 from tests.families.test_llama import MINISTRAL, MULTIPLIERS, ROPES, STRETCHED
 from tests.families.test_llama4 import build_llama4
@@ -59,6 +60,15 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "exaone4": lambda: build_model("exaone4", num_hidden_layers=4, sliding_window=32),
     "glm": lambda: build_model("glm", num_hidden_layers=3),
     "glm4": lambda: build_model("glm4", num_hidden_layers=3),
+    "cohere": lambda: build_layer_normed("cohere", num_hidden_layers=3, use_qk_norm=True),
+    "cohere2": lambda: build_layer_normed("cohere2", num_hidden_layers=4, sliding_window=32),
+    "nemotron": lambda: build_layer_normed("nemotron", num_hidden_layers=3),
+    "olmo": lambda: build_layer_normed("olmo", num_hidden_layers=3, clip_qkv=0.5),
+    "phi": lambda: build_layer_normed("phi", num_hidden_layers=3),
+    "stablelm": lambda: build_layer_normed("stablelm", num_hidden_layers=3, use_qkv_bias=True),
+    "starcoder2": lambda: build_layer_normed(
+        "starcoder2", num_hidden_layers=3, sliding_window=32, tie_word_embeddings=True
+    ),
     "olmo2": lambda: build_model("olmo2", num_hidden_layers=3),
     "olmo3": lambda: build_model("olmo3", num_hidden_layers=4, sliding_window=32),
     "lfm2": lambda: build_model(

@@ -7,6 +7,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +23,8 @@ from cetane.engine.schedule import no_trees, skips
 from cetane.engine.session import Session
 from cetane.families.attention import UnitNorm
 from cetane.families.base import Block, RoutedBlock, Weight
-from cetane.families.layers import RMSNorm
+from cetane.families.blocks import ParallelBlock, PreNormBlock
+from cetane.families.layers import LayerNorm, Norm, RMSNorm, normalize
 from cetane.families.rotary import RotaryTable
 from cetane.families.zaya_departures import DEPARTURES
 from cetane.schema.interface import FromCache, FromHistory, FromMatrix, Kept, Mask
@@ -119,16 +121,18 @@ def attention(port: AuthoredPort, layer: int = LAYER) -> Any:
 
 
 ALSO = {
-    "o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm",
-    "mlp": "feed_forward", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2",
-    "input_layernorm": "operator_norm", "post_attention_layernorm": "ffn_norm",
+    "o_proj": ("out_proj", "dense"), "q_norm": ("q_layernorm",), "k_norm": ("k_layernorm",),
+    "mlp": ("feed_forward",), "gate_proj": ("w1",), "up_proj": ("w3", "c_fc", "fc1"),
+    "down_proj": ("w2", "c_proj", "fc2"), "input_layernorm": ("operator_norm",),
+    "post_attention_layernorm": ("ffn_norm",),
 }  # fmt: skip
-"""Llama's names, and LFM2's for the same parts."""
+"""Llama's names, and others for the same parts: LFM2's, StarCoder2's, Phi's."""
 
 
 def part(owner: Any, name: str) -> Any:
     """A submodule by Llama's name; None if the family has nothing like it."""
-    return getattr(owner, name, None) or getattr(owner, ALSO.get(name, name), None)
+    names = (name, *ALSO.get(name, ()))
+    return next((made for one in names if (made := getattr(owner, one, None)) is not None), None)
 
 
 def layer_blocks(port: AuthoredPort, layer: int) -> list[Any]:
@@ -859,6 +863,8 @@ def _(port: AuthoredPort) -> None:
 @mutation("a gain off by one", "graph")
 def _(port: AuthoredPort) -> None:
     norm = layer_part(port, "input_layernorm")
+    if norm.weight is None:
+        raise Inapplicable
     forward = norm.forward
 
     def changed(x: Tensor) -> Tensor:
@@ -875,6 +881,8 @@ def _(port: AuthoredPort) -> None:
 @mutation("a norm without its gain", "graph")
 def _(port: AuthoredPort) -> None:
     norm = layer_part(port, "post_attention_layernorm")
+    if norm.weight is None:
+        raise Inapplicable
     forward = norm.forward
     norm.forward = lambda x: forward(x) / norm.weight
 
@@ -882,13 +890,53 @@ def _(port: AuthoredPort) -> None:
 @mutation("LayerNorm for RMSNorm", "graph")
 def _(port: AuthoredPort) -> None:
     norm = layer_part(port, "input_layernorm")
+    if isinstance(norm, LayerNorm):
+        raise Inapplicable
     forward = norm.forward
     norm.forward = lambda x: forward(x - x.mean(1, keepdim=True))
 
 
-def epsilon_norms(port: AuthoredPort) -> list[RMSNorm]:
+@mutation("RMSNorm for LayerNorm", "graph")
+def _(port: AuthoredPort) -> None:
+    norm = layer_part(port, "input_layernorm")
+    if not isinstance(norm, LayerNorm):
+        raise Inapplicable
+
+    def changed(x: Tensor) -> Tensor:
+        made = normalize(x, norm.size, norm.eps, norm.axis)
+        made = made if norm.weight is None else made * norm.weight
+        return made if norm.bias is None else made + norm.bias
+
+    norm.forward = changed  # type: ignore[method-assign]
+
+
+@mutation("a norm without its bias", "graph")
+def _(port: AuthoredPort) -> None:
+    norm = layer_part(port, "input_layernorm")
+    if getattr(norm, "bias", None) is None:
+        raise Inapplicable
+    after(norm, lambda x: x - norm.bias)
+
+
+@mutation("the final norm without its bias", "graph")
+def _(port: AuthoredPort) -> None:
+    for head in port.planner.heads:
+        if getattr(head.norm, "bias", None) is None:
+            raise Inapplicable
+        after(head.norm, lambda x, norm=head.norm: x - norm.bias)
+
+
+@mutation("MLP behind attention, not beside it", "graph")
+def _(port: AuthoredPort) -> None:
+    block = attention(port)
+    if not isinstance(block, ParallelBlock):
+        raise Inapplicable
+    block.forward = partial(PreNormBlock.forward, block)  # type: ignore[method-assign]
+
+
+def epsilon_norms(port: AuthoredPort) -> list[Norm]:
     whole = (*port.planner.model.layers, *port.planner.heads)
-    return [m for block in whole for m in block.modules() if isinstance(m, RMSNorm)]
+    return [m for block in whole for m in block.modules() if isinstance(m, Norm)]
 
 
 @mutation("epsilon ten times too large", "graph")
@@ -1130,8 +1178,8 @@ def _(port: AuthoredPort) -> None:
 
 
 def without_factor(module: Any) -> None:
-    held = module.held["weight"]
-    if held.factor == 1:
+    held = module.held.get("weight")
+    if held is None or held.factor == 1:
         raise Inapplicable
     module.held["weight"] = replace(held, factor=1.0)
 
@@ -1149,11 +1197,20 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("gains read without their offset", "reading")
 def _(port: AuthoredPort) -> None:
-    norms = [norm for norm in epsilon_norms(port) if norm.held["weight"].pick is not None]
+    gains = ((norm, norm.held.get("weight")) for norm in epsilon_norms(port))
+    norms = [norm for norm, held in gains if held is not None and held.pick is not None]
     if not norms:
         raise Inapplicable
     for norm in norms:
         norm.held["weight"] = replace(norm.held["weight"], pick=None)
+
+
+@mutation("biases of logits left out", "graph")
+def _(port: AuthoredPort) -> None:
+    for head in port.planner.heads:
+        if head.lm_head.bias is None:
+            raise Inapplicable
+        after(head.lm_head, lambda x, one=head.lm_head: x - one.bias.reshape(1, -1, 1, 1))
 
 
 @mutation("head rows of the wrong tokens", "reading")
@@ -1319,7 +1376,7 @@ def _(port: AuthoredPort) -> None:
 def stored(port: AuthoredPort, name: str, shard: str = "chunk-00") -> tuple[str, Any]:
     """A module's weight in a shard, by Llama's name."""
     made = port.encode(shard)
-    ends = tuple(f"{one}.weight" for one in (name, ALSO.get(name)) if one)
+    ends = tuple(f"{one}.weight" for one in (name, *ALSO.get(name, ())))
     for label, encoded in reversed(made.items()):
         if label.endswith(ends):
             return label, encoded
