@@ -120,7 +120,13 @@ def test_a_published_port_is_refused_at_any_number_of_bits() -> None:
 
 @pytest.mark.parametrize(
     ("family", "bits"),
-    [("llama", "4 bits"), ("gemma3", "4 bits"), ("gemma4", "6 bits"), ("zaya", "4 bits")],
+    [
+        ("llama", "4 bits"),
+        ("gemma3", "4 bits"),
+        ("gemma4", "6 bits"),
+        ("olmo", "fp16"),
+        ("zaya", "4 bits"),
+    ],
 )
 def test_a_right_port_is_certified(family: str, bits: str) -> None:
     """Four bits cost the random Gemma 4 more than `usable` lets them: its best logits are near."""
