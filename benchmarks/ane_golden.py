@@ -35,7 +35,7 @@ def main() -> None:
     changes = {"name": name, "cache.context": options.context, "tokens.verify": 0}
     recipe = override(load_recipe(options.recipe), changes)
     shipped = port_of(checkpoint, recipe)
-    with patch("cetane.families.layers.lift", lambda keys: 1.0):
+    with patch("cetane.families.grouped_query.lift", lambda keys: 1.0):
         bare = port_of(checkpoint, override(recipe, {"name": f"{name}-bare"}))
     started = time.perf_counter()
     # In fp32 a power of two changes nothing, so both ports read the text alike.

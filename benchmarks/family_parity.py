@@ -33,6 +33,7 @@ from tests.families import (
     test_deepseek,
     test_glm4,
     test_gpt_oss,
+    test_layer_normed,
     test_lfm2,
     test_llama,
     test_llama4,
@@ -85,11 +86,15 @@ FAMILIES = {
     ),
     "olmo2": Family(test_olmo2.configs(), build_model, 3),
     "glm4": Family(test_glm4.configs(), build_model, 2),
+    "layer_normed": Family(
+        test_layer_normed.configs(), test_layer_normed.build, len(test_layer_normed.TYPES)
+    ),
     "lfm2": Family(named("lfm2", test_lfm2.configs()), build_model),
     "lfm2_moe": Family(
         named("lfm2_moe", test_lfm2.mixture_configs()), of_one_kind(test_lfm2.build_lfm2_moe)
     ),
-    "mixtral": Family(test_mixtral.configs(), test_mixtral.build, 5),
+    "lfm3": Family(named("lfm3", test_lfm2.later_configs()), build_model),
+    "mixtral": Family(test_mixtral.configs(), test_mixtral.build, len(test_mixtral.MODELS)),
     "gpt_oss": Family(
         named("gpt_oss", test_gpt_oss.configs()), of_one_kind(test_gpt_oss.build_oss)
     ),
@@ -104,6 +109,10 @@ FAMILIES = {
     ),
     "gemma3": Family(
         named("gemma3_text", gemma_models.gemma3_configs()), of_one_kind(gemma_models.build_gemma3)
+    ),
+    "gemma3n": Family(
+        named("gemma3n_text", gemma_models.gemma3n_configs()),
+        of_one_kind(gemma_models.build_gemma3n),
     ),
     "gemma4": Family(
         named("gemma4_text", gemma_models.gemma4_configs()), of_one_kind(gemma_models.build_gemma4)

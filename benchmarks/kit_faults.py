@@ -20,7 +20,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from cetane.pipeline.imports import import_kit
+from cetane.pipeline.import_kit import import_kit
 from cetane.pipeline.kit import make_kit
 
 FAULTS = ("hang", "die", "nan", "refuse")

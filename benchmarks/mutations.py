@@ -88,7 +88,8 @@ def right_ports(family: str, formats: list[str], seeds: int, tok: Tokenizer) -> 
 def tables(rows: list[Row]) -> Iterator[str]:
     """The page's tables, as Markdown."""
     families = list(dict.fromkeys(row["family"] for row in rows))
-    yield f"Every port at {', '.join(FORMATS)}:"
+    formats = {row["bits"] for row in rows}
+    yield f"Every port at {', '.join(bits for bits in FORMATS if bits in formats)}:"
     yield ""
     yield "| family | wrong ports | certified | right ports | refused as wrong | not good enough |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: |"

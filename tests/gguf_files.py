@@ -264,11 +264,12 @@ def write_gguf(
         writer.add_rope_scaling_attn_factors(math.sqrt(1 + growth / math.log(trained)))
         rope = rope | {"rope_type": "default"}  # llama.cpp tells it by the tensors
     if architecture in ("ernie4_5", "glm4", "hunyuan-dense", "seed_oss",
-                        "gemma2", "gemma3", "qwen3", "qwen3moe", "gpt-oss", "qwen3next",
+                        "gemma", "gemma2", "gemma3", "qwen3", "qwen3moe", "gpt-oss", "qwen3next",
                         "qwen35", "qwen35moe", "mistral3"):  # fmt: skip
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-    writer.add_rope_freq_base(rope["rope_theta"])
+    if architecture not in ("gemma", "gemma2"):  # there it is always llama.cpp's default
+        writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] != "default":
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
@@ -294,7 +295,7 @@ def write_gguf(
             heads = config.num_attention_heads if q else config.num_key_value_heads
             halves = values.reshape(heads, 2, -1, *values.shape[1:])
             values = halves.swapaxes(1, 2).reshape(values.shape)
-        if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+        if architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
             values = values + 1
         values = np.ascontiguousarray(values)
         if name == "rope_freqs.weight":

@@ -14,8 +14,8 @@ from .pipeline.draft_head import train_draft_head as train_draft_head
 from .pipeline.draft_head_result import AddedDraftHeads as AddedDraftHeads
 from .pipeline.draft_head_result import DraftHeadSettings as DraftHeadSettings
 from .pipeline.draft_head_result import TrainedDraftHead as TrainedDraftHead
-from .pipeline.imports import KitImport as KitImport
-from .pipeline.imports import import_kit as import_kit
+from .pipeline.import_kit import KitImport as KitImport
+from .pipeline.import_kit import import_kit as import_kit
 from .pipeline.kit import Kit as Kit
 from .pipeline.kit import make_kit as make_kit
 from .pipeline.language_model import CompletionStream as CompletionStream

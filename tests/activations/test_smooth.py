@@ -45,15 +45,16 @@ def pair() -> tuple[InMemory, Smoothed]:
 
 KINDS: dict[str, dict[str, Any]] = {
     "arcee": {"mlp_bias": True}, "ernie4_5": {}, "glm4": {}, "hyperclovax": {}, "llama": {},
-    "olmo2": {}, "phi3": {}, "qwen2": {}, "qwen3": {},
+    "olmo2": {}, "phi": {}, "phi3": {}, "qwen2": {}, "qwen3": {}, "starcoder2": {},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm3": {"layer_types": ["conv", "full_attention"]},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_model_is_the_same(kind: str) -> None:
     """Biases, norms of queries and keys, heads that share keys, and several projections in one
-    tensor among them."""
+    tensor or behind one norm among them."""
     checkpoint, changed = smoothed(build_model(kind, **KINDS[kind]))
     found = []
     for weights in (checkpoint, changed):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.speculate.draft_head_models import NOTHING, held_out, random_draft_head, with_draft_head
 
 from cetane.bundle import Bundle
@@ -28,6 +29,7 @@ from cetane.pipeline.export import export_contract, export_coreai, export_onnx, 
 from cetane.pipeline.recompile import recompile
 from cetane.schema.draft_head import FOLDER
 from cetane.speculate.draft_heads import build as head_build
+from cetane.speculate.draft_heads.blocks import EagleLayer
 from cetane.speculate.draft_heads.drafter import open_drafter
 from cetane.speculate.draft_heads.features import tapped
 
@@ -370,7 +372,7 @@ def test_gates_of_a_head(path: Path) -> None:
     assert not result.passed
     assert failed(result) == {
         "tokens that are not the trained ones",
-        *(f"{what} ({kind})" for what in ("logit cosine", "top-1 agreement")
+        *(f"{what} ({kind})" for what in ("logit cosine", "top-1 agreement", "one logit")
           for kind in ("fp16", "fp32")),
     }  # fmt: skip
     assert Bundle(path).gates()["golden-medusa"]["passed"] is False
@@ -410,6 +412,42 @@ def test_positions_that_the_head_did_not_learn(path: Path) -> None:
     np.save(head.path / "rotary-default.npy", table)
     (wrong,) = (check for check in same_interface(head, trained, shards) if not check.passed)
     assert wrong.name == "rotary tables that are not the trained ones"
+
+
+def test_one_output_row_is_a_hundredth_too_large(path: Path) -> None:
+    """All other logits are right, so the cosine of a row hardly shows it."""
+    right, wrong = (random_draft_head("medusa", Bundle(path)) for _ in range(2))
+    wrong.output[7] *= 1.01
+    head = with_draft_head(Bundle(path), wrong)
+    right.save(head.path / "source.safetensors")
+    (result,) = judge_draft_heads(relisted(path), lambda *_: None).values()
+    assert failed(result) == {"one logit (fp32)"}
+
+
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_the_last_slots_of_its_cache(
+    path: Path, monkeypatch: pytest.MonkeyPatch, hidden: int
+) -> None:
+    """No window reaches them from the start of the context."""
+    shutil.rmtree(head_of(path))
+    forward = EagleLayer.forward
+
+    def blind(layer: EagleLayer, flow: dict[str, Any], memory: Any) -> None:
+        mask = flow["mask"]
+        context = Bundle(path).plan.recipe.cache.context
+        own = mask[..., context:] if mask.shape[-1] > context else mask[..., :0]
+        kept = mask[..., : context - hidden]
+        lost = torch.full_like(mask[..., context - hidden : context], -4e4)
+        seen = flow | {"mask": torch.cat([kept, lost, own], -1)}
+        forward(layer, seen, memory)
+        flow["hidden"] = seen["hidden"]
+
+    with monkeypatch.context() as patch:
+        if hidden:
+            patch.setattr(EagleLayer, "forward", blind)
+        with_draft_head(Bundle(path), random_draft_head("eagle3", Bundle(path)))
+    (result,) = judge_draft_heads(Bundle(path), lambda *_: None).values()
+    assert result.passed is not bool(hidden)
 
 
 @pytest.mark.parametrize(("length", "steps"), [(256, 4), (128, 3), (30, 3), (8, 3), (4, 3)])

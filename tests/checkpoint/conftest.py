@@ -296,6 +296,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "gemma": (
+        "gemma",
+        {"model_type": "gemma", "head_dim": 16, "hidden_act": "gelu", "tie_word_embeddings": True},
+    ),
     "gemma2": (
         "gemma2",
         {

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import build_model
 from tests.families.test_lfm2 import EXPERTS
+from tests.families.test_mixtral import DEEPSEEK
 
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
@@ -15,6 +16,11 @@ from cetane.errors import CetaneError
 KINDS: dict[str, dict[str, Any]] = {
     "granitemoe": {"num_local_experts": 3},
     "mixtral": {"num_local_experts": 3},
+    "ernie4_5_moe": {"moe_num_experts": 3, "tie_word_embeddings": False},
+    "hunyuan_v1_moe": {"num_experts": 3},
+    "granitemoeshared": {"num_local_experts": 3, "shared_intermediate_size": 24},
+    "glm4_moe": DEEPSEEK,
+    "dots1": DEEPSEEK,
     "qwen2_moe": {"num_experts": 5, "moe_intermediate_size": 20},
     "qwen3_moe": {"num_experts": 5, "moe_intermediate_size": 20},
     "lfm2_moe": EXPERTS | {"layer_types": ["conv", "full_attention"], "tie_word_embeddings": False},
@@ -44,6 +50,16 @@ def test_both_forms_are_read(kind: str, fused: bool, tmp_path: Path) -> None:
         assert torch.equal(checkpoint.read(name), tensor)
         if tensor.ndim == 3:
             assert torch.equal(checkpoint.read_rows(name, 1, 3), tensor[1:3])
+
+
+def test_gates_of_heads_are_renamed(tmp_path: Path) -> None:
+    """LFM3's have another name on disk than in transformers."""
+    model = build_model("lfm3", layer_types=["conv", "full_attention"])
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert "model.layers.1.self_attn.gate_proj.weight" in stored
+    gates = "model.layers.1.self_attn.g_proj.weight"
+    assert torch.equal(open_checkpoint(tmp_path).read(gates), model.state_dict()[gates])
 
 
 def damaged(folder: Path, change: Any) -> None:

@@ -19,12 +19,12 @@ from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 
 ALL = [
-    "arcee", "deepseek2", "deepseek2-queries", "ernie", "exaone", "exaone-full", "gemma2", "gemma3",
-    "gemma4", "glm4", "gpt-oss", "granite", "granitemoe", "hunyuan", "lfm2", "lfm2moe", "llama",
-    "llama-bias", "llama-tied", "mistral3", "mistral3-no-temperature", "mistral3-plain-yarn",
-    "mixtral", "olmo2", "olmo3", "olmo3-bases", "olmoe", "phi3", "phi3-longrope", "qwen2",
-    "qwen2-yarn", "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "seed",
-    "smollm3",
+    "arcee", "deepseek2", "deepseek2-queries", "ernie", "exaone", "exaone-full", "gemma", "gemma2",
+    "gemma3", "gemma4", "glm4", "gpt-oss", "granite", "granitemoe", "hunyuan", "lfm2", "lfm2moe",
+    "llama", "llama-bias", "llama-tied", "mistral3", "mistral3-no-temperature",
+    "mistral3-plain-yarn", "mixtral", "olmo2", "olmo3", "olmo3-bases", "olmoe", "phi3",
+    "phi3-longrope", "qwen2", "qwen2-yarn", "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe",
+    "qwen3next", "seed", "smollm3",
 ]  # fmt: skip
 
 
@@ -487,3 +487,13 @@ def test_parts_that_are_missing_or_another_models(
     first.rename(tmp_path / "first.gguf")
     with pytest.raises(CetaneError, match="is not named"):
         open_checkpoint(tmp_path / "first.gguf")
+
+
+def test_a_header_of_holes(tmp_path: Path) -> None:
+    """Holes take no room on a disk, and are texts. One of 2 GB was read and printed."""
+    path = tmp_path / "m.gguf"
+    key = struct.pack("<Q20sIQ", 20, b"general.architecture", 8, 2 << 30)
+    with path.open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key)
+        file.truncate(3 << 30)
+    refused(path, "its header has more than 268,435,456 bytes")

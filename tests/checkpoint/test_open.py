@@ -40,6 +40,23 @@ def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "m.gguf"])
+def test_pointers_of_git_lfs(name: str, folder: Path) -> None:
+    """A clone without Git LFS holds them in place of large files."""
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 132\n"
+    (folder / name).write_text(pointer)
+    with pytest.raises(CetaneError, match=rf"{name} is a pointer of Git LFS") as caught:
+        _ = open_checkpoint(folder / name if name == "m.gguf" else folder).tokenizer
+    assert caught.value.hint == f"run in {folder}: git lfs pull"
+
+
+def test_a_bundle_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"schema_version": 3, "source": "org/model"}')
+    with pytest.raises(CetaneError, match="holds a bundle, not a model") as caught:
+        open_checkpoint(tmp_path)
+    assert caught.value.hint == "give the model that it was made of: org/model"
+
+
 def test_hub_id(hub: list[str]) -> None:
     checkpoint = open_checkpoint("org/model-1.5")
     assert checkpoint.source == "org/model-1.5" and checkpoint.names() == ["a"]

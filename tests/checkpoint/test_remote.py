@@ -12,7 +12,7 @@ import torch
 
 from cetane.checkpoint import open_checkpoint
 from cetane.checkpoint.remote import RemoteFile
-from cetane.checkpoint.tokenizer import TEMPLATE_FILES
+from cetane.checkpoint.tokenizer_files import TEMPLATE_FILES
 from cetane.errors import CetaneError
 
 URL = "memory://models/tiny"

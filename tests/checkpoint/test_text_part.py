@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tests.families.gemma_models import build_gemma3, build_gemma4, recipe
+from tests.families.gemma_models import build_gemma3, build_gemma3n, build_gemma4, recipe
 from tests.families.parity import TOLERANCE, run, tokens, truth
 
 from cetane.checkpoint import open_checkpoint
@@ -78,9 +78,10 @@ def test_a_softcap_that_the_whole_model_ignores_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-@pytest.mark.parametrize("kind", ["gemma3", "gemma4"])
+@pytest.mark.parametrize("kind", ["gemma3", "gemma3n", "gemma4"])
 def test_names_of_released_checkpoints(tmp_path: Path, kind: str, prefix: str) -> None:
-    model = build_gemma3(final_logit_softcapping=None) if kind == "gemma3" else build_gemma4()
+    others = {"gemma3n": build_gemma3n, "gemma4": build_gemma4}
+    model = others[kind]() if kind in others else build_gemma3(final_logit_softcapping=None)
     model.save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     renamed = {prefix + name.removeprefix("model."): t for name, t in stored.items()}

@@ -193,6 +193,7 @@ def test_measured(cetane: Cetane, good: Path, tmp_path: Path) -> None:
         (["--os", "26"], "measured", "Apple M4 Max, macOS 26.1"),
         (["--chip", "a13"], "predicted", "a13, OS 26"),
         (["--os", "16"], "predicted", "m4-max, OS 16"),
+        (["--os", "macOS 13.5"], "predicted", "m4-max, OS 16"),
     ],
 )
 def test_a_measurement_speaks_of_its_machine_alone(
@@ -203,13 +204,20 @@ def test_a_measurement_speaks_of_its_machine_alone(
     file.write_text(measurements(good, "ANE"))
     assert cetane("audit", good, "--measured", file).code == 0
     found = cetane("audit", good, *options)
-    assert found.code == ("16" in options)
+    assert found.code == ("OS 16" in target)
     assert f"residency for {target}: {basis}" in found.out
     silent = f"what was measured on Apple M4 Max, macOS 26.1 says nothing of {target}"
     assert (silent in found.err) is (basis == "predicted")
     again = cetane("audit", good, "--measured", file, *options, "--json").json
     assert again["basis"] == basis
     assert (again["measured"] is None) is (basis == "predicted")
+
+
+@pytest.mark.parametrize("system", ["0", "nan", "inf", "Windows 11", "macOS", ""])
+def test_what_is_no_system(cetane: Cetane, good: Path, system: str) -> None:
+    wrong = cetane("audit", good, "--os", system)
+    assert wrong.code == 2
+    assert f"--os {system!r}: no system\nwrite 'macOS 15'" in wrong.err
 
 
 def test_measure_needs_a_mac(cetane: Cetane, good: Path) -> None:

@@ -21,7 +21,9 @@ from cetane.checkpoint import open_checkpoint
 from cetane.cli.app import COMMANDS
 from cetane.cli.demo import DEMOS, Demo
 from cetane.cli.output import print_json
+from cetane.cli.port import show_mend
 from cetane.evaluation.figures import Evaluation, TaskFigure
+from cetane.gates.explain import Explanation
 from cetane.gates.limits import Limits, read
 from cetane.hardware.chips import ChipFigure, find_chip
 from cetane.lab.workload import zaya_tiny
@@ -207,6 +209,24 @@ def test_port(
     costly = cetane(*port)
     assert costly.code == 1 and "compression: " in costly.err
     assert "next: " not in costly.out  # no op is wrong
+    assert "--fix" not in costly.out  # a smaller promise mends nothing
+
+
+@pytest.mark.parametrize("fix", [False, True])
+def test_a_change_that_mends_names_the_option(
+    fix: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But not to a user who gave it."""
+    why = Explanation(
+        cause="compression",
+        where="logits",
+        sentence="It costs too much.",
+        changes={"compression.default": "fp16"},
+    )
+    show_mend(why, fix)
+    shown = capsys.readouterr()
+    assert 'default = "fp16"' in shown.err
+    assert ("--fix makes this change" in shown.out) is not fix
 
 
 def test_a_named_chip_that_decides_nothing(

@@ -622,3 +622,9 @@ def test_a_recipe_names_no_other_folder(
     recipe_file.write_text(f'name = "x/../../../y"\n{recipe_file.read_text()}')
     told = refused(cetane, "build", tiny_checkpoint_folder, "-r", recipe_file)
     assert told == "recipe x/../../../y: no name for a folder"
+
+
+def test_a_wrong_choice_is_told_without_words_of_pydantic(cetane: Cetane) -> None:
+    wrong = cetane("train-head", "bundle", "frob")
+    assert wrong.code == 2
+    assert "'kind': 'frob' is not one of 'medusa', 'eagle3'" in wrong.error

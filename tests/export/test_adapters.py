@@ -13,7 +13,8 @@ from tests.export.test_contract import Models, module, write
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
 from cetane.errors import CetaneError
-from cetane.pipeline.export import RUNTIMES, export_coreai, export_runtime
+from cetane.pipeline.export import export_coreai, export_runtime
+from cetane.pipeline.runtime_folder import RUNTIMES
 
 EXPORTS: dict[str, Any] = {"coreai": export_coreai} | {
     name: partial(export_runtime, runtime=name) for name in RUNTIMES

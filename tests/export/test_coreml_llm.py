@@ -31,7 +31,8 @@ from cetane.families import Head
 from cetane.files import LARGEST, records, sha256
 from cetane.mil import load
 from cetane.mil.program import Body, MilFunction, TensorType
-from cetane.pipeline.export import check_folder, replace_package
+from cetane.pipeline.replacement import replace_package
+from cetane.pipeline.runtime_folder import check_folder
 from cetane.schema.manifest import Origin
 from cetane.schema.recipe import load_recipe
 
@@ -433,8 +434,8 @@ class Served:
 def served(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """`served(**recipe)`: the path of a bundle of the exported model, of this recipe."""
     checkpoint = open_checkpoint(folder.parent / "checkpoint")
-    monkeypatch.setattr("cetane.pipeline.export.Bundle", Served)
-    monkeypatch.setattr("cetane.pipeline.export.own_checkpoint", lambda *_: checkpoint)
+    monkeypatch.setattr("cetane.pipeline.replacement.Bundle", Served)
+    monkeypatch.setattr("cetane.pipeline.replacement.own_checkpoint", lambda *_: checkpoint)
 
     def bundle(**options: Any) -> Path:
         path = Path(tempfile.mkdtemp(dir=tmp_path))

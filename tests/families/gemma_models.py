@@ -39,6 +39,23 @@ GEMMA4: dict[str, Any] = {
 """Layers 4 and 5 read the caches of 2 and 3."""
 
 
+GEMMA3N: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "layer_types": [SLIDING, FULL, SLIDING, FULL, SLIDING, FULL],
+    "num_key_value_heads": 1,
+    "sliding_window": 32,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 280,
+    "num_kv_shared_layers": 2,
+    "altup_num_inputs": 3,
+    "altup_active_idx": 1,
+    "laurel_rank": 6,
+    "activation_sparsity_pattern": [0.9, 0.6, 0.4, 0.0, 0.0, 0.8],
+    "final_logit_softcapping": 30.0,
+}
+"""Layers 4 and 5 read the caches of 2 and 3. The last 8 tokens have no per-layer embedding."""
+
+
 def build_gemma2(**config: Any) -> Any:
     return build_model("gemma2", **GEMMA3 | {"attn_logit_softcapping": 2.0} | config)
 
@@ -58,6 +75,15 @@ def build_gemma4(**config: Any) -> Any:
     with torch.no_grad():
         for layer in model.model.layers:
             layer.layer_scalar.copy_(torch.rand(1) * 0.7 + 0.3)
+            layer.self_attn.q_norm.weight *= layer.self_attn.head_dim**-0.5
+    return model
+
+
+def build_gemma3n(**config: Any) -> Any:
+    """Queries are short, as in `build_gemma4`. Streams differ: what says so is random too."""
+    model = build_model("gemma3n_text", **GEMMA3N | config)
+    with torch.no_grad():
+        for layer in model.model.layers:
             layer.self_attn.q_norm.weight *= layer.self_attn.head_dim**-0.5
     return model
 
@@ -203,5 +229,35 @@ def gemma4_configs(draw: st.DrawFn) -> dict[str, Any]:
                 {"rope_type": "default"},
                 {"rope_type": "default", "partial_rotary_factor": 0.5},
             ],
+        ),
+    }
+
+
+@st.composite
+def gemma3n_configs(draw: st.DrawFn) -> dict[str, Any]:
+    """With and without sharing; any number of streams, and any of them active; gates that open for
+    all channels, for some and for few; tokens beyond the second table."""
+    shared = draw(gemma4_configs())
+    layers, vocab = shared["num_hidden_layers"], shared["vocab_size"]
+    streams = draw(st.integers(2, 4))
+    per_layer = st.lists(st.integers(8, 60), min_size=layers, max_size=layers)
+    sparse = st.sampled_from([0.0, 0.0, 0.3, 0.5, 0.9])
+    kept = (
+        "num_hidden_layers", "layer_types", "num_kv_shared_layers", "sliding_window",
+        "num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim", "vocab_size",
+        "pad_token_id", "attention_bias", "tie_word_embeddings",
+    )  # fmt: skip
+    return {key: shared[key] for key in kept} | {
+        "intermediate_size": draw(st.integers(1, 60) | per_layer),
+        "hidden_size_per_layer_input": draw(st.sampled_from([4, 8])),
+        "vocab_size_per_layer_input": vocab - draw(st.sampled_from([-5, 0, 7])),
+        "altup_num_inputs": streams,
+        "altup_active_idx": draw(st.integers(0, streams - 1)),
+        "altup_correct_scale": draw(st.booleans()),
+        "laurel_rank": draw(st.integers(1, 9)),
+        "activation_sparsity_pattern": draw(st.lists(sparse, min_size=layers, max_size=layers)),
+        "final_logit_softcapping": draw(st.sampled_from([5.0, 30.0])),
+        "rope_parameters": rope(
+            draw, [{"rope_type": "default"}, {"rope_type": "linear", "factor": 8.0}]
         ),
     }

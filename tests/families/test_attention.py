@@ -15,7 +15,8 @@ from cetane.families.rotary import RotaryTable
         (AttentionForm(), True),
         (AttentionForm(qkv_bias=True, norms="whole", sinks=True), True),
         (AttentionForm(clip=1.0), False),
-        (AttentionForm(gated=True), False),
+        (AttentionForm(gates="channel"), False),
+        (AttentionForm(gates="head"), True),
     ],
     ids=str,
 )

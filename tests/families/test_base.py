@@ -1,5 +1,6 @@
 """Loading blocks, and every config and weight that no port can be right with."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -178,6 +179,19 @@ def test_unknown_architectures(kind: Any) -> None:
     assert error.value.hint
 
 
+def test_a_config_without_a_model_type() -> None:
+    with pytest.raises(CetaneError, match=r"config\.json has no model_type"):
+        author({"architectures": ["LlamaForCausalLM"]})
+
+
+def test_the_page_of_limits_is_on_this_machine() -> None:
+    """A user of the wheel has no folder `docs`."""
+    with pytest.raises(CetaneError, match=r"'frob'.*which is not supported") as error:
+        author({"model_type": "llama", "rope_parameters": {"rope_type": "frob"}})
+    (page,) = (word for word in str(error.value.hint).split() if word.endswith(".md"))
+    assert Path(page).is_absolute() and Path(page).is_file()
+
+
 @pytest.mark.parametrize(("part", "named"), [("lfm2", True), ("mamba", False), (["lfm2"], False)])
 def test_a_known_text_part_of_an_unknown_architecture(part: Any, named: bool) -> None:
     with pytest.raises(CetaneError, match="unknown architecture 'lfm2_vl'") as error:
@@ -212,6 +226,7 @@ LONGROPE = {
 }
 MSCALE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "mscale_all_dim": "a"}
 LFM2 = {"model_type": "lfm2_moe", "layer_types": CONVOLVED} | EXPERTS
+ERNIE, HUNYUAN = {"model_type": "ernie4_5_moe"}, {"model_type": "hunyuan_v1_moe", "num_experts": 6}
 MANY_EXPERTS = {"model_type": "qwen3_moe", "num_experts": 512}
 UNBOUND = "sliding_window = None, but some layers slide"
 
@@ -265,6 +280,23 @@ UNBOUND = "sliding_window = None, but some layers slide"
             {"model_type": "granitemoe", "residual_multiplier": None},
             "granitemoe model is not valid",
         ),
+        ({"model_type": "granitemoeshared", "shared_intermediate_size": -1}, "= -1, not from 0"),
+        (ERNIE | {"use_bias": True}, "use_bias = True, which gives the head biases, which is not"),
+        (ERNIE | {"moe_norm_min": 0.1}, "moe_norm_min = 0.1, more than 1e-06, which is not"),
+        (ERNIE | {"moe_num_experts": 0}, "num_experts = 0, not from 1"),
+        (ERNIE | {"moe_num_experts": 5000}, "moe_num_experts = 5000, more than 4096"),
+        (ERNIE | {"moe_k": 65}, "takes 65 experts of 64"),
+        (ERNIE | {"moe_layer_interval": 0}, "moe_layer_interval = 0, not from 1"),
+        (ERNIE | {"moe_num_shared_experts": -1}, "moe_num_shared_experts = -1, not from 0"),
+        (HUNYUAN | {"moe_topk": [2]}, "moe_topk has 1 entries, num_hidden_layers = 2"),
+        (HUNYUAN | {"moe_topk": [2, 7]}, "takes 7 experts of 6"),
+        (HUNYUAN | {"moe_topk": 0}, "takes 0 experts of 6"),
+        (
+            {"model_type": "glm4_moe", "n_group": 3, "topk_group": 1},
+            "no groups of at least two of 128 experts",
+        ),
+        ({"model_type": "glm4_moe", "n_shared_experts": -1}, "n_shared_experts = -1, not from 0"),
+        ({"model_type": "dots1"}, "dots1 model is not valid"),
         ({"model_type": "qwen2_moe", "num_experts": -1}, "num_experts = -1, not from 0"),
         ({"model_type": "qwen2_moe", "num_experts_per_tok": 61}, "takes 61 experts of 60"),
         ({"model_type": "qwen2_moe", "decoder_sparse_step": 0}, "decoder_sparse_step = 0"),
@@ -301,6 +333,10 @@ UNBOUND = "sliding_window = None, but some layers slide"
         ({"model_type": "olmo3", "layer_types": CHUNKED}, "chunked_attention"),
         ({"is_causal": False}, "is_causal = False"),
         ({"is_causal": None}, "is_causal = None"),
+        (
+            {"model_type": "gemma", "use_bidirectional_attention": True},
+            "use_bidirectional_attention = True",
+        ),
     ],
     ids=str,
 )
@@ -334,6 +370,9 @@ UNREAD = {
         ("deepseek_v2", DEEPSEEK | {"n_shared_experts": 0}),
         ("deepseek_v3", DEEPSEEK | ONE_GROUP | {"n_shared_experts": 0}),
         ("glm4_moe_lite", DEEPSEEK | {"n_shared_experts": 0}),
+        ("glm4_moe", MIXTURES["glm4_moe"][1] | {"n_shared_experts": 0}),
+        ("ernie4_5_moe", MIXTURES["ernie4_5_moe"][1] | {"moe_num_shared_experts": 0}),
+        ("granitemoeshared", {"num_local_experts": 3, "shared_intermediate_size": 0}),
         *(
             (kind, MODELS[kind] | {"shared_expert_intermediate_size": 0})
             for kind in ("qwen3_next", "qwen3_5_moe_text")
@@ -366,6 +405,8 @@ ROPE = {"rope_type": "default", "rope_theta": 1e4}
             {"layer_types": CHUNKED, "attention_chunk_size": None},
             "attention_chunk_size = None",
         ),
+        ("lfm3", {"layer_types": SLIDING, "sliding_window": None}, "sliding_window = None"),
+        ("lfm3", {"layer_types": CHUNKED}, "'chunked_attention'; known: conv"),
         *(
             (kind, {"layer_types": SLIDING}, "'sliding_attention'; known: conv")
             for kind in ("lfm2", "lfm2_moe")
@@ -430,6 +471,15 @@ def test_rows_of_stacked_experts() -> None:
     checkpoint.tensors["model.layers.0.mlp.experts.down_proj"] = stacked[:2]
     with pytest.raises(CetaneError, match=r"experts\.down_proj: shape"):
         block.load(checkpoint)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 5), (0, 9), (3, 7), (5, 9), (6, 7)])
+def test_a_table_of_more_rows_than_its_weight(start: int, stop: int) -> None:
+    checkpoint = InMemoryCheckpoint(build_model("llama"))
+    checkpoint.tensors = {"w": torch.randn(5, 3)}
+    wanted = [row if row < 5 else 0 for row in range(start, stop)]
+    read = StoredTable("w", factor=2.0, rows=5).read(checkpoint, start, stop)
+    assert torch.equal(read, checkpoint.tensors["w"][wanted] * 2)
 
 
 def test_an_embedding_with_an_affine() -> None:

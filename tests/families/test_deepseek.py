@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
 from tests.families.test_llama import LONGROPE, ROPES
-from tests.families.test_mixtral import DECODE
-from tests.families.test_mixtral import build as build_mixture
+from tests.families.test_mixtral import DECODE, build
 from tests.families.zaya_models import recipe
 
 from cetane.errors import CetaneError
@@ -57,18 +56,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "youtu": ("youtu", LATENT | {"q_lora_rank": 16, "tie_word_embeddings": True}),
 }
 YARN = ROPES["yarn"] | {"mscale": 0.7, "mscale_all_dim": 0.7}
-
-
-@torch.no_grad()
-def build(kind: str, **config: Any) -> Any:
-    """A random model, with numbers that correct the choice of experts where it has some. Like
-    released ones, they are far from zero."""
-    model = build_mixture(kind, **config)
-    for module in model.modules():
-        for numbers in module.buffers(recurse=False):
-            if numbers is getattr(module, "e_score_correction_bias", None):
-                numbers.copy_(8 + 0.2 * torch.randn_like(numbers))
-    return model
 
 
 @pytest.mark.parametrize(("name", "contract"), product(MODELS, CONTRACTS))

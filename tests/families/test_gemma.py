@@ -1,4 +1,4 @@
-"""Gemma 2, 3 and 4 equal transformers in fp32, past their windows, however a text is fed."""
+"""Gemma 2, 3, 3n and 4 equal transformers in fp32, past their windows, however a text is fed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +11,7 @@ from tests.families.gemma_models import (
     FEEDS,
     build_gemma2,
     build_gemma3,
+    build_gemma3n,
     build_gemma4,
     build_vaultgemma,
 )
@@ -50,6 +51,16 @@ def test_gemma3(data: st.DataObject) -> None:
     scale = data.draw(st.sampled_from([1.0, 1.0, 0.5, 2.0**-5]))
     family = wanted.family | {"residual_scale": scale}
     assert_parity(build_gemma3(**config), wanted.model_copy(update={"family": family}), FEEDS)
+
+
+@QUICKLY
+@given(st.data())
+def test_gemma3n(data: st.DataObject) -> None:
+    config = data.draw(gemma_models.gemma3n_configs())
+    wanted = recipe_for(config, data)
+    scale = data.draw(st.sampled_from([1.0, 0.5, 2.0**-5]))
+    family = wanted.family | {"residual_scale": scale}
+    assert_parity(build_gemma3n(**config), wanted.model_copy(update={"family": family}), FEEDS)
 
 
 @QUICKLY

@@ -1,4 +1,4 @@
-"""Options of Gemma's attention, and errors of the published ports' pipeline."""
+"""Options of Gemma's attention, Gemma 3n's streams, and errors of the published ports' pipeline."""
 
 from collections.abc import Callable
 from functools import cache
@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.conftest import InMemoryCheckpoint
 from tests.families.gemma_models import (
     FEEDS,
     FULL,
+    GEMMA3N,
     GEMMA4,
     SLIDING,
     build_gemma3,
+    build_gemma3n,
     build_gemma4,
     recipe,
 )
@@ -24,6 +27,7 @@ from cetane.errors import CetaneError
 from cetane.families import author
 from cetane.families.grouped_query import AttentionHeads, attend
 from cetane.families.rotary import RotaryTable
+from cetane.planner import Planner
 from cetane.schema.interface import MASKED
 from cetane.schema.slots import CONTRACTS, Slots
 
@@ -34,6 +38,11 @@ SOME = {name: FEEDS[name] for name in ("prefill", "uneven")}
 @cache
 def gemma4() -> Any:
     return build_gemma4()
+
+
+@cache
+def gemma3n() -> Any:
+    return build_gemma3n()
 
 
 @cache
@@ -310,6 +319,50 @@ def test_configs_that_no_model_has(config: dict[str, Any], message: str) -> None
         author(known | CONFIG | config, "c1t", {}, None)
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"altup_num_inputs": 1}, "altup_num_inputs = 1, not from 2"),
+        ({"altup_active_idx": 3}, "altup_active_idx = 3, but there are 3 streams"),
+        ({"altup_active_idx": -1}, "altup_active_idx = -1"),
+        ({"laurel_rank": 0}, "laurel_rank = 0, not from 1"),
+        ({"hidden_size_per_layer_input": 0}, "hidden_size_per_layer_input = 0, not from 1"),
+        ({"activation_sparsity_pattern": [1.0, *[0.0] * 5]}, "1.0 is not less than 1"),
+        ({"activation_sparsity_pattern": [0.5]}, "not valid"),
+        ({"intermediate_size": [96] * 5 + [0]}, "intermediate_size = 0, not from 1"),
+        ({"intermediate_size": [96] * 5}, "not valid"),
+        ({"num_kv_shared_layers": 6}, "leaves no layer that makes keys"),
+        ({"num_kv_shared_layers": 7}, "leaves no layer that makes keys"),
+        ({"num_kv_shared_layers": 5}, "not valid"),
+        ({"layer_types": GEMMA3N["layer_types"][:3]}, "not valid"),
+        ({"layer_types": ["chunked_attention", *GEMMA3N["layer_types"][1:]]}, "chunked_attention"),
+        ({"sliding_window": 0}, "sliding_window = 0"),
+        ({"hidden_activation": "swish-ish"}, "hidden_act = 'swish-ish'; known"),
+    ],
+)
+def test_configs_that_no_gemma3n_has(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(CetaneError, match=message):
+        author(gemma3n().config.to_dict() | config, "c1t", {}, None)
+
+
+@pytest.mark.parametrize("layout", [{"kind": "per-block"}, {"kind": "chunks", "cuts": [2, 5]}])
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_streams_between_shards(contract: str, layout: dict[str, Any]) -> None:
+    engine = engine_of(gemma3n(), recipe(contract, layout=layout))
+    made = {item.name for shard in engine.plan.shards for item in shard.functions[0].outputs}
+    assert made >= {"hidden_out", "stream_1_out", "stream_2_out", "shared_full_k_out"}
+    assert_close(engine, truth(gemma3n(), LENGTH), SOME)
+
+
+def test_faint_streams() -> None:
+    """Below the magnitude by which transformers divides, and all zeros."""
+    model = build_gemma3n()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:200] *= 1e-3
+        model.model.embed_tokens.weight[:100] = 0
+    assert_close(engine_of(model, recipe()), truth(model, LENGTH), SOME)
+
+
 def test_gemma3_refuses_what_is_not_causal() -> None:
     config = build_gemma3().config.to_dict() | {"use_bidirectional_attention": True}
     with pytest.raises(CetaneError, match="only causal models"):
@@ -372,3 +425,16 @@ def test_layers_that_differ_in_more_than_their_heads() -> None:
     config["per_layer_config"]["1"]["intermediate_size"] = 7
     with pytest.raises(CetaneError, match="not valid"):
         author(config, "c1t", {}, None)
+
+
+def test_truths_of_streams() -> None:
+    """transformers shows no streams that are merged, nor made of the first."""
+    layout = {"kind": "chunks", "cuts": [3]}
+    planner = Planner(InMemoryCheckpoint(gemma3n()), recipe(layout=layout))
+    first, second, *_ = planner.truths("decode").values()
+    path = "model.layers.2"
+    streams = ("hidden", "stream_1", "stream_2")
+    assert {f"{name}_out": (path, index) for index, name in enumerate(streams)}.items() <= (
+        first.items()
+    )
+    assert "hidden_out" not in second

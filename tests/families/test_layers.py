@@ -13,13 +13,14 @@ from cetane.families.layers import (
     ACTIVATIONS,
     CausalConvolution,
     CausalTaps,
+    LayerNorm,
     Projection,
     RMSNorm,
     activation,
     layer_norm,
     normalize,
-    rotate,
     softplus,
+    with_positions,
 )
 from cetane.schema.interface import hidden_shape
 
@@ -53,6 +54,22 @@ def test_layer_norm_is_torchs() -> None:
     x = random(1, 3, 8, 5) * 10 + 3
     expected = nn.functional.layer_norm(x.movedim(2, -1), (8,), eps=1e-5).movedim(-1, 2)
     torch.testing.assert_close(layer_norm(x, 2, 1e-5), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 300.0, 6e4])
+@pytest.mark.parametrize("parts", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("axis", [1, 2])
+def test_layer_norm_module(scale: float, parts: tuple[bool, bool], axis: int) -> None:
+    size = 8 if axis == 1 else 6
+    x, given = random(2, 8, 6, 5) * scale + scale, random(2, size, seed=1)
+    ours = LayerNorm(size, 1e-5, axis, weight=parts[0], bias=parts[1])
+    values = dict(zip(("weight", "bias"), given, strict=True))
+    own = {name: values[name] for name, there in zip(values, parts, strict=True) if there}
+    for name, value in own.items():
+        parameter = ours.get_parameter(name)
+        parameter.data = value.reshape(parameter.shape)
+    expected = nn.functional.layer_norm(x.movedim(axis, -1), (size,), eps=1e-5, **own)
+    torch.testing.assert_close(ours(x), expected.movedim(-1, axis), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -126,22 +143,22 @@ def test_unknown_activation_names_the_known() -> None:
 
 @small
 @given(st.integers(1, 4), st.integers(1, 12), st.integers(1, 6), st.integers(0, 99))
-def test_rotate(heads: int, half: int, tokens: int, seed: int) -> None:
+def test_positions(heads: int, half: int, tokens: int, seed: int) -> None:
     q = random(1, heads, tokens, 2 * half, seed=seed)
     angles = random(tokens, half, seed=seed + 1) * 10
     cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
     expected, _ = apply_rotary_pos_emb(q, q, cos[None], sin[None])
-    result = rotate(q.mT, cos.T[None, None], sin.T[None, None], 2 * half)
+    result = with_positions(q.mT, cos.T[None, None], sin.T[None, None], 2 * half)
     torch.testing.assert_close(result.mT, expected)
 
 
 @pytest.mark.parametrize("width", [2, 4, 6])
-def test_rotate_leaves_the_rest_of_a_head(width: int) -> None:
+def test_positions_leave_the_rest_of_a_head(width: int) -> None:
     x, angles = random(1, 2, 6, 5), random(width, 5, seed=1)[None, None]
-    result = rotate(x, angles.cos(), angles.sin(), width)
+    result = with_positions(x, angles.cos(), angles.sin(), width)
     assert torch.equal(result[:, :, width:], x[:, :, width:])
-    turned = rotate(x[:, :, :width], angles.cos(), angles.sin(), width)
-    assert torch.equal(result[:, :, :width], turned)
+    positioned = with_positions(x[:, :, :width], angles.cos(), angles.sin(), width)
+    assert torch.equal(result[:, :, :width], positioned)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 6e4])

@@ -1,5 +1,5 @@
 """LFM2 equals transformers at every position: convolutions keep columns, attention keeps keys. So
-does LFM2-MoE, dense and routed."""
+do LFM3, and LFM2-MoE, dense and routed."""
 
 from itertools import product
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.conftest import build_model
+from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.parity import FEEDS, assert_parity, cuts
 from tests.families.test_llama import recipe, recipes
 from tests.families.test_mixtral import DECODE, build
@@ -20,7 +20,8 @@ from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeTopKRouter
 from cetane.families.axes import Axes
 from cetane.families.experts import Correction, Mixture
 from cetane.families.lfm2 import ADDED
-from cetane.schema.recipe import Recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe, parse_recipe
 from cetane.schema.slots import CONTRACTS
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -47,6 +48,27 @@ MODELS: dict[str, dict[str, Any]] = {
         "block_auto_adjust_ff_dim": False,
     },
 }
+SLIDING = ["conv", "full_attention", "sliding_attention", "conv"]
+LATER: dict[str, dict[str, Any]] = {
+    "layers that slide": {"num_hidden_layers": 4, "layer_types": SLIDING, "sliding_window": 7},
+    "no norms after, no gates": {
+        "num_hidden_layers": 4,
+        "layer_types": SLIDING,
+        "sliding_window": 7,
+        "use_sandwich_norm": False,
+        "use_attention_gate": False,
+    },
+    "biases, one tap": {
+        "num_hidden_layers": 2,
+        "layer_types": ["conv", "sliding_attention"],
+        "sliding_window": 7,
+        "conv_L_cache": 1,
+        "conv_bias": True,
+        "attention_bias": True,
+        "tie_word_embeddings": False,
+    },
+}
+"""LFM3."""
 EXPERTS: dict[str, Any] = {
     "num_experts": 6,
     "num_experts_per_tok": 3,
@@ -83,10 +105,17 @@ def test_models(name: str, contract: str) -> None:
     assert_parity(model, recipe(contract, "chunks", slices=3), FEEDS)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_smaller_residual_stream_is_the_same_model(name: str) -> None:
+@pytest.mark.parametrize(("name", "contract"), product(LATER, CONTRACTS))
+def test_lfm3(name: str, contract: str) -> None:
+    model = build_model("lfm3", **LATER[name])
+    assert_parity(model, recipe(contract, "chunks", slices=3), FEEDS, drafts=True)
+
+
+@pytest.mark.parametrize(("kind", "name"), [*product(["lfm2"], MODELS), *product(["lfm3"], LATER)])
+def test_a_smaller_residual_stream_is_the_same_model(kind: str, name: str) -> None:
     scaled = recipe("readonly", "chunks").model_copy(update={"family": {"residual_scale": 2**-5}})
-    assert_parity(build_model("lfm2", **MODELS[name]), scaled, {"uneven": FEEDS["uneven"]})
+    model = build_model(kind, **(MODELS | LATER)[name])
+    assert_parity(model, scaled, {"uneven": FEEDS["uneven"]})
 
 
 @st.composite
@@ -109,6 +138,41 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "conv_L_cache": draw(st.integers(1, 5)),
         "tie_word_embeddings": draw(st.booleans()),
     }
+
+
+def test_gates_of_heads_stay_in_fp16() -> None:
+    """They have fewer rows than the groups of a palette."""
+    checkpoint = InMemoryCheckpoint(build_model("lfm3", **LATER["layers that slide"]))
+    made = {"cache": {"context": 64}, "compression": {"default": "palette6-kmeans-group32"}}
+    plan = Planner(checkpoint, parse_recipe({"name": "test"} | made, "test")).plan()
+    assert plan.weight_bytes
+
+
+@st.composite
+def later_configs(draw: st.DrawFn) -> dict[str, Any]:
+    """Of an LFM3."""
+    config = draw(configs())
+    types = st.sampled_from(["conv", "full_attention", "sliding_attention"])
+    layers = config["num_hidden_layers"]
+    rope = {"rope_type": "proportional", "rope_theta": 1e4}
+    rope["partial_rotary_factor"] = draw(st.sampled_from([0.25, 0.5, 1.0]))
+    local = {"rope_type": "default", "rope_theta": draw(st.sampled_from([1e2, 1e4]))}
+    return {name: value for name, value in config.items() if not name.startswith("block")} | {
+        "layer_types": [*draw(st.lists(types, min_size=layers - 1, max_size=layers - 1)),
+                        draw(st.sampled_from(["full_attention", "sliding_attention"]))],
+        "head_dim": draw(st.sampled_from([8, 16])),
+        "sliding_window": draw(st.integers(1, 40)),
+        "rope_parameters": {"full_attention": rope, "sliding_attention": local},
+        "use_sandwich_norm": draw(st.booleans()),
+        "use_attention_gate": draw(st.booleans()),
+        "attention_bias": draw(st.booleans()),
+    }  # fmt: skip
+
+
+@settings(max_examples=15, derandomize=True)
+@given(later_configs(), recipes, cuts)
+def test_any_lfm3(config: dict[str, Any], recipe: Recipe, pieces: list[int]) -> None:
+    assert_parity(build_model("lfm3", **config), recipe, {"pieces": pieces})
 
 
 @pytest.mark.parametrize(("name", "contract"), product(MIXTURES, CONTRACTS))

@@ -165,6 +165,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie, tied, biases": ("ernie4_5", {"tie_word_embeddings": True, "use_bias": True}),
     "helium": ("helium", {"rms_norm_eps": 1e-8}),
     "helium, biases": ("helium", {"attention_bias": True, "mlp_bias": True}),
+    "gemma": ("gemma", {"tie_word_embeddings": True}),
+    "gemma, apart, biases": (
+        "gemma",
+        {"tie_word_embeddings": False, "attention_bias": True, "hidden_act": "silu"},
+    ),
     "hunyuan": ("hunyuan_v1_dense", {"tie_word_embeddings": True}),
     "hunyuan, biases, a stretched base": (
         "hunyuan_v1_dense",
@@ -278,7 +283,7 @@ def test_functions(contract: str, verify: int | None, prefill: int | None, shape
 
 BIASES = {
     "attention_bias": (
-        "arcee", "granite", "helium", "hunyuan_v1_dense", "hyperclovax", "llama", "qwen3",
+        "arcee", "gemma", "granite", "helium", "hunyuan_v1_dense", "hyperclovax", "llama", "qwen3",
         "seed_oss", "smollm3",
     ),
     "attention_out_bias": ("seed_oss",),
@@ -289,8 +294,8 @@ BIASES = {
 }  # fmt: skip
 """The model types that read each of these keys."""
 DRAWN = (
-    "arcee", "cwm", "ernie4_5", "granite", "helium", "hunyuan_v1_dense", "hyperclovax", "llama",
-    "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
+    "arcee", "cwm", "ernie4_5", "gemma", "granite", "helium", "hunyuan_v1_dense", "hyperclovax",
+    "llama", "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
 )  # fmt: skip
 """Ministrals are left out: their configs are full of conditions."""
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import build_model
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
-from tests.families.test_llama import MULTIPLIERS
+from tests.families.test_llama import MULTIPLIERS, ROPES, STRETCHED
 from tests.families.zaya_models import recipe
 
 from cetane.errors import CetaneError
@@ -19,8 +19,46 @@ from cetane.schema.recipe import Recipe
 from cetane.schema.slots import CONTRACTS
 
 DECODE = ("decode", "verify")
+DEEPSEEK: dict[str, Any] = {
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 14,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+}
+"""Experts as DeepSeek-V3 has them."""
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dots1": (
+        "dots1",
+        DEEPSEEK
+        | {
+            "n_routed_experts": 12,
+            "n_group": 4,
+            "topk_group": 2,
+            "sliding_window": 7,
+            "max_window_layers": 1,
+        },
+    ),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {
+            "moe_num_experts": 6,
+            "moe_k": 3,
+            "moe_intermediate_size": 20,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+        },
+    ),
+    "glm4_moe": ("glm4_moe", DEEPSEEK | {"use_qk_norm": True}),
     "granitemoe": ("granitemoe", {"num_local_experts": 5, "num_experts_per_tok": 3} | MULTIPLIERS),
+    "granitemoeshared": (
+        "granitemoeshared",
+        {"num_local_experts": 5, "num_experts_per_tok": 3, "shared_intermediate_size": 28}
+        | MULTIPLIERS,
+    ),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", {"num_experts": 5, "moe_topk": [2, 3]}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": 7}),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "clip_qkv": 0.5}),
     "qwen2_moe": (
@@ -51,8 +89,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-LOCAL = ("granitemoe", "mixtral")
-"""The model types whose number of experts has another key."""
+COUNTS = {
+    "dots1": "n_routed_experts",
+    "ernie4_5_moe": "moe_num_experts",
+    "glm4_moe": "n_routed_experts",
+    "granitemoe": "num_local_experts",
+    "granitemoeshared": "num_local_experts",
+    "mixtral": "num_local_experts",
+}
+"""The key of the number of experts, where it is not `num_experts`."""
 IGNORED: dict[str, dict[str, Any]] = {
     "mixtral": {"norm_topk_prob": False, "moe_intermediate_size": 8},
     "olmoe": {"moe_intermediate_size": 8},
@@ -60,9 +105,16 @@ IGNORED: dict[str, dict[str, Any]] = {
 """Keys of other model types."""
 
 
+@torch.no_grad()
 def build(kind: str, **config: Any) -> Any:
+    """A random model, with numbers that correct the choice of experts where it has some. Like
+    released ones, they are far from zero."""
     model = build_model(kind, **config)
     model.config._experts_implementation = "eager"  # the plainest arithmetic
+    for module in model.modules():
+        for numbers in module.buffers(recurse=False):
+            if numbers is getattr(module, "e_score_correction_bias", None):
+                numbers.copy_(8 + 0.2 * torch.randn_like(numbers))
     return model
 
 
@@ -89,7 +141,12 @@ def test_keys_of_other_model_types_are_ignored(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "together"),
     [
+        ("dots1", "per-block", 3),
+        ("ernie4_5_moe", "per-layer", 2),
+        ("glm4_moe", "per-block", 1),
         ("granitemoe", "per-layer", 2),
+        ("granitemoeshared", "chunks", 2),
+        ("hunyuan_v1_moe", "per-block", 1),
         ("mixtral", "per-block", 1),
         ("olmoe", "single", 4),
         ("qwen2_moe", "chunks", 2),
@@ -129,6 +186,19 @@ def test_a_token_cannot_take_more_experts_than_there_are(chosen: int) -> None:
 
 
 @st.composite
+def grouped(draw: st.DrawFn, size: int) -> dict[str, Any]:
+    """Groups of experts, of one more than `size` each, and how many experts a token takes."""
+    groups = draw(st.integers(1, 3))
+    opened = draw(st.integers(1, groups))
+    return {
+        "n_routed_experts": groups * (size + 1),
+        "n_group": groups,
+        "topk_group": opened,
+        "num_experts_per_tok": draw(st.integers(1, opened * (size + 1))),
+    }
+
+
+@st.composite
 def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     kv, ratio = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4]))
     kind = draw(st.sampled_from(sorted(MODELS)))
@@ -143,7 +213,7 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         "intermediate_size": draw(st.integers(1, 40)),
         "vocab_size": draw(st.integers(10, 300)),
         "tie_word_embeddings": draw(st.booleans()),
-        "num_local_experts" if kind in LOCAL else "num_experts": experts,
+        COUNTS.get(kind, "num_experts"): experts,
         "num_experts_per_tok": draw(st.integers(1, experts)),
         "hidden_act": draw(st.sampled_from(["silu", "gelu"])),
     }
@@ -151,8 +221,40 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         config["sliding_window"] = draw(st.none() | st.integers(1, 40))
     if kind == "olmoe":
         config["clip_qkv"] = draw(st.none() | st.floats(0.1, 2))
-    if kind == "granitemoe":
+    if kind.startswith("granitemoe"):
         config |= {name: draw(st.floats(0.1, 2)) for name in MULTIPLIERS}
+    if kind == "granitemoeshared":
+        config["shared_intermediate_size"] = draw(st.integers(0, 24))
+    if kind == "hunyuan_v1_moe":
+        several = st.lists(st.integers(1, experts), min_size=layers, max_size=layers + 1)
+        config["moe_topk"] = draw(st.integers(1, experts) | several)
+        config["rope_parameters"] = draw(
+            st.sampled_from([ROPES["default"], ROPES["linear"] | STRETCHED])
+        )
+    if kind == "ernie4_5_moe":
+        config |= {
+            "moe_layer_start_index": draw(st.integers(0, layers)),
+            "moe_layer_end_index": draw(st.integers(-1, layers)),
+            "moe_layer_interval": draw(st.integers(1, 3)),
+            "moe_num_shared_experts": draw(st.integers(0, 2)),
+            "moe_intermediate_size": draw(st.integers(1, 24)),
+        }
+    if kind in ("dots1", "glm4_moe"):
+        config |= draw(grouped(experts)) | {
+            "first_k_dense_replace": draw(st.integers(0, 3)),
+            "n_shared_experts": draw(st.integers(0, 2)),
+            "moe_intermediate_size": draw(st.integers(1, 24)),
+            "routed_scaling_factor": draw(st.floats(0.1, 3)),
+        }
+    if kind == "dots1":
+        config |= {
+            "sliding_window": draw(st.none() | st.integers(1, 40)),
+            "max_window_layers": draw(st.integers(0, 3)),
+        }
+    if kind == "glm4_moe":
+        config["use_qk_norm"] = draw(st.booleans())
+        part = draw(st.sampled_from([0.5, 1.0]))
+        config["rope_parameters"] = ROPES["default"] | {"partial_rotary_factor": part}
     if kind != "mixtral":
         config |= {"norm_topk_prob": draw(st.booleans()), "attention_bias": draw(st.booleans())}
     if kind in ("qwen2_moe", "qwen3_moe"):

@@ -9,6 +9,7 @@ import pytest
 
 from cetane.errors import CetaneError
 from cetane.files import claimed, replacing
+from cetane.files.locks import holder
 
 
 @pytest.mark.parametrize("target", ["/proc/x", "/dev/null/x"])
@@ -40,6 +41,7 @@ def test_the_next_writer_removes_what_a_killed_one_left(tmp_path: Path) -> None:
 import os, signal, sys
 from pathlib import Path
 from cetane.files import claimed, replacing
+from cetane.files.locks import holder
 target = Path(sys.argv[1])
 with claimed(target, "exporting"), replacing(target) as folder:
     folder.mkdir()
@@ -63,3 +65,16 @@ with claimed(target, "exporting"), replacing(target) as folder:
     with claimed(target, "exporting"), replacing(target) as folder:
         folder.write_bytes(b"whole")
     assert {path.name for path in tmp_path.iterdir()} == {target.name, *others}
+
+
+@pytest.mark.parametrize("content", ["[" * 900, "[]", '{"process": 1}', "\0" * 2_000_000])
+def test_a_holder_that_says_something_else(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "lock"
+    path.write_text(content)
+    assert holder(path) == "another process"
+
+
+def test_a_holder_whose_file_is_a_pipe(tmp_path: Path) -> None:
+    """Reading it would wait for a writer."""
+    os.mkfifo(tmp_path / "lock")
+    assert holder(tmp_path / "lock") == "another process"

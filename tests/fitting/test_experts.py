@@ -11,6 +11,7 @@ from tests.families.test_deepseek import ONE_GROUP
 from tests.families.test_gpt_oss import CONFIG as OSS
 from tests.families.test_lfm2 import EXPERTS as LFM2
 from tests.families.test_llama4 import CONFIG as LLAMA4
+from tests.families.test_mixtral import DEEPSEEK as MIXTURE
 from tests.families.test_qwen3_next import MODELS as QWEN_NEXT
 from torch import Tensor
 
@@ -21,14 +22,21 @@ from cetane.fitting.experts import FAINT, with_others
 from cetane.fitting.fit import fitted_formats, fitted_parts
 from cetane.fitting.rounding import Rounder
 from cetane.fitting.teacher import quick
+from cetane.gates.resemblance import arrays, too_far
 from cetane.gates.transformers_model import stored_names
-from cetane.gates.weights import arrays, too_far
 from cetane.planner import Planner
 from cetane.schema.recipe import parse_recipe
 
 WIDE = {"moe_intermediate_size": 24}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("granitemoe", {"num_local_experts": 3}),
+    "ernie4_5_moe": ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2} | WIDE),
+    "glm4_moe": ("glm4_moe", MIXTURE | WIDE),
+    "granitemoeshared": (
+        "granitemoeshared",
+        {"num_local_experts": 3, "shared_intermediate_size": 24},
+    ),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", {"num_experts": 4, "moe_topk": 2}),
     "mixtral": ("mixtral", {"num_local_experts": 4}),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 24}),
     "qwen2_moe": ("qwen2_moe", {"num_experts": 5, "num_experts_per_tok": 2} | WIDE),

@@ -17,8 +17,8 @@ from cetane.files import silent
 from cetane.fitting.fit import fitted_formats, fitted_parts
 from cetane.fitting.importance import Importance
 from cetane.fitting.rounding import Rounder
+from cetane.gates.resemblance import arrays, too_far
 from cetane.gates.transformers_model import stored_names
-from cetane.gates.weights import arrays, too_far
 from cetane.planner import Planner
 from cetane.schema.recipe import parse_recipe
 

@@ -14,7 +14,7 @@ from cetane.errors import CetaneError
 from cetane.files import silent
 from cetane.fitting.rounding import Rounder, encode
 from cetane.fitting.teacher import quick
-from cetane.gates.weights import arrays, too_far
+from cetane.gates.resemblance import arrays, too_far
 
 FORM = parse_format("palette3-kmeans-group8")
 

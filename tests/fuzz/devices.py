@@ -110,7 +110,7 @@ class Meter(Text):
     )  # fmt: skip
 
     def check(self, files: Files) -> None:
-        from cetane.pipeline.imports import import_power
+        from cetane.pipeline.import_power import import_power
 
         self.write(files)
         import_power(self.folder / self.name, tokens=10)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tests.fuzz import bundles, checkpoints, devices, documents
+from tests.fuzz import bundles, checkpoints, devices, documents, exports, requests
 from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.packages import Package
 
@@ -35,4 +35,9 @@ FUZZERS: dict[str, Callable[[], Fuzzer]] = {
     "mlperf": devices.performance_report,
     "analytics": devices.Analytics,
     "power": devices.Meter,
+    "meta": exports.meta,
+    "model-config": exports.model_config,
+    "origin": exports.origin,
+    "request": requests.request,
+    "stored-result": requests.stored_result,
 }

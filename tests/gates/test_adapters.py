@@ -63,7 +63,7 @@ def test_another_base_is_red(adapted: Any, elsewhere: Path) -> None:
     """Weights of the base are others, and so is what DoRA divides by their lengths."""
     checkpoint = checkpoint_of(adapted.bundle, elsewhere)
     port = packaged(adapted.bundle, Planner(checkpoint, adapted.bundle.plan.recipe), checkpoint)
-    wrong = {one.parameter for one in wrong_weights(port, checkpoint, adapted.bundle.tables())}
+    wrong = {one.parameter for one in wrong_weights(port, checkpoint)}
     query = "model.layers.0.self_attn.q_proj.weight"
     assert {query, f"dora:{query}:factor", "lm_head.weight"} <= wrong
     assert not any(name.endswith((":up", ":down")) for name in wrong)
@@ -74,7 +74,7 @@ def test_another_adapter_is_red(adapted: Any, tmp_path: Path) -> None:
     save_adapter(folder, build_model("llama"), seed=7, target_modules="all-linear", r=3)
     checkpoint = checkpoint_of(adapted.bundle, adapters={"plain": folder})
     port = packaged(adapted.bundle, Planner(checkpoint, adapted.bundle.plan.recipe), checkpoint)
-    wrong = {one.parameter for one in wrong_weights(port, checkpoint, adapted.bundle.tables())}
+    wrong = {one.parameter for one in wrong_weights(port, checkpoint)}
     assert len(wrong) == 2 * 7 * 2  # up and down of 7 projections in 2 layers
     assert all(name.startswith("plain:") for name in wrong)
 

@@ -36,7 +36,7 @@ TOKENS = [1, 17, 230, 54, 5, 99, 171, 8]
 @pytest.fixture
 def never_following(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Lets the model keep its own experts."""
-    return lambda: monkeypatch.setattr("cetane.gates.structure.differ", lambda *_: False)
+    return lambda: monkeypatch.setattr("cetane.gates.model_results.differ", lambda *_: False)
 
 
 def worst(port: Any, checkpoint: Any, reference: Reference) -> float:
@@ -49,7 +49,8 @@ def worst(port: Any, checkpoint: Any, reference: Reference) -> float:
     "family",
     [
         "gpt_oss", "granitemoe", "lfm2_moe", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3",
-        "glm4_moe_lite", "qwen3_next", "qwen3_5_moe", "zaya",
+        "glm4_moe_lite", "qwen3_next", "qwen3_5_moe", "zaya", "dots1", "ernie4_5_moe", "glm4_moe",
+        "granitemoeshared", "hunyuan_v1_moe",
     ],
 )  # fmt: skip
 def test_a_right_port_whose_experts_all_are_ties(

@@ -22,12 +22,13 @@ from cetane.engine.portable import PortableBackend
 from cetane.gates.explain import explain
 from cetane.gates.golden import golden, judge_ranges
 from cetane.gates.golden_result import GoldenResult, Range
+from cetane.gates.manifest import OTHER_PLAN, OTHER_TAGS
 from cetane.gates.observe import ProbeTask, observe
 from cetane.gates.probes import Probe, ProbePart, text_tokens
 from cetane.gates.reference import Reference
 from cetane.gates.rounding import Rounding, judge_rounding
 from cetane.gates.scores import shard_scores
-from cetane.gates.structure import OTHER_PLAN, OTHER_TAGS, Deviation, judge_structure
+from cetane.gates.structure import Deviation, judge_structure
 from cetane.hardware import LARGEST_FP16
 from cetane.mil.blob import BlobFile
 from cetane.mil.package import Package

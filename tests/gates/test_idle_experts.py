@@ -17,6 +17,7 @@ from cetane.gates.limits import limits
 from cetane.gates.observe import ProbeTask, observe
 from cetane.gates.probes import Probe, ProbePart
 from cetane.gates.structure import Deviation, judge_structure
+from cetane.gates.text_tasks import start_tasks
 from cetane.planner import Planner
 
 from .conftest import zaya_recipe
@@ -76,7 +77,7 @@ def test_fp16_says_what_it_did_not_run(checkpoint: TinyCheckpoint) -> None:
     reference = RememberedReference(checkpoint)
     proof = Proof(port, checkpoint, reference, port.tables, lambda *_: None)  # type: ignore[arg-type]
     _, text, _ = proof.structure()
-    _, read = proof.compression(text, proof.start_tasks(text.peak))
+    _, read = proof.compression(text, start_tasks(proof.plan, proof.port.tokenizer, text.peak))
     (told,) = proof.rounding(read)[-1]
     assert told.endswith(f"in fp16, so their range was not judged: chunk-01/{IDLE}")
 

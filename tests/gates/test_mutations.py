@@ -40,6 +40,9 @@ SAMPLE = [
     ("gemma3", "gains read without their offset", "structure"),
     ("gemma3", "gelu for its tanh form, or for silu", "structure"),
     ("gemma4", "shared caches without their values", "structure"),
+    ("gemma3n", "streams not corrected", "structure"),
+    ("gemma3n", "low-rank residual missing", "structure"),
+    ("gemma3n", "sparse gates open above another share", "structure"),
     *[
         (family, "refused columns are kept", "structure")
         for family in ("gemma3", "lfm2", "qwen3_next", "zaya")
@@ -75,9 +78,18 @@ SAMPLE = [
     ("llama", "a copy shares its caches", "structure"),
     ("gemma3", "a copy shares its caches", "structure"),
     ("llama", "logits of a call's first token", "structure"),
+    ("deepseek_v3", "experts chosen without their correction", "structure"),
+    ("deepseek_v3", "experts of any group", "structure"),
+    ("deepseek_v3", "latent norm of queries missing", "structure"),
     ("zaya", "an expert swapped", "structure"),
+    ("zaya", "router state one layer late", "structure"),
     ("zaya", "rotary table of another base", "structure"),
     ("zaya", "stale history", "structure"),
+    ("stablelm", "RMSNorm for LayerNorm", "structure"),
+    ("stablelm", "a norm without its bias", "structure"),
+    ("phi", "MLP behind attention, not beside it", "structure"),
+    ("phi", "biases of logits left out", "structure"),
+    ("phi", "the final norm without its bias", "structure"),
 ]
 
 
@@ -115,7 +127,13 @@ def test_a_published_port_is_refused_at_any_number_of_bits() -> None:
 
 @pytest.mark.parametrize(
     ("family", "bits"),
-    [("llama", "4 bits"), ("gemma3", "4 bits"), ("gemma4", "6 bits"), ("zaya", "4 bits")],
+    [
+        ("llama", "4 bits"),
+        ("gemma3", "4 bits"),
+        ("gemma4", "6 bits"),
+        ("olmo", "fp16"),
+        ("zaya", "4 bits"),
+    ],
 )
 def test_a_right_port_is_certified(family: str, bits: str) -> None:
     """Four bits cost the random Gemma 4 more than `usable` lets them: its best logits are near."""

@@ -11,12 +11,13 @@ from tests.conftest import build_model
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Tokenizer, open_checkpoint
+from cetane.engine.backend import Arrays
 from cetane.errors import CetaneError
 from cetane.families.grouped_query import blocks
 from cetane.files import silent
+from cetane.gates import probes
 from cetane.gates.golden import Proof
-from cetane.gates.idle_experts import idle_functions
-from cetane.gates.observe import Watched, observe, structure_tasks
+from cetane.gates.observe import Watched, structure_tasks
 from cetane.gates.probes import (
     QUESTIONS,
     begun,
@@ -35,6 +36,7 @@ from cetane.gates.probes import (
     windows,
 )
 from cetane.gates.reference import Reference
+from cetane.schema.interface import MASKED
 from cetane.schema.recipe import Mode
 
 from .mutations.families import build, recipe, tokenizer_of
@@ -243,25 +245,11 @@ def test_each_mode_fills_each_capacity(widths: tuple[int, int], capacities: list
             assert last is not first
 
 
-@pytest.mark.parametrize("capacities", [[], [32, 64, 96]])
-def test_starts_of_a_prompt_run_every_function(capacities: list[int]) -> None:
-    """Gemma 4 has functions of its own for calls without logits."""
-    cache = {"contract": "readonly", "context": 128, "capacities": capacities}
-    checkpoint = TinyCheckpoint(build("gemma4"), tokenizer_of())
-    port = AuthoredPort(checkpoint, recipe("fp16", cache=cache))
-    assert ("chunk-01", "fill") in port.plan.functions
-    proof = Proof(port, checkpoint, Reference(checkpoint), port.tables, silent)  # type: ignore[arg-type]
-    engine = port.shipped
-    seen = observe(engine, port.planner, proof.start_tasks(peak=40))
-    assert idle_functions(engine, None) == []
-    assert all(len(one.at) >= 8 for one in seen)
-
-
 @pytest.fixture
 def short_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model whose texts are short beside its blocks of 192 keys."""
-    for name in ("SCORES", "MOST_SCORES"):
-        monkeypatch.setattr(f"cetane.gates.structure.{name}", 0)
+    for name in ("TEXT_BYTES", "MOST_TEXT_BYTES"):
+        monkeypatch.setattr(f"cetane.gates.probe_sizes.{name}", 0)
     for module in ("families.grouped_query", "gates.probes"):
         monkeypatch.setattr(f"cetane.{module}.LONGEST_BLOCK", 192)
 
@@ -293,6 +281,25 @@ def test_a_key_that_is_lost_between_blocks(contract: str, monkeypatch: pytest.Mo
     assert wrong() == {
         (probe, mode) for probe in ("beyond 192", "beyond 960") for mode in port.plan.modes
     }
+
+
+@pytest.mark.usefixtures("short_text")
+@pytest.mark.parametrize("counted", [(), (500,)])
+def test_slots_that_a_number_does_not_count(
+    counted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No token of another probe is in a slot from 500 to 515."""
+    monkeypatch.setattr(probes, "COUNTED", counted)
+    port = long_port("readonly")
+
+    def hide(_: str, __: str, inputs: Arrays) -> None:
+        if "mask" in inputs:
+            inputs["mask"][..., 500:516] = MASKED
+
+    port.before.append(hide)
+    proof = Proof(port, port.checkpoint, Reference(port.checkpoint), port.tables, silent)  # type: ignore[arg-type]
+    wrong = {(one.probe, one.mode) for one in proof.structure()[0] if one.relative > 1e-4}
+    assert wrong == {("beyond 500", mode) for mode in port.plan.modes if counted}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.gemma_models import build_gemma2, build_gemma3, build_gemma4
 from tests.families.test_gpt_oss import build_oss
+from tests.families.test_layer_normed import build as build_layer_normed
 from tests.families.test_lfm2 import build_lfm2_moe
 from tests.families.test_mixtral import build
 from tests.families.test_qwen3_next import LAYERS
@@ -21,7 +22,7 @@ from tests.families.zaya_models import build_zaya
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
-from cetane.families import Model, RMSNorm, RotaryTable, delta, gemma4
+from cetane.families import Model, RMSNorm, RotaryTable, delta, gemma
 from cetane.families.attention import Attention
 from cetane.families.gpt_oss import GptOssExperts
 from cetane.families.grouped_query import LEAST_SCALE, STEPS, UNIT_SCALE, Rounded, at_least
@@ -48,7 +49,11 @@ MODELS = {
     "gemma4": build_gemma4,
     "gpt_oss": build_oss,
     "olmoe": lambda: build("olmoe", num_experts=4, num_experts_per_tok=2, clip_qkv=8.0),
+    "cohere": lambda: build_layer_normed("cohere"),
+    "olmo": lambda: build_layer_normed("olmo", clip_qkv=0.5),
+    "starcoder2": lambda: build_layer_normed("starcoder2"),
     "lfm2_moe": lambda: build_lfm2_moe(layer_types=["conv", "full_attention"]),
+    "lfm3": lambda: build_model("lfm3", layer_types=["conv", "sliding_attention"]),
     "zaya": build_zaya,
     "qwen3_5": lambda: build("qwen3_5_text", **LAYERS, hidden_act="gelu"),
 }
@@ -78,14 +83,14 @@ def kinds(authored: Authored) -> list[str]:
     return [problem.kind for problem in misread(authored, authored.reference)]
 
 
-@pytest.mark.parametrize("authored", ["gemma3"], indirect=True)
+@pytest.mark.parametrize("authored", ["gemma3", "starcoder2"], indirect=True)
 def test_another_form_of_gelu(authored: Authored) -> None:
     """They are 5e-4 apart at most."""
     authored.planner.model.layers[1].mlp.act = torch.nn.functional.gelu  # type: ignore[union-attr]
     assert set(kinds(authored)) == {"activations"}
 
 
-@pytest.mark.parametrize("authored", ["zaya"], indirect=True)
+@pytest.mark.parametrize("authored", ["zaya", "cohere"], indirect=True)
 def test_another_rotary_base(authored: Authored) -> None:
     """Of a few pairs with a large base, the first positions are turned by next to nothing."""
     tables = authored.planner.model.rotary
@@ -102,7 +107,7 @@ def test_another_epsilon(authored: Authored) -> None:
 
 
 @pytest.mark.parametrize(
-    ("authored", "family"), [("gemma4", gemma4), ("qwen3_5", delta)], indirect=["authored"]
+    ("authored", "family"), [("gemma4", gemma), ("qwen3_5", delta)], indirect=["authored"]
 )
 def test_another_epsilon_without_a_module(
     authored: Authored, family: ModuleType, monkeypatch: pytest.MonkeyPatch

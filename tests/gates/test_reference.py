@@ -306,6 +306,7 @@ def test_head(
 @pytest.mark.parametrize(
     ("kind", "norm", "config"),
     [
+        ("cohere", "model.norm", {"logit_scale": 5.0}),
         ("granite", "model.norm", {"logits_scaling": 5.0}),
         ("gemma2", "model.norm", {"final_logit_softcapping": 0.5, "head_dim": 16}),
         ("lfm2", "model.embedding_norm", {"layer_types": ["conv", "full_attention"]}),

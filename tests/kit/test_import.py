@@ -24,9 +24,8 @@ from cetane.kit.measurements import read_measurements
 from cetane.mil import load
 from cetane.mil.program import Op
 from cetane.perf.evidence import read
-from cetane.pipeline import imports
 from cetane.pipeline.audit import audit
-from cetane.pipeline.imports import evidence_file, import_kit
+from cetane.pipeline.import_kit import evidence_file, import_kit
 
 Content = dict[str, Any]
 SPREAD = {"median_ms": 2.0, "p95_ms": 2.5, "min_ms": 1.9, "count": 5}
@@ -285,7 +284,7 @@ def test_a_kit_that_compares_nothing_of_a_function_fails(
 ) -> None:
     """Whatever the device computed there, nobody looked."""
     nothing = expected_of(bundle).model_copy(update={"functions": {"model/decode": ()}})
-    monkeypatch.setattr(imports, "expected_of", lambda _: nothing)
+    monkeypatch.setattr("cetane.pipeline.import_kit.expected_of", lambda _: nothing)
     outcome = imported(write(predicted(errors={})), bundle)
     assert [(c.name, c.value, c.limit) for c in outcome.checks if not c.passed] == [
         ("functions without a compared output", 1, 0)

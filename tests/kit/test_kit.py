@@ -13,7 +13,7 @@ from tests.measuring.conftest import ONE, environment, record, run
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
-from cetane.pipeline.imports import import_kit
+from cetane.pipeline.import_kit import import_kit
 from cetane.pipeline.kit import make_kit
 
 

@@ -15,7 +15,7 @@ from cetane.kit.xcode import read_analytics
 from cetane.mil import load
 from cetane.mil.program import Op
 from cetane.pipeline.audit import audit
-from cetane.pipeline.imports import import_xcode
+from cetane.pipeline.import_xcode import import_xcode
 
 DAY = "2026-11-20"
 BACKEND = {"conv": "ane", "softmax": "classic_cpu", "matmul": "mps_graph"}

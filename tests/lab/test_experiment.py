@@ -1,5 +1,7 @@
 """Experiments as files: what is accepted, and what is said of what is not."""
 
+import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,17 @@ def test_the_hash_is_of_what_decides() -> None:
     prose = parse_experiment(VALID | {"lesson": "x", "title": "Two", "differs": "y"}, "one.toml")
     other = parse_experiment(VALID | {"workload": {"model": "zaya-tiny", "tokens": 9}}, "one.toml")
     assert one.sha256 == prose.sha256 != other.sha256
+
+
+def test_a_text_that_is_too_large_to_judge_is_not_hashed(tmp_path: Path) -> None:
+    """`lab list` would take minutes for a sparse file that takes no room."""
+    text = tmp_path / "text.txt"
+    text.write_text("a text")
+    content = VALID | {"workload": {"model": "zaya-tiny", "text": str(text)}}
+    experiment = parse_experiment(content, "x")
+    assert experiment.inputs_sha256 == {"text": hashlib.sha256(b"a text").hexdigest()}
+    os.truncate(text, (1 << 28) + 1)
+    assert experiment.inputs_sha256 == {}
 
 
 def test_limits() -> None:

@@ -27,7 +27,7 @@ from cetane.lower.lower import Lowering
 from cetane.pipeline import choose
 from cetane.pipeline.assembly import build_key, refuse
 from cetane.pipeline.build import build, build_only
-from cetane.pipeline.partial import Partial
+from cetane.pipeline.partial import Partial, read_note
 from cetane.pipeline.parts import job_of, make_part, opened
 from cetane.pipeline.whole import bundle_key
 from cetane.schema.changes import override
@@ -959,3 +959,10 @@ def test_rebuild_mends_a_finished_bundle(
         build(tiny_checkpoint, override(small, {"head.slices": 2}), target, silent, rebuild=True)
     assert (target / "embedding.npy").read_bytes() == b"damaged"
     assert_same(build(tiny_checkpoint, small, target, silent, rebuild=True), undisturbed)
+
+
+def test_a_note_that_is_no_file_counts_as_none(tmp_path: Path) -> None:
+    """Reading a pipe would wait for a writer."""
+    os.mkfifo(tmp_path / "key.json")
+    (tmp_path / "folder.json").mkdir()
+    assert [read_note(tmp_path / f"{name}.json") for name in ("key", "folder", "no")] == [None] * 3

@@ -1,4 +1,4 @@
-"""One package of an exported folder anew: whatever happens, the folder keeps a good one."""
+"""Exported folders: a folder keeps good packages, and says truly from which bundle it is."""
 
 import json
 import os
@@ -15,14 +15,11 @@ from cetane.compress.fitted import save
 from cetane.compress.formats import parse_format
 from cetane.errors import CetaneError
 from cetane.files import silent
-from cetane.pipeline import export
+from cetane.pipeline import export, replacement
 from cetane.pipeline.build import build
-from cetane.pipeline.export import (
-    check_folder,
-    export_contract,
-    export_runtime,
-    replace_package,
-)
+from cetane.pipeline.export import export_contract, export_runtime
+from cetane.pipeline.replacement import replace_package
+from cetane.pipeline.runtime_folder import JUDGES, RUNTIMES, check_folder
 from cetane.schema.recipe import Recipe
 
 FILES = ("model", "weights")
@@ -64,10 +61,11 @@ def texts(folder: Path, name: str) -> tuple[str, ...]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with two old packages, of a runtime and a bundle that are only played."""
     bundle = SimpleNamespace(plan=SimpleNamespace(recipe=None), digest="b1")
-    monkeypatch.setattr(export, "Bundle", lambda _: bundle)
-    monkeypatch.setattr(export, "own_checkpoint", lambda *_: None)
-    monkeypatch.setitem(export.RUNTIMES, "anemll", Pairs())
-    monkeypatch.setitem(export.JUDGES, "anemll", lambda *_: ([], []))
+    for module in (export, replacement):
+        monkeypatch.setattr(module, "Bundle", lambda _: bundle)
+        monkeypatch.setattr(module, "own_checkpoint", lambda *_: None)
+    monkeypatch.setitem(RUNTIMES, "anemll", Pairs())
+    monkeypatch.setitem(JUDGES, "anemll", lambda *_: ([], []))
     monkeypatch.setattr(Pairs, "made", "old")
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -167,7 +165,7 @@ def test_a_folder_that_appears_while_the_bundle_is_checked(
     monkeypatch.setattr(
         export, "own_checkpoint", lambda *_: (tmp_path / "out/mine").mkdir(parents=True)
     )
-    monkeypatch.setitem(export.RUNTIMES, "anemll", Pairs())
+    monkeypatch.setitem(RUNTIMES, "anemll", Pairs())
     with pytest.raises(CetaneError, match="out exists"):
         export_runtime("bundle", tmp_path / "out", "anemll")
     assert (tmp_path / "out/mine").is_dir()

@@ -48,9 +48,15 @@ MODELS: dict[str, Any] = {
     "lfm2": lambda: build_model(
         "lfm2", num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"]
     ),
+    "lfm3": lambda: build_model(
+        "lfm3", num_hidden_layers=3, layer_types=["conv", "full_attention", "sliding_attention"]
+    ),
+    "lfm3 without norms after": lambda: build_model(
+        "lfm3", layer_types=["conv", "full_attention"], use_sandwich_norm=False
+    ),
     "gemma3": build_gemma3,
 }
-STREAMS = set(MODELS) - {"exaone", "gemma3", "glm4", "hyperclovax", "olmo2"}
+STREAMS = set(MODELS) - {"exaone", "gemma3", "glm4", "hyperclovax", "lfm3", "olmo2"}
 """Models without norms after attention and MLP: their residual stream turns too."""
 
 

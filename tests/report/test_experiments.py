@@ -1,5 +1,6 @@
 """An experiment's page says what its file and the journal say."""
 
+import html
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,15 @@ def test_one_that_was_not_run_says_how(run: ExperimentReport, tmp_path: Path) ->
     assert not report.figures
     assert f"cetane lab run {experiment().id}" in page(report)
     assert report.state == "not run"
+
+
+def test_the_commands_name_a_lab_elsewhere(tmp_path: Path) -> None:
+    from tests.report.conftest import experiment
+
+    report = experiment_report(experiment(), Journal(tmp_path / "none.jsonl"), " --lab 'my lab'")
+    told = html.unescape(page(report))
+    assert f"cetane lab run {experiment().id} --lab 'my lab'<" in told
+    assert "STATUS --reason REASON --lab 'my lab'<" in told
 
 
 def test_every_metric_says_which_direction_is_good(run: ExperimentReport) -> None:

@@ -42,10 +42,16 @@ def test_a_tokenizer_that_tells_no_bytes() -> None:
         grammars(decoders.Metaspace(), 4)
 
 
-WRONG = {
+WRONG: dict[str, dict[str, Any]] = {
     "regex parse error: ^(?!x)y: look-around": {"type": "string", "pattern": "^(?!x)y"},
     "regex parse error: (a: unclosed group": {"properties": {"a": {"pattern": "(a"}}},
     "Unknown format: nonsense": {"type": "string", "format": "nonsense"},
+    "oneOf is for schemas that no value fits twice: use anyOf": {
+        "oneOf": [{"type": "integer"}, {"minimum": 2}]
+    },
+    "no text follows it: a rule or schema refers to itself alone": {"$ref": "#"},
+    'Unimplemented keys: ["not"]: leave them out': {"not": {"type": "string"}},
+    "it refers to another document, which is not fetched": {"$ref": "http://x.example/y"},
 }
 
 
@@ -62,8 +68,11 @@ def test_a_grammar_that_fails_in_an_answer_is_no_end() -> None:
     failed: Any = SimpleNamespace(
         compute_bitmask=lambda: b"\x01", is_error=lambda: True, get_error=lambda: "too large\nmore"
     )
-    with pytest.raises(CetaneError, match=r"the grammar failed: too large$"):
-        GrammarConstraint(failed, 8).allowed()
+    with pytest.raises(
+        ApiError, match=r"^x: the grammar failed in the answer: too large: "
+    ) as told:
+        GrammarConstraint(failed, 8, "x").allowed()
+    assert (told.value.status, told.value.param) == (400, "x")
 
 
 DIGITS = "-.0123456789"
@@ -89,15 +98,38 @@ def test_an_exclusive_bound_is_no_number_of_an_answer(bounds: dict[str, Any]) ->
     made = grammars(decoders.ByteLevel(), 1 + len(DIGITS), DIGITS)
     constraint = made.constraint(json_grammar(schema), "x")
     for text in NUMBERS:
-        one, whole = constraint.fresh(), True
-        for token in (*(1 + DIGITS.index(digit) for digit in text), 0):
-            if not one.allowed()[token]:
-                whole = False
-                break
-            one.keep(token)
         written = schema.get("type") == "integer" and "." in text  # 1.0 is valid, but not written
         valid = jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))
-        assert whole == (valid and not written), text
+        assert follows(constraint, text) == (valid and not written), text
+
+
+def follows(constraint: GrammarConstraint, number: str) -> bool:
+    """Whether a grammar takes a number as a whole answer, digit by digit."""
+    one = constraint.fresh()
+    for token in (*(1 + DIGITS.index(digit) for digit in number), 0):
+        if not one.allowed()[token]:
+            return False
+        one.keep(token)
+    return True
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"minimum": 2**53 + 1, "maximum": 2**53 + 3},
+        {"exclusiveMinimum": 2**53 + 1, "exclusiveMaximum": 2**53 + 5},
+        {"minimum": 0, "maximum": 2**63 - 1},
+        {"minimum": -(2**53) - 3, "maximum": -(2**53) - 1},
+    ],
+)
+def test_an_integer_beyond_float64_is_within_its_bounds(bounds: dict[str, int]) -> None:
+    """llguidance counts in float64: it took 9007199254740996 for a maximum of ...995."""
+    schema = {"type": "integer"} | bounds
+    made = grammars(decoders.ByteLevel(), 1 + len(DIGITS), DIGITS)
+    constraint = made.constraint(json_grammar(schema), "x")
+    near = {bound + step for bound in bounds.values() for step in (*range(-6, 7), -1023, 1024)}
+    taken = [number for number in near if follows(constraint, str(number))]
+    assert taken and all(map(jsonschema.Draft202012Validator(schema).is_valid, taken))
 
 
 def test_what_only_looks_like_a_bound_is_kept() -> None:

@@ -210,6 +210,10 @@ def test_other_methods_paths_and_types(url: str) -> None:
         got, answer = post(url, {}, path)
         assert got == status  # a client of OpenAI's takes a 404 without a path for a missing model
         assert answer["error"]["message"] == f"{reason}: POST {path}"
+    connection = http.client.HTTPConnection(urlsplit(url).netloc)
+    connection.request("HEAD", "/health")  # as many monitors ask
+    assert connection.getresponse().status == 200
+    connection.close()
     status, answer = post(url, ASKED, **{"Content-Type": "text/plain"})
     assert status == 415 and "application/json" in answer["error"]["message"]
 

@@ -118,6 +118,20 @@ def test_fields_about_the_service_change_nothing() -> None:
     parse(CompletionRequest, json.dumps({"model": "tiny", "prompt": "x"} | IGNORED).encode())
 
 
+@pytest.mark.parametrize(("value", "why"), [(True, "valid integer"), (2, "equal to 1")])
+def test_only_one_answer_is_chosen_from(value: Any, why: str) -> None:
+    asked = {"model": "tiny", "prompt": "x"}
+    assert parse(CompletionRequest, json.dumps(asked | {"best_of": 1}).encode())
+    with pytest.raises(ApiError, match=f"^best_of: Input should be .*{why}"):
+        parse(CompletionRequest, json.dumps(asked | {"best_of": value}).encode())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_is_called_so(value: float) -> None:
+    with pytest.raises(ApiError, match=r"^temperature: Input should be a finite number"):
+        parsed(temperature=value)
+
+
 @pytest.mark.parametrize("field", ["best_of", "reasoning_effort", "suffix", "functions", "audio"])
 def test_fields_that_would_change_the_answer_are_refused(field: str) -> None:
     with pytest.raises(ApiError, match="unknown key") as error:

@@ -6,12 +6,14 @@ import threading
 from itertools import count
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 
 from cetane.bundle import Bundle
 from cetane.server.app import serve
 from cetane.server.errors import ApiError
+from cetane.server.grammar import GrammarConstraint
 from cetane.server.metrics import Metrics
 from cetane.server.settings import Settings
 from cetane.server.worker import EVENTS, Job, Left, Worker
@@ -73,6 +75,19 @@ def test_a_client_that_does_not_read_ends_its_job(monkeypatch: pytest.MonkeyPatc
     asyncio.run(read_some())
 
 
+def test_the_longer_the_queue_the_less_one_client_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 64 clients that read nothing held up all others for ten seconds."""
+    monkeypatch.setattr("cetane.server.worker.PATIENCE", 3600)
+
+    async def fill() -> None:
+        job = Job((), 60)
+        with pytest.raises(OutOfTime):
+            for _ in range(EVENTS + 1):
+                job.emit(0, Piece("a"), waiting=10**6)
+
+    asyncio.run(fill())
+
+
 def test_an_answer_that_the_clock_cuts_is_an_error(
     client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +108,25 @@ def test_an_answer_that_the_clock_cuts_is_an_error(
     with pytest.raises(openai.APIError, match="time of this request"):
         chunks.extend(client.completions.create(stream=True, **asked))
     assert chunks
+
+
+def test_a_grammar_that_fails_in_an_answer_is_the_clients_error(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was one of the server, with status 500."""
+    used = count()
+
+    def allowed(self: GrammarConstraint) -> Any:
+        if next(used) == 2:
+            raise self.failed()
+        return np.ones(self.vocab, bool)
+
+    monkeypatch.setattr(GrammarConstraint, "allowed", allowed)
+    regex = {"type": "regex", "regex": "(.|\\n)*"}
+    asked: Any = {"model": "tiny", "prompt": "x", "extra_body": {"response_format": regex}}
+    with pytest.raises(openai.BadRequestError, match="the grammar failed in the answer") as told:
+        client.completions.create(**asked, logit_bias={"0": -100})
+    assert told.value.param == "response_format"
 
 
 def test_a_worker_that_waits_for_a_client_learns_that_it_left() -> None:

@@ -30,7 +30,9 @@ PROMPT[50:60] = PROMPT[20:30]
 MODELS: dict[str, Callable[..., Any]] = {
     "llama": lambda: build_model("llama"),
     "gemma3": lambda: build_gemma3(sliding_window=16),
+    "lfm2": lambda: build_model("lfm2", layer_types=["conv", "full_attention"]),
 }
+"""Their layers see all tokens, a window of them, or a history."""
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -82,7 +84,7 @@ def masked(model: Any, text: list[int], positions: Array) -> Array:
         return torch.where(seen, 0.0, torch.finfo(torch.float32).min)[None, None]
 
     mask: Any = bias(part)
-    if config.model_type != "llama":
+    if config.model_type == "gemma3_text":
         near = causal & ~torch.ones(count, count, dtype=torch.bool).tril(-config.sliding_window)
         mask = {"full_attention": bias(part), "sliding_attention": bias(near)}
     ids = torch.tensor([text])

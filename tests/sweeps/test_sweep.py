@@ -162,7 +162,7 @@ def test_a_bundle_is_as_good_as_its_point(
     bundle = build(tiny_checkpoint, recipe, tmp_path / "bundle", lambda *_: None)
     planner = Planner(tiny_checkpoint, bundle.plan.recipe)
     port = Packaged(bundle, planner, tiny_checkpoint, bundle.tables(), bundle.tokenizer)
-    assert not list(wrong_weights(port, tiny_checkpoint, bundle.tables()))
+    assert not list(wrong_weights(port, tiny_checkpoint))
     found = perplexity(bundle, tiny_checkpoint, list(work.passage.judged), lambda *_: None)
     assert bundle.plan.weight_bytes == point.weight_bytes
     assert found.tokens == point.text.tokens
@@ -213,7 +213,7 @@ def test_sizes_are_the_plans(
         assert point is not None
         planner = Planner(tiny_checkpoint, work.recipe_of(point.compression))
         assert point.weight_bytes == planner.plan().weight_bytes
-        assert work.plain_size(name) + work.rest == point.weight_bytes
+        assert work.sizes.of_way(name) + work.sizes.rest == point.weight_bytes
         stored = list(weights(planner))
         size = sum(parse_format(name).nbytes(w.shape) for w in stored)
         assert point.bits_per_weight == pytest.approx(8 * size / sum(w.elements for w in stored))
@@ -386,16 +386,16 @@ def test_a_text_shorter_than_a_call_has_no_sensitivities(judge: Judge) -> None:
 
 def test_mixed_formats_fit_their_size(sweep: Callable[[], Sweep]) -> None:
     work = sweep()
-    six, four, three = (work.plain_size(f"palette{bits}-kmeans-group32") for bits in (6, 4, 3))
+    six, four, three = (work.sizes.of_way(f"palette{bits}-kmeans-group32") for bits in (6, 4, 3))
     sizes = [(six + four) // 2, (four + three) // 2]
     found = [work.point(mix) for mix in work.mixes([*sizes, 10])]
     assert len(found) == 2
     assert list(work.refused.values()) == ["the smallest formats do not fit"]
     for point, size in zip(found, sizes, strict=True):
         assert point.method == "mixed"
-        assert point.weight_bytes - work.rest <= size
+        assert point.weight_bytes - work.sizes.rest <= size
         assert len(set(point.compression.names.values())) > 1
-        assert work.size_of(point.compression) == point.weight_bytes - work.rest
+        assert work.sizes.of(point.compression) == point.weight_bytes - work.sizes.rest
     assert found[0].kl < found[1].kl
     lines = (work.folder / "layers.jsonl").read_text().splitlines()
     assert len(lines) == 5 * len(load_grid().mixed.formats)  # two layers of two kinds, the head

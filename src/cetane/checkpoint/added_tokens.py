@@ -13,9 +13,10 @@ from tokenizers import AddedToken, Tokenizer
 from cetane.errors import CetaneError
 from cetane.files import read_json_if_present
 
-ROLES = (
+NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
+"""The names that transformers gives to special tokens."""
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 DECODER = "added_tokens_decoder"
 """The key of tokenizer_config.json with the tokens by their ids."""
@@ -33,7 +34,7 @@ def declared_tokens(folder: Path, backend: Tokenizer) -> tuple[dict[str, str], l
     of any kind if the files are malformed otherwise, or declare too many.
     """
     config = read_json_if_present(folder / "tokenizer_config.json")
-    named: dict[str, Any] = {role: None for role in ROLES} | _names_in(config)
+    named: dict[str, Any] = {role: None for role in NAMES} | _names_in(config)
     others = _extra_in(config) or config.get("additional_special_tokens") or []
     extra = [_token(value) for value in others]
     if DECODER in config:  # it stands for all other files

@@ -305,6 +305,7 @@ ARCHITECTURES = {
     "deepseek2": Architecture(
         "deepseek_v2", "DeepseekV2ForCausalLM", _deepseek2, (*layouts.LATENTS, *layouts.EXPERTS)
     ),
+    "gemma": Architecture("gemma", "GemmaForCausalLM", _LLAMA, layouts.GAINS_LESS_ONE),
     "gemma2": Architecture(
         "gemma2", "Gemma2ForCausalLM", _ATTENTION | _MLP | _GEMMA_NORMS, layouts.GAINS_LESS_ONE
     ),

@@ -19,12 +19,16 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from cetane.checkpoint.checkpoint import StoredTensor
 from cetane.errors import CetaneError
+from cetane.files import open_regular, refuse_pointer
 
 MAGIC = b"GGUF"
 _MAX_KEYS = 1 << 16  # models have under 100
 _MAX_TENSORS = 1 << 18  # the largest models have under 2**16, with a tensor for each expert
 _MAX_ITEMS = 1 << 24  # entries of any list; the largest vocabularies have under 2**20
 _MAX_DIMS = 4
+LARGEST_HEADER = 1 << 28
+"""Bytes of a header: released models have up to 30 MB. A file with holes may be larger than any
+memory, and its holes read as empty texts."""
 _MAX_PARTS = 10_000
 _PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
 _STRING, _ARRAY = 8, 9
@@ -59,7 +63,10 @@ def read_gguf(path: Path) -> GGUFFile:
     Raises CetaneError if it is cut short or malformed, or has an unknown version or tensor type.
     """
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with (
+            open_regular(path) as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
             return _Parser(path, data).parse()
     except (OSError, ValueError) as error:  # mmap: ValueError for an empty file
         raise CetaneError(f"cannot read {path}: {error}") from error
@@ -107,10 +114,13 @@ class _Parser:
         self.path = path
         self.data = data
         self.size = len(data)
+        self.most = min(self.size, LARGEST_HEADER)
+        """The byte at which the header must have ended."""
         self.position = 0
 
     def parse(self) -> GGUFFile:
         if self.take(4) != MAGIC:
+            refuse_pointer(self.path)
             raise CetaneError(f"{self.path} is not a GGUF file: it does not start with GGUF")
         version = self.uint32()
         if version not in (2, 3):
@@ -148,9 +158,15 @@ class _Parser:
     def bad(self, why: str) -> CetaneError:
         return CetaneError(f"{self.path} is not a valid GGUF file: {why}", "download it again")
 
+    def unended(self) -> CetaneError:
+        """The error for a header that goes on where it must have ended."""
+        if self.size > self.most:
+            return self.bad(f"its header has more than {self.most:,} bytes")
+        return self.bad(f"it ends inside its header, at byte {self.size}")
+
     def take(self, nbytes: int) -> bytes:
-        if nbytes > self.size - self.position:
-            raise self.bad(f"it ends inside its header, at byte {self.size}")
+        if nbytes > self.most - self.position:
+            raise self.unended()
         self.position += nbytes
         return self.data[self.position - nbytes : self.position]
 
@@ -164,7 +180,7 @@ class _Parser:
         """A number of items, each of at least `minimum_bytes`; they must fit the remaining
         bytes."""
         count = self.uint64()
-        if count > (self.size - self.position) // minimum_bytes:
+        if count > (self.most - self.position) // minimum_bytes:
             raise self.bad(f"it announces {count} {items}, more than it can hold")
         if count > most:
             raise self.bad(f"it announces {count} {items}; at most {most} are read")
@@ -175,7 +191,7 @@ class _Parser:
 
     def strings(self, count: int) -> list[str]:
         # The only hot loop: vocabularies and merges have several hundred thousand strings.
-        data, size, position = self.data, self.size, self.position
+        data, most, position = self.data, self.most, self.position
         length_at = struct.Struct("<Q").unpack_from
         result = []
         try:
@@ -183,11 +199,13 @@ class _Parser:
                 (length,) = length_at(data, position)
                 start = position + 8
                 position = start + length
-                if position > size:
-                    raise self.bad(f"a string of {length} bytes runs past its end")
+                if position > most:
+                    if position > self.size:
+                        raise self.bad(f"a string of {length} bytes runs past its end")
+                    raise self.unended()
                 result.append(data[start:position].decode())
         except struct.error:
-            raise self.bad(f"it ends inside its header, at byte {size}") from None
+            raise self.unended() from None
         except UnicodeDecodeError as error:
             raise self.bad(f"a string at byte {start} is not UTF-8") from error
         self.position = position

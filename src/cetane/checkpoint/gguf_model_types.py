@@ -314,6 +314,12 @@ def _deepseek_v2(facts: Facts) -> dict[str, Any]:
     }
 
 
+@of("gemma")
+def _gemma(facts: Facts) -> dict[str, Any]:
+    """Its config calls the activation otherwise than those of later Gemmas do."""
+    return {"hidden_act": facts.config["hidden_activation"]}
+
+
 @of("gemma2")
 def _gemma2(facts: Facts) -> dict[str, Any]:
     _check_one_base(facts)

@@ -18,6 +18,9 @@ _LLAMA3_SCALING = {
     "original_max_position_embeddings": 8192,
 }
 
+_BASE_UNSAID = ("gemma", "gemma2", "llama")
+"""The architectures whose files may rely on llama.cpp's default base: of Llama, only old ones."""
+
 _SAFETENSORS = "use the model's safetensors, which name the scaling's parameters"
 
 _YARN = {
@@ -30,8 +33,7 @@ _YARN = {
 
 def rope_parameters(file: GGUFFile, keys: Keys, head_dim: int) -> dict[str, Any]:
     """The parameters of all layers, or of those with full attention."""
-    # llama.cpp's default; only old Llama files rely on it.
-    theta = keys.number("rope.freq_base", 10_000.0 if keys.architecture == "llama" else None)
+    theta = keys.number("rope.freq_base", 10_000.0 if keys.architecture in _BASE_UNSAID else None)
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     scaled = "rope.scaling.factor"
     if keys.get(scaled) is None and keys.get("rope.scale_linear") is not None:

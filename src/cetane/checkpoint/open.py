@@ -12,8 +12,9 @@ from cetane.checkpoint.gguf import GGUFCheckpoint
 from cetane.checkpoint.gguf_file import MAGIC
 from cetane.checkpoint.names import HUB_ID
 from cetane.checkpoint.safetensors import SafetensorsCheckpoint, refuse_pickle, shard_of_name
-from cetane.checkpoint.tokenizer import TEMPLATE_FILES
+from cetane.checkpoint.tokenizer_files import TEMPLATE_FILES
 from cetane.errors import CetaneError
+from cetane.files import open_regular
 
 _WEIGHT_FILE = re.compile(r".*\.(gguf|safetensors|bin|pth?|ckpt|pkl)", re.IGNORECASE)
 KINDS = "a folder, a .gguf file, or a hub id like org/name"
@@ -98,7 +99,7 @@ def _open_file(path: Path) -> Checkpoint:
 def _is_gguf(path: Path) -> bool:
     """Whether a file begins as a GGUF file does, whatever its name."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError as error:
         raise CetaneError(f"cannot read {path}: {error}") from error

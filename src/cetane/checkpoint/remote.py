@@ -19,7 +19,7 @@ from cetane.checkpoint.safetensors import (
     read_header,
     read_index,
 )
-from cetane.checkpoint.tokenizer import TOKENIZER_FILES
+from cetane.checkpoint.tokenizer_files import TOKENIZER_FILES
 from cetane.errors import CetaneError
 from cetane.files import (
     LARGEST,

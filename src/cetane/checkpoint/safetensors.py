@@ -22,10 +22,11 @@ from cetane.checkpoint.experts import stack_experts
 from cetane.checkpoint.integers import BITS, to_torch
 from cetane.checkpoint.quantized import QuantizedTensor, dequantized
 from cetane.checkpoint.text_part import has_text_part, text_config, text_tensors
-from cetane.checkpoint.tokenizer import TOKENIZER_FILES, Tokenizer
+from cetane.checkpoint.tokenizer import Tokenizer
+from cetane.checkpoint.tokenizer_files import TOKENIZER_FILES
 from cetane.checkpoint.zaya_original import hf_config, hf_tensors, is_original
 from cetane.errors import CetaneError
-from cetane.files import read_json
+from cetane.files import read_json, refuse_pointer
 from cetane.validation import parse_json
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class SafetensorsCheckpoint(Checkpoint):
         """Open `folder`, or only the file `weights` in it. CetaneError names the file at fault."""
         if not (folder / "config.json").is_file():
             refuse_adapter(folder)
+            refuse_bundle(folder)
             raise CetaneError(
                 f"{folder} has no config.json",
                 _gguf_hint(folder) or "give the folder that holds config.json",
@@ -180,6 +182,15 @@ def refuse_adapter(folder: Path) -> None:
         base = config.get("base_model_name_or_path") or config.get("model") or "its base model"
         raise CetaneError(
             f"{folder} holds an adapter, not a model", f"give {base}, and add --lora {folder}"
+        )
+
+
+def refuse_bundle(folder: Path) -> None:
+    """Raise CetaneError, which names the model, if a folder holds a bundle."""
+    path = folder / "manifest.json"
+    if path.is_file() and (source := read_json(path).get("source")):
+        raise CetaneError(
+            f"{folder} holds a bundle, not a model", f"give the model that it was made of: {source}"
         )
 
 
@@ -299,6 +310,8 @@ def read_header(path: StoredFile) -> dict[str, StoredTensor]:
     size = path.stat().st_size if isinstance(path, Path) else path.size
     length = int.from_bytes(read_range(path, 0, 8), "little") if size >= 8 else size
     if length > min(size - 8, _MAX_HEADER):
+        if isinstance(path, Path):
+            refuse_pointer(path)
         raise bad(f"its header does not fit in its {size} bytes")
     header = parse_json(read_range(path, 8, length), f"{path}: its header", unique=True)
     if not isinstance(header, dict):

@@ -9,6 +9,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+"""Variables that a child keeps: without them it may not find what Python itself is linked to."""
+
 
 @dataclass(frozen=True)
 class Sandbox:
@@ -23,7 +26,7 @@ class Sandbox:
     patience: int
     """Seconds by the clock."""
     environment: dict[str, str]
-    """The only variables that it sees, beside PATH."""
+    """The only variables that it sees, beside `KEPT`."""
 
     def run(
         self, path: Path | None = None, content: bytes = b""
@@ -44,7 +47,7 @@ for limit, most in ((resource.RLIMIT_CPU, {self.seconds}), (resource.RLIMIT_AS, 
         return subprocess.run(
             [sys.executable, "-I", "-c", begin + self.code, str(path or "")],
             input=content, capture_output=True, timeout=self.patience, check=False,
-            env={"PATH": os.environ.get("PATH", ""), **self.environment},
+            env={name: os.environ[name] for name in KEPT if name in os.environ} | self.environment,
         )  # fmt: skip
 
     def succeeds(self, content: bytes) -> bool:

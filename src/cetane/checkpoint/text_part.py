@@ -1,7 +1,7 @@
 """The text part of multimodal checkpoints: its place in their configs, and its tensors' names.
 
-Sources: the released Gemma 3 (4B and up), Gemma 4 and Qwen3.5 checkpoints, and what transformers 5
-writes.
+Sources: the released Gemma 3 (4B and up), Gemma 3n, Gemma 4 and Qwen3.5 checkpoints, and what
+transformers 5 writes.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from cetane.errors import CetaneError
 
 _TEXT_TYPES = {
     "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "llama4": "llama4_text",
     "mistral3": "mistral",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
-_TIED = {"gemma3", "gemma4", "mistral3"}
+_TIED = {"gemma3", "gemma3n", "gemma4", "mistral3"}
 """Kinds whose head is tied if the whole model's config does not say, as in transformers."""
 _SOFTCAP = "final_logit_softcapping"
 """A softcap that Gemma 4's whole model applies as its text part does, but Gemma 3's does not."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Thread
@@ -16,29 +16,14 @@ from typing import Any
 import tokenizers
 
 from cetane.checkpoint.added_tokens import declared_tokens
-from cetane.checkpoint.chat_template import LARGEST_TEMPLATE, render
-from cetane.checkpoint.convert_tokenizer import SOURCES, VOCABULARY, converted
+from cetane.checkpoint.chat_template import render
+from cetane.checkpoint.convert_tokenizer import SOURCES, converted
+from cetane.checkpoint.text_stream import TextStream
+from cetane.checkpoint.tokenizer_files import TEMPLATE_FILES, chat_templates, stop_tokens
 from cetane.checkpoint.trial import check_tokenizer
 from cetane.errors import CetaneError
-from cetane.files import is_present, json_sha256, read_json_if_present, read_text
+from cetane.files import is_present, json_sha256, read_json_if_present
 
-NO_TOKEN = -1
-"""What some configs say in place of a stop token that they do not have."""
-TEMPLATE_FILES = {
-    "default": "chat_template.jinja",
-    "tool_use": "additional_chat_templates/tool_use.jinja",
-}
-"""The files of chat templates, by the template's name."""
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    *SOURCES,
-    VOCABULARY,
-    "tokenizer_config.json",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    *TEMPLATE_FILES.values(),
-    "generation_config.json",
-)
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _PLAIN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHER = [byte for byte in range(256) if byte not in _PLAIN]
@@ -49,9 +34,6 @@ _BYTE_OF = {chr(byte): bytes([byte]) for byte in _PLAIN} | {
 CONTEXT = 8
 """Tokens before a text on which the text of its first token may depend: after none, decoders of
 SentencePiece's kind drop a blank."""
-HELD = 16
-"""Tokens that wait for a whole character, which has at most four bytes. More are no text; to decode
-all of them again and again would take quadratic time."""
 CHARACTERS = 8
 """Characters of a text that are encoded at first for each token asked. English has 4 to 5."""
 NEAR_CUT = 1024
@@ -144,11 +126,11 @@ class Tokenizer:
         special = of_its_class | {n: text for n, text in named.items() if n.endswith("_token")}
         config = read_json_if_present(folder / "tokenizer_config.json")
         backend.encode_special_tokens = config.get(SPLITS) is True
-        templates = _chat_templates(folder, config.get("chat_template"))
+        templates = chat_templates(folder, config.get("chat_template"))
         return cls(
             backend,
             special,
-            _eos_ids(folder, backend, special.get("eos_token")),
+            stop_tokens(folder, backend, special.get("eos_token")),
             chat_template=templates.get("default"),
             tool_template=templates.get("tool_use"),
         )
@@ -373,91 +355,12 @@ class Tokenizer:
         return ids
 
 
-@dataclass
-class TextStream:
-    """Decodes a growing generation, without special tokens.
-
-    The library's own DecodeStream raises on invalid UTF-8, which a model may write.
-    """
-
-    tokenizer: Tokenizer
-    _ids: list[int] = field(default_factory=list)  # the tail: enough to decode the next piece
-    _emitted: int = 0  # ids of the tail whose text has been given out
-
-    def push(self, token_id: int) -> str:
-        """The text that `token_id` completes: "" while a character is still in parts."""
-        self._ids.append(token_id)
-        text = self._waiting()
-        parts = not text or text.endswith("\N{REPLACEMENT CHARACTER}")
-        if parts and len(self._ids) - self._emitted < HELD:
-            return ""
-        # What was just emitted stays as context: a token's text can depend on the one before it.
-        self._ids = self._ids[self._emitted :]
-        self._emitted = len(self._ids)
-        return text
-
-    def finish(self) -> str:
-        """The text that `push` still holds back, decoded without waiting: for the end of a text."""
-        text = self._waiting()
-        self._emitted = len(self._ids)
-        return text
-
-    def _waiting(self) -> str:
-        before = self.tokenizer.decode(self._ids[: self._emitted])
-        return self.tokenizer.decode(self._ids)[len(before) :]
-
-
 def check_unicode(text: str) -> None:
     """Raise CetaneError for a text with half a character, which the library cannot take."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise CetaneError("the text to encode is not valid Unicode") from error
-
-
-def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, eos: str | None) -> tuple[int, ...]:
-    """The stop tokens of generation_config.json, else of config.json; and the tokenizer's own."""
-    config = folder / "config.json"
-    generation = folder / "generation_config.json"
-    of_config = read_json_if_present(config)
-    declared, file = None, generation
-    for source, candidate in (
-        (generation, read_json_if_present(generation)),
-        (config, of_config),
-        (config, of_config.get("text_config")),
-    ):
-        if declared is None and isinstance(candidate, dict):
-            declared, file = candidate.get("eos_token_id"), source
-    listed = declared if isinstance(declared, list) else [declared]
-    ids = [i for i in listed if type(i) is int and i != NO_TOKEN]
-    if wrong := [i for i in ids if not 0 <= i < 2**31]:
-        raise CetaneError(
-            f"{file}: eos_token_id: no token has the id {wrong[0]}",
-            "correct the id, or get the file again",
-        )
-    own = None if eos is None else backend.token_to_id(eos)
-    return tuple(dict.fromkeys(ids if own is None else [*ids, own]))
-
-
-def _chat_templates(folder: Path, configured: Any) -> dict[str, str]:
-    """The chat templates by name: those of files, else those of the config.
-
-    As in transformers, a file with the default template replaces all of the config's.
-    """
-    if isinstance(configured, dict):
-        configured = [{"name": name, "template": text} for name, text in configured.items()]
-    elif not isinstance(configured, list):
-        configured = [{"name": "default", "template": configured}]
-    named: dict[str, str] = {}
-    if not is_present(folder / TEMPLATE_FILES["default"]):
-        for entry in configured:
-            match entry:
-                case {"name": str(name), "template": str(template)}:
-                    named[name] = template
-    for name, file in TEMPLATE_FILES.items():
-        if is_present(folder / file):
-            named[name] = read_text(folder / file, LARGEST_TEMPLATE)
-    return named
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from signal import SIGKILL, SIGXCPU
 
 from cetane.checkpoint.sandbox import Sandbox
 from cetane.errors import CetaneError
-from cetane.files import cache_dir, read_cache, sha256, write_cache
+from cetane.files import cache_dir, read_cache, refuse_pointer, sha256, write_cache
 
 SECONDS, MEMORY = 20, 4 << 30
 """CPU seconds and bytes of address space. Gemma's tokenizer of 33 MB takes 2 s and 1.2 GB."""
@@ -79,6 +79,7 @@ def check_tokenizer(path: Path) -> None:
     if known is None:
         write_cache(kept, json.dumps({"error": error}))
     if error is not None:
+        refuse_pointer(path)
         raise CetaneError(f"{path} is not a valid tokenizer: {error}", "get the model again")
 
 

@@ -74,7 +74,8 @@ def command() -> int:
     except CetaneError as error:
         return fail(error.message, error.hint)
     except typer.TyperException as error:  # an unknown option, or a value out of range
-        return fail(getattr(error, "format_message", error.__str__)(), usage(error))
+        told = getattr(error, "format_message", error.__str__)()
+        return fail(told.replace("Value error, ", ""), usage(error))  # a word of pydantic's
     except BrokenPipeError:
         raise
     except OSError as error:  # an impossible path, or a disk that fails

@@ -19,7 +19,7 @@ from cetane.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from cetane.pipeline.export import RuntimeFolder
+    from cetane.pipeline.runtime_folder import RuntimeFolder
     from cetane.schema.manifest import Runtime
 
 
@@ -100,7 +100,8 @@ def for_runtime(
     json: bool,
 ) -> NoReturn:
     """Write an app's folder or one package of it, and print how to compile it or its problems."""
-    from cetane.pipeline.export import export_runtime, replace_package
+    from cetane.pipeline.export import export_runtime
+    from cetane.pipeline.replacement import replace_package
 
     with progress("export") as update:
         if package is None:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from cetane.gates.residency.refuted import Refuted
     from cetane.kit.device import DeviceResult, EnergyResult
     from cetane.kit.speed import Figures
-    from cetane.pipeline.imports import KitImport, XcodeImport
+    from cetane.pipeline.import_kit import KitImport
+    from cetane.pipeline.import_xcode import XcodeImport
 
 
 def import_(
@@ -56,7 +57,9 @@ def import_(
     Placements then win over rules, the outputs are a gate, and times become evidence for the cost
     model. Exit code 1 if the device computed something else than expected.
     """
-    from cetane.pipeline.imports import import_kit, import_power, import_xcode
+    from cetane.pipeline.import_kit import import_kit
+    from cetane.pipeline.import_power import import_power
+    from cetane.pipeline.import_xcode import import_xcode
 
     given = bundles or []
     kind = kind_of(file)
@@ -108,7 +111,7 @@ def show_kit(bundles: Sequence[Path], result: KitImport) -> None:
 def show_outcome(bundle: Path, outcome: DeviceResult) -> None:
     """Print the gate, the figures, and where predictions were wrong."""
     from cetane.bundle import Bundle
-    from cetane.pipeline.imports import evidence_file
+    from cetane.pipeline.import_kit import evidence_file
 
     basis = "measured on" if outcome.device else "run, not on a device, on"
     tell(f"{outcome.name}: {basis} {outcome.machine}, {outcome.date}, {outcome.compute_units}")

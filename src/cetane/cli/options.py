@@ -1,7 +1,9 @@
 """Options that several commands share, so that each has one name everywhere."""
 
+import math
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -123,10 +125,28 @@ ANYWHERE = "--no-require-residency"
 """The option of a port for a chip that goes on where rules put it off the ANE."""
 
 
+def parse_os(text: str) -> float:
+    """The number of a system, as iOS counts: 18 for `18` and for `macOS 15`."""
+    from cetane.gates.residency.target import system_number
+
+    number = system_number(text)
+    if number is None:
+        with suppress(ValueError):
+            number = float(text)
+    if number is None or not 1 <= number < math.inf:
+        raise CetaneError(f"--os {text!r}: no system", "write 'macOS 15', 'iOS 18' or only 18")
+    return number
+
+
 def os_option(when: str = "", default: str = "26") -> Any:
-    """The option of a system's number. Its help begins with `when` it is for."""
-    told = f"{when}the system's number, as iOS counts: for macOS 15, write 18."
-    return typer.Option(min=1, help=told[0].upper() + told[1:], show_default=default)
+    """The option of a system. Its help begins with `when` it is for."""
+    told = f"{when}the system, such as 'macOS 15'; a number alone is iOS's: 18."
+    return typer.Option(
+        parser=parse_os,
+        metavar="SYSTEM",
+        help=told[0].upper() + told[1:],
+        show_default=default,
+    )
 
 
 OsNumber = Annotated[float | None, os_option()]

@@ -46,6 +46,7 @@ from cetane.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from cetane.gates.explain import Explanation
     from cetane.pipeline.port_result import PortResult
 
 RequireResidency = Annotated[
@@ -123,16 +124,17 @@ def port(
             workers=opened, progress=update,
         )  # fmt: skip
     seconds = time.monotonic() - started
-    conclude(result, json, lambda outcome: show(outcome, seconds, asked.named, verbose))
+    conclude(result, json, lambda outcome: show(outcome, seconds, asked.named, fix, verbose))
 
 
-def show(result: PortResult, seconds: float, named: bool, verbose: bool) -> None:
+def show(result: PortResult, seconds: float, named: bool, fix: bool, verbose: bool) -> None:
     """Print the choices, a line for every gate, the predicted speed, and the next command.
 
-    The command took `seconds`. `named` says whether the user named the chip.
+    The command took `seconds`. `named` says whether the user named the chip, and `fix` whether
+    advice was to be taken.
     """
     from cetane.cli.forecast import headline
-    from cetane.cli.gate_tables import show_checks, show_golden, show_why, summary
+    from cetane.cli.gate_tables import show_checks, show_golden, summary
     from cetane.schema.changes import value_of
 
     reasons = result.plan.recipe.reasons
@@ -152,7 +154,7 @@ def show(result: PortResult, seconds: float, named: bool, verbose: bool) -> None
             show_checks("first shard of every kind", result.ladder.checks)
         console.print(f"first shards: {summary(result.ladder)}", soft_wrap=True)
     if result.bundle is None:
-        show_why(result.explanation)
+        show_mend(result.explanation, fix)
         if result.off_the_ane:
             warn("so nothing more was built; --no-require-residency builds it nevertheless")
         else:
@@ -163,7 +165,7 @@ def show(result: PortResult, seconds: float, named: bool, verbose: bool) -> None
         return
     assert result.golden is not None
     show_golden(result.golden, verbose)
-    show_why(result.explanation)
+    show_mend(result.explanation, fix)
     tell(f"speed, predicted: {headline(result.forecast)}")
     path = result.bundle.path
     size = sum(record.bytes for record in result.bundle.manifest.files.values())
@@ -174,6 +176,15 @@ def show(result: PortResult, seconds: float, named: bool, verbose: bool) -> None
         follow(*audit_words(result))
     elif result.explanation is None or result.explanation.cause != "compression":
         follow("diff", path, "--model", result.bundle.manifest.source)  # else no op is wrong
+
+
+def show_mend(why: Explanation | None, fix: bool) -> None:
+    """Print why a gate is red, the change that mends it, and the option that makes this change."""
+    from cetane.cli.gate_tables import show_why
+
+    show_why(why)
+    if why is not None and why.mends and not fix:
+        tell("the same command with --fix makes this change, and goes on")
 
 
 def show_residency(result: PortResult, named: bool) -> None:

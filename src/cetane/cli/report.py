@@ -76,7 +76,7 @@ def collect(
     model: str | None,
 ) -> "BundleReport | ExperimentReport":
     """The content of a page about a bundle, or about an experiment."""
-    from cetane.cli.lab import open_lab
+    from cetane.cli.lab import named, open_lab
     from cetane.lab.entry import experiment_report
 
     if Path(subject).exists() or not ID.fullmatch(subject):
@@ -92,7 +92,7 @@ def collect(
         raise CetaneError(
             f"{subject}: --sweep, --bench, --chip and --model are for a bundle's page"
         )
-    return experiment_report(experiment, known.journal)
+    return experiment_report(experiment, known.journal, named(lab))
 
 
 def about_bundle(

@@ -163,7 +163,7 @@ def show_layers(result: "LayersResult") -> None:
 def validate_folder(folder: Path, json: bool) -> None:
     """Check a folder that an app loads: its config, its packages, and how they fit together."""
     from cetane.cli.export import show as show_folder
-    from cetane.pipeline.export import check_folder
+    from cetane.pipeline.runtime_folder import check_folder
 
     conclude(check_folder(folder), json, show_folder)
 

@@ -93,17 +93,13 @@ class Execution:
                 results[item.name] = columns(running.tensors[item.sink.name]).astype(np.float32)
         for expert, mine in chosen(route, scores):
             functions = [self.functions[route.shard, name] for name in route.experts[expert]]
-            while len(mine):
-                fitting = [f for f in functions if f.tokens >= len(mine)]
-                function = fitting[0] if fitting else functions[-1]
-                taken, mine = mine[: function.tokens], mine[function.tokens :]
+            for function, taken in shared_out(mine, functions):
                 inputs = {
                     item.name: self._some(self._input(item, running), taken, function.tokens)
                     for item in function.inputs
                 }
-                for name, value in self._call(
-                    route.shard, function, inputs, function.tokens
-                ).items():
+                outputs = self._call(route.shard, function, inputs, function.tokens)
+                for name, value in outputs.items():
                     made = columns(value)
                     if name not in results:
                         results[name] = np.zeros((len(made), running.call.width), value.dtype)
@@ -272,6 +268,16 @@ def chosen(route: Route, scores: Array) -> Iterator[tuple[int, Array]]:
         choices = scores.argmax(axis=0)  # of equals, the first
         for number in np.unique(choices):
             yield number, np.flatnonzero(choices == number)
+
+
+def shared_out(mine: Array, functions: Sequence[Function]) -> Iterator[tuple[Function, Array]]:
+    """An expert's `functions`, ascending in width, each with the columns that its call takes of
+    `mine (n,)`: the narrowest one that holds the rest, or the widest."""
+    while len(mine):
+        fitting = [function for function in functions if function.tokens >= len(mine)]
+        function = fitting[0] if fitting else functions[-1]
+        yield function, mine[: function.tokens]
+        mine = mine[function.tokens :]
 
 
 def run(

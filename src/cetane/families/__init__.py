@@ -8,8 +8,6 @@ table), and `author(config, options)`, which makes a `Model` without weights. It
 import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping
-from importlib import resources
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -39,10 +37,17 @@ from cetane.families.caches import (
     Stateful,
     cache_form,
 )
-from cetane.families.configs import MALFORMED, CheckedConfig, check_counts, check_sizes, invalid
+from cetane.families.configs import (
+    KNOWN,
+    MALFORMED,
+    CheckedConfig,
+    check_counts,
+    check_sizes,
+    invalid,
+)
 from cetane.families.delta import RAISED_ANSWERS
 from cetane.families.grouped_query import LEAST_SCALE, LONGEST_BLOCK, AttentionHeads, attend
-from cetane.families.layers import Exchange, Held, Projection, RMSNorm, rotate
+from cetane.families.layers import Exchange, Held, Projection, RMSNorm, with_positions
 from cetane.families.model import (
     CacheGroup,
     Departure,
@@ -55,10 +60,11 @@ from cetane.families.model import (
     TokenTable,
 )
 from cetane.families.pasts import HistorySpec, MatrixSpec
-from cetane.families.rotary import RotaryTable
+from cetane.families.rotary import RotaryTable, to_halves
 from cetane.families.rotation import rotated
 from cetane.families.shard import Shard
 from cetane.families.streaming import streamed, streaming_layers, with_streaming
+from cetane.files import documentation
 from cetane.hardware.quiet import quiet_transformers
 from cetane.schema.interface import Order
 from cetane.validation import validated
@@ -109,21 +115,19 @@ __all__ = [
     "largest_of",
     "options_of",
     "parse_config",
-    "rotate",
     "rotated",
     "streamed",
     "streaming_layers",
     "tensor_layout",
+    "to_halves",
     "unread",
     "warn_unread",
+    "with_positions",
     "with_streaming",
 ]
 
-PAGES = Path(str(resources.files("cetane"))) / "docs"
-DOCS = PAGES if PAGES.is_dir() else Path(__file__).parents[3] / "docs"
-"""The pages, which a source checkout keeps at the top."""
-ADDING, KNOWN = str(DOCS / "how-to/add-a-family.md"), str(DOCS / "reference/models.md")
-"""The page for a model that cetane does not know, and the one with all that it knows."""
+ADDING = documentation("how-to/add-a-family.md")
+"""The page for a model that cetane does not know."""
 
 
 def families() -> dict[str, ModuleType]:
@@ -196,6 +200,11 @@ def options_of(kind: str, options: Mapping[str, Any]) -> Any:
     return validated(own, content, f"the [family] options of a {kind} model")
 
 
+BOTH_WAYS: dict[str, tuple[Any, ...]] = {
+    "is_causal": (False, None),
+    "use_bidirectional_attention": (True, "all"),
+}
+"""Keys of a config, and the values with which transformers shows each token the later ones."""
 MOST_KEYS = 4096
 """The most keys of a config. Each costs transformers 50 us; the families' own have up to 51."""
 
@@ -213,14 +222,17 @@ def parse_config(config: dict[str, Any]) -> Any:
                 "save the text part alone with transformers, as a model for text, and port that",
             )
         raise CetaneError(
-            f"unknown architecture {kind!r}",
+            f"unknown architecture {kind!r}"
+            if "model_type" in config
+            else "config.json has no model_type, which names the architecture",
             f"all {len(known)} that are known: {KNOWN}; how to add one: {ADDING}",
         )
     if len(config) > MOST_KEYS:
         raise invalid(kind, f"it has {len(config):,} keys, more than {MOST_KEYS:,}")
     check_counts(kind, config)
-    if not config.get("is_causal", True):  # transformers then shows each token the later ones
-        raise CetaneError(f"is_causal = {config['is_causal']!r}: only causal models generate text")
+    for key, both_ways in BOTH_WAYS.items():
+        if key in config and config[key] in both_ways:
+            raise CetaneError(f"{key} = {config[key]!r}: only causal models generate text")
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 

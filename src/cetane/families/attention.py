@@ -11,7 +11,18 @@ from cetane.families.base import Flow, Memory, ValueSpace
 from cetane.families.blocks import Mixer
 from cetane.families.grouped_query import AttentionHeads, KeysOrValues, attend
 from cetane.families.kinds import LayerKind
-from cetane.families.layers import Exchange, Leaf, Projection, RMSNorm, normalize
+from cetane.families.layers import (
+    Exchange,
+    LayerNorm,
+    Leaf,
+    Projection,
+    RMSNorm,
+    layer_norm,
+    normalize,
+)
+
+HeadNorm = Literal["none", "unit", "head", "whole", "layer", "stacked", "listed"]
+"""The kinds of norms of queries and keys: see `AttentionForm.norms`."""
 
 
 @dataclass(frozen=True)
@@ -20,16 +31,21 @@ class AttentionForm:
 
     qkv_bias: bool = False
     out_bias: bool = False
-    norms: Literal["none", "unit", "head", "whole"] = "none"
+    norms: HeadNorm = "none"
     """How queries and keys are normed. `head` and `unit` norm each attention head, `unit` without
-    gains; `whole` norms all heads together."""
+    gains; `whole` norms all heads together. The others are LayerNorms of each attention head: with
+    `layer` all heads share gains and biases, `stacked` and `listed` are `StackedNorms` and
+    `ListedNorms`."""
     unit_offset: bool = False
     """Whether the checkpoint stores the gains of these norms less one."""
     clip: float | None = None
     """The bound of queries, keys and values: after a norm of all heads together, before any
     other."""
-    gated: bool = False
-    """Whether the sigmoid of a projection of the input multiplies what the heads give."""
+    gates: Literal["channel", "head"] | None = None
+    """Whether the sigmoid of a projection of the input multiplies what the heads give: a number for
+    each channel, or for each head."""
+    gate: str = "gate_proj"
+    """The checkpoint's name for this projection."""
     sinks: bool = False
     """Whether each query head has a sink: one more score, of a key without a value."""
     output: str = "o_proj"
@@ -61,10 +77,38 @@ class UnitNorm(nn.Module):
         return normalize(x, self.dim, self.eps, axis=2)
 
 
+class StackedNorms(Leaf):
+    """A LayerNorm of each attention head with gains of its own, which are one tensor."""
+
+    weight: Tensor
+
+    def __init__(self, count: int, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.hold("weight", (1, count, dim, 1), (count, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, 2, self.eps) * self.weight
+
+
+class ListedNorms(nn.Module):
+    """The same, with a tensor for each head: `norms.0`, `norms.1` ..."""
+
+    def __init__(self, count: int, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        each = (LayerNorm(dim, eps, axis=2, bias=False) for _ in range(count))
+        self.norms = nn.ModuleList(each)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gains = torch.stack([one.get_parameter("weight") for one in self.norms])
+        return layer_norm(x, 2, self.eps) * gains
+
+
 class Attention(Mixer):
     """The mixer of most layers."""
 
-    readers = ("q_proj", "k_proj", "v_proj")
+    readers: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
 
     def __init__(
         self,
@@ -85,8 +129,14 @@ class Attention(Mixer):
         self.q_proj = Projection(size, inner, "attention", bias, inverse=inverse)
         self.k_proj = Projection(size, shared, "attention", bias, inverse=inverse)
         self.v_proj = Projection(size, shared, "attention", bias, inverse=inverse)
-        if form.gated:
-            self.gate_proj = Projection(size, inner, "attention", bias, inverse=inverse)
+        if form.gates is not None:
+            gate = (
+                Projection(size, inner, "attention", bias, inverse=inverse)
+                if form.gates == "channel"
+                else Projection(size, heads.query, None, inverse=inverse)  # fewer rows than a group
+            )
+            self.add_module(form.gate, gate)
+            self.readers = (*self.readers, form.gate)
         output = Projection(inner, size, "attention", form.out_bias, factor)
         self.add_module(form.output, output)
         for name, count in zip(form.normed, (heads.query, heads.kv), strict=True):
@@ -113,6 +163,12 @@ class Attention(Mixer):
                 return UnitNorm(dim, eps)
             case "head":
                 return RMSNorm(dim, eps, axis=2, unit_offset=unit)
+            case "layer":
+                return LayerNorm(dim, eps, axis=2)
+            case "stacked":
+                return StackedNorms(count, dim, eps)
+            case "listed":
+                return ListedNorms(count, dim, eps)
         return RMSNorm(count * dim, eps, unit_offset=unit)
 
     def project(self, x: Tensor, letter: str, count: int) -> Tensor:
@@ -146,11 +202,18 @@ class Attention(Mixer):
             made = attend(q, keys, values, flow[self.kind.mask], heads, sinks)
         else:
             made = self.attend_apart(q, *self.new_keys_values(x, turn), flow, memory)
+        if self.form.gates == "head":
+            made = made * self.gates(x).reshape(1, heads.query, 1, -1)
         mixed = heads.merge(made)
-        if self.form.gated:
-            mixed = mixed * sigmoid(self.gate_proj(x))
+        if self.form.gates == "channel":
+            mixed = mixed * self.gates(x)
         output: Tensor = self.get_submodule(self.form.output)(mixed)
         return output
+
+    def gates(self, x: Tensor) -> Tensor:
+        """The gates of some tokens, a hidden tensor of a channel for each gate."""
+        made: Tensor = sigmoid(self.get_submodule(self.form.gate)(x))
+        return made
 
     def keys_values(
         self, x: Tensor, turn: Callable[[Tensor], Tensor], flow: Flow, memory: Memory
@@ -192,14 +255,16 @@ class Attention(Mixer):
         only plain scores (`gates/streaming.py`)."""
         if self.form.sinks:
             return "they have learned sinks"
+        if self.form.norms in ("stacked", "listed"):
+            return "each has norms of its own"
         return "a bound holds their scores" if self.heads.softcap is not None else ""
 
     def headed(self) -> tuple[tuple[str, int], ...]:
         """The paths of parameters that have query or key/value heads along an axis, and this
         axis."""
         made = [(f"{self.writer}.weight", 1)]
-        if self.form.gated:
-            made += [(f"gate_proj.{leaf}", 0) for leaf in ("weight", "bias")]
+        if self.form.gates is not None:
+            made += [(f"{self.form.gate}.{leaf}", 0) for leaf in ("weight", "bias")]
         for letter in "qkv":
             made += [(f"{letter}_proj.{leaf}", 0) for leaf in ("weight", "bias")]
         if self.form.norms == "whole":
@@ -208,7 +273,7 @@ class Attention(Mixer):
 
     def value_space(self) -> ValueSpace | None:
         """None if something stands between values and output."""
-        if self.form.clip is not None or self.form.gated:
+        if self.form.clip is not None or self.form.gates == "channel":
             return None
         return ValueSpace("v_proj", self.writer, self.heads.dim)
 

@@ -21,7 +21,7 @@ Memory = dict[str, Callable[..., Any]]
 """The memory of a block's layer, by name: `extend(k, v)` of a cache, `extend(x)` of a history,
 `extend(rule)` of a matrix."""
 Truth = tuple[str, int]
-"""The path of a Hugging Face module, and the index of its output."""
+"""The path of a Hugging Face module, and the index of its output, or of a stream in its output."""
 
 
 class Weights(Protocol):
@@ -145,6 +145,8 @@ class Block(nn.Module):
     writes: tuple[str, ...] = ("hidden",)
     keeps: tuple[str, ...] = ()
     """Names of the model's memory (cache groups, histories, matrices) that this block extends."""
+    streams: tuple[str, ...] = ("hidden",)
+    """The names of the tensors that are the residual stream."""
 
     def __init__(self, name: str, layer: int, prefix: str) -> None:
         super().__init__()
@@ -154,6 +156,12 @@ class Block(nn.Module):
         """The truths of the tensors that this block writes: their places in the Hugging Face
         model."""
         return {"hidden": (self.prefix.removesuffix("."), 0)}
+
+    def residuals(self) -> list[Truth]:
+        """The truths of the residual stream after this block, if the Hugging Face model shows it
+        there."""
+        truths = self.truths()
+        return [truths[name] for name in self.streams if name in truths]
 
     def exchanges(self) -> tuple[Exchange, ...]:
         """The places where a factor on channels can move from writers to readers; none by

@@ -3,12 +3,13 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
 
 from cetane.families.base import Block, Flow, Memory, Spaces, Truth, ValueSpace
-from cetane.families.layers import MLP, Exchange, RMSNorm
+from cetane.families.layers import MLP, Exchange, LayerNorm, Norm, RMSNorm
 
 
 class Mixer(nn.Module):
@@ -55,9 +56,9 @@ class PreNormBlock(Block):
     def __init__(
         self,
         index: int,
-        norm: RMSNorm,
+        norm: Norm,
         mixer: Mixer,
-        mlp_norm: RMSNorm | None = None,
+        mlp_norm: Norm | None = None,
         mlp: MLP | None = None,
         names: PartNames = NAMES,
         alone: str = "attn",
@@ -88,32 +89,60 @@ class PreNormBlock(Block):
         flow["hidden"] = h
 
     def plain(self, norm: str) -> bool:
-        """Whether the checkpoint stores a norm's gains as they are."""
-        return self.part(norm).held["weight"].pick is None
+        """Whether a norm has gains, and the checkpoint stores them as they are."""
+        gains = self.part(norm).held.get("weight")
+        return gains is not None and gains.pick is None
 
-    def exchanges(self) -> tuple[Exchange, ...]:
-        names, made = self.names, list[Exchange]()
+    def behind(self) -> dict[str, tuple[str, ...]]:
+        """The parts that read each norm: two, if both read the same."""
+        names, made = self.names, dict[str, tuple[str, ...]]()
         parts = [(names.norm, names.mixer), (names.mlp_norm, names.mlp)][: 1 + self.with_mlp]
         for norm, name in parts:
-            part = self.part(name)
-            if part.readers and self.plain(norm):
-                made += [within(name, one) for one in part.exchanges()]
-                made.append(Exchange(under(name, part.readers), (f"{norm}.weight",)))
+            made[norm] = (*made.get(norm, ()), name)
+        return made
+
+    def readers(self, parts: tuple[str, ...]) -> tuple[str, ...]:
+        """The projections of the inputs of some parts; empty if others must not change them all."""
+        each = [under(name, self.part(name).readers) for name in parts]
+        return tuple(chain(*each)) if all(each) else ()
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        made = list[Exchange]()
+        for norm, parts in self.behind().items():
+            readers = self.readers(parts)
+            if readers and self.plain(norm):
+                for name in parts:
+                    made += [within(name, one) for one in self.part(name).exchanges()]
+                made.append(Exchange(readers, under(norm, ("weight", "bias"))))
         return tuple(made)
 
     def spaces(self) -> Spaces | None:
+        """Only values turn behind a LayerNorm: no rotation keeps the mean that it subtracts, and
+        its bias has no place in readers without biases."""
         names, mixer = self.names, self.part(self.names.mixer)
+        if isinstance(self.part(names.norm), LayerNorm):
+            return Spaces(values=values_within(names.mixer, mixer))
         if not self.with_mlp or not mixer.readers or not self.plain(names.norm):
             return None
         mlp = self.part(names.mlp)
         return Spaces(
             (*under(names.mixer, (mixer.writer,)), *under(names.mlp, (mlp.writer,))),
-            {
-                names.norm: under(names.mixer, mixer.readers),
-                names.mlp_norm: under(names.mlp, mlp.readers),
-            },
+            {norm: self.readers(parts) for norm, parts in self.behind().items()},
             values_within(names.mixer, mixer),
         )
+
+
+class ParallelBlock(PreNormBlock):
+    """A mixer and an MLP that both read what comes into the layer, behind a norm each, or behind
+    the same one: then `names` has it twice."""
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        names, h = self.names, flow["hidden"]
+        x = y = self.part(names.norm)(h)
+        if names.mlp_norm != names.norm:
+            y = self.part(names.mlp_norm)(h)
+        mixed = h + self.part(names.mixer)(x, flow, memory)
+        flow["hidden"] = mixed + self.part(names.mlp)(y)
 
 
 @dataclass(frozen=True)

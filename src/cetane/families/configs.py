@@ -4,7 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from cetane.errors import CetaneError
+from cetane.files import documentation
 
+KNOWN = documentation("reference/models.md")
+"""The page with all models that cetane knows, and their limits."""
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "max_position_embeddings",
@@ -15,14 +18,21 @@ SIZES = (
     "linear_num_value_heads", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank",
     "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts",
     "intermediate_size_mlp", "attention_chunk_size", "floor_scale", "conv_L_cache",
-    "num_dense_layers", "n_group", "topk_group",
+    "num_dense_layers", "n_group", "topk_group", "moe_num_shared_experts", "moe_layer_interval",
+    "shared_intermediate_size", "hidden_size_per_layer_input", "laurel_rank", "altup_num_inputs",
 )  # fmt: skip
 """The keys of configs that hold sizes."""
 
 LEAST = {
     ("deepseek_v2", "n_shared_experts"): 0,
     ("deepseek_v3", "n_shared_experts"): 0,
+    ("dots1", "n_shared_experts"): 0,
+    ("gemma3n_text", "altup_num_inputs"): 2,
+    ("gemma4_text", "hidden_size_per_layer_input"): 0,
+    ("glm4_moe", "n_shared_experts"): 0,
     ("glm4_moe_lite", "n_shared_experts"): 0,
+    ("ernie4_5_moe", "moe_num_shared_experts"): 0,
+    ("granitemoeshared", "shared_intermediate_size"): 0,
     ("lfm2_moe", "num_dense_layers"): 0,
     ("qwen3_5_moe_text", "shared_expert_intermediate_size"): 0,
     ("qwen2_moe", "num_experts"): 0,
@@ -32,13 +42,14 @@ LEAST = {
     ("qwen3_next", "shared_expert_intermediate_size"): 0,
 }
 """The least value of a size of a model type, where it is not 1. No experts mean MLPs, and no shared
-ones mean none; without dense layers, all have experts."""
+ones mean none; without dense layers, all have experts. AltUp has several streams."""
 LARGEST = 2**31
 """The limit of every size in a config; no model reaches it."""
 LARGEST_HEAD = 1 << 16
 """The limit of an attention head's width, in channels, which is also the width of real tables."""
 LARGEST_NUMBERS = {
     "rope_theta": 1e12, "factor": 1e6, "rms_norm_eps": 1.0, "norm_eps": 1.0,
+    "layer_norm_eps": 1.0, "norm_epsilon": 1.0, "logit_scale": 1e6,
     "final_logit_softcapping": 1e6, "attn_logit_softcapping": 1e6, "clip_qkv": 1e6,
     "swiglu_alpha": 1e4, "swiglu_limit": 1e4, "logits_scaling": 1e6,
     "routed_scaling_factor": 1e6,
@@ -47,7 +58,7 @@ LARGEST_NUMBERS = {
 and logits change sign."""
 MOST = {
     "num_hidden_layers": 1024, "num_experts": 4096, "num_local_experts": 4096,
-    "n_routed_experts": 4096, "num_labels": 100_000, "conv_L_cache": 128,
+    "moe_num_experts": 4096, "n_routed_experts": 4096, "num_labels": 100_000, "conv_L_cache": 128,
     "linear_conv_kernel_dim": 128, "cca_time0": 128, "cca_time1": 128,
 }  # fmt: skip
 """The limits of sizes that become lists or modules, one item for each."""
@@ -68,7 +79,7 @@ def unsupported(kind: str, what: str) -> CetaneError:
     """The error for what a model of the type `kind` may have, and no port can."""
     return CetaneError(
         f"config.json of a {kind} model: {what}, which is not supported",
-        "cetane inspect MODEL shows what else it has; docs/reference/models.md lists such limits",
+        f"cetane inspect MODEL shows what else it has; {KNOWN} lists such limits",
     )
 
 
@@ -99,8 +110,9 @@ def check_value(kind: str, name: str, value: Any) -> None:
     """Raise CetaneError if no model of the type `kind` can have this value for the key `name`."""
     if name in SIZES and value is not None:
         least = LEAST.get((kind, name), 1)
-        if not isinstance(value, int | float) or not least <= value <= LARGEST:
-            raise invalid(kind, f"{name} = {value!r}, not from {least} to {LARGEST}")
+        for size in value if isinstance(value, list) else [value]:  # some have one for each layer
+            if not isinstance(size, int | float) or not least <= size <= LARGEST:
+                raise invalid(kind, f"{name} = {size!r}, not from {least} to {LARGEST}")
     for key, number in numbers(name, value):
         limit = LARGEST_NUMBERS.get(key)
         if limit is not None and not 0 < number <= limit:
@@ -134,7 +146,7 @@ def check_sizes(config: SizedConfig) -> None:
         check_value(kind, name, own.get(name))
     check_counts(kind, own)
     query, kv = (own[f"num_{of}_heads"] for of in ("attention", "key_value"))
-    if query % kv:
+    if kv is None or query % kv:
         raise invalid(
             kind,
             f"num_attention_heads = {query} is not a multiple of num_key_value_heads = {kv}",

@@ -41,14 +41,14 @@ class Multipliers:
     logits: float = 1.0
 
 
-def heads_of(config: DecoderConfig, scale: float | None = None, **more: Any) -> AttentionHeads:
+def heads_of(config: DecoderConfig, factor: float | None = None, **more: Any) -> AttentionHeads:
     """The attention heads of a config.
 
-    `scale` is the factor on scores, None for one over the root of a head's width. `more` are other
+    `factor` is that on scores, None for one over the root of a head's width. `more` are other
     fields of `AttentionHeads`.
     """
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    factor = dim**-0.5 if scale is None else scale
+    factor = dim**-0.5 if factor is None else factor
     return AttentionHeads(
         config.num_attention_heads, config.num_key_value_heads, dim, factor, **more
     )

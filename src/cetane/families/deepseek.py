@@ -21,14 +21,12 @@ from cetane.families.base import Block, Weight
 from cetane.families.blocks import PreNormBlock
 from cetane.families.configs import invalid
 from cetane.families.decoder import DecoderConfig, Multipliers, Norms, decoder_model
-from cetane.families.experts import (
-    ExpertOptions,
-    Mixture,
-    MixtureBlock,
-    SharedExpert,
-    expert_channels,
-    mixture_of,
+from cetane.families.deepseek_experts import (
+    DeepseekExpertConfig,
+    deepseek_block,
+    deepseek_mixture,
 )
+from cetane.families.experts import ExpertOptions, expert_channels
 from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import ALL, LayerKind
 from cetane.families.latents import LatentAttention, LatentSizes
@@ -38,13 +36,11 @@ from cetane.families.rotary import rotary_table
 
 Options = ExpertOptions
 MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu")
-CORRECTED = ("deepseek_v3", "glm4_moe_lite")
-"""The model types that correct the choice of experts."""
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
 
-class DeepseekConfig(DecoderConfig, Protocol):
+class DeepseekConfig(DecoderConfig, DeepseekExpertConfig, Protocol):
     """The keys that are read from a config of one of `MODEL_TYPES`."""
 
     num_hidden_layers: int
@@ -65,19 +61,9 @@ class DeepseekConfig(DecoderConfig, Protocol):
     first_k_dense_replace: int
     """Only a DeepSeek has it."""
     mlp_layer_types: list[str]
-    """Only GLM-4.7-Flash has it."""
-    n_routed_experts: int
-    n_shared_experts: int
-    num_experts_per_tok: int
-    moe_intermediate_size: int
-    routed_scaling_factor: float
-    """Youtu-LLM and MiniCPM3 have none of these five."""
+    """Only GLM-4.7-Flash has it. Youtu-LLM and MiniCPM3 have no key of experts."""
     topk_method: str
     """Only DeepSeek-V2 has it."""
-    norm_topk_prob: bool
-    n_group: int | None
-    topk_group: int | None
-    """Only the types in `CORRECTED` have these three."""
     scale_emb: float
     scale_depth: float
     logits_scaling: float
@@ -126,26 +112,6 @@ def dense_layers(config: DeepseekConfig) -> list[bool]:
     return [index < config.first_k_dense_replace for index in range(count)]
 
 
-def mixture(config: DeepseekConfig, options: ExpertOptions) -> Mixture:
-    """The experts of layers that have some."""
-    count, inner = config.n_routed_experts, config.moe_intermediate_size
-    factor = config.routed_scaling_factor
-    if config.model_type not in CORRECTED:
-        return mixture_of(config, options, count, inner, False, factor)
-    check_groups(config)
-    return mixture_of(
-        config,
-        options,
-        count,
-        inner,
-        config.norm_topk_prob,
-        factor,
-        sigmoid=True,
-        groups=config.n_group,
-        open_groups=config.topk_group,
-    )
-
-
 def scores_factor(config: DeepseekConfig) -> float:
     """The factor on scores; long contexts have a larger one."""
     factor = float(config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
@@ -187,7 +153,7 @@ def author(config: DeepseekConfig, options: ExpertOptions) -> Model:
     kind = LayerKind(heads, rotary_table(config, sizes.rotary, part=1.0))
     norm, added = Norms(config, scale), scale * own.residual
     dense = dense_layers(config)
-    experts = None if all(dense) else mixture(config, options)
+    experts = None if all(dense) else deepseek_mixture(config, options)
     layers: list[Block] = []
     with torch.device("meta"):
         for index, alone in enumerate(dense):
@@ -198,20 +164,8 @@ def author(config: DeepseekConfig, options: ExpertOptions) -> Model:
                 mlp = MLP(size, config.intermediate_size, act, own.mlp_bias, added)
                 layers.append(LatentBlock(index, norm(), attention, norm(), mlp))
                 continue
-            wide = experts.inner * config.n_shared_experts
-            shared = SharedExpert(size, wide, act, scale, own.mlp_bias) if wide else None
-            correction = "gate.e_score_correction_bias" if config.model_type in CORRECTED else None
             layers.append(LatentBlock(index, norm(), attention))
-            layers.append(
-                MixtureBlock(
-                    experts,
-                    index,
-                    norm(),
-                    shared=shared,
-                    shared_name="shared_experts",
-                    correction=correction,
-                )
-            )
+            layers.append(deepseek_block(config, experts, index, norm(), scale, own.mlp_bias))
     return decoder_model(
         config,
         layers,
@@ -246,21 +200,4 @@ def check(config: DeepseekConfig) -> None:
             kind,
             f"num_key_value_heads = {config.num_key_value_heads} differs from num_attention_heads "
             f"= {config.num_attention_heads}, but all heads share a latent",
-        )
-
-
-def check_groups(config: DeepseekConfig) -> None:
-    """Raise CetaneError for groups of experts that transformers cannot compare."""
-    count, chosen = config.n_routed_experts, config.num_experts_per_tok
-    groups, opened = config.n_group, config.topk_group
-    if not (groups and opened and opened <= groups and count % groups == 0 and count >= 2 * groups):
-        raise invalid(
-            config.model_type,
-            f"n_group = {groups}, topk_group = {opened}: no groups of at least two of {count} "
-            "experts",
-        )
-    if chosen and chosen > opened * count // groups:
-        raise invalid(
-            config.model_type,
-            f"a token takes {chosen} experts of {opened} groups of {count // groups}",
         )

@@ -174,15 +174,17 @@ def mixture_of(
     inner: int,
     normalised: bool,
     factor: float = 1.0,
+    chosen: int | None = None,
     **more: Any,
 ) -> Mixture:
-    """The mixture of a config: `count` experts of `inner` channels. `factor` is that on outputs
+    """The mixture of a config: `count` experts of `inner` channels, of which a token takes
+    `chosen`, by default as many as the config says of all layers. `factor` is that on outputs
     beside the residual stream's; `more` are other fields of `Mixture`."""
     return Mixture(
         hidden=config.hidden_size,
         inner=inner,
         count=count,
-        chosen=config.num_experts_per_tok,
+        chosen=config.num_experts_per_tok if chosen is None else chosen,
         normalised=normalised,
         act=config.hidden_act,
         together=options.together,
@@ -301,12 +303,12 @@ class MixtureBlock(RoutedBlock):
         bias: bool = False,
         group: Callable[[Mixture, int, int], MixtureExperts] = MixtureExperts,
         shared: SharedExpert | None = None,
-        shared_name: str = "shared_expert",
+        shared_name: str = "mlp.shared_expert",
         names: PartNames = NAMES,
         correction: str | None = None,
     ) -> None:
-        """`router`, `shared_name` and `correction` are the checkpoint's names, in `names.mlp`;
-        `bias` is the router's."""
+        """`router` and `correction` are the checkpoint's names in `names.mlp`, `shared_name` that
+        in the layer; `bias` is the router's."""
         super().__init__(f"moe-{index:02}", index, f"model.layers.{index}.")
         self.mixture, self.chosen, self.together = mixture, mixture.chosen, mixture.together
         self.axes, self.router_name, self.names = Axes(), router, names
@@ -325,10 +327,9 @@ class MixtureBlock(RoutedBlock):
         if place == "correction":
             return super().weight(f"{home}.{self.correction_name}", shape, held)
         if place == "shared":
-            name = rest.replace("expert.", f"{self.shared_name}.").replace(
-                "gate.", f"{self.shared_name}_gate."
-            )
-            return super().weight(f"{home}.{name}", shape, held)
+            part, _, leaf = rest.partition(".")
+            name = self.shared_name if part == "expert" else f"{self.shared_name}_gate"
+            return super().weight(f"{name}.{leaf}", shape, held)
         if place != "groups":
             return super().weight(path, shape, held)
         number, _, name = rest.partition(".")

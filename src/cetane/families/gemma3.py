@@ -19,10 +19,9 @@ from cetane.families.gemma import (
     GemmaConfig,
     GemmaLayer,
     GemmaOptions,
-    causal_kind_names,
     make_kind,
 )
-from cetane.families.kinds import KINDS
+from cetane.families.kinds import KINDS, kind_names
 from cetane.families.layers import MLP
 from cetane.families.model import Model
 
@@ -44,7 +43,7 @@ class Gemma3Config(GemmaConfig, Protocol):
 def author(config: Gemma3Config, options: GemmaOptions) -> Model:
     """The model for a config of one of `MODEL_TYPES`."""
     older, bias = config.model_type != "gemma3_text", config.attention_bias
-    scale, size, names = options.scale, config.hidden_size, causal_kind_names(config)
+    scale, size, names = options.scale, config.hidden_size, kind_names(config)
     kinds = {}
     for layer_type in dict.fromkeys(config.layer_types):
         heads = heads_of(

@@ -10,7 +10,7 @@ from torch import Tensor
 from cetane.families.base import Flow
 from cetane.families.configs import LARGEST, invalid
 from cetane.families.grouped_query import AttentionHeads
-from cetane.families.layers import rotate
+from cetane.families.layers import with_positions
 from cetane.families.model import CacheGroup
 from cetane.families.rotary import RotaryTable
 from cetane.schema.interface import Mask, Rotary, Source
@@ -18,7 +18,8 @@ from cetane.schema.interface import Mask, Rotary, Source
 KINDS = {"sliding_attention": "sliding", "full_attention": "full"}
 """The names of kinds, by the `layer_types` of a config."""
 ALWAYS_WINDOWED = (
-    "cwm", "gemma2", "gemma3_text", "gpt_oss", "ministral", "olmo3", "qwen2_moe", "vaultgemma",
+    "cohere2", "cwm", "gemma2", "gemma3_text", "gpt_oss", "ministral", "olmo3", "qwen2_moe",
+    "vaultgemma",
 )  # fmt: skip
 """The model types of which transformers makes the mask of a window even if no layer slides."""
 ALL = "kv"
@@ -103,7 +104,7 @@ class LayerKind:
         if not self.positioned:
             return as_it_is
         cos, sin = (flow[name] for name in self.rotary_names)
-        return partial(rotate, cos=cos, sin=sin, dim=self.rotary.width)
+        return partial(with_positions, cos=cos, sin=sin, dim=self.rotary.width)
 
     def host(self) -> dict[str, Source]:
         """The tensors that the host supplies to them."""

@@ -1,31 +1,43 @@
 """LFM2: short convolutions with gates, and attention with normed queries and keys in some layers.
-LFM2-MoE has an MLP behind the first of them, and experts behind the others.
+LFM2-MoE has an MLP behind the first of them, and experts behind the others. LFM3 has gates on
+attention heads, layers that slide, and norms after convolution, attention and MLP.
 
 A convolution keeps the last columns of its gated input: a history. The truth is transformers'
-`modeling_lfm2.py` and `modeling_lfm2_moe.py`.
+`modeling_{model_type}.py`.
 """
 
-from typing import Protocol
+from dataclasses import replace
+from functools import partial
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block, Flow, Memory
-from cetane.families.blocks import Mixer, PartNames, PreNormBlock
+from cetane.families.blocks import Mixer, PreNormBlock, SandwichBlock, SandwichNames
 from cetane.families.configs import invalid
 from cetane.families.decoder import DecoderConfig, decoder_model, heads_of
 from cetane.families.experts import ExpertOptions, Mixture, MixtureBlock, expert_channels
-from cetane.families.kinds import LayerKind
+from cetane.families.kinds import KINDS, LayerKind
 from cetane.families.layers import MLP, CausalTaps, Projection, RMSNorm
 from cetane.families.model import History, Model
 from cetane.families.options import residual_eps
 from cetane.families.rotary import rotary_table
 
 Options = ExpertOptions
-MODEL_TYPES = ("lfm2", "lfm2_moe")
+MODEL_TYPES = ("lfm2", "lfm2_moe", "lfm3")
 
 FORM = AttentionForm(norms="head", output="out_proj", normed=("q_layernorm", "k_layernorm"))
+NAMES = SandwichNames(
+    norm="operator_norm",
+    mlp_norm="ffn_norm",
+    mlp="feed_forward",
+    after="post_operator_norm",
+    mlp_after="post_ffn_norm",
+)
+CONVOLVED = replace(NAMES, mixer="conv")
+"""The names of a layer that convolves."""
 MLP_NAMES = "w1", "w3", "w2"
 ACT = "silu"
 ADDED = 1e-6
@@ -53,6 +65,11 @@ class Lfm2Config(DecoderConfig, Protocol):
     norm_topk_prob: bool
     routed_scaling_factor: float
     """Only LFM2-MoE has these seven."""
+    sliding_window: int | None
+    attention_bias: bool
+    use_attention_gate: bool
+    use_sandwich_norm: bool
+    """Only LFM3 has the last four."""
 
 
 def inner_channels(config: Lfm2Config) -> int:
@@ -89,7 +106,7 @@ class ShortConvolution(Mixer):
 def dense_layers(config: Lfm2Config) -> int:
     """The number of layers before the first with experts."""
     layers = len(config.layer_types)
-    return layers if config.model_type == "lfm2" else min(config.num_dense_layers, layers)
+    return min(config.num_dense_layers, layers) if config.model_type == "lfm2_moe" else layers
 
 
 def mixture(config: Lfm2Config, options: ExpertOptions) -> Mixture:
@@ -108,35 +125,67 @@ def mixture(config: Lfm2Config, options: ExpertOptions) -> Mixture:
     )
 
 
+def layer_kinds(config: Lfm2Config) -> dict[str, LayerKind]:
+    """The kinds of the layers that attend, by their types. Those of LFM3 have a rotary table each,
+    of whole heads."""
+    heads, types = heads_of(config), dict.fromkeys(config.layer_types)
+    if config.model_type == "lfm3":
+        return {
+            one: LayerKind(
+                heads,
+                rotary_table(config, heads.dim, one, part=1.0),
+                config.sliding_window if name == "sliding" else None,
+                name=name,
+                table=name,
+            )
+            for one, name in KINDS.items()
+            if one in types
+        }
+    return {one: LayerKind(heads, rotary_table(config, heads.dim)) for one in types if one in KINDS}
+
+
+def attention_form(config: Lfm2Config) -> AttentionForm:
+    """The form of the layers that attend."""
+    if config.model_type != "lfm3":
+        return FORM
+    bias, gated = config.attention_bias, config.use_attention_gate
+    gates: Literal["head"] | None = "head" if gated else None
+    return AttentionForm(bias, bias, norms="head", gates=gates, gate="g_proj")
+
+
 def author(config: Lfm2Config, options: ExpertOptions) -> Model:
     """The model for a config of one of `MODEL_TYPES`."""
-    scale, size, heads = options.scale, config.hidden_size, heads_of(config)
-    kind = LayerKind(heads, rotary_table(config, heads.dim))
-    eps, inner = residual_eps(config.norm_eps, scale), inner_channels(config)
-    names = PartNames("operator_norm", mlp_norm="ffn_norm", mlp="feed_forward")
-    convolved = PartNames("operator_norm", "conv", "ffn_norm", "feed_forward")
     check(config)
+    scale, size, eps = options.scale, config.hidden_size, config.norm_eps
+    kinds, form, inner = layer_kinds(config), attention_form(config), inner_channels(config)
+    around = config.model_type == "lfm3" and config.use_sandwich_norm
+    factor = 1.0 if around else scale  # behind a norm, its gains have the factor
+    norm = partial(RMSNorm, size, residual_eps(eps, scale))
+    after = partial(RMSNorm, size, eps, factor=scale)
     dense = dense_layers(config)
     experts = mixture(config, options) if dense < len(config.layer_types) else None
     layers: list[Block] = []
     with torch.device("meta"):
         for index, layer_type in enumerate(config.layer_types):
-            attends = layer_type == "full_attention"
+            kind = kinds.get(layer_type)
+            names = NAMES if kind else CONVOLVED
             mixer: Mixer = (
-                Attention(size, config.norm_eps, kind, FORM, scale)
-                if attends
-                else ShortConvolution(config, scale)
+                Attention(size, eps, kind, form, factor)
+                if kind
+                else ShortConvolution(config, factor)
             )
-            norm, mlp_norm = RMSNorm(size, eps), RMSNorm(size, eps)
-            own = names if attends else convolved
             if experts is None or index < dense:
-                mlp = MLP(size, inner, ACT, factor=scale, names=MLP_NAMES)
-                layers.append(PreNormBlock(index, norm, mixer, mlp_norm, mlp, own))
+                mlp = MLP(size, inner, ACT, factor=factor, names=MLP_NAMES)
+                layers.append(
+                    SandwichBlock(index, mixer, mlp, norm, after, names)
+                    if around
+                    else PreNormBlock(index, norm(), mixer, norm(), mlp, names)
+                )
             else:
                 correction = "expert_bias" if config.use_expert_bias else None
-                layers.append(PreNormBlock(index, norm, mixer, names=own, alone="mix"))
+                layers.append(PreNormBlock(index, norm(), mixer, names=names, alone="mix"))
                 layers.append(
-                    MixtureBlock(experts, index, mlp_norm, names=own, correction=correction)
+                    MixtureBlock(experts, index, norm(), names=names, correction=correction)
                 )
     memory = {}
     if "conv" in config.layer_types and config.conv_L_cache > 1:
@@ -145,19 +194,22 @@ def author(config: Lfm2Config, options: ExpertOptions) -> Model:
         config,
         layers,
         scale,
-        [kind] if "full_attention" in config.layer_types else [],
+        kinds.values(),
         norm="model.embedding_norm.weight",
-        eps=config.norm_eps,
+        eps=eps,
         memory=memory,
         channels=expert_channels(experts),
     )
 
 
 def check(config: Lfm2Config) -> None:
-    """Raise CetaneError for a layer that neither convolves nor attends: transformers has no mask
-    for it."""
+    """Raise CetaneError for a layer that neither convolves nor attends, or that slides without a
+    window: transformers has no mask for it."""
+    kind, known = config.model_type, ["conv", "full_attention"]
+    if kind == "lfm3":
+        known.append("sliding_attention")
     for layer_type in config.layer_types:
-        if layer_type not in ("conv", "full_attention"):
-            raise invalid(
-                config.model_type, f"layer_types: {layer_type!r}; known: conv, full_attention"
-            )
+        if layer_type not in known:
+            raise invalid(kind, f"layer_types: {layer_type!r}; known: {', '.join(known)}")
+    if "sliding_attention" in config.layer_types and config.sliding_window is None:
+        raise invalid(kind, "sliding_window = None, but some layers slide")

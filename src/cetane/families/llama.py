@@ -11,14 +11,15 @@
 - Seed-OSS has biases of its own, and Code World Model may have windows;
 - ERNIE 4.5 and Helium turn neighbouring channels of a head;
 - Hunyuan norms queries and keys after they got their positions;
-- HyperCLOVA X has Granite's multipliers, and norms after attention and MLP too.
+- HyperCLOVA X has Granite's multipliers, and norms after attention and MLP too;
+- Gemma's checkpoints store gains less one, and its embeddings have a factor.
 
 The truth is transformers' `modeling_{model_type}.py`.
 """
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -36,8 +37,8 @@ from cetane.families.stored import FusedBlock, InterleavedBlock
 
 Options = ResidualOptions
 MODEL_TYPES = (
-    "arcee", "cwm", "ernie4_5", "granite", "helium", "hunyuan_v1_dense", "hyperclovax", "llama",
-    "ministral", "ministral3", "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
+    "arcee", "cwm", "ernie4_5", "gemma", "granite", "helium", "hunyuan_v1_dense", "hyperclovax",
+    "llama", "ministral", "ministral3", "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
 )  # fmt: skip
 BLOCKS = {"ernie4_5": InterleavedBlock, "helium": InterleavedBlock, "phi3": FusedBlock}
 """The layers of model types that store rows in an order of their own."""
@@ -45,6 +46,14 @@ AROUND = SandwichNames(
     after="post_norm1", mlp_norm="post_attention_layernorm", mlp_after="post_norm2"
 )
 """HyperCLOVA X's names for its norms."""
+HUNYUAN_NORMS: dict[str, Any] = {
+    "norms": "head", "normed": ("query_layernorm", "key_layernorm"), "turned_first": True,
+}  # fmt: skip
+"""How Hunyuan norms queries and keys: fields of `AttentionForm`."""
+LAYERS_SLIDE = ("cwm", "dots1", "ministral", "qwen2", "qwen2_moe", "qwen3", "smollm3")
+"""The model types that say of each layer whether it has the window."""
+PARTLY_TURNED = ("glm4_moe", "phi3")
+"""The model types that turn only a part of each head."""
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
@@ -85,6 +94,8 @@ class Traits(Multipliers):
     mlp_names: tuple[str, ...] = GATED
     scores: float | None = None
     """The factor on scores; None for one over the root of a head's width."""
+    unit_offset: bool = False
+    """Whether the checkpoint stores the gains of norms less one."""
 
 
 def traits(config: LlamaConfig) -> Traits:
@@ -105,8 +116,8 @@ def traits(config: LlamaConfig) -> Traits:
         case "helium":
             return Traits(AttentionForm(qkv_bias=config.attention_bias), config.mlp_bias)
         case "hunyuan_v1_dense":
-            own, normed = config.attention_bias, ("query_layernorm", "key_layernorm")
-            return Traits(AttentionForm(own, own, "head", normed=normed, turned_first=True))
+            own = config.attention_bias
+            return Traits(AttentionForm(own, own, **HUNYUAN_NORMS))
         case "seed_oss":
             qkv, out = config.attention_bias, config.attention_out_bias
             return Traits(AttentionForm(qkv_bias=qkv, out_bias=out), config.mlp_bias)
@@ -115,6 +126,9 @@ def traits(config: LlamaConfig) -> Traits:
         case "qwen3":
             own = config.attention_bias
             return Traits(AttentionForm(qkv_bias=own, out_bias=own, norms="head"))
+        case "gemma":
+            own, factor = config.attention_bias, config.hidden_size**0.5
+            return Traits(AttentionForm(own, own), embedding=factor, unit_offset=True)
         case "granite":
             return multiplied(config, 1 / config.logits_scaling, config.mlp_bias)
         case "hyperclovax":
@@ -139,7 +153,8 @@ def author(config: LlamaConfig, options: ResidualOptions) -> Model:
     """The model for a config of one of `MODEL_TYPES`."""
     check(config)
     own, scale, size = traits(config), options.scale, config.hidden_size
-    kinds, norm, added = layer_kinds(config, own.scores), Norms(config, scale), scale * own.residual
+    kinds, added = layer_kinds(config, own.scores), scale * own.residual
+    norm = Norms(config, scale, unit_offset=own.unit_offset)
     inner, act, eps = config.intermediate_size, config.hidden_act, config.rms_norm_eps
     block = BLOCKS.get(config.model_type, PreNormBlock)
     around = config.model_type == "hyperclovax" and config.use_post_norm
@@ -156,7 +171,7 @@ def author(config: LlamaConfig, options: ResidualOptions) -> Model:
                 layers.append(block(index, norm(), attention, norm(), mlp))
     return decoder_model(
         config, layers, scale, kinds, embedding=own.embedding, logits=own.logits,
-        reach=reach(config),
+        reach=reach(config), unit_offset=own.unit_offset,
     )  # fmt: skip
 
 
@@ -196,9 +211,9 @@ def table(config: LlamaConfig, dim: int) -> RotaryTable:
     """The rotary table of all layers. CetaneError for an `alpha` of Hunyuan that is no positive
     number: it stretches the base, whatever the type `dynamic` says elsewhere."""
     kind, rope = config.model_type, config.rope_parameters
-    alpha = rope.get("alpha") if kind == "hunyuan_v1_dense" else None
+    alpha = rope.get("alpha") if kind.startswith("hunyuan") else None
     if rope.get("rope_type") != "dynamic" or not alpha:
-        part = rope.get("partial_rotary_factor") if kind == "phi3" else None
+        part = rope.get("partial_rotary_factor") if kind in PARTLY_TURNED else None
         return rotary_table(config, dim, part=part)
     if not isinstance(alpha, int | float) or not 0 < alpha <= LARGEST:
         raise invalid(kind, f"rope_parameters: alpha = {alpha!r}, not a positive number")
@@ -222,7 +237,7 @@ def positioned_layers(config: LlamaConfig) -> list[bool]:
 def layer_windows(config: LlamaConfig) -> list[int | None]:
     """The attention window of every layer, in tokens; None for full attention. CetaneError if a
     layer slides and the config has no window."""
-    if config.model_type in ("cwm", "ministral", "qwen2", "qwen2_moe", "qwen3", "smollm3"):
+    if config.model_type in LAYERS_SLIDE:
         names = kind_names(config)
         return [config.sliding_window if name == "sliding" else None for name in names]
     windowed = config.model_type in ("ministral3", "mistral", "mixtral", "phi3", "qwen3_moe")

@@ -119,6 +119,7 @@ def author(config: Llama4Config, options: ExpertOptions) -> Model:
                     "router",
                     group=Llama4Experts,
                     shared=shared,
+                    shared_name="feed_forward.shared_expert",
                     names=names,
                 )
             )

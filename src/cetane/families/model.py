@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cetane.errors import CetaneError
 from cetane.families.axes import Axes
 from cetane.families.base import Bits, Block, Flow, Memory, Truth, Weight, Weights, check_finite
-from cetane.families.layers import Held, Leaf, Projection, RMSNorm
+from cetane.families.layers import Held, Leaf, Norm, Projection, RMSNorm
 from cetane.families.rotary import RotaryTable
 from cetane.schema.interface import Source, TokenIds
 
@@ -68,12 +68,12 @@ class StoredTable:
     bias: str | None = None
     scale: str | None = None
     factor: float = 1.0
+    rows: int | None = None
+    """The rows of the weight, if the table has more: those are its first row. None for all."""
 
     def read(self, source: Weights, start: int = 0, stop: int | None = None) -> Tensor:
         """fp32 `(V, C)`, or some rows. CetaneError for NaN, infinity and values beyond fp16."""
-        stored = (
-            source.read(self.weight) if stop is None else source.read_rows(self.weight, start, stop)
-        )
+        stored = source.read(self.weight) if stop is None else self._rows(source, start, stop)
         table = stored.float()
         if self.bias is not None:
             table += source.read(self.bias).float()
@@ -83,6 +83,15 @@ class StoredTable:
             table *= self.factor
         check_finite(self.weight, table)
         return table
+
+    def _rows(self, source: Weights, start: int, stop: int) -> Tensor:
+        """Some rows of the weight."""
+        end = stop if self.rows is None else min(stop, self.rows)
+        parts = [source.read_rows(self.weight, start, end)] if start < end else []
+        if end < stop:
+            first = source.read_rows(self.weight, 0, 1)
+            parts.append(first.expand(stop - max(start, end), -1))
+        return torch.cat(parts)
 
 
 @dataclass(frozen=True)
@@ -105,7 +114,7 @@ class Model:
     """Blocks in order. The blocks of one layer all have its number."""
     embedding: StoredTable
     norm: str
-    """Canonical name of the final norm."""
+    """Canonical name of the final norm's weight; a bias has the same name but for its end."""
     output: str
     """Canonical name of the output projection: the embedding's if they are tied."""
     host: dict[str, Source]
@@ -120,8 +129,12 @@ class Model:
     """The cache groups of keys and values that one layer makes and others read, by tensor name."""
     tables: dict[str, TokenTable] = field(default_factory=dict)
     """Tables beside the embedding's, by their names in `Embedding` sources."""
+    final: Callable[..., Norm] = RMSNorm
+    """Makes the final norm."""
     unit_offset: bool = False
     """Whether the checkpoint stores the final norm's gains less one."""
+    output_bias: bool = False
+    """Whether logits have biases: `lm_head.bias`."""
     logit_factor: float = 1.0
     """The factor on logits. The final norm's gains include it."""
     softcap: float | None = None
@@ -148,8 +161,8 @@ class Model:
         """Canonical names of all tensors that the model reads."""
         tables = [self.embedding, *(table.table for table in self.tables.values())]
         names = {name for t in tables for name in (t.weight, t.bias, t.scale) if name is not None}
-        blocks = (weight.name for block in self.layers for _, weight in block.weights())
-        return {*names, *blocks, self.norm, self.output}
+        blocks = (*self.layers, *self.heads(1))
+        return names | {weight.name for block in blocks for _, weight in block.weights()}
 
     def with_lookup(self, kind: str | None = "embedding") -> Model:
         """The model with its embedding as the first block. The table is a weight of this `kind`;
@@ -203,22 +216,24 @@ class Head(Block):
     ) -> None:
         super().__init__(f"head-{index}", len(model.layers), "")
         self.start, self.stop, self.model, self.tokens = start, stop, (model,), tokens
-        self.norm = RMSNorm(
+        self.norm = model.final(
             model.hidden, model.eps, unit_offset=model.unit_offset, factor=model.logit_factor
         )
-        self.lm_head = Projection(model.hidden, stop - start, "head")
+        self.lm_head = Projection(model.hidden, stop - start, "head", model.output_bias)
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
-        model = self.model[0]
-        if held.kind is None:
+        model, leaf = self.model[0], path.rpartition(".")[2]
+        if path.startswith("norm."):
+            name = f"{model.norm.removesuffix('weight')}{leaf}"
             pick, factor = held.pick, held.factor
-            return Weight(model.norm, shape, held.stored, None, pick=pick, factor=factor)
+            return Weight(name, shape, held.stored, None, pick=pick, factor=factor)
+        name = model.output if leaf == "weight" else "lm_head.bias"
         first, last = int(self.tokens[0]), int(self.tokens[-1])
-        whole, rows = (model.vocab, model.hidden), (first, last + 1)
+        whole, rows = (model.vocab, *held.stored[1:]), (first, last + 1)
         if last - first == len(self.tokens) - 1:
-            return Weight(model.output, shape, whole, held.kind, rows)
+            return Weight(name, shape, whole, held.kind, rows)
         wanted = torch.as_tensor(self.tokens) - first
-        return Weight(model.output, shape, whole, held.kind, rows, lambda read: read[wanted])
+        return Weight(name, shape, whole, held.kind, rows, lambda read: read[wanted])
 
     def truths(self) -> dict[str, Truth]:
         return {}

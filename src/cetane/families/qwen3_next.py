@@ -124,7 +124,9 @@ def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
     part = config.rope_parameters.get("partial_rotary_factor", 1.0)
     kind = LayerKind(heads, rotary_table(config, heads.dim, part=part))
     norm, bias = Norms(config, scale, unit_offset=True), config.attention_bias
-    form = AttentionForm(qkv_bias=bias, out_bias=bias, norms="head", unit_offset=True, gated=True)
+    form = AttentionForm(
+        qkv_bias=bias, out_bias=bias, norms="head", unit_offset=True, gates="channel"
+    )
     together, dense = stored_together(config.model_type, delta, heads), dense_layers(config)
     experts = None if all(dense) else mixture(config, options)
     layers: list[Block] = []

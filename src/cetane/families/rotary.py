@@ -32,7 +32,7 @@ class RotaryTable:
 
     @property
     def width(self) -> int:
-        """The number of rotated channels of an attention head."""
+        """The channels of an attention head that get a position."""
         return 2 * self.inverse_frequencies.numel()
 
     def cos_sin(self, positions: int) -> Tensor:
@@ -81,7 +81,7 @@ def rotary_table(
     # Without layer types, transformers rotates whole heads and ignores the factor.
     if part is None:
         part = 1.0 if layer_type is None else parameters.get("partial_rotary_factor", 1.0)
-    width = turned_channels(model_type, dim, kind, part)
+    width = rotary_width(model_type, dim, kind, part)
     if kind == "default":
         return of_base(theta, width)
     frequencies, scale = of_transformers(config, kind, layer_type)
@@ -113,7 +113,7 @@ def parameters_of(config: RotaryConfig, layer_type: str | None) -> dict[str, Any
     return parameters
 
 
-def turned_channels(model_type: str, dim: int, kind: str, part: Any) -> int:
+def rotary_width(model_type: str, dim: int, kind: str, part: Any) -> int:
     """The channels of a head that the table covers. CetaneError for a part that gives no pairs."""
     width = int(dim * part) if isinstance(part, int | float) and 0 < part <= 1 else 0
     if kind == "proportional" and width:  # the other pairs are in the table, and are not turned

@@ -7,19 +7,26 @@ from typing import Any
 from torch import Tensor, cat
 
 from cetane.families.base import Block, Weight
-from cetane.families.blocks import PreNormBlock
+from cetane.families.blocks import ParallelBlock, PreNormBlock
 from cetane.families.layers import Held, RowPick
 from cetane.families.rotary import to_halves
 
-FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "input_linear": ("gate_proj", "up_proj"),
+}
 """Names of tensors in which projections of one input stand one below the other."""
 
 
 class InterleavedRows(Block):
-    """A layer whose checkpoint turns neighbouring channels (0, 1), (2, 3) ... of each head."""
+    """A layer whose checkpoint turns neighbouring channels (0, 1), (2, 3) ... of each head, which
+    may have norms with gains of its own."""
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         plain = super().weight(path, shape, held)
+        if path in ("self_attn.q_norm.weight", "self_attn.k_norm.weight"):
+            return replace(plain, pick=gains_in_halves)
         if not path.startswith(("self_attn.q_proj.", "self_attn.k_proj.")):
             return plain
         attention: Any = self.get_submodule("self_attn")
@@ -32,22 +39,31 @@ class InterleavedBlock(InterleavedRows, PreNormBlock):
     """An ordinary layer with such rows."""
 
 
+class InterleavedParallelBlock(InterleavedRows, ParallelBlock):
+    """The same, with attention and MLP beside each other."""
+
+
 def rows_in_halves(dim: int, turned: int, stored: Tensor) -> Tensor:
     """The first `turned` rows of each head as two halves; of a weight or a bias."""
     heads = stored.reshape(len(stored) // dim, dim, -1)
     return cat([to_halves(heads[:, :turned]), heads[:, turned:]], 1).reshape(stored.shape)
 
 
+def gains_in_halves(stored: Tensor) -> Tensor:
+    """Gains `(heads, D)` of turned pairs as two halves."""
+    return to_halves(stored[..., None])[..., 0]
+
+
 class FusedRows(Block):
     """A layer whose checkpoint stores projections as one tensor: those of a name in `fused`."""
 
-    fused: tuple[str, ...] = tuple(FUSED)
+    fused: tuple[str, ...] = ("qkv_proj", "gate_up_proj")
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         plain = super().weight(path, shape, held)
         module, _, name = path.removesuffix(".weight").rpartition(".")
         whole = next((whole for whole in self.fused if name in FUSED[whole]), None)
-        if whole is None:
+        if whole is None or plain.of_experts:
             return plain
         parts = FUSED[whole]
         projections: list[Any] = [self.get_submodule(f"{module}.{part}") for part in parts]
@@ -55,7 +71,7 @@ class FusedRows(Block):
         start = sum(sizes[: parts.index(name)])
         return replace(
             plain,
-            name=f"{self.prefix}{module}.{whole}.weight",
+            name=f"{plain.name.removesuffix(f'{name}.weight')}{whole}.weight",
             stored=(sum(sizes), *held.stored[1:]),
             rows=(start, start + sizes[parts.index(name)]),
         )

@@ -9,10 +9,14 @@ from pathlib import Path
 from socket import gethostname
 
 from cetane.errors import CetaneError
+from cetane.files.reading import read_bytes
 from cetane.files.writing import disk_errors, remove, target_of
+from cetane.validation import parse_json
 
 OTHERWISE = "wait until it has ended, or choose another folder"
 """The advice to a second writer of a place that the user names."""
+LARGEST_LOCK = 1000
+"""Bytes of a lock's file."""
 
 
 @contextmanager
@@ -80,7 +84,7 @@ def is_claimed(target: Path) -> bool:
 def holder(path: Path) -> str:
     """The holder of a lock, in words. A holder that is just starting is still unknown."""
     try:
-        said = json.loads(path.read_bytes()[:1000])
+        said = parse_json(read_bytes(path, LARGEST_LOCK), str(path))
         return f"process {said['process']} on {said['host']} ({said['job']})"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (CetaneError, KeyError, TypeError):
         return "another process"

@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from contextlib import suppress
 from importlib import resources
 from io import BufferedReader
 from pathlib import Path
@@ -17,6 +18,7 @@ LARGEST_TEXT = 1 << 28
 """The largest text to judge or to train on, in bytes: 60 M tokens."""
 LARGEST_TOML = 1 << 18
 """Bytes of the largest TOML file. A recipe has up to 8 kB; tomllib takes 3 s for 1 MB."""
+_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def open_regular(path: Path, follow: bool = True) -> BufferedReader:
@@ -67,6 +69,27 @@ def shipped_text(path: str) -> str:
     """The text of a file that comes with cetane, by its path in the package. It is UTF-8 whatever
     the user's locale is."""
     return (resources.files("cetane") / path).read_text(encoding="utf-8")
+
+
+def documentation(page: str) -> str:
+    """The path on this machine of a page of the documentation, such as `reference/models.md`."""
+    folder = Path(str(resources.files("cetane"))) / "docs"
+    if not folder.is_dir():  # a source checkout keeps it at the top
+        folder = Path(__file__).parents[3] / "docs"
+    return str(folder / page)
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raise CetaneError for a pointer of Git LFS: the few lines of a file that was not downloaded.
+
+    Source: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+    """
+    with suppress(OSError), open_regular(path) as file:
+        if file.read(len(_POINTER)) == _POINTER:
+            raise CetaneError(
+                f"{path} is a pointer of Git LFS: the file itself was not downloaded",
+                f"run in {path.parent}: git lfs pull",
+            )
 
 
 def read_json(path: Path, follow: bool = True, unique: bool = False) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from cetane.fitting.text import write_text
 from cetane.fitting.tunable import Tunable, tunable
 from cetane.fitting.tune import Student, Tuner
 from cetane.gates.reference import RESIDENT, Reference
-from cetane.gates.weights import arrays, too_far
+from cetane.gates.resemblance import arrays, too_far
 from cetane.hardware.memory import give_back
 from cetane.planner import Planner
 from cetane.planner.encoding import can_be_fitted

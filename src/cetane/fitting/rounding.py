@@ -35,7 +35,7 @@ from cetane.fitting.experts import (
 )
 from cetane.fitting.importance import PASSES, Importance, Matrix, mean_product
 from cetane.fitting.teacher import quick
-from cetane.gates.weights import arrays, too_far
+from cetane.gates.resemblance import arrays, too_far
 from cetane.hardware.memory import give_back
 
 if TYPE_CHECKING:

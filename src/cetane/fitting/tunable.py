@@ -156,6 +156,26 @@ def spacing(levels: Tensor, count: int) -> Tensor:
     return (levels.amax(1, keepdim=True) - levels.amin(1, keepdim=True)) / (count - 1)
 
 
+class StoredPalettes:
+    """How a weight's constants store palettes: `G` of them, of `K` vectors of `V` elements."""
+
+    def __init__(self, made: Palettized) -> None:
+        self.shape, self.lut_shape, self.bits = made.indices.shape, made.lut.shape, made.bits
+        self.group = len(made.indices) // len(made.lut)
+        """The rows of indices for each palette."""
+
+    def read(self, made: Palettized) -> tuple[Tensor, Tensor]:
+        """The indices, uint8 `(O / V, I)`, and the levels, fp32 `(G, K, V)`."""
+        indices = torch.from_numpy(made.indices.reshape(len(made.indices), -1).copy())
+        lut = made.lut.astype(np.float32).reshape(len(made.lut), *made.lut.shape[-2:])
+        return indices, torch.from_numpy(lut)
+
+    def encoded(self, indices: Tensor, levels: Tensor) -> Palettized:
+        """The constants of other indices and levels."""
+        lut = levels.cpu().numpy().astype(np.float16).reshape(self.lut_shape)
+        return Palettized(indices.cpu().numpy().reshape(self.shape), lut, self.bits)
+
+
 class TunableVectors(Tunable):
     """A weight with palettes of vectors, `(G, K, V)`, each for O / G rows; `indices (O / V, I)`.
 
@@ -163,13 +183,11 @@ class TunableVectors(Tunable):
     """
 
     def __init__(self, made: Palettized, device: torch.device) -> None:
-        self.shape, self.lut_shape = made.indices.shape, made.lut.shape
-        size, vector = made.lut.shape[-2:]
-        self.index_bits, self.bits = made.bits, made.bits // vector
-        lut = torch.from_numpy(made.lut.astype(np.float32).reshape(-1, size, vector)).to(device)
-        self.group = len(made.indices) // len(lut)
-        indices = torch.from_numpy(made.indices.reshape(len(made.indices), -1).copy())
-        super().__init__(indices, lut, (len(indices) * vector, indices.shape[1]))
+        self.stored = StoredPalettes(made)
+        indices, levels = self.stored.read(made)
+        vector = levels.shape[2]
+        self.bits, self.group = made.bits // vector, self.stored.group
+        super().__init__(indices, levels.to(device), (len(indices) * vector, indices.shape[1]))
 
     def look_up(self) -> None:
         entries = self.levels.repeat_interleave(self.group, 0)
@@ -186,19 +204,17 @@ class TunableVectors(Tunable):
         self.look_up()
 
     def encoded(self) -> Palettized:
-        lut = self.levels.cpu().numpy().astype(np.float16).reshape(self.lut_shape)
-        return Palettized(self.indices.cpu().numpy().reshape(self.shape), lut, self.index_bits)
+        return self.stored.encoded(self.indices, self.levels)
 
 
 class TunablePalette(Movable):
     """A weight with palettes `(G, K)`, each for O / G rows."""
 
     def __init__(self, made: Palettized, weight: Tensor) -> None:
-        self.bits, self.shape, self.lut_shape = made.bits, made.indices.shape, made.lut.shape
-        lut = torch.from_numpy(made.lut.astype(np.float32).reshape(len(made.lut), -1))
-        self.group = len(made.indices) // len(lut)
-        indices = torch.from_numpy(made.indices.reshape(len(made.indices), -1).copy())
-        super().__init__(indices, lut.to(weight.device), weight)
+        self.stored = StoredPalettes(made)
+        indices, levels = self.stored.read(made)
+        self.bits, self.group = made.bits, self.stored.group
+        super().__init__(indices, levels[..., 0].to(weight.device), weight)
 
     def rows(self) -> Tensor:
         return self.levels.repeat_interleave(self.group, 0)
@@ -217,8 +233,7 @@ class TunablePalette(Movable):
         self.mean, self.square = self.mean.gather(1, order), self.square.gather(1, order)
 
     def encoded(self) -> Palettized:
-        lut = self.levels.cpu().numpy().astype(np.float16).reshape(self.lut_shape)
-        return Palettized(self.indices.cpu().numpy().reshape(self.shape), lut, self.bits)
+        return self.stored.encoded(self.indices, self.levels)
 
 
 class TunableLinear(Movable):

@@ -11,10 +11,12 @@ from cetane.engine.engine import Engine
 from cetane.families import Shard, Weights
 from cetane.gates.bounds import Tightened
 from cetane.gates.experts import show
+from cetane.gates.model_results import ModelResults
 from cetane.gates.observe import observe, structure_tasks
+from cetane.gates.probe_sizes import filled, tokens_for_experts
 from cetane.gates.probes import structure_probes
 from cetane.gates.reference import Reference
-from cetane.gates.structure import Deviation, ModelResults, deviations, filled, tokens_for_experts
+from cetane.gates.structure import Deviation, deviations
 from cetane.lower.structure import records
 from cetane.mil.executor import TensorState
 from cetane.planner import Planner

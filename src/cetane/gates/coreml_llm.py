@@ -20,13 +20,14 @@ from cetane.checkpoint import Checkpoint
 from cetane.engine.authored import StoredRows
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
+from cetane.export.coreml_llm.folder import HALVES
 from cetane.export.coreml_llm.host import AppFolder, AppHost, AppRows, Chosen, read_folder
 from cetane.families import TokenTable, Weights
 from cetane.files import Progress
+from cetane.gates.beside_shards import same_rows
 from cetane.gates.exported import Span, bundle_logits, choice_check, chosen_logits_check
 from cetane.gates.probes import text_tokens
 from cetane.gates.verdict import Check, at_most
-from cetane.gates.weights import same_rows
 from cetane.planner import Planner
 
 STEPS = 6
@@ -46,7 +47,8 @@ def judge_coreml_llm(
 
 
 def table_checks(bundle: Bundle, checkpoint: Checkpoint, path: Path) -> Iterator[Check]:
-    """Whether a folder has the bundle's rotary tables, and the model's rows in int8."""
+    """Whether a folder has the bundle's rotary tables, the model's rows in int8, and two parameters
+    in fp16, which no play reads."""
     for name, table in bundle.tables().rotary.items():
         for part, rows in zip(("cos", "sin"), table, strict=True):
             given = np.load(path / f"{part}_{name}.npy", "r")[: len(rows)]
@@ -59,6 +61,10 @@ def table_checks(bundle: Bundle, checkpoint: Checkpoint, path: Path) -> Iterator
         rows = EncodedRows(ROW_FORMATS["int8"], parts, stored.values.shape)
         same = same_rows(rows, plain_rows(token_table, checkpoint))
         yield at_most(f"{file}_q8.bin or its scales: not the model's", int(not same), 0)
+    for file, weight in HALVES.items():
+        wanted = checkpoint.read(weight).half().numpy()
+        same = np.array_equal(np.fromfile(path / file, np.float16), wanted.ravel())
+        yield at_most(f"{file}: not the model's", int(not same), 0)
 
 
 def judge_folder(

@@ -32,10 +32,15 @@ Choices = Mapping[int, tuple[Array, Array]]
 LEAST_TIE = 2e-6
 """Nats within which fp32 perhaps does not tell two experts apart: some steps of a probability. The
 steps of larger numbers are larger."""
-LOGITS_AT = {"Llama4Router": 1}
-"""Which output of a router is its logits, where it is not the first."""
-BY_SIGMOIDS = {"DeepseekV3TopkRouter", "Glm4MoeLiteTopkRouter", "Lfm2MoeTopKRouter"}
+LOGITS_AT = {"HunYuanMoEV1Gate": 0, "Llama4Router": 1}
+"""Which output of a router is its logits, where its name or the place is not the usual one."""
+BY_SIGMOIDS = {
+    "DeepseekV3TopkRouter", "Dots1TopkRouter", "Glm4MoeLiteTopkRouter", "Glm4MoeTopkRouter",
+    "Lfm2MoeTopKRouter",
+}  # fmt: skip
 """The routers that compare the sigmoids of logits, perhaps with a correction."""
+CORRECTED = {"Ernie4_5_MoeTopKRouter"}
+"""The routers that compare the probabilities of experts with a correction."""
 LEAST_SLOPE = 0.03
 """A sigmoid changes by this times a change of its logit, or by less. fp32 has 6e-8 between two
 numbers below 1: that is `LEAST_TIE` times this slope. Where it is less steep, its own rounding
@@ -238,6 +243,8 @@ class RouterScores:
         else:
             slopes = torch.softmax(logits, -1)
             compared = slopes + getattr(router, "balancing_biases", 0)
+            if name in CORRECTED:
+                compared = ranked.reshape(logits.shape)
         largest = logits.abs().amax(-1).clamp(max=1)
         steps = compared.abs().amax(-1).clamp(min=1)  # fp32's grow with what it holds
         tie = torch.maximum(limits().structure.tie * largest, LEAST_TIE * steps)

@@ -23,17 +23,18 @@ from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError, installing
 from cetane.files import Progress
 from cetane.gates.bases import base_checks, unknown_bases
+from cetane.gates.beside_shards import wrong_tables, wrong_tokenizer
 from cetane.gates.files_read import FilesRead
 from cetane.gates.golden_result import GoldenResult, Range
 from cetane.gates.idle_experts import idle_deviations, idle_functions
 from cetane.gates.limits import limits, limits_digest
-from cetane.gates.observe import ProbeTask, Seen, observe, structure_tasks, whole_calls
+from cetane.gates.manifest import same_plan, same_tags
+from cetane.gates.model_results import ModelResults
+from cetane.gates.observe import ProbeTask, Seen, observe, structure_tasks
 from cetane.gates.port import Port, computes_as_shipped, packaged
+from cetane.gates.probe_sizes import filled, largest_window, tokens_for_experts
 from cetane.gates.probes import (
-    LEAST_OWN,
     Probe,
-    ProbePart,
-    begun,
     chat_prompts,
     structure_probes,
     text_windows,
@@ -52,18 +53,8 @@ from cetane.gates.rounding import (
     together,
 )
 from cetane.gates.shipped import Compressed, Compression, Text, peak, twin_kl
-from cetane.gates.structure import (
-    Deviation,
-    ModelResults,
-    deviations,
-    filled,
-    judge_structure,
-    largest_window,
-    made_by,
-    same_plan,
-    same_tags,
-    tokens_for_experts,
-)
+from cetane.gates.structure import Deviation, deviations, judge_structure, made_by
+from cetane.gates.text_tasks import capacity_of, first_positions, start_tasks, window_tasks
 from cetane.gates.unjudged import (
     TOO_LARGE,
     near,
@@ -77,7 +68,6 @@ from cetane.gates.weights import (
     WrongWeight,
     judge_weights,
     unused_parameters,
-    wrong_tokenizer,
     wrong_weights,
 )
 from cetane.hardware import LARGEST_FP16
@@ -85,7 +75,6 @@ from cetane.hardware.memory import give_back
 from cetane.mil.program import listed
 from cetane.planner import Planner, tags
 from cetane.planner.weights import weight_count
-from cetane.schema.plan import Plan
 from cetane.threads import beside
 
 STEPS = 6
@@ -193,7 +182,7 @@ class Proof:
         """
         alone = self.adapter is None
         deviated, text, unreached = self.structure()
-        starts = self.start_tasks(text.peak)
+        starts = start_tasks(self.plan, self.port.tokenizer, text.peak)
         windows = {window.name: window.tokens for window in text.windows}
         misreadings = list(misread(self.port, self.reference)) if alone else []
         with beside(self.wrong_weights if alone else lambda: ([], [])) as weights:
@@ -259,7 +248,7 @@ class Proof:
         """Warnings of what lies beyond the probes."""
         read, window = len(self.probes[0].tokens), largest_window(self.plan, self.reference)
         keys = max((one.keys for one in ane), default=self.plan.recipe.cache.context)
-        return unreached_tokens(self.plan, read, keys, window, self.first_positions)
+        return unreached_tokens(self.plan, read, keys, window, first_positions(self.plan))
 
     def show(self, question: str, number: int) -> None:
         """Show a question, and give memory that the last one freed back to the system."""
@@ -271,7 +260,8 @@ class Proof:
         wrong = [
             *wrong_tokenizer(self.port.tokenizer, self.weights.tokenizer),
             *self.files.wrong,
-            *wrong_weights(self.port, self.weights, self.tables),
+            *wrong_weights(self.port, self.weights),
+            *wrong_tables(self.planner, self.weights, self.tables),
         ]
         names = self.reference.parameters
         shapes = {name: self.weights.shape(name) for name in names if name in self.weights}
@@ -282,37 +272,22 @@ class Proof:
         experts that no token reached. Functions of such experts are compared with their modules."""
         self.show("structure", 0)
         tasks = structure_tasks(self.plan, self.probes)
-        windows = self.windows(0, self.first_positions)
+        windows = self.windows(0, first_positions(self.plan))
         twin = self.port.twin
-        seen = observe(twin, self.planner, [*tasks, *self.window_tasks(windows)])
-        own, read = seen[: len(tasks)], seen[len(tasks) :]
-        truths = ModelResults.ask(self.reference, tasks, own, scale=self.scale)
-        differences = list(deviations(self.plan, self.planner, tasks, own, truths))
-        text = Text(windows, [one.logits for one in read], peak(windows, read))
+        seen = observe(twin, self.planner, [*tasks, *window_tasks(self.plan, windows)])
+        probed, texts = seen[: len(tasks)], seen[len(tasks) :]
+        truths = ModelResults.ask(self.reference, tasks, probed, scale=self.scale)
+        differences = list(deviations(self.plan, self.planner, tasks, probed, truths))
+        text = Text(windows, [one.logits for one in texts], peak(windows, texts))
         idle = idle_functions(twin, self.adapter)
         if idle:
             modules = Planner(self.weights, self.planner.recipe).on(self.adapter)
             differences += idle_deviations(twin, modules, self.weights, idle)
-        return differences, text, [*unreached_experts(self.planner, self.plan, idle, own)]
-
-    @property
-    def first_positions(self) -> int:
-        """The positions that are judged first. Streaming heads need a text beyond what they see."""
-        evidence, streaming = limits().evidence, self.plan.recipe.cache.streaming
-        return evidence.positions if streaming is None else evidence.most
+        return differences, text, [*unreached_experts(self.planner, self.plan, idle, probed)]
 
     def windows(self, start: int, stop: int) -> list[Probe]:
+        """The windows of text from position `start` up to `stop`."""
         return text_windows(self.port.tokenizer, self.plan, start, stop)
-
-    def window_tasks(self, windows: Sequence[Probe]) -> list[ProbeTask]:
-        """A task for each window. The widest mode reads all but the last tokens, and `decode` reads
-        these. Otherwise no call of a short window would read a cache."""
-        tasks = []
-        for window in windows:
-            last = min(LEAST_OWN, len(window.tokens) // 2)
-            read = (ProbePart(self.mode, len(window.tokens) - last), ProbePart("decode", last))
-            tasks.append(ProbeTask(self.mode, window, read))
-        return tasks
 
     def compression(
         self, text: Text, starts: Sequence[ProbeTask]
@@ -325,7 +300,7 @@ class Proof:
         self.show("compression", 1)
         evidence, windows = limits().evidence, text.windows
         compression = Compression(self.plan, self.planner, self.mode)
-        tasks = [*self.window_tasks(windows), *starts]
+        tasks = [*window_tasks(self.plan, windows), *starts]
         seen = observe(self.port.shipped, self.planner, tasks)
         truths = self.ask(tasks, seen)
         read = [
@@ -337,10 +312,10 @@ class Proof:
         compression.add(windows, seen, truths)
         for task in starts:
             compression.reach(truths.of(task.probe))
-        stop = self.first_positions
+        stop = first_positions(self.plan)
         while stop < evidence.most and not compression.decided:
             windows = self.windows(stop, 2 * stop)
-            tasks = self.window_tasks(windows)
+            tasks = window_tasks(self.plan, windows)
             seen = observe(self.port.shipped, self.planner, tasks)
             compression.add(windows, seen, self.ask(tasks, seen))
             stop *= 2
@@ -349,17 +324,9 @@ class Proof:
     def ask(self, tasks: Sequence[ProbeTask], seen: Sequence[Seen]) -> ModelResults:
         """The model's results on tasks, with the residual stream after every block. Its heads see
         all tokens, even if they stream in the port."""
-        streams = [
-            truth for block in self.planner.model.layers if (truth := block.truths().get("hidden"))
-        ]
+        streams = [t for block in self.planner.model.layers for t in block.residuals()]
         with self.reference.seeing_all():
             return ModelResults.ask(self.reference, tasks, seen, streams, self.scale)
-
-    def start_tasks(self, peak: int) -> list[ProbeTask]:
-        """Starts of a prompt in every mode, by `whole_calls`. They hold BOS and the text that ends
-        with its token `peak`."""
-        tokenizer = self.port.tokenizer
-        return whole_calls(self.plan, "start", lambda count: begun(tokenizer, count, up_to=peak))
 
     def rounding(
         self, read: Sequence[PortRead]
@@ -437,13 +404,6 @@ class Proof:
             would_choose(result.logits, question, answer, margin)
             for result, question, answer in zip(results, questions, answers, strict=True)
         ]
-
-
-def capacity_of(plan: Plan, probe: Probe) -> int | None:
-    """The smallest capacity that holds a probe; None if the plan has only one."""
-    stop = probe.start + len(probe.tokens)
-    fitting = (one.tokens for one in plan.capacities if one.tokens >= stop)
-    return next(fitting) if plan.smaller else None
 
 
 def judge_ranges(ranges: Sequence[Range]) -> Check:

@@ -66,6 +66,8 @@ class DraftHeadLimits(Data):
 
     logit_cosine: float
     top1: Share
+    one_logit: float = Field(gt=0)
+    """The error of any logit, over the root mean square of its row."""
 
 
 class PublishedLimits(Data):

@@ -38,6 +38,8 @@ DRAFTED = 16
 """The most tokens of a draft that is accepted in part or whole, unless narrower calls take it."""
 AFTER = 1
 """The tokens that follow each draft."""
+COUNTED = (1 << 11, 1 << 15, 1 << 16)
+"""The positions up to which numbers of 16 bits count: fp16, signed and unsigned integers."""
 WORK = 10**13
 """Products of weights and tokens that one text may cost: some minutes on two cores. A model of a
 billion weights then reads 10,000 tokens, a larger one fewer."""
@@ -80,8 +82,7 @@ def structure_probes(
       each smaller capacity it has filled that cache. Behind these are tokens for what a host does
       (`host_parts`).
     - The end of the context, with nothing before it.
-    - Every crossing from one capacity to the next, and from one block of keys to the next
-      (`borders`).
+    - Every crossing from one capacity to the next, and those of `borders`.
     - Embeddings so faint that every epsilon has an effect, if the host looks embeddings up.
     - Short sequences of random tokens, `drawn_for_experts` together: they take experts that a text
       does not take. Many are short, since tokens with few before them differ most.
@@ -115,7 +116,7 @@ def structure_probes(
 
 def borders(plan: Plan, least: int, most: int) -> set[int]:
     """The first and the last position, of those above `least` and up to `most`, at which attention
-    begins a new block of keys.
+    begins a new block of keys; and those of `COUNTED`.
 
     One loop cuts and merges all blocks, so these two show what the others do. In caches that shift,
     newest keys are on the right: no short probe reaches a border.
@@ -124,7 +125,7 @@ def borders(plan: Plan, least: int, most: int) -> set[int]:
     if all(slots.limited or slots.shifts for slots in plan.caches.values()):
         return set()
     every = range((least // size + 1) * size, most + 1, size)
-    return {*every[:1], *every[-1:]}
+    return {*every[:1], *every[-1:], *(at for at in COUNTED if least < at <= most)}
 
 
 def widest_tokens(plan: Plan) -> int:

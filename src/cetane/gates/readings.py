@@ -18,12 +18,13 @@ import torch
 
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
-from cetane.families import LEAST_SCALE, RAISED_ANSWERS
+from cetane.families import LEAST_SCALE, RAISED_ANSWERS, to_halves
 from cetane.gates.bounds import Tightened
+from cetane.gates.model_results import ModelResults
 from cetane.gates.observe import ProbeTask, observe, whole_calls
 from cetane.gates.probes import SEED
 from cetane.gates.reference import Reference
-from cetane.gates.structure import ModelResults, deviations
+from cetane.gates.structure import deviations
 from cetane.gates.verdict import Check, at_most
 from cetane.hardware import LARGEST_FP16
 from cetane.lower.tracing import SMALLEST_FP16
@@ -118,6 +119,8 @@ def epsilons(reference: Reference) -> set[float]:
         for name in ("variance_epsilon", "eps")
         if isinstance(value := getattr(module, name, None), float)
     }
+    if any(type(module).__name__ == "OlmoLayerNorm" for module in modules):
+        own.add(1e-5)  # a number in its code
     bare = any("qk_norm" in type(module).__name__.lower() for module in modules)
     deltas = delta_rules(reference)
     # The delta rule adds 1e-6 to the square of a length (transformers' `l2norm`), not to its mean.
@@ -131,7 +134,7 @@ def delta_rules(reference: Reference) -> list[Any]:
     return [module for module in reference.model.modules() if hasattr(module, "head_k_dim")]
 
 
-ACTIVATION_NAMES = ("act_fn", "activation_fn")
+ACTIVATION_NAMES = ("act", "act_fn", "activation_fn")
 """The names under which transformers' modules keep an activation."""
 
 
@@ -160,6 +163,8 @@ def activations(reference: Reference) -> list[Any]:
         kept.append(torch.nn.SiLU())
     if any(type(module).__name__ == "ReLUSquaredActivation" for module in kept):
         kept.append(torch.nn.ReLU())  # a program squares it by a product
+    if any(getattr(owner, "activation_sparsity", 0) > 0 for owner in reference.model.modules()):
+        kept.append(torch.nn.ReLU())  # sparse gates call it as a function
     return list({str(module): module for module in kept}.values())
 
 
@@ -264,13 +269,15 @@ def rotary_tables(reference: Reference, positions: torch.Tensor) -> Iterator[Arr
     rotary = next(parts[name] for name in ROTARY_NAMES if name in parts)
     kinds: list[dict[str, str]] = [{}]
     if "layer_type" in inspect.signature(rotary.forward).parameters:
-        kinds = [{"layer_type": kind} for kind in dict.fromkeys(reference.model.config.layer_types)]
+        types = getattr(rotary, "layer_types", reference.model.config.layer_types)
+        kinds = [{"layer_type": kind} for kind in dict.fromkeys(types)]
     for kind in kinds:
         made = rotary(torch.zeros(1), positions[None], **kind)
         cos, sin = (made.real, made.imag) if isinstance(made, torch.Tensor) else made
         halves = torch.stack([cos[0], sin[0]])
         yield halves.numpy()
         yield torch.cat([halves, halves], -1).numpy()  # some models keep one angle of each pair
+        yield to_halves(halves[..., None])[..., 0].numpy()  # Cohere keeps both, beside each other
 
 
 def wrong_roundings(port: Readable) -> Iterator[Misread]:

@@ -307,7 +307,8 @@ class Reference:
 
         def keep(path: str) -> Any:
             def hook(_: Any, __: Any, output: Any) -> None:
-                outputs = output if isinstance(output, tuple) else (output,)
+                several = isinstance(output, tuple) or output.ndim == 4  # AltUp stacks its streams
+                outputs = output if several else (output,)
                 for truth in wanted:
                     if truth[0] == path:
                         seen[truth] = outputs[truth[1]].clone()
@@ -332,6 +333,7 @@ def logits_of(model: Any, normed: Tensor) -> Tensor:
     if config.model_type == "hyperclovax":  # multiplies by what all others divide by
         scaling = 1 / scaling
     logits: Tensor = model.get_output_embeddings()(normed) / scaling
+    logits *= getattr(config, "logit_scale", 1.0)
     bound = getattr(config, "final_logit_softcapping", None)
     return logits if bound is None else torch.tanh(logits / bound) * bound
 

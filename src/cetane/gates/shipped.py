@@ -8,12 +8,12 @@ import numpy as np
 from cetane.engine.backend import Array
 from cetane.gates import metrics
 from cetane.gates.golden_result import Range
+from cetane.gates.model_results import ModelResults
 from cetane.gates.observe import Seen
 from cetane.gates.probes import LEAST_OWN, Probe
 from cetane.gates.quality import Agreement
 from cetane.gates.reference import Observed
 from cetane.gates.scores import LogitScore, ShardScore, logit_score, shard_scores
-from cetane.gates.structure import ModelResults
 from cetane.gates.verdict import Check
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
@@ -72,8 +72,7 @@ class Compression:
     def reach(self, truth: Observed) -> None:
         """Note how large the residual stream of a sequence becomes."""
         for block in self.planner.model.layers:
-            stream = block.truths().get("hidden")
-            if stream:
+            for stream in block.residuals():
                 top = float(np.abs(truth.tensors[stream]).max())
                 self.largest[block.name] = max(self.largest.get(block.name, 0.0), top)
 

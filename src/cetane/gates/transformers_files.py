@@ -15,7 +15,7 @@ from typing import Any
 from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.checkpoint.convert_tokenizer import OFFLINE
 from cetane.checkpoint.sandbox import Sandbox
-from cetane.checkpoint.tokenizer import TOKENIZER_FILES
+from cetane.checkpoint.tokenizer_files import TOKENIZER_FILES
 from cetane.errors import CetaneError
 from cetane.files import (
     cache_dir,

@@ -85,6 +85,8 @@ class ExperimentReport(Data):
 
     kind: Literal["experiment"] = "experiment"
     schema_version: Literal[2] = 2
+    lab: str = ""
+    """The option by which commands find its lab, after a space; empty if none needs it."""
     id: str
     title: str
     group: str
@@ -173,10 +175,11 @@ class Entry:
         known = not self.experiment.runnable or self.experiment.recipes_sha256
         return f"{self.state()}, {'changed since' if known else 'a recipe cannot be read now'}"
 
-    def report(self) -> ExperimentReport:
+    def report(self, lab: str = "") -> ExperimentReport:
         """Everything that is known about it."""
         one, outcome = self.experiment, self.outcome
         return ExperimentReport(
+            lab=lab,
             id=one.id,
             title=one.title,
             group=one.group,
@@ -230,10 +233,11 @@ def entries(experiments: Iterable[Experiment], journal: Journal) -> list[Entry]:
     return [Entry(one, runs.get(one.id, []), verdicts.get(one.id)) for one in experiments]
 
 
-def experiment_report(experiment: Experiment, journal: Journal) -> ExperimentReport:
-    """Everything that is known about one experiment."""
+def experiment_report(experiment: Experiment, journal: Journal, lab: str = "") -> ExperimentReport:
+    """Everything that is known about one experiment. `lab` is the option by which commands find its
+    lab, after a space."""
     (entry,) = entries([experiment], journal)
-    return entry.report()
+    return entry.report(lab)
 
 
 def both(outcome: Outcome) -> list[ArmOutcome]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from cetane.errors import CetaneError
-from cetane.files import json_sha256, sha256
+from cetane.files import LARGEST_TEXT, json_sha256, sha256
 from cetane.hardware.chips import find_chip
 from cetane.lab.metrics import METRICS
 from cetane.schema.changes import override
@@ -287,7 +287,7 @@ class Experiment(Data):
         each run, so that only `Setting.inputs` knows it."""
         if self.workload is not None and (file := self.workload.text_file) is not None:
             with suppress(CetaneError):
-                return {"text": sha256(file)}
+                return {"text": sha256(file, LARGEST_TEXT)}
         return {}
 
 

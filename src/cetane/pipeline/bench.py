@@ -88,11 +88,13 @@ def bench(
 ) -> DraftingBenchmark:
     """Generate answers to the suite's prompts, plain and with every drafter.
 
-    The default drafter is that of normal decoding. `categories` selects categories of the suite;
-    the default is all. `prompts` limits the prompts of each category, `tokens` the tokens of an
-    answer. `adapter` is that of all tokens, and `exclusive` as in `load`. CetaneError for an
-    unknown category, drafter or adapter, for answers of one token, whose speed nothing tells, and
-    for a prompt that is longer than the context.
+    - The default of `drafters` is that of normal decoding.
+    - `categories` are those of the suite, by default all.
+    - `prompts` limits the prompts of each category, `tokens` the tokens of an answer.
+    - `adapter` is that of all tokens; `exclusive` is as in `load`.
+
+    CetaneError for an unknown category, drafter or adapter, for answers of one token, whose speed
+    nothing tells, and for a prompt that is longer than the context.
     """
     if tokens < 2:
         raise CetaneError("an answer of one token has no speed", "ask for more: --max-new 64")

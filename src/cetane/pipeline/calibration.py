@@ -130,11 +130,7 @@ def calibrate(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silen
     Of the recipe, only the family's options count: they decide which blocks there are.
     """
     planner = Planner(checkpoint, recipe)
-    blocks = {
-        block.name: truth
-        for block in planner.model.layers
-        if (truth := block.truths().get("hidden"))
-    }
+    blocks = {block.name: truths for block in planner.model.layers if (truths := block.residuals())}
     tokens = calibration_tokens(checkpoint, planner.model.max_context, planner.model.vocab)
     key = json_sha256(["calibration", VERSION, checkpoint.content, blocks, tokens])
     with store.opened(key) as folder:
@@ -157,10 +153,16 @@ def calibration_tokens(checkpoint: Checkpoint, context: int, vocab: int) -> list
     return [*text, *drawn]
 
 
-def run_pass(checkpoint: Checkpoint, blocks: Mapping[str, Truth], tokens: list[int]) -> Calibration:
+def run_pass(
+    checkpoint: Checkpoint, blocks: Mapping[str, list[Truth]], tokens: list[int]
+) -> Calibration:
     """One forward pass, up to the last block: nothing is asked of the logits."""
-    streams = reference_of(checkpoint).tensors(tokens, list(blocks.values()))
-    residuals = {name: float(np.abs(streams[truth]).max()) for name, truth in blocks.items()}
+    wanted = [truth for truths in blocks.values() for truth in truths]
+    streams = reference_of(checkpoint).tensors(tokens, wanted)
+    residuals = {
+        name: max(float(np.abs(streams[truth]).max()) for truth in truths)
+        for name, truths in blocks.items()
+    }
     return Calibration(residuals=residuals)
 
 

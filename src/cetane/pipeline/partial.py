@@ -1,6 +1,5 @@
 """An unfinished bundle on the disk: what is done, and what it replaces."""
 
-import json
 import logging
 from contextlib import suppress
 from pathlib import Path
@@ -8,8 +7,9 @@ from typing import Any
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
-from cetane.files import PARTIAL, FileRecord, records, remove, write_json
+from cetane.files import PARTIAL, FileRecord, read_bytes, records, remove, write_json
 from cetane.schema.draft_head import FOLDER
+from cetane.validation import parse_json
 
 log = logging.getLogger("cetane.build")
 
@@ -120,11 +120,10 @@ def dumped(made: dict[str, FileRecord]) -> dict[str, Any]:
 
 
 def read_note(path: Path) -> Any:
-    """A record of a build; None if there is none, or if a crash left something else."""
-    try:
-        return json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
+    """A record of a build; None if there is none that can be read: a crash left something else."""
+    with suppress(CetaneError):
+        return parse_json(read_bytes(path), str(path))
+    return None
 
 
 def digest_of(bundle: Path) -> str | None:

@@ -63,17 +63,21 @@ def port(
     `rebuild`, an interrupted port goes on where it stopped, and a finished bundle of the same model
     and recipe is kept and judged again.
 
-    `model` is a Hugging Face folder, a GGUF file or a hub id. `context`, `bits` and `changes`
-    replace values of the recipe (`make_request`); `quality` is what is promised, `budget` the most
-    that weights and tables may take ("300MB"). A port for a `chip` gets a layout for it, and must
-    be predicted to be on its ANE, unless `require_residency` says otherwise. `os` is the chip's
-    system, as iOS counts. With `fix`, a red gate's own advice is taken, a few times.
-    `lora` is the folder of a peft adapter that is merged into the model as it is read. `adapters`
-    are folders of such adapters by name: each becomes functions beside the base's, which share its
-    weights. `text` is a file like what the port will read, on which few bits are fitted. `output`
-    is the bundle's folder, by default the model's name and the recipe's in the working directory;
-    `force` replaces another bundle there. `workers` processes make the parts side by side, or those
-    of Dask's `scheduler`; what is in the shared `store` is not made again (docs/how-to/workers.md).
+    - `model` is a Hugging Face folder, a GGUF file or a hub id.
+    - `context`, `bits` and `changes` replace values of the recipe. `quality` is what is promised.
+    - `budget` is the most that weights and tables may take ("300MB").
+    - A port for a `chip` gets a layout for it, and must be predicted to be on its ANE, unless
+      `require_residency` says otherwise. `os` is the chip's system, as iOS counts.
+    - `lora` is the folder of a peft adapter that is merged into the model as it is read.
+    - `adapters` are folders of such adapters by name. Each becomes functions beside the base's,
+      which share its weights.
+    - `text` is a file like what the port will read, on which few bits are fitted.
+    - With `fix`, a red gate's own advice is taken, a few times.
+    - `output` is the bundle's folder, by default the model's name and the recipe's in the working
+      directory. `force` replaces another bundle there.
+    - `workers` processes make the parts side by side, or those of Dask's `scheduler`. What is in
+      the shared `store` is not made again (docs/how-to/workers.md).
+
     Raises CetaneError for what cannot be ported: nothing is left behind then.
 
     >>> result = cetane.port(model, recipe=recipe, output=bundle)

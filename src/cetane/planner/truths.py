@@ -1,5 +1,7 @@
 """Truths: the tensors of the Hugging Face model that the outputs of a plan's calls should equal."""
 
+from collections.abc import Iterable
+
 from cetane.families import Block, Model, Truth
 from cetane.planner.calls import Calls
 from cetane.planner.layout import Arrangement, needed
@@ -14,15 +16,19 @@ def step_truths(
     return {
         step: {
             f"{name}_out": truth
-            for block in blocks
-            for name, truth in block.truths().items()
-            if name in model.channels
+            for name, block in last_writers(blocks).items()
+            if name in model.channels and (truth := block.truths().get(name)) is not None
         }
         for segment in arrangement.order
         for step, blocks in zip(
             calls.steps(segment, mode), calls.step_blocks(segment, mode), strict=True
         )
     }
+
+
+def last_writers(blocks: Iterable[Block]) -> dict[str, Block]:
+    """The block that last writes each tensor, by name."""
+    return {name: block for block in blocks for name in block.writes}
 
 
 def shard_feeds(arrangement: Arrangement, shard: str) -> dict[str, Truth]:

@@ -14,7 +14,7 @@ from cetane.errors import CetaneError
 from cetane.export import contract
 from cetane.files import read_json_if_present, regular_files
 from cetane.hardware.chips import find_chip
-from cetane.pipeline.export import RUNTIMES, check_folder
+from cetane.pipeline.runtime_folder import RUNTIMES, check_folder
 from cetane.report.card import FolderKind, card
 from cetane.schema.draft_head import FOLDER, HELD_OUT
 from cetane.schema.manifest import CONFIGS, CONTRACT, MANIFEST, ORIGIN

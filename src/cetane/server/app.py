@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
+from cetane.checkpoint.tokenizer import ROLES
 from cetane.errors import CetaneError
 from cetane.files import shipped_text
 from cetane.server.asks import chat_asks, check_known, completion_asks
@@ -71,8 +72,7 @@ def add_tokenizer(router: APIRouter, service: Service) -> None:
     async def tokenizer_info() -> dict[str, Any]:
         """What lm-eval asks before it uses the routes above (as vLLM answers)."""
         tokenizer = service.worker(None).served.tokenizer
-        roles = ("bos_token", "eos_token", "unk_token", "pad_token")
-        tokens = {role: tokenizer.special_tokens.get(role) for role in roles}
+        tokens = {role: tokenizer.special_tokens.get(role) for role in ROLES}
         return {**tokens, "chat_template": tokenizer.chat_template}
 
 
@@ -155,7 +155,7 @@ def create_app(service: Service) -> FastAPI:
     async def chat_page() -> HTMLResponse:
         return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])  # many monitors ask with HEAD
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 

@@ -34,9 +34,7 @@ def chat_asks(request: ChatRequest, served: Served, settings: Settings) -> list[
     ids = chat_ids(request, served)
     top = (request.top_logprobs or 0) if request.logprobs else None
     most = request.max_completion_tokens or request.max_tokens
-    return asks(
-        request, served, settings, [ids], "messages", most, top, chat_grammar(request, served)
-    )
+    return asks(request, served, settings, [ids], most, top, chat_grammar(request, served))
 
 
 def completion_asks(request: CompletionRequest, served: Served, settings: Settings) -> list[Ask]:
@@ -48,9 +46,7 @@ def completion_asks(request: CompletionRequest, served: Served, settings: Settin
     most = request.max_tokens
     if most is None:  # nobody asked for the default, so a lower limit shortens it
         most = min(COMPLETION, settings.max_tokens or COMPLETION)
-    return asks(
-        request, served, settings, prompts, "prompt", most, request.logprobs, grammar, request.echo
-    )
+    return asks(request, served, settings, prompts, most, request.logprobs, grammar)
 
 
 def check_count(count: int, settings: Settings) -> None:
@@ -64,24 +60,23 @@ def asks(
     served: Served,
     settings: Settings,
     prompts: Sequence[Sequence[int]],
-    param: str,
     most: int | None,
     top: int | None,
     grammar: str | None,
-    echo: bool = False,
 ) -> list[Ask]:
-    """The asks for prompts, one for each choice. `param` names the field that holds the prompts.
+    """The asks for prompts, one for each choice.
 
     `most` are the most tokens of an answer, and `top` the likeliest tokens in each score. Raises
     ApiError for a request that this model cannot honour.
     """
+    continues = isinstance(request, CompletionRequest)
     limit = settings.max_tokens or served.context
     if most is not None and most > limit and settings.max_tokens is not None:
         raise ApiError(400, f"max_tokens: at most {limit} here", "max_tokens", "invalid_value")
     most = limit if most is None else min(most, limit)
     check_choices(request, served, top, grammar)
     for ids in prompts:
-        check_prompt(ids, served, param)
+        check_prompt(ids, served, "prompt" if continues else "messages")
     bias = token_biases(request, served)
     constraint = None if grammar is None else compiled(grammar, served, request)  # may be slow
     stop_tokens = served.tokenizer.special_ids(request.stops)
@@ -92,11 +87,11 @@ def asks(
             sampling(request, bias, number),
             stops=request.stops,
             top=top,
-            echo=echo,
+            echo=isinstance(request, CompletionRequest) and request.echo,
             grammar=constraint,
             adapter=served.adapters[request.model],
             stop_tokens=stop_tokens,
-            continues=isinstance(request, CompletionRequest),
+            continues=continues,
         )
         for ids in map(tuple, prompts)
         for number in range(request.n)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cetane.checkpoint.tokenizer import TextStream
+from cetane.checkpoint.text_stream import TextStream
 from cetane.engine.likelihood import TokenLikelihood
 from cetane.server.answers import (
     ChatChoice,

@@ -32,6 +32,16 @@ MOVE = 1e-9
 llguidance makes a pattern that it cannot read itself."""
 
 
+ADVICE = {
+    "NoExtensionBias": "no text follows it: a rule or schema refers to itself alone, or fits none",
+    "Resource '": "it refers to another document, which is not fetched: put that under $defs",
+    "Unimplemented keys": "{}: leave them out, and check the answer for them",
+    "oneOf constraints are not": "oneOf is for schemas that no value fits twice: use anyOf",
+}
+"""What to say in place of llguidance's words, by their beginning; `{}` are its words."""
+SIMPLER = "make the grammar simpler, or the answer shorter"
+
+
 class Grammars:
     """Makes constraints for one tokenizer."""
 
@@ -54,10 +64,10 @@ class Grammars:
         matcher = LLMatcher(self.tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise refused(matcher, param)
-        constraint = GrammarConstraint(matcher, self.vocab)
+        constraint = GrammarConstraint(matcher, self.vocab, param)
         try:
             constraint.allowed()  # some grammars only fail at the first token
-        except CetaneError:
+        except ApiError:
             raise refused(matcher, param) from None
         return constraint
 
@@ -65,27 +75,32 @@ class Grammars:
 class GrammarConstraint:
     """A grammar's state in one answer."""
 
-    def __init__(self, matcher: LLMatcher, vocab: int) -> None:
-        self.matcher, self.vocab = matcher, vocab
+    def __init__(self, matcher: LLMatcher, vocab: int, param: str) -> None:
+        """`param` names the field that holds the grammar, for errors."""
+        self.matcher, self.vocab, self.param = matcher, vocab, param
 
     def fresh(self) -> "GrammarConstraint":
         """The same grammar, for another answer."""
         matcher = self.matcher.deep_copy()
         matcher.reset()
-        return GrammarConstraint(matcher, self.vocab)
+        return GrammarConstraint(matcher, self.vocab, self.param)
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """Whether each token may come next, `(V,)`. Raises CetaneError at a limit of llguidance,
+        """Whether each token may come next, `(V,)`. Raises ApiError at a limit of llguidance,
         whose mask then allows the end alone."""
         packed = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
         if self.matcher.is_error():
-            raise CetaneError(f"the grammar failed: {reason(self.matcher)}")
+            raise self.failed()
         return np.unpackbits(packed, count=self.vocab, bitorder="little").astype(bool)
 
     def keep(self, token: int) -> None:
-        """Go on after a token. Raises CetaneError at a limit of llguidance."""
+        """Go on after a token. Raises ApiError at a limit of llguidance."""
         if not self.matcher.consume_token(token):
-            raise CetaneError(f"the grammar failed: {reason(self.matcher)}")
+            raise self.failed()
+
+    def failed(self) -> ApiError:
+        text = f"{self.param}: the grammar failed in the answer: {reason(self.matcher)}: {SIMPLER}"
+        return ApiError(400, text, self.param, "invalid_value")
 
 
 def refused(matcher: LLMatcher, param: str) -> ApiError:
@@ -95,6 +110,9 @@ def refused(matcher: LLMatcher, param: str) -> ApiError:
 def reason(matcher: LLMatcher) -> str:
     """What is wrong, in one line. llguidance also shows the state of its parser."""
     first, *others = (matcher.get_error() or "no reason given").split("\n")
+    for words, advice in ADVICE.items():
+        if first.startswith(words):
+            return advice.format(first)
     of_regex = next((line for line in others if line.startswith("error: ")), None)
     if of_regex is None:
         return first
@@ -134,7 +152,9 @@ def lark_json(schema: Mapping[str, Any]) -> str:
 def mended(schema: Any) -> Any:
     """A schema whose exclusive bounds llguidance 1.9.1 keeps. It accepts the bound itself if that
     is a whole number and the other bound is less than 1 away, as 0 in (0, 0.5]. So such a bound
-    moves inwards by `MOVE` or more."""
+    moves inwards by `MOVE` or more.
+
+    It also rounds bounds to float64; here they are rounded inwards before."""
     if isinstance(schema, list):
         return [mended(one) for one in schema]
     if not isinstance(schema, Mapping):
@@ -146,6 +166,9 @@ def mended(schema: Any) -> Any:
         for key, value in schema.items()
     }  # fmt: skip
     for bound, other, sign in (("Minimum", "Maximum", 1), ("Maximum", "Minimum", -1)):
+        for key in (bound.lower(), f"exclusive{bound}"):
+            if type(made.get(key)) is int:
+                made[key] = rounded(made[key], sign)
         place: Any = made.get(f"exclusive{bound}")
         ends: list[Any] = [made.get(other.lower()), made.get(f"exclusive{other}")]
         if type(place) in (int, float) and place % 1 == 0 and any(
@@ -153,3 +176,9 @@ def mended(schema: Any) -> Any:
         ):  # fmt: skip
             made[f"exclusive{bound}"] = place + sign * max(MOVE, math.ulp(place))
     return made
+
+
+def rounded(bound: int, sign: int) -> int:
+    """A bound as float64 holds it, moved towards `sign` if it does not."""
+    near = float(bound)
+    return int(near if sign * (int(near) - bound) >= 0 else math.nextafter(near, sign * math.inf))

@@ -19,7 +19,9 @@ Kind = TypeVar("Kind", bound="RequestBody")
 class RequestBody(BaseModel):
     """The base of all requests, and of their parts. Types are strict: `"1"` is no number."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -291,7 +293,7 @@ class CompletionRequest(GenerationRequest):
     prompt: str | Ids | Items[str] | Items[Ids]
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=20)
-    best_of: Literal[1] = 1
+    best_of: int = Field(default=1, ge=1, le=1)
 
     @model_validator(mode="after")
     def consistent(self) -> Self:

@@ -18,7 +18,8 @@ from cetane.server.writing import AnswerWriter, Ask, Ending, Event, OutOfTime
 EVENTS = 64
 """Events of an answer that may wait for its client: one may hold 64 scores with 20 tokens each."""
 PATIENCE = 10.0
-"""Seconds that a worker waits for a client that does not read."""
+"""Seconds that a worker waits for a client that does not read. All requests that wait share them:
+each more of them shortens the time."""
 
 
 class Left(Exception):
@@ -43,12 +44,13 @@ class Job:
         self.left = True
         self._room.release()
 
-    def emit(self, number: int, event: Event) -> None:
-        """Hand over what is written of an ask, when there is room. For the worker's thread.
+    def emit(self, number: int, event: Event, waiting: int = 0) -> None:
+        """Hand over what is written of an ask, when there is room. For the worker's thread, while
+        so many other requests are `waiting`.
 
         Raises Left, and OutOfTime if the client does not read.
         """
-        if not self._room.acquire(timeout=PATIENCE):
+        if not self._room.acquire(timeout=PATIENCE / (1 + waiting)):
             raise OutOfTime
         if self.left:
             raise Left
@@ -168,9 +170,10 @@ class Worker:
                 job.check()
                 asked = None if number else job.asked
                 writer = AnswerWriter(self.served, ask, self.metrics, job.check, asked)
-                ending = writer.write(partial(job.emit, number))
+                emit = partial(self._emit, job, number)
+                ending = writer.write(emit)
                 self._count(ending)
-                job.emit(number, ending)
+                emit(ending)
             self._end("answered")
             job.put(None)
         except Left:
@@ -178,12 +181,18 @@ class Worker:
         except OutOfTime:
             self._end("timeout")
             job.put(late())
+        except ApiError as error:  # a limit of the request's own grammar
+            self._end("failed")
+            job.put(error)
         except CetaneError as error:
             self._end("failed")
             job.put(ApiError(500, str(error)))
         except BaseException as error:  # the thread must live on
             self._end("failed")
             job.put(ApiError(500, f"{type(error).__name__}: {error}"))
+
+    def _emit(self, job: Job, number: int, event: Event) -> None:
+        job.emit(number, event, len(self._queue))
 
     def _count(self, ending: Ending) -> None:
         """Add an answer to the metrics."""

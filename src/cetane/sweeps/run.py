@@ -16,9 +16,10 @@ from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.hardware.chips import DEFAULT_CHIP
 from cetane.pipeline.request import NUMBER, make_request, read_size
 from cetane.schema.recipe import Recipe
-from cetane.sweeps.grid import load_grid, ways_named, weights
+from cetane.sweeps.grid import load_grid, ways_named
 from cetane.sweeps.plot import plot
 from cetane.sweeps.points import Point, best, pareto
+from cetane.sweeps.sizes import Sizes
 from cetane.sweeps.sweep import Passage, Sweep, write_recipe
 from cetane.sweeps.tasks import SweepTasks
 from cetane.tasks.workers import Workers, open_workers
@@ -42,11 +43,11 @@ class Budget:
             f"--budget {text}: not a size", "write bits a weight, 4.25, or a size, 60MB"
         )
 
-    def size(self, work: Sweep) -> int:
+    def size(self, sizes: Sizes) -> int:
         """The bytes of the weights that formats are for."""
         if self.bytes:
-            return self.bytes - work.beside
-        return int(self.bits * sum(w.elements for w in weights(work.planner)) / 8)
+            return self.bytes - sizes.beside
+        return int(self.bits * sizes.elements / 8)
 
 
 @dataclass(frozen=True)
@@ -112,14 +113,17 @@ def sweep(
 ) -> SweepResult:
     """Judge compressions of a model on a text, without building one.
 
-    `text` is a file of plain text; by default a text that ships. `lora` is merged into the model.
-    `budget` is the size of the chosen point: bits a weight ("4.25"), or megabytes of weights and
-    tables ("60MB").
-    `formats` are names or patterns. Speed and residency are predicted for `chip`, with the system
-    `os` (its iOS number). The folder `output` keeps all results, so that another sweep
-    continues from there. `workers`, `scheduler` and `store` are as in `port`. CetaneError for a
-    text that is unreadable or too short, for an unknown format, for a `budget` that is no size, and
-    for a chip without a rate at which it reads weights.
+    - `text` is a file of plain text; by default a text that ships.
+    - `budget` is the size of the chosen point: bits a weight ("4.25"), or megabytes of weights and
+      tables ("60MB").
+    - `formats` are names or patterns.
+    - Speed and residency are predicted for `chip`, with the system `os` (its iOS number).
+    - `lora` is merged into the model.
+    - The folder `output` keeps all results, so that another sweep continues from there.
+    - `workers`, `scheduler` and `store` are as in `port`.
+
+    CetaneError for a text that is unreadable or too short, for an unknown format, for a `budget`
+    that is no size, and for a chip without a rate at which it reads weights.
     """
     names, target = ways_named(formats), Target(chip, os)
     wanted = None if budget is None else Budget.read(budget)
@@ -143,8 +147,8 @@ def run_sweep(
     Without a budget, the chosen point is of the first size of the grid. A crew judges all points
     first, so that the sweep finds them judged.
     """
-    size = work.plain_size(load_grid().mixed.sizes[0]) if budget is None else budget.size(work)
-    progress = work.progress
+    sizes, progress, mixed = work.sizes, work.progress, load_grid().mixed.sizes
+    size = sizes.of_way(mixed[0]) if budget is None else budget.size(sizes)
     tasks = None if crew is None else SweepTasks(work, crew)
     if tasks is not None:
         tasks.judge_ways(names, mixing)
@@ -153,19 +157,18 @@ def run_sweep(
         progress(name, index, len(names))
         found.append(work.way(name))
     if mixing:
-        sizes = [size, *(work.plain_size(name) for name in load_grid().mixed.sizes)]
-        mixes = work.mixes(sizes)
+        mixes = work.mixes([size, *(sizes.of_way(name) for name in mixed)])
         if tasks is not None:
             tasks.judge_mixes(mixes)
         found += [work.mix(mix) for mix in mixes]
     points = [point for point in found if point is not None]
     progress("done", len(names), len(names))
-    pick = best(points, size + work.rest)
+    pick = best(points, size + sizes.rest)
     files = plot(points, pick, work.folder)
     if pick is not None:
         files.append(write_recipe(work, pick))
     return SweepResult(
-        work.folder, points, pick, size + work.beside, work.tables, work.refused, files
+        work.folder, points, pick, size + sizes.beside, sizes.tables, work.refused, files
     )
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,6 @@ from cetane.checkpoint import Checkpoint
 from cetane.compress import Format, Fp16, Selection, SensitivityFile
 from cetane.compress.sensitivity import SENSITIVITY, stored_key
 from cetane.errors import CetaneError
-from cetane.families import Weight
 from cetane.files import Progress, disk_errors, replacing, sha256
 from cetane.fitting.fit import fit
 from cetane.gates.residency.target import Target
@@ -20,13 +19,12 @@ from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
 from cetane.pipeline.whole import location
 from cetane.planner import Planner
-from cetane.planner.weights import format_of
 from cetane.schema.changes import override
 from cetane.schema.manifest import producers
 from cetane.schema.recipe import RECIPE, Recipe, parse_recipe, recipe_files
 from cetane.sweeps import mixed, moments, smoke
 from cetane.sweeps.basis import Basis
-from cetane.sweeps.grid import Candidate, candidate, parse_way, weights
+from cetane.sweeps.grid import Candidate, candidate, parse_way
 from cetane.sweeps.on_chip import predict
 from cetane.sweeps.points import (
     JudgedText,
@@ -37,6 +35,7 @@ from cetane.sweeps.points import (
     SweptModel,
     key_of,
 )
+from cetane.sweeps.sizes import Sizes
 from cetane.tasks.task import code_version
 
 CALIBRATION, LAYERS, JUDGED = 512, 128, 1024
@@ -87,6 +86,7 @@ class Sweep:
     def __post_init__(self) -> None:
         self.predictor = Predictor(find_chip(self.target.chip))  # refuses a chip before any work
         self.own = Basis(self.checkpoint, self.recipe, self.progress)
+        self.sizes = Sizes(self.planner)
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         self.points = KeyedLedger(self.folder / POINTS, Point)
@@ -170,47 +170,17 @@ class Sweep:
             self.refused[wanted.name] = error.message
             return None
 
-    def size_of(self, selection: Selection) -> int:
-        """Bytes of the weights that formats are for."""
-        return sum(
-            format_of(weight, selection).nbytes(weight.shape) for weight in weights(self.planner)
-        )
-
-    def plain_size(self, name: str) -> int:
-        """Bytes of these weights if all have one format."""
-        return self.size_of(candidate(parse_way(name), self.planner, None).selection)
-
-    def all_weights(self) -> Iterator[Weight]:
-        """The model's weights, whatever their format."""
-        for block in self.planner.blocks:
-            yield from (weight for _, weight in block.weights())
-
-    @cached_property
-    def rest(self) -> int:
-        """Bytes of the weights that always stay in fp16: gains and biases."""
-        return sum(2 * weight.elements for weight in self.all_weights() if not weight.kind)
-
-    @cached_property
-    def tables(self) -> int:
-        """Bytes of the host's tables, in the recipe's format."""
-        return self.planner.plan().embedding_bytes
-
-    @property
-    def beside(self) -> int:
-        """Bytes that every point has beside the weights that formats are for."""
-        return self.rest + self.tables
-
     def mixes(self, sizes: Sequence[int]) -> list[Candidate]:
         """Mixed formats for these sizes: bytes of the weights that formats are for."""
         known = []
         parts = mixed.parts_of(self.planner)
         taken = {weight.name for part in parts for weight in part.weights}
-        others = sum(2 * w.elements for w in weights(self.planner) if w.name not in taken)
+        others = sum(2 * w.elements for w in self.sizes.weights if w.name not in taken)
         options = mixed.harms(parts, self.harm, self.mixed_base, self.progress)
         for size in dict.fromkeys(sizes):
             mix = mixed.mix(parts, options, size - others, self.mixed_base)
             if mix is None:
-                whole = (size + self.beside) / 1e6
+                whole = (size + self.sizes.beside) / 1e6
                 self.refused[f"mixed, {whole:.1f} MB"] = "the smallest formats do not fit"
             else:
                 known.append(mix)
@@ -288,7 +258,6 @@ class Sweep:
         basis.judge.compress(selection)
         judged = basis.judge.compare(truth)
         answered = smoke.ask(basis.judge)
-        elements = sum(weight.elements for weight in weights(planner))
         return Point(
             key=key,
             name=wanted.name,
@@ -297,7 +266,7 @@ class Sweep:
             group=wanted.group,
             compression=wanted.selection,
             weight_bytes=planner.plan().weight_bytes,
-            bits_per_weight=8 * self.size_of(wanted.selection) / elements,
+            bits_per_weight=8 * self.sizes.of(wanted.selection) / self.sizes.elements,
             perplexity=judged.perplexity,
             perplexity_ratio=judged.perplexity / judged.reference,
             kl=judged.kl,

@@ -12,6 +12,7 @@ from cetane.compress.sensitivity import SENSITIVITY
 from cetane.errors import CetaneError
 from cetane.files import read_json, remove, replacing, silent, write_json
 from cetane.gates.residency.target import Target
+from cetane.planner.weights import weight_count
 from cetane.schema.manifest import producers
 from cetane.schema.recipe import Recipe
 from cetane.store.settings import shared_store
@@ -114,8 +115,7 @@ class SweepTasks:
         )  # fmt: skip
         assert sweep.checkpoint.fingerprint  # computed here and sent along, for workers to compare
         self.job = SweepJob(key, sweep.checkpoint, sweep.recipe, sweep.passage, sweep.target)
-        elements = sum(w.elements for w in sweep.all_weights())
-        self.memory = BASE_MEMORY + ELEMENT * elements
+        self.memory = BASE_MEMORY + ELEMENT * weight_count(sweep.planner.blocks)
 
     def judge_ways(self, names: Sequence[str], mixing: bool) -> None:
         """Judge ways, and measure what mixes need."""

@@ -14,15 +14,18 @@ from tests.families.gemma_models import (
     SLIDING,
     build_gemma2,
     build_gemma3,
+    build_gemma3n,
     build_gemma4,
     build_vaultgemma,
 )
 from tests.families.test_deepseek import MODELS as LATENT_MODELS
 from tests.families.test_deepseek import build as build_latent
 from tests.families.test_gpt_oss import build_oss
+from tests.families.test_layer_normed import build as build_layer_normed
 from tests.families.test_lfm2 import build_lfm2_moe
 from tests.families.test_llama import MINISTRAL, MULTIPLIERS, ROPES, STRETCHED
 from tests.families.test_llama4 import build_llama4
+from tests.families.test_mixtral import MODELS as MIXTURES
 from tests.families.test_mixtral import build as build_mixture
 from tests.families.test_qwen3_next import MODELS
 from tests.families.zaya_models import build_zaya
@@ -59,13 +62,48 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "exaone4": lambda: build_model("exaone4", num_hidden_layers=4, sliding_window=32),
     "glm": lambda: build_model("glm", num_hidden_layers=3),
     "glm4": lambda: build_model("glm4", num_hidden_layers=3),
+    "cohere": lambda: build_layer_normed("cohere", num_hidden_layers=3, use_qk_norm=True),
+    "cohere2": lambda: build_layer_normed("cohere2", num_hidden_layers=4, sliding_window=32),
+    "nemotron": lambda: build_layer_normed("nemotron", num_hidden_layers=3),
+    "olmo": lambda: build_layer_normed("olmo", num_hidden_layers=3, clip_qkv=0.5),
+    "phi": lambda: build_layer_normed("phi", num_hidden_layers=3),
+    "stablelm": lambda: build_layer_normed("stablelm", num_hidden_layers=3, use_qkv_bias=True),
+    "starcoder2": lambda: build_layer_normed(
+        "starcoder2", num_hidden_layers=3, sliding_window=32, tie_word_embeddings=True
+    ),
     "olmo2": lambda: build_model("olmo2", num_hidden_layers=3),
     "olmo3": lambda: build_model("olmo3", num_hidden_layers=4, sliding_window=32),
     "lfm2": lambda: build_model(
         "lfm2", num_hidden_layers=4, layer_types=["conv", "full_attention", "conv", "conv"]
     ),
+    "lfm3": lambda: build_model(
+        "lfm3",
+        num_hidden_layers=4,
+        layer_types=["conv", "full_attention", "sliding_attention", "conv"],
+        sliding_window=32,
+    ),
     "lfm2_moe": lambda: build_lfm2_moe(
         num_hidden_layers=4, layer_types=["conv", "full_attention", "conv", "full_attention"]
+    ),
+    "ernie4_5_moe": lambda: build_mixture(
+        "ernie4_5_moe",
+        num_hidden_layers=3,
+        moe_num_experts=5,
+        moe_k=2,
+        moe_intermediate_size=20,
+        moe_num_shared_experts=1,
+    ),
+    "dots1": lambda: three_mixture_layers("dots1"),
+    "glm4_moe": lambda: three_mixture_layers("glm4_moe"),
+    "hunyuan_v1_moe": lambda: build_mixture(
+        "hunyuan_v1_moe", num_hidden_layers=3, num_experts=4, moe_topk=[1, 2, 3]
+    ),
+    "granitemoeshared": lambda: build_mixture(
+        "granitemoeshared",
+        num_hidden_layers=3,
+        num_local_experts=4,
+        shared_intermediate_size=24,
+        **MULTIPLIERS,
     ),
     "granitemoe": lambda: build_mixture(
         "granitemoe", num_hidden_layers=3, num_local_experts=4, **MULTIPLIERS
@@ -106,9 +144,11 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "glm4_moe_lite": lambda: three_latent_layers("glm4_moe_lite"),
     "minicpm3": lambda: three_latent_layers("minicpm3"),
     "youtu": lambda: three_latent_layers("youtu"),
+    "gemma": lambda: build_model("gemma", num_hidden_layers=3, tie_word_embeddings=True),
     "gemma2": build_gemma2,
     "gemma3": build_gemma3,
     "vaultgemma": build_vaultgemma,
+    "gemma3n": build_gemma3n,
     "gemma4": build_gemma4,
     "zaya": lambda: build_zaya(vocab_size=288),
 }
@@ -127,6 +167,13 @@ def three_latent_layers(name: str) -> Any:
     """A DeepSeek, or a relative."""
     kind, config = LATENT_MODELS[name]
     return build_latent(kind, **config | {"num_hidden_layers": 3})
+
+
+def three_mixture_layers(name: str) -> Any:
+    """A dots.llm1 or a GLM-4.5. Layers that slide see as many tokens as those of others do."""
+    kind, config = MIXTURES[name]
+    window = {"sliding_window": 32} if name == "dots1" else {}
+    return build_mixture(kind, **config | {"num_hidden_layers": 3} | window)
 
 
 def build(family: str, seed: int = 0) -> Any:

@@ -7,6 +7,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +23,9 @@ from cetane.engine.schedule import no_trees, skips
 from cetane.engine.session import Session
 from cetane.families.attention import UnitNorm
 from cetane.families.base import Block, RoutedBlock, Weight
-from cetane.families.layers import RMSNorm
+from cetane.families.blocks import ParallelBlock, PreNormBlock
+from cetane.families.gemma import OwnAttention, SharedAttention, shared_names
+from cetane.families.layers import LayerNorm, Norm, RMSNorm, normalize
 from cetane.families.rotary import RotaryTable
 from cetane.families.zaya_departures import DEPARTURES
 from cetane.schema.interface import FromCache, FromHistory, FromMatrix, Kept, Mask
@@ -119,16 +122,24 @@ def attention(port: AuthoredPort, layer: int = LAYER) -> Any:
 
 
 ALSO = {
-    "o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm",
-    "mlp": "feed_forward", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2",
-    "input_layernorm": "operator_norm", "post_attention_layernorm": "ffn_norm",
+    "q_proj": ("q_b_proj",), "o_proj": ("out_proj", "dense"),
+    "q_norm": ("q_layernorm", "query_layernorm"), "k_norm": ("k_layernorm", "key_layernorm"),
+    "mlp": ("feed_forward",), "gate_proj": ("w1",), "up_proj": ("w3", "c_fc", "fc1"),
+    "down_proj": ("w2", "c_proj", "fc2"), "input_layernorm": ("operator_norm",),
+    "post_attention_layernorm": ("ffn_norm",),
 }  # fmt: skip
-"""Llama's names, and LFM2's for the same parts."""
+"""Llama's names, and other families' for the same parts."""
+
+
+def names_of(name: str) -> tuple[str, ...]:
+    """All names of a part, by Llama's."""
+    return name, *ALSO.get(name, ())
 
 
 def part(owner: Any, name: str) -> Any:
     """A submodule by Llama's name; None if the family has nothing like it."""
-    return getattr(owner, name, None) or getattr(owner, ALSO.get(name, name), None)
+    found = (getattr(owner, one, None) for one in names_of(name))
+    return next((made for made in found if made is not None), None)
 
 
 def layer_blocks(port: AuthoredPort, layer: int) -> list[Any]:
@@ -153,7 +164,8 @@ def by_head(x: Tensor, heads: int) -> Tensor:
 @mutation("query heads of the wrong group", "graph")
 def _(port: AuthoredPort) -> None:
     attn = attention(port).self_attn
-    after(attn.q_proj, lambda x: by_head(x, attn.heads.query).roll(1, 1).reshape(x.shape))
+    queries = part(attn, "q_proj")
+    after(queries, lambda x: by_head(x, attn.heads.query).roll(1, 1).reshape(x.shape))
 
 
 @mutation("value heads in the wrong order", "graph")
@@ -194,7 +206,7 @@ def _(port: AuthoredPort) -> None:
             raise Inapplicable
         after(target, lambda x: 2 * x)
     else:
-        after(attn.q_proj, lambda x: 2 * x)
+        after(part(attn, "q_proj"), lambda x: 2 * x)
 
 
 @mutation("attention scores not scaled", "graph")
@@ -223,6 +235,8 @@ def _(port: AuthoredPort) -> None:
         raise Inapplicable
     if not isinstance(part(attn, "k_norm"), RMSNorm):
         raise Inapplicable
+    if attn.form.turned_first:  # gains behind the turns change only their product
+        raise Inapplicable
     query, key = part(attn, "q_norm"), part(attn, "k_norm")
     query.forward, key.forward = key.forward, query.forward
 
@@ -243,6 +257,14 @@ def _(port: AuthoredPort) -> None:
     attn.kv_a_layernorm.forward = lambda x: x
 
 
+@mutation("latent norm of queries missing", "graph")
+def _(port: AuthoredPort) -> None:
+    attn = attention(port).self_attn
+    if not hasattr(attn, "q_a_layernorm"):
+        raise Inapplicable
+    attn.q_a_layernorm.forward = lambda x: x
+
+
 @mutation("latents made for the wrong head", "graph")
 def _(port: AuthoredPort) -> None:
     attn = attention(port).self_attn
@@ -254,7 +276,7 @@ def _(port: AuthoredPort) -> None:
 @mutation("value norm missing", "graph")
 def _(port: AuthoredPort) -> None:
     attn = attention(port).self_attn
-    if "values" not in dir(attn) or "gemma4" not in type(attn).__module__:
+    if not isinstance(attn, OwnAttention):
         raise Inapplicable
     attn.values = lambda v: v
 
@@ -262,9 +284,10 @@ def _(port: AuthoredPort) -> None:
 @mutation("a projection's bias dropped", "graph")
 def _(port: AuthoredPort) -> None:
     attn = attention(port).self_attn
-    if getattr(attn.q_proj, "bias", None) is None:
+    queries = part(attn, "q_proj")
+    if getattr(queries, "bias", None) is None:
         raise Inapplicable
-    attn.q_proj.forward = lambda x: attn.q_proj.contract(x)
+    queries.forward = queries.contract
 
 
 # Positions ----------------------------------------------------------------------------------------
@@ -859,6 +882,8 @@ def _(port: AuthoredPort) -> None:
 @mutation("a gain off by one", "graph")
 def _(port: AuthoredPort) -> None:
     norm = layer_part(port, "input_layernorm")
+    if norm.weight is None:
+        raise Inapplicable
     forward = norm.forward
 
     def changed(x: Tensor) -> Tensor:
@@ -875,6 +900,8 @@ def _(port: AuthoredPort) -> None:
 @mutation("a norm without its gain", "graph")
 def _(port: AuthoredPort) -> None:
     norm = layer_part(port, "post_attention_layernorm")
+    if norm.weight is None:
+        raise Inapplicable
     forward = norm.forward
     norm.forward = lambda x: forward(x) / norm.weight
 
@@ -882,13 +909,53 @@ def _(port: AuthoredPort) -> None:
 @mutation("LayerNorm for RMSNorm", "graph")
 def _(port: AuthoredPort) -> None:
     norm = layer_part(port, "input_layernorm")
+    if isinstance(norm, LayerNorm):
+        raise Inapplicable
     forward = norm.forward
     norm.forward = lambda x: forward(x - x.mean(1, keepdim=True))
 
 
-def epsilon_norms(port: AuthoredPort) -> list[RMSNorm]:
+@mutation("RMSNorm for LayerNorm", "graph")
+def _(port: AuthoredPort) -> None:
+    norm = layer_part(port, "input_layernorm")
+    if not isinstance(norm, LayerNorm):
+        raise Inapplicable
+
+    def changed(x: Tensor) -> Tensor:
+        made = normalize(x, norm.size, norm.eps, norm.axis)
+        made = made if norm.weight is None else made * norm.weight
+        return made if norm.bias is None else made + norm.bias
+
+    norm.forward = changed  # type: ignore[method-assign]
+
+
+@mutation("a norm without its bias", "graph")
+def _(port: AuthoredPort) -> None:
+    norm = layer_part(port, "input_layernorm")
+    if getattr(norm, "bias", None) is None:
+        raise Inapplicable
+    after(norm, lambda x: x - norm.bias)
+
+
+@mutation("the final norm without its bias", "graph")
+def _(port: AuthoredPort) -> None:
+    for head in port.planner.heads:
+        if getattr(head.norm, "bias", None) is None:
+            raise Inapplicable
+        after(head.norm, lambda x, norm=head.norm: x - norm.bias)
+
+
+@mutation("MLP behind attention, not beside it", "graph")
+def _(port: AuthoredPort) -> None:
+    block = attention(port)
+    if not isinstance(block, ParallelBlock):
+        raise Inapplicable
+    block.forward = partial(PreNormBlock.forward, block)  # type: ignore[method-assign]
+
+
+def epsilon_norms(port: AuthoredPort) -> list[Norm]:
     whole = (*port.planner.model.layers, *port.planner.heads)
-    return [m for block in whole for m in block.modules() if isinstance(m, RMSNorm)]
+    return [m for block in whole for m in block.modules() if isinstance(m, Norm)]
 
 
 @mutation("epsilon ten times too large", "graph")
@@ -926,9 +993,9 @@ def skip(block: Block) -> None:
     forward = block.forward
 
     def changed(flow: dict[str, Any], memory: dict[str, Any]) -> None:
-        before = flow["hidden"]
+        before = {name: flow[name] for name in block.streams}
         forward(flow, memory)
-        flow["hidden"] = before
+        flow.update(before)
 
     block.forward = changed  # type: ignore[method-assign]
 
@@ -955,6 +1022,8 @@ def _(port: AuthoredPort) -> None:
 def _(port: AuthoredPort) -> None:
     mlp = layer_part(port, "mlp")
     if part(mlp, "gate_proj") is None:
+        if not hasattr(mlp, "experts"):
+            raise Inapplicable
         expert = mlp.experts[0]
         inner = expert.inner
         after(expert.gate_up_proj, lambda x: torch.cat([x[:, inner:], x[:, :inner]], 1))
@@ -1073,19 +1142,20 @@ def stand_in(block: Block, ours: str, theirs: str) -> None:
 @mutation("a weight matrix transposed", "reading")
 def _(port: AuthoredPort) -> None:
     block = attention(port)
-    shape = block.self_attn.q_proj.weight.shape
+    name = next(one for one in names_of("q_proj") if hasattr(block.self_attn, one))
+    shape = getattr(block.self_attn, name).weight.shape
     if shape[0] != shape[1]:
         raise Inapplicable
 
     def transposed(read: Read) -> Read:
         def weight(path: str, *rest: Any) -> Weight:
             item = read(path, *rest)
-            queries = path == "self_attn.q_proj.weight"
+            queries = path == f"self_attn.{name}.weight"
             return replace(item, pick=lambda tensor: tensor.T) if queries else item
 
         return weight
 
-    reading(block, transposed, "self_attn.q_proj.weight")
+    reading(block, transposed, f"self_attn.{name}.weight")
 
 
 @mutation("a weight matrix is its neighbour's", "reading")
@@ -1130,8 +1200,8 @@ def _(port: AuthoredPort) -> None:
 
 
 def without_factor(module: Any) -> None:
-    held = module.held["weight"]
-    if held.factor == 1:
+    held = module.held.get("weight")
+    if held is None or held.factor == 1:
         raise Inapplicable
     module.held["weight"] = replace(held, factor=1.0)
 
@@ -1149,11 +1219,20 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("gains read without their offset", "reading")
 def _(port: AuthoredPort) -> None:
-    norms = [norm for norm in epsilon_norms(port) if norm.held["weight"].pick is not None]
+    gains = ((norm, norm.held.get("weight")) for norm in epsilon_norms(port))
+    norms = [norm for norm, held in gains if held is not None and held.pick is not None]
     if not norms:
         raise Inapplicable
     for norm in norms:
         norm.held["weight"] = replace(norm.held["weight"], pick=None)
+
+
+@mutation("biases of logits left out", "graph")
+def _(port: AuthoredPort) -> None:
+    for head in port.planner.heads:
+        if head.lm_head.bias is None:
+            raise Inapplicable
+        after(head.lm_head, lambda x, one=head.lm_head: x - one.bias.reshape(1, -1, 1, 1))
 
 
 @mutation("head rows of the wrong tokens", "reading")
@@ -1275,10 +1354,10 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("router state one layer late", "graph")
 def _(port: AuthoredPort) -> None:
-    routed = [b for b in port.planner.model.layers if isinstance(b, RoutedBlock)]
+    routed = [b for b in port.planner.model.layers if "router" in b.reads]
     if not routed:
         raise Inapplicable
-    around(routed[1], lambda flow, _: flow.update(router=torch.zeros_like(flow["router"])))
+    around(routed[0], lambda flow, _: flow.update(router=torch.zeros_like(flow["router"])))
 
 
 @mutation("per-layer input of the neighbour", "graph")
@@ -1303,13 +1382,78 @@ def _(port: AuthoredPort) -> None:
     block.forward = changed
 
 
+def streams(port: AuthoredPort) -> Any:
+    """What a layer does with several streams."""
+    block = attention(port)
+    if not hasattr(block, "altup"):
+        raise Inapplicable
+    return block
+
+
+@mutation("streams not predicted", "graph")
+def _(port: AuthoredPort) -> None:
+    streams(port).altup.predict = lambda before: before
+
+
+@mutation("streams of the neighbours predicted", "graph")
+def _(port: AuthoredPort) -> None:
+    altup = streams(port).altup
+    predict = altup.predict
+    altup.predict = lambda before: [*predict(before)[1:], predict(before)[0]]
+
+
+@mutation("streams not corrected", "graph")
+def _(port: AuthoredPort) -> None:
+    altup = streams(port).altup
+
+    def correct(predicted: list[Tensor], computed: Tensor) -> list[Tensor]:
+        return [computed if one is predicted[altup.active] else one for one in predicted]
+
+    altup.correct = correct
+
+
+@mutation("scale of the active stream missing", "graph")
+def _(port: AuthoredPort) -> None:
+    altup = streams(port).altup
+    altup.asked = lambda corrected: corrected[altup.active]
+
+
+@mutation("low-rank residual missing", "graph")
+def _(port: AuthoredPort) -> None:
+    laurel = streams(port).laurel
+    laurel.forward = lambda x: x * laurel.factor
+
+
+@mutation("sparse gates open for all channels", "graph")
+def _(port: AuthoredPort) -> None:
+    mlp = streams(port).mlp
+    mlp.act = mlp.act.keywords["act"]
+
+
+@mutation("sparse gates open above another share", "graph")
+def _(port: AuthoredPort) -> None:
+    mlp = streams(port).mlp
+    mlp.act = partial(mlp.act, deviations=1.05 * mlp.act.keywords["deviations"])
+
+
+@mutation("a stream left out of the mean", "graph")
+def _(port: AuthoredPort) -> None:
+    streams(port)
+    merge: Any = port.planner.model.layers[-1]
+    after(merge.altup_unembed_projections[-1], torch.zeros_like)
+
+
 @mutation("shared caches without their values", "graph")
 def _(port: AuthoredPort) -> None:
-    sharing = [b for b in port.planner.model.layers if getattr(b, "reuses", False)]
+    sharing = [
+        (block, attention.kind.name)
+        for block in port.planner.model.layers
+        if isinstance(attention := getattr(block, "self_attn", None), SharedAttention)
+    ]
     if not sharing:
         raise Inapplicable
-    block: Any = sharing[-1]
-    keys, values = block.shared
+    block, kind = sharing[-1]
+    keys, values = shared_names(kind)
     around(block, lambda flow, _: flow.update({values: flow[keys]}))
 
 
@@ -1319,7 +1463,7 @@ def _(port: AuthoredPort) -> None:
 def stored(port: AuthoredPort, name: str, shard: str = "chunk-00") -> tuple[str, Any]:
     """A module's weight in a shard, by Llama's name."""
     made = port.encode(shard)
-    ends = tuple(f"{one}.weight" for one in (name, ALSO.get(name)) if one)
+    ends = tuple(f"{one}.weight" for one in names_of(name))
     for label, encoded in reversed(made.items()):
         if label.endswith(ends):
             return label, encoded

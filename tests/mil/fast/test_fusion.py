@@ -7,7 +7,7 @@ import pytest
 from coremltools.converters.mil import Builder as mb
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.mil.fast.agreement import Build, agree, kinds, normal
+from tests.mil.fast.agreement import Build, agree, kinds, normal, tape_agrees
 
 from cetane.mil import load
 from cetane.mil.fast.fusion import fuse
@@ -35,6 +35,23 @@ def test_rms_norm(build: Build, axis: int) -> None:
     (y,) = agree(path, x=x)
     rms = np.sqrt((x**2).mean(axis, keepdims=True) + 0.1)
     np.testing.assert_allclose(y, x / rms, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 6, 1, 5), (2, 5, 6, 1), (1, 6, 5, 4)], ids=str)
+def test_layer_norm(build: Build, shape: tuple[int, ...]) -> None:
+    gains, biases = normal(shape[1], 1, 1), normal(1, shape[1], 1, 1)
+
+    def body(x: Any) -> Any:
+        normed = mb.layer_norm(x=x, axes=[1], epsilon=np.float32(0.1))
+        return mb.add(x=mb.mul(x=normed, y=gains), y=biases)
+
+    path = build({"x": (shape, "fp32")}, body)
+    x = normal(*shape) + 3
+    (y,) = agree(path, x=x)
+    tape_agrees(path, x=x)
+    std = np.sqrt(x.var(1, keepdims=True) + 0.1)
+    expected = (x - x.mean(1, keepdims=True)) / std * gains + biases
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("other", [{"factor": -2.0}, {"half": 1}, {"axes": [1, 2]}], ids=str)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.parity import engine_of, tokens
 from tests.families.test_mixtral import DECODE, build
 from tests.families.test_qwen3_next import MODELS as DELTAS
@@ -20,11 +21,12 @@ from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
 from cetane.engine.verify import Draft
 from cetane.errors import CetaneError
+from cetane.families import author as authored
 from cetane.speculate.draft_heads import windows as windows_module
 from cetane.speculate.draft_heads.acceptance import acceptance, aligned
 from cetane.speculate.draft_heads.features import Taps, tapped
 from cetane.speculate.draft_heads.modules import load_draft_head, make_draft_head
-from cetane.speculate.draft_heads.train import CrossEntropy, devices, train
+from cetane.speculate.draft_heads.train import CrossEntropy, devices, gains, train
 from cetane.speculate.draft_heads.windows import TOGETHER, Windows, collect, split, windows_of_model
 from cetane.speculate.drafter import Drafter
 from cetane.speculate.first_tokens import FirstTokens
@@ -49,6 +51,12 @@ def test_windows_of_a_model_itself(model: Any) -> None:
     assert torch.equal(found.features[:, :, 0], found.features[:, :, 1])
     last = model.model.norm(found.features[:, :, 2].float())
     assert torch.allclose(last, truth.hidden_states[2], atol=2e-3)
+
+
+def test_a_last_norm_that_subtracts_a_mean_is_refused() -> None:
+    checkpoint = InMemoryCheckpoint(build_model("phi"))
+    with pytest.raises(CetaneError, match="a LayerNorm, and draft heads have only RMSNorm"):
+        gains(authored(checkpoint.config, "c1t", {}, checkpoint), checkpoint)
 
 
 def test_hidden_states_are_those_of_the_model(engine: Engine, model: Any) -> None:

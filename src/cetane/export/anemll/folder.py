@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from cetane.checkpoint import Checkpoint, Tokenizer
-from cetane.checkpoint.tokenizer import TOKENIZER_FILES
+from cetane.checkpoint.tokenizer_files import TOKENIZER_FILES
 from cetane.export.anemll.contract import META, assumes_window
 from cetane.export.anemll.planner import EMBEDDINGS, LM_HEAD, AnemllPlanner
 from cetane.families import parse_config

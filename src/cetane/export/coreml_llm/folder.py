@@ -10,7 +10,7 @@ import torch
 
 from cetane.bundle.rows import ROW_FORMATS
 from cetane.checkpoint import Checkpoint
-from cetane.checkpoint.tokenizer import TOKENIZER_FILES
+from cetane.checkpoint.tokenizer_files import TOKENIZER_FILES
 from cetane.export.coreml_llm.contract import FULL, SLIDING, positions
 from cetane.export.coreml_llm.planner import ContractPlanner, planners
 from cetane.families import parse_config
@@ -36,6 +36,11 @@ FILES: tuple[str, ...] = (
     *(f"hf_model/{name}" for name in ("config.json", *TOKENIZER_FILES)),
 )
 """All files that a folder may hold beside its packages."""
+HALVES = {
+    "per_layer_projection.bin": "model.per_layer_model_projection.weight",
+    "per_layer_norm_weight.bin": "model.per_layer_projection_norm.weight",
+}
+"""Files with a parameter of the model in fp16, by its name."""
 ROWS = 1 << 12
 """The rows of an embedding that are in memory at a time."""
 
@@ -94,12 +99,9 @@ def write_embeddings(planner: Planner, checkpoint: Checkpoint, folder: Path) -> 
                 made = ROW_FORMATS["int8"].encode(rows_read)
                 to_values.write(made["values"].tobytes())
                 to_scales.write(made["scales"].tobytes())
-    for name, weight in (
-        ("per_layer_projection", "model.per_layer_model_projection.weight"),
-        ("per_layer_norm_weight", "model.per_layer_projection_norm.weight"),
-    ):
+    for file, weight in HALVES.items():
         half = checkpoint.read(weight).to(torch.float16).numpy()
-        (folder / f"{name}.bin").write_bytes(half.tobytes())
+        (folder / file).write_bytes(half.tobytes())
 
 
 def write_rotary(planner: Planner, folder: Path) -> None:

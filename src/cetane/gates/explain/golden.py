@@ -10,8 +10,8 @@ from cetane.gates.explain.graph import wrong_graph
 from cetane.gates.explain.mends import better_weights
 from cetane.gates.explain.weights import other_base, wrong_weights
 from cetane.gates.golden_result import NEAR_LIMIT, GoldenResult
+from cetane.gates.manifest import OTHER_PLAN, OTHER_TAGS, other_parts
 from cetane.gates.rounding import QUANTIZED, Rounding, judge_rounding
-from cetane.gates.structure import OTHER_PLAN, OTHER_TAGS, other_parts
 from cetane.hardware import LARGEST_FP16
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe

@@ -17,8 +17,8 @@ import numpy as np
 from numba import njit
 
 from cetane.mil.fast.attention_stage import HIDDEN as HIDDEN_MASK
+from cetane.mil.fast.attention_vectors import KEYS, PAIR, WIDE_KEYS, mixed_of, scores_of
 from cetane.mil.fast.tape.elements import exponential
-from cetane.mil.fast.vectors import KEYS, PAIR, WIDE_KEYS, mixed_of, scores_of
 
 HIDDEN = np.float32(HIDDEN_MASK)
 _F = np.float32

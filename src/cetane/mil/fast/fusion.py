@@ -23,6 +23,7 @@ from cetane.mil.fast.context import (
     constant,
     is_power_of_two,
     literal,
+    made,
     scaled,
 )
 from cetane.mil.fast.rows import FEW, largest_call, rows_of_channels
@@ -34,7 +35,7 @@ def fuse(function: MilFunction, pack: bool = False) -> MilFunction:
     """`function` with every rewrite applied to every op that fits. For a tape, `pack` keeps weights
     as the package stores them."""
     for rewrite in (
-        rms_norm, scaled_norm, merged_convolution, input_view, rotation, rounded_keys,
+        rms_norm, centred_norm, scaled_norm, merged_convolution, input_view, rotation, rounded_keys,
         rounded_values, attention, past_apart, scaled_twice,
     ):  # fmt: skip
         function = rewritten(function, rewrite)
@@ -88,6 +89,30 @@ def rms_norm(context: Context, op: Op) -> list[Op] | None:
         return None
     inputs = {"x": (x,)} | {n: norm.inputs[n] for n in ("axes", "epsilon") if n in norm.inputs}
     return [Op(RMS_NORM, op.name, inputs, op.outputs)]
+
+
+def centred_norm(context: Context, op: Op) -> list[Op] | None:
+    """Take the mean out of a norm, so that rows and tapes need one kind of norm.
+
+    layer_norm(x)  ->  rms_norm(x - mean(x))
+    """
+    read = op.kind == "layer_norm" and context.readers(op.outputs[0].name)
+    if not read or "gamma" in op.inputs or "beta" in op.inputs:
+        return None
+    (x,), axes = op.inputs["x"], context.plain(op, "axes")
+    type_ = context.type(x)
+    if axes is None or len(axes) != 1:
+        return None
+    name, axis = op.outputs[0].name, axes[0] % len(type_.shape)
+    shape = tuple(1 if a == axis else size for a, size in enumerate(type_.shape))
+    mean, centred = f"{name}:mean", f"{name}:centred"
+    true = constant(np.array(True), "bool")
+    return [
+        made("reduce_mean", mean, TensorType(shape, type_.dtype), x=x, axes=op.inputs["axes"],
+             keep_dims=true),
+        made("sub", centred, type_, x=x, y=mean),
+        Op(RMS_NORM, op.name, {**op.inputs, "x": (centred,)}, op.outputs),
+    ]  # fmt: skip
 
 
 def merged_convolution(context: Context, op: Op) -> list[Op] | None:

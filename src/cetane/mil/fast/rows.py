@@ -56,11 +56,7 @@ class _Rows:
         match op.kind:
             case "conv" if self._is_product(op):
                 self._product(op)
-            case kind if (
-                kind == RMS_NORM
-                and self._tokens(op.inputs["x"][0])
-                and self._axis(op, "axes") == [1]
-            ):
+            case _ if self._is_over_channels(op):
                 inputs = self._with(op, x=self._row(op.inputs["x"][0]), axes=literal([-1]))
                 if "gamma" in op.inputs:
                     inputs["gamma"] = (self._row(op.inputs["gamma"][0]),)
@@ -85,6 +81,13 @@ class _Rows:
         once = all(s == 1 for s in (*context.shape(weight)[2:], *context.plain(op, "strides", ())))
         padded = any(context.plain(op, "pad", ())) and context.plain(op, "pad_type") == "custom"
         return once and not padded and context.plain(op, "groups", 1) == 1
+
+    def _is_over_channels(self, op: Op) -> bool:
+        """Whether an op is a norm over the channels of tokens, or their mean."""
+        kept = op.kind == "reduce_mean" and self._context.plain(op, "keep_dims")
+        if not kept and op.kind != RMS_NORM:
+            return False
+        return bool(self._tokens(op.inputs["x"][0])) and self._axis(op, "axes") == [1]
 
     def _product(self, op: Op) -> None:
         (weight,), (x,) = op.inputs["weight"], op.inputs["x"]
@@ -125,7 +128,7 @@ class _Rows:
         )
 
     def _axis(self, op: Op, parameter: str) -> list[int]:
-        axes = self._context.plain(op, parameter)
+        axes = self._context.plain(op, parameter, [])
         return [a % 4 for a in (axes if isinstance(axes, list) else [axes])]
 
     def _tokens(self, value: Argument) -> int | None:

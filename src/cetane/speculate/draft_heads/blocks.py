@@ -16,7 +16,7 @@ from cetane.families import (
     RMSNorm,
     Weight,
     attend,
-    rotate,
+    with_positions,
 )
 from cetane.speculate.draft_heads.modules import TAPS, DraftHeadConfig, Eagle3
 
@@ -97,7 +97,7 @@ class EagleKeys(DraftHeadBlock):
         x = torch.cat([self.norm_embedded(flow["embedded"]), self.norm_features(flow["hidden"])], 1)
         columns = self.kv(x)
         k, v = heads.split(columns[:, :inner], heads.kv), heads.split(columns[:, inner:], heads.kv)
-        k = rotate(k, flow["rope_cos"], flow["rope_sin"], heads.dim)
+        k = with_positions(k, flow["rope_cos"], flow["rope_sin"], heads.dim)
         flow["mixed_in"] = x
         flow["keys"], flow["values"] = memory["kv"](k, v)
 
@@ -120,7 +120,7 @@ class EagleLayer(DraftHeadBlock):
     def forward(self, flow: Flow, memory: Memory) -> None:
         heads = self.heads
         q = heads.split(self.q(flow["mixed_in"]), heads.query)
-        q = rotate(q, flow["rope_cos"], flow["rope_sin"], heads.dim)
+        q = with_positions(q, flow["rope_cos"], flow["rope_sin"], heads.dim)
         mixed = attend(q, flow["keys"], flow["values"], flow["mask"], heads)
         h = flow["hidden"] + self.out(heads.merge(mixed))
         gate, up = self.gate_up(self.norm_mlp(h)).chunk(2, 1)

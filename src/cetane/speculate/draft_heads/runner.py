@@ -38,14 +38,16 @@ class DraftHeadRunner:
     warm: ClassVar[frozenset[str]] = frozenset()
     """The functions that always follow another call of the draft head."""
 
-    def __init__(self, draft_head: DraftHead, bundle: Bundle, backend: Backend) -> None:
-        """`backend` opens the draft head's shard."""
+    def __init__(
+        self, draft_head: DraftHead, bundle: Bundle, backend: Backend, first: int = 0
+    ) -> None:
+        """`backend` opens the draft head's shard. Its first token is at position `first`."""
         self.draft_head, manifest = draft_head, draft_head.manifest
         self.steps = manifest.steps
         self.vocabulary = np.array(draft_head.vocabulary())
         self.functions = {function.name: function for function in manifest.functions}
         order = bundle.plan.recipe.tensor_layout
-        self.memory = Memory(manifest.caches, manifest.functions, order, backend.dtype)
+        self.memory = Memory(manifest.caches, manifest.functions, order, backend.dtype, first)
         self.start = self.memory.mark()
         self.execution = Execution(
             {(draft_head.name, f.name): f for f in manifest.functions},
@@ -194,8 +196,8 @@ class Eagle3Runner(DraftHeadRunner):
 
 
 def open_runner(
-    draft_head: DraftHead, bundle: Bundle, backend: Backend
+    draft_head: DraftHead, bundle: Bundle, backend: Backend, first: int = 0
 ) -> MedusaRunner | Eagle3Runner:
-    """Open a bundle's draft head; `backend` opens its shard."""
+    """Open a bundle's draft head; `backend` opens its shard. Sequences begin at `first`."""
     kind = MedusaRunner if draft_head.name == "medusa" else Eagle3Runner
-    return kind(draft_head, bundle, backend)
+    return kind(draft_head, bundle, backend, first)

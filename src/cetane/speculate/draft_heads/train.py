@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, RotatedCheckpoint
-from cetane.families import Model
+from cetane.errors import CetaneError
+from cetane.families import Model, RMSNorm
 from cetane.files import Progress
 from cetane.planner import Planner
 from cetane.schema.draft_head import DraftHeadKind
@@ -77,7 +78,13 @@ def new_draft_head(
 
 
 def gains(model: Model, checkpoint: Checkpoint) -> Tensor:
-    """The gains of the model's last norm, fp32 `(C,)`, with any factor on its logits."""
+    """The gains of the model's last norm, fp32 `(C,)`, with any factor on its logits. CetaneError
+    for a LayerNorm: a draft head norms as RMSNorm does."""
+    if model.final is not RMSNorm:
+        raise CetaneError(
+            "the model's last norm is a LayerNorm, and draft heads have only RMSNorm",
+            "cetane run --speculative ngram drafts without one",
+        )
     return (checkpoint.read(model.norm).float() + model.unit_offset) * model.logit_factor
 
 

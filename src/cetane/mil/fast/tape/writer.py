@@ -73,17 +73,25 @@ class Writer:
         self._function = function
         self._instructions: list[Instruction] = []
         self._blocks: dict[int, int] = {}
+        """The floats of each block of the arena."""
         self._values: dict[str, Place] = {}
+        """The places of inputs and of results so far, by name."""
         self._states: dict[str, Place] = {}
-        self._masks: dict[tuple[Place, int], int] = {}
-        self._runs = 0
-        self._once: dict[Hashable, Place] = {}
+        """Where each state lies now."""
         self._after: dict[str, Place] = {}
+        """Where each state must lie after the call."""
+        self._masks: dict[tuple[Place, int], int] = {}
+        """The offset of the runs of a mask, by its place and the number of past keys."""
+        self._runs = 0
+        """The numbers that all runs of masks take so far."""
+        self._once: dict[Hashable, Place] = {}
+        """Results that only the first use makes."""
         self._copies: dict[Place, Place] = {}
         """Contiguous copies of joined places, while both keep their values."""
         self._moved: dict[int, int] = {}
         """The bases in which blocks lie, in place of the arena."""
         self._bounds: dict[str, int] = {}
+        """The largest magnitude of integers, by their value's name."""
         for type_ in (*function.inputs.values(), *function.outputs.values()):
             if type_.dtype not in HELD_AS:
                 raise Unsupported(f"a tape holds no {type_.dtype}")
@@ -104,32 +112,45 @@ class Writer:
             for op in live_ops(function)
             if not op.outputs or not all(value.name in self.constants for value in op.outputs)
         ]
-        self._last_reads = self._reads()
+        self._roots, self._last_reads = last_reads(function, self._ops)
         self._time = 0
+        """The number of the op that is written."""
 
     def tape(self) -> Tape:
         """The finished tape. Raises Unsupported as `write_tape`; call it once."""
-        from cetane.mil.fast.tape.ops import INSTRUCTIONS
-
         for time, op in enumerate(self._ops):
             self._time = time
-            if op.kind == "read_state":
-                self._values[op.outputs[0].name] = self._states[str(op.inputs["input"][0])]
-            elif op.kind == "write_state":
-                (state,), (data,) = op.inputs["input"], op.inputs["data"]
-                self._states[str(state)] = self.place(data)
-            elif op.kind not in INSTRUCTIONS or op.bodies:
-                raise Unsupported(f"a tape has no {op.kind}")
-            else:
-                self._check_integers(op)
-                result = INSTRUCTIONS[op.kind].call(self, **self._arguments(op))
-                places = result if isinstance(result, tuple) else (result,)
-                for place, value in zip(places, op.outputs, strict=True):
-                    type_ = value.type
-                    shape = _sizes(None if type_ is None else type_.static_shape, value.name)
-                    if place.shape != shape:
-                        raise Unsupported(f"{op.kind} gives {place.shape}, not {shape}")
-                    self._values[value.name] = place
+            self._write(op)
+        transposed = self._end()
+        instructions = [each.moved(self._moved) for each in self._instructions]
+        return replace(tape_of(instructions, self._blocks, self._runs), transposed=transposed)
+
+    def _write(self, op: Op) -> None:
+        """Write the instructions of an op, and note where its results lie."""
+        from cetane.mil.fast.tape.ops import INSTRUCTIONS
+
+        if op.kind == "read_state":
+            self._values[op.outputs[0].name] = self._states[str(op.inputs["input"][0])]
+            return
+        if op.kind == "write_state":
+            (state,), (data,) = op.inputs["input"], op.inputs["data"]
+            self._states[str(state)] = self.place(data)
+            return
+        if op.kind not in INSTRUCTIONS or op.bodies:
+            raise Unsupported(f"a tape has no {op.kind}")
+        self._check_integers(op)
+        result = INSTRUCTIONS[op.kind].call(self, **self._arguments(op))
+        places = result if isinstance(result, tuple) else (result,)
+        for place, value in zip(places, op.outputs, strict=True):
+            type_ = value.type
+            shape = _sizes(None if type_ is None else type_.static_shape, value.name)
+            if place.shape != shape:
+                raise Unsupported(f"{op.kind} gives {place.shape}, not {shape}")
+            self._values[value.name] = place
+
+    def _end(self) -> tuple[int, ...]:
+        """Let outputs and states lie in their own arrays. Returns the numbers of the outputs that
+        lie token by token."""
         transposed = []
         for number, name in enumerate(self._function.outputs):
             place = self.place(name)
@@ -143,10 +164,7 @@ class Writer:
         for name, target in self._after.items():
             if self._states[name] != target:
                 self._end_in(self._states[name], target)
-        instructions = [each.moved(self._moved) for each in self._instructions]
-        return replace(
-            tape_of(instructions, self._blocks, self._runs), transposed=tuple(transposed)
-        )
+        return tuple(transposed)
 
     def _end_in(self, place: Place, target: Place) -> None:
         """Let a value lie in an output, or in a state after the call: its whole block moves there,
@@ -342,33 +360,33 @@ class Writer:
             return place
         return self.copy(place, self.new(place.shape))
 
-    def _reads(self) -> dict[str, int]:
-        """The number of the last op that reads a value, or any value that may share its place."""
-        self._roots: dict[str, str] = {}
-        states: dict[str, str] = {}
-        last: dict[str, int] = {}
-        for time, op in enumerate(self._ops):
-            for name in op.references():
-                last[self._roots.get(name, name)] = time
-            if op.kind == "write_state":
-                data = str(op.inputs["data"][0])
-                states[str(op.inputs["input"][0])] = self._roots.get(data, data)
-            elif op.kind == "read_state":
-                state = str(op.inputs["input"][0])
-                self._roots[op.outputs[0].name] = states.get(state, state)
-            elif op.kind in ALIASES:
-                x = str(op.inputs["x"][0])
-                self._roots |= {value.name: self._roots.get(x, x) for value in op.outputs}
-        for name in (*self._function.body.outputs, *states.values()):
-            last[self._roots.get(name, name)] = len(self._ops)
-        return last
-
     def _last_read(self, x: Argument) -> int:
         """The number of the last op that reads a value; the number of ops for an unknown value."""
-        return self._last_reads.get(self._root(x), len(self._ops))
+        root = self._roots.get(str(x), str(x))
+        return self._last_reads.get(root, len(self._ops))
 
-    def _root(self, x: Argument) -> str:
-        return self._roots.get(str(x), str(x))
+
+def last_reads(function: MilFunction, ops: Sequence[Op]) -> tuple[dict[str, str], dict[str, int]]:
+    """The *root* of each value that may be a part of another one, which is that one; and by root,
+    the number of the last op that reads it or a part of it. Results are read after all ops."""
+    roots: dict[str, str] = {}
+    states: dict[str, str] = {}
+    last: dict[str, int] = {}
+    for time, op in enumerate(ops):
+        for name in op.references():
+            last[roots.get(name, name)] = time
+        if op.kind == "write_state":
+            data = str(op.inputs["data"][0])
+            states[str(op.inputs["input"][0])] = roots.get(data, data)
+        elif op.kind == "read_state":
+            state = str(op.inputs["input"][0])
+            roots[op.outputs[0].name] = states.get(state, state)
+        elif op.kind in ALIASES:
+            x = str(op.inputs["x"][0])
+            roots |= {value.name: roots.get(x, x) for value in op.outputs}
+    for name in (*function.body.outputs, *states.values()):
+        last[roots.get(name, name)] = len(ops)
+    return roots, last
 
 
 def _array_at(base: int, shape: tuple[int, ...]) -> Place:

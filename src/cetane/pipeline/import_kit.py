@@ -12,23 +12,21 @@ from typing import Any
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
-from cetane.files import read_bytes
 from cetane.gates.residency.audit import Audit, audit
 from cetane.gates.residency.measured import (
     Measured,
     MeasuredFunction,
     MeasuredPackage,
     specification,
-    with_kept,
     with_measured,
 )
-from cetane.gates.residency.refuted import Refuted, refuted
-from cetane.gates.residency.store import UNWRITTEN, InBundle, open_artifact
+from cetane.gates.residency.refuted import refuted
+from cetane.gates.residency.store import UNWRITTEN, InBundle
 from cetane.gates.residency.target import target_of
 from cetane.hardware.chips import Chip, chip_named
-from cetane.kit.device import DEVICE, ENERGY, DeviceResult, EnergyResult
+from cetane.kit.device import DEVICE, DeviceResult
 from cetane.kit.judge import check_origin, check_reason, expected_of, judge, ties
-from cetane.kit.measurements import LARGEST, Measurements, RecordedBundle, read_measurements
+from cetane.kit.measurements import Measurements, RecordedBundle, read_measurements
 from cetane.kit.speed import (
     EvidenceRow,
     SpeedCompared,
@@ -38,8 +36,7 @@ from cetane.kit.speed import (
     ratios,
     write_rows,
 )
-from cetane.kit.xcode import Told, as_measured, read_analytics, read_report
-from cetane.measuring.energy import CAVEATS, LAG, BadSamples, joules, read_samples
+from cetane.measuring.energy import CAVEATS
 from cetane.mil import load
 from cetane.mil.program import Program
 from cetane.perf.predict import Predictor
@@ -245,92 +242,3 @@ def other_units(units: str) -> str | None:
     if units == KEPT_UNITS:
         return None
     return f"it ran on {units}, not on {KEPT_UNITS}, so this is not kept"
-
-
-@dataclass(frozen=True)
-class XcodeImport:
-    """What Xcode or Core ML's cache said of a package."""
-
-    package: str
-    told: Told
-    audit: Audit
-    """Measured, or predicted if the file is not kept."""
-    rules: tuple[Refuted, ...]
-    note: str | None = None
-    """Why it is not kept."""
-
-    @property
-    def passed(self) -> bool:
-        return self.audit.passed
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "package": self.package,
-            "passed": self.passed,
-            "basis": self.audit.basis,
-            "told": self.told.model_dump(mode="json", exclude={"functions"}),
-            "functions": {
-                f"{function.package}/{function.function}": function.table()
-                for function in self.audit.functions
-                if function.package == self.package
-            },
-            "rules": [rule.model_dump(mode="json") for rule in self.rules],
-            "note": self.note,
-        }
-
-
-def import_xcode(file: str | Path, artifact: str | Path, date: str) -> XcodeImport:
-    """Read an `.mlperf` folder or an `analytics.mil` into a bundle or a package.
-
-    `date` is the file's day, as "2026-01-31". CetaneError if the file is of another package.
-    """
-    path, opened = Path(file), open_artifact(Path(artifact))
-    told = read_report(path) if path.is_dir() else read_analytics(path)
-    programs = {name: load(package) for name, package in opened.packages.items()}
-    measured = as_measured(told, programs, opened.packages, date)
-    package = next(iter(measured.packages))
-    predicted = audit(programs, measured.target)
-    if (unkept := other_units(told.compute_units)) is not None:
-        return XcodeImport(package, told, predicted, (), unkept)
-    joined = with_kept(measured, opened.measured())
-    placed = with_measured(predicted, joined, opened.packages)
-    note = None if opened.keep(joined) else UNWRITTEN
-    opened.judge(placed)
-    return XcodeImport(package, told, placed, tuple(refuted(placed)), note)
-
-
-def import_power(
-    file: str | Path, tokens: int | None = None, bundle: str | Path | None = None
-) -> EnergyResult:
-    """Read a plist of powermetrics, or a stream of macmon, that was recorded during one load.
-
-    `tokens` is the number that the load gave while it was recorded. With a bundle, the joules per
-    token are kept there. CetaneError for any other file, for powers beyond reason, and for a bundle
-    without `tokens`.
-    """
-    path = Path(file)
-    try:
-        samples = read_samples(read_bytes(path, LARGEST))
-    except BadSamples as error:
-        hint = "powermetrics -f plist, or macmon pipe, writes one"
-        raise CetaneError(f"{path}: {error}", hint) from None
-    begun, ended = samples[0].end - samples[0].seconds, samples[-1].end
-    made = joules(samples, begun, ended, tokens or 1)
-    if made is None:
-        raise CetaneError(f"{path}: it has {ended - begun:.1f} s, and the first {LAG:g} s are left "
-                          "out", "record for longer")  # fmt: skip
-    result = EnergyResult(
-        file=path.name,
-        samples=made["samples"],
-        seconds=ended - begun,
-        watts=made["watts"],
-        joules_per_token=made["joules_per_token"] if tokens else None,
-        ane_silent=made["ane_silent"],
-        caveats=CAVEATS,
-    )
-    if bundle is not None:
-        if tokens is None:
-            raise CetaneError("energy per token needs the tokens of the load", "--tokens N")
-        if not Bundle(Path(bundle)).write_gate(ENERGY, result.model_dump(mode="json")):
-            return result.model_copy(update={"notes": (UNWRITTEN,)})
-    return result

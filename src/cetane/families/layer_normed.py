@@ -1,0 +1,212 @@
+"""Models whose norms are LayerNorms, which subtract the mean:
+
+- Cohere and Cohere 2 (Command R) have attention and MLP beside each other, behind one norm without
+  bias, and turn neighbouring channels. Full layers of Cohere 2 give queries and keys no positions;
+- Nemotron (Minitron) has no gates in its MLPs, and stores gains less one;
+- OLMo (of 2024) has norms without weights, and may bound queries, keys and values;
+- Phi (1.5 and 2) has attention and MLP beside each other, behind one norm. Its head has biases;
+- StableLM may have them so too;
+- StarCoder2 has biases everywhere, and may have a window.
+
+Nemotron, Phi and StableLM turn only some channels of a head. The truth is transformers'
+`modeling_{model_type}.py`.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from cetane.families.attention import Attention, AttentionForm, HeadNorm
+from cetane.families.base import Block
+from cetane.families.blocks import NAMES, ParallelBlock, PartNames, PreNormBlock
+from cetane.families.configs import invalid
+from cetane.families.decoder import DecoderConfig, decoder_model, heads_of
+from cetane.families.kinds import LayerKind, kind_names
+from cetane.families.layers import GATED, MLP, UNGATED, LayerNorm
+from cetane.families.model import Model
+from cetane.families.options import ResidualOptions, residual_eps
+from cetane.families.rotary import rotary_table
+from cetane.families.stored import InterleavedParallelBlock
+
+Options = ResidualOptions
+MODEL_TYPES = ("cohere", "cohere2", "nemotron", "olmo", "phi", "stablelm", "starcoder2")
+OLMO_EPS = 1e-5
+"""What OLMo's code has, and no config."""
+ONE_NORM = PartNames(mlp_norm=NAMES.norm)
+"""The names where attention and MLP read one norm."""
+PER_HEAD = ("q_layernorm", "k_layernorm")
+"""Names for the norms of queries and keys."""
+
+__all__ = ["MODEL_TYPES", "Options", "author"]
+
+
+class LayerNormedConfig(DecoderConfig, Protocol):
+    """The keys that are read from a config of one of `MODEL_TYPES`."""
+
+    num_hidden_layers: int
+    hidden_act: str
+    layer_norm_eps: float
+    norm_eps: float
+    """Nemotron's."""
+    norm_epsilon: float
+    """StarCoder2's."""
+    attention_bias: bool
+    """Both Coheres, Nemotron and OLMo have it."""
+    clip_qkv: float | None
+    """Only OLMo has it."""
+    mlp_bias: bool
+    """Only Nemotron has it."""
+    use_bias: bool
+    """Only StarCoder2 has it."""
+    use_qkv_bias: bool
+    use_parallel_residual: bool
+    """Only StableLM has the last two."""
+    qk_layernorm: bool
+    """Phi and StableLM have it."""
+    use_qk_norm: bool
+    """Only Cohere has it."""
+    logit_scale: float | None
+    """Cohere and Cohere 2 have it."""
+    sliding_window: int | None
+    """Cohere 2 and StarCoder2 have it."""
+    layer_types: list[str]
+    """Only Cohere 2 has it."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What differs between the models."""
+
+    form: AttentionForm
+    eps: float
+    block: type[PreNormBlock] = PreNormBlock
+    names: PartNames = NAMES
+    weight: bool = True
+    bias: bool = True
+    """Whether norms have weights, and biases."""
+    unit_offset: bool = False
+    """Whether the checkpoint stores the gains of norms less one."""
+    mlp_bias: bool = False
+    mlp_names: tuple[str, ...] = GATED
+    whole: bool = False
+    """Whether heads turn whole, whatever the parameters say."""
+    logits: float = 1.0
+    norm: str = "model.norm.weight"
+    """The final norm's name."""
+    output_bias: bool = False
+
+
+def traits(config: LayerNormedConfig) -> Traits:
+    """The traits of a config."""
+    match config.model_type:
+        case "cohere" | "cohere2":
+            own = config.attention_bias
+            normed = config.model_type == "cohere" and config.use_qk_norm
+            return Traits(
+                AttentionForm(own, own, normed_by("stacked", normed)),
+                config.layer_norm_eps,
+                InterleavedParallelBlock,
+                ONE_NORM,
+                bias=False,
+                whole=True,
+                logits=logit_scale(config),
+            )
+        case "nemotron":
+            own = config.attention_bias
+            return Traits(
+                AttentionForm(own, own),
+                config.norm_eps,
+                unit_offset=True,
+                mlp_bias=config.mlp_bias,
+                mlp_names=UNGATED,
+            )
+        case "olmo":
+            own = config.attention_bias
+            form = AttentionForm(own, own, clip=config.clip_qkv)
+            return Traits(form, OLMO_EPS, weight=False, bias=False, whole=True)
+        case "phi":
+            norms = normed_by("layer", config.qk_layernorm)
+            return Traits(
+                AttentionForm(True, True, norms, output="dense", normed=PER_HEAD),
+                config.layer_norm_eps,
+                ParallelBlock,
+                ONE_NORM,
+                mlp_bias=True,
+                mlp_names=("fc1", "fc2"),
+                norm="model.final_layernorm.weight",
+                output_bias=True,
+            )
+        case "stablelm":
+            norms = normed_by("listed", config.qk_layernorm)
+            form = AttentionForm(config.use_qkv_bias, norms=norms, normed=PER_HEAD)
+            if config.use_parallel_residual:
+                return Traits(form, config.layer_norm_eps, ParallelBlock, ONE_NORM)
+            return Traits(form, config.layer_norm_eps)
+    own = config.use_bias
+    return Traits(
+        AttentionForm(own, own),
+        config.norm_epsilon,
+        mlp_bias=own,
+        mlp_names=("c_fc", "c_proj"),
+        whole=True,
+    )
+
+
+def normed_by(norms: HeadNorm, there: bool | None) -> HeadNorm:
+    """The norms of queries and keys, where there are some."""
+    return norms if there else "none"
+
+
+def logit_scale(config: LayerNormedConfig) -> float:
+    """Cohere's factor on logits. CetaneError for none: transformers cannot run that."""
+    if config.logit_scale is None:
+        raise invalid(config.model_type, "logit_scale = None, not a number")
+    return config.logit_scale
+
+
+def author(config: LayerNormedConfig, options: ResidualOptions) -> Model:
+    """The model for a config of one of `MODEL_TYPES`."""
+    check(config)
+    own, scale, size = traits(config), options.scale, config.hidden_size
+    kinds, inner, act = layer_kinds(config, own.whole), config.intermediate_size, config.hidden_act
+    final = partial(LayerNorm, weight=own.weight, bias=own.bias)
+    norm = partial(final, size, residual_eps(own.eps, scale), unit_offset=own.unit_offset)
+    layers: list[Block] = []
+    with torch.device("meta"):
+        for index, kind in enumerate(kinds):
+            before = norm()
+            attention = Attention(size, own.eps, kind, own.form, scale)
+            mlp = MLP(size, inner, act, own.mlp_bias, scale, names=own.mlp_names)
+            behind = before if own.names is ONE_NORM else norm()
+            layers.append(own.block(index, before, attention, behind, mlp, own.names))
+    return decoder_model(
+        config, layers, scale, kinds, logits=own.logits, norm=own.norm, eps=own.eps,
+        final=final, unit_offset=own.unit_offset, output_bias=own.output_bias,
+    )  # fmt: skip
+
+
+def check(config: LayerNormedConfig) -> None:
+    """Raise CetaneError for heads that transformers cannot run: those of StableLM are as wide
+    together as the residual stream, and so are those of a Phi that norms them."""
+    kind, dim = config.model_type, heads_of(config).dim
+    if kind == "stablelm" or (kind == "phi" and config.qk_layernorm):
+        heads, size = config.num_attention_heads, config.hidden_size
+        if heads * dim != size:
+            raise invalid(kind, f"{heads} heads of {dim} channels are not hidden_size = {size}")
+
+
+def layer_kinds(config: LayerNormedConfig, whole: bool) -> list[LayerKind]:
+    """The kind of every layer."""
+    heads, count = heads_of(config), config.num_hidden_layers
+    part = None if whole else config.rope_parameters.get("partial_rotary_factor", 1.0)
+    rotary = rotary_table(config, heads.dim, part=part)
+    if config.model_type != "cohere2":
+        window = config.sliding_window if config.model_type == "starcoder2" else None
+        return [LayerKind(heads, rotary, window)] * count
+    kinds = {
+        "sliding": LayerKind(heads, rotary, config.sliding_window, name="sliding"),
+        "full": LayerKind(heads, rotary, name="full", positioned=False),
+    }
+    return [kinds[name] for name in kind_names(config)]

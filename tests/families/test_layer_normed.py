@@ -1,0 +1,174 @@
+"""Models with LayerNorms equal transformers at every position, in every contract."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.conftest import InMemoryCheckpoint, build_model
+from tests.families.parity import FEEDS, assert_parity, cuts
+from tests.families.test_llama import ROPES, recipe, recipes
+
+from cetane.errors import CetaneError
+from cetane.families import author, rotated
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe
+from cetane.schema.slots import CONTRACTS
+
+TYPES = ("cohere", "cohere2", "nemotron", "olmo", "phi", "stablelm", "starcoder2")
+IN_PART = ("nemotron", "phi", "stablelm")
+"""The model types that turn only some channels of a head."""
+HALF = ROPES["default"] | {"partial_rotary_factor": 0.5}
+
+
+def build(kind: str, **config: Any) -> Any:
+    """A random model; half of each head turns where a part may."""
+    rope = HALF if kind in IN_PART else ROPES["default"]
+    return build_model(kind, **({"rope_parameters": rope} | config))
+
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cohere": ("cohere", {}),
+    "cohere, biases, norms of its own in each head": (
+        "cohere",
+        {"use_qk_norm": True, "attention_bias": True, "tie_word_embeddings": False},
+    ),
+    "cohere2": ("cohere2", {"num_hidden_layers": 5, "sliding_window": 6}),
+    "cohere2, biases, nothing slides": (
+        "cohere2",
+        {"attention_bias": True, "layer_types": ["full_attention"] * 2, "logit_scale": 0.25},
+    ),
+    "nemotron": ("nemotron", {}),
+    "nemotron, biases, tied, heads turned whole": (
+        "nemotron",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": ROPES["llama3"] | {"partial_rotary_factor": 1.0},
+        },
+    ),
+    "olmo": ("olmo", {}),
+    "olmo, biases, bounds, tied": (
+        "olmo",
+        {"attention_bias": True, "clip_qkv": 0.3, "tie_word_embeddings": True},
+    ),
+    "phi": ("phi", {"num_key_value_heads": 4}),
+    "phi, tied, normed heads": ("phi", {"qk_layernorm": True, "tie_word_embeddings": True}),
+    "stablelm": ("stablelm", {}),
+    "stablelm, biases, parallel, normed heads": (
+        "stablelm",
+        {
+            "use_qkv_bias": True,
+            "use_parallel_residual": True,
+            "qk_layernorm": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "starcoder2": ("starcoder2", {"rope_parameters": ROPES["yarn"]}),
+    "starcoder2, windowed, untied, no biases": (
+        "starcoder2",
+        {"use_bias": False, "sliding_window": 6, "tie_word_embeddings": False},
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "contract"), product(MODELS, CONTRACTS))
+def test_models(name: str, contract: str) -> None:
+    kind, config = MODELS[name]
+    assert_parity(build(kind, **config), recipe(contract, "chunks", slices=3), FEEDS)
+
+
+@pytest.mark.parametrize("name", ["cohere", "phi, tied, normed heads", "stablelm"])
+def test_a_smaller_residual_stream_is_the_same_model(name: str) -> None:
+    kind, config = MODELS[name]
+    scaled = recipe("readonly", "chunks").model_copy(update={"family": {"residual_scale": 2**-5}})
+    assert_parity(build(kind, **config), scaled, {"uneven": FEEDS["uneven"]})
+
+
+def test_a_head_for_some_tokens_has_their_biases() -> None:
+    checkpoint = InMemoryCheckpoint(build("phi"))
+    (head,) = Planner(checkpoint, recipe("readonly", "chunks")).model.heads(1, (3, 7, 50))
+    head.load(checkpoint)
+    assert head.lm_head.bias.tolist() == checkpoint.read("lm_head.bias")[[3, 7, 50]].tolist()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_only_values_turn(kind: str) -> None:
+    """A LayerNorm subtracts a mean, which no rotation keeps."""
+    checkpoint = InMemoryCheckpoint(build(kind))
+    turned = rotated(checkpoint, Planner(checkpoint, recipe("readonly", "chunks")).model)
+    assert turned.stream is None
+    ends = "v_proj.weight", "v_proj.bias", "o_proj.weight", "dense.weight"
+    assert all(name.endswith(ends) for name in turned.folds)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "said"),
+    [
+        ("cohere", {"logit_scale": None}, "logit_scale = None"),
+        ("cohere2", {"sliding_window": None}, "sliding_window = None"),
+        ("nemotron", {"num_key_value_heads": None}, "num_key_value_heads"),
+        ("nemotron", {"hidden_act": "xielu"}, "hidden_act = 'xielu'"),
+        ("phi", {"head_dim": 8, "qk_layernorm": True}, "4 heads of 8 channels"),
+        ("stablelm", {"head_dim": 8}, "4 heads of 8 channels"),
+        ("stablelm", {"layer_norm_eps": 0.0}, "layer_norm_eps = 0"),
+        ("stablelm", {"rope_parameters": HALF | {"partial_rotary_factor": 0.2}}, "of 16 channels"),
+    ],
+)
+def test_wrong_configs(kind: str, config: dict[str, Any], said: str) -> None:
+    made = build(kind).config.to_dict() | config
+    with pytest.raises(CetaneError, match=said):
+        author(made, "c1t", {}, {})
+
+
+BOOLEANS = {
+    "cohere": ("attention_bias", "use_qk_norm"),
+    "cohere2": ("attention_bias",),
+    "nemotron": ("attention_bias", "mlp_bias"),
+    "olmo": ("attention_bias",),
+    "phi": ("qk_layernorm",),
+    "stablelm": ("qk_layernorm", "use_parallel_residual", "use_qkv_bias"),
+    "starcoder2": ("use_bias",),
+}
+"""The keys of each model type that are true or false."""
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """A model type and a small config of it."""
+    kind = draw(st.sampled_from(TYPES))
+    kv, ratio = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4]))
+    layers, dim = draw(st.integers(1, 3)), draw(st.sampled_from([4, 8, 12, 16]))
+    part = {"partial_rotary_factor": draw(st.sampled_from([0.5, 1.0]))} if kind in IN_PART else {}
+    config: dict[str, Any] = {
+        "num_hidden_layers": layers,
+        "num_attention_heads": kv * ratio,
+        "num_key_value_heads": kv,
+        "head_dim": dim,
+        "hidden_size": kv * ratio * dim,
+        "intermediate_size": draw(st.integers(1, 80)),
+        "vocab_size": draw(st.integers(10, 300)),
+        "tie_word_embeddings": draw(st.booleans()),
+        "hidden_act": draw(st.sampled_from(["silu", "gelu", "gelu_pytorch_tanh", "relu2"])),
+        "rope_parameters": ROPES["default"] | part,
+    }
+    config |= {key: draw(st.booleans()) for key in BOOLEANS[kind]}
+    if kind in ("cohere", "cohere2"):
+        config["logit_scale"] = draw(st.sampled_from([1.0, 2.0]))
+    if kind == "olmo":
+        config["clip_qkv"] = draw(st.none() | st.floats(0.05, 2))
+    if kind == "starcoder2":
+        config["sliding_window"] = draw(st.none() | st.integers(1, 40))
+    if kind == "cohere2":
+        config["sliding_window"] = draw(st.integers(1, 40))
+        types = st.sampled_from(["sliding_attention", "full_attention"])
+        config["layer_types"] = draw(st.lists(types, min_size=layers, max_size=layers))
+    return kind, config
+
+
+@settings(max_examples=40, derandomize=True)
+@given(configs(), recipes, cuts)
+def test_anything(config: tuple[str, dict[str, Any]], made: Recipe, pieces: list[int]) -> None:
+    assert_parity(build(config[0], **config[1]), made, {"pieces": pieces})
