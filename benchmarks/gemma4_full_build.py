@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from cetane.bundle import Bundle
-from cetane.cli.demo import zaya_tiny
 from cetane.families import Model, author
+from cetane.lab.workload import zaya_tiny
 from common import WORK, arguments, report
 from zaya_full_build import build
 

@@ -1,10 +1,14 @@
-"""What is quick to look at imports nothing slow: each case is a process of its own."""
+"""What is quick to look at imports nothing slow: each case is a process of its own. Scripts that no
+test runs import names that are there."""
 
+import ast
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
@@ -94,3 +98,21 @@ def test_a_build_needs_no_torch_before_it_plans(tmp_path: Path) -> None:
 def test_an_assembly_needs_no_compiler_before_it_encodes_or_converts(tmp_path: Path) -> None:
     """Its parts may be in a store; numba takes half a second to load."""
     assert not imported("import cetane.pipeline.assembly", tmp_path) & {"numba", "coremltools"}
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "scripts", "tests/fuzz"])
+def test_names_that_scripts_import_are_there(folder: str) -> None:
+    root = Path(__file__).parents[1]
+    missing = []
+    for path in sorted((root / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("cetane"):
+                continue
+            module = importlib.import_module(node.module or "")
+            modules = {entry.name for entry in iter_modules(getattr(module, "__path__", []))}
+            missing += [
+                f"{path.name}: {node.module} has no {alias.name}"
+                for alias in node.names
+                if alias.name not in modules and not hasattr(module, alias.name)
+            ]
+    assert not missing

@@ -51,7 +51,7 @@ def model_config() -> Document:
 
 def origin() -> Document:
     """The list of a folder's files, and of the bundle with which they were compared."""
-    from cetane.pipeline.export import changed_files
+    from cetane.pipeline.runtime_folder import changed_files
 
     text = b"a file"
     record = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
