@@ -241,7 +241,7 @@ UNBOUND = "sliding_window = None, but some layers slide"
         ({"head_dim": 0}, "head_dim = 0"),
         ({"head_dim": -4}, "head_dim = -4"),
         ({"head_dim": 7}, "head_dim"),
-        ({"num_attention_heads": 0}, "not valid"),
+        ({"num_attention_heads": 0}, "num_attention_heads = 0, not from 1"),
         ({"num_key_value_heads": 0}, "num_key_value_heads = 0"),
         ({"num_key_value_heads": 3}, "4 is not a multiple of num_key_value_heads = 3"),
         ({"max_position_embeddings": None}, "max_position_embeddings"),

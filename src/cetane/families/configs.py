@@ -84,7 +84,10 @@ def unsupported(kind: str, what: str) -> CetaneError:
 
 
 def check_counts(kind: str, settings: Mapping[str, Any]) -> None:
-    """Raise CetaneError for counts that no model has, before transformers makes lists of them."""
+    """Raise CetaneError for counts that no model has, before transformers makes lists of them and
+    divides by them."""
+    for name in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads"):
+        check_value(kind, name, settings.get(name))
     counts = {name: settings[name] for name in MOST if isinstance(settings.get(name), int)}
     for name, count in counts.items():
         if count > MOST[name]:
@@ -142,8 +145,6 @@ def check_sizes(config: SizedConfig) -> None:
     """Raise CetaneError for counts of layers and heads that no model has. transformers lets them
     pass."""
     kind, own = config.model_type, vars(config)  # where layers differ, of those without their own
-    for name in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads"):
-        check_value(kind, name, own.get(name))
     check_counts(kind, own)
     query, kv = (own[f"num_{of}_heads"] for of in ("attention", "key_value"))
     if kv is None or query % kv:
