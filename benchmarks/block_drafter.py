@@ -25,7 +25,7 @@ from cetane.pipeline.draft_head import embedding_of
 from cetane.pipeline.draft_head_text import whole_windows
 from cetane.pipeline.origin import checkpoint_of
 from cetane.speculate.draft_heads.acceptance import acceptance
-from cetane.speculate.draft_heads.modules import TAPS, DraftHeadConfig, Eagle3, with_positions
+from cetane.speculate.draft_heads.modules import TAPS, DraftHeadConfig, Eagle3, apply_rotary
 from cetane.speculate.draft_heads.train import devices, new_draft_head, train
 from cetane.speculate.draft_heads.windows import collect, split
 from common import report
@@ -54,13 +54,13 @@ class Layer(nn.Module):
         `seen (n, n + places * n)`."""
         known = [text, *(self.norm(place) for place in places)]
         pairs = [self.split(self.kv(x)) for x in known]
-        keys = torch.cat([with_positions(pair[0]) for pair in pairs], 2)
+        keys = torch.cat([apply_rotary(pair[0]) for pair in pairs], 2)
         values = torch.cat([pair[1] for pair in pairs], 2)
         made = []
         for place, normed in zip(places, known[1:], strict=True):
             (query,) = self.split(self.q(normed))
             mixed = F.scaled_dot_product_attention(
-                with_positions(query), keys, values, attn_mask=seen
+                apply_rotary(query), keys, values, attn_mask=seen
             )
             h = place + self.out(mixed.transpose(1, 2).flatten(2))
             gate, up = self.gate_up(self.norm_mlp(h)).chunk(2, -1)

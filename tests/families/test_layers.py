@@ -17,10 +17,10 @@ from cetane.families.layers import (
     Projection,
     RMSNorm,
     activation,
+    apply_rotary,
     layer_norm,
     normalize,
     softplus,
-    with_positions,
 )
 from cetane.schema.interface import hidden_shape
 
@@ -148,16 +148,16 @@ def test_positions(heads: int, half: int, tokens: int, seed: int) -> None:
     angles = random(tokens, half, seed=seed + 1) * 10
     cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
     expected, _ = apply_rotary_pos_emb(q, q, cos[None], sin[None])
-    result = with_positions(q.mT, cos.T[None, None], sin.T[None, None], 2 * half)
+    result = apply_rotary(q.mT, cos.T[None, None], sin.T[None, None], 2 * half)
     torch.testing.assert_close(result.mT, expected)
 
 
 @pytest.mark.parametrize("width", [2, 4, 6])
 def test_positions_leave_the_rest_of_a_head(width: int) -> None:
     x, angles = random(1, 2, 6, 5), random(width, 5, seed=1)[None, None]
-    result = with_positions(x, angles.cos(), angles.sin(), width)
+    result = apply_rotary(x, angles.cos(), angles.sin(), width)
     assert torch.equal(result[:, :, width:], x[:, :, width:])
-    positioned = with_positions(x[:, :, :width], angles.cos(), angles.sin(), width)
+    positioned = apply_rotary(x[:, :, :width], angles.cos(), angles.sin(), width)
     assert torch.equal(result[:, :, :width], positioned)
 
 

@@ -47,7 +47,7 @@ from cetane.families.configs import (
 )
 from cetane.families.delta import RAISED_ANSWERS
 from cetane.families.grouped_query import LEAST_SCALE, LONGEST_BLOCK, AttentionHeads, attend
-from cetane.families.layers import Exchange, Held, Projection, RMSNorm, with_positions
+from cetane.families.layers import Exchange, Held, Projection, RMSNorm, apply_rotary
 from cetane.families.model import (
     CacheGroup,
     Departure,
@@ -107,6 +107,7 @@ __all__ = [
     "Weight",
     "Weights",
     "adapt",
+    "apply_rotary",
     "attend",
     "author",
     "cache_form",
@@ -122,7 +123,6 @@ __all__ = [
     "to_halves",
     "unread",
     "warn_unread",
-    "with_positions",
     "with_streaming",
 ]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from cetane.families.base import Flow
 from cetane.families.configs import LARGEST, invalid
 from cetane.families.grouped_query import AttentionHeads
-from cetane.families.layers import with_positions
+from cetane.families.layers import apply_rotary
 from cetane.families.model import CacheGroup
 from cetane.families.rotary import RotaryTable
 from cetane.schema.interface import Mask, Rotary, Source
@@ -104,7 +104,7 @@ class LayerKind:
         if not self.positioned:
             return as_it_is
         cos, sin = (flow[name] for name in self.rotary_names)
-        return partial(with_positions, cos=cos, sin=sin, dim=self.rotary.width)
+        return partial(apply_rotary, cos=cos, sin=sin, dim=self.rotary.width)
 
     def host(self) -> dict[str, Source]:
         """The tensors that the host supplies to them."""

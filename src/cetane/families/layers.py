@@ -456,7 +456,7 @@ def softplus(x: Tensor) -> Tensor:
     return nn.functional.softplus(low) + (x - low)
 
 
-def with_positions(x: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:
     """The rotary embedding of the first `dim` channels of each attention head, in half-split pairs.
 
     `x (1, heads, D, T)`, `cos`, `sin (1, 1, dim, T)`.

@@ -15,8 +15,8 @@ from cetane.families import (
     Projection,
     RMSNorm,
     Weight,
+    apply_rotary,
     attend,
-    with_positions,
 )
 from cetane.speculate.draft_heads.modules import TAPS, DraftHeadConfig, Eagle3
 
@@ -97,7 +97,7 @@ class EagleKeys(DraftHeadBlock):
         x = torch.cat([self.norm_embedded(flow["embedded"]), self.norm_features(flow["hidden"])], 1)
         columns = self.kv(x)
         k, v = heads.split(columns[:, :inner], heads.kv), heads.split(columns[:, inner:], heads.kv)
-        k = with_positions(k, flow["rope_cos"], flow["rope_sin"], heads.dim)
+        k = apply_rotary(k, flow["rope_cos"], flow["rope_sin"], heads.dim)
         flow["mixed_in"] = x
         flow["keys"], flow["values"] = memory["kv"](k, v)
 
@@ -120,7 +120,7 @@ class EagleLayer(DraftHeadBlock):
     def forward(self, flow: Flow, memory: Memory) -> None:
         heads = self.heads
         q = heads.split(self.q(flow["mixed_in"]), heads.query)
-        q = with_positions(q, flow["rope_cos"], flow["rope_sin"], heads.dim)
+        q = apply_rotary(q, flow["rope_cos"], flow["rope_sin"], heads.dim)
         mixed = attend(q, flow["keys"], flow["values"], flow["mask"], heads)
         h = flow["hidden"] + self.out(heads.merge(mixed))
         gate, up = self.gate_up(self.norm_mlp(h)).chunk(2, 1)

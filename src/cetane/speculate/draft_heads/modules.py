@@ -259,7 +259,7 @@ class Eagle3(TorchDraftHead, kind="eagle3"):
         x = torch.cat([self.norm_embedded(embedded), self.norm_features(feature)], -1)
         shape = (*x.shape[:2], 3, self.attention_heads, self.WIDTH)
         q, k, v = self.qkv(x).reshape(shape).permute(2, 0, 3, 1, 4)
-        return with_positions(q), (with_positions(k), v)
+        return apply_rotary(q), (apply_rotary(k), v)
 
     def finish(self, feature: Tensor, q: Tensor, past: KeysValues, mask: Tensor | None) -> Tensor:
         """The layer's output `(B, n, C)`, which is the feature of the next token.
@@ -301,7 +301,7 @@ class Eagle3(TorchDraftHead, kind="eagle3"):
         return made
 
 
-def with_positions(x: Tensor) -> Tensor:
+def apply_rotary(x: Tensor) -> Tensor:
     """Rotary positions for `x (B, H, n, D)`."""
     half = x.shape[-1] // 2
     frequencies = THETA ** (-torch.arange(half, device=x.device) / half)
