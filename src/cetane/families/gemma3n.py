@@ -13,7 +13,6 @@ Every layer has an embedding of its own, and the last layers read the caches of 
 """
 
 from functools import partial
-from statistics import NormalDist
 from typing import Any, Protocol
 
 import torch
@@ -41,6 +40,8 @@ Options = GemmaOptions
 MODEL_TYPES = ("gemma3n_text",)
 HALF = 2**-0.5
 """The factor on the sum of what attention and Laurel give. Its square is a half."""
+NORMAL = torch.distributions.Normal(0.0, 1.0)
+"""In fp32, as transformers has it: where few channels open, its rounding counts."""
 LEAST_SQUARE = 1e-5
 """The least mean square by which transformers divides a stream."""
 LEAST = 2.0**-14
@@ -91,8 +92,9 @@ def open_few(x: Tensor, act: Any, deviations: float) -> Tensor:
     """The activation of what lies above the mean of the channels by more than some deviations."""
     size = largest(x)
     part = x / size
-    part = part - part.mean(1, keepdim=True)
-    opened: Tensor = act(nn.functional.relu(part - mean_square(part).sqrt() * deviations) * size)
+    mean = part.mean(1, keepdim=True)
+    bound = (mean + mean_square(part - mean).sqrt() * deviations) * size
+    opened: Tensor = act(nn.functional.relu(x - bound))
     return opened
 
 
@@ -168,7 +170,7 @@ class Gemma3nLayer(SharingLayer):
         super().__init__(config, index, kind, mode, widths[index], scale)
         sparsity = config.activation_sparsity_pattern[index]
         if sparsity > 0:
-            deviations = NormalDist().inv_cdf(sparsity)
+            deviations = NORMAL.icdf(torch.tensor(sparsity, device="cpu")).item()
             mlp = self.part("mlp")
             mlp.act = partial(open_few, act=mlp.act, deviations=deviations)
         self.altup, self.laurel = AltUp(config, scale), Laurel(config, scale * HALF)
