@@ -21,29 +21,28 @@ def near(kind: str) -> Nearest:
 
 
 def test_a_model_with_another_mlp() -> None:
-    """starcoder2: q/k/v biases as Qwen2's, an MLP without a gate, norms with biases."""
-    told = near("starcoder2")
-    assert told.model_type == "glm"
-    assert "model.layers.*.mlp.c_fc.weight" in told.unread
-    assert "model.layers.*.mlp.gate_up_proj.weight" in told.missing
-    assert {"norm_epsilon", "use_bias"} <= set(told.keys)
+    """nanochat: OLMo's norms without gains, and an MLP without a gate."""
+    told = near("nanochat")
+    assert told.model_type == "olmo"
+    assert "model.layers.*.mlp.fc1.weight" in told.unread
+    assert "model.layers.*.mlp.gate_proj.weight" in told.missing
+    assert "final_logit_softcapping" in told.keys
     assert "vocab_size" not in told.keys
 
 
 def test_a_model_whose_tensors_have_known_names() -> None:
-    """cohere: its tensors are Llama's but one, and its config tells the differences."""
-    told = near("cohere")
-    assert told.reads == told.tensors
-    assert told.missing == ("model.layers.*.post_attention_layernorm.weight",)
-    assert {"logit_scale", "use_qk_norm"} <= set(told.keys)
+    """mellum: its tensors are OLMoE's, and its config tells the differences."""
+    told = near("mellum")
+    assert (told.model_type, told.reads, told.missing) == ("olmoe", told.tensors, ())
+    assert "mlp_layer_types" in told.keys
 
 
 def test_an_activation_that_nobody_knows() -> None:
-    """phi: Llama's attention with biases, and an MLP without a gate."""
-    told = near("phi")
-    assert told.model_type == "glm" and 0 < told.reads < told.tensors
-    assert "model.layers.*.mlp.fc1.weight" in told.unread
-    assert "qk_layernorm" in told.keys and "num_hidden_layers" not in told.keys
+    """apertus: norms of queries and keys, and an MLP with the activation xielu."""
+    told = near("apertus")
+    assert told.model_type == "exaone4" and 0 < told.reads < told.tensors
+    assert "model.layers.*.mlp.act_fn.alpha_n" in told.unread
+    assert "num_hidden_layers" not in told.keys
 
 
 def test_a_model_with_other_names() -> None:
@@ -53,7 +52,7 @@ def test_a_model_with_other_names() -> None:
 
 def test_what_a_config_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers' defaults are 48 layers of 512 experts: they took a minute."""
-    checkpoint = InMemoryCheckpoint(build_model("starcoder2"))
+    checkpoint = InMemoryCheckpoint(build_model("nanochat"))
     whole = nearest_family(checkpoint)
     del checkpoint.config["num_hidden_layers"]
     configs: list[dict[str, Any]] = []
@@ -70,7 +69,7 @@ def test_what_a_config_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_layers_that_the_tensors_cannot_fill(monkeypatch: pytest.MonkeyPatch) -> None:
     """A config of a few bytes makes no family build a thousand layers."""
-    checkpoint = InMemoryCheckpoint(build_model("starcoder2"))
+    checkpoint = InMemoryCheckpoint(build_model("nanochat"))
     checkpoint.config["num_hidden_layers"] = 1000
     monkeypatch.setattr("cetane.planner.nearest.author", None)
     recipe = parse_recipe({"name": "test", "cache": {"context": 128}}, "test")
@@ -87,19 +86,15 @@ def test_the_page_on_adding_is_there() -> None:
     ("kind", "told"),
     [
         (
-            "starcoder2",
-            "glm, which reads 20 of its 35 tensors, and misses "
-            "model.layers.*.mlp.down_proj.weight and 1 more",
+            "nanochat",
+            "olmo, which reads 10 of its 14 tensors, and misses "
+            "model.layers.*.mlp.down_proj.weight and 2 more",
         ),
-        (
-            "cohere",
-            "llama, which reads 18 of its 18 tensors, and misses "
-            "model.layers.*.post_attention_layernorm.weight",
-        ),
+        ("mellum", "olmoe, which reads 25 of its 25 tensors"),
     ],
 )
 def test_a_refusal_names_it(kind: str, told: str) -> None:
-    """A family that reads all tensors, as Llama those of cohere, does not read the model."""
+    """A family that reads all tensors, as OLMoE those of mellum, does not read the model."""
     recipe = parse_recipe({"name": "test", "cache": {"context": 128}}, "test")
     with pytest.raises(CetaneError) as refused:
         Planner(InMemoryCheckpoint(build_model(kind)), recipe)
