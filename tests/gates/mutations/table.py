@@ -21,7 +21,7 @@ from cetane.engine.host import mask
 from cetane.engine.memory import EMPTY, Mark, call_slots
 from cetane.engine.schedule import no_trees, skips
 from cetane.engine.session import Session
-from cetane.families.attention import UnitNorm
+from cetane.families.attention import ListedNorms, StackedNorms, UnitNorm
 from cetane.families.base import Block, RoutedBlock, Weight
 from cetane.families.blocks import ParallelBlock, PreNormBlock
 from cetane.families.gemma import OwnAttention, SharedAttention, shared_names
@@ -131,6 +131,10 @@ ALSO = {
 """Llama's names, and other families' for the same parts."""
 
 
+HEAD_NORMS = RMSNorm | UnitNorm | LayerNorm | StackedNorms | ListedNorms
+"""The norms of queries and keys: behind one of them, doubled queries change nothing."""
+
+
 def names_of(name: str) -> tuple[str, ...]:
     """All names of a part, by Llama's."""
     return name, *ALSO.get(name, ())
@@ -200,7 +204,7 @@ def _(port: AuthoredPort) -> None:
 @mutation("queries of one layer doubled", "graph")
 def _(port: AuthoredPort) -> None:
     attn = attention(port).self_attn
-    if hasattr(attn, "qk_norm") or isinstance(part(attn, "q_norm"), RMSNorm | UnitNorm):
+    if hasattr(attn, "qk_norm") or isinstance(part(attn, "q_norm"), HEAD_NORMS):
         target = part(attn, "q_norm")
         if target is None:
             raise Inapplicable
@@ -244,7 +248,7 @@ def _(port: AuthoredPort) -> None:
 @mutation("query norm missing", "graph")
 def _(port: AuthoredPort) -> None:
     attn = attention(port).self_attn
-    if not isinstance(part(attn, "q_norm"), RMSNorm | UnitNorm):
+    if not isinstance(part(attn, "q_norm"), HEAD_NORMS):
         raise Inapplicable
     part(attn, "q_norm").forward = lambda x: x
 
@@ -359,7 +363,7 @@ def _(port: AuthoredPort) -> None:
     table = next(iter(port.planner.model.rotary.values()))
     angles = table.cos_sin(2)[:, 1, :, None]
     dim = angles.shape[1]
-    if not isinstance(part(attn, "q_norm"), torch.nn.Identity | RMSNorm | UnitNorm):
+    if not isinstance(part(attn, "q_norm"), torch.nn.Identity | HEAD_NORMS):
         raise Inapplicable
     if dim != attn.heads.dim:
         raise Inapplicable
@@ -1193,10 +1197,16 @@ def _(port: AuthoredPort) -> None:
     def change(name: str) -> str:
         return re.sub(r"layers\.[01]", lambda m: swap[m[0]], name) if norm.search(name) else name
 
-    for layer in (0, 1):
-        for block in layer_blocks(port, layer):
-            if any(norm.search(weight.name) for _, weight in block.weights()):
-                rename(block, change)
+    blocks = [
+        block
+        for layer in (0, 1)
+        for block in layer_blocks(port, layer)
+        if any(norm.search(weight.name) for _, weight in block.weights())
+    ]
+    if not blocks:  # OLMo's norms have no weights
+        raise Inapplicable
+    for block in blocks:
+        rename(block, change)
 
 
 def without_factor(module: Any) -> None:
