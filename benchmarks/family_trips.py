@@ -1,6 +1,6 @@
 """The journey of a random tiny model of every type, by the commands of a user.
 
-    PYTHONPATH=. python benchmarks/family_trips.py [--only mixtral] [--write]
+    python benchmarks/family_trips.py [--only mixtral] [--write]
 
 `cetane port`, `cetane run`, `cetane serve` with OpenAI's own client, and `cetane export` in every
 layout. Weights are fp16 on both sides, so the greedy tokens must be transformers'. What an export
@@ -30,12 +30,6 @@ import onnxruntime
 import openai
 import torch
 import transformers
-from tests.conftest import build_tokenizer
-from tests.export import test_coreml_llm
-from tests.families.gemma_models import build_gemma4
-from tests.families.test_llama4 import build_llama4
-from tests.gates.mutations.families import FAMILIES
-from tests.lower.test_parity import half_logits_of
 
 import cetane.bridge
 from cetane.cli import main as cetane_main
@@ -43,6 +37,15 @@ from cetane.export.anemll.host import ChatHost, Folder
 from cetane.families import families
 from cetane.files import remove
 from common import WORK, put_lines
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.conftest import build_tokenizer
+from tests.export import test_coreml_llm
+from tests.families.gemma_models import build_gemma4
+from tests.families.test_llama4 import build_llama4
+from tests.gates.mutations.families import FAMILIES
+from tests.lower.test_parity import half_logits_of
 
 PAGE = Path(__file__).parents[1] / "docs/reference/models.md"
 PROMPT, NEW = 39, 16
