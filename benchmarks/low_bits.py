@@ -4,8 +4,8 @@ Judged on what no way has seen: documentation of Python's standard library behin
 tokens, and the gates' own prose. The weights are judged without lowering them (`cetane sweep`'s
 judge); all but the head's get the format, the head int8. A method with `turned-` before it turns
 the channels first. One with `mixed-` gives each part of the layers the palettes of least predicted
-KL, of 0.1 bits a weight more. coremltools' own ways (`coremltools_bits.py`) make values of the same
-format, and the same judge reads them.
+KL, of 0.1 bits a weight more; one with `quick-` takes `second_order.effort = "quick"`. coremltools'
+own ways (`coremltools_bits.py`) make values of the same format, and the same judge reads them.
 
     python benchmarks/low_bits.py MODEL --bits 4 3 2 --methods plain turned-gptq coreml-skm
     python benchmarks/low_bits.py MODEL --bits 4 --methods mixed-turned-tuned --minutes 15
@@ -39,7 +39,7 @@ from coremltools_bits import GPTQ_FORMAT, METHODS, Theirs, put
 
 SKIPPED = 512
 """Tokens of the documentation that a sweep calibrates on."""
-MIXED, TURNED = "mixed-", "turned-"
+MIXED, TURNED, QUICK = "mixed-", "turned-", "quick-"
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,11 @@ class Bench:
         self.release()
         recipe = override(
             self.basis(method).recipe,
-            {"compression.default": form, "compression.minutes": self.minutes},
+            {
+                "compression.default": form,
+                "compression.minutes": self.minutes,
+                "compression.second_order.effort": "quick" if QUICK in method else "whole",
+            },
         )
         theirs = self.theirs if method in METHODS else None  # its text counts for no way of theirs
         started = time.perf_counter()
@@ -110,7 +114,7 @@ class Bench:
             tensors = theirs.made(method, form)
         else:
             checkpoint, wanted = self.basis(method).checkpoint, method.rpartition("-")[2]
-            if method.startswith(MIXED):
+            if MIXED in method:
                 recipe = mixed(checkpoint, recipe)
             recipe = resolve_recipe(
                 checkpoint, override(recipe, {"compression.method": wanted}), progress

@@ -262,6 +262,25 @@ def test_the_text_is_read_once_for_all_formats(
     assert all(costs[name] < before[name] for name in costs), "four bits cost less than three"
 
 
+def test_little_effort_reads_a_fifth_and_no_importance(
+    fitted: Fixed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def watch(rounder: Any, model: Any, names: Any, text: Any, *others: Any) -> None:
+        read.append(len(text))
+        run(rounder, model, names, text, *others)
+
+    run = module.Rounder.run
+    monkeypatch.setattr(module.Rounder, "run", watch)
+    monkeypatch.setattr(module, "importance", None)
+    made = recipe(method="gptq", second_order={"effort": "quick"})
+    quick = resolve_recipe(fitted.checkpoint, made).compression.fitted
+    whole = fitted.bundle.plan.recipe.compression.fitted
+    assert read == [2 + 1], "a fifth of 12 sequences and of 4 windows"
+    assert quick is not None and whole is not None and quick.sha256 != whole.sha256
+
+
 def test_importance_from_the_cache_makes_the_same_file(
     fitted: Fixed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

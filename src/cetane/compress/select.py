@@ -38,12 +38,14 @@ Method = Literal["plain", "weighted", "gptq", "tuned"]
 
 
 class SecondOrder(Data):
-    """How `gptq` rounds: its two options (arXiv 2210.17323)."""
+    """How `gptq` rounds (arXiv 2210.17323)."""
 
     damping: float = Field(default=0.01, gt=0, le=1)
     """The share of the mean of the Hessian's diagonal that is added to this diagonal."""
     order: Literal["largest", "given"] = "largest"
     """The order of columns: large inputs first, or as in the checkpoint."""
+    effort: Literal["whole", "quick"] = "whole"
+    """`quick` reads a fifth of the text, and counts all errors of a layer alike."""
 
 
 AS_GPTQ = SecondOrder()

@@ -54,6 +54,8 @@ With a third of these 49,152 tokens, SmolLM2's four bits cost other text 18 % mo
 READ, LEAST = 96, 8
 """Windows of human text beside it: the most that are read, and the least that a user's text must
 have."""
+QUICK = 1 / 5
+"""The share of sequences and windows that `second_order.effort = "quick"` reads."""
 WRITING = 1 / 3
 """The share of tuning's minutes that may write its text. Text that is kept costs none."""
 
@@ -216,10 +218,11 @@ class Fitter:
     def rounded(self, formats: Mapping[str, Format], compression: Selection) -> Rounder:
         """The rounder after all layers, with their constants and predicted harms."""
         method, parts = compression.method, fitted_parts(self.planner, formats)
-        if self.resident and method != "weighted":
+        quick = method == "gptq" and compression.second_order.effort == "quick"
+        if self.resident and method != "weighted" and not quick:
             text, importances = self.important({*formats, *(w.name for w in parts.values())})
         else:
-            text, importances = self.text(), {}
+            text, importances = self.text(QUICK if quick else 1), {}
         rounder = Rounder(
             formats, method, self.progress, importances, compression.second_order, parts.values()
         )
@@ -321,15 +324,17 @@ class Fitter:
             self.model, self.start, self.length, given, others, place, seconds, self.progress
         )
 
-    def text(self) -> Tensor:
-        """The model's own text, then human text, int64 `(sequences, length)`."""
+    def text(self, share: float = 1) -> Tensor:
+        """The model's own text, then human text, int64 `(sequences, length)`. `share` is the part
+        of all sequences."""
+        count, read = (max(round(share * whole), 1) for whole in (SEQUENCES, READ))
         # a model that is not resident keeps no weights that could be narrowed
         with narrowed(self.model) if self.resident else nullcontext():
             own = write_text(
-                self.model, self.start, SEQUENCES, self.length, SEED, self.progress,
+                self.model, self.start, count, self.length, SEED, self.progress,
                 openings(self.tokenizer),
             )  # fmt: skip
-        return torch.cat([own, self.others[:READ]])
+        return torch.cat([own, self.others[:read]])
 
 
 def untie(model: Any) -> None:
