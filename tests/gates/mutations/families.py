@@ -96,7 +96,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "dots1": lambda: three_mixture_layers("dots1"),
     "glm4_moe": lambda: three_mixture_layers("glm4_moe"),
     "hunyuan_v1_moe": lambda: build_mixture(
-        "hunyuan_v1_moe", num_hidden_layers=3, num_experts=4, moe_topk=[1, 2, 3]
+        "hunyuan_v1_moe", num_hidden_layers=3, num_experts=4, moe_topk=[2, 1, 3]
     ),
     "granitemoeshared": lambda: build_mixture(
         "granitemoeshared",
