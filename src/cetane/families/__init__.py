@@ -60,7 +60,7 @@ from cetane.families.model import (
     TokenTable,
 )
 from cetane.families.pasts import HistorySpec, MatrixSpec
-from cetane.families.rotary import RotaryTable, to_halves
+from cetane.families.rotary import RotaryTable, last_to_halves
 from cetane.families.rotation import rotated
 from cetane.families.shard import Shard
 from cetane.families.streaming import streamed, streaming_layers, with_streaming
@@ -114,13 +114,13 @@ __all__ = [
     "check_finite",
     "families",
     "largest_of",
+    "last_to_halves",
     "options_of",
     "parse_config",
     "rotated",
     "streamed",
     "streaming_layers",
     "tensor_layout",
-    "to_halves",
     "unread",
     "warn_unread",
     "with_streaming",

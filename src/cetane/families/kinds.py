@@ -1,6 +1,6 @@
 """Kinds of layers, as sliding and full ones: the heads, caches, masks and rotary tables of each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
@@ -38,22 +38,28 @@ class KindsConfig(Protocol):
     sliding_window: int | None
 
 
+def check_types(config: KindsConfig, known: Collection[str]) -> None:
+    """Raise CetaneError for a type of layers that is not `known`, and for layers that slide without
+    a window: transformers has no mask for them."""
+    kind = config.model_type
+    for layer_type in config.layer_types:
+        if layer_type not in known:
+            raise invalid(kind, f"layer_types: {layer_type!r}; known: {', '.join(known)}")
+    slides = any(KINDS.get(layer_type) == "sliding" for layer_type in config.layer_types)
+    if slides and config.sliding_window is None:
+        raise invalid(kind, "sliding_window = None, but some layers slide")
+
+
 def kind_names(config: KindsConfig) -> list[str]:
     """The kind of each layer. CetaneError for a type that is neither sliding nor full, and for a
     window that transformers needs and the config lacks."""
-    for layer_type in config.layer_types:
-        if layer_type not in KINDS:
-            known = ", ".join(KINDS)
-            raise invalid(config.model_type, f"layer_types: {layer_type!r}; known: {known}")
-    names = [KINDS[layer_type] for layer_type in config.layer_types]
-    if "sliding" in names and config.sliding_window is None:
-        raise invalid(config.model_type, "sliding_window = None, but some layers slide")
+    check_types(config, KINDS)
     if config.model_type in ALWAYS_WINDOWED and config.sliding_window is None:
         raise invalid(
             config.model_type,
             "sliding_window = None, which transformers cannot run: give any number",
         )
-    return names
+    return [KINDS[layer_type] for layer_type in config.layer_types]
 
 
 def as_it_is(x: Tensor) -> Tensor:

@@ -16,10 +16,9 @@ from torch import Tensor
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block, Flow, Memory
 from cetane.families.blocks import Mixer, PreNormBlock, SandwichBlock, SandwichNames
-from cetane.families.configs import invalid
 from cetane.families.decoder import DecoderConfig, decoder_model, heads_of
 from cetane.families.experts import ExpertOptions, Mixture, MixtureBlock, expert_channels
-from cetane.families.kinds import KINDS, LayerKind
+from cetane.families.kinds import KINDS, LayerKind, check_types
 from cetane.families.layers import MLP, CausalTaps, Projection, RMSNorm
 from cetane.families.model import History, Model
 from cetane.families.options import residual_eps
@@ -27,6 +26,8 @@ from cetane.families.rotary import rotary_table
 
 Options = ExpertOptions
 MODEL_TYPES = ("lfm2", "lfm2_moe", "lfm3")
+LAYER_TYPES = ("conv", "full_attention", "sliding_attention")
+"""The types of layers. Only LFM3 has the last."""
 
 FORM = AttentionForm(norms="head", output="out_proj", normed=("q_layernorm", "k_layernorm"))
 NAMES = SandwichNames(
@@ -155,7 +156,7 @@ def attention_form(config: Lfm2Config) -> AttentionForm:
 
 def author(config: Lfm2Config, options: ExpertOptions) -> Model:
     """The model for a config of one of `MODEL_TYPES`."""
-    check(config)
+    check_types(config, LAYER_TYPES if config.model_type == "lfm3" else LAYER_TYPES[:2])
     scale, size, eps = options.scale, config.hidden_size, config.norm_eps
     kinds, form, inner = layer_kinds(config), attention_form(config), inner_channels(config)
     around = config.model_type == "lfm3" and config.use_sandwich_norm
@@ -200,16 +201,3 @@ def author(config: Lfm2Config, options: ExpertOptions) -> Model:
         memory=memory,
         channels=expert_channels(experts),
     )
-
-
-def check(config: Lfm2Config) -> None:
-    """Raise CetaneError for a layer that neither convolves nor attends, or that slides without a
-    window: transformers has no mask for it."""
-    kind, known = config.model_type, ["conv", "full_attention"]
-    if kind == "lfm3":
-        known.append("sliding_attention")
-    for layer_type in config.layer_types:
-        if layer_type not in known:
-            raise invalid(kind, f"layer_types: {layer_type!r}; known: {', '.join(known)}")
-    if "sliding_attention" in config.layer_types and config.sliding_window is None:
-        raise invalid(kind, "sliding_window = None, but some layers slide")

@@ -56,6 +56,11 @@ def to_halves(rows: Tensor) -> Tensor:
     return rows.unflatten(-2, (-1, 2)).transpose(-2, -3).flatten(-3, -2)
 
 
+def last_to_halves(x: Tensor) -> Tensor:
+    """The same, of pairs along the last axis `(..., P)`."""
+    return to_halves(x[..., None])[..., 0]
+
+
 def rotary_table(
     config: RotaryConfig, dim: int, layer_type: str | None = None, part: Any = None
 ) -> RotaryTable:

@@ -9,7 +9,7 @@ from torch import Tensor, cat
 from cetane.families.base import Block, Weight
 from cetane.families.blocks import ParallelBlock, PreNormBlock
 from cetane.families.layers import Held, RowPick
-from cetane.families.rotary import to_halves
+from cetane.families.rotary import last_to_halves, to_halves
 
 FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -26,7 +26,7 @@ class InterleavedRows(Block):
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         plain = super().weight(path, shape, held)
         if path in ("self_attn.q_norm.weight", "self_attn.k_norm.weight"):
-            return replace(plain, pick=gains_in_halves)
+            return replace(plain, pick=last_to_halves)
         if not path.startswith(("self_attn.q_proj.", "self_attn.k_proj.")):
             return plain
         attention: Any = self.get_submodule("self_attn")
@@ -47,11 +47,6 @@ def rows_in_halves(dim: int, turned: int, stored: Tensor) -> Tensor:
     """The first `turned` rows of each head as two halves; of a weight or a bias."""
     heads = stored.reshape(len(stored) // dim, dim, -1)
     return cat([to_halves(heads[:, :turned]), heads[:, turned:]], 1).reshape(stored.shape)
-
-
-def gains_in_halves(stored: Tensor) -> Tensor:
-    """Gains `(heads, D)` of turned pairs as two halves."""
-    return to_halves(stored[..., None])[..., 0]
 
 
 class FusedRows(Block):

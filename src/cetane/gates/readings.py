@@ -18,7 +18,7 @@ import torch
 
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
-from cetane.families import LEAST_SCALE, RAISED_ANSWERS, to_halves
+from cetane.families import LEAST_SCALE, RAISED_ANSWERS, last_to_halves
 from cetane.gates.bounds import Tightened
 from cetane.gates.model_results import ModelResults
 from cetane.gates.observe import ProbeTask, observe, whole_calls
@@ -277,7 +277,7 @@ def rotary_tables(reference: Reference, positions: torch.Tensor) -> Iterator[Arr
         halves = torch.stack([cos[0], sin[0]])
         yield halves.numpy()
         yield torch.cat([halves, halves], -1).numpy()  # some models keep one angle of each pair
-        yield to_halves(halves[..., None])[..., 0].numpy()  # Cohere keeps both, beside each other
+        yield last_to_halves(halves).numpy()  # Cohere keeps both, beside each other
 
 
 def wrong_roundings(port: Readable) -> Iterator[Misread]:
