@@ -13,7 +13,9 @@ import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.gemma_models import build_gemma2, build_gemma3, build_gemma4
+from tests.families.test_falcon_h1 import build_falcon
 from tests.families.test_gpt_oss import build_oss
+from tests.families.test_granite_hybrid import build_hybrid
 from tests.families.test_layer_normed import build as build_layer_normed
 from tests.families.test_lfm2 import build_lfm2_moe
 from tests.families.test_mixtral import build
@@ -55,6 +57,8 @@ MODELS = {
     "lfm2_moe": lambda: build_lfm2_moe(layer_types=["conv", "full_attention"]),
     "lfm3": lambda: build_model("lfm3", layer_types=["conv", "sliding_attention"]),
     "zaya": build_zaya,
+    "granite_hybrid": lambda: build_hybrid("dense", hidden_act="gelu"),
+    "falcon_h1": lambda: build_falcon(hidden_act="gelu", mamba_rms_norm=True),
     "qwen3_5": lambda: build("qwen3_5_text", **LAYERS, hidden_act="gelu"),
 }
 

@@ -308,6 +308,7 @@ def test_head(
     [
         ("cohere", "model.norm", {"logit_scale": 5.0}),
         ("granite", "model.norm", {"logits_scaling": 5.0}),
+        ("falcon_h1", "model.final_layernorm", {"lm_head_multiplier": 0.5}),
         ("gemma2", "model.norm", {"final_logit_softcapping": 0.5, "head_dim": 16}),
         ("lfm2", "model.embedding_norm", {"layer_types": ["conv", "full_attention"]}),
     ],

@@ -43,6 +43,7 @@ from cetane.families.configs import (
     CheckedConfig,
     check_counts,
     check_sizes,
+    decoded,
     invalid,
 )
 from cetane.families.delta import RAISED_ANSWERS
@@ -236,7 +237,7 @@ def parse_config(config: dict[str, Any]) -> Any:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    settings = {key: value for key, value in config.items() if key != "model_type"}
+    settings = {key: decoded(value) for key, value in config.items() if key != "model_type"}
     try:
         with quiet_transformers():
             parsed = AutoConfig.for_model(kind, **settings)

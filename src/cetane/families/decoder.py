@@ -97,7 +97,7 @@ def decoder_model(
         output=TABLE if config.tie_word_embeddings else "lm_head.weight",
         host={**made, **host},
         memory={**{kind.name: kind.group() for kind in kinds}, **memory},
-        rotary={kind.table: kind.rotary for kind in kinds},
+        rotary={kind.table: kind.rotary for kind in kinds if kind.positioned},
         max_context=positions,
         beyond=beyond,
         channels={"hidden": config.hidden_size, **channels},

@@ -15,6 +15,7 @@ FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
     "input_linear": ("gate_proj", "up_proj"),
+    "in_proj": ("in_proj_z", "in_proj_xbc", "in_proj_dt"),
 }
 """Names of tensors in which projections of one input stand one below the other."""
 
@@ -56,7 +57,8 @@ class FusedRows(Block):
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         plain = super().weight(path, shape, held)
-        module, _, name = path.removesuffix(".weight").rpartition(".")
+        place, _, leaf = path.rpartition(".")
+        module, _, name = place.rpartition(".")
         whole = next((whole for whole in self.fused if name in FUSED[whole]), None)
         if whole is None or plain.of_experts:
             return plain
@@ -66,7 +68,7 @@ class FusedRows(Block):
         start = sum(sizes[: parts.index(name)])
         return replace(
             plain,
-            name=f"{plain.name.removesuffix(f'{name}.weight')}{whole}.weight",
+            name=f"{plain.name.removesuffix(f'{name}.{leaf}')}{whole}.{leaf}",
             stored=(sum(sizes), *held.stored[1:]),
             rows=(start, start + sizes[parts.index(name)]),
         )

@@ -159,8 +159,8 @@ def activations(reference: Reference) -> list[Any]:
         for name in ACTIVATION_NAMES
         if (module := getattr(owner, name, None)) is not None
     ]
-    if delta_rules(reference):  # their gates call SiLU as a function, whatever the config says
-        kept.append(torch.nn.SiLU())
+    if any(hasattr(module, "A_log") for module in reference.model.modules()):
+        kept.append(torch.nn.SiLU())  # gates call it as a function, whatever the config says
     if any(type(module).__name__ == "ReLUSquaredActivation" for module in kept):
         kept.append(torch.nn.ReLU())  # a program squares it by a product
     if any(getattr(owner, "activation_sparsity", 0) > 0 for owner in reference.model.modules()):
@@ -264,9 +264,12 @@ def wrong_rotary(port: Readable, reference: Reference) -> Iterator[Misread]:
 
 @torch.inference_mode()
 def rotary_tables(reference: Reference, positions: torch.Tensor) -> Iterator[Array]:
-    """The model's cosines and sines `(2, n, D)` of positions `(n,)`, for every kind of layer."""
+    """The model's cosines and sines `(2, n, D)` of positions `(n,)`, for every kind of layer; none
+    of a model without positions."""
     parts = dict(reference.model.model.named_children())
-    rotary = next(parts[name] for name in ROTARY_NAMES if name in parts)
+    rotary = next((parts[name] for name in ROTARY_NAMES if name in parts), None)
+    if rotary is None:
+        return
     kinds: list[dict[str, str]] = [{}]
     if "layer_type" in inspect.signature(rotary.forward).parameters:
         types = getattr(rotary, "layer_types", reference.model.config.layer_types)

@@ -333,7 +333,8 @@ def logits_of(model: Any, normed: Tensor) -> Tensor:
     if config.model_type == "hyperclovax":  # multiplies by what all others divide by
         scaling = 1 / scaling
     logits: Tensor = model.get_output_embeddings()(normed) / scaling
-    logits *= getattr(config, "logit_scale", 1.0)
+    for name in ("logit_scale", "lm_head_multiplier"):
+        logits *= getattr(config, name, 1.0)
     bound = getattr(config, "final_logit_softcapping", None)
     return logits if bound is None else torch.tanh(logits / bound) * bound
 

@@ -20,7 +20,9 @@ from tests.families.gemma_models import (
 )
 from tests.families.test_deepseek import MODELS as LATENT_MODELS
 from tests.families.test_deepseek import build as build_latent
+from tests.families.test_falcon_h1 import build_falcon
 from tests.families.test_gpt_oss import build_oss
+from tests.families.test_granite_hybrid import build_hybrid
 from tests.families.test_layer_normed import build as build_layer_normed
 from tests.families.test_lfm2 import build_lfm2_moe
 from tests.families.test_llama import MINISTRAL, MULTIPLIERS, ROPES, STRETCHED
@@ -108,6 +110,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "granitemoe": lambda: build_mixture(
         "granitemoe", num_hidden_layers=3, num_local_experts=4, **MULTIPLIERS
     ),
+    "granitemoehybrid": lambda: build_hybrid("mixture", logits_scaling=1.0),
+    "falcon_h1": lambda: build_falcon(num_hidden_layers=3),
     "mixtral": lambda: build_mixture("mixtral", num_hidden_layers=3, num_local_experts=4),
     "qwen2_moe": lambda: build_mixture(
         "qwen2_moe",
