@@ -6,6 +6,8 @@ answers are a product of queries and keys, in which every token fades by the dec
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Literal, Protocol
 
 from torch import Tensor, nn
@@ -20,11 +22,12 @@ from cetane.families.layers import (
     Leaf,
     Projection,
     RMSNorm,
+    RowPick,
     activation,
     normalize,
 )
 from cetane.families.matrices import Decays, MatrixHeads, fading
-from cetane.families.stored import FusedRows
+from cetane.families.stored import FUSED, FusedRows
 
 NAME = "ssm"
 """The name of the matrices of all layers."""
@@ -168,10 +171,22 @@ class Mamba2(Mixer):
 
 
 class MambaRows(FusedRows):
-    """A layer with a `Mamba2`, whose checkpoint stores the projections of its input as one
-    tensor."""
+    """A layer with a `Mamba2`, whose checkpoint stores the projections of its input as one tensor.
+
+    Each is a matrix of its own in compression: rows of steps stay in fp16, and their number need
+    not fit the groups of a format."""
 
     fused: tuple[str, ...] = ("in_proj",)
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
-        return super().weight(path.replace(".space.", "."), shape, held)
+        plain = super().weight(path.replace(".space.", "."), shape, held)
+        part = path.split(".")[-2]
+        if plain.rows is None or part not in FUSED["in_proj"]:
+            return plain
+        pick = RowPick(partial(rows_between, *plain.rows))
+        return replace(plain, rows=None, pick=pick, part=part)
+
+
+def rows_between(start: int, stop: int, stored: Tensor) -> Tensor:
+    """Some neighbouring rows of a matrix or of a bias."""
+    return stored[start:stop]
