@@ -35,7 +35,7 @@ def test_a_call_is_its_tokens(tokens: int) -> None:
     q, k = (torch.randn(1, 2, 5, tokens, generator=draw) for _ in range(2))
     v = torch.randn(1, 6, 4, tokens, generator=draw)
     decays = -torch.rand(1, 6, 1, tokens, generator=draw) * 0.1
-    decays[..., 2::3] *= 500
+    decays[..., 2::3] *= 5000
     matrix = torch.randn(1, 2, 5, 12, generator=draw)
     expected, after = by_definition(matrix, q, k, v, decays)
     answers, columns = state_space(HEADS, Axes(), q, k, v, decays)(matrix)

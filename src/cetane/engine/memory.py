@@ -271,7 +271,10 @@ def folded(matrices: Array, columns: Array, groups: int) -> Array:
     keys, values, decays = np.split(new, at, axis=1)
     decays = decays.reshape(layers, heads, groups, -1)
     ends = decays.sum(-1, keepdims=True)
-    later = np.exp(ends - decays.cumsum(-1))  # the share of a token that the later decays leave
+    # The share of a token that the later decays leave. Their own sum: a difference of running sums
+    # would lose small decays after large ones.
+    after = np.concatenate([decays[..., 1:], np.zeros_like(ends)], -1)
+    later = np.exp(after[..., ::-1].cumsum(-1)[..., ::-1])
     rows = values.reshape(layers, heads, groups, width // groups, -1) * later[:, :, :, None]
     added = keys.reshape(layers, heads, size, -1) @ rows.reshape(layers, heads, width, -1).swapaxes(
         2, 3
