@@ -305,6 +305,14 @@ def _(port: AuthoredPort) -> None:
     around(block, lambda flow, _: flow.update({cos: flow[sin], sin: flow[cos]}))
 
 
+def rotary_of(port: AuthoredPort) -> dict[str, RotaryTable]:
+    """The port's rotary tables, of a model with positions."""
+    tables = port.planner.model.rotary
+    if not tables:
+        raise Inapplicable
+    return tables
+
+
 @mutation("no rotary embedding", "graph")
 def _(port: AuthoredPort) -> None:
     block = attention(port)
@@ -320,7 +328,7 @@ def _(port: AuthoredPort) -> None:
 @mutation("keys one rotary row ahead of queries", "graph")
 def _(port: AuthoredPort) -> None:
     block = attention(port)
-    name, tables = cache_of(block), port.planner.model.rotary
+    name, tables = cache_of(block), rotary_of(port)
     table = tables.get(name) or tables.get("default") or next(iter(tables.values()))
     angles = table.cos_sin(2)[:, 1, :, None]
     dim = angles.shape[1]
@@ -341,14 +349,14 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("rotary table of another base", "reading")
 def _(port: AuthoredPort) -> None:
-    tables = port.planner.model.rotary
+    tables = rotary_of(port)
     for name, table in list(tables.items()):
         tables[name] = RotaryTable(table.inverse_frequencies**1.1, table.scale)
 
 
 @mutation("rotary table of the other kind of layer", "reading")
 def _(port: AuthoredPort) -> None:
-    tables = port.planner.model.rotary
+    tables = rotary_of(port)
     names = list(tables)
     if len(names) < 2 or len({t.inverse_frequencies.numel() for t in tables.values()}) > 1:
         raise Inapplicable
@@ -360,7 +368,7 @@ def _(port: AuthoredPort) -> None:
 @mutation("rotary rows shifted for queries", "graph")
 def _(port: AuthoredPort) -> None:
     attn = attention(port).self_attn
-    table = next(iter(port.planner.model.rotary.values()))
+    table = next(iter(rotary_of(port).values()))
     angles = table.cos_sin(2)[:, 1, :, None]
     dim = angles.shape[1]
     if not isinstance(part(attn, "q_norm"), torch.nn.Identity | HEAD_NORMS):
@@ -1593,6 +1601,7 @@ def _(port: AuthoredPort) -> None:
 @mutation("stored rotary rows one off", "constants")
 def _(port: AuthoredPort) -> None:
     tables = port.tables
+    rotary_of(port)
     rolled = {name: np.roll(rows, 1, 1) for name, rows in tables.rotary.items()}
     vars(port)["tables"] = replace(tables, rotary=rolled)
 
