@@ -68,6 +68,7 @@ class SafetensorsCheckpoint(Checkpoint):
             config = hf_config(config, path)
             tensors = hf_tensors(tensors, config, path)
         elif has_text_part(config):
+            self.part_of = str(config["model_type"])
             config, tensors = text_config(config, path), text_tensors(tensors, path)
         else:
             config, tensors = as_whole_model(config), with_prefix(tensors)

@@ -17,16 +17,16 @@ from cetane.checkpoint import Checkpoint
 from cetane.checkpoint.lora import WEIGHTS, Lora
 from cetane.checkpoint.quantized import QUANTIZATION_KEYS
 from cetane.checkpoint.safetensors import HEAD
-from cetane.checkpoint.text_part import has_text_part
+from cetane.checkpoint.text_part import has_text_part, text_config
 from cetane.checkpoint.zaya_original import is_original
 from cetane.errors import CetaneError
-from cetane.families import parse_config
+from cetane.families import families, parse_config
 from cetane.files import read_json
 from cetane.hardware.quiet import quiet_transformers
 
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 """The plainest arithmetic that transformers has."""
-OF_TEXT = ("model_type", "text_config", "tie_word_embeddings")
+OF_TEXT = {"model_type", "text_config", "tie_word_embeddings"}
 """The keys of a multimodal model's config that concern its text part."""
 
 
@@ -66,8 +66,14 @@ def config_of(checkpoint: Checkpoint) -> Any:
         return ours
     stored = read_json(path)
     if has_text_part(stored):  # of the other parts, cetane has checked no sizes
-        whole = parsed_by_transformers({key: stored[key] for key in OF_TEXT if key in stored}, path)
+        concerned = OF_TEXT & stored.keys()
+        if "text_config" not in stored:  # its keys stand beside the others
+            concerned = stored.keys() - {"vision_config"}
+        whole = parsed_by_transformers({key: stored[key] for key in concerned}, path)
         config = whole.text_config
+        if config.model_type not in families():  # it generates no text by itself
+            alone = {"model_type": whole.model_type, "text_config": config.to_dict()}
+            config = parse_config(text_config(alone, path))
         config.tie_word_embeddings = whole.tie_word_embeddings
     else:
         plain = {key: stored[key] for key in stored if key not in QUANTIZATION_KEYS}
