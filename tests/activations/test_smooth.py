@@ -44,8 +44,9 @@ def pair() -> tuple[InMemory, Smoothed]:
 
 
 KINDS: dict[str, dict[str, Any]] = {
-    "arcee": {"mlp_bias": True}, "ernie4_5": {}, "glm4": {}, "hyperclovax": {}, "llama": {},
-    "olmo2": {}, "phi": {}, "phi3": {}, "qwen2": {}, "qwen3": {}, "starcoder2": {},
+    "arcee": {"mlp_bias": True}, "ernie4_5": {}, "glm4": {}, "gpt_neox": {}, "hyperclovax": {},
+    "llama": {}, "olmo2": {}, "persimmon": {}, "phi": {}, "phi3": {}, "qwen2": {}, "qwen3": {},
+    "starcoder2": {},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm3": {"layer_types": ["conv", "full_attention"]},
 }  # fmt: skip

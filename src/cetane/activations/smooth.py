@@ -139,7 +139,8 @@ def moved(weights: Weights, block: Block, place: Exchange, largest: Tensor) -> F
     """The factors of an exchange's tensors. `largest` is the magnitude of each channel that its
     readers get.
 
-    Parameters may be rows of one tensor, as Phi-3's. Then all readers of a tensor read one input.
+    Parameters may be rows of one tensor, as Phi-3's and GPT-NeoX's. Then all readers of a tensor
+    read one input.
     """
     # Both parts of a projection that is cut in two are columns of the same tensor.
     stored = {path.replace(".first", ".weight"): weight for path, weight in block.weights()}
@@ -155,6 +156,6 @@ def moved(weights: Weights, block: Block, place: Exchange, largest: Tensor) -> F
     for writer in place.writers:
         if writer in stored:  # a bias may be missing
             by_row = torch.ones(stored[writer].stored[0])
-            by_row[slice(*(stored[writer].rows or (None,)))] = 1 / factor.flatten()
+            by_row[stored[writer].taken] = 1 / factor.flatten()
             made[stored[writer].name] = 0, by_row
     return made

@@ -40,6 +40,7 @@ WEIGHTS = "model.safetensors"
 _SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)\.safetensors")
 _PREFIX = "model."
 EMBEDDING, HEAD = f"{_PREFIX}embed_tokens.weight", "lm_head.weight"
+NEOX_EMBEDDING, _NEOX_HEAD = "gpt_neox.embed_in.weight", "embed_out.weight"
 _LFM2_TIE = "tie_embedding"
 PIECE = 1 << 22
 """Bytes that are compared at a time."""
@@ -142,8 +143,10 @@ def with_prefix(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """The tensors by the names of a model with a head.
 
     A model without a head is saved without `model.` in front. transformers loads it into one with a
-    head too.
+    head too. Files of GPT-NeoX have the head under a name of its own.
     """
+    if NEOX_EMBEDDING in tensors:
+        return {HEAD if name == _NEOX_HEAD else name: t for name, t in tensors.items()}
     if EMBEDDING.removeprefix(_PREFIX) not in tensors or EMBEDDING in tensors:
         return tensors
     return {n if n.startswith("lm_head.") else f"{_PREFIX}{n}": t for n, t in tensors.items()}
@@ -155,7 +158,7 @@ def has_own_head(tensors: Mapping[str, StoredTensor]) -> bool:
     A config may say that they are tied; transformers 5 ties them only if they are equal
     (`PreTrainedModel.tie_weights`). Both are read up to the first piece that differs.
     """
-    head, table = tensors.get(HEAD), tensors.get(EMBEDDING)
+    head, table = tensors.get(HEAD), tensors.get(EMBEDDING, tensors.get(NEOX_EMBEDDING))
     if head is None or table is None:
         return False
     if (head.shape, head.stored_as) != (table.shape, table.stored_as):

@@ -97,6 +97,13 @@ class Weight:
         return self.pick if isinstance(self.pick, RowPick) and len(self.stored) == 2 else None
 
     @property
+    def taken(self) -> slice | Tensor:
+        """The rows of the checkpoint's tensor that it holds, in its order."""
+        if isinstance(self.pick, RowPick):
+            return self.pick.order(self.stored[0])
+        return slice(*self.rows) if self.rows else slice(None)
+
+    @property
     def matrix(self) -> str:
         """The name of the matrix that it is a part of. The checkpoint has one for each name, but of
         experts, and of rows in another order."""

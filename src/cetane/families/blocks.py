@@ -44,6 +44,8 @@ class PartNames:
     mixer: str = "self_attn"
     mlp_norm: str = "post_attention_layernorm"
     mlp: str = "mlp"
+    layers: str = "model.layers"
+    """The checkpoint's name for the list of layers."""
 
 
 NAMES = PartNames()
@@ -65,7 +67,7 @@ class PreNormBlock(Block):
     ) -> None:
         """`alone` is the block's name without an MLP."""
         name = f"{alone if mlp is None else 'layer'}-{index:02}"
-        super().__init__(name, index, f"model.layers.{index}.")
+        super().__init__(name, index, f"{names.layers}.{index}.")
         self.names, self.with_mlp = names, mlp is not None
         self.reads, self.keeps = ("hidden", *mixer.reads), mixer.keeps
         self.add_module(names.norm, norm)

@@ -19,7 +19,8 @@ SIZES = (
     "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts",
     "intermediate_size_mlp", "attention_chunk_size", "floor_scale", "conv_L_cache",
     "num_dense_layers", "n_group", "topk_group", "moe_num_shared_experts", "moe_layer_interval",
-    "shared_intermediate_size", "hidden_size_per_layer_input", "laurel_rank", "altup_num_inputs",
+    "num_shared_experts", "shared_intermediate_size", "hidden_size_per_layer_input", "laurel_rank",
+    "altup_num_inputs",
 )  # fmt: skip
 """The keys of configs that hold sizes."""
 
@@ -31,6 +32,7 @@ LEAST = {
     ("gemma4_text", "hidden_size_per_layer_input"): 0,
     ("glm4_moe", "n_shared_experts"): 0,
     ("glm4_moe_lite", "n_shared_experts"): 0,
+    ("solar_open", "n_shared_experts"): 0,
     ("ernie4_5_moe", "moe_num_shared_experts"): 0,
     ("granitemoeshared", "shared_intermediate_size"): 0,
     ("lfm2_moe", "num_dense_layers"): 0,
@@ -146,7 +148,8 @@ def check_sizes(config: SizedConfig) -> None:
     pass."""
     kind, own = config.model_type, vars(config)  # where layers differ, of those without their own
     check_counts(kind, own)
-    query, kv = (own[f"num_{of}_heads"] for of in ("attention", "key_value"))
+    query = own["num_attention_heads"]
+    kv = own.get("num_key_value_heads", query)
     if kv is None or query % kv:
         raise invalid(
             kind,

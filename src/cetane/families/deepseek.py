@@ -26,7 +26,7 @@ from cetane.families.deepseek_experts import (
     deepseek_block,
     deepseek_mixture,
 )
-from cetane.families.experts import ExpertOptions, expert_channels
+from cetane.families.experts import ExpertOptions, expert_channels, listed_dense
 from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import ALL, LayerKind
 from cetane.families.latents import LatentAttention, LatentSizes
@@ -102,13 +102,7 @@ def dense_layers(config: DeepseekConfig) -> list[bool]:
         case "minicpm3" | "youtu":
             return [True] * count
         case "glm4_moe_lite":
-            if len(config.mlp_layer_types) < count:
-                raise invalid(
-                    config.model_type,
-                    f"mlp_layer_types has {len(config.mlp_layer_types)} entries, "
-                    f"num_hidden_layers = {count}",
-                )
-            return [name != "sparse" for name in config.mlp_layer_types[:count]]
+            return listed_dense(config)
     return [index < config.first_k_dense_replace for index in range(count)]
 
 

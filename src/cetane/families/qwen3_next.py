@@ -10,7 +10,6 @@ from functools import partial
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block, Weight
@@ -32,6 +31,7 @@ from cetane.families.kinds import LayerKind
 from cetane.families.layers import MLP, Held, RowPick
 from cetane.families.model import History, Matrix, Model
 from cetane.families.rotary import rotary_table
+from cetane.families.stored import parts_of
 
 Options = ExpertOptions
 MODEL_TYPES = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
@@ -87,12 +87,6 @@ def stored_together(
         "linear_attn.in_proj_b": (*ba, (0,)),
         "linear_attn.in_proj_a": (*ba, (1,)),
     }
-
-
-def parts_of(heads: int, sizes: tuple[int, ...], wanted: tuple[int, ...], stored: Tensor) -> Tensor:
-    """Some parts of the rows of every head, part by part: `(heads * sum(sizes), ...)`."""
-    parts = stored.unflatten(0, (heads, sum(sizes))).split(sizes, dim=1)
-    return torch.cat([parts[number].flatten(0, 1) for number in wanted])
 
 
 class MixBlock(PreNormBlock):

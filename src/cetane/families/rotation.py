@@ -83,7 +83,7 @@ def turn_heads(block: Block, folds: _Folds) -> None:
         return
     maker, reader, width = spaces.values
     value = weights[f"{maker}.weight"]
-    if value.rows is not None:  # the tensor holds more than values
+    if value.rows is not None or value.pick is not None:  # the tensor holds more than values
         return
     folds.add(value, rows=Rotation(width))
     if f"{maker}.bias" in weights:

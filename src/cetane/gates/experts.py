@@ -35,8 +35,8 @@ steps of larger numbers are larger."""
 LOGITS_AT = {"HunYuanMoEV1Gate": 0, "Llama4Router": 1}
 """Which output of a router is its logits, where its name or the place is not the usual one."""
 BY_SIGMOIDS = {
-    "DeepseekV3TopkRouter", "Dots1TopkRouter", "Glm4MoeLiteTopkRouter", "Glm4MoeTopkRouter",
-    "Lfm2MoeTopKRouter",
+    "DeepseekV3TopkRouter", "Dots1TopkRouter", "ExaoneMoeTopkRouter", "Glm4MoeLiteTopkRouter",
+    "Glm4MoeTopkRouter", "Lfm2MoeTopKRouter", "SolarOpenTopkRouter",
 }  # fmt: skip
 """The routers that compare the sigmoids of logits, perhaps with a correction."""
 CORRECTED = {"Ernie4_5_MoeTopKRouter"}

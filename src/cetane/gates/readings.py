@@ -163,6 +163,8 @@ def activations(reference: Reference) -> list[Any]:
         kept.append(torch.nn.SiLU())
     if any(type(module).__name__ == "ReLUSquaredActivation" for module in kept):
         kept.append(torch.nn.ReLU())  # a program squares it by a product
+    if any(type(module).__name__ == "XIELUActivation" for module in kept):
+        kept.append(torch.nn.ReLU())  # a program splits its input by it
     if any(getattr(owner, "activation_sparsity", 0) > 0 for owner in reference.model.modules()):
         kept.append(torch.nn.ReLU())  # sparse gates call it as a function
     return list({str(module): module for module in kept}.values())
@@ -265,7 +267,7 @@ def wrong_rotary(port: Readable, reference: Reference) -> Iterator[Misread]:
 @torch.inference_mode()
 def rotary_tables(reference: Reference, positions: torch.Tensor) -> Iterator[Array]:
     """The model's cosines and sines `(2, n, D)` of positions `(n,)`, for every kind of layer."""
-    parts = dict(reference.model.model.named_children())
+    parts = dict(reference.model.base_model.named_children())
     rotary = next(parts[name] for name in ROTARY_NAMES if name in parts)
     kinds: list[dict[str, str]] = [{}]
     if "layer_type" in inspect.signature(rotary.forward).parameters:

@@ -250,13 +250,15 @@ class Reference:
             yield
             return
         factors = torch.tensor(scales)[:, None, None]
-        decoder = self.model.model
+        decoder = self.model.base_model
         if hasattr(decoder, "input_hidden_states_scale"):  # an affine follows the embedding
             hook = decoder.layers[0].register_forward_pre_hook(
                 lambda _, args, kwargs: scaled_input(factors, args, kwargs), with_kwargs=True
             )
         else:
-            hook = decoder.embed_tokens.register_forward_hook(lambda _, __, rows: rows * factors)
+            hook = decoder.get_input_embeddings().register_forward_hook(
+                lambda _, __, rows: rows * factors
+            )
         try:
             yield
         finally:

@@ -132,14 +132,15 @@ def unfilled(config: Any) -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, **EAGER).eval()
 
 
-def stored_names(model: nn.Module, config: Any) -> dict[str, dict[str, str]]:
+def stored_names(model: Any, config: Any) -> dict[str, dict[str, str]]:
     """The checkpoint's names of each module's own tensors, by module path."""
     names: dict[str, dict[str, str]] = {}
+    table = next(path for path, m in model.named_modules() if m is model.get_input_embeddings())
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         own = {name: prefix + name for name in own_tensors(module)}
         if own.get("weight") == "lm_head.weight" and config.tie_word_embeddings:
-            own["weight"] = "model.embed_tokens.weight"
+            own["weight"] = f"{table}.weight"
         if own:
             names[path] = own
     return names
