@@ -22,7 +22,7 @@ from tests.families.zaya_models import build_zaya
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
-from cetane.families import Model, RMSNorm, RotaryTable, delta, gemma
+from cetane.families import SOFTPLUS_MOST, Model, RMSNorm, RotaryTable, delta, gemma
 from cetane.families.attention import Attention
 from cetane.families.gpt_oss import GptOssExperts
 from cetane.families.grouped_query import LEAST_SCALE, STEPS, UNIT_SCALE, Rounded, at_least
@@ -150,9 +150,9 @@ def another_softcap(model: Model) -> None:
         attention.heads = replace(attention.heads, softcap=3.0)
 
 
-def one_more(model: Model) -> None:
+def one_more(bound: float, model: Model) -> None:
     """The model has none, and `minimum` bounds too."""
-    act, most = torch.nn.functional.silu, partial(torch.full, (1,), 20.0)
+    act, most = torch.nn.functional.silu, partial(torch.full, (1,), bound)
     model.layers[1].mlp.act = lambda x: torch.minimum(act(x), most())  # type: ignore[union-attr]
 
 
@@ -163,7 +163,8 @@ def one_more(model: Model) -> None:
         ("olmoe", partial(unclipped, "qkv"), ["lacks 8", "lacks -8"]),
         ("olmoe", partial(unclipped, "v"), ["lacks 8", "lacks -8"]),
         ("gemma2", another_softcap, ["has 3", "lacks 2"]),
-        ("llama", one_more, ["has 20"]),
+        ("llama", partial(one_more, 20.0), ["has 20"]),
+        ("llama", partial(one_more, SOFTPLUS_MOST), ["has 10"]),
     ],
     indirect=["authored"],
 )
@@ -244,6 +245,25 @@ def test_programs_have_the_bounds_of_their_modules(authored: Authored, tmp_path:
         others = tighter(authored.reference)
         tightened = bounding(bounds_in(FunctionIndex(tight(others, function))))
         assert tightened == bounding(others.get(bound, bound) for bound in own)
+
+
+@pytest.mark.parametrize(("authored", "held"), [("zaya", "clip"), ("qwen3_5", "minimum")],
+                         indirect=["authored"])  # fmt: skip
+def test_bounds_without_effect(authored: Authored, held: str, tmp_path: Path) -> None:
+    """Those of a choice among equal numbers, and of a softplus, are no bounds of activations. The
+    same op elsewhere is one."""
+    planner, shard = authored.planner, next(iter(authored.planner.members))
+    assert not any(authored.bounds(shard).values())
+    Lowering(planner, authored.weights).lower(shard, tmp_path / "shard.mlpackage")
+    for function in load(tmp_path / "shard.mlpackage").functions.values():
+        assert held in [op.kind for op in function.ops]
+        assert list(bounds_in(FunctionIndex(function))) == []
+        read = [
+            replace(op, kind="identity") if op.kind in ("softplus", "sub") else op
+            for op in function.ops
+        ]
+        elsewhere = replace(function, body=replace(function.body, ops=tuple(read)))
+        assert list(bounds_in(FunctionIndex(elsewhere))) != []
 
 
 def unrounded(op: Op) -> list[Op]:

@@ -47,7 +47,14 @@ from cetane.families.configs import (
 )
 from cetane.families.delta import RAISED_ANSWERS
 from cetane.families.grouped_query import LEAST_SCALE, LONGEST_BLOCK, AttentionHeads, attend
-from cetane.families.layers import Exchange, Held, Projection, RMSNorm, apply_rotary
+from cetane.families.layers import (
+    SOFTPLUS_MOST,
+    Exchange,
+    Held,
+    Projection,
+    RMSNorm,
+    apply_rotary,
+)
 from cetane.families.model import (
     CacheGroup,
     Departure,
@@ -74,6 +81,7 @@ __all__ = [
     "LEAST_SCALE",
     "LONGEST_BLOCK",
     "RAISED_ANSWERS",
+    "SOFTPLUS_MOST",
     "AttentionHeads",
     "Axes",
     "Bits",

@@ -446,13 +446,17 @@ def first_ones(rows: Tensor, size: int) -> Tensor:
     return rows * (1 - earlier.clamp(0, 1))
 
 
+SOFTPLUS_MOST = 10.0
+"""The most that the op of `softplus` is given."""
+
+
 def softplus(x: Tensor) -> Tensor:
-    """log(1 + e^x), by an op that is never given more than 10.
+    """log(1 + e^x), by an op that is never given more than `SOFTPLUS_MOST`.
 
     Above 10.4 an ANE's softplus is 0 (apple/coremltools #2687): there e^x passes 2^15. softplus is
     x within 5e-5 there.
     """
-    low = torch.minimum(x, torch.full((1,), 10.0, dtype=x.dtype))
+    low = torch.minimum(x, torch.full((1,), SOFTPLUS_MOST, dtype=x.dtype))
     return nn.functional.softplus(low) + (x - low)
 
 

@@ -19,7 +19,7 @@ from cetane.engine.authored import host_tables
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend, ShardPaths
-from cetane.families import Weights
+from cetane.families import SOFTPLUS_MOST, Weights
 from cetane.gates.experts import routed_blocks, showing
 from cetane.gates.readings import Activation, Readable
 from cetane.gates.twin import TwinBackend, keeping_numbers, result_names, roundings, unquantized
@@ -233,8 +233,26 @@ def bounds_in(index: FunctionIndex) -> Iterator[float]:
     literals = Constants(index)
     for op in index.ops:
         softcap = op.kind == "mul" and any(index.producer(x, "tanh") for x in op.references())
-        if softcap or op.kind in BOUNDING:
+        if softcap or holds(op, index, literals):
             yield from numbers_of(op, literals).values()
+
+
+def holds(op: Op, index: FunctionIndex, literals: Constants) -> bool:
+    """Whether an op is one of `BOUNDING`, and its numbers may change a result.
+
+    Two of cetane's own change none. Its softplus adds again what is above the bound, and its choice
+    among equal numbers only asks whether a count is 0."""
+    if op.kind not in BOUNDING:
+        return False
+    numbers = {*numbers_of(op, literals).values()}
+    readers = {one.kind: one for one in index.readers.get(op.outputs[0].name, ())}
+    minus = readers.get("sub")
+    if minus is None or minus.inputs["y"] != (op.outputs[0].name,):
+        return True
+    if readers.keys() == {"sub", "softplus"}:
+        return minus.inputs["x"] != op.inputs["x"] or numbers != {SOFTPLUS_MOST}
+    counts = index.producer(op.inputs["x"][0], "matmul") is not None and numbers == {0, 1}
+    return not counts or 1 not in numbers_of(minus, literals).values()
 
 
 def numbers_of(op: Op, literals: Constants) -> dict[str, float]:
@@ -252,10 +270,11 @@ def tight(others: Mapping[float, float], function: MilFunction) -> MilFunction:
     """The function with other bounds in the ops of `BOUNDING`, by the bounds that they replace."""
     if not others:
         return function
-    literals = Constants(FunctionIndex(function))
+    index = FunctionIndex(function)
+    literals = Constants(index)
 
     def changed(op: Op) -> Op:
-        numbers = numbers_of(op, literals) if op.kind in BOUNDING else {}
+        numbers = numbers_of(op, literals) if holds(op, index, literals) else {}
         inputs = {
             name: (other_number(literals.type(op.inputs[name][0]), others[half]),)
             for name, number in numbers.items()

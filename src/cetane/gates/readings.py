@@ -48,9 +48,8 @@ GUARD = 1e-3
 """A bound below this magnitude only keeps a division or a logarithm from zero."""
 MOST_CODE = 127
 """The largest code that rounding to 8 bits gives."""
-OWN_BOUNDS = {10.0, 1.0}
-"""The bounds of cetane's softplus, and of its choice among equal largest numbers. Neither changes a
-result."""
+OWN_BOUND = 1.0
+"""The bound of cetane's choice among equal largest numbers, which changes no result."""
 
 
 class Readable(Protocol):
@@ -174,7 +173,7 @@ def wrong_bounds(port: Readable, reference: Reference) -> Iterator[Misread]:
 
     A function may state a bound more often than the model's code does: for some experts apart."""
     noted = [*bounds(reference)]
-    known = OWN_BOUNDS.union(*(values for _, values in noted))
+    known = {value for _, values in noted for value in values}
     for shard in port.planner.members:
         found = port.bounds(shard)
         for graph in port.planner.graphs(shard):
@@ -192,7 +191,7 @@ def misplaced_bounds(port: Readable, reference: Reference) -> Iterator[Misread]:
     """Shards whose bounds hold other tensors than the model's.
 
     Both run with bounds so tight that every token reaches them. Two kinds keep their numbers:
-    softcaps, which all tokens show, and those that `OWN_BOUNDS` has too."""
+    softcaps, which all tokens show, and `OWN_BOUND`, which modules have too."""
     others = tighter(reference)
     if not others:
         return
@@ -227,7 +226,7 @@ def tighter(reference: Reference) -> dict[float, float]:
     shares = [size / max(map(abs, values)) for values, size in clamps]
     factor = 2.0 ** min([0, *(math.floor(math.log2(share)) for share in shares)])
     numbers = {value for values, _ in clamps for value in values}
-    return {value: factor * value for value in sorted(numbers - OWN_BOUNDS)}
+    return {value: factor * value for value in sorted(numbers - {OWN_BOUND})}
 
 
 def bounds(reference: Reference) -> Iterator[tuple[set[str], list[float]]]:

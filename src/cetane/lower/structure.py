@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from cetane.errors import CetaneError
+from cetane.families import SOFTPLUS_MOST
 from cetane.hardware.quiet import import_coremltools
 from cetane.lower.tracing import Constant, constants, example, replaced, without_compiler
 from cetane.planner import FunctionGraph, Programs
@@ -132,6 +133,12 @@ def recorded(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> "
 
 ACTIVATIONS = torch.ops.aten.gelu.default, torch.ops.aten.relu.default, torch.ops.aten.silu.default
 """The ops of the families' activations."""
+WITHOUT_EFFECT: dict[Any, list[float]] = {
+    torch.ops.aten.softplus.default: [SOFTPLUS_MOST],
+    torch.ops.aten.rsub.Scalar: [0, 1],
+}
+"""The bounds of cetane's own softplus, and of its choice among equal numbers, by the ops that read
+what they hold. Neither changes a result."""
 EXTREMES = torch.ops.aten.minimum.default, torch.ops.aten.maximum.default
 """The ops that bound a tensor by another one, which may hold one number only."""
 
@@ -160,6 +167,8 @@ class Recorder(TorchDispatchMode):
         self._names: dict[int, str] = {}
         self._filled: dict[int, float] = {}
         """The elements of tensors that are filled with one number."""
+        self._held: dict[int, list[float]] = {}
+        """The bounds of the tensors that have some."""
         self._tanhs: set[int] = set()
         """The results of every tanh."""
         self._alive: list[Tensor] = []
@@ -192,7 +201,11 @@ class Recorder(TorchDispatchMode):
             self.epsilons.append(args[2])
         if func in ACTIVATIONS:
             self.activations.append(partial(func, **(kwargs or {})))
-        self.bounds += self._bounds_of(func, args)
+        bounds = self._bounds_of(func, args)
+        self.bounds += bounds
+        if func in WITHOUT_EFFECT and self._held.get(id(args[0])) == WITHOUT_EFFECT[func]:
+            for bound in WITHOUT_EFFECT[func]:
+                self.bounds.remove(bound)
         self.roundings += func is torch.ops.aten.round.default
         named = self.names(args)
         if (place := place_of(func, args)) is not None:
@@ -210,6 +223,8 @@ class Recorder(TorchDispatchMode):
             self._filled[id(result)] = self._filled[id(args[0])]
         elif func is torch.ops.aten.tanh.default:
             self._tanhs.add(id(result))
+        elif bounds:
+            self._held[id(result)] = bounds
         return result
 
     def _bounds_of(self, func: Any, args: tuple[Any, ...]) -> list[float]:
