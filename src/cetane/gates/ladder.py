@@ -23,12 +23,13 @@ from cetane.families import Truth
 from cetane.gates import metrics
 from cetane.gates.bases import base_checks
 from cetane.gates.experts import Choices
+from cetane.gates.heads import head_slices
 from cetane.gates.observe import ProbeTask, Watched
 from cetane.gates.port import Packaged
 from cetane.gates.probes import LEAST_OWN, TEXT_PROBE, Probe, ProbePart, text_tokens, widest_tokens
 from cetane.gates.reference import Reference, reference_of
 from cetane.gates.scores import ShardScore, shard_score
-from cetane.gates.structure import LOGITS, Deviation, deviation, head_slices, judge_structure
+from cetane.gates.structure import LOGITS, Deviation, deviation, judge_structure
 from cetane.gates.verdict import Check, at_most
 from cetane.gates.weights import LISTED, WrongWeight, wrong_constants
 from cetane.planner import Planner

@@ -7,7 +7,7 @@
   floating-point numbers in place of bytes. Nor does the twin round activations to 8 bits.
 
 So a twin of a right port differs from the model only by the order of sums. It also shows which
-experts it chooses.
+experts it chooses, and the logits among which a head chooses.
 """
 
 from collections import defaultdict
@@ -23,6 +23,7 @@ from cetane.engine.portable import CompiledProgram, ReferenceProgram, ShardPaths
 from cetane.errors import CetaneError
 from cetane.families import Weights
 from cetane.gates.experts import showing
+from cetane.gates.heads import showing_logits
 from cetane.lower.structure import records
 from cetane.lower.template import used_by
 from cetane.lower.tracing import SMALLEST_FP16, Constant
@@ -69,6 +70,8 @@ class TwinBackend:
             lambda function: parameters | numbers.substitutes(function),
         )
         functions = {name: showing(one, used) for name, one in program.functions.items()}
+        if self.planner.recipe.head.choose:
+            functions = {name: showing_logits(one, used) for name, one in functions.items()}
         functions = {name: self.change(unquantized(one)) for name, one in functions.items()}
         return in_fp32(replace(program, functions=functions))
 
