@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from tests.conftest import InMemoryCheckpoint, build_model
+from tests.families.gemma_models import build_gemma3n
 from tests.families.test_lfm2 import build_lfm2_moe
 from tests.families.zaya_models import build_zaya
 
@@ -252,6 +253,20 @@ def test_weights_come_and_go(
     assert holding(ours) == []
     assert set(names) == set(checkpoint.tensors)
     assert max(most) <= 3 < len(list(ours.model.named_modules()))
+
+
+@pytest.mark.parametrize("room", [0, 1 << 40])
+def test_a_module_of_which_only_methods_are_called(
+    room: int, in_memory: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma 3n's AltUp has parameters, and no layer calls it as a whole."""
+    monkeypatch.setattr("cetane.gates.reference.RESIDENT", room)
+    own = build_gemma3n()
+    tokens = [5, 17, 80, 41]
+    with torch.no_grad():
+        wanted = own(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+    (seen,) = Reference(in_memory(own)).run([tokens])
+    np.testing.assert_allclose(seen.logits, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_weights_stay_where_there_is_room(
