@@ -218,6 +218,19 @@ def test_other_methods_paths_and_types(url: str) -> None:
     assert status == 415 and "application/json" in answer["error"]["message"]
 
 
+def test_an_offer_of_a_websocket(
+    bundle: Any, serving: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a library for them was installed, each left a traceback when its time was over."""
+    from cetane.server.app import serve
+
+    monkeypatch.setattr("uvicorn.protocols.websockets.auto.AutoWebSocketsProtocol", pytest.fail)
+    with serving(serve(bundle.path)) as url:
+        offer = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
+                 "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}  # fmt: skip
+        assert post(url, ASKED, **offer)[0] == 200  # RFC 9110, 7.8: a server may ignore the offer
+
+
 def test_key_hosts_origins_and_a_full_queue(bundle: Any, serving: Callable[[Any], Any]) -> None:
     from cetane.server.app import serve
 
