@@ -82,6 +82,7 @@ BODIES = {
     "a lone surrogate": (b'{"model": "tiny", "prompt": "\\ud800"}', 400, "not valid Unicode"),
     "deeply nested": (deep(50_000), 400, "too deeply nested"),
     "many digits": (b'{"seed": 1' + b"0" * 60 + b"}", 400, "digits"),
+    "a field twice": (b'{"model": "tiny", "prompt": "a", "prompt": "b"}', 400, "appears twice"),
     "NaN": (b'{"model": "tiny", "prompt": "x", "temperature": NaN}', 400, "temperature"),
     "a body that is too large": (b" " * 300_000, 413, "more than 200000 bytes"),
     "no prompt": (b'{"model": "tiny"}', 400, "prompt"),
