@@ -128,6 +128,9 @@ def copied(url: str) -> Path:
     files = {name: file for name in SMALL if (file := stat_of(f"{url}/{name}")) is not None}
     if "config.json" not in files:
         raise CetaneError(f"{url} has no config.json", "give the URL of a model's folder")
+    for file in files.values():
+        if file.size > LARGEST:  # before `told`, which may read it
+            raise CetaneError(f"{file} is larger than the {LARGEST:,} bytes it may have")
     told = [[f.url, f.size, f.told] for f in files.values()]
     folder = cache_dir() / "remote" / json_sha256(told)
     if not folder.is_dir():
@@ -135,8 +138,6 @@ def copied(url: str) -> Path:
         with replacing(folder) as partial:
             partial.mkdir()
             for name, file in files.items():
-                if file.size > LARGEST:
-                    raise CetaneError(f"{file} is larger than the {LARGEST:,} bytes it may have")
                 (partial / name).parent.mkdir(exist_ok=True)
                 (partial / name).write_bytes(file.read(0, file.size))
     return folder
