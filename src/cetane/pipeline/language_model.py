@@ -138,6 +138,7 @@ class LanguageModel:
         self._session: Session | None = None
         self._held: list[int] = []
         self._adapter: str | None = None
+        self._closed = False
 
     @property
     def adapter(self) -> str | None:
@@ -298,7 +299,11 @@ class LanguageModel:
         return None if self._speculator is None else self._speculator.summary()
 
     def close(self) -> None:
-        """Save what the drafters have learned. The model cannot be used afterwards."""
+        """Save what the drafters have learned. The model cannot write afterwards: it ends an answer
+        that nobody has read to its end."""
+        self._closed = True
+        if self._writing is not None:
+            self._writing.close()
         if self._speculator is not None:
             self._speculator.close()
 
@@ -319,7 +324,11 @@ class LanguageModel:
         return self.engine.session() if speculator is None else speculator.session(self.engine)
 
     def _begin(self, stream: CompletionStream) -> Generator[int, None, Ending]:
-        """Generate an answer; the session may already hold the first part of its prompt."""
+        """Generate an answer; the session may already hold the first part of its prompt.
+
+        CetaneError once the model is closed."""
+        if self._closed:
+            raise CetaneError(f"{self.bundle.path}: the model is closed", "load it again")
         if self._writing is not None:
             self._writing._overtake()
         self._writing = stream
