@@ -19,7 +19,15 @@ from cetane.bundle.mistaken import no_bundle
 from cetane.bundle.tables import Tables, TokenRows
 from cetane.compress.sensitivity import SENSITIVITY
 from cetane.errors import CetaneError
-from cetane.files import LARGEST, READ_ONLY, disk_errors, read_json, regular_files, write_json
+from cetane.files import (
+    LARGEST,
+    READ_ONLY,
+    disk_errors,
+    is_file,
+    read_json,
+    regular_files,
+    write_json,
+)
 from cetane.schema.draft_head import DraftHeadKind
 from cetane.schema.function import Function, TablePlan
 from cetane.schema.manifest import (
@@ -56,7 +64,7 @@ class Bundle(ListedFolder[Manifest]):
         """Raises CetaneError for an incomplete bundle, a link, and a damaged or hostile
         manifest."""
         path = Path(path)
-        if not (path / MANIFEST).is_file():
+        if not is_file(path / MANIFEST):
             raise no_bundle(path)
         regular_files(path)
         super().__init__(path, Manifest)
