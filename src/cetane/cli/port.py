@@ -197,7 +197,7 @@ def show_residency(result: PortResult, named: bool) -> None:
         console.print(f"{judged}: {verdict(audit.passed)}")
     if audit.passed:
         return
-    if all("tiny-program" in {hit.rule for hit in one.findings} for one in audit.functions):
+    if audit.tiny:
         tell(f"{judged}: so small a model stays on the CPU, by the rule tiny-program")
     for reason in audit.reasons:
         warn(f"{judged}: {reason}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cetane.cli.options import BundlePath, Checkpoint, Json
-from cetane.cli.output import conclude, follow, progress, say, table, warn
+from cetane.cli.output import conclude, follow, progress, say, table, tell, warn
 
 if TYPE_CHECKING:
     from cetane.pipeline.draft_head_result import TrainedDraftHead
@@ -96,8 +96,11 @@ def show(result: TrainedDraftHead) -> None:
     if not result.placed:
         warn(f"the earlier {result.head.name} head stays in the bundle, since the new one failed")
         return
+    judged = f"residency on {result.residency.target}, predicted"
+    if result.residency.tiny:
+        tell(f"{judged}: so small a draft head stays on the CPU, by the rule tiny-program")
     for reason in result.residency.reasons:
-        warn(f"warning: residency on {result.residency.target}, predicted: {reason}")
+        warn(f"warning: {judged}: {reason}")
     if result.worse:
         warn(
             "warning: it knows far fewer tokens than where it was trained: is it of another model?"
