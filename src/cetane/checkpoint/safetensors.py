@@ -194,13 +194,17 @@ def refuse_bundle(folder: Path) -> None:
         )
 
 
-def refuse_pickle(paths: Iterable[Path]) -> None:
-    """Raise CetaneError if one of `paths` has a format that runs code when it is loaded."""
+def refuse_pickle(paths: Iterable[Path], hint: str | None = None) -> None:
+    """Raise CetaneError if one of `paths` has a format that runs code when it is loaded. `hint`
+    says how to convert it, if it is no model."""
     for path in paths:
         if path.suffix.lower() in _PICKLE_SUFFIXES:
             raise CetaneError(
                 f"{path} is a pickle, and pickle executes code when it is loaded",
-                "convert it to safetensors",
+                hint
+                or "convert it with transformers, if you trust it: AutoModelForCausalLM."
+                f"from_pretrained({str(path.parent)!r}).save_pretrained(NEW); then copy the "
+                "tokenizer's files into NEW",
             )
 
 
