@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.engine.test_subset import subset_recipe
 from tests.tasks.work import Inline
 
+import cetane
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress import Selection, SensitivityFile, parse_format, pattern
@@ -651,3 +652,10 @@ def test_workers_judge_what_one_process_judges(
     SweepTasks(shared, again).judge_ways(names, mixing=False)
     assert not again.performed
     assert sorted(path.name for path in folder.iterdir()) == ["sensitivity.safetensors", POINTS]
+
+
+def test_a_bundle_takes_no_files_of_a_sweep(tmp_path: Path) -> None:
+    """With them it was refused ever after: they are not in its manifest."""
+    (tmp_path / "manifest.json").touch()
+    with pytest.raises(CetaneError, match="is a bundle, which holds no files of a sweep"):
+        cetane.sweep("model", output=tmp_path)

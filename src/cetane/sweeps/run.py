@@ -15,6 +15,7 @@ from cetane.gates.probes import english
 from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.hardware.chips import DEFAULT_CHIP
 from cetane.pipeline.request import NUMBER, make_request, read_size
+from cetane.schema.manifest import MANIFEST
 from cetane.schema.recipe import Recipe
 from cetane.sweeps.grid import load_grid, ways_named
 from cetane.sweeps.plot import plot
@@ -123,8 +124,13 @@ def sweep(
     - `workers`, `scheduler` and `store` are as in `port`.
 
     CetaneError for a text that is unreadable or too short, for an unknown format, for a `budget`
-    that is no size, and for a chip without a rate at which it reads weights.
+    that is no size, for an `output` that is a bundle, and for a chip without a rate at which it
+    reads weights.
     """
+    if output and (Path(output) / MANIFEST).is_file():
+        raise CetaneError(
+            f"{output} is a bundle, which holds no files of a sweep", "choose another folder"
+        )
     names, target = ways_named(formats), Target(chip, os)
     wanted = None if budget is None else Budget.read(budget)
     request = make_request(model, recipe, lora=lora)
