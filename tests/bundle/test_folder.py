@@ -85,7 +85,7 @@ def test_a_file_that_was_changed(path: Path, name: str, damage: Callable[[Path],
 @pytest.mark.parametrize("name", ["extra.bin", "shards/model.mlpackage/Data/x", "tokenizer/.x"])
 def test_a_file_that_is_not_listed(path: Path, name: str) -> None:
     (path / name).write_bytes(b"x")
-    with pytest.raises(CetaneError, match=f"{name} is not in the manifest"):
+    with pytest.raises(CetaneError, match=f"{name} is not in the manifest .move it away"):
         Bundle(path).verify()
 
 

@@ -90,7 +90,7 @@ class Bundle(ListedFolder[Manifest]):
                 f"{self.path}: {stranger} is not in the manifest",
                 f"move it away, then: cetane audit {quote(str(self.path))} --measured FILE"
                 if stranger.endswith(".measured.json")
-                else None,
+                else "move it away: a bundle holds only its own files",
             )
 
     def shard(self, name: str) -> Path:
