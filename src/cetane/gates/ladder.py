@@ -152,7 +152,7 @@ class Rung:
 
         There are none if the shard has no functions of its own for the adapter."""
         adapter = self.planner.adapter
-        if adapter is not None and not self.planner.changes(shard, adapter):
+        if adapter is not None and not self.planner.variants.changed_by(shard, adapter):
             return
         names = {
             truth: name.removesuffix("_out")
