@@ -12,8 +12,8 @@ from cetane.schema.recipe import Mode, Recipe
 Parts = tuple[Part, tuple[Part, ...]]
 """The router and the experts of a block."""
 FLEXIBLE, FILL = "main", "fill"
-"""Names of functions: the only one of flexible shapes, and one for silent calls. Others have the name
-of their mode."""
+"""Names of functions: the only one of flexible shapes, and one for silent calls. Others are named
+after their mode."""
 
 
 @dataclass(frozen=True)
