@@ -62,21 +62,35 @@ def _unpack(form, y, w, blocks, palette, columns):  # type: ignore[no-untyped-de
 
 @njit(nogil=True, cache=True)
 def multiply(  # type: ignore[no-untyped-def]
-    form, first, last, y, y_stride, x, x_stride, tokens, w, w_stride, scale, more, which, columns
+    form,
+    first,
+    last,
+    y,
+    y_stride,
+    x,
+    x_stride,
+    tokens,
+    w,
+    w_stride,
+    scale,
+    tables,
+    palette_ids,
+    columns,
 ):
     """Fill rows `first .. last` of the product of a weight with `tokens` rows of inputs.
 
-    `y`, `x`, `w`, `scale`, `more` and `which` are addresses, int64; `weights.Rows` describes the
-    last four. `y_stride` and `x_stride` are the floats from a token to the next, `w_stride` is the
-    bytes of a row. `columns` is a multiple of `BLOCK`. `first` and `last` are multiples of `ROWS`.
+    `y`, `x`, `w`, `scale`, `tables` and `palette_ids` are addresses, int64; `weights.Rows`
+    describes the last four. `y_stride` and `x_stride` are the floats from a token to the next,
+    `w_stride` is the bytes of a row. `columns` is a multiple of `BLOCK`. `first` and `last` are
+    multiples of `ROWS`.
     """
     own = np.empty(ROWS * columns if form != _FLOATS and tokens >= MANY else 0, np.float32)
     for row in range(first, last, ROWS):
         shape, weights = form, w + row * w_stride
-        blocks, palette = more + row * (columns >> 3), more
+        blocks, palette = tables + row * (columns >> 3), tables
         if form == _NIBBLES:
-            number = np.int64(carray(pointer(which), row // ROWS + 1, np.int32)[row // ROWS])
-            palette = more + PALETTE_BYTES * number
+            number = np.int64(carray(pointer(palette_ids), row // ROWS + 1, np.int32)[row // ROWS])
+            palette = tables + PALETTE_BYTES * number
         scales, results = scale + 4 * row, y + 4 * row
         if len(own):
             _unpack(form, own.ctypes.data, weights, blocks, palette, columns)

@@ -54,17 +54,30 @@ _dots_1, _dots_2, _dots_4, _dots_8 = (_dots(tokens) for tokens in (1, 2, 4, TOKE
 
 
 @njit(inline="always")
-def _palette_of(form, palettes, which, eight):  # type: ignore[no-untyped-def]
+def _palette_of(form, palettes, palette_ids, eight):  # type: ignore[no-untyped-def]
     """The address of the palette of `EIGHT` rows; `eight` is their number among such groups."""
     if form != _NIBBLES and form != _SIXES:
         return palettes
-    number = np.int64(carray(pointer(which), eight + 1, np.int32)[eight])
+    number = np.int64(carray(pointer(palette_ids), eight + 1, np.int32)[eight])
     return palettes + (_FOUR_BITS if form == _NIBBLES else _SIX_BITS) * number
 
 
 @njit(nogil=True, cache=True)
 def multiply_rounded(  # type: ignore[no-untyped-def]
-    form, first, last, y, y_stride, x, x_stride, tokens, w, w_stride, scale, more, which, columns
+    form,
+    first,
+    last,
+    y,
+    y_stride,
+    x,
+    x_stride,
+    tokens,
+    w,
+    w_stride,
+    scale,
+    tables,
+    palette_ids,
+    columns,
 ):
     """As `products.multiply`, but `first` and `last` are multiples of `TILE`.
 
@@ -83,9 +96,9 @@ def multiply_rounded(  # type: ignore[no-untyped-def]
         carray(pointer(y + 4 * (tokens * y_stride + first)), last - first, np.float32)[:] = 0
     x_at, scales_at = inputs.ctypes.data, x_scales.ctypes.data
     for row in range(first, last, TILE):
-        tile, factors, rows = w + row * w_stride, more + 4 * row * blocks, scale + 4 * row
-        one = _palette_of(form, more, which, row // EIGHT)
-        two = _palette_of(form, more, which, row // EIGHT + 1)
+        tile, factors, rows = w + row * w_stride, tables + 4 * row * blocks, scale + 4 * row
+        one = _palette_of(form, tables, palette_ids, row // EIGHT)
+        two = _palette_of(form, tables, palette_ids, row // EIGHT + 1)
         token = 0
         while token < tokens:
             left = tokens - token
