@@ -21,7 +21,7 @@ from cetane.perf.breakeven import DraftingTimes, per_slot_formula, tokens_per_ca
 from cetane.perf.coreml_llm import formats
 from cetane.perf.cost import TERM_OF, Work, costs_of, load_fit, terms, total
 from cetane.perf.evidence import load_evidence, read
-from cetane.perf.fit import Checked, check, leave_one_group_out
+from cetane.perf.fit import Predicted, leave_one_group_out, predicted
 from cetane.perf.measurement import Measurement
 from cetane.perf.predict import Predictor, rates_of
 from cetane.perf.shapes import Decoder, load_decoders
@@ -45,7 +45,7 @@ def percent(value: float) -> str:
     return f"{100 * value:+.1f} %"
 
 
-def median(checked: Iterable[Checked]) -> str:
+def median(checked: Iterable[Predicted]) -> str:
     values = [abs(c.error) for c in checked]
     return f"{100 * float(np.median(values)):.1f} %" if values else ""
 
@@ -62,11 +62,11 @@ def rates() -> str:
 
 def errors() -> str:
     measurements, _ = load_evidence()
-    inside = check(measurements, load_fit().rates)
+    inside = predicted(measurements, load_fit().rates)
     rows, steps = [], []
     for left in leave_one_group_out(measurements):
-        mine = [c for c in left.checked if c.measurement.kind == "step"]
-        parts = [c for c in left.checked if c.measurement.kind == "part"]
+        mine = [c for c in left.predictions if c.measurement.kind == "step"]
+        parts = [c for c in left.predictions if c.measurement.kind == "part"]
         known = [c for c in inside if c.measurement.group == left.group
                  and c.measurement.kind == "step"]  # fmt: skip
         worst = max(mine, key=lambda c: abs(c.error))
@@ -83,9 +83,9 @@ def errors() -> str:
 
 def worst() -> str:
     measurements, _ = load_evidence()
-    every = [c for left in leave_one_group_out(measurements) for c in left.checked
+    every = [c for left in leave_one_group_out(measurements) for c in left.predictions
              if c.measurement.kind in ("step", "part")]  # fmt: skip
-    inside = {id(c.measurement): c for c in check(measurements, load_fit().rates)}
+    inside = {id(c.measurement): c for c in predicted(measurements, load_fit().rates)}
     every.sort(key=lambda c: -abs(c.error))
     rows = [
         [f"{c.measurement.file} {c.measurement.id}", c.measurement.model, c.measurement.kind,
@@ -112,7 +112,7 @@ def others() -> str:
         [f"{c.measurement.file} {c.measurement.id}", c.measurement.what,
          c.measurement.works[0].tokens,
          f"{c.measurement.ms:.1f}", f"{c.predicted:.1f}", percent(c.error)]
-        for c in check(measurements, load_fit().rates)
+        for c in predicted(measurements, load_fit().rates)
         if c.measurement.kind in ("prefill", "verify")
     ]  # fmt: skip
     return markdown(["row", "what", "T", "measured ms", "predicted ms", "error"], rows)
@@ -333,7 +333,7 @@ def filled(text: str) -> str:
 def unseen(paths: list[Path]) -> None:
     """Errors of other measurements, with the rates that ship."""
     measurements, left = read(paths)
-    checked = check(measurements, load_fit().rates)
+    checked = predicted(measurements, load_fit().rates)
     for c in checked:
         m: Measurement = c.measurement
         print(f"{m.id:>6} {m.kind:7} {m.group:36} {m.what[:44]:44} {m.ms:8.2f} measured "
