@@ -77,7 +77,7 @@ def quantize_package(
 
 def share(function: Any) -> None:
     """Let functions share constants that are not weights: constants with one id are stored once."""
-    from cetane.lower.structure import content_of
+    from cetane.lower.recorder import content_of
 
     for op in function.operations:
         if op.op_type == "const" and op.weight_id is None and isinstance(op.val.val, np.ndarray):

@@ -23,8 +23,8 @@ from cetane.families import Weights
 from cetane.gates.experts import routed_blocks, showing
 from cetane.gates.readings import Activation, Readable
 from cetane.gates.twin import TwinBackend, keeping_numbers, result_names, roundings, unquantized
-from cetane.lower.template import used_by
-from cetane.lower.tracing import Constant, constants
+from cetane.lower.template import shard_weights
+from cetane.lower.tracing import LabelledWeight, labelled_weights
 from cetane.mil import MilFunction, Op, load
 from cetane.mil.constants import Constants
 from cetane.mil.index import FunctionIndex
@@ -80,7 +80,12 @@ class Stored:
     """
 
     def __init__(
-        self, shard: str, function: str, label: str, constant: Constant | None, value: Any = None
+        self,
+        shard: str,
+        function: str,
+        label: str,
+        constant: LabelledWeight | None,
+        value: Any = None,
     ) -> None:
         self.shard, self.function, self.label = shard, function, label
         self.constant, self.value = constant, value
@@ -203,7 +208,7 @@ class ArithmeticBackend(PortableBackend):
         program = super().load(shard)
         functions = dict(program.functions)
         if routed_blocks(self.planner.model.layers):
-            used = result_names(used_by(self.planner, shard))
+            used = result_names(shard_weights(self.planner, shard))
             functions = {name: showing(one, used) for name, one in functions.items()}
         functions = {name: unquantized(one) for name, one in functions.items()}
         return replace(program, functions=functions)
@@ -272,14 +277,14 @@ def other_number(type_: TensorType, number: float) -> StoredConstant:
     return StoredConstant(type_, partial(np.full, type_.shape, number, np.float32))
 
 
-def used_in(planner: Planner, shard: str, function: str) -> dict[str, Constant]:
+def used_in(planner: Planner, shard: str, function: str) -> dict[str, LabelledWeight]:
     """The parameters that a function of a shard uses, by label."""
     graph = next(g for g in planner.graphs(shard) if g.function.name == function)
-    return {item.label: item for item in constants(planner, shard, graph)}
+    return {item.label: item for item in labelled_weights(planner, shard, graph)}
 
 
 def stored_in(
-    shard: str, function: MilFunction, wanted: dict[str, Constant], seen: set[Any]
+    shard: str, function: MilFunction, wanted: dict[str, LabelledWeight], seen: set[Any]
 ) -> Iterator[Stored]:
     """The constants of a function, and missing ones of `wanted`, by the names of their results.
 

@@ -24,8 +24,8 @@ from cetane.errors import CetaneError
 from cetane.families import Weights
 from cetane.gates.experts import showing
 from cetane.lower.structure import records
-from cetane.lower.template import used_by
-from cetane.lower.tracing import SMALLEST_FP16, Constant
+from cetane.lower.template import shard_weights
+from cetane.lower.tracing import SMALLEST_FP16, LabelledWeight
 from cetane.mil import MilFunction, Op, load
 from cetane.mil.constants import Constants
 from cetane.mil.index import FunctionIndex
@@ -54,7 +54,7 @@ class TwinBackend:
         self.change = change
 
     def open(self, shard: str) -> ReferenceProgram | CompiledProgram:
-        used = result_names(used_by(self.planner, shard))
+        used = result_names(shard_weights(self.planner, shard))
         parameters = {
             name: Substitute(f"{shard}/{name}", TwinParameter(constant, self.weights))
             for name, constant in used.items()
@@ -163,7 +163,7 @@ def keeping_numbers(plan: Plan) -> Plan:
 class TwinParameter:
     """Reads a parameter of the checkpoint in fp32, in the shape that the graph uses."""
 
-    def __init__(self, constant: Constant, weights: Weights) -> None:
+    def __init__(self, constant: LabelledWeight, weights: Weights) -> None:
         self.constant, self.weights = constant, weights
 
     def __call__(self) -> Array:
@@ -238,7 +238,7 @@ class Number:
         return np.array(self.value, np.float32)
 
 
-def result_names(used: dict[str, Constant]) -> dict[str, Constant]:
+def result_names(used: dict[str, LabelledWeight]) -> dict[str, LabelledWeight]:
     """The parameters of a shard, by the names that lowering gives their values."""
     names = {label.replace(".", "_"): constant for label, constant in used.items()}
     if len(names) != len(used):
