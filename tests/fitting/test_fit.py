@@ -16,7 +16,7 @@ from tests.families.test_qwen3_next import MODELS as QWEN_NEXT
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress import parse_format
-from cetane.compress.beside import TextFile
+from cetane.compress.recipe_file import TextFile
 from cetane.compress.fitted import folder
 from cetane.errors import CetaneError
 from cetane.files import claimed, silent

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cetane.compress import parse_format, second_order
-from cetane.compress.select import SecondOrder
+from cetane.compress.selection import SecondOrder
 from cetane.errors import CetaneError
 from cetane.files import silent
 from cetane.fitting.rounding import Rounder, encode

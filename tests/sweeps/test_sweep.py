@@ -18,7 +18,7 @@ from tests.tasks.work import Inline
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
-from cetane.compress import Selection, SensitivityFile, parse_format, pattern
+from cetane.compress import Selection, SensitivityFile, parse_format, patterns
 from cetane.compress.beside import TextFile
 from cetane.compress.sensitivity import SENSITIVITY
 from cetane.errors import CetaneError
@@ -596,11 +596,11 @@ def test_the_grid_and_its_patterns() -> None:
 
 def test_a_pattern_matches_what_it_should() -> None:
     mlp = ["model.layers.1.mlp.up.weight", "model.layers.1.mlp.down.weight"]
-    assert pattern(mlp, ["model.layers.1.attn.q.weight", "lm_head.weight"]) == [
+    assert patterns(mlp, ["model.layers.1.attn.q.weight", "lm_head.weight"]) == [
         "model.layers.1.mlp.*"
     ]
-    assert pattern(mlp, ["model.layers.1.mlp.gate.weight"]) == sorted(mlp)
-    assert pattern(mlp[:1], mlp[1:]) == mlp[:1]
+    assert patterns(mlp, ["model.layers.1.mlp.gate.weight"]) == sorted(mlp)
+    assert patterns(mlp[:1], mlp[1:]) == mlp[:1]
 
 
 def test_a_model_with_experts(
@@ -617,7 +617,7 @@ def test_a_model_with_experts(
     tokens = [int(t) for t in np.random.default_rng(1).integers(1, 288, 64)]
     digest = moments.measure(judge, tokens).save(tmp_path / "counted.safetensors")
     counted = SensitivityFile(file="counted.safetensors", sha256=digest)
-    counted.beside(tmp_path / "recipe.toml")
+    counted.find_beside(tmp_path / "recipe.toml")
     before = list(judge.read(tokens))
     for name in ("int8-per-channel", "palette8-weighted-per-tensor"):
         judge.compress(Selection(default=name, sensitivity=counted))

@@ -62,7 +62,7 @@ class Bundle(ListedFolder[Manifest]):
         super().__init__(path, Manifest)
         counted = self.plan.recipe.compression.sensitivity
         if counted is not None and SENSITIVITY in self.manifest.files:
-            counted.lie_at(self.file(SENSITIVITY))
+            counted.find_at(self.file(SENSITIVITY))
 
     @property
     def plan(self) -> Plan:

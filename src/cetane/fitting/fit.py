@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from cetane.fitting.documentation import EDITION, documentation, spread, windows_of
 from torch import Tensor
 
 from cetane.checkpoint import Checkpoint
 from cetane.compress import Format, Selection
-from cetane.compress.beside import TextFile
-from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
+from cetane.compress.fitted import FittedConstants, FittedFile, folder, kept, save
+from cetane.compress.recipe_file import TextFile
 from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import Progress, check_writable, claimed, disk_errors, json_sha256, remove
 from cetane.fitting.attention import fuse_attention
-from cetane.fitting.documentation import EDITION, documentation, spread, windows_of
 from cetane.fitting.experts import DOWN, GATE_UP, modules_of_experts, own_copy, put
 from cetane.fitting.importance import Importance, importance, keep, load
 from cetane.fitting.lessons import lessons
@@ -250,7 +250,7 @@ class Fitter:
         return text, made
 
     def tuned(
-        self, first: Fitted, formats: Mapping[str, Format], minutes: float, partial: Path
+        self, first: FittedConstants, formats: Mapping[str, Format], minutes: float, partial: Path
     ) -> dict[str, Encoded]:
         """Constants that were tuned for some minutes, from the `first` ones on.
 
@@ -283,7 +283,7 @@ class Fitter:
                     constants[name] = learnt
         return constants | kept
 
-    def parts_of(self, first: Fitted, formats: Mapping[str, Format]) -> dict[str, Encoded]:
+    def parts_of(self, first: FittedConstants, formats: Mapping[str, Format]) -> dict[str, Encoded]:
         """The `first` constants of experts and of rows in another order, with which the model
         computes from now on."""
         stored = {

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from cetane.compress import Format, second_order
 from cetane.compress.encoded import stacked
-from cetane.compress.select import AS_GPTQ, Method, SecondOrder
+from cetane.compress.selection import AS_GPTQ, Method, SecondOrder
 from cetane.families import Weight, check_finite
 from cetane.files import Progress
 from cetane.fitting.experts import (

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from cetane.checkpoint import Checkpoint
-from cetane.compress.fitted import Fitted
+from cetane.compress.fitted import FittedConstants
 from cetane.compress.second_order import MOST_BITS
 from cetane.errors import CetaneError
 from cetane.families import Truth, options_of
@@ -108,7 +108,7 @@ def resolve_fitted(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = 
     return made if said is None else decided(made, {}, {METHOD: said})
 
 
-def rounded_plainly(planner: Planner, fitted: Fitted) -> str | None:
+def rounded_plainly(planner: Planner, fitted: FittedConstants) -> str | None:
     """How much of a model is rounded to few bits without fitted constants, in words; None for
     nothing."""
     few, whole = Counter[str](), 0

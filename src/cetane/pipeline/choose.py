@@ -16,7 +16,7 @@ from typing import Any
 
 from cetane.checkpoint import Checkpoint
 from cetane.compress import AUTO, Selection
-from cetane.compress.select import NEXT, SMALLEST, UNFITTED
+from cetane.compress.selection import NEXT, SMALLEST, UNFITTED
 from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import Progress, silent

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cetane.bundle import Bundle
-from cetane.compress.select import AUTO, UNFITTED
+from cetane.compress.selection import AUTO, UNFITTED
 from cetane.errors import CetaneError
 from cetane.files import Progress, claimed, disk_errors, silent
 from cetane.gates.explain import Explanation

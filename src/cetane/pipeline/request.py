@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from cetane.checkpoint import Checkpoint, Tokenizer, open_checkpoint
 from cetane.compress import Palette, parse_format
-from cetane.compress.beside import TextFile
-from cetane.compress.select import UNFITTED
+from cetane.compress.recipe_file import TextFile
+from cetane.compress.selection import UNFITTED
 from cetane.errors import CetaneError
 from cetane.files import nameable
 from cetane.schema.changes import decided, keys_in, load_changed, override, without_reasons

@@ -132,7 +132,7 @@ class Sweep:
             with disk_errors(path), replacing(path) as temporary:
                 moments_of_text.save(temporary, self.sensitivity_key)
         made = SensitivityFile(file=SENSITIVITY, sha256=sha256(path))
-        made.beside(path)
+        made.find_at(path)
         return made
 
     @property
@@ -299,7 +299,7 @@ class Sweep:
         # a selection that was read from a file does not know where texts lie
         made.compression.find_as(*selection.files, *self.recipe.compression.files)
         if made.compression.sensitivity is not None:
-            made.compression.sensitivity.beside(self.folder / SENSITIVITY)
+            made.compression.sensitivity.find_beside(self.folder / SENSITIVITY)
         return made
 
 

@@ -58,7 +58,7 @@ class OpenedSweep:
         if sensitivities is not None and selection.sensitivity is not None:
             path = self.sweep.folder / SENSITIVITY
             path.write_bytes(sensitivities)
-            selection.sensitivity.beside(path)
+            selection.sensitivity.find_at(path)
         return selection
 
 
