@@ -15,7 +15,7 @@ from cetane.cli import output
 from cetane.cli.app import COMMANDS, app
 from cetane.gates.residency.target import DEFAULT_OS
 from cetane.hardware.chips import DEFAULT_CHIP
-from cetane.mil.compare import TOLERANCE
+from cetane.mil.comparison import TOLERANCE
 
 COLUMNS = ["drafter", "plain", "call", "drafted calls", "accepted", "by calls", "verdict"]
 ROW = ["union", 12.25, 3.5, 48, 0.91, 1.021, "pays"]
