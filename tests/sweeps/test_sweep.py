@@ -19,7 +19,7 @@ from tests.tasks.work import Inline
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress import Selection, SensitivityFile, parse_format, patterns
-from cetane.compress.beside import TextFile
+from cetane.compress.recipe_file import TextFile
 from cetane.compress.sensitivity import SENSITIVITY
 from cetane.errors import CetaneError
 from cetane.families import Head
@@ -59,7 +59,7 @@ def little_text() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cetane.fitting.fit.SEQUENCES", 24)
         patch.setattr("cetane.fitting.fit.READ", 8)
-        patch.setattr("cetane.fitting.fit.LENGTH", 64)
+        patch.setattr("cetane.fitting.human_text.LENGTH", 64)
         yield
 
 

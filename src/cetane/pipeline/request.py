@@ -76,7 +76,8 @@ class Request:
             if file is not None:
                 file.read()  # refuses one that is missing or changed
         if compression.method != "plain" and compression.fitted is None:
-            from cetane.fitting.fit import check_formats, check_text
+            from cetane.fitting.fit import check_formats
+            from cetane.fitting.human_text import check_text
 
             check_formats(planner)
             check_text(self.checkpoint, planner)
