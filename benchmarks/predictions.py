@@ -21,7 +21,7 @@ from cetane.perf.breakeven import DraftingTimes, per_slot_formula, tokens_per_ca
 from cetane.perf.coreml_llm import formats
 from cetane.perf.cost import TERM_OF, Work, costs_of, load_fit, terms, total
 from cetane.perf.evidence import load_evidence, read
-from cetane.perf.fit import Predicted, leave_one_group_out, predicted
+from cetane.perf.fit import PredictedMeasurement, leave_one_group_out, predicted
 from cetane.perf.measurement import Measurement
 from cetane.perf.predict import Predictor, rates_of
 from cetane.perf.shapes import Decoder, load_decoders
@@ -45,7 +45,7 @@ def percent(value: float) -> str:
     return f"{100 * value:+.1f} %"
 
 
-def median(checked: Iterable[Predicted]) -> str:
+def median(checked: Iterable[PredictedMeasurement]) -> str:
     values = [abs(c.error) for c in checked]
     return f"{100 * float(np.median(values)):.1f} %" if values else ""
 

@@ -26,7 +26,7 @@ from cetane.perf.evidence import load_evidence
 from cetane.perf.fit import (
     START,
     LeftOut,
-    Predicted,
+    PredictedMeasurement,
     errors,
     fit_rates,
     leave_one_group_out,
@@ -112,8 +112,8 @@ def test_a_left_out_group_is_left_out() -> None:
 def test_errors_are_quantiles_of_left_out_steps() -> None:
     one = measurement("a", (Work(),))
     ratios = np.linspace(0.9, 1.3, 41)
-    checked = [Predicted(one, one.ms / ratio) for ratio in ratios]
-    parts = [Predicted(replace(one, kind="part"), 1000.0)]
+    checked = [PredictedMeasurement(one, one.ms / ratio) for ratio in ratios]
+    parts = [PredictedMeasurement(replace(one, kind="part"), 1000.0)]
     found = errors([LeftOut("a", {}, checked), LeftOut("b", {}, parts)])
     assert (found.rows, found.low, found.high) == (41, pytest.approx(0.94), pytest.approx(1.26))
     assert found.median == pytest.approx(np.median(np.abs(1 / ratios - 1)))

@@ -180,7 +180,7 @@ def nonnegative(columns: Matrix, wanted: Matrix) -> Matrix:
 
 
 @dataclass(frozen=True)
-class Predicted:
+class PredictedMeasurement:
     """A measurement with its prediction, in milliseconds."""
 
     measurement: Measurement
@@ -192,11 +192,11 @@ class Predicted:
         return self.predicted / self.measurement.ms - 1
 
 
-def predicted(measurements: Collection[Measurement], rates: Rates) -> list[Predicted]:
+def predicted(measurements: Collection[Measurement], rates: Rates) -> list[PredictedMeasurement]:
     """Measurements with their predictions by these rates."""
     base = find_chip(DEFAULT_CHIP)
     return [
-        Predicted(m, total(terms(m.works, costs_of(on_chip(rates, m.chip, base)))))
+        PredictedMeasurement(m, total(terms(m.works, costs_of(on_chip(rates, m.chip, base)))))
         for m in measurements
     ]
 
@@ -207,7 +207,7 @@ class LeftOut:
 
     group: str
     rates: Mapping[RateName, Rate]
-    predictions: list[Predicted]
+    predictions: list[PredictedMeasurement]
 
 
 def leave_one_group_out(measurements: Sequence[Measurement]) -> list[LeftOut]:

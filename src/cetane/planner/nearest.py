@@ -24,7 +24,7 @@ minute to make; their number changes no tensor's name."""
 
 
 @dataclass(frozen=True)
-class Candidate:
+class FamilyCandidate:
     """A family, and the tensors that it would read of a checkpoint's model."""
 
     model_type: str
@@ -71,7 +71,7 @@ def nearest_family(checkpoint: ModelSource) -> Nearest | None:
     """
     check_layers(checkpoint)
 
-    def rank(candidate: Candidate) -> tuple[float, int, int, bool]:
+    def rank(candidate: FamilyCandidate) -> tuple[float, int, int, bool]:
         kind = candidate.model_type
         named = families()[kind].__name__.endswith(f".{kind}")
         read = len(candidate.keys & checkpoint.config.keys())
@@ -92,7 +92,7 @@ def nearest_family(checkpoint: ModelSource) -> Nearest | None:
     )
 
 
-def candidates(checkpoint: ModelSource, names: set[str]) -> Iterator[Candidate]:
+def candidates(checkpoint: ModelSource, names: set[str]) -> Iterator[FamilyCandidate]:
     """Every family whose config a checkpoint's can be; none for a checkpoint without their layers.
 
     `names` are those of the checkpoint's tensors.
@@ -108,7 +108,7 @@ def candidates(checkpoint: ModelSource, names: set[str]) -> Iterator[Candidate]:
         with suppress(CetaneError):  # a config that is none of this family's
             config = known | {"model_type": kind, "hidden_act": "silu"}
             wanted = author(config, "c1t", {}, checkpoint).tensors()
-            yield Candidate(kind, wanted, len(wanted & names) / len(wanted | names))
+            yield FamilyCandidate(kind, wanted, len(wanted & names) / len(wanted | names))
 
 
 def patterns(names: Collection[str]) -> tuple[str, ...]:
