@@ -18,9 +18,10 @@ from cetane.compress.encoded import Affine, Dense
 from cetane.engine.backend import Arrays
 from cetane.engine.call import Call, Running
 from cetane.engine.host import mask
-from cetane.engine.memory import EMPTY, Mark, call_slots
+from cetane.engine.memory import Mark
 from cetane.engine.schedule import no_trees, skips
 from cetane.engine.session import Session
+from cetane.engine.slots import EMPTY, call_slots
 from cetane.families.attention import ListedNorms, StackedNorms, UnitNorm
 from cetane.families.base import Block, RoutedBlock, Weight
 from cetane.families.blocks import ParallelBlock, PreNormBlock
@@ -595,8 +596,8 @@ def keeps(port: AuthoredPort, columns: Callable[[Call, list[int]], Sequence[int]
         raise Inapplicable
 
     def change(session: Session) -> None:
-        keep = session.memory.keep
-        session.memory.keep = (  # type: ignore[method-assign]
+        keep = session.memory.write_accepted
+        session.memory.write_accepted = (  # type: ignore[method-assign]
             lambda call, writes, path: keep(call, writes, columns(call, list(path)))
         )
 
@@ -713,14 +714,14 @@ def _(port: AuthoredPort) -> None:
 @mutation("the last accepted token is not seen", "host")
 def _(port: AuthoredPort) -> None:
     def change(session: Session) -> None:
-        memory, count = session.memory, session.memory.count
+        memory, count = session.memory, session.memory.count_accepted
 
         def changed(call: Call, path: Any) -> None:
             count(call, path)
             newest = memory.position - 1
             memory.slots = {n: np.where(s == newest, EMPTY, s) for n, s in memory.slots.items()}
 
-        memory.count = changed  # type: ignore[method-assign]
+        memory.count_accepted = changed  # type: ignore[method-assign]
 
     port.sessions.append(change)
 
