@@ -16,7 +16,7 @@ from cetane.errors import CetaneError
 from cetane.files import code_sha256
 from cetane.hardware.quiet import import_coremltools
 from cetane.lower.template import Slot, Template, gaps
-from cetane.store import kept as store
+from cetane.store import cache_store
 from cetane.validation import Data, parse_json, validated
 
 CODE = ("compress", "families", "lower", "planner")
@@ -40,7 +40,7 @@ class StoredIndex(Data):
 def kept(structure: str, labels: Collection[str]) -> Template | None:
     """The template of a structure whose weights have these labels. None if no store has a sound
     one."""
-    with store.opened(key_of(structure)) as folder:
+    with cache_store.opened(key_of(structure)) as folder:
         if folder is None:
             return None
         try:
@@ -106,7 +106,7 @@ def keep(structure: str, template: Template) -> None:
         content = save(arrays, {INDEX: json.dumps(index, sort_keys=True)})
         (folder / FILE).write_bytes(content)  # only its owner can read a file of `save_file`
 
-    store.keep(key_of(structure), write)
+    cache_store.keep(key_of(structure), write)
 
 
 def key_of(structure: str) -> str:

@@ -28,7 +28,7 @@ from cetane.planner import Planner
 from cetane.planner.weights import format_of
 from cetane.schema.changes import decided
 from cetane.schema.recipe import Recipe
-from cetane.store import kept as store
+from cetane.store import cache_store
 from cetane.validation import Data, validated
 
 TEXT_TOKENS, RANDOM_TOKENS = 256, 128
@@ -133,14 +133,16 @@ def calibrate(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silen
     blocks = {block.name: truths for block in planner.model.layers if (truths := block.residuals())}
     tokens = calibration_tokens(checkpoint, planner.model.max_context, planner.model.vocab)
     key = json_sha256(["calibration", VERSION, checkpoint.content, blocks, tokens])
-    with store.opened(key) as folder:
+    with cache_store.opened(key) as folder:
         known = None if folder is None else load_calibration(folder / FILE)
     if known is not None:
         return known
     progress("calibration", 0, 1)
     made = run_pass(checkpoint, blocks, tokens)
     progress("calibration", 1, 1)
-    store.keep(key, lambda folder: write_json(folder / FILE, made.model_dump()), measured=True)
+    cache_store.keep(
+        key, lambda folder: write_json(folder / FILE, made.model_dump()), measured=True
+    )
     return made
 
 
