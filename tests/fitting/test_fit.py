@@ -29,7 +29,7 @@ from cetane.gates.reference import Reference
 from cetane.gates.weights import wrong_constants
 from cetane.pipeline.build import build
 from cetane.pipeline.calibration import resolve_fitted
-from cetane.pipeline.choose import resolve_recipe
+from cetane.pipeline.compression_choice import resolve_recipe
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Encoder, Planner, as_recipe_asks
 from cetane.schema.recipe import Recipe, parse_recipe

@@ -18,7 +18,7 @@ from cetane.files import silent
 from cetane.fitting import fit as module
 from cetane.pipeline.build import build
 from cetane.pipeline.calibration import resolve_fitted
-from cetane.pipeline.choose import resolve_recipe
+from cetane.pipeline.compression_choice import resolve_recipe
 from cetane.pipeline.fitted_mixes import FittedMixes
 from cetane.planner import Encoder, Planner
 from cetane.schema.changes import override

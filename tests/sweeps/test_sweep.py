@@ -33,7 +33,7 @@ from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
 from cetane.pipeline.build import build
 from cetane.pipeline.calibration import resolve_fitted
-from cetane.pipeline.choose import check_budget
+from cetane.pipeline.compression_choice import check_budget
 from cetane.pipeline.request import read_size
 from cetane.planner import Encoder, Planner, as_recipe_asks
 from cetane.schema.recipe import Recipe, load_recipe

@@ -1,4 +1,4 @@
-"""Kits: archives that measure bundles on a Mac. `imports.py` reads what they bring back."""
+"""Kits: archives that measure bundles on a Mac. `import_kit.py` reads what they bring back."""
 
 import tempfile
 from collections.abc import Sequence

@@ -17,7 +17,7 @@ from cetane.fitting.fit import fit
 from cetane.gates.residency.target import Target
 from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
-from cetane.pipeline.whole import location
+from cetane.pipeline.stored_bundles import location
 from cetane.planner import Planner
 from cetane.schema.changes import override
 from cetane.schema.manifest import producers

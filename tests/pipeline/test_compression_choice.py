@@ -22,7 +22,7 @@ from cetane.gates.limits import Limits, read
 from cetane.pipeline import candidate_judge
 from cetane.pipeline.calibration import resolve_fitted
 from cetane.pipeline.candidate_judge import CandidateJudge
-from cetane.pipeline.choose import Harms, check_budget, resolutions, resolve_recipe
+from cetane.pipeline.compression_choice import Harms, check_budget, resolutions, resolve_recipe
 from cetane.pipeline.judgement import MARGIN, Judgement
 from cetane.pipeline.request import Request, make_request, read_size
 from cetane.planner import Planner
