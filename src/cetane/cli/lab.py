@@ -10,7 +10,7 @@ import typer
 from cetane.cli.app import Command, paragraphs
 from cetane.cli.crew import crew
 from cetane.cli.options import Json, Scheduler, StoreUrl, Workers, parse_named
-from cetane.cli.output import follow, print_json, progress, say, show_warnings, table, warn
+from cetane.cli.output import print_json, progress, say, say_next, show_warnings, table, warn
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def list_experiments(
         return
     rows = [[name, entry.status, entry.state_in_words()] for name, entry in chosen.items()]
     table("experiments", ["id", "status", "last run"], rows)
-    follow("lab", "show", "ID", options={"--lab": elsewhere(lab)})
+    say_next("lab", "show", "ID", options={"--lab": elsewhere(lab)})
 
 
 def as_status(text: str) -> "Status":
@@ -126,7 +126,7 @@ def show(name: Name, lab: FolderOption = HERE, json: Json = False) -> None:
         show_entry(entry)
         if not entry.judged_current:
             say("figures of an earlier definition")
-            follow("lab", "run", name, options={"--lab": elsewhere(lab)})
+            say_next("lab", "run", name, options={"--lab": elsewhere(lab)})
         return
     experiment = entry.experiment
     print_json(
@@ -162,7 +162,7 @@ def new(name: Name, lab: FolderOption = HERE, json: Json = False) -> None:
         print_json({"experiment": str(path)})
     else:
         say(f"wrote {path}")
-        follow("lab", "run", name, options={"--lab": elsewhere(lab)})
+        say_next("lab", "run", name, options={"--lab": elsewhere(lab)})
 
 
 EveryOption = Annotated[
@@ -241,7 +241,7 @@ def run(
         show_runs(outcomes)
     elif passed and chosen:
         name = chosen[0].id
-        follow("report", name, "-o", f"{name}.html", options={"--lab": elsewhere(lab)})
+        say_next("report", name, "-o", f"{name}.html", options={"--lab": elsewhere(lab)})
     raise typer.Exit(0 if passed else 1)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cetane.cli.options import Checkpoint, Json, MeasuredChip
-from cetane.cli.output import finite, follow, print_json, progress, say
+from cetane.cli.output import finite, print_json, progress, say, say_next
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def report(
     else:
         say(f"wrote {output}, and its figures in {beside}")
         if isinstance(content, BundleReport):
-            follow("export", subject, "--layout", "contract", "-o", f"{output.stem}-app")
+            say_next("export", subject, "--layout", "contract", "-o", f"{output.stem}-app")
 
 
 def collect(

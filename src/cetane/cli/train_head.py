@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cetane.cli.options import BundlePath, Checkpoint, Json
-from cetane.cli.output import conclude, follow, progress, say, table, warn
+from cetane.cli.output import conclude, progress, say, say_next, table, warn
 
 if TYPE_CHECKING:
     from cetane.pipeline.draft_head_result import TrainedDraftHead
@@ -69,7 +69,7 @@ def show_all(results: Sequence[TrainedDraftHead], bundle: Path) -> None:
     for result in results:
         show(result)
     if all(result.passed for result in results):
-        follow("bench", bundle)
+        say_next("bench", bundle)
 
 
 def show(result: TrainedDraftHead) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cetane.cli.gate_tables import show_golden, show_head, show_model, show_why
-from cetane.cli.output import console, facts, follow_run, say, show_warnings, verdict, warn
+from cetane.cli.output import console, facts, say, say_next_run, show_warnings, verdict, warn
 
 if TYPE_CHECKING:
     from cetane.gates.layers import LayersResult
@@ -48,4 +48,4 @@ def show_gates(result: Validation, verbose: bool, bundle: Path) -> None:
     for kind, head in result.heads.items():
         show_head(kind, head)
     if result.passed:
-        follow_run(bundle)
+        say_next_run(bundle)
