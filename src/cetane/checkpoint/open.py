@@ -11,7 +11,8 @@ from cetane.checkpoint.convert_tokenizer import SOURCES
 from cetane.checkpoint.gguf import GGUFCheckpoint
 from cetane.checkpoint.gguf_file import MAGIC
 from cetane.checkpoint.names import HUB_ID
-from cetane.checkpoint.safetensors import SafetensorsCheckpoint, refuse_pickle, shard_of_name
+from cetane.checkpoint.safetensors import SafetensorsCheckpoint
+from cetane.checkpoint.safetensors_files import refuse_pickle, shard_of_name
 from cetane.checkpoint.tokenizer_files import TEMPLATE_FILES
 from cetane.errors import CetaneError
 from cetane.files import open_regular

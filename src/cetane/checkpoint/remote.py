@@ -12,13 +12,8 @@ from functools import cached_property
 from pathlib import Path
 
 from cetane.checkpoint.checkpoint import Identity
-from cetane.checkpoint.safetensors import (
-    INDEX,
-    WEIGHTS,
-    SafetensorsCheckpoint,
-    read_header,
-    read_index,
-)
+from cetane.checkpoint.safetensors import SafetensorsCheckpoint
+from cetane.checkpoint.safetensors_files import INDEX, WEIGHTS, read_header, read_index
 from cetane.checkpoint.tokenizer_files import TOKENIZER_FILES
 from cetane.errors import CetaneError
 from cetane.files import (
