@@ -58,6 +58,7 @@ from cetane.files.writing import (
     replacing,
     target_of,
     write_json,
+    write_text,
     write_toml,
 )
 
@@ -115,6 +116,7 @@ __all__ = [
     "target_of",
     "write_cache",
     "write_json",
+    "write_text",
     "write_toml",
 ]
 
