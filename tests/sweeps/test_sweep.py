@@ -41,10 +41,11 @@ from cetane.sweeps import moments
 from cetane.sweeps.basis import Basis
 from cetane.sweeps.grid import Candidate, candidate, load_grid, parse_way, ways_named, weights
 from cetane.sweeps.on_chip import predict
+from cetane.sweeps.passage import HARM, Passage
 from cetane.sweeps.plot import plot
 from cetane.sweeps.points import JudgedText, Point, SweptModel, best, pareto
 from cetane.sweeps.run import Budget, run_sweep
-from cetane.sweeps.sweep import LAYERS, POINTS, Passage, Sweep, write_recipe
+from cetane.sweeps.sweep import POINTS, Sweep, write_recipe
 from cetane.sweeps.tasks import SweepTasks, opened
 
 TEXT = "The rating of how readily a fuel ignites is its cetane number. " * 60
@@ -557,7 +558,7 @@ def test_a_text_must_keep_what_is_judged_apart(tiny_checkpoint: Checkpoint) -> N
         Passage.cut("short", "a b c", tiny_checkpoint)
     found = Passage.cut("text", TEXT, tiny_checkpoint)
     tokens = tiny_checkpoint.tokenizer.encode(TEXT)
-    assert len(found.calibration) >= LAYERS
+    assert len(found.calibration) >= HARM
     assert (*found.calibration, *found.judged) == tuple(tokens[: 512 + 1024])
 
 

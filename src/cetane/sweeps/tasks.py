@@ -19,8 +19,9 @@ from cetane.store.settings import shared_store
 from cetane.store.store import Store
 from cetane.sweeps import mixed
 from cetane.sweeps.grid import Candidate, Way, candidate, parse_way
+from cetane.sweeps.passage import Passage
 from cetane.sweeps.points import LayerScore, Point
-from cetane.sweeps.sweep import Passage, Sweep
+from cetane.sweeps.sweep import Sweep
 from cetane.tasks.task import BASE_MEMORY, Task, task_key
 from cetane.tasks.workers import Workers, performed, waiting
 from cetane.validation import validated
