@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cetane.bundle.draft_heads import DraftHead, listed_files, open_draft_heads
 from cetane.bundle.listed import ListedFolder
-from cetane.bundle.mistaken import no_bundle
+from cetane.bundle.no_bundle import no_bundle
 from cetane.bundle.tables import Tables, TokenRows
 from cetane.compress.sensitivity import SENSITIVITY
 from cetane.errors import CetaneError
