@@ -17,7 +17,7 @@ from cetane.kit.measurements import Label
 from cetane.kit.probes import (
     LARGEST_OUTPUT,
     ExampleCall,
-    Expected,
+    ExpectedProbe,
     expected_probes,
     function_calls,
 )
@@ -46,7 +46,7 @@ class Expectation(Data):
     """The judged outputs of every measured function, as SHARD/FUNCTION."""
 
 
-def expectation(plan: Plan, probes: list[Expected], calls: Calls) -> Expectation:
+def expectation(plan: Plan, probes: list[ExpectedProbe], calls: Calls) -> Expectation:
     """What a bundle should compute. Its probes give the logits, and its calls the other outputs."""
     return Expectation(
         positions={one.probe.name: tuple(expected_tokens(one)) for one in probes},
@@ -230,14 +230,14 @@ def modes_entry(plan: Plan) -> dict[str, Any]:
     return {name: mode.model_dump(mode="json") for name, mode in plan.modes.items()}
 
 
-def probe_entry(expected: Expected) -> dict[str, Any]:
+def probe_entry(expected: ExpectedProbe) -> dict[str, Any]:
     """A probe in `probes.json`."""
     content = expected.probe.model_dump(mode="json")
     content["prompt"] = content["calls"][: expected.probe.prompt]
     return content | {"expected": f"expected-{expected.probe.name}.npy"}
 
 
-def expected_tokens(expected: Expected) -> list[int]:
+def expected_tokens(expected: ExpectedProbe) -> list[int]:
     """The expected token of every judged position."""
     return [int(token) for token in expected.logits.argmax(axis=1)]
 

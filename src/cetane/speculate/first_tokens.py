@@ -60,7 +60,7 @@ class FirstTokens:
         return sum(asked) / len(asked) if asked else None
 
 
-class Together:
+class AskedTogether:
     """Several drafters, each asked at every position; a `DraftSource`."""
 
     def __init__(self, asked: Sequence[FirstTokens]) -> None:
@@ -103,7 +103,7 @@ def first_tokens_by_turn(
             said.append({"role": "user", "content": question})
             answer = generate(
                 open_session(engine, drafters), tokenizer.chat(said), Sampler(), count,
-                tokenizer.eos_ids, Together(asked),
+                tokenizer.eos_ids, AskedTogether(asked),
             )  # fmt: skip
             said.append({"role": "assistant", "content": tokenizer.decode(answer)})
     return turns
