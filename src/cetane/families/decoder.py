@@ -79,7 +79,7 @@ def decoder_model(
     """
     positions, beyond = (config.max_position_embeddings, None) if reach is None else reach
     if config.rope_parameters.get("rope_type") == "longrope":
-        # A text that grows into the second table would need all of its keys turned anew.
+        # A text that grows into the second table would need new positions for all of its keys.
         positions, beyond = first_positions(config, positions), "has other rotary tables"
     made: dict[str, Source] = {"hidden": Embedding()}
     kinds, factor = tuple(kinds), 1.0 if scale is None else scale

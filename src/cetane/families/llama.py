@@ -9,7 +9,7 @@
   head have positions;
 - Arcee has no gates in its MLPs;
 - Seed-OSS has biases of its own, and Code World Model may have windows;
-- ERNIE 4.5 and Helium turn neighbouring channels of a head;
+- ERNIE 4.5 and Helium pair neighbouring channels of a head;
 - Hunyuan norms queries and keys after they got their positions;
 - HyperCLOVA X has Granite's multipliers, and norms after attention and MLP too;
 - Gemma's checkpoints store gains less one, and its embeddings have a factor.
@@ -47,13 +47,13 @@ AROUND = SandwichNames(
 )
 """HyperCLOVA X's names for its norms."""
 HUNYUAN_NORMS: dict[str, Any] = {
-    "norms": "head", "normed": ("query_layernorm", "key_layernorm"), "turned_first": True,
+    "norms": "head", "normed": ("query_layernorm", "key_layernorm"), "normed_last": True,
 }  # fmt: skip
 """How Hunyuan norms queries and keys: fields of `AttentionForm`."""
 LAYERS_SLIDE = ("cwm", "dots1", "ministral", "qwen2", "qwen2_moe", "qwen3", "smollm3")
 """The model types that say of each layer whether it has the window."""
-PARTLY_TURNED = ("glm4_moe", "phi3")
-"""The model types that turn only a part of each head."""
+PARTLY_ROTARY = ("glm4_moe", "phi3")
+"""The model types that give positions to only a part of each head."""
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
@@ -75,7 +75,7 @@ class LlamaConfig(DecoderConfig, Protocol):
     layer_types: list[str]
     """Only Code World Model, Ministral, Qwen and SmolLM3 have it."""
     no_rope_layers: list[int]
-    """Only SmolLM3 has it: 0 for a layer that does not turn queries and keys."""
+    """Only SmolLM3 has it: 0 for a layer that gives queries and keys no positions."""
     embedding_multiplier: float
     attention_multiplier: float
     residual_multiplier: float
@@ -213,7 +213,7 @@ def table(config: LlamaConfig, dim: int) -> RotaryTable:
     kind, rope = config.model_type, config.rope_parameters
     alpha = rope.get("alpha") if kind.startswith("hunyuan") else None
     if rope.get("rope_type") != "dynamic" or not alpha:
-        part = rope.get("partial_rotary_factor") if kind in PARTLY_TURNED else None
+        part = rope.get("partial_rotary_factor") if kind in PARTLY_ROTARY else None
         return rotary_table(config, dim, part=part)
     if not isinstance(alpha, int | float) or not 0 < alpha <= LARGEST:
         raise invalid(kind, f"rope_parameters: alpha = {alpha!r}, not a positive number")

@@ -20,7 +20,7 @@ FUSED = {
 
 
 class InterleavedRows(Block):
-    """A layer whose checkpoint turns neighbouring channels (0, 1), (2, 3) ... of each head, which
+    """A layer whose checkpoint pairs neighbouring channels (0, 1), (2, 3) ... of each head, which
     may have norms with gains of its own."""
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
@@ -43,10 +43,10 @@ class InterleavedParallelBlock(InterleavedRows, ParallelBlock):
     """The same, with attention and MLP beside each other."""
 
 
-def rows_in_halves(dim: int, turned: int, stored: Tensor) -> Tensor:
-    """The first `turned` rows of each head as two halves; of a weight or a bias."""
+def rows_in_halves(dim: int, width: int, stored: Tensor) -> Tensor:
+    """The first `width` rows of each head as two halves; of a weight or a bias."""
     heads = stored.reshape(len(stored) // dim, dim, -1)
-    return cat([to_halves(heads[:, :turned]), heads[:, turned:]], 1).reshape(stored.shape)
+    return cat([to_halves(heads[:, :width]), heads[:, width:]], 1).reshape(stored.shape)
 
 
 class FusedRows(Block):

@@ -27,7 +27,7 @@ from cetane.errors import CetaneError
 from cetane.files import Progress
 from cetane.gates import metrics
 from cetane.gates.limits import DraftHeadArithmetic, limits
-from cetane.gates.readings import TURNED
+from cetane.gates.readings import NEAR_ANGLE
 from cetane.gates.residency.audit import Audit, audit
 from cetane.gates.residency.store import summary
 from cetane.gates.residency.target import Target
@@ -146,15 +146,15 @@ def same_interface(
     that `tapped` names."""
     context = draft_head.plan.recipe.cache.context
     right = draft_head_model(trained.config, (), context).rotary
-    turned = [
-        np.abs(table - right[name].cos_sin(context).numpy()).max() > TURNED
+    wrong = [
+        np.abs(table - right[name].cos_sin(context).numpy()).max() > NEAR_ANGLE
         for name, table in draft_head.rotary().items()
     ]
     tokens = draft_head.vocabulary() != trained.vocabulary.numpy()
     taps = draft_head.manifest.taps != tuple(shards[tap] for tap in trained.config.taps)
     yield at_most("tokens that are not the trained ones", float(tokens.sum()), 0)
     yield at_most("other shards tapped than in training", float(taps), 0)
-    yield at_most("rotary tables that are not the trained ones", float(sum(turned)), 0)
+    yield at_most("rotary tables that are not the trained ones", float(sum(wrong)), 0)
 
 
 def window_starts(draft_head: DraftHead, length: int) -> list[int]:

@@ -3,7 +3,7 @@ gates read them.
 
 An epsilon has no effect beside an ordinary residual stream. The two forms of GELU differ by at most
 5e-4, and not near zero. A bound has no effect on tokens that do not reach it, and a probe has few
-of a model's tokens. A wrong rotary base turns the first positions only a little.
+of a model's tokens. A wrong rotary base changes the first positions only a little.
 A twin rounds no keys and values, so it does not show whether the port rounds them.
 """
 
@@ -41,7 +41,7 @@ NEAR = 1e-5
 """The largest distance of two forms of one activation. Two activations differ 100 times as much."""
 POSITIONS = 512
 """The number of the context's positions at which rotary tables are compared, the last included."""
-TURNED = 1e-3
+NEAR_ANGLE = 1e-3
 """The largest distance of cosines and sines. Both sides round the same products, so right ones
 agree to some 1e-7."""
 GUARD = 1e-3
@@ -257,7 +257,7 @@ def wrong_rotary(port: Readable, reference: Reference) -> Iterator[Misread]:
     known = list(rotary_tables(reference, torch.from_numpy(at)))
     for name, table in model.rotary.items():
         own = table.cos_sin(context).numpy()[:, at]
-        if not any(o.shape == own.shape and np.abs(own - o).max() <= TURNED for o in known):
+        if not any(o.shape == own.shape and np.abs(own - o).max() <= NEAR_ANGLE for o in known):
             problem = f"the angles of rotary-{name} are none of the model's"
             yield Misread(kind="rotary tables", shard="tables", problem=problem)
 

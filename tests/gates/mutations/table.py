@@ -239,7 +239,7 @@ def _(port: AuthoredPort) -> None:
         raise Inapplicable
     if not isinstance(part(attn, "k_norm"), RMSNorm):
         raise Inapplicable
-    if attn.form.turned_first:  # gains behind the turns change only their product
+    if attn.form.normed_last:  # gains behind the positions change only their product
         raise Inapplicable
     query, key = part(attn, "q_norm"), part(attn, "k_norm")
     query.forward, key.forward = key.forward, query.forward
