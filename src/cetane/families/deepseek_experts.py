@@ -38,6 +38,18 @@ class DeepseekExpertConfig(Protocol):
     """The last three are not read of a model type in `PLAIN`."""
 
 
+class FirstDenseConfig(Protocol):
+    """The keys of a config whose first layers have no experts."""
+
+    num_hidden_layers: int
+    first_k_dense_replace: int
+
+
+def first_dense(config: FirstDenseConfig) -> list[bool]:
+    """Whether every layer has one MLP for all tokens: the first ones have."""
+    return [index < config.first_k_dense_replace for index in range(config.num_hidden_layers)]
+
+
 def deepseek_mixture(config: DeepseekExpertConfig, options: ExpertOptions) -> Mixture:
     """The experts of layers that have some. CetaneError for groups that cannot be compared."""
     count, inner = config.n_routed_experts, config.moe_intermediate_size

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import torch
 
-from cetane.families.attention import Attention, AttentionForm, HeadNorm
+from cetane.families.attention import Attention, AttentionForm, normed_by
 from cetane.families.base import Block
 from cetane.families.blocks import NAMES, ParallelBlock, PartNames, PreNormBlock
 from cetane.families.configs import invalid
@@ -91,7 +91,7 @@ class Traits:
     mlp_bias: bool = False
     mlp_names: tuple[str, ...] = GATED
     whole: bool = False
-    """Whether heads turn whole, whatever the parameters say."""
+    """Whether whole heads get positions, whatever the parameters say."""
     logits: float = 1.0
     norm: str = "model.norm.weight"
     """The final norm's name."""
@@ -152,11 +152,6 @@ def traits(config: LayerNormedConfig) -> Traits:
         mlp_names=("c_fc", "c_proj"),
         whole=True,
     )
-
-
-def normed_by(norms: HeadNorm, there: bool | None) -> HeadNorm:
-    """The norms of queries and keys, where there are some."""
-    return norms if there else "none"
 
 
 def logit_scale(config: LayerNormedConfig) -> float:

@@ -4,9 +4,10 @@
 - OLMoE norms all heads of queries and keys together;
 - Qwen2-MoE has biases on queries, keys and values, and an expert that all tokens share;
 - Qwen3-MoE norms queries and keys. Some layers of both Qwens have no experts;
-- ERNIE 4.5 corrects the choice of experts, and turns neighbouring channels of a head;
+- ERNIE 4.5 corrects the choice of experts, and pairs neighbouring channels of a head;
 - Hunyuan-MoE norms queries and keys after they got their positions;
-- dots.llm1 and GLM-4.5 have DeepSeek-V3's experts. GLM-4.5 turns a part of each head.
+- dots.llm1 and GLM-4.5 have DeepSeek-V3's experts. GLM-4.5 gives positions to a part
+  of each head.
 
 The truth is transformers' `modeling_{model_type}.py`.
 """
@@ -16,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-from cetane.families.attention import Attention, AttentionForm
+from cetane.families.attention import Attention, AttentionForm, normed_by
 from cetane.families.base import Block, Weight
 from cetane.families.blocks import PartNames, PreNormBlock
 from cetane.families.configs import invalid, unsupported
@@ -25,6 +26,7 @@ from cetane.families.deepseek_experts import (
     DeepseekExpertConfig,
     deepseek_block,
     deepseek_mixture,
+    first_dense,
 )
 from cetane.families.experts import (
     ExpertOptions,
@@ -121,7 +123,7 @@ def traits(config: MixtralConfig) -> Traits:
             return Traits(AttentionForm(qkv_bias=config.qkv_bias))
         case "glm4_moe":
             bias, normed = config.attention_bias, config.use_qk_norm
-            return Traits(AttentionForm(qkv_bias=bias, norms="head" if normed else "none"))
+            return Traits(AttentionForm(qkv_bias=bias, norms=normed_by("head", normed)))
     own = config.attention_bias
     match config.model_type:
         case "hunyuan_v1_moe":
@@ -168,7 +170,7 @@ def dense_layers(config: MixtralConfig) -> list[bool]:
     if config.model_type in QWENS:
         return [is_dense(config, index) for index in layers]
     if config.model_type in DEEPSEEKS:
-        return [index < config.first_k_dense_replace for index in layers]
+        return first_dense(config)
     if config.model_type != "ernie4_5_moe":
         return [False for _ in layers]
     some = range(config.moe_layer_start_index, config.moe_layer_end_index + 1)
