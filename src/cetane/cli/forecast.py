@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cetane.cli.gate_tables import show_why
 from cetane.cli.options import ANYWHERE
 from cetane.cli.output import megabytes, show_warnings, table, tell
+from cetane.files import documentation
 from cetane.hardware.chips import load_chips
 from cetane.perf.cost import TERM_OF
 
@@ -168,10 +169,11 @@ def explain_rates(predictor: Predictor) -> None:
         for name, r in predictor.rates.items()
     ]  # fmt: skip
     table(
-        f"rates on {predictor.chip.name} (docs/explanation/cost-model.md has the formulas)",
+        f"rates on {predictor.chip.name}",
         ["rate", "term", "value", "one group left out", "kind", "source"],
         rows,
     )
+    tell(f"formulas: {documentation('explanation/cost-model.md')}")
     limits = [
         [name, told(figure.value),
          (f"borrowed from {figure.of}: " if figure.of else "") + figure.source, figure.date]
