@@ -1,6 +1,6 @@
-"""The tables of docs/explanation/cost-model.md: rates, errors, and the answers to its questions.
+"""The tables of the pages about the cost model: rates, errors, and the answers to its questions.
 
-`--write` puts them between the marks of that page. `--evidence FILE` checks the rates that ship
+`--write` puts them between the marks of those pages. `--evidence FILE` checks the rates that ship
 against other measurements, files with the columns of those in src/cetane/data/evidence.
 """
 
@@ -28,7 +28,7 @@ from cetane.perf.shapes import Decoder, load_decoders
 from cetane.planner import Planner
 from cetane.schema.recipe import load_recipe, parse_recipe
 
-PAGE = Path("docs/explanation/cost-model.md")
+PAGES = Path("docs/explanation/cost-model.md"), Path("docs/reference/predictions.md")
 TERMS = tuple(dict.fromkeys(TERM_OF.values()))
 WORST = 16
 """The number of steps and parts in the table of the worst predictions."""
@@ -319,15 +319,18 @@ SECTIONS: dict[str, Callable[[], str]] = {
 }  # fmt: skip
 
 
-def filled(text: str) -> str:
-    """A page with the tables between its marks renewed."""
+def renew() -> None:
+    """Renew the tables between the marks of the pages."""
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
     for name, make in SECTIONS.items():
         mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        table = make()
-        text, count = mark.subn(lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text)
-        if count != 1:
-            raise SystemExit(f"{PAGE}: {count} marks of {name}")
-    return text
+        marked = [page for page, text in texts.items() for _ in mark.findall(text)]
+        if len(marked) != 1:
+            raise SystemExit(f"{len(marked)} marks of {name}")
+        table, page = make(), marked[0]
+        texts[page] = mark.sub(lambda m, t=table: f"{m[1]}{t}\n{m[2]}", texts[page])
+    for page, text in texts.items():
+        page.write_text(text, encoding="utf-8")
 
 
 def unseen(paths: list[Path]) -> None:
@@ -347,13 +350,13 @@ def unseen(paths: list[Path]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"renew the tables of {PAGE}")
+    parser.add_argument("--write", action="store_true", help="renew the tables of the pages")
     parser.add_argument("--evidence", type=Path, nargs="+", help="check other measurements")
     options = parser.parse_args()
     if options.evidence:
         unseen(options.evidence)
     elif options.write:
-        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        renew()
     else:
         for name, make in SECTIONS.items():
             print(f"\n## {name}\n\n{make()}")
