@@ -18,8 +18,9 @@ from cetane.hardware.notch import cut, on_notch
 
 Flow = dict[str, Tensor]
 Memory = dict[str, Callable[..., Any]]
-"""The memory of a block's layer, by name: `extend(k, v)` of a cache, `extend(x)` of a history,
-`extend(rule)` of a matrix."""
+"""What a block's layer keeps of earlier tokens, as one call sees it. By name, functions that add
+the call's own tokens: `extend(k, v)` of a cache, `extend(x)` of a history, `extend(rule)` of a
+matrix."""
 Truth = tuple[str, int]
 """The path of a Hugging Face module, and the index of its output, or of a stream in its output."""
 
