@@ -194,10 +194,11 @@ def test_an_expert_that_no_token_takes(together: int, routed: bool) -> None:
     proof = Proof(port, checkpoint, RememberedReference(checkpoint), port.tables, lambda *_: None)  # type: ignore[arg-type]
     told = [one for one in proof.structure()[2] if "decode" in one]
     if routed and together == 1:
-        assert [one.startswith("no call of a probe ran 1 functions") for one in told] == [True]
+        (one,) = told
+        assert one.startswith("no call of a probe ran these functions of experts, 1 in all, so ")
     else:
         assert [one.split("so ")[0] for one in told] == [
-            "no token of a probe was seen to choose 1 experts, "
+            "no token of a probe was seen to choose these experts, 1 in all, "
         ]
         assert told[0].endswith("judged: 1 of layer 1")
 
