@@ -169,11 +169,11 @@ def explain_rates(predictor: Predictor) -> None:
         for name, r in predictor.rates.items()
     ]  # fmt: skip
     table(
-        f"rates on {predictor.chip.name}",
+        f"rates on {predictor.chip.name} ({documentation('explanation/cost-model.md')} has the "
+        "formulas)",
         ["rate", "term", "value", "one group left out", "kind", "source"],
         rows,
     )
-    tell(f"formulas: {documentation('explanation/cost-model.md')}")
     limits = [
         [name, told(figure.value),
          (f"borrowed from {figure.of}: " if figure.of else "") + figure.source, figure.date]

@@ -6,8 +6,7 @@
 - Qwen3-MoE norms queries and keys. Some layers of both Qwens have no experts;
 - ERNIE 4.5 corrects the choice of experts, and pairs neighbouring channels of a head;
 - Hunyuan-MoE norms queries and keys after they got their positions;
-- dots.llm1 and GLM-4.5 have DeepSeek-V3's experts. GLM-4.5 gives positions to a part
-  of each head.
+- dots.llm1 and GLM-4.5 have DeepSeek-V3's experts. GLM-4.5 turns a part of each head.
 
 The truth is transformers' `modeling_{model_type}.py`.
 """
