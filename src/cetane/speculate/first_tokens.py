@@ -21,7 +21,7 @@ class FirstTokens:
     """Counts how often a drafter knows the next token of greedy answers; a `DraftSource`.
 
     It asks the drafter after every token and drafts nothing, so all drafters are asked at the same
-    positions.
+    positions. A token that ends an answer counts as any other.
     """
 
     drafter: Drafter
@@ -32,7 +32,7 @@ class FirstTokens:
     said: tuple[int, ...] = ()
     """The first token of the last proposal; empty for none."""
 
-    def begin(self, session: Session, tokens: Ids) -> None:
+    def begin(self, session: Session, tokens: Ids, stop: Ids = ()) -> None:
         self.drafter.begin(session, tokens)
 
     def read(self) -> None:
@@ -66,7 +66,7 @@ class Together:
     def __init__(self, asked: Sequence[FirstTokens]) -> None:
         self.asked = asked
 
-    def begin(self, session: Session, tokens: Ids) -> None:
+    def begin(self, session: Session, tokens: Ids, stop: Ids = ()) -> None:
         for one in self.asked:
             one.begin(session, tokens)
 
