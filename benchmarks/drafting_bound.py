@@ -54,7 +54,7 @@ class TakesDown:
     head: Drafter
     said: list[list[Array]] = field(default_factory=list)
 
-    def begin(self, session: Session, tokens: Sequence[int]) -> None:
+    def begin(self, session: Session, tokens: Sequence[int], stop: Sequence[int] = ()) -> None:
         self.head.begin(session, tokens)
 
     def read(self) -> None:

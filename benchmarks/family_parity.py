@@ -31,8 +31,10 @@ from tests.conftest import build_model
 from tests.families import (
     gemma_models,
     test_deepseek,
+    test_falcon_h1,
     test_glm4,
     test_gpt_oss,
+    test_granite_hybrid,
     test_layer_normed,
     test_lfm2,
     test_llama,
@@ -100,6 +102,8 @@ FAMILIES = {
     ),
     "deepseek": Family(test_deepseek.configs(), test_deepseek.build, 5),
     "qwen3_next": Family(test_qwen3_next.configs(), test_mixtral.build, 3),
+    "granite_hybrid": Family(test_granite_hybrid.configs(), test_mixtral.build),
+    "falcon_h1": Family(named("falcon_h1", test_falcon_h1.configs()), test_mixtral.build),
     "gemma2": Family(
         named("gemma2", gemma_models.gemma2_configs()), of_one_kind(gemma_models.build_gemma2)
     ),

@@ -26,7 +26,7 @@ from cetane.compress import Selection, parse_format
 from cetane.gates.compressions import Judge
 from cetane.gates.probes import texts
 from cetane.hardware.memory import give_back
-from cetane.pipeline.choose import resolve_recipe
+from cetane.pipeline.compression_choice import resolve_recipe
 from cetane.pipeline.fitted_mixes import NEAR, FittedMixes
 from cetane.pipeline.request import FORMAT_OF_BITS
 from cetane.planner import Planner

@@ -1,6 +1,6 @@
-"""The tables of docs/explanation/cost-model.md: rates, errors, and the answers to its questions.
+"""The tables of the pages about the cost model: rates, errors, and the answers to its questions.
 
-`--write` puts them between the marks of that page. `--evidence FILE` checks the rates that ship
+`--write` puts them between the marks of those pages. `--evidence FILE` checks the rates that ship
 against other measurements, files with the columns of those in src/cetane/data/evidence.
 """
 
@@ -21,14 +21,14 @@ from cetane.perf.breakeven import DraftingTimes, per_slot_formula, tokens_per_ca
 from cetane.perf.coreml_llm import formats
 from cetane.perf.cost import TERM_OF, Work, costs_of, load_fit, terms, total
 from cetane.perf.evidence import load_evidence, read
-from cetane.perf.fit import Checked, check, leave_one_group_out
+from cetane.perf.fit import PredictedMeasurement, leave_one_group_out, predicted
 from cetane.perf.measurement import Measurement
 from cetane.perf.predict import Predictor, rates_of
 from cetane.perf.shapes import Decoder, load_decoders
 from cetane.planner import Planner
 from cetane.schema.recipe import load_recipe, parse_recipe
 
-PAGE = Path("docs/explanation/cost-model.md")
+PAGES = Path("docs/explanation/cost-model.md"), Path("docs/reference/predictions.md")
 TERMS = tuple(dict.fromkeys(TERM_OF.values()))
 WORST = 16
 """The number of steps and parts in the table of the worst predictions."""
@@ -45,7 +45,7 @@ def percent(value: float) -> str:
     return f"{100 * value:+.1f} %"
 
 
-def median(checked: Iterable[Checked]) -> str:
+def median(checked: Iterable[PredictedMeasurement]) -> str:
     values = [abs(c.error) for c in checked]
     return f"{100 * float(np.median(values)):.1f} %" if values else ""
 
@@ -62,11 +62,11 @@ def rates() -> str:
 
 def errors() -> str:
     measurements, _ = load_evidence()
-    inside = check(measurements, load_fit().rates)
+    inside = predicted(measurements, load_fit().rates)
     rows, steps = [], []
     for left in leave_one_group_out(measurements):
-        mine = [c for c in left.checked if c.measurement.kind == "step"]
-        parts = [c for c in left.checked if c.measurement.kind == "part"]
+        mine = [c for c in left.predictions if c.measurement.kind == "step"]
+        parts = [c for c in left.predictions if c.measurement.kind == "part"]
         known = [c for c in inside if c.measurement.group == left.group
                  and c.measurement.kind == "step"]  # fmt: skip
         worst = max(mine, key=lambda c: abs(c.error))
@@ -83,9 +83,9 @@ def errors() -> str:
 
 def worst() -> str:
     measurements, _ = load_evidence()
-    every = [c for left in leave_one_group_out(measurements) for c in left.checked
+    every = [c for left in leave_one_group_out(measurements) for c in left.predictions
              if c.measurement.kind in ("step", "part")]  # fmt: skip
-    inside = {id(c.measurement): c for c in check(measurements, load_fit().rates)}
+    inside = {id(c.measurement): c for c in predicted(measurements, load_fit().rates)}
     every.sort(key=lambda c: -abs(c.error))
     rows = [
         [f"{c.measurement.file} {c.measurement.id}", c.measurement.model, c.measurement.kind,
@@ -112,7 +112,7 @@ def others() -> str:
         [f"{c.measurement.file} {c.measurement.id}", c.measurement.what,
          c.measurement.works[0].tokens,
          f"{c.measurement.ms:.1f}", f"{c.predicted:.1f}", percent(c.error)]
-        for c in check(measurements, load_fit().rates)
+        for c in predicted(measurements, load_fit().rates)
         if c.measurement.kind in ("prefill", "verify")
     ]  # fmt: skip
     return markdown(["row", "what", "T", "measured ms", "predicted ms", "error"], rows)
@@ -319,21 +319,24 @@ SECTIONS: dict[str, Callable[[], str]] = {
 }  # fmt: skip
 
 
-def filled(text: str) -> str:
-    """A page with the tables between its marks renewed."""
+def renew() -> None:
+    """Renew the tables between the marks of the pages."""
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
     for name, make in SECTIONS.items():
         mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        table = make()
-        text, count = mark.subn(lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text)
-        if count != 1:
-            raise SystemExit(f"{PAGE}: {count} marks of {name}")
-    return text
+        marked = [page for page, text in texts.items() for _ in mark.findall(text)]
+        if len(marked) != 1:
+            raise SystemExit(f"{len(marked)} marks of {name}")
+        table, page = make(), marked[0]
+        texts[page] = mark.sub(lambda m, t=table: f"{m[1]}{t}\n{m[2]}", texts[page])
+    for page, text in texts.items():
+        page.write_text(text, encoding="utf-8")
 
 
 def unseen(paths: list[Path]) -> None:
     """Errors of other measurements, with the rates that ship."""
     measurements, left = read(paths)
-    checked = check(measurements, load_fit().rates)
+    checked = predicted(measurements, load_fit().rates)
     for c in checked:
         m: Measurement = c.measurement
         print(f"{m.id:>6} {m.kind:7} {m.group:36} {m.what[:44]:44} {m.ms:8.2f} measured "
@@ -347,13 +350,13 @@ def unseen(paths: list[Path]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"renew the tables of {PAGE}")
+    parser.add_argument("--write", action="store_true", help="renew the tables of the pages")
     parser.add_argument("--evidence", type=Path, nargs="+", help="check other measurements")
     options = parser.parse_args()
     if options.evidence:
         unseen(options.evidence)
     elif options.write:
-        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        renew()
     else:
         for name, make in SECTIONS.items():
             print(f"\n## {name}\n\n{make()}")

@@ -8,7 +8,7 @@ process. The bundle needs a smaller capacity:
         --set tokens.verify=8
     python benchmarks/self_drafts.py BUNDLE [--tokens 7000] [--new 128]
 
-docs/reference/benchmarks.md has the table.
+docs/reference/drafts.md has the table.
 """
 
 import time

@@ -28,7 +28,7 @@ from cetane.speculate.draft_heads.modules import (
     load_draft_head,
     make_draft_head,
 )
-from cetane.speculate.draft_heads.train import devices, spread, train
+from cetane.speculate.draft_heads.train import devices, feature_magnitudes, train
 from cetane.speculate.draft_heads.trained import MAY_LACK, TRAINING
 from cetane.speculate.draft_heads.windows import windows_of_model
 
@@ -76,7 +76,8 @@ def main() -> None:
     if options.go_on:
         take_over(head, options.go_on)
         say(started, f"before: {acceptance(head.to(accelerator.device), judged, embedding)}")
-        head.cpu().get_parameter("fuse.weight").data *= spread(learned).flatten()  # as training
+        scale = feature_magnitudes(learned).flatten()  # as training
+        head.cpu().get_parameter("fuse.weight").data *= scale
     steps = [0, 0.0]
 
     def progress(what: str, done: int, total: int) -> None:

@@ -74,7 +74,7 @@ def build_model(model_type: str = "llama", **config: Any) -> transformers.PreTra
 class InMemoryCheckpoint:
     """A transformers model as the checkpoint that its files would be."""
 
-    quantization = revision = folder = None
+    quantization = revision = folder = part_of = None
     merged, adapters = (), MappingProxyType[str, Any]({})
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:

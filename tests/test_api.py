@@ -2,12 +2,13 @@
 
 import doctest
 import importlib
+import inspect
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -15,6 +16,7 @@ import cetane
 from cetane.bundle import Bundle
 from cetane.engine.sampling import Sampler
 from cetane.lab.workload import zaya_tiny
+from cetane.tasks.workers import Workers
 
 MODULES = ("audit", "diff", "language_model", "plan", "port", "validate")
 
@@ -213,6 +215,24 @@ def test_the_import_is_instant_and_every_name_is_there() -> None:
     with pytest.raises(AttributeError, match="attribute prot"):
         _ = cetane.prot
     assert (Path(cetane.__file__).parent / "py.typed").is_file()
+
+
+def test_whatever_users_give_or_get_has_a_public_name() -> None:
+    public = [getattr(cetane, name) for name in cetane.__all__]
+    functions = [one for one in public if inspect.isfunction(one)]
+    functions += [cetane.LanguageModel.stream, cetane.LanguageModel.generate]
+    for function in functions:
+        for name, hint in get_type_hints(function).items():
+            for kind in types_in(hint):  # open workers: only the command gives these
+                assert kind in public or kind is Workers, f"{function.__name__}: {name}"
+    assert get_type_hints(cetane.port)["quality"] == cetane.Quality | None
+
+
+def types_in(hint: Any) -> list[type]:
+    """The classes of cetane in an annotation."""
+    parts = [inner for part in get_args(hint) for inner in types_in(part)]
+    own = isinstance(hint, type) and hint.__module__.startswith("cetane.")
+    return [*parts, hint] if own else parts
 
 
 def test_a_room_does_not_hide_a_function() -> None:

@@ -4,9 +4,11 @@ from .errors import CetaneError as CetaneError
 from .evaluation.evaluate import evaluate as evaluate
 from .evaluation.figures import Evaluation as Evaluation
 from .evaluation.figures import TaskFigure as TaskFigure
+from .gates.quality import TextQuality as TextQuality
 from .pipeline.audit import ResidencyResult as ResidencyResult
 from .pipeline.audit import audit as audit
 from .pipeline.completion import Completion as Completion
+from .pipeline.completion import Sampling as Sampling
 from .pipeline.diff import DiffResult as DiffResult
 from .pipeline.diff import diff as diff
 from .pipeline.draft_head import add_draft_heads as add_draft_heads
@@ -30,8 +32,10 @@ from .pipeline.validate import validate as validate
 from .pipeline.versus import Versus as Versus
 from .pipeline.versus import versus as versus
 from .schema.plan import Plan as Plan
+from .schema.recipe import Quality as Quality
 from .schema.recipe import Recipe as Recipe
 from .server.app import serve as serve
+from .speculate.open import DrafterOptions as DrafterOptions
 from .sweeps.run import SweepResult as SweepResult
 from .sweeps.run import sweep as sweep
 

@@ -35,7 +35,7 @@ E5_CACHE = "com.apple.e5rt.e5bundlecache"
 build. After an upgrade, ane-book's experiment 35 found 86 GB there."""
 DAY = 86_400
 """Seconds."""
-LEFT_BEHIND = (
+TEMPORARY_FILES = (
     f"tmp{'[a-z0-9_]' * 8}.mlpackage", f"tmp{'[a-z0-9_]' * 8}.mlmodelc", "cetane-*.mlmodelc",
     "cetane-plan-*", "cetane-activations-*", "cetane-diff-*", "cetane-task-*", "cetane-kit-*",
     "cetane-kept-*", "cetane-tokenizer-*",
@@ -73,7 +73,7 @@ class Leftover:
 
 def diagnose() -> list[Diagnosis]:
     """All checks of this machine, for ports and runs."""
-    return [*versions(), *native_libraries(), *space(), *stale()]
+    return [*versions(), *native_libraries(), *space(), *leftover_state()]
 
 
 def versions() -> Iterator[Diagnosis]:
@@ -113,7 +113,7 @@ def native_libraries() -> Iterator[Diagnosis]:
 
 def space() -> Iterator[Diagnosis]:
     """The free space for bundles, for conversions and for the cache."""
-    places = {"disk here": Path.cwd(), "temporary space": temporary(), "cache": cache_dir()}
+    places = {"disk here": Path.cwd(), "temporary space": temporary_folder(), "cache": cache_dir()}
     for name, place in places.items():
         if place is None:
             yield Diagnosis(name, "failure", "no folder can be written", SET_TMPDIR)
@@ -134,7 +134,7 @@ def space() -> Iterator[Diagnosis]:
         )
 
 
-def temporary() -> Path | None:
+def temporary_folder() -> Path | None:
     """The folder for temporary files; None if there is none that can be written."""
     try:
         return Path(tempfile.gettempdir())
@@ -142,7 +142,7 @@ def temporary() -> Path | None:
         return None
 
 
-def stale() -> Iterator[Diagnosis]:
+def leftover_state() -> Iterator[Diagnosis]:
     """The leftovers of system upgrades and killed conversions."""
     items = leftovers()
     size = sum(item.bytes for item in items)
@@ -156,8 +156,8 @@ def stale() -> Iterator[Diagnosis]:
 def leftovers() -> list[Leftover]:
     """All leftovers, which can be removed without loss."""
     return [
-        *other_builds(), *ane_caches(), *temporary_files(), *unfinished(), *half_written(),
-        *unused(), *halves(),
+        *other_builds(), *ane_caches(), *temporary_files(), *unfinished_builds(),
+        *half_written_here(), *unused_cache_files(), *half_written_in_cache(),
     ]  # fmt: skip
 
 
@@ -182,15 +182,15 @@ def ane_caches() -> Iterator[Leftover]:
 
 def temporary_files() -> Iterator[Leftover]:
     """Packages of this user's conversions that ended more than a day ago."""
-    folder = temporary()
+    folder = temporary_folder()
     if folder is None:
         return
-    for path in sorted({path for pattern in LEFT_BEHIND for path in folder.glob(pattern)}):
-        if older(path, DAY) and path.lstat().st_uid == os.getuid():
+    for path in sorted({path for pattern in TEMPORARY_FILES for path in folder.glob(pattern)}):
+        if is_older(path, DAY) and path.lstat().st_uid == os.getuid():
             yield Leftover(path, size_of(path), "left by a conversion")
 
 
-def unfinished() -> Iterator[Leftover]:
+def unfinished_builds() -> Iterator[Leftover]:
     """Builds in the current folder that were stopped more than a day ago.
 
     They may hold leftovers of lowering (`.lower-*`) and of writing (`.NAME.PROCESS.tmp`). One that
@@ -198,7 +198,7 @@ def unfinished() -> Iterator[Leftover]:
     """
     for path in sorted(Path.cwd().glob(f"*{PARTIAL}")):
         written = [path / name for name in ("key.json", "done", "bundle", "bundle/shards")]
-        if not all(part.exists() and older(part, DAY) for part in written):
+        if not all(part.exists() and is_older(part, DAY) for part in written):
             continue
         names = {inner.name for inner in path.iterdir() if not inner.name.startswith(".")}
         if not names <= set(MADE_AGAIN):
@@ -208,18 +208,18 @@ def unfinished() -> Iterator[Leftover]:
             yield Leftover(path, size_of(path), why)
 
 
-def half_written() -> Iterator[Leftover]:
+def half_written_here() -> Iterator[Leftover]:
     """Files and folders beside their targets in the current folder, half-written by processes that
     were killed more than a day ago."""
     for path in sorted(Path.cwd().glob(".*.tmp")):
         target = target_of(path)
-        if target is None or not older(path, DAY) or path.lstat().st_uid != os.getuid():
+        if target is None or not is_older(path, DAY) or path.lstat().st_uid != os.getuid():
             continue
         if not is_claimed(target):
             yield Leftover(path, size_of(path), f"a half-written {target.name}")
 
 
-def unused() -> Iterator[Leftover]:
+def unused_cache_files() -> Iterator[Leftover]:
     """Prepared graphs, fitted constants and compiled kernels of more than a month ago."""
     kinds = {
         "prepared": "prepared for a program that was not run lately",
@@ -228,18 +228,18 @@ def unused() -> Iterator[Leftover]:
     }
     for kind, why in kinds.items():
         for path in sorted((cache_dir() / kind).glob("*")):
-            if older(path, UNUSED):
+            if is_older(path, UNUSED):
                 yield Leftover(path, size_of(path), why)
 
 
-def halves() -> Iterator[Leftover]:
+def half_written_in_cache() -> Iterator[Leftover]:
     """Half-written cache files of killed processes."""
     for path in sorted(path for kind in OWN_FOLDERS for path in (cache_dir() / kind).rglob(".*")):
-        if path.is_file() and older(path, DAY):
+        if path.is_file() and is_older(path, DAY):
             yield Leftover(path, size_of(path), "a half-written file of the cache")
 
 
-def older(path: Path, seconds: float) -> bool:
+def is_older(path: Path, seconds: float) -> bool:
     """Whether a file was last written or read, or a folder written, more than `seconds` ago.
 
     False for a link.

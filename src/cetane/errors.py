@@ -48,7 +48,7 @@ def printable(text: str, longest: int | None = LONGEST) -> str:
     Control characters, marks that change the direction of writing, and lone surrogates are escaped.
     The middle of a long text is left out.
     """
-    line = re.sub(r"\s*[\r\n]\s*", " ", text.strip())
+    line = " ".join(filter(None, map(str.strip, re.split("[\r\n]", text))))
     if longest is not None:  # before `escaped`, which would be slow on a text of gigabytes
         line = shortened(line, 2 * longest)
     line = escaped(line)

@@ -139,10 +139,15 @@ def reason(error: ValidationError, kind: Any = None) -> str:
 def worded(error: ErrorDetails, kind: Any) -> str:
     """What is wrong with data of a kind, without its place."""
     if error["type"] != "extra_forbidden":
-        return error["msg"].removeprefix("Value error, ")
+        return plain(error["msg"])
     *outer, name = error["loc"]
     options = keys_at(kind, tuple(outer))
     return f"unknown key; {guess(str(name), options)}known: {', '.join(options)}"
+
+
+def plain(message: str) -> str:
+    """A message without the words that pydantic puts before those of a validator."""
+    return message.replace("Value error, ", "")
 
 
 def keys_at(kind: Any, location: tuple[int | str, ...]) -> list[str]:

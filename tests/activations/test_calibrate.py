@@ -14,7 +14,7 @@ from coremltools.optimize.coreml.experimental import (
 )
 
 from cetane import bridge
-from cetane.activations.calibrate import bridged, calibrate, stats
+from cetane.activations.calibrate import bridged, calibrate, measured_ranges
 from cetane.activations.passes import quantize_package
 from cetane.activations.samples import random_samples
 from cetane.activations.temporary import temporary_folder
@@ -57,7 +57,7 @@ def test_ranges_are_those_of_all_calls(package: Path, calls: list[Arrays]) -> No
 def test_coremltools_itself_keeps_the_last_call(package: Path, calls: list[Arrays]) -> None:
     """The fault that is mended; where it is not there any more, so should the mending be."""
     with temporary_folder(), bridged():
-        unmended = stats(single_function(package, "decode"), calls)
+        unmended = measured_ranges(single_function(package, "decode"), calls)
     assert unmended == calibrate(package, {"decode": calls[-1:]})
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cetane.activations import Options, quantize, quantize_activations
-from cetane.activations.quantize import Quantized, check, copy_all_but_shards
+from cetane.activations.quantize import Quantized, check_calibratable, copy_all_but_shards
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.engine.engine import Engine
@@ -245,7 +245,7 @@ def test_bundles_that_cannot_be_calibrated(
 ) -> None:
     plan = Planner(tiny_checkpoint, recipe(layout={"kind": "single"}, **options)).plan()
     with pytest.raises(CetaneError, match=f"here has {words}") as caught:
-        check(plan, Path("here"))
+        check_calibratable(plan, Path("here"))
     assert "port it with" in str(caught.value.hint)
 
 
@@ -254,14 +254,14 @@ def test_experts_as_functions(tiny_checkpoint: Checkpoint, recipe: Callable[...,
     layout = plan.recipe.layout.model_copy(update={"routed": ("decode",)})
     routed = plan.recipe.model_copy(update={"layout": layout})
     with pytest.raises(CetaneError, match="experts as functions"):
-        check(plan.model_copy(update={"recipe": routed}), Path("here"))
+        check_calibratable(plan.model_copy(update={"recipe": routed}), Path("here"))
 
 
 def test_adapters_beside_a_base(tiny_checkpoint: Checkpoint, recipe: Callable[..., Recipe]) -> None:
     """Only the base's calls are calibrated, so an adapter's tensors would have no range."""
     plan = Planner(tiny_checkpoint, recipe()).plan().model_copy(update={"adapters": {"law": None}})
     with pytest.raises(CetaneError, match="adapters beside a base"):
-        check(plan, Path("here"))
+        check_calibratable(plan, Path("here"))
 
 
 def test_a_target_that_exists(bundle: Bundle, tmp_path: Path) -> None:

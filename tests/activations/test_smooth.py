@@ -8,6 +8,8 @@ import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model, tiny_recipe
 from tests.families.gemma_models import build_gemma3
+from tests.families.test_falcon_h1 import MODEL as FALCON
+from tests.families.test_granite_hybrid import MODELS as GRANITE_HYBRIDS
 
 from cetane.activations.smooth import Smoothed, smooth, smoothing_planner
 from cetane.checkpoint import Checkpoint
@@ -44,10 +46,12 @@ def pair() -> tuple[InMemory, Smoothed]:
 
 
 KINDS: dict[str, dict[str, Any]] = {
-    "arcee": {"mlp_bias": True}, "ernie4_5": {}, "glm4": {}, "hyperclovax": {}, "llama": {},
-    "olmo2": {}, "phi": {}, "phi3": {}, "qwen2": {}, "qwen3": {}, "starcoder2": {},
+    "arcee": {"mlp_bias": True}, "ernie4_5": {}, "glm4": {}, "gpt_neox": {}, "hyperclovax": {},
+    "llama": {}, "olmo2": {}, "persimmon": {}, "phi": {}, "phi3": {}, "qwen2": {}, "qwen3": {},
+    "starcoder2": {},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm3": {"layer_types": ["conv", "full_attention"]},
+    "granitemoehybrid": GRANITE_HYBRIDS["dense"], "falcon_h1": FALCON,
 }  # fmt: skip
 
 

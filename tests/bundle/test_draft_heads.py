@@ -31,7 +31,7 @@ from cetane.schema.draft_head import FOLDER
 from cetane.speculate.draft_heads import build as head_build
 from cetane.speculate.draft_heads.blocks import EagleLayer
 from cetane.speculate.draft_heads.drafter import open_drafter
-from cetane.speculate.draft_heads.features import tapped
+from cetane.speculate.draft_heads.features import tapped_shards
 
 pytestmark = pytest.mark.usefixtures("shared_templates")
 FILES = (
@@ -405,7 +405,7 @@ def test_tokens_that_the_head_did_not_learn(path: Path) -> None:
 def test_positions_that_the_head_did_not_learn(path: Path) -> None:
     """Beyond the windows that the gate reads."""
     head = with_draft_head(Bundle(path), random_draft_head("eagle3", Bundle(path)))
-    trained, shards = load_trained(head), tapped(head.plan)
+    trained, shards = load_trained(head), tapped_shards(head.plan)
     assert all(check.passed for check in same_interface(head, trained, shards))
     table = np.load(head.path / "rotary-default.npy")
     table[:, 1 + table.shape[1] // 2 :] = table[:, -1:]

@@ -85,7 +85,7 @@ def test_a_file_that_was_changed(path: Path, name: str, damage: Callable[[Path],
 @pytest.mark.parametrize("name", ["extra.bin", "shards/model.mlpackage/Data/x", "tokenizer/.x"])
 def test_a_file_that_is_not_listed(path: Path, name: str) -> None:
     (path / name).write_bytes(b"x")
-    with pytest.raises(CetaneError, match=f"{name} is not in the manifest"):
+    with pytest.raises(CetaneError, match=f"{name} is not in the manifest .move it away"):
         Bundle(path).verify()
 
 
@@ -205,18 +205,28 @@ def test_a_manifest_that_is_not_json(path: Path, content: bytes) -> None:
         (["x y/config.json"], "x y: a model, not a bundle", "cetane port '"),
         (["x y/contract.json"], "x y: an export, not a bundle", "the bundle that was exported"),
         (["x y/config.json", "x y/meta.yaml"], "an export, not", "the bundle that was exported"),
+        (["x y/d0/decode.onnx"], "x y: an export, not", "the bundle that was exported"),
         (["x y/kit.json"], "x y: a kit, not a bundle", "a bundle that the kit was made of"),
     ],
 )
 def test_what_is_no_bundle(made: list[str], message: str, hint: str, tmp_path: Path) -> None:
     for name in made:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     with pytest.raises(CetaneError) as told:
         Bundle(tmp_path / "x y")
     assert message in told.value.message
     assert told.value.hint is not None and hint in told.value.hint
     assert ("continues" in told.value.hint) == ("x y.partial" in str(made))
+
+
+def test_only_an_unfinished_port_is_told_to_resume(tmp_path: Path) -> None:
+    unfinished = tmp_path / "x.partial"
+    with pytest.raises(CetaneError, match=r"no such bundle .give the folder of a bundle"):
+        Bundle(unfinished)
+    unfinished.mkdir()
+    with pytest.raises(CetaneError, match="continues where it stopped"):
+        Bundle(unfinished)
 
 
 @pytest.mark.parametrize(

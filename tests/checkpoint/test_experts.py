@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import build_model
+from tests.families.test_granite_hybrid import MODELS as GRANITE_HYBRIDS
 from tests.families.test_lfm2 import EXPERTS
 from tests.families.test_mixtral import DEEPSEEK
 
@@ -18,9 +19,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 3},
     "ernie4_5_moe": {"moe_num_experts": 3, "tie_word_embeddings": False},
     "hunyuan_v1_moe": {"num_experts": 3},
+    "granitemoehybrid": GRANITE_HYBRIDS["mixture"],
     "granitemoeshared": {"num_local_experts": 3, "shared_intermediate_size": 24},
     "glm4_moe": DEEPSEEK,
     "dots1": DEEPSEEK,
+    "exaone_moe": {"num_experts": 3, "moe_intermediate_size": 20},
+    "mellum": {"num_experts": 3, "moe_intermediate_size": 20},
+    "solar_open": DEEPSEEK,
     "qwen2_moe": {"num_experts": 5, "moe_intermediate_size": 20},
     "qwen3_moe": {"num_experts": 5, "moe_intermediate_size": 20},
     "lfm2_moe": EXPERTS | {"layer_types": ["conv", "full_attention"], "tie_word_embeddings": False},

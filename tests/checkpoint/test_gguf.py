@@ -244,6 +244,7 @@ def test_more_than_a_model_has(tmp_path: Path, offset: int, most: int, what: str
         ("type", int(Kind.I32), "has the type I32, which is not supported"),
         ("offset", 1 << 40, "after the end of the file"),
         ("offset", 1, "not aligned"),
+        ("offset", 32, "overlaps another"),
     ],
 )
 def test_bad_tensor_fields(good: Path, field: str, value: int, match: str) -> None:

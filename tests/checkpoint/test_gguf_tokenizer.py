@@ -497,6 +497,15 @@ def test_bad_metadata(kind: str, extras: list[Extra], match: str, tmp_path: Path
         assert "safetensors" in str(caught.value.hint)
 
 
+def test_long_special_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred of 1 MB took 12 s and 4 GB."""
+    monkeypatch.setattr("cetane.checkpoint.added_tokens.MOST_CHARACTERS", 2)
+    types = [TokenType.NORMAL, TokenType.CONTROL, TokenType.CONTROL]
+    path = write(tmp_path / "m.gguf", "llama", "gpt2", good_bpe, lambda w: w.add_token_types(types))
+    with pytest.raises(CetaneError, match="added tokens have more than 2 characters together"):
+        load(path)
+
+
 def test_damaged_metadata_never_escapes_as_another_error(tmp_path: Path) -> None:
     rng = random.Random(0)
     for path in (

@@ -130,6 +130,14 @@ def test_what_is_no_checkpoint(in_memory_files: Any) -> None:
         open_checkpoint(URL)
 
 
+def test_a_small_file_that_is_large(in_memory_files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server without versions may state any size, and the file was read for its hash."""
+    monkeypatch.setattr("cetane.checkpoint.remote.LARGEST", 10)
+    monkeypatch.setattr(RemoteFile, "read", lambda *_: pytest.fail("it is read"))
+    with pytest.raises(CetaneError, match="larger than the 10 bytes"):
+        open_checkpoint(URL)
+
+
 def test_a_server_that_gives_other_bytes_than_asked_for(in_memory_files: Any) -> None:
     """It serves no ranges, or the file became shorter."""
     file = RemoteFile(f"{URL}/config.json", 10**6, None, None)

@@ -1,4 +1,4 @@
-"""Gemma checkpoints in every form they are released in: the port is the same model."""
+"""Checkpoints of models that see, in every form they are released in: only their text is ported."""
 
 import json
 from collections.abc import Callable
@@ -10,12 +10,15 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tests.conftest import TINY
 from tests.families.gemma_models import build_gemma3, build_gemma3n, build_gemma4, recipe
 from tests.families.parity import TOLERANCE, run, tokens, truth
 
 from cetane.checkpoint import open_checkpoint
 from cetane.engine.authored import authored_engine
 from cetane.errors import CetaneError
+from cetane.gates.reference import Reference
+from cetane.pipeline.inspect import inspect
 from cetane.planner import Planner
 
 VISION = {
@@ -115,6 +118,95 @@ def test_the_whole_models_config_ties_the_head(tmp_path: Path, outer: bool, said
         expected = model(input_ids=torch.tensor([tokens(288, 32)])).logits[0].numpy()
     assert np.abs(expected).max() > 0.1
     assert np.abs(logits(tmp_path, 32) - expected).max() <= TOLERANCE
+
+
+ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+QWEN_VISION = {"depth": 1, "num_heads": 2, "hidden_size": 16, "intermediate_size": 16}
+SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "idefics3": ({"model_type": "llama"}, VISION),
+    "internvl": (
+        {"model_type": "qwen2"}, VISION | {"image_size": [28, 28], "patch_size": [14, 14]}
+    ),
+    "lfm2_vl": (
+        {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]},
+        VISION | {"model_type": "siglip2_vision_model"},
+    ),
+    "llava": ({"model_type": "llama"}, VISION | {"model_type": "clip_vision_model"}),
+    "qwen2_vl": (
+        {"rope_parameters": ROPE},
+        {"depth": 1, "embed_dim": 16, "hidden_size": 64, "num_heads": 2},
+    ),
+    "qwen2_5_vl": ({"rope_parameters": ROPE}, QWEN_VISION | {"out_hidden_size": 64}),
+    "qwen3_vl": (
+        {"rope_parameters": ROPE | {"mrope_interleaved": True}},
+        QWEN_VISION | {"out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+    ),
+    "smolvlm": ({"model_type": "llama"}, VISION),
+}  # fmt: skip
+"""Keys of the text part, and those of the rest, of models that see."""
+
+
+@torch.no_grad()
+def save_seeing(folder: Path, kind: str, **config: Any) -> np.ndarray:
+    """Write a random model that sees, as transformers does; returns its logits for a text."""
+    text, vision = SEEING[kind]
+    settings = transformers.AutoConfig.for_model(
+        kind, text_config=TINY | text, vision_config=vision, **config
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForImageTextToText.from_config(settings).eval()
+    for parameter in model.parameters():
+        parameter += torch.randn_like(parameter) * 0.1
+    model.save_pretrained(folder)
+    found: np.ndarray = model(input_ids=torch.tensor([tokens(287)])).logits[0].numpy()
+    assert np.abs(found).max() > 0.1
+    return found
+
+
+@pytest.mark.parametrize("tied", [True, False, None])
+@pytest.mark.parametrize("kind", SEEING)
+def test_the_text_part_of_a_model_that_sees(kind: str, tied: bool | None, tmp_path: Path) -> None:
+    said = {} if tied is None else {"tie_word_embeddings": tied}
+    expected = save_seeing(tmp_path, kind, **said)
+    if tied is None:
+        path = tmp_path / "config.json"
+        written = json.loads(path.read_text())
+        written.pop("tie_word_embeddings", None)
+        path.write_text(json.dumps(written))
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.part_of == kind
+    engine = authored_engine(Planner(checkpoint, recipe()), checkpoint)
+    found = engine.session().feed(tokens(287), "all")
+    assert found is not None
+    assert np.abs(found - expected).max() <= TOLERANCE
+    reference = Reference(checkpoint)
+    assert np.abs(reference.run([tokens(287)])[0].logits - expected).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl"])
+def test_a_flat_config(kind: str, tmp_path: Path) -> None:
+    """The form in which these models were released."""
+    expected = save_seeing(tmp_path, kind)
+    stored = load_file(tmp_path / "model.safetensors")
+    renamed = {
+        name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): tensor
+        for name, tensor in stored.items()
+    }
+    save_file(renamed, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    text = config.pop("text_config")
+    text["rope_scaling"] = {"type": "mrope", "mrope_section": ROPE["mrope_section"]}
+    text["rope_theta"] = text.pop("rope_parameters")["rope_theta"]
+    (tmp_path / "config.json").write_text(json.dumps(text | config))
+    assert inspect(tmp_path)["part_of"] == kind
+    checkpoint = open_checkpoint(tmp_path)
+    assert not any("visual" in name for name in checkpoint.names())
+    engine = authored_engine(Planner(checkpoint, recipe()), checkpoint)
+    found = engine.session().feed(tokens(287), "all")
+    assert found is not None
+    assert np.abs(found - expected).max() <= TOLERANCE
+    reference = Reference(checkpoint)
+    assert np.abs(reference.run([tokens(287)])[0].logits - expected).max() <= TOLERANCE
 
 
 @pytest.mark.parametrize(

@@ -368,6 +368,49 @@ def test_more_tokens_than_any_model_declares(
         Tokenizer.load(tmp_path)
 
 
+LONG = {"content": "a" * 50, "special": True}
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"added_tokens_decoder": {"900": LONG}},
+        {"additional_special_tokens": [LONG]},
+        {"image_token": LONG["content"]},
+    ],
+)
+def test_added_tokens_with_more_characters_than_any_model_has(
+    declared: dict[str, Any], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cetane.checkpoint.added_tokens.MOST_CHARACTERS", 49)
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(declared))
+    with pytest.raises(CetaneError, match="added tokens have more than 49 characters together"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_tokenizer_of_many_megabytes_of_added_tokens(folder: Path, tmp_path: Path) -> None:
+    """A hundred tokens of 1 MB took 13 s and 3 GB."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    token = content["added_tokens"][0]
+    content["added_tokens"] += [
+        token | {"id": 500 + number, "content": f"{number}{'a' * (1 << 20)}"} for number in range(5)
+    ]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CetaneError, match="more than 4,194,304 characters together"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("regex", [r"(a+)+$", r"(\s+)+$", r"(\d|\d+)+$"])
+def test_a_regex_that_tries_all_ways(regex: str, folder: Path, tmp_path: Path) -> None:
+    """The library gives up after ten million steps, wherever it runs: that is a verdict."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content | {"pre_tokenizer": split}))
+    with pytest.raises(CetaneError, match="is not a valid tokenizer: a regular expression of it"):
+        Tokenizer.load(tmp_path)
+
+
 def test_template_from_the_config(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     for value, expected in (
@@ -461,6 +504,7 @@ def test_malformed_files(content: str, folder: Path, tmp_path: Path) -> None:
         ("import no_such_library", "No module named 'no_such_library'"),
         ("raise MemoryError", "the machine has less"),
         ("import time; time.sleep(60)", "it takes more than 1 s"),
+        ("while True: pass", "it needs more than 1 s of a processor"),
     ],
 )
 def test_a_trial_without_a_verdict_is_not_kept(
@@ -468,9 +512,10 @@ def test_a_trial_without_a_verdict_is_not_kept(
 ) -> None:
     """The same tokenizer would be refused for ever, whatever ended its trial once."""
     monkeypatch.setenv("CETANE_CACHE", str(tmp_path))
-    patience = 1 if "sleep" in code else trial.SANDBOX.patience
+    seconds, patience = 1, 1 if "sleep" in code else trial.SANDBOX.patience
     with monkeypatch.context() as once:
-        once.setattr(trial, "SANDBOX", replace(trial.SANDBOX, code=code, patience=patience))
+        other = replace(trial.SANDBOX, code=code, seconds=seconds, patience=patience)
+        once.setattr(trial, "SANDBOX", other)
         with pytest.raises(CetaneError, match=f"came to no verdict: .*{why}"):
             Tokenizer.load(folder)
     Tokenizer.load(folder)

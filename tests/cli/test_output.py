@@ -15,7 +15,7 @@ from cetane.cli import output
 from cetane.cli.app import COMMANDS, app
 from cetane.gates.residency.target import DEFAULT_OS
 from cetane.hardware.chips import DEFAULT_CHIP
-from cetane.mil.compare import TOLERANCE
+from cetane.mil.comparison import TOLERANCE
 
 COLUMNS = ["drafter", "plain", "call", "drafted calls", "accepted", "by calls", "verdict"]
 ROW = ["union", 12.25, 3.5, 48, 0.91, 1.021, "pays"]
@@ -48,7 +48,7 @@ def test_a_long_word_beside_a_long_text_is_whole(written: io.StringIO) -> None:
 
 def test_a_sentence_ends_its_lines_between_words(written: io.StringIO) -> None:
     sentence = "  a verifying call takes 1.02 decode steps, so it pays if 2% of drafts are accepted"
-    output.tell(sentence)
+    output.say_wrapped(sentence)
     lines = written.getvalue().splitlines()
     assert max(map(len, lines)) <= output.console.width
     assert " ".join(line.strip() for line in lines) == sentence.strip()
@@ -95,7 +95,7 @@ def test_a_silent_job_tells_its_title(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a terminal, and only if it takes long and has told nothing else."""
     file = io.StringIO()
     monkeypatch.setattr(output, "errors", Console(file=file, width=80))
-    monkeypatch.setattr(output, "SOON", 0.05)
+    monkeypatch.setattr(output, "FIRST_LINE_AFTER", 0.05)
     with output.progress("quick"):
         pass
     with output.progress("told") as update:
@@ -124,7 +124,7 @@ def test_a_bundle_is_run_as_its_model_can(
     monkeypatch.setattr("cetane.bundle.Bundle", lambda _: SimpleNamespace(tokenizer=tokenizer))
     file = io.StringIO()
     monkeypatch.setattr(output, "console", Console(file=file))
-    output.follow_run(Path("tiny"))
+    output.say_next_run(Path("tiny"))
     assert file.getvalue() == f"next: cetane run tiny {how}\n"
 
 

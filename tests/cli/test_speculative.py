@@ -209,6 +209,7 @@ def test_a_draft_head_moves_to_another_bundle(
     shown = cetane("add-head", second.path, first.path)
     assert "golden gate of the eagle3 head: pass" in shown.out
     assert "right, untrained" not in shown.out
+    assert "stays on the CPU, by the rule tiny-program" in " ".join(shown.out.split())
     assert shown.out.splitlines()[-1].split() == ["next:", "cetane", "bench", str(second.path)]
     nothing = cetane("add-head", first.path, second.path.parent)
     assert nothing.code == 2 and "comes with cetane: smollm2-135m-instruct" in nothing.err

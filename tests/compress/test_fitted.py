@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from cetane.compress import Selection, parse_format
 from cetane.compress.encoded import Affine, Palettized
-from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
+from cetane.compress.fitted import FittedConstants, FittedFile, folder, kept, save
 from cetane.errors import CetaneError
 
 RANDOM = np.random.default_rng(0)
@@ -120,7 +120,7 @@ INDICES, LUT = np.zeros((16, 6), np.uint8), np.zeros((2, 16), np.float16)
 def test_a_strangers_tensors(tmp_path: Path, tensors: dict[str, Any]) -> None:
     save_file(tensors, tmp_path / "x.safetensors")
     with pytest.raises(CetaneError, match=r"a\.weight is not fitted to a palette4"):
-        Fitted(tmp_path / "x.safetensors").of("a.weight", (16, 6), FOUR, None, None)
+        FittedConstants(tmp_path / "x.safetensors").of("a.weight", (16, 6), FOUR, None, None)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -141,8 +141,8 @@ def test_metadata_that_says_nothing(tmp_path: Path, said: str) -> None:
     """Its constants are used, as those of an older file."""
     tensors = {"b.weight/data": LINEAR.data, "b.weight/scale": LINEAR.scale[:, 0]}
     save_file(tensors, tmp_path / "x.safetensors", {"cetane": said})
-    fitted = Fitted(tmp_path / "x.safetensors")
-    assert (fitted.said, fitted.harms) == ({}, {})
+    fitted = FittedConstants(tmp_path / "x.safetensors")
+    assert (fitted.metadata, fitted.harms) == ({}, {})
     made = fitted.of("b.weight", (4, 6), INT4, None, None)
     assert made is not None
     np.testing.assert_array_equal(made.decode(), LINEAR.decode())
@@ -193,7 +193,7 @@ def test_a_recipe_finds_its_file_in_the_cache_or_beside_it(
     file: FittedFile, tmp_path: Path
 ) -> None:
     named = FittedFile(file="mine.safetensors", sha256=file.sha256)
-    named.beside(tmp_path / "recipe.toml")
+    named.find_beside(tmp_path / "recipe.toml")
     assert "a.weight/lut" in named.read().names
     (tmp_path / "mine.safetensors").write_bytes(b"another file")
     with pytest.raises(CetaneError, match=r"compression.fitted: .*is not the file"):
@@ -208,7 +208,7 @@ def test_a_recipe_finds_its_file_in_the_cache_or_beside_it(
 def test_a_file_of_anything_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"no tensors")
     with pytest.raises(CetaneError, match="no safetensors file"):
-        Fitted(tmp_path / "x")
+        FittedConstants(tmp_path / "x")
 
 
 def test_a_method_has_formats_and_a_file_of_its_own() -> None:

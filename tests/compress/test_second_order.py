@@ -6,7 +6,7 @@ import pytest
 from cetane.compress import parse_format, second_order
 from cetane.compress.encoded import Affine, Encoded, Palettized
 from cetane.compress.problem import VectorProblem
-from cetane.compress.select import SecondOrder
+from cetane.compress.selection import SecondOrder
 from cetane.errors import CetaneError
 
 

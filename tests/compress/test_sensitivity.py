@@ -18,7 +18,7 @@ INPUTS = {"a.weight": np.array([1, 2, 3, 4], np.float32)}
 def test_they_are_read_as_they_were_written(tmp_path: Path) -> None:
     digest = Sensitivities(INPUTS).save(tmp_path / "s.safetensors")
     named = SensitivityFile(file="s.safetensors", sha256=digest)
-    named.beside(tmp_path / "recipe.toml")
+    named.find_beside(tmp_path / "recipe.toml")
     found = named.read()
     np.testing.assert_array_equal(
         found.of("a.weight", (8, 4, 1, 1)), [[[[1]], [[2]], [[3]], [[4]]]]
@@ -67,11 +67,11 @@ def test_a_recipe_finds_the_file_beside_it(tmp_path: Path) -> None:
 def test_another_file_is_refused(tmp_path: Path) -> None:
     digest = Sensitivities(INPUTS).save(tmp_path / "s.safetensors")
     named = SensitivityFile(file="s.safetensors", sha256="0" * 64)
-    named.beside(tmp_path / "recipe.toml")
+    named.find_beside(tmp_path / "recipe.toml")
     with pytest.raises(CetaneError, match="not the file that the recipe was written for"):
         named.read()
     missing = SensitivityFile(file="other.safetensors", sha256=digest)
-    missing.beside(tmp_path / "recipe.toml")
+    missing.find_beside(tmp_path / "recipe.toml")
     with pytest.raises(CetaneError, match="cannot read"):
         missing.read()
 
@@ -81,7 +81,7 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
 )
 def test_other_tensors_are_refused(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
     named = SensitivityFile(file="s.safetensors", sha256=write(tmp_path, tensors))
-    named.beside(tmp_path / "recipe.toml")
+    named.find_beside(tmp_path / "recipe.toml")
     with pytest.raises(CetaneError, match="must be vectors"):
         named.read()
 
@@ -90,7 +90,7 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path) -> None:
     content = b"\x80\x04a pickle, perhaps"
     (tmp_path / "s.safetensors").write_bytes(content)
     named = SensitivityFile(file="s.safetensors", sha256=hashlib.sha256(content).hexdigest())
-    named.beside(tmp_path / "recipe.toml")
+    named.find_beside(tmp_path / "recipe.toml")
     with pytest.raises(CetaneError, match="not a safetensors file"):
         named.read()
 

@@ -36,6 +36,23 @@ def test_links_lead_to_files(page: Path) -> None:
             assert (page.parent / target).is_file(), link
 
 
+def places(page: Path) -> set[str]:
+    """The anchors of a page: its headings, as mkdocs and GitHub name them, and its own marks."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    words = [re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings]
+    marks = re.findall(r'<a id="([^"]+)"', text)
+    return {re.sub(r"[-\s]+", "-", heading) for heading in words} | set(marks)
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_headings(page: Path) -> None:
+    for link in links(page):
+        target, _, anchor = link.removeprefix(HOME).partition("#")
+        if anchor and not target.startswith("https://"):
+            assert anchor in places(page.parent / target if target else page), link
+
+
 def test_pages_from_the_code_are_up_to_date() -> None:
     """`python scripts/docs_pages.py` writes them."""
     made = runpy.run_path(str(ROOT / "scripts" / "docs_pages.py"))["pages"]()

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from cetane.engine.engine import Engine
-from cetane.engine.memory import grown
 from cetane.engine.prefixes import Prefixes
 from cetane.engine.session import Session
+from cetane.engine.slots import grown
 from cetane.errors import CetaneError
 from cetane.schema.slots import CONTRACTS
 

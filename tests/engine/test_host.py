@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from cetane.bundle.tables import Tables
-from cetane.engine.call import Call, CallSlots
+from cetane.engine.call import Call
 from cetane.engine.host import host_input
-from cetane.engine.memory import accepted, runs
+from cetane.engine.memory import runs
+from cetane.engine.slots import CallSlots, slots_after
 from cetane.schema.interface import (
     MASKED,
     Embedding,
@@ -165,7 +166,7 @@ def test_refused_columns(contract: Any, after: list[int]) -> None:
     has pushed the padding too."""
     group = Slots(contract=contract, count=32, limited=True)
     columns = np.arange(32, 35)
-    assert accepted(group, np.arange(32), columns, columns[:2], 4).tolist() == after
+    assert slots_after(group, np.arange(32), columns, columns[:2], 4).tolist() == after
 
 
 @pytest.mark.parametrize("numbers", [[3], [3, 4, 5], [3, 5], [5, 4], [3, 3], []])

@@ -139,9 +139,9 @@ def test_what_runs_every_day_is_no_leftover(package: Path, own_cache: Path) -> N
     result(package)
     for path in [*own_cache.glob("prepared/*"), *own_cache.glob("prepared/*/*")]:
         os.utime(path, (0, 0))
-    assert len(list(doctor.unused())) == 1
+    assert len(list(doctor.unused_cache_files())) == 1
     result(package)
-    assert list(doctor.unused()) == []
+    assert list(doctor.unused_cache_files()) == []
 
 
 def test_neither_torch_nor_a_second_time_onnx_and_numba_are_imported(

@@ -28,7 +28,7 @@ from cetane.engine.likelihood import TokenLikelihood
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
 from cetane.evaluation.answers import KeptAnswers
-from cetane.evaluation.evaluate import OWN_TASKS, figures, kept
+from cetane.evaluation.evaluate import OWN_TASKS, figures, kept_answers
 from cetane.evaluation.models import BundleModel, ReferenceModel, TokenModel
 from cetane.gates.reference import Reference
 from cetane.server.app import serve
@@ -156,7 +156,7 @@ def test_answers_end_with_the_code_and_the_packages_that_gave_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def path(*parts: str) -> Any:
-        return kept(["transformers"], *parts).folder
+        return kept_answers(["transformers"], *parts).folder
 
     before = path("a", "portable")
     assert path("a", "portable") == before != path("b", "portable")

@@ -37,7 +37,7 @@ from cetane.pipeline.export import export_contract
 from cetane.schema.interface import Input
 from cetane.schema.slots import CONTRACTS
 
-MOST_LINES = 201
+MOST_LINES = 206
 GROWING, MATRICES = 40, 15
 """Lines more of a host whose caches grow, or that has matrices and several experts for a token."""
 MEMORY = ("packages", "tables", "caches", "states", "call", "activations", "peak")
@@ -222,11 +222,19 @@ def test_a_bundle_through_core_ml(tiny_bundle, tmp_path: Path) -> None:
     )
     assert long.returncode == 2 and not long.stdout
     assert "a prompt of 65 tokens, for a context of 64" in long.stderr
+    if sys.platform != "darwin":
+        without = subprocess.run(
+            [sys.executable, folder / "host.py", "1"], capture_output=True, text=True, check=False
+        )
+        assert without.returncode == 1
+        assert without.stderr.splitlines()[-1].endswith("python -m cetane.bridge host.py")
+        assert "Traceback" not in without.stderr
     assert str(Path(bundle.manifest.source).parent) not in "".join(
         (folder / name).read_text() for name in ("contract.json", "CONTRACT.md", "host.py")
     )
     code = (folder / "host.py").read_text()
-    assert imported(code) == {"argparse", "coremltools", "functools", "json", "numpy", "pathlib"}
+    packages = {name.partition(".")[0] for name in imported(code)}
+    assert packages == {"argparse", "coremltools", "functools", "json", "numpy", "pathlib"}
     contract = json.loads((folder / "contract.json").read_text())
     figures = contract["memory"]
     assert figures["packages"] == sum(shard["bytes"] for shard in contract["shards"])

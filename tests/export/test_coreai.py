@@ -313,8 +313,9 @@ def test_what_the_contract_cannot_hold_is_refused(
 ) -> None:
     checkpoint = InMemoryCheckpoint(build())
     checkpoint.config["max_position_embeddings"] = CONTEXT
-    with pytest.raises(CetaneError, match=message):
+    with pytest.raises(CetaneError, match=message) as refused:
         planners(checkpoint, recipe(**tables))  # type: ignore[arg-type]
+    assert refused.value.hint is not None
 
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,10 @@ import torch
 
 from cetane.engine.memory import folded
 from cetane.families.axes import Axes
-from cetane.families.delta import DeltaHeads, delta_rule
+from cetane.families.delta import delta_rule
+from cetane.families.matrices import MatrixHeads
 
-HEADS = DeltaHeads(key_heads=2, groups=3, keys=5, values=4)
+HEADS = MatrixHeads(key_heads=2, groups=3, keys=5, values=4)
 
 
 def by_definition(

@@ -309,7 +309,10 @@ CONFIG = {"model_type": "gemma4_text", **GEMMA4}
         ({"global_head_dim": 2**40}, "not valid"),
         ({"vocab_size_per_layer_input": 100}, "vocab_size_per_layer_input = 100"),
         ({"rope_parameters": {SLIDING: {"rope_theta": 1e4}}}, "not valid"),
-        (part_of_heads(rope_type="linear", factor=8.0), "turns 16 of 32 channels of a head, which"),
+        (
+            part_of_heads(rope_type="linear", factor=8.0),
+            "positions to 16 of 32 channels of a head, which",
+        ),
         ({"hidden_activation": "swish-ish"}, "hidden_act = 'swish-ish'; known"),
     ],
 )

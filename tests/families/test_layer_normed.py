@@ -12,12 +12,16 @@ from tests.families.test_llama import ROPES, recipe, recipes
 
 from cetane.errors import CetaneError
 from cetane.families import author, rotated
+from cetane.families.layer_normed import HEADED
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe
 from cetane.schema.slots import CONTRACTS
 
-TYPES = ("cohere", "cohere2", "nemotron", "olmo", "phi", "stablelm", "starcoder2")
-IN_PART = ("nemotron", "phi", "stablelm")
+TYPES = (
+    "cohere", "cohere2", "gpt_neox", "jais2", "nemotron", "olmo", "persimmon", "phi", "stablelm",
+    "starcoder2",
+)  # fmt: skip
+IN_PART = ("gpt_neox", "nemotron", "persimmon", "phi", "stablelm")
 """The model types that turn only some channels of a head."""
 HALF = ROPES["default"] | {"partial_rotary_factor": 0.5}
 
@@ -39,6 +43,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "cohere2",
         {"attention_bias": True, "layer_types": ["full_attention"] * 2, "logit_scale": 0.25},
     ),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox, tied, one behind the other, no biases of attention": (
+        "gpt_neox",
+        {
+            "use_parallel_residual": False,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": ROPES["linear"] | {"partial_rotary_factor": 0.25},
+        },
+    ),
+    "jais2": ("jais2", {}),
+    "jais2, no biases, tied": (
+        "jais2",
+        {"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True},
+    ),
     "nemotron": ("nemotron", {}),
     "nemotron, biases, tied, heads turned whole": (
         "nemotron",
@@ -53,6 +72,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo, biases, bounds, tied": (
         "olmo",
         {"attention_bias": True, "clip_qkv": 0.3, "tie_word_embeddings": True},
+    ),
+    "persimmon": ("persimmon", {}),
+    "persimmon, tied, plain heads": (
+        "persimmon",
+        {"qk_layernorm": False, "tie_word_embeddings": True, "num_hidden_layers": 3},
     ),
     "phi": ("phi", {"num_key_value_heads": 4}),
     "phi, tied, normed heads": ("phi", {"qk_layernorm": True, "tie_word_embeddings": True}),
@@ -94,7 +118,7 @@ def test_a_head_for_some_tokens_has_their_biases() -> None:
     assert head.lm_head.bias.tolist() == checkpoint.read("lm_head.bias")[[3, 7, 50]].tolist()
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind not in HEADED])
 def test_only_values_turn(kind: str) -> None:
     """A LayerNorm subtracts a mean, which no rotation keeps."""
     checkpoint = InMemoryCheckpoint(build(kind))
@@ -102,6 +126,15 @@ def test_only_values_turn(kind: str) -> None:
     assert turned.stream is None
     ends = "v_proj.weight", "v_proj.bias", "o_proj.weight", "dense.weight"
     assert all(name.endswith(ends) for name in turned.folds)
+
+
+@pytest.mark.parametrize("kind", HEADED)
+def test_nothing_turns_beside_queries(kind: str) -> None:
+    """One tensor holds queries, keys and values."""
+    checkpoint = InMemoryCheckpoint(build(kind))
+    model = Planner(checkpoint, recipe("readonly", "chunks")).model
+    with pytest.raises(CetaneError, match="nothing of a"):
+        rotated(checkpoint, model)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +146,8 @@ def test_only_values_turn(kind: str) -> None:
         ("nemotron", {"hidden_act": "xielu"}, "hidden_act = 'xielu'"),
         ("phi", {"head_dim": 8, "qk_layernorm": True}, "4 heads of 8 channels"),
         ("stablelm", {"head_dim": 8}, "4 heads of 8 channels"),
+        ("gpt_neox", {"head_dim": 8}, "4 heads of 8 channels"),
+        ("persimmon", {"head_dim": 8}, "4 heads of 8 channels"),
         ("stablelm", {"layer_norm_eps": 0.0}, "layer_norm_eps = 0"),
         ("stablelm", {"rope_parameters": HALF | {"partial_rotary_factor": 0.2}}, "of 16 channels"),
     ],
@@ -126,8 +161,11 @@ def test_wrong_configs(kind: str, config: dict[str, Any], said: str) -> None:
 BOOLEANS = {
     "cohere": ("attention_bias", "use_qk_norm"),
     "cohere2": ("attention_bias",),
+    "gpt_neox": ("attention_bias", "use_parallel_residual"),
+    "jais2": ("attention_bias", "mlp_bias"),
     "nemotron": ("attention_bias", "mlp_bias"),
     "olmo": ("attention_bias",),
+    "persimmon": ("qk_layernorm",),
     "phi": ("qk_layernorm",),
     "stablelm": ("qk_layernorm", "use_parallel_residual", "use_qkv_bias"),
     "starcoder2": ("use_bias",),
@@ -168,7 +206,7 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     return kind, config
 
 
-@settings(max_examples=40, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(configs(), recipes, cuts)
 def test_anything(config: tuple[str, dict[str, Any]], made: Recipe, pieces: list[int]) -> None:
     assert_parity(build(config[0], **config[1]), made, {"pieces": pieces})

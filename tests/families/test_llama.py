@@ -154,6 +154,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "granite",
         MULTIPLIERS | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
     ),
+    "apertus": ("apertus", {"rope_parameters": ROPES["llama3"]}),
+    "apertus, biases, tied, a plain activation": (
+        "apertus",
+        {"attention_bias": True, "tie_word_embeddings": True, "hidden_act": "silu"},
+    ),
+    "nanochat": ("nanochat", {}),
+    "nanochat, biases, tied, no bound": (
+        "nanochat",
+        {
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "final_logit_softcapping": None,
+            "rope_parameters": ROPES["llama3"],
+        },
+    ),
     "arcee": ("arcee", {}),
     "arcee, biases": ("arcee", {"attention_bias": True, "mlp_bias": True}),
     "code world model": ("cwm", WORLD | {"num_hidden_layers": 5}),
@@ -294,8 +309,8 @@ BIASES = {
 }  # fmt: skip
 """The model types that read each of these keys."""
 DRAWN = (
-    "arcee", "cwm", "ernie4_5", "gemma", "granite", "helium", "hunyuan_v1_dense", "hyperclovax",
-    "llama", "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
+    "apertus", "arcee", "cwm", "ernie4_5", "gemma", "granite", "helium", "hunyuan_v1_dense",
+    "hyperclovax", "llama", "mistral", "nanochat", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
 )  # fmt: skip
 """Ministrals are left out: their configs are full of conditions."""
 
@@ -342,6 +357,10 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         config["rope_parameters"] = rope | STRETCHED | {"alpha": draw(st.floats(1, 1e4))}
     if kind in ("helium", "hyperclovax"):  # transformers wants it
         config["hidden_size"] = config["head_dim"] * config["num_attention_heads"]
+    if kind == "apertus":
+        config["hidden_act"] = draw(st.sampled_from(["silu", "xielu"]))
+    if kind == "nanochat":
+        config["final_logit_softcapping"] = draw(st.none() | st.floats(1, 20))
     if kind == "phi3":  # transformers reads it from the hidden size
         config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
         part = draw(st.sampled_from([0.5, 1.0])) if config["head_dim"] % 4 == 0 else 1.0

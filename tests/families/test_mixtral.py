@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.conftest import build_model
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
 from tests.families.test_llama import MULTIPLIERS, ROPES, STRETCHED
+from tests.families.test_olmo2 import OWN_ROPES
 from tests.families.zaya_models import recipe
 
 from cetane.errors import CetaneError
@@ -51,6 +52,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_layer_start_index": 1,
         },
     ),
+    "exaone_moe": (
+        "exaone_moe",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "sliding_window": 7,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 2,
+            "moe_intermediate_size": 14,
+            "n_group": 3,
+            "topk_group": 2,
+        },
+    ),
     "glm4_moe": ("glm4_moe", DEEPSEEK | {"use_qk_norm": True}),
     "granitemoe": ("granitemoe", {"num_local_experts": 5, "num_experts_per_tok": 3} | MULTIPLIERS),
     "granitemoeshared": (
@@ -59,6 +75,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | MULTIPLIERS,
     ),
     "hunyuan_v1_moe": ("hunyuan_v1_moe", {"num_experts": 5, "moe_topk": [2, 3]}),
+    "mellum": (
+        "mellum",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "mlp_layer_types": ["sparse", "sparse", "dense"],
+            "sliding_window": 7,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "rope_parameters": OWN_ROPES,
+        },
+    ),
     "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": 7}),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "clip_qkv": 0.5}),
     "qwen2_moe": (
@@ -86,6 +115,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "solar_open": ("solar_open", DEEPSEEK | {"attention_bias": True}),
 }
 
 
@@ -96,6 +126,7 @@ COUNTS = {
     "granitemoe": "num_local_experts",
     "granitemoeshared": "num_local_experts",
     "mixtral": "num_local_experts",
+    "solar_open": "n_routed_experts",
 }
 """The key of the number of experts, where it is not `num_experts`."""
 IGNORED: dict[str, dict[str, Any]] = {
@@ -143,14 +174,17 @@ def test_keys_of_other_model_types_are_ignored(name: str) -> None:
     [
         ("dots1", "per-block", 3),
         ("ernie4_5_moe", "per-layer", 2),
+        ("exaone_moe", "per-block", 2),
         ("glm4_moe", "per-block", 1),
         ("granitemoe", "per-layer", 2),
         ("granitemoeshared", "chunks", 2),
         ("hunyuan_v1_moe", "per-block", 1),
+        ("mellum", "per-layer", 2),
         ("mixtral", "per-block", 1),
         ("olmoe", "single", 4),
         ("qwen2_moe", "chunks", 2),
         ("qwen3_moe", "chunks", 3),
+        ("solar_open", "chunks", 2),
     ],
 )
 def test_routed_experts_are_the_same_model(name: str, kind: str, together: int) -> None:
@@ -239,13 +273,31 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
             "moe_num_shared_experts": draw(st.integers(0, 2)),
             "moe_intermediate_size": draw(st.integers(1, 24)),
         }
-    if kind in ("dots1", "glm4_moe"):
+    if kind in ("dots1", "glm4_moe", "solar_open"):
         config |= draw(grouped(experts)) | {
             "first_k_dense_replace": draw(st.integers(0, 3)),
             "n_shared_experts": draw(st.integers(0, 2)),
             "moe_intermediate_size": draw(st.integers(1, 24)),
             "routed_scaling_factor": draw(st.floats(0.1, 3)),
         }
+    if kind in ("exaone_moe", "mellum"):
+        types = st.sampled_from(["sliding_attention", "full_attention"])
+        mlps = st.sampled_from(["dense", "sparse"])
+        config |= {
+            "layer_types": draw(st.lists(types, min_size=layers, max_size=layers)),
+            "mlp_layer_types": draw(st.lists(mlps, min_size=layers, max_size=layers)),
+            "sliding_window": draw(st.integers(1, 40)),
+            "moe_intermediate_size": draw(st.integers(1, 24)),
+        }
+    if kind == "exaone_moe":
+        groups = draw(grouped(experts))
+        config |= groups | {
+            "num_experts": groups["n_routed_experts"],
+            "num_shared_experts": draw(st.integers(1, 2)),
+            "routed_scaling_factor": draw(st.floats(0.1, 3)),
+        }
+    if kind == "mellum":
+        config["rope_parameters"] = OWN_ROPES
     if kind == "dots1":
         config |= {
             "sliding_window": draw(st.none() | st.integers(1, 40)),

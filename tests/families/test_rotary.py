@@ -91,9 +91,8 @@ def test_a_table_that_grows_only_beyond_the_context(dim: int) -> None:
 def test_partial_rotary_is_refused() -> None:
     """Where transformers would fail."""
     settings = config(rope_type="linear", factor=2.0, partial_rotary_factor=0.5)
-    with pytest.raises(
-        CetaneError, match=r"linear' with partial_rotary_factor = 0\.5, which turns 8 of 16"
-    ):
+    wanted = r"linear' with partial_rotary_factor = 0\.5, which gives positions to 8 of 16"
+    with pytest.raises(CetaneError, match=wanted):
         rotary_table(settings, 16)
 
 

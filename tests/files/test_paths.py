@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+import cetane
 from cetane.errors import CetaneError
-from cetane.files import check_outside, inside
+from cetane.files import check_outside, inside, is_file
 
 
 def test_a_target_inside_what_is_read(tmp_path: Path) -> None:
@@ -26,3 +27,11 @@ def test_a_link_inside_a_folder(tmp_path: Path, to: str) -> None:
         CetaneError, match="outside the bundle" if to == "/nowhere" else "is a link"
     ):
         inside(tmp_path, "loop")
+
+
+def test_a_path_that_the_system_refuses(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    assert is_file(tmp_path / "a") and not is_file(tmp_path) and not is_file(tmp_path / "b")
+    for read in (is_file, cetane.load, cetane.plan):
+        with pytest.raises(CetaneError, match=r"cannot look at a{200}: File name too long"):
+            read(Path("a" * 5000))

@@ -21,7 +21,7 @@ from cetane.files import silent
 from cetane.fitting.experts import FAINT, with_others
 from cetane.fitting.fit import fitted_formats, fitted_parts
 from cetane.fitting.rounding import Rounder
-from cetane.fitting.teacher import quick
+from cetane.fitting.teacher import bfloat16_products
 from cetane.gates.resemblance import arrays, too_far
 from cetane.gates.transformers_model import stored_names
 from cetane.planner import Planner
@@ -114,7 +114,7 @@ def seen_by(module: Any, model: Any, tokens: Tensor) -> tuple[Tensor, ...]:
     """What a module is given when the model runs as it is."""
     seen: list[tuple[Tensor, ...]] = []
     hook = module.register_forward_pre_hook(lambda _, given: seen.append(given))
-    with torch.no_grad(), quick(model):
+    with torch.no_grad(), bfloat16_products(model):
         model(tokens)
     hook.remove()
     return seen[0]

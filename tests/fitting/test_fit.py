@@ -16,20 +16,21 @@ from tests.families.test_qwen3_next import MODELS as QWEN_NEXT
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress import parse_format
-from cetane.compress.beside import TextFile
 from cetane.compress.fitted import folder
+from cetane.compress.recipe_file import TextFile
 from cetane.errors import CetaneError
 from cetane.files import claimed, silent
 from cetane.fitting import fit as module
+from cetane.fitting import human_text
 from cetane.fitting import lessons as lessons_module
-from cetane.fitting.documentation import windows_of
+from cetane.fitting.human_text import windows_of
 from cetane.fitting.tune import Tuner
 from cetane.gates.port import packaged
 from cetane.gates.reference import Reference
 from cetane.gates.weights import wrong_constants
 from cetane.pipeline.build import build
 from cetane.pipeline.calibration import resolve_fitted
-from cetane.pipeline.choose import resolve_recipe
+from cetane.pipeline.compression_choice import resolve_recipe
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Encoder, Planner, as_recipe_asks
 from cetane.schema.recipe import Recipe, parse_recipe
@@ -56,7 +57,7 @@ def little_text() -> Any:
         patch.setattr(module, "READ", 4)
         patch.setattr(lessons_module, "SEQUENCES", 6)
         patch.setattr(lessons_module, "READ", 2)
-        patch.setattr(module, "LENGTH", 32)
+        patch.setattr(human_text, "LENGTH", 32)
         yield
 
 
@@ -205,11 +206,11 @@ def test_a_text_is_encoded_once(
         encoded.append(texts)
         return windows_of(texts, *others)
 
-    monkeypatch.setattr(module, "windows_of", count)
+    monkeypatch.setattr(human_text, "windows_of", count)
     planner = Request(fitted.checkpoint, reading(text)).planner
-    module.check_text(fitted.checkpoint, planner)
-    fitter = module.Fitter(fitted.checkpoint, planner, silent)
-    assert len(fitter.others) >= module.LEAST and len(encoded) == 1
+    human_text.check_text(fitted.checkpoint, planner)
+    read = human_text.human_text(fitted.checkpoint, planner)
+    assert len(read) >= human_text.LEAST and len(encoded) == 1
 
 
 def test_too_short_a_text_is_refused_before_the_model_is_loaded(

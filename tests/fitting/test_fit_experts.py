@@ -16,9 +16,10 @@ from torch import Tensor
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.files import silent
 from cetane.fitting import fit as module
+from cetane.fitting import human_text
 from cetane.pipeline.build import build
 from cetane.pipeline.calibration import resolve_fitted
-from cetane.pipeline.choose import resolve_recipe
+from cetane.pipeline.compression_choice import resolve_recipe
 from cetane.pipeline.fitted_mixes import FittedMixes
 from cetane.planner import Encoder, Planner
 from cetane.schema.changes import override
@@ -32,7 +33,7 @@ def little_text() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SEQUENCES", 48)
         patch.setattr(module, "READ", 24)
-        patch.setattr(module, "LENGTH", 32)
+        patch.setattr(human_text, "LENGTH", 32)
         yield
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.test_deepseek import CONFIG as DEEPSEEK
+from tests.families.test_granite_hybrid import MODELS as HYBRIDS
 from tests.families.test_llama4 import CONFIG as LLAMA4
 from tests.families.test_qwen3_next import MODELS as QWEN_NEXT
 from tests.fitting.test_rounding import inputs_of, linears
@@ -39,6 +40,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "qwen3_next": (
         "qwen3_next", QWEN_NEXT["qwen3_next"],
         {"q_proj", "gate_proj", "in_proj_qkv", "in_proj_z"},
+    ),
+    "granite_hybrid": (
+        "granitemoehybrid", HYBRIDS["dense"], {"in_proj_z", "in_proj_xbc"}
     ),
 }  # fmt: skip
 """The kinds of models, their configs, and the parts that have rows in another order."""

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from cetane.compress import parse_format, second_order
-from cetane.compress.select import SecondOrder
+from cetane.compress.selection import SecondOrder
 from cetane.errors import CetaneError
 from cetane.files import silent
 from cetane.fitting.rounding import Rounder, encode
-from cetane.fitting.teacher import quick
+from cetane.fitting.teacher import bfloat16_products
 from cetane.gates.resemblance import arrays, too_far
 
 FORM = parse_format("palette3-kmeans-group8")
@@ -28,7 +28,7 @@ def inputs_of(model: Any, path: str, tokens: Tensor) -> Tensor:
     seen: list[Tensor] = []
     layer = model.get_submodule(path)
     hook = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].float()))
-    with torch.inference_mode(), quick(model):
+    with torch.inference_mode(), bfloat16_products(model):
         model(tokens)
     hook.remove()
     return seen[0].reshape(-1, layer.in_features)

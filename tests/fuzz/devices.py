@@ -129,7 +129,7 @@ class Analytics(Text):
     )
 
     def check(self, files: Files) -> None:
-        from cetane.kit.xcode import read_analytics
+        from cetane.kit.analytics import read_analytics
 
         self.write(files)
         read_analytics(self.folder / self.name)

@@ -202,7 +202,7 @@ class SensitivitiesFile(Fuzzer):
         path = self.folder / "sensitivity.safetensors"
         stored_key(path)
         made = SensitivityFile(file=path.name, sha256=sha256(path))
-        made.beside(path)
+        made.find_at(path)
         made.read()
 
 

@@ -18,7 +18,7 @@ from cetane.errors import CetaneError
 from cetane.gates import diff
 from cetane.gates.diff import AgainstModel, ModelDiff, compare_bundles, compare_tables, probe
 from cetane.mil import load
-from cetane.mil.compare import DRIFT, TOLERANCE, Comparison, worst
+from cetane.mil.comparison import DRIFT, TOLERANCE, Comparison, worst
 from cetane.pipeline.build import build
 from cetane.pipeline.origin import checkpoint_of
 from cetane.planner import Planner

@@ -1,5 +1,6 @@
 """The sentence names the true cause."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ def test_the_mode_that_failed() -> None:
     explanation = lost_products(verdict, tiny_recipe())
     assert explanation.where == "the decode functions"
     assert "KL 0.04" in explanation.sentence
+    (page,) = re.findall(r"\S+\.md", explanation.sentence)
+    assert Path(page).is_file()  # also from a wheel, and in any folder
 
 
 @pytest.mark.parametrize(("form", "passed"), [("int8", False), ("fp16", True)])

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType
 from tests.conftest import build_model, build_tokenizer, tiny_recipe
 from tests.gemma_gguf import TOKENS, add_tokenizer, write_gemma3
 from tests.gguf_files import write_gguf
-from tokenizers import processors
+from tokenizers import normalizers, processors
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, Tokenizer, gguf_model_types, open_checkpoint
@@ -67,6 +67,13 @@ def test_wrong_special_tokens(model: Checkpoint, theirs: TransformersFiles) -> N
     no_bos = {role: text for role, text in right.special_tokens.items() if role != "bos_token"}
     assert labels(replace(right, special_tokens=no_bos), theirs) == ["BOS token", "chat template"]
     assert labels(replace(right, chat_template="{{ bos_token }}"), theirs) == ["chat template"]
+
+
+def test_other_signs_than_english(model: Checkpoint, theirs: TransformersFiles) -> None:
+    """Two tokenizers that agree on all ASCII."""
+    backend = type(model.tokenizer.backend).from_str(model.tokenizer.backend.to_str())
+    backend.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
+    assert labels(replace(model.tokenizer, backend=backend), theirs) == ["text", "plain text"]
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_fp16_says_what_it_did_not_run(checkpoint: TinyCheckpoint) -> None:
     _, text, _ = proof.structure()
     _, read = proof.compression(text, start_tasks(proof.plan, proof.port.tokenizer, text.peak))
     (told,) = proof.rounding(read)[-1]
-    assert told.endswith(f"in fp16, so their range was not judged: chunk-01/{IDLE}")
+    assert told.endswith(f"in fp16, 1 in all, so their range was not judged: chunk-01/{IDLE}")
 
 
 def test_a_wrong_one(checkpoint: TinyCheckpoint) -> None:

@@ -13,7 +13,9 @@ import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.gemma_models import build_gemma2, build_gemma3, build_gemma4
+from tests.families.test_falcon_h1 import build_falcon
 from tests.families.test_gpt_oss import build_oss
+from tests.families.test_granite_hybrid import build_hybrid
 from tests.families.test_layer_normed import build as build_layer_normed
 from tests.families.test_lfm2 import build_lfm2_moe
 from tests.families.test_mixtral import build
@@ -22,7 +24,7 @@ from tests.families.zaya_models import build_zaya
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
-from cetane.families import Model, RMSNorm, RotaryTable, delta, gemma
+from cetane.families import SOFTPLUS_MOST, Model, RMSNorm, RotaryTable, delta, gemma
 from cetane.families.attention import Attention
 from cetane.families.gpt_oss import GptOssExperts
 from cetane.families.grouped_query import LEAST_SCALE, STEPS, UNIT_SCALE, Rounded, at_least
@@ -55,6 +57,8 @@ MODELS = {
     "lfm2_moe": lambda: build_lfm2_moe(layer_types=["conv", "full_attention"]),
     "lfm3": lambda: build_model("lfm3", layer_types=["conv", "sliding_attention"]),
     "zaya": build_zaya,
+    "granite_hybrid": lambda: build_hybrid("dense", hidden_act="gelu"),
+    "falcon_h1": lambda: build_falcon(hidden_act="gelu", mamba_rms_norm=True),
     "qwen3_5": lambda: build("qwen3_5_text", **LAYERS, hidden_act="gelu"),
 }
 
@@ -150,9 +154,9 @@ def another_softcap(model: Model) -> None:
         attention.heads = replace(attention.heads, softcap=3.0)
 
 
-def one_more(model: Model) -> None:
+def one_more(bound: float, model: Model) -> None:
     """The model has none, and `minimum` bounds too."""
-    act, most = torch.nn.functional.silu, partial(torch.full, (1,), 20.0)
+    act, most = torch.nn.functional.silu, partial(torch.full, (1,), bound)
     model.layers[1].mlp.act = lambda x: torch.minimum(act(x), most())  # type: ignore[union-attr]
 
 
@@ -163,7 +167,8 @@ def one_more(model: Model) -> None:
         ("olmoe", partial(unclipped, "qkv"), ["lacks 8", "lacks -8"]),
         ("olmoe", partial(unclipped, "v"), ["lacks 8", "lacks -8"]),
         ("gemma2", another_softcap, ["has 3", "lacks 2"]),
-        ("llama", one_more, ["has 20"]),
+        ("llama", partial(one_more, 20.0), ["has 20"]),
+        ("llama", partial(one_more, SOFTPLUS_MOST), ["has 10"]),
     ],
     indirect=["authored"],
 )
@@ -244,6 +249,25 @@ def test_programs_have_the_bounds_of_their_modules(authored: Authored, tmp_path:
         others = tighter(authored.reference)
         tightened = bounding(bounds_in(FunctionIndex(tight(others, function))))
         assert tightened == bounding(others.get(bound, bound) for bound in own)
+
+
+@pytest.mark.parametrize(("authored", "held"), [("zaya", "clip"), ("qwen3_5", "minimum")],
+                         indirect=["authored"])  # fmt: skip
+def test_bounds_without_effect(authored: Authored, held: str, tmp_path: Path) -> None:
+    """Those of a choice among equal numbers, and of a softplus, are no bounds of activations. The
+    same op elsewhere is one."""
+    planner, shard = authored.planner, next(iter(authored.planner.members))
+    assert not any(authored.bounds(shard).values())
+    Lowering(planner, authored.weights).lower(shard, tmp_path / "shard.mlpackage")
+    for function in load(tmp_path / "shard.mlpackage").functions.values():
+        assert held in [op.kind for op in function.ops]
+        assert list(bounds_in(FunctionIndex(function))) == []
+        read = [
+            replace(op, kind="identity") if op.kind in ("softplus", "sub") else op
+            for op in function.ops
+        ]
+        elsewhere = replace(function, body=replace(function.body, ops=tuple(read)))
+        assert list(bounds_in(FunctionIndex(elsewhere))) != []
 
 
 def unrounded(op: Op) -> list[Op]:

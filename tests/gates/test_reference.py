@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from tests.conftest import InMemoryCheckpoint, build_model
+from tests.families.gemma_models import build_gemma3n
 from tests.families.test_lfm2 import build_lfm2_moe
 from tests.families.zaya_models import build_zaya
 
@@ -254,6 +255,20 @@ def test_weights_come_and_go(
     assert max(most) <= 3 < len(list(ours.model.named_modules()))
 
 
+@pytest.mark.parametrize("room", [0, 1 << 40])
+def test_a_module_of_which_only_methods_are_called(
+    room: int, in_memory: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma 3n's AltUp has parameters, and no layer calls it as a whole."""
+    monkeypatch.setattr("cetane.gates.reference.RESIDENT", room)
+    own = build_gemma3n()
+    tokens = [5, 17, 80, 41]
+    with torch.no_grad():
+        wanted = own(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+    (seen,) = Reference(in_memory(own)).run([tokens])
+    np.testing.assert_allclose(seen.logits, wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_weights_stay_where_there_is_room(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,6 +323,7 @@ def test_head(
     [
         ("cohere", "model.norm", {"logit_scale": 5.0}),
         ("granite", "model.norm", {"logits_scaling": 5.0}),
+        ("falcon_h1", "model.final_layernorm", {"lm_head_multiplier": 0.5}),
         ("gemma2", "model.norm", {"final_logit_softcapping": 0.5, "head_dim": 16}),
         ("lfm2", "model.embedding_norm", {"layer_types": ["conv", "full_attention"]}),
     ],

@@ -1,11 +1,14 @@
 """No parameter of the model may be left out of its programs."""
 
+from dataclasses import replace
+
 import pytest
 from tests.conftest import InMemoryCheckpoint
 from tests.families.test_mixtral import MODELS, build
 from tests.families.test_qwen3_next import MODELS as DELTAS
 from tests.families.zaya_models import recipe
 
+from cetane.families import Held, RoutedBlock, Weight
 from cetane.gates.weights import unused_parameters
 from cetane.planner import Planner
 
@@ -26,3 +29,22 @@ def test_a_gate_of_no_shared_experts_is_not_missed(kind: str) -> None:
     filled = {name: shape if 0 not in shape else (8, 64) for name, shape in shapes.items()}
     problems = [*unused_parameters(planner, filled)]
     assert all(f"{name}: 0 of 64 elements are used" in problems for name in gates)
+
+
+def test_an_expert_that_reads_anothers_weights() -> None:
+    """No token need take it. Gates and ups lie in one tensor, so each is only a part of it."""
+    own = build("mixtral", num_local_experts=4)
+    planner = Planner(InMemoryCheckpoint(own), recipe())  # type: ignore[arg-type]
+    shapes = {name: tuple(tensor.shape) for name, tensor in own.named_parameters()}
+    assert [*unused_parameters(planner, shapes)] == []
+    block = next(one for one in planner.model.layers if isinstance(one, RoutedBlock))
+    weight = block.weight
+
+    def read(path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        item = weight(path, shape, held)
+        return replace(item, rows=(1, 2)) if item.rows == (0, 1) else item
+
+    block.weight = read  # type: ignore[method-assign]
+    names = {name for name in shapes if f".{block.layer}." in name and ".experts." in name}
+    problems = [*unused_parameters(planner, shapes)]
+    assert {problem.partition(":")[0] for problem in problems} == names != set()

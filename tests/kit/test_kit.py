@@ -94,3 +94,10 @@ def test_through_the_bridge_and_back(pair: tuple[Bundle, Bundle], tmp_path: Path
     errors = record(kit)["bundles"]["A"]["functions"]["model/decode"]["predict"]["errors"]
     assert "logits_0" in errors and max(errors.values()) < 2e-3  # fp16 at the border
     assert "not kept" in outcome.notes[-1]
+
+
+@pytest.mark.parametrize("one", ["bundle", Path("bundle")])
+def test_a_bundle_without_a_list(one: Any, tmp_path: Path) -> None:
+    """A text was taken for bundles with names of one letter."""
+    with pytest.raises(CetaneError, match=r"a kit takes a list of bundles .give \['bundle'\]"):
+        make_kit(one, tmp_path / "kit.zip")

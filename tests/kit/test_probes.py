@@ -15,7 +15,7 @@ from tests.families.zaya_models import recipe as routed_recipe
 from cetane.bundle import Bundle
 from cetane.kit import probes
 from cetane.kit.probes import (
-    Expected,
+    ExpectedProbe,
     KitProbe,
     expected_probes,
     function_calls,
@@ -47,7 +47,7 @@ def judged(probe: KitProbe) -> tuple[list[int], list[int]]:
     return tokens, places
 
 
-def follows(expected: Expected, model: Any) -> None:
+def follows(expected: ExpectedProbe, model: Any) -> None:
     """Its logits are the model's, at all positions that it judges."""
     tokens, places = judged(expected.probe)
     wanted = logits(model, tokens)[places]

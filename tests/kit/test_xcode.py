@@ -11,7 +11,7 @@ import pytest
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
-from cetane.kit.xcode import read_analytics
+from cetane.kit.analytics import read_analytics
 from cetane.mil import load
 from cetane.mil.program import Op
 from cetane.pipeline.audit import audit

@@ -10,7 +10,7 @@ from tests.lab.test_journal import intent, outcome
 from cetane.lab.document import cell, markdown
 from cetane.lab.experiment import ReportedFigure
 from cetane.lab.journal import ArmOutcome, Figure, GateOutcome, Journal, Verdict
-from cetane.lab.library import load_experiments, shipped
+from cetane.lab.library import load_experiments, shipped_experiments
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "decision-log.md"
 
@@ -150,6 +150,6 @@ def test_figures_for_people() -> None:
 
 def test_the_committed_page_is_the_one_that_is_generated() -> None:
     """`cetane lab report -o docs/reference/decision-log.md` makes it, after a run or a change."""
-    folder = shipped()
+    folder = shipped_experiments()
     page = markdown(load_experiments(folder), Journal(folder / "journal.jsonl"))
     assert PAGE.read_text(encoding="utf-8") == page

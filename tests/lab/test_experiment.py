@@ -10,7 +10,13 @@ from pydantic import ValidationError
 
 from cetane.errors import CetaneError
 from cetane.lab.experiment import Limit, Workload, changed, parse_experiment
-from cetane.lab.library import Lab, load_experiment, load_experiments, load_runnable, shipped
+from cetane.lab.library import (
+    Lab,
+    load_experiment,
+    load_experiments,
+    load_runnable,
+    shipped_experiments,
+)
 from cetane.lab.metrics import METRICS
 from cetane.lab.new import template
 
@@ -160,7 +166,7 @@ ROWS = {
 
 
 def test_every_row_of_the_seeds_is_there() -> None:
-    found = load_experiments(shipped())
+    found = load_experiments(shipped_experiments())
     assert set(found) >= ROWS
     for name, one in found.items():
         assert one.runnable, f"{name}: is it only a plan?"

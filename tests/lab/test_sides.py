@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cetane.checkpoint import open_checkpoint
-from cetane.compress.beside import TextFile
+from cetane.compress.recipe_file import TextFile
 from cetane.files import claimed, write_toml
 from cetane.lab.experiment import Experiment
 from cetane.lab.sides import Side, Sides, scaled

@@ -10,7 +10,7 @@ from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 from cetane.lab import workload
 from cetane.lab.experiment import Workload
-from cetane.lab.library import load_experiments, shipped
+from cetane.lab.library import load_experiments, shipped_experiments
 from cetane.lab.synthetic import GEMMA4_E2B, SMALL, Shapes, write_gemma4
 from cetane.lab.workload import Setting, named_prompts, zaya_tiny
 from cetane.planner import Planner
@@ -45,7 +45,7 @@ def test_the_synthetic_gemma_is_always_the_same(tmp_path: Path) -> None:
     assert all(torch.equal(one.read(name), two.read(name)) for name in one.names())
     scalars = [one.read(f"model.layers.{i}.layer_scalar").item() for i in range(35)]
     assert len(set(scalars)) == 35 and all(0 < scalar < 1 for scalar in scalars)
-    arm = load_experiments(shipped())["gemma-merged-23"].arm("baseline")
+    arm = load_experiments(shipped_experiments())["gemma-merged-23"].arm("baseline")
     planner = Planner(one, arm.recipe_here())
     assert len(planner.model.layers) == 36  # with the block of the per-layer inputs
     kept = (tmp_path / "one" / "config.json").stat().st_mtime_ns
@@ -92,6 +92,6 @@ def test_texts_and_prompts(tmp_path: Path) -> None:
     assert len(named_prompts("code")) > 5
     with pytest.raises(CetaneError, match="known: smoke, "):
         named_prompts("nonsense")
-    for experiment in load_experiments(shipped()).values():
+    for experiment in load_experiments(shipped_experiments()).values():
         if experiment.workload is not None:
             assert named_prompts(experiment.workload.prompts)

@@ -10,7 +10,8 @@ from coremltools.proto import MIL_pb2, Model_pb2
 from cetane.lower import convert as conversions
 from cetane.lower.converted import Converted, slices_of
 from cetane.lower.lower import Lowering
-from cetane.lower.structure import Form, Slice
+from cetane.lower.recorder import Slice
+from cetane.lower.structure import Form
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe
 

@@ -12,8 +12,8 @@ from coremltools.proto import Model_pb2
 
 from cetane.errors import CetaneError
 from cetane.lower.converted import Converted
+from cetane.lower.recorder import Slice
 from cetane.lower.side_by_side import side_by_side
-from cetane.lower.structure import Slice
 
 HERE = os.getpid()
 

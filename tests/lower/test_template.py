@@ -16,7 +16,7 @@ from cetane.families import Block
 from cetane.lower.convert import convert_shard
 from cetane.lower.lower import Lowering, files
 from cetane.lower.package import WEIGHTS
-from cetane.lower.template import Template, used_by
+from cetane.lower.template import Template, shard_weights
 from cetane.mil import load
 from cetane.mil.package import Package
 from cetane.planner import Planner
@@ -147,7 +147,7 @@ def test_the_constants_are_the_weights(lowering: Callable[..., Lowering], tmp_pa
     made = lowering(**PER_BLOCK, compression={"default": "palette4-uniform-group8"})
     for shard in ("layer-00", "layer-01"):
         made.lower(shard, tmp_path / shard)
-        used = used_by(made.planner, shard)
+        used = shard_weights(made.planner, shard)
         wanted = [made.encode(item.weight).decode() for item in used.values()]
         for function in load(tmp_path / shard).functions.values():
             ops = {op.name: op for op in function.ops}

@@ -22,7 +22,7 @@ from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
 from cetane.kit.probes import expected_probes
-from cetane.kit.write import host_description, probe_entry, shipped
+from cetane.kit.write import bundle_files, host_description, probe_entry
 from cetane.measuring.chain import ChainedRun
 from cetane.measuring.host import Host
 from cetane.schema.manifest import rotary_path, table_path
@@ -117,7 +117,7 @@ def test_rows_with_scales(rows: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("rows", ["fp16", "int8", "int4"])
 def test_a_kit_ships_the_scales(rows: str, tiny_bundle: Callable[..., Bundle]) -> None:
     bundle = tiny_bundle(embedding={"format": rows}, verify=None, prefill=None)
-    assert ("embedding-scales.npy" in shipped(bundle)) == (rows != "fp16")
+    assert ("embedding-scales.npy" in bundle_files(bundle)) == (rows != "fp16")
 
 
 def test_matrices_and_several_experts(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.measuring.conftest import environment, record, run
 from cetane.measuring.children import command
 from cetane.measuring.functions import error
 from cetane.measuring.record import seal
-from cetane.measuring.run import BundleMeasurement
+from cetane.measuring.run import KitMeasurement
 
 
 def faults(kit: Path) -> dict[str, str]:
@@ -94,7 +94,7 @@ def test_of_two_turns_the_median_lies_between(capsys: pytest.CaptureFixture[str]
     made: Any = SimpleNamespace(
         record=SimpleNamespace(content=content), options=SimpleNamespace(output=Path("x.json"))
     )
-    assert BundleMeasurement.conclude(made) == 0
+    assert KitMeasurement.conclude(made) == 0
     assert "A (tiny): 1.25 ms a token" in capsys.readouterr().out
 
 

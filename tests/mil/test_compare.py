@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from cetane.errors import CetaneError
 from cetane.mil import load
-from cetane.mil.compare import Comparer, Comparison, worst
+from cetane.mil.compare import Comparer
+from cetane.mil.comparison import Comparison, worst
 from cetane.mil.executor import Executable
 from cetane.mil.inputs import random_inputs
 from cetane.mil.validate import check_function

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cetane.errors import CetaneError
-from cetane.perf.ane_book import sizes
+from cetane.perf.ane_book import layers_by_shard
 from cetane.perf.coreml_llm import cuts_of, formats
 from cetane.perf.cost import Work
 from cetane.perf.evidence import load_evidence, read, shipped
@@ -63,7 +63,7 @@ def test_every_skipped_row_has_a_reason() -> None:
      ("20+4+6+2 RangeDim", [20, 4, 6, 2])],
 )  # fmt: skip
 def test_shards(layout: str, wanted: list[int]) -> None:
-    assert sizes(layout, 32) == wanted
+    assert layers_by_shard(layout, 32) == wanted
 
 
 def test_a_step_of_phi() -> None:

@@ -25,17 +25,17 @@ from cetane.perf.cost import (
 from cetane.perf.evidence import load_evidence
 from cetane.perf.fit import (
     START,
-    Checked,
     LeftOut,
-    check,
+    PredictedMeasurement,
     errors,
     fit_rates,
     leave_one_group_out,
     nonnegative,
+    predicted,
     rate,
     robust,
     starting_rates,
-    toml,
+    toml_text,
 )  # fmt: skip
 from cetane.perf.measurement import Measurement
 
@@ -104,16 +104,16 @@ def test_a_left_out_group_is_left_out() -> None:
     left = {one.group: one for one in leave_one_group_out(odd)}
     found = left["model 2 / m4-max"]
     assert {n: r.value for n, r in found.rates.items()} == pytest.approx(TRUE, rel=1e-3)
-    assert all(c.error == pytest.approx(-0.5, abs=1e-3) for c in found.checked)
+    assert all(c.error == pytest.approx(-0.5, abs=1e-3) for c in found.predictions)
     assert len(left) == 5
-    assert sum(len(one.checked) for one in left.values()) == len(made)
+    assert sum(len(one.predictions) for one in left.values()) == len(made)
 
 
 def test_errors_are_quantiles_of_left_out_steps() -> None:
     one = measurement("a", (Work(),))
     ratios = np.linspace(0.9, 1.3, 41)
-    checked = [Checked(one, one.ms / ratio) for ratio in ratios]
-    parts = [Checked(replace(one, kind="part"), 1000.0)]
+    checked = [PredictedMeasurement(one, one.ms / ratio) for ratio in ratios]
+    parts = [PredictedMeasurement(replace(one, kind="part"), 1000.0)]
     found = errors([LeftOut("a", {}, checked), LeftOut("b", {}, parts)])
     assert (found.rows, found.low, found.high) == (41, pytest.approx(0.94), pytest.approx(1.26))
     assert found.median == pytest.approx(np.median(np.abs(1 / ratios - 1)))
@@ -155,13 +155,13 @@ def test_rates_are_plausible() -> None:
     assert 0.07 <= rates["dispatch"].value <= 0.7  # driver alone; Core ML on a Mac
     assert 100 <= rates["matvec"].value <= 130  # one 8-bit weight a byte: the stream's rate
     assert rates["compute"].value * 2 < 10.9  # TFLOP/s, M4 Max peak
-    worst = max(check(load_evidence()[0], rates), key=lambda c: abs(c.error))
+    worst = max(predicted(load_evidence()[0], rates), key=lambda c: abs(c.error))
     assert abs(worst.error) < 0.5
 
 
 def test_toml_round_trip() -> None:
     shipped = load_fit()
-    assert parse_fit(toml(shipped)) == shipped
+    assert parse_fit(toml_text(shipped)) == shipped
 
 
 def test_host_is_called_measured() -> None:

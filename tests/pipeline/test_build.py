@@ -24,12 +24,12 @@ from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
 from cetane.files import records, remove
 from cetane.lower.lower import Lowering
-from cetane.pipeline import choose
+from cetane.pipeline import compression_choice
 from cetane.pipeline.assembly import build_key, refuse
 from cetane.pipeline.build import build, build_only
 from cetane.pipeline.partial import Partial, read_note
 from cetane.pipeline.parts import job_of, make_part, opened
-from cetane.pipeline.whole import bundle_key
+from cetane.pipeline.stored_bundles import bundle_key
 from cetane.schema.changes import override
 from cetane.schema.recipe import Recipe
 from cetane.store.settings import using
@@ -872,9 +872,9 @@ def test_what_a_recipe_left_open_is_not_chosen_again(
     open_recipe = override(small, {"compression.default": "auto"})
     chosen = override(small, {"compression.default": "int8-per-channel"})
     with using(str(tmp_path / "store")):
-        monkeypatch.setattr(choose, "resolve_recipe", lambda *_: chosen)
+        monkeypatch.setattr(compression_choice, "resolve_recipe", lambda *_: chosen)
         first = build(checkpoint, open_recipe, tmp_path / "first", silent)
-        monkeypatch.setattr(choose, "resolve_recipe", None)
+        monkeypatch.setattr(compression_choice, "resolve_recipe", None)
         second = build(checkpoint, open_recipe, tmp_path / "second", silent)
     assert first.digest == second.digest
     assert second.plan.recipe == chosen

@@ -66,7 +66,7 @@ def test_one_pass_serves_every_recipe(
 
 def test_two_machines_calibrate_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = open_checkpoint(str(saved(build_model("llama"), tmp_path / "model")))
-    monkeypatch.setattr(calibration.store, "opened", lambda _: nullcontext())
+    monkeypatch.setattr(calibration.cache_store, "opened", lambda _: nullcontext())
     with using(str(tmp_path / "shared")):
         for largest in (1.0, 1.0000001):
             made = Calibration(residuals={"layer-00": largest})

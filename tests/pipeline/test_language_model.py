@@ -14,6 +14,7 @@ import tokenizers
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
 from cetane.pipeline.language_model import LanguageModel
+from cetane.speculate.open import DrafterOptions
 
 QUADRATIC = tokenizers.pre_tokenizers.Split(tokenizers.Regex("x.*y"), "isolated")
 """It reads a text of x from each of its letters to the end."""
@@ -54,3 +55,16 @@ def test_ctrl_c_ends_the_encoding(foreign: LanguageModel, monkeypatch: pytest.Mo
     finally:
         signal.signal(signal.SIGINT, before)
     assert time.monotonic() - started < 3
+
+
+def test_a_closed_model_writes_no_more(tiny_bundle: Callable[..., Bundle]) -> None:
+    """With a drafter, whose thread ends too, it raised RuntimeError."""
+    model = LanguageModel(tiny_bundle(), "portable", DrafterOptions("ngram"))
+    stream = model.stream([3, 4, 5], max_new_tokens=20)
+    next(stream)
+    model.close()
+    model.close()
+    assert not list(stream) and stream.completion.finish_reason == "interrupted"
+    for prompt in ([3, 4, 5], [3, 4, 5, 6]):
+        with pytest.raises(CetaneError, match=r"the model is closed .load it again"):
+            model.generate(prompt)

@@ -12,7 +12,7 @@ from cetane.gates.residency import audit
 from cetane.gates.residency.target import Target
 from cetane.lab import synthetic
 from cetane.perf.combinations import RANKED_FORMATS
-from cetane.pipeline.choose import known_to_hold, resolve_recipe
+from cetane.pipeline.compression_choice import known_to_hold, resolve_recipe
 from cetane.pipeline.plan import PlannedResidency, forecast, plan, planner_for, rank
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner

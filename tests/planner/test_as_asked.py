@@ -10,6 +10,8 @@ import torch
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.gemma_models import build_gemma3, build_gemma4
 from tests.families.parity import FEEDS, assert_close, truth
+from tests.families.test_falcon_h1 import build_falcon
+from tests.families.test_granite_hybrid import build_hybrid
 from tests.families.test_llama import MULTIPLIERS
 
 from cetane.checkpoint import RotatedCheckpoint, Rotation, open_checkpoint
@@ -54,6 +56,8 @@ MODELS: dict[str, Any] = {
     "lfm3 without norms after": lambda: build_model(
         "lfm3", layer_types=["conv", "full_attention"], use_sandwich_norm=False
     ),
+    "granite hybrid": lambda: build_hybrid("dense", mamba_proj_bias=True),
+    "falcon": lambda: build_falcon(mamba_n_groups=2, projectors_bias=True),
     "gemma3": build_gemma3,
 }
 STREAMS = set(MODELS) - {"exaone", "gemma3", "glm4", "hyperclovax", "lfm3", "olmo2"}

@@ -30,7 +30,7 @@ from cetane.lab.journal import (
     Outcome,
     Verdict,
 )
-from cetane.lab.library import Lab, shipped
+from cetane.lab.library import Lab, shipped_experiments
 from cetane.mil import load
 from cetane.pipeline.bench import DraftingBenchmark
 from cetane.report.collect import bundle_report
@@ -188,7 +188,7 @@ def empty(bare: Bundle) -> BundleReport:
 
 def experiment() -> Experiment:
     """One that comes with cetane and is not only planned."""
-    return Lab(shipped()).find("zaya-cca-current-tap")
+    return Lab(shipped_experiments()).find("zaya-cca-current-tap")
 
 
 def arm(factor: float, **metrics: Figure) -> ArmOutcome:

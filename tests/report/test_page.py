@@ -240,6 +240,18 @@ def test_a_printed_page_has_everything(
     assert max(red, green, blue) < 64
 
 
+def test_the_last_block_is_named_below_its_bar(
+    full: BundleReport, tmp_path: Path, browser: Chromium
+) -> None:
+    """Of a model of few layers, the bars end before the page does."""
+    path = tmp_path / "page.html"
+    path.write_text(page(full), encoding="utf-8")
+    browser.open(path.as_uri())
+    right = "document.querySelector('{}').getBoundingClientRect().right"
+    bar, name = ".columns > i:last-child", ".ends > span:last-child"
+    assert abs(browser.run(right.format(bar)) - browser.run(right.format(name))) < 4
+
+
 def test_plots_take_the_colours_of_the_page(full: BundleReport) -> None:
     text = page(full)
     drawn = text[text.index("<svg") : text.index("</svg>")]

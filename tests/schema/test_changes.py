@@ -5,8 +5,15 @@ from pathlib import Path
 import pytest
 
 from cetane.errors import CetaneError
-from cetane.schema.changes import decided, load_changed, override, value_of, without_reasons
-from cetane.schema.recipe import parse_recipe
+from cetane.schema.changes import (
+    decided,
+    load_changed,
+    override,
+    told_changes,
+    value_of,
+    without_reasons,
+)
+from cetane.schema.recipe import load_recipe, parse_recipe
 
 RECIPE = parse_recipe({"name": "test"}, "test.toml")
 
@@ -65,3 +72,13 @@ def test_a_file_that_needs_the_changes(tmp_path: Path) -> None:
     assert load_changed(str(part), change).tokens.verify == 2
     with pytest.raises(CetaneError, match=r"part\.toml: tokens\.verify: "):
         load_changed(str(part), {"head.slices": 2})
+
+
+def test_what_differs_from_the_recipe_that_ships() -> None:
+    """`cetane info` gives the description of that one, which says nothing of `--bits 16`."""
+    shipped = load_recipe("default")
+    values = {"compression.default": "fp16", "compression.types": {"a": "fp16"}}
+    changed = override(shipped, values | {"cache.context": 64})
+    told = "cache.context = 64, compression.default = fp16, compression.types"
+    assert told_changes(changed) == told
+    assert not told_changes(shipped) and not told_changes(override(RECIPE, values))

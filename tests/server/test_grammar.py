@@ -120,6 +120,9 @@ def follows(constraint: GrammarConstraint, number: str) -> bool:
         {"exclusiveMinimum": 2**53 + 1, "exclusiveMaximum": 2**53 + 5},
         {"minimum": 0, "maximum": 2**63 - 1},
         {"minimum": -(2**53) - 3, "maximum": -(2**53) - 1},
+        {"minimum": -(2**63), "maximum": 2**63 - 1},
+        {"exclusiveMinimum": -(2**63) - 1, "exclusiveMaximum": 2**63},
+        {"minimum": -(10**30), "maximum": 10**30},
     ],
 )
 def test_an_integer_beyond_float64_is_within_its_bounds(bounds: dict[str, int]) -> None:
@@ -127,7 +130,8 @@ def test_an_integer_beyond_float64_is_within_its_bounds(bounds: dict[str, int]) 
     schema = {"type": "integer"} | bounds
     made = grammars(decoders.ByteLevel(), 1 + len(DIGITS), DIGITS)
     constraint = made.constraint(json_grammar(schema), "x")
-    near = {bound + step for bound in bounds.values() for step in (*range(-6, 7), -1023, 1024)}
+    steps = (*range(-6, 7), -1025, -1023, 1024, 1026)
+    near = {0} | {bound + step for bound in bounds.values() for step in steps}
     taken = [number for number in near if follows(constraint, str(number))]
     assert taken and all(map(jsonschema.Draft202012Validator(schema).is_valid, taken))
 

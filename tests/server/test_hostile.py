@@ -82,6 +82,7 @@ BODIES = {
     "a lone surrogate": (b'{"model": "tiny", "prompt": "\\ud800"}', 400, "not valid Unicode"),
     "deeply nested": (deep(50_000), 400, "too deeply nested"),
     "many digits": (b'{"seed": 1' + b"0" * 60 + b"}", 400, "digits"),
+    "a field twice": (b'{"model": "tiny", "prompt": "a", "prompt": "b"}', 400, "appears twice"),
     "NaN": (b'{"model": "tiny", "prompt": "x", "temperature": NaN}', 400, "temperature"),
     "a body that is too large": (b" " * 300_000, 413, "more than 200000 bytes"),
     "no prompt": (b'{"model": "tiny"}', 400, "prompt"),
@@ -216,6 +217,19 @@ def test_other_methods_paths_and_types(url: str) -> None:
     connection.close()
     status, answer = post(url, ASKED, **{"Content-Type": "text/plain"})
     assert status == 415 and "application/json" in answer["error"]["message"]
+
+
+def test_an_offer_of_a_websocket(
+    bundle: Any, serving: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a library for them was installed, each left a traceback when its time was over."""
+    from cetane.server.app import serve
+
+    monkeypatch.setattr("uvicorn.protocols.websockets.auto.AutoWebSocketsProtocol", pytest.fail)
+    with serving(serve(bundle.path)) as url:
+        offer = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
+                 "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}  # fmt: skip
+        assert post(url, ASKED, **offer)[0] == 200  # RFC 9110, 7.8: a server may ignore the offer
 
 
 def test_key_hosts_origins_and_a_full_queue(bundle: Any, serving: Callable[[Any], Any]) -> None:

@@ -5,10 +5,12 @@ import logging
 import signal
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
@@ -59,3 +61,11 @@ def test_an_answer_that_a_stop_cuts_off_is_no_news(
     logging.getLogger("uvicorn.error").error("Exception in ASGI application", exc_info=error)
     (record,) = caplog.records
     assert is_news(record) is news
+
+
+def test_offers_of_other_protocols_are_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    """Each gave two lines of the log, with advice to install a library."""
+    logger = logging.getLogger("uvicorn.error")
+    connection: Any = SimpleNamespace(logger=logger, _should_upgrade_to_ws=lambda: False)
+    H11Protocol._unsupported_upgrade_warning(connection)
+    assert len(caplog.records) == 2 and not any(map(is_news, caplog.records))

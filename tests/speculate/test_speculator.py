@@ -250,6 +250,41 @@ def test_a_draft_model_of_another_mind(engines, contract: str) -> None:
     assert model.propose(1).tokens == (int(logits.argmax()),)
 
 
+class Says(Scripted):
+    """Always drafts the same."""
+
+    def __init__(self, draft: Draft) -> None:
+        super().__init__((), ())
+        self.draft = draft
+
+    def propose(self, most: int) -> Draft:
+        return self.draft
+
+
+@pytest.mark.parametrize(("drawn", "kept"), [(False, (3, 4)), (True, (3, 4, 5, 6))])
+def test_a_draft_ends_before_the_answer_does(engines, drawn: bool, kept: tuple[int, ...]) -> None:
+    """A drawn token is judged whatever it is: else answers would follow another distribution."""
+    session = engines("llama", "readonly", 8).session()
+    distributions = np.full((4, session.plan.vocab), 1 / session.plan.vocab) if drawn else None
+    speculator = Speculator([Says(Draft((3, 4, 5, 6), "scripted", distributions))], 7)
+    speculator.begin(session, [1], [5, session.plan.vocab + 9])
+    assert speculator.draft([2], 7).tokens == kept
+    speculator.begin(session, [1])  # a token ends one answer, and not the next
+    assert speculator.draft([2], 7).tokens == (3, 4, 5, 6)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_model_goes_no_further_than_the_answer(engines, temperature: float) -> None:
+    engine = engines("llama", "readonly", 8)
+    model = DraftModel(engine, Sampler(temperature, seed=4))
+    model.begin(engine.session(), tokens(engine.plan.vocab)[:PROMPT])
+    model.sampler = Sampler(temperature, seed=4)
+    future = model.propose(20).tokens
+    place = next(i for i, token in enumerate(future) if i and token not in future[:i])
+    model.sampler, model.stop = Sampler(temperature, seed=4), [future[place]]
+    assert model.propose(20).tokens == future[: place + 1]
+
+
 def test_a_draft_model_is_ready_before_the_first_token(engines) -> None:
     """All its functions have run when it opens, and it reads a prompt with the target."""
     engine = engines("llama", "readonly", 4)
@@ -342,7 +377,7 @@ def test_a_costly_drafter_is_asked_where_look_ups_promise_less(sure: bool, asked
         controller.judge(Draft((1, 2, 3), "dear"), [1, 2, 9], True)
     dear, cheap = Dear(range(9), [(9, 0, [])]), Scripted(range(9), [(9, 0, [])])
     speculator = Speculator([dear, cheap], 3, controller)
-    speculator.possible = np.ones(9, bool)
+    speculator.possible = speculator.useful = np.ones(9, bool)
     assert speculator.draft([0], 3).kind == ("scripted" if sure else "dear")
     assert bool(dear.asked) == asked
 
@@ -352,7 +387,7 @@ def test_nobody_is_asked_before_the_account_affords_a_draft() -> None:
     controller = Controller({1: [1.0], 4: [1.1]})
     drafter = Scripted(range(99), [(99, 0, [])])
     speculator = Speculator([drafter], 3, controller)
-    speculator.possible = np.ones(99, bool)
+    speculator.possible = speculator.useful = np.ones(99, bool)
     steps = 0
     while not speculator.draft([0], 3).tokens:
         controller.settle(0, 1, 1.0)

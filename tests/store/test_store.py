@@ -17,7 +17,7 @@ import pytest
 
 from cetane.errors import CetaneError
 from cetane.files import claimed, records, target_of
-from cetane.store import kept as cache
+from cetane.store import cache_store
 from cetane.store.settings import check_store, settings, shared_url, using
 from cetane.store.store import Store
 
@@ -234,15 +234,15 @@ def void(_: object) -> None: ...
 def test_the_cache_forgets_what_was_used_longest_ago(cached: Path, tmp_path: Path) -> None:
     keys = [f"{number:064x}" for number in range(4)]
     for number, key in enumerate(keys):
-        cache.keep(key, write(number))
+        cache_store.keep(key, write(number))
         os.utime(cached / "results" / key[:2] / f"{key}.json", (1000 + number, 1000 + number))
-    assert cache.kept(keys[0], tmp_path / "first")  # used now
-    cache.forget(2500)
-    left = [key for key in keys if cache.kept(key, tmp_path / f"out-{key}")]
+    assert cache_store.fetch(keys[0], tmp_path / "first")  # used now
+    cache_store.forget(2500)
+    left = [key for key in keys if cache_store.fetch(key, tmp_path / f"out-{key}")]
     assert left == [keys[0], keys[3]]
     assert len(list(cached.glob("objects/*/*"))) == 2
-    cache.forget(0, keep=keys[3])
-    assert [key for key in keys if cache.kept(key, tmp_path / f"end-{key}")] == [keys[3]]
+    cache_store.forget(0, keep=keys[3])
+    assert [key for key in keys if cache_store.fetch(key, tmp_path / f"end-{key}")] == [keys[3]]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
@@ -254,9 +254,9 @@ def test_a_special_file_among_the_results_is_skipped(
     path.parent.mkdir(parents=True)
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
     (tmp_path / "work.py").write_text(
-        "from cetane.store import kept\n"
-        f"kept.keep({KEY!r}, lambda folder: (folder / 'x').touch())\n"
-        f"print([result.key for _, result in kept.results_here()])\n"
+        "from cetane.store import cache_store\n"
+        f"cache_store.keep({KEY!r}, lambda folder: (folder / 'x').touch())\n"
+        f"print([result.key for _, result in cache_store.results_here()])\n"
     )
     limited = ["sh", "-c", 'ulimit -v 4000000; exec "$@"', "", sys.executable, "work.py"]
     done = subprocess.run(limited, capture_output=True, text=True, timeout=20, cwd=tmp_path)
@@ -264,7 +264,7 @@ def test_a_special_file_among_the_results_is_skipped(
 
 
 def test_the_cache_forgets_what_a_killed_process_left(cached: Path, tmp_path: Path) -> None:
-    cache.keep(KEY, write(1))
+    cache_store.keep(KEY, write(1))
     fresh, old, folder = (
         cached / name for name in ("objects/aa/fresh", "objects/aa/old", ".kept.1-x.tmp")
     )
@@ -274,9 +274,9 @@ def test_the_cache_forgets_what_a_killed_process_left(cached: Path, tmp_path: Pa
         path.write_bytes(b"x")
     for path in (old, folder):
         os.utime(path, (1000, 1000))
-    cache.forget(10**9)
+    cache_store.forget(10**9)
     assert fresh.exists() and not old.exists() and not folder.exists()
-    assert cache.kept(KEY, tmp_path / "out")
+    assert cache_store.fetch(KEY, tmp_path / "out")
 
 
 def test_the_next_writer_removes_what_a_killed_one_fetched(local: Store, tmp_path: Path) -> None:
@@ -306,9 +306,9 @@ def test_a_cache_on_another_disk(
     def link(*_: object) -> None:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
-    cache.keep(KEY, lambda folder: void((folder / "x").write_bytes(bytes(3 << 20))))
+    cache_store.keep(KEY, lambda folder: void((folder / "x").write_bytes(bytes(3 << 20))))
     monkeypatch.setattr(os, "link", link)
-    assert cache.kept(KEY, tmp_path / "out")
+    assert cache_store.fetch(KEY, tmp_path / "out")
     assert (tmp_path / "out" / "x").read_bytes() == bytes(3 << 20)
 
 
@@ -317,13 +317,13 @@ def test_figures_that_two_machines_measured_at_once(
 ) -> None:
     """Sums depend on the number of threads; a template that differs is still an error."""
     with using(str(tmp_path / "shared")):
-        cache.keep(KEY, write(1), measured=True)
+        cache_store.keep(KEY, write(1), measured=True)
         monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "another"))
-        cache.keep(KEY, write(2), measured=True)
+        cache_store.keep(KEY, write(2), measured=True)
         with pytest.raises(CetaneError, match="two workers made different results"):
-            cache.keep(KEY, write(3))
+            cache_store.keep(KEY, write(3))
         monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "a-third"))
-        assert cache.kept(KEY, tmp_path / "first")
+        assert cache_store.fetch(KEY, tmp_path / "first")
     assert content(tmp_path / "first") == {"x": b"\1" * 1000}
 
 
@@ -331,10 +331,10 @@ def test_what_another_has_made_is_kept_here_too(
     cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with using(str(tmp_path / "shared")):
-        cache.keep(KEY, write(1))
+        cache_store.keep(KEY, write(1))
     monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "another"))
-    assert not cache.kept(KEY, tmp_path / "alone")
+    assert not cache_store.fetch(KEY, tmp_path / "alone")
     with using(str(tmp_path / "shared")):
-        assert cache.kept(KEY, tmp_path / "shared-one")
-    assert cache.kept(KEY, tmp_path / "here")
+        assert cache_store.fetch(KEY, tmp_path / "shared-one")
+    assert cache_store.fetch(KEY, tmp_path / "here")
     assert content(tmp_path / "here") == {"x": b"\1" * 1000}

@@ -16,10 +16,11 @@ from safetensors.torch import load_file, save_file
 from tests.engine.test_subset import subset_recipe
 from tests.tasks.work import Inline
 
+import cetane
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
-from cetane.compress import Selection, SensitivityFile, parse_format, pattern
-from cetane.compress.beside import TextFile
+from cetane.compress import Selection, SensitivityFile, parse_format, patterns
+from cetane.compress.recipe_file import TextFile
 from cetane.compress.sensitivity import SENSITIVITY
 from cetane.errors import CetaneError
 from cetane.families import Head
@@ -33,7 +34,7 @@ from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
 from cetane.pipeline.build import build
 from cetane.pipeline.calibration import resolve_fitted
-from cetane.pipeline.choose import check_budget
+from cetane.pipeline.compression_choice import check_budget
 from cetane.pipeline.request import read_size
 from cetane.planner import Encoder, Planner, as_recipe_asks
 from cetane.schema.recipe import Recipe, load_recipe
@@ -41,10 +42,11 @@ from cetane.sweeps import moments
 from cetane.sweeps.basis import Basis
 from cetane.sweeps.grid import Candidate, candidate, load_grid, parse_way, ways_named, weights
 from cetane.sweeps.on_chip import predict
+from cetane.sweeps.passage import HARM, Passage
 from cetane.sweeps.plot import plot
 from cetane.sweeps.points import JudgedText, Point, SweptModel, best, pareto
 from cetane.sweeps.run import Budget, run_sweep
-from cetane.sweeps.sweep import LAYERS, POINTS, Passage, Sweep, write_recipe
+from cetane.sweeps.sweep import POINTS, Sweep, write_recipe
 from cetane.sweeps.tasks import SweepTasks, opened
 
 TEXT = "The rating of how readily a fuel ignites is its cetane number. " * 60
@@ -59,7 +61,7 @@ def little_text() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cetane.fitting.fit.SEQUENCES", 24)
         patch.setattr("cetane.fitting.fit.READ", 8)
-        patch.setattr("cetane.fitting.fit.LENGTH", 64)
+        patch.setattr("cetane.fitting.human_text.LENGTH", 64)
         yield
 
 
@@ -557,7 +559,7 @@ def test_a_text_must_keep_what_is_judged_apart(tiny_checkpoint: Checkpoint) -> N
         Passage.cut("short", "a b c", tiny_checkpoint)
     found = Passage.cut("text", TEXT, tiny_checkpoint)
     tokens = tiny_checkpoint.tokenizer.encode(TEXT)
-    assert len(found.calibration) >= LAYERS
+    assert len(found.calibration) >= HARM
     assert (*found.calibration, *found.judged) == tuple(tokens[: 512 + 1024])
 
 
@@ -596,11 +598,11 @@ def test_the_grid_and_its_patterns() -> None:
 
 def test_a_pattern_matches_what_it_should() -> None:
     mlp = ["model.layers.1.mlp.up.weight", "model.layers.1.mlp.down.weight"]
-    assert pattern(mlp, ["model.layers.1.attn.q.weight", "lm_head.weight"]) == [
+    assert patterns(mlp, ["model.layers.1.attn.q.weight", "lm_head.weight"]) == [
         "model.layers.1.mlp.*"
     ]
-    assert pattern(mlp, ["model.layers.1.mlp.gate.weight"]) == sorted(mlp)
-    assert pattern(mlp[:1], mlp[1:]) == mlp[:1]
+    assert patterns(mlp, ["model.layers.1.mlp.gate.weight"]) == sorted(mlp)
+    assert patterns(mlp[:1], mlp[1:]) == mlp[:1]
 
 
 def test_a_model_with_experts(
@@ -617,7 +619,7 @@ def test_a_model_with_experts(
     tokens = [int(t) for t in np.random.default_rng(1).integers(1, 288, 64)]
     digest = moments.measure(judge, tokens).save(tmp_path / "counted.safetensors")
     counted = SensitivityFile(file="counted.safetensors", sha256=digest)
-    counted.beside(tmp_path / "recipe.toml")
+    counted.find_beside(tmp_path / "recipe.toml")
     before = list(judge.read(tokens))
     for name in ("int8-per-channel", "palette8-weighted-per-tensor"):
         judge.compress(Selection(default=name, sensitivity=counted))
@@ -651,3 +653,10 @@ def test_workers_judge_what_one_process_judges(
     SweepTasks(shared, again).judge_ways(names, mixing=False)
     assert not again.performed
     assert sorted(path.name for path in folder.iterdir()) == ["sensitivity.safetensors", POINTS]
+
+
+def test_a_bundle_takes_no_files_of_a_sweep(tmp_path: Path) -> None:
+    """With them it was refused ever after: they are not in its manifest."""
+    (tmp_path / "manifest.json").touch()
+    with pytest.raises(CetaneError, match="is a bundle, which holds no files of a sweep"):
+        cetane.sweep("model", output=tmp_path)

@@ -35,18 +35,18 @@ def calibrate(package: Path, samples: Mapping[str, Sequence[Arrays]]) -> Ranges:
     for function, calls in samples.items():
         if calls:
             with temporary_folder(), bridged(), repaired():
-                own = stats(single_function(package, function), calls)
+                own = measured_ranges(single_function(package, function), calls)
             for name, new in own.items():
-                ranges[name] = merged(ranges.get(name, new), new)
+                ranges[name] = hull(ranges.get(name, new), new)
     if not ranges:
         raise CetaneError(f"{package.name}: none of its calls was recorded, so it has no ranges")
-    for name, one in ranges.items():
-        if not np.isfinite([one["rmin"], one["rmax"]]).all():
+    for name, bounds in ranges.items():
+        if not np.isfinite([bounds["rmin"], bounds["rmax"]]).all():
             raise CetaneError(f"{package.name}: {name} overflows during calibration")
     return ranges
 
 
-def stats(model: Any, samples: Sequence[Arrays]) -> Ranges:
+def measured_ranges(model: Any, samples: Sequence[Arrays]) -> Ranges:
     """The ranges that coremltools measures for a model of one function."""
     from coremltools.optimize.coreml.experimental import _post_training_quantization as calibration
 
@@ -57,7 +57,7 @@ def stats(model: Any, samples: Sequence[Arrays]) -> Ranges:
     }
 
 
-def merged(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+def hull(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
     """The smallest range that holds both."""
     return {
         "rmin": min(one["rmin"], other["rmin"]),
@@ -95,7 +95,7 @@ def repaired() -> Iterator[None]:
 
     def grow(value: Array, name: str, ranges: Any) -> None:
         new = {"rmin": np.min(value), "rmax": np.max(value)}
-        ranges[name] = merged(ranges[name] or new, new)
+        ranges[name] = hull(ranges[name] or new, new)
 
     def silent(iterable: Any, **_: Any) -> Any:
         return iterable

@@ -44,47 +44,47 @@ def quantize_package(
 
     spec = read_spec(package)
     program = load(spec, spec.specificationVersion, str((package / WEIGHTS).parent))
-    if count(program, "quantize"):
+    if count_ops(program, "quantize"):
         raise CetaneError(f"{package.name}: its activations are quantized already")
     program.default_function_name = spec.description.defaultFunctionName
     program.export_as_multifunction = True
     symmetric = cto.OpLinearQuantizerConfig(mode="linear_symmetric")
-    inputs = tensors == "inputs"
+    inputs_only = tensors == "inputs"
     config = cto.OptimizationConfig(
         global_config=symmetric,
         op_type_configs={} if additions else {"add": None},
-        op_name_configs=dict.fromkeys(gated_readers(program)) if inputs else {},
+        op_name_configs=dict.fromkeys(gated_readers(program)) if inputs_only else {},
     )
     options = [PassOption("config", config), PassOption("activation_stats", ranges)]
     with patched([(module, "tqdm", lambda ops, **_: ops)]):
-        for name in ("prefix",) if inputs else ("prefix", "suffix"):
-            one = PASS_REGISTRY[f"compression::insert_{name}_quantize_dequantize_pair"]
-            one.set_options(options)
+        for side in ("prefix",) if inputs_only else ("prefix", "suffix"):
+            insertion = PASS_REGISTRY[f"compression::insert_{side}_quantize_dequantize_pair"]
+            insertion.set_options(options)
             try:
-                one.apply(program)
+                insertion.apply(program)
             except KeyError as error:
                 raise CetaneError(f"{package.name}: no range of {error} was found") from error
     for name in ("dequantize_quantize_pair_elimination", "remove_redundant_ops",
                  "dead_code_elimination"):  # fmt: skip
         PASS_REGISTRY[f"common::{name}"].apply(program)
     for function in program.functions.values():
-        share(function)
+        share_constants(function)
     with quiet():
-        written(program, spec.description, spec.specificationVersion).save(str(target))
+        model_of(program, spec.description, spec.specificationVersion).save(str(target))
     normalize(target)
-    return count(program, "quantize")
+    return count_ops(program, "quantize")
 
 
-def share(function: Any) -> None:
+def share_constants(function: Any) -> None:
     """Let functions share constants that are not weights: constants with one id are stored once."""
-    from cetane.lower.structure import content_of
+    from cetane.lower.recorder import content_of
 
     for op in function.operations:
         if op.op_type == "const" and op.weight_id is None and isinstance(op.val.val, np.ndarray):
             op.weight_id = content_of(np.ascontiguousarray(op.val.val))
 
 
-def written(program: Any, description: Any, version: int) -> Any:
+def model_of(program: Any, description: Any, version: int) -> Any:
     """An MLModel of a finished coremltools program, on which no more passes run."""
     ct = import_coremltools()
     from coremltools.converters.mil.converter import mil_convert
@@ -102,7 +102,7 @@ def written(program: Any, description: Any, version: int) -> Any:
     )
 
 
-def count(program: Any, kind: str) -> int:
+def count_ops(program: Any, kind: str) -> int:
     """The number of ops of a kind in the first of a program's functions."""
     first = next(iter(program.functions.values()))
     return sum(op.op_type == kind for op in first.operations)
@@ -112,18 +112,18 @@ def gated_readers(program: Any) -> Iterator[str]:
     """The names of all convolutions that read a gated product."""
     for function in program.functions.values():
         for op in function.operations:
-            if op.op_type == "conv" and gated(op.x):
+            if op.op_type == "conv" and is_gated(op.x):
                 yield op.name
 
 
-def gated(value: Any) -> bool:
+def is_gated(value: Any) -> bool:
     """Whether a value comes from a product of two computed tensors of one shape."""
     maker = value.op
     if maker is None:
         return False
     if maker.op_type in MOVING:
-        return any(map(gated, read(maker)))
-    factors = read(maker)
+        return any(map(is_gated, operands_of(maker)))
+    factors = operands_of(maker)
     return (
         maker.op_type == "mul"
         and len({tuple(one.shape) for one in factors}) == 1
@@ -131,7 +131,7 @@ def gated(value: Any) -> bool:
     )
 
 
-def read(op: Any) -> list[Any]:
+def operands_of(op: Any) -> list[Any]:
     """The values that an op computes with."""
     listed = op.inputs.get("values")
     return (

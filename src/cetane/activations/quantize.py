@@ -86,9 +86,12 @@ def quantized(
     bundle: Bundle, target: Path, options: Options, progress: Progress,
     checkpoint: Checkpoint | None, force: bool,
 ) -> Iterator[tuple[Bundle, Quantized]]:  # fmt: skip
-    """As `quantize_activations`. The new bundle has a temporary name while the context lasts, and
-    takes its place at the end: what is judged in the context is never there unjudged."""
-    check(bundle.plan, bundle.path)
+    """A context with the new bundle of `quantize_activations`, and the record of it.
+
+    The bundle has a temporary name while the context lasts, and takes its place at the end: what is
+    judged in the context is never there unjudged.
+    """
+    check_calibratable(bundle.plan, bundle.path)
     if bundle.int8_activations:
         raise CetaneError(f"{bundle.path}: its activations are quantized already")
     if target.exists() and not (force and (target / MANIFEST).is_file()):
@@ -138,7 +141,7 @@ def write(
     return Bundle(partial), Quantized(options=options, samples=samples, quantized=rounded)
 
 
-def check(plan: Plan, path: Path) -> None:
+def check_calibratable(plan: Plan, path: Path) -> None:
     """Raise CetaneError for a bundle whose programs coremltools cannot calibrate."""
     recipe = plan.recipe
     for wrong, what, hint in (

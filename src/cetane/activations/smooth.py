@@ -94,16 +94,16 @@ def smoothing_planner(checkpoint: Checkpoint, plan: Plan, path: Path) -> Planner
 def smooth(checkpoint: Checkpoint, planner: Planner, texts: Sequence[Sequence[int]]) -> Smoothed:
     """The checkpoint with factors from the largest activations of some texts, in fp32. `planner` is
     that of `smoothing_planner`."""
-    largest = observed(checkpoint, planner, texts)
+    largest = largest_activations(checkpoint, planner, texts)
     result = Smoothed(checkpoint)
     for block in planner.model.layers:
         for place in block.exchanges():
             seen = largest[block.prefix + place.readers[0]]
-            result.factors.append(moved(result, block, place, seen))
+            result.factors.append(factors_of(result, block, place, seen))
     return result
 
 
-def observed(
+def largest_activations(
     checkpoint: Checkpoint, planner: Planner, texts: Sequence[Sequence[int]]
 ) -> dict[str, Tensor]:
     """The largest magnitude of every channel that an exchange reads, by its first reader's path."""
@@ -135,11 +135,12 @@ def watched(block: Block, path: str, largest: dict[str, Tensor]) -> Iterator[Non
         hook.remove()
 
 
-def moved(weights: Weights, block: Block, place: Exchange, largest: Tensor) -> Factors:
+def factors_of(weights: Weights, block: Block, place: Exchange, largest: Tensor) -> Factors:
     """The factors of an exchange's tensors. `largest` is the magnitude of each channel that its
     readers get.
 
-    Parameters may be rows of one tensor, as Phi-3's. Then all readers of a tensor read one input.
+    Parameters may be rows of one tensor, as Phi-3's and GPT-NeoX's. Then all readers of a tensor
+    read one input.
     """
     # Both parts of a projection that is cut in two are columns of the same tensor.
     stored = {path.replace(".first", ".weight"): weight for path, weight in block.weights()}
@@ -155,6 +156,6 @@ def moved(weights: Weights, block: Block, place: Exchange, largest: Tensor) -> F
     for writer in place.writers:
         if writer in stored:  # a bias may be missing
             by_row = torch.ones(stored[writer].stored[0])
-            by_row[slice(*(stored[writer].rows or (None,)))] = 1 / factor.flatten()
+            by_row[stored[writer].taken] = 1 / factor.flatten()
             made[stored[writer].name] = 0, by_row
     return made

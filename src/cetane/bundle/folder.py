@@ -15,11 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 from cetane.bundle.draft_heads import DraftHead, listed_files, open_draft_heads
 from cetane.bundle.listed import ListedFolder
-from cetane.bundle.mistaken import no_bundle
+from cetane.bundle.no_bundle import no_bundle
 from cetane.bundle.tables import Tables, TokenRows
 from cetane.compress.sensitivity import SENSITIVITY
 from cetane.errors import CetaneError
-from cetane.files import LARGEST, READ_ONLY, disk_errors, read_json, regular_files, write_json
+from cetane.files import (
+    LARGEST,
+    READ_ONLY,
+    disk_errors,
+    is_file,
+    read_json,
+    regular_files,
+    write_json,
+)
 from cetane.schema.draft_head import DraftHeadKind
 from cetane.schema.function import Function, TablePlan
 from cetane.schema.manifest import (
@@ -56,13 +64,13 @@ class Bundle(ListedFolder[Manifest]):
         """Raises CetaneError for an incomplete bundle, a link, and a damaged or hostile
         manifest."""
         path = Path(path)
-        if not (path / MANIFEST).is_file():
+        if not is_file(path / MANIFEST):
             raise no_bundle(path)
         regular_files(path)
         super().__init__(path, Manifest)
         counted = self.plan.recipe.compression.sensitivity
         if counted is not None and SENSITIVITY in self.manifest.files:
-            counted.lie_at(self.file(SENSITIVITY))
+            counted.find_at(self.file(SENSITIVITY))
 
     @property
     def plan(self) -> Plan:
@@ -82,7 +90,7 @@ class Bundle(ListedFolder[Manifest]):
                 f"{self.path}: {stranger} is not in the manifest",
                 f"move it away, then: cetane audit {quote(str(self.path))} --measured FILE"
                 if stranger.endswith(".measured.json")
-                else None,
+                else "move it away: a bundle holds only its own files",
             )
 
     def shard(self, name: str) -> Path:

@@ -4,7 +4,7 @@ Source: transformers 5, `PreTrainedTokenizerBase._from_pretrained` and `Tokenize
 Older versions of transformers wrote all these forms.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ AGAIN = "download the model's tokenizer files again"
 
 MOST_TOKENS = 1 << 18
 """The most tokens that files may declare: a whole large vocabulary. So many take 2 s to add."""
+MOST_CHARACTERS = 1 << 22
+"""The most characters of all added tokens together: the library takes 1.5 s and 0.4 GB for so many.
+A vocabulary of 2^18 tokens has half as many."""
 
 
 def declared_tokens(folder: Path, backend: Tokenizer) -> tuple[dict[str, str], list[AddedToken]]:
@@ -61,6 +64,7 @@ def declared_tokens(folder: Path, backend: Tokenizer) -> tuple[dict[str, str], l
 
     if len(named) + len(extra) + len(declared) > MOST_TOKENS:
         raise ValueError(f"they are more than {MOST_TOKENS:,}")
+    check_characters([*map(_token, named.values()), *extra, *declared.values()])
     tokens = {name: token for name, value in named.items() if (token := _token(value, True))}
     present = {token.content: token for token in backend.get_added_tokens_decoder().values()}
     wanted = [token for _, token in sorted(declared.items()) if token]
@@ -71,6 +75,12 @@ def declared_tokens(folder: Path, backend: Tokenizer) -> tuple[dict[str, str], l
         token.special = token.special or token.content in with_a_name
     texts = {name: token.content for name, token in tokens.items()}
     return texts, [token for token in wanted if token != present.get(token.content)]
+
+
+def check_characters(tokens: Iterable[AddedToken | None]) -> None:
+    """Raise ValueError for added tokens that have too many characters together."""
+    if sum(len(token.content) for token in tokens if token) > MOST_CHARACTERS:
+        raise ValueError(f"added tokens have more than {MOST_CHARACTERS:,} characters together")
 
 
 def _id(number: Any, file: Path) -> int:

@@ -145,6 +145,8 @@ class Checkpoint(ABC):
     """The quantisation of the stored weights, for messages; None for plain weights."""
     revision: str | None = None
     """The commit of a model that came from the Hugging Face hub; None if it is not known."""
+    part_of: str | None = None
+    """The type of the multimodal model of which this is the text part."""
     folder: Path | None = None
     """The folder here of its config and tokenizer, wherever it was opened; None for a GGUF file."""
     merged: tuple[Lora, ...] = ()

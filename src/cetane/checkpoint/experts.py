@@ -25,9 +25,11 @@ _RENAMED = {
     ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
     ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
     ".mlp.moe_statics.": ".mlp.gate.moe_statics.",
+    ".mlp.e_score_correction_bias": ".mlp.gate.e_score_correction_bias",
     ".self_attn.gate_proj.": ".self_attn.g_proj.",
 }
-"""Parts of names on disk, and transformers' for them: of Mixtral, Granite-MoE, ERNIE and LFM3."""
+"""Parts of names on disk, and transformers' for them: of Mixtral, Granite-MoE, ERNIE, EXAONE
+and LFM3."""
 
 Matrices = dict[str, dict[int, StoredTensor]]
 """The matrices of a layer's experts, by kind and number."""

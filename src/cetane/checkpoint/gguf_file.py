@@ -152,6 +152,7 @@ class _Parser:
             if name in tensors:
                 raise self.bad(f"tensor {name!r} appears twice")
             tensors[name] = self.placed(name, tensor, start, alignment)
+        self.check_apart(tensors)
         digest = hashlib.sha256(self.data[: self.position]).hexdigest()
         return GGUFFile(self.path, metadata, tensors, digest, tokenizer.hexdigest())
 
@@ -244,6 +245,15 @@ class _Parser:
             raise self.bad(f"tensor {name!r} has shape {shape}, impossible in {type_name}")
         nbytes = math.prod(shape) // block * block_bytes
         return name, StoredTensor(self.path, offset, nbytes, shape, type_name)
+
+    def check_apart(self, tensors: dict[str, StoredTensor]) -> None:
+        """Raise CetaneError for tensors that share bytes. llama.cpp refuses them too; a small file
+        could hold a model of any size."""
+        end = 0
+        for name, tensor in sorted(tensors.items(), key=lambda item: item[1].offset):
+            if tensor.offset < end:
+                raise self.bad(f"tensor {name!r} overlaps another")
+            end = tensor.offset + tensor.nbytes
 
     def placed(self, name: str, tensor: StoredTensor, start: int, alignment: int) -> StoredTensor:
         end = start + tensor.offset + tensor.nbytes

@@ -10,6 +10,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
+from cetane.checkpoint.added_tokens import check_characters
 from cetane.checkpoint.gguf_file import GGUFFile
 from cetane.checkpoint.gguf_pre_tokenizers import PRE_TOKENIZERS
 from cetane.checkpoint.tokenizer import Tokenizer, library_errors
@@ -233,6 +234,7 @@ class _Vocabulary:
                 special.append(AddedToken(token, rstrip=drops, normalized=False, special=True))
             elif kind == _USER_DEFINED and backend.token_to_id(token) is not None:
                 plain.append(AddedToken(token, rstrip=drops, normalized=False, special=False))
+        check_characters([*special, *plain])
         backend.add_special_tokens(special)
         backend.add_tokens(plain)
 

@@ -17,13 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from cetane.checkpoint.checkpoint import Checkpoint, Identity, StoredTensor
-from cetane.checkpoint.safetensors import (
-    EMBEDDING,
-    HEAD,
-    read_header,
-    read_tensor,
-    refuse_pickle,
-)
+from cetane.checkpoint.safetensors import EMBEDDING, HEAD, read_tensor
+from cetane.checkpoint.safetensors_files import read_header, refuse_pickle
 from cetane.checkpoint.text_part import text_name
 from cetane.errors import CetaneError
 from cetane.files import file_identity, read_json
@@ -33,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+RESAVE = "save the adapter with peft again: save_pretrained writes safetensors"
 MERGED_ELSEWHERE = "merge it with peft (merge_and_unload), and give the merged model"
 PREFIX = "base_model.model."
 """The beginning of every tensor's name in peft's files."""
@@ -201,8 +197,8 @@ def open_lora(folder: Path, base: Checkpoint) -> Lora:
         raise CetaneError(f"{folder} has no {CONFIG}", "give the folder that peft saved")
     config = read_config(folder / CONFIG)
     if not (folder / WEIGHTS).is_file():
-        refuse_pickle([p for p in (folder / PICKLE,) if p.is_file()])
-        raise CetaneError(f"{folder} has no {WEIGHTS}", "save the adapter with peft again")
+        refuse_pickle([p for p in (folder / PICKLE,) if p.is_file()], RESAVE)
+        raise CetaneError(f"{folder} has no {WEIGHTS}", RESAVE)
     return AdapterReader(folder, config, base).read()
 
 

@@ -11,10 +11,11 @@ from cetane.checkpoint.convert_tokenizer import SOURCES
 from cetane.checkpoint.gguf import GGUFCheckpoint
 from cetane.checkpoint.gguf_file import MAGIC
 from cetane.checkpoint.names import HUB_ID
-from cetane.checkpoint.safetensors import SafetensorsCheckpoint, refuse_pickle, shard_of_name
+from cetane.checkpoint.safetensors import SafetensorsCheckpoint
+from cetane.checkpoint.safetensors_files import refuse_pickle, shard_of_name
 from cetane.checkpoint.tokenizer_files import TEMPLATE_FILES
 from cetane.errors import CetaneError
-from cetane.files import open_regular
+from cetane.files import is_file, open_regular
 
 _WEIGHT_FILE = re.compile(r".*\.(gguf|safetensors|bin|pth?|ckpt|pkl)", re.IGNORECASE)
 KINDS = "a folder, a .gguf file, or a hub id like org/name"
@@ -61,10 +62,10 @@ def open_base(source: str | Path, connect: bool = True) -> Checkpoint:
         path = Path(source).expanduser()
     except RuntimeError:  # `~name` of an unknown user may still be a file
         path = Path(source)
+    if is_file(path):
+        return _open_file(path)
     if path.is_dir():
         return SafetensorsCheckpoint.open(path)
-    if path.is_file():
-        return _open_file(path)
     if path.exists():  # a pipe or a device: reading it may block or never end
         raise CetaneError(f"{path} is not a regular file", f"give {KINDS}")
     name = str(source)

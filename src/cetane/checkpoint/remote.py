@@ -12,13 +12,8 @@ from functools import cached_property
 from pathlib import Path
 
 from cetane.checkpoint.checkpoint import Identity
-from cetane.checkpoint.safetensors import (
-    INDEX,
-    WEIGHTS,
-    SafetensorsCheckpoint,
-    read_header,
-    read_index,
-)
+from cetane.checkpoint.safetensors import SafetensorsCheckpoint
+from cetane.checkpoint.safetensors_files import INDEX, WEIGHTS, read_header, read_index
 from cetane.checkpoint.tokenizer_files import TOKENIZER_FILES
 from cetane.errors import CetaneError
 from cetane.files import (
@@ -128,6 +123,9 @@ def copied(url: str) -> Path:
     files = {name: file for name in SMALL if (file := stat_of(f"{url}/{name}")) is not None}
     if "config.json" not in files:
         raise CetaneError(f"{url} has no config.json", "give the URL of a model's folder")
+    for file in files.values():
+        if file.size > LARGEST:  # before `told`, which may read it
+            raise CetaneError(f"{file} is larger than the {LARGEST:,} bytes it may have")
     told = [[f.url, f.size, f.told] for f in files.values()]
     folder = cache_dir() / "remote" / json_sha256(told)
     if not folder.is_dir():
@@ -135,8 +133,6 @@ def copied(url: str) -> Path:
         with replacing(folder) as partial:
             partial.mkdir()
             for name, file in files.items():
-                if file.size > LARGEST:
-                    raise CetaneError(f"{file} is larger than the {LARGEST:,} bytes it may have")
                 (partial / name).parent.mkdir(exist_ok=True)
                 (partial / name).write_bytes(file.read(0, file.size))
     return folder

@@ -36,10 +36,12 @@ class Sandbox:
         begin = f"""
 import resource, sys
 sys.path[:] = {sys.path!r}
-for limit, most in ((resource.RLIMIT_CPU, {self.seconds}), (resource.RLIMIT_AS, {self.memory}),
-                    (resource.RLIMIT_CORE, 0)):
+# The signal of the softer limit tells that time was over; that of the other is anybody's.
+for limit, soft, most in ((resource.RLIMIT_CPU, {self.seconds}, {self.seconds + 1}),
+                          (resource.RLIMIT_AS, {self.memory}, {self.memory}),
+                          (resource.RLIMIT_CORE, 0, 0)):
     try:
-        resource.setrlimit(limit, (most, most))
+        resource.setrlimit(limit, (soft, most))
     except (ValueError, OSError):  # macOS has no limit of address space
         if sys.platform != "darwin":
             raise

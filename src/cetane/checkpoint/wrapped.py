@@ -19,7 +19,7 @@ class WrappedCheckpoint(Checkpoint):
         super().__init__(base.source, base.config, {})
         self.base = base
         self.quantization, self.revision = base.quantization, base.revision
-        self.merged, self.folder = base.merged, base.folder
+        self.merged, self.folder, self.part_of = base.merged, base.folder, base.part_of
 
     @property
     def unchanged(self) -> Checkpoint:

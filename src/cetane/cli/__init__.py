@@ -74,8 +74,10 @@ def command() -> int:
     except CetaneError as error:
         return fail(error.message, error.hint)
     except typer.TyperException as error:  # an unknown option, or a value out of range
+        from cetane.validation import plain  # here, since it loads pydantic
+
         told = getattr(error, "format_message", error.__str__)()
-        return fail(told.replace("Value error, ", ""), usage(error))  # a word of pydantic's
+        return fail(plain(told), usage(error))  # typer prints what pydantic says
     except BrokenPipeError:
         raise
     except OSError as error:  # an impossible path, or a disk that fails

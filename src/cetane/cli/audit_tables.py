@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cetane.cli.audit import ORDER
-from cetane.cli.output import console, facts, say, table, tell, verdict, warn
+from cetane.cli.output import console, facts, say, say_wrapped, table, verdict, warn
 
 if TYPE_CHECKING:
     from cetane.gates.residency.audit import Audit, Finding, FunctionAudit
@@ -28,7 +28,7 @@ def show(result: ResidencyResult, verbose: bool) -> None:
     show_findings(audit)
     console.print(f"residency, {audit.basis}: {verdict(audit.passed)}")
     for reason in audit.reasons:
-        tell(f"  {reason}")
+        say_wrapped(f"  {reason}")
     say("sources: cetane audit --explain RULE")
 
 

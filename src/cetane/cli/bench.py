@@ -18,7 +18,7 @@ from cetane.cli.options import (
     refuse,
     with_units,
 )
-from cetane.cli.output import conclude, print_json, progress, say, table, tell, tell_kernels
+from cetane.cli.output import conclude, print_json, progress, say, say_wrapped, table, tell_kernels
 
 if TYPE_CHECKING:
     from cetane.pipeline.bench import DraftingBenchmark
@@ -118,7 +118,7 @@ def show_pair(pair: Versus) -> None:
 def show(result: DraftingBenchmark) -> None:
     """Print speeds by category, then the fate of the drafts."""
     calls = ", ".join(f"T={width} {s * 1e3:.1f} ms" for width, s in result.seconds.items())
-    tell(f"calls: {calls}; drafts of at most {result.longest} tokens")
+    say_wrapped(f"calls: {calls}; drafts of at most {result.longest} tokens")
     say(f"judged by {'the clock' if result.idle else 'calls, since the machine is busy'}")
     table(
         "tokens per second, with and without drafts",

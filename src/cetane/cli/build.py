@@ -25,7 +25,7 @@ from cetane.cli.options import (
     parse_changes,
     refuse,
 )
-from cetane.cli.output import follow, megabytes, print_json, progress, say, table
+from cetane.cli.output import megabytes, print_json, progress, say, say_next, table
 
 if TYPE_CHECKING:
     from cetane.pipeline.request import Request
@@ -78,7 +78,7 @@ def build(
         print_json({"bundle": str(bundle.path), "digest": bundle.digest})
     else:
         say(f"built {bundle.path}")
-        follow("validate", bundle.path)
+        say_next("validate", bundle.path)
 
 
 def build_some(

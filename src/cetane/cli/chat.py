@@ -11,7 +11,8 @@ from cetane.files import cache_dir
 
 if TYPE_CHECKING:
     from cetane.pipeline.completion import Completion, Sampling
-    from cetane.pipeline.language_model import CompletionStream, LanguageModel, Message
+    from cetane.pipeline.language_model import CompletionStream, LanguageModel
+    from cetane.pipeline.prompt import Message
 
 HELP = """\
 /reset         forget the conversation
@@ -91,7 +92,7 @@ class Chat:
         self.turns += [asked, said]
 
     def too_long(self, turns: list[Message]) -> bool:
-        from cetane.pipeline.language_model import TooLong
+        from cetane.pipeline.prompt import TooLong
 
         try:
             return len(self.model.ids([*self.system, *turns])) > self.model.context

@@ -56,7 +56,7 @@ def diff(
     Exit code 1 if anything differs by more than the tolerance.
     """
     from cetane.cli.diff_tables import show
-    from cetane.mil.compare import TOLERANCE
+    from cetane.mil.comparison import TOLERANCE
     from cetane.pipeline.diff import diff as compare
 
     with progress("diff") as update:

@@ -9,7 +9,7 @@ from typing import Any
 from cetane.cli.output import console, facts, say, show_warnings, table
 from cetane.gates.diff import STAGES, ModelDiff
 from cetane.hardware import LARGEST_FP16
-from cetane.mil.compare import DRIFT, Comparison, OpGap
+from cetane.mil.comparison import DRIFT, Comparison, OpGap
 from cetane.mil.gap import Gap
 from cetane.pipeline.diff import DiffResult, worst_first
 

@@ -7,8 +7,9 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from cetane.cli.gate_tables import show_why
-from cetane.cli.options import ANYWHERE
-from cetane.cli.output import megabytes, show_warnings, table, tell
+from cetane.cli.options import ALLOW_OFF_ANE
+from cetane.cli.output import megabytes, say_wrapped, show_warnings, table
+from cetane.files import documentation
 from cetane.hardware.chips import load_chips
 from cetane.perf.cost import TERM_OF
 
@@ -60,7 +61,7 @@ def show(forecast: Forecast, explain: bool) -> None:
     predictions, chip = forecast.predictions, forecast.chip
     show_memory(forecast)
     if forecast.predictor is None:
-        tell(f"speed on {chip.name}, {nothing_known(chip)}")
+        say_wrapped(f"speed on {chip.name}, {nothing_known(chip)}")
         return
     rows = [
         [p.mode, p.tokens, p.context, f"{p.ms:.1f}", interval(p), f"{p.tok_s:.1f}", p.binds]
@@ -72,15 +73,15 @@ def show(forecast: Forecast, explain: bool) -> None:
     for p in predictions:
         if p.context == forecast.context:
             parts = " + ".join(f"{term} {p.terms[term]:.1f}" for term in TERMS)
-            tell(f"predicted {p.mode} at {p.context}: {parts} ms")
-    tell(footing(forecast.predictor))
+            say_wrapped(f"predicted {p.mode} at {p.context}: {parts} ms")
+    say_wrapped(footing(forecast.predictor))
     if len({p.mode for p in predictions}) > 1:
-        tell("tok/s of a verifying call assumes that every draft is accepted")
+        say_wrapped("tok/s of a verifying call assumes that every draft is accepted")
     if any(p.mode == "prefill" for p in predictions):
-        tell("a prefill call has no head; the last call of a prompt runs it too")
+        say_wrapped("a prefill call has no head; the last call of a prompt runs it too")
     spec = forecast.speculation
     if spec is not None:
-        tell(
+        say_wrapped(
             f"predicted: a verifying call of {spec.width} takes {spec.slowdown:.2f} decode steps, "
             + break_even(spec)
         )
@@ -101,7 +102,9 @@ def show_memory(forecast: Forecast) -> None:
     if held > most:
         show_warnings([f"{used} are more than the {most >> 30} GB of every {phones}"])
     else:
-        tell(f"{used}; no {phones} has more than {most >> 30} GB, and an app gets a part of it")
+        say_wrapped(
+            f"{used}; no {phones} has more than {most >> 30} GB, and an app gets a part of it"
+        )
 
 
 def show_residency(residency: PlannedResidency, speeds: bool) -> None:
@@ -110,13 +113,13 @@ def show_residency(residency: PlannedResidency, speeds: bool) -> None:
     audit = residency.audit
     risks = [rule for rule, severity in audit.severities.items() if severity == "risk"]
     if risks:
-        tell(f"risk, {audit.basis}: {', '.join(risks)}; see cetane audit --explain RULE")
+        say_wrapped(f"risk, {audit.basis}: {', '.join(risks)}; see cetane audit --explain RULE")
     if not audit.passed:
         named = f"residency, {audit.basis} for {audit.target}: FAIL"
         show_warnings(f"{named}: {reason}" for reason in audit.reasons)
         show_why(residency.explanation)
         alone = "; predicted speeds are those of the ANE alone" if speeds else ""
-        show_warnings([f"a port stops there without {ANYWHERE}{alone}"])
+        show_warnings([f"a port stops there without {ALLOW_OFF_ANE}{alone}"])
 
 
 def show_capacities(forecast: Forecast) -> None:
@@ -168,7 +171,8 @@ def explain_rates(predictor: Predictor) -> None:
         for name, r in predictor.rates.items()
     ]  # fmt: skip
     table(
-        f"rates on {predictor.chip.name} (docs/explanation/cost-model.md has the formulas)",
+        f"rates on {predictor.chip.name} ({documentation('explanation/cost-model.md')} has the "
+        "formulas)",
         ["rate", "term", "value", "one group left out", "kind", "source"],
         rows,
     )
@@ -200,17 +204,19 @@ def show_ranking(ranking: Ranking) -> None:
     table(f"predicted on {ranking.chip.name}: {fitting}", columns, rows)
     best = ranking.fastest
     if best is None:
-        tell(f"nothing that is known to pass every gate fits at a context of {ranking.context}")
+        say_wrapped(
+            f"nothing that is known to pass every gate fits at a context of {ranking.context}"
+        )
     else:
-        tell(
+        say_wrapped(
             f"the fastest at a context of {ranking.context}: {describe(best)}: "
             f"{best.decode.tok_s:.1f} tok/s, {best.decode.binds} binds"
         )
-    tell(
+    say_wrapped(
         "recommended is only what no rule refuses, with the cache contract that rules ask for, in "
         "fp16 or in a format that a port of this model has judged"
     )
     over = [c for c in ranking.refused if c.context == ranking.context]
     if over and (best is None or over[0].decode.ms < best.decode.ms):
         said = f"{describe(over[0])}: {over[0].decode.tok_s:.1f} tok/s; {over[0].refused}"
-        tell(f"predicted to be faster, but refused: {said}")
+        say_wrapped(f"predicted to be faster, but refused: {said}")

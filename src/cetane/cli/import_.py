@@ -18,8 +18,8 @@ from cetane.cli.output import (
     facts,
     print_json,
     say,
+    say_wrapped,
     table,
-    tell,
     verdict,
     warn,
     with_unit,
@@ -114,7 +114,9 @@ def show_outcome(bundle: Path, outcome: DeviceResult) -> None:
     from cetane.pipeline.import_kit import evidence_file
 
     basis = "measured on" if outcome.device else "run, not on a device, on"
-    tell(f"{outcome.name}: {basis} {outcome.machine}, {outcome.date}, {outcome.compute_units}")
+    say_wrapped(
+        f"{outcome.name}: {basis} {outcome.machine}, {outcome.date}, {outcome.compute_units}"
+    )
     table(
         "outputs against cetane's executor",
         ["check", "value", "limit", ""],

@@ -36,16 +36,19 @@ def info(bundle: BundlePath, verbose: Verbose = False, json: Json = False) -> No
 def show(bundle: Bundle, verbose: bool) -> None:
     """Print a bundle's plan, its functions, its draft heads and its gate results."""
     from cetane.cli.plan_tables import show as show_plan
+    from cetane.schema.changes import told_changes
 
     show_plan(bundle.plan, tables=verbose)
-    manifest = bundle.manifest
+    manifest, recipe = bundle.manifest, bundle.plan.recipe
     total = sum(record.bytes for record in manifest.files.values())
     made = ", ".join(f"{name} {version}" for name, version in manifest.producer.items())
     facts(
         {
             "source": Unbroken(manifest.source),
             **origins(manifest),
-            "recipe": f"{bundle.plan.recipe.name}: {bundle.plan.recipe.description}",
+            "recipe": f"{recipe.name}: {recipe.description}",
+            # what its description does not know of
+            **({"values of its own": changed} if (changed := told_changes(recipe)) else {}),
             "digest": bundle.digest[:16],  # the whole one is wider than a terminal; JSON has it
             "files": f"{len(manifest.files)}, {megabytes(total)}, all as built",
             "made with": made,

@@ -27,6 +27,7 @@ def inspect(model: Model, lora: Lora = None, adapter: Adapters = None, json: Jso
     shown = {
         "source": Unbroken(content["source"]),
         **{name: content[key] for name, key in names.items()},
+        **({"text part of": content["part_of"]} if content["part_of"] else {}),
         "supported": supported(content),
         "quantised": content["quantization"] or "no",
         "parameters": f"{content['parameters'] / 1e6:.1f} million",
@@ -52,7 +53,7 @@ def inspect(model: Model, lora: Lora = None, adapter: Adapters = None, json: Jso
 def supported(content: dict[str, Any]) -> str:
     """Whether a model is supported; if not, and no table about the nearest family says it, why."""
     if content["supported"]:
-        return "yes"
+        return "yes, of text only" if content["part_of"] else "yes"
     return "no" if content["nearest"] else f"no: {content['refusal']}"
 
 

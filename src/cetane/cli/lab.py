@@ -1,7 +1,5 @@
 """cetane lab: experiments as data, run, judged and logged."""
 
-import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,28 +7,23 @@ import typer
 
 from cetane.cli.app import Command, paragraphs
 from cetane.cli.crew import crew
+from cetane.cli.lab_folder import USUAL_FOLDER, FolderOption, lab_option, open_lab, other_folder
+from cetane.cli.lab_runs import refuse_unused, run_all, settled_outcome
 from cetane.cli.options import Json, Scheduler, StoreUrl, Workers, parse_named
-from cetane.cli.output import follow, print_json, progress, say, show_warnings, table, warn
+from cetane.cli.output import print_json, say, say_next, show_warnings, table
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
-    from cetane.lab.experiment import Experiment, Status
+    from cetane.lab.experiment import Status
     from cetane.lab.journal import Outcome
-    from cetane.lab.library import Lab
-    from cetane.lab.workload import Setting
-    from cetane.tasks.workers import Workers as Crew
 
 STATUSES = "Planned, Prototype, Measured, Shipping, Shelved, Rejected"
-HERE = Path("experiments")
 commands = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     help="Experiments as data: run them, judge them, keep a log.",
     epilog="Example: cetane lab run int8-weights",
 )
-FolderOption = Annotated[
-    Path, typer.Option("--lab", help="The folder of your experiments and your journal.")
-]
 Name = Annotated[str, typer.Argument(help="An experiment's id.")]
 
 
@@ -52,29 +45,9 @@ def command(example: str, name: str | None = None) -> Any:
     return register
 
 
-def open_lab(folder: Path, new: bool = False) -> "Lab":
-    """A lab. A last line of its journal that a power loss cut off is set aside.
-
-    Raises CetaneError for another folder than the usual one that does not exist, unless it may be
-    `new`.
-    """
-    from cetane.lab.library import Lab
-
-    if not new and folder != HERE and not folder.exists():
-        raise CetaneError(f"{folder}: no such folder", "--lab names the folder of your experiments")
-    lab = Lab(folder)
-    lost = lab.journal.repair()
-    if lost:
-        warn(
-            f"{lab.journal.path}: the last line was cut off; its {lost} bytes are in "
-            f"{lab.journal.broken}"
-        )
-    return lab
-
-
 @command("list --status shelved", "list")
 def list_experiments(
-    lab: FolderOption = HERE,
+    lab: FolderOption = USUAL_FOLDER,
     status: Annotated[str | None, typer.Option(help="Only experiments of this status.")] = None,
     json: Json = False,
 ) -> None:
@@ -102,7 +75,7 @@ def list_experiments(
         return
     rows = [[name, entry.status, entry.state_in_words()] for name, entry in chosen.items()]
     table("experiments", ["id", "status", "last run"], rows)
-    follow("lab", "show", "ID", options={"--lab": elsewhere(lab)})
+    say_next("lab", "show", "ID", options={"--lab": other_folder(lab)})
 
 
 def as_status(text: str) -> "Status":
@@ -116,7 +89,7 @@ def as_status(text: str) -> "Status":
 
 
 @command("show int8-weights")
-def show(name: Name, lab: FolderOption = HERE, json: Json = False) -> None:
+def show(name: Name, lab: FolderOption = USUAL_FOLDER, json: Json = False) -> None:
     """Show an experiment, its last figures and its verdict."""
     from cetane.cli.lab_tables import show_entry
     from cetane.lab.journal import as_dict
@@ -126,7 +99,7 @@ def show(name: Name, lab: FolderOption = HERE, json: Json = False) -> None:
         show_entry(entry)
         if not entry.judged_current:
             say("figures of an earlier definition")
-            follow("lab", "run", name, options={"--lab": elsewhere(lab)})
+            say_next("lab", "run", name, options={"--lab": other_folder(lab)})
         return
     experiment = entry.experiment
     print_json(
@@ -143,9 +116,9 @@ def show(name: Name, lab: FolderOption = HERE, json: Json = False) -> None:
 
 
 @command("new wider-heads")
-def new(name: Name, lab: FolderOption = HERE, json: Json = False) -> None:
+def new(name: Name, lab: FolderOption = USUAL_FOLDER, json: Json = False) -> None:
     """Start an experiment: a file to fill in."""
-    from cetane.files import disk_errors, replacing
+    from cetane.files import check_writable, write_text
     from cetane.lab.new import template
 
     path = lab / f"{name}.toml"
@@ -154,15 +127,13 @@ def new(name: Name, lab: FolderOption = HERE, json: Json = False) -> None:
     if name in open_lab(lab, new=True).files():  # the new one would hide it and its runs
         raise CetaneError(f"{name} is an experiment of cetane's own", "choose another id")
     content = template(name, str(path))
-    with disk_errors(path):
-        lab.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_text(content, encoding="utf-8")
+    check_writable(path)
+    write_text(path, content)
     if json:
         print_json({"experiment": str(path)})
     else:
         say(f"wrote {path}")
-        follow("lab", "run", name, options={"--lab": elsewhere(lab)})
+        say_next("lab", "run", name, options={"--lab": other_folder(lab)})
 
 
 EveryOption = Annotated[
@@ -187,7 +158,7 @@ def run(
     names: Annotated[list[str] | None, typer.Argument(help="Ids of experiments.")] = None,
     every: EveryOption = False,
     again: AgainOption = False,
-    lab: FolderOption = HERE,
+    lab: FolderOption = USUAL_FOLDER,
     models: ModelsOption = None,
     work: Annotated[Path, typer.Option(help="The folder of the built bundles.")] = Path(
         "build/lab"
@@ -209,7 +180,8 @@ def run(
 
     if bool(names) == every:
         raise CetaneError(
-            "give ids of experiments, or only --all", f"cetane lab list{named(lab)} has the ids"
+            "give ids of experiments, or only --all",
+            f"cetane lab list{lab_option(lab)} has the ids",
         )
     known = parse_named("--where", "NAME=PATH", "gemma3=models/gemma3", models)
     opened = open_lab(lab, new=True)
@@ -241,57 +213,8 @@ def run(
         show_runs(outcomes)
     elif passed and chosen:
         name = chosen[0].id
-        follow("report", name, "-o", f"{name}.html", options={"--lab": elsewhere(lab)})
+        say_next("report", name, "-o", f"{name}.html", options={"--lab": other_folder(lab)})
     raise typer.Exit(0 if passed else 1)
-
-
-def refuse_unused(setting: "Setting", experiments: "list[Experiment]") -> None:
-    """Raise CetaneError for a model by path that no workload of the experiments names."""
-    used = {one.workload.model for one in experiments if one.workload is not None}
-    for name in setting.models:
-        if name not in used:
-            raise CetaneError(
-                f"--where {name}: no workload of these experiments has that model",
-                f"they have {', '.join(sorted(used)) or 'none'}",
-            )
-
-
-def elsewhere(lab: Path) -> Path | None:
-    """The folder of a lab, if a command must name it."""
-    return None if lab == HERE else lab
-
-
-def named(lab: Path) -> str:
-    """The option that names a lab, after a space; empty if no command needs it."""
-    folder = elsewhere(lab)
-    return "" if folder is None else f" --lab {shlex.quote(str(folder))}"
-
-
-def run_all(
-    experiments: "list[Experiment]", setting: "Setting", lab: "Lab", workers: "Crew | None"
-) -> "Iterator[tuple[Experiment, Outcome]]":
-    """Run experiments, one after the other or by workers. Gives each as it ends."""
-    from cetane.lab.run import run as run_experiment
-    from cetane.lab.run import run_together
-
-    if workers is None:
-        for experiment in experiments:
-            with progress(experiment.id) as update:
-                outcome = run_experiment(experiment, setting, lab.journal, update)
-            yield experiment, outcome
-        return
-    known = {one.id: one for one in experiments}
-    with progress("lab") as update:
-        for outcome in run_together(experiments, setting, lab.journal, workers, update):
-            yield known[outcome.experiment], outcome
-
-
-def settled_outcome(lab: "Lab", experiment: "Experiment", setting: "Setting") -> "Outcome | None":
-    """The outcome of the last run, if another run would give the same; else None."""
-    from cetane.lab.run import settled
-
-    held = settled(experiment, setting, lab.journal.runs().get(experiment.id, []))
-    return None if held is None else held.outcome
 
 
 @command("log int8-weights")
@@ -299,7 +222,7 @@ def log(
     name: Annotated[
         str | None, typer.Argument(help="Only of this experiment.", show_default="all of yours")
     ] = None,
-    lab: FolderOption = HERE,
+    lab: FolderOption = USUAL_FOLDER,
     json: Json = False,
 ) -> None:
     """Show the journal: intents, outcomes, verdicts."""
@@ -317,7 +240,7 @@ def log(
     elif events:
         show_events(events)
     else:
-        say(f"nothing was run here yet: cetane lab run ID{named(lab)}")
+        say(f"nothing was run here yet: cetane lab run ID{lab_option(lab)}")
 
 
 @command("verdict int8-weights shelved --reason '2 % slower' --obituary 'Never paid.'")
@@ -328,7 +251,7 @@ def verdict(
     obituary: Annotated[
         str, typer.Option(help="Why not to try again; for shelved and rejected.")
     ] = "",
-    lab: FolderOption = HERE,
+    lab: FolderOption = USUAL_FOLDER,
     json: Json = False,
 ) -> None:
     """Record a decision about an experiment."""
@@ -338,7 +261,7 @@ def verdict(
     opened = open_lab(lab, new=True)
     experiment = opened.find(name)
     runs = opened.journal.runs().get(name, [])
-    decided = decide(experiment, runs, as_status(status), reason, obituary, named(lab))
+    decided = decide(experiment, runs, as_status(status), reason, obituary, lab_option(lab))
     opened.journal.append(decided)
     if json:
         print_json({"verdict": as_dict(decided)})
@@ -348,7 +271,7 @@ def verdict(
 
 @command("report -o experiments.md")
 def report(
-    lab: FolderOption = HERE,
+    lab: FolderOption = USUAL_FOLDER,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -358,16 +281,13 @@ def report(
     json: Json = False,
 ) -> None:
     """Write the decision log from the experiments and the journal."""
-    from cetane.files import disk_errors, replacing
+    from cetane.files import check_writable, write_text
     from cetane.lab.document import markdown
 
     opened = open_lab(lab)
     output = lab / "decision-log.md" if output is None else output
-    with disk_errors(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-    page = markdown(opened.experiments(), opened.journal)
-    with disk_errors(output), replacing(output) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    check_writable(output)
+    write_text(output, markdown(opened.experiments(), opened.journal))
     if json:
         print_json({"page": str(output)})
     else:

@@ -121,7 +121,7 @@ ForChip = Annotated[
     str | None,
     typer.Option("--chip", help="Choose the layout for this chip, such as m4-max or a19-pro."),
 ]
-ANYWHERE = "--no-require-residency"
+ALLOW_OFF_ANE = "--no-require-residency"
 """The option of a port for a chip that goes on where rules put it off the ANE."""
 
 

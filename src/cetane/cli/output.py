@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
-EVERY = 5.0
+LINE_EVERY = 5.0
 """Seconds between two lines of progress, without a terminal."""
-SOON = 2.0
-"""Seconds after which a job should have told something, without a terminal."""
+FIRST_LINE_AFTER = 2.0
+"""Seconds until the first line of progress, without a terminal: a job that is silent gets one."""
 
 
 class Unbroken(str):
@@ -75,17 +75,25 @@ def say(text: str) -> None:
     console.print(escaped(text), markup=False, soft_wrap=True)
 
 
-def follow(*words: object, options: Mapping[str, object] | None = None) -> None:
+def say_wrapped(text: str) -> None:
+    """Print a sentence that nobody copies: its lines end between words."""
+    indent = " " * (len(text) - len(text.lstrip()) + 2)
+    for line in textwrap.wrap(escaped(text), max(20, console.width), subsequent_indent=indent,
+                              break_long_words=False, break_on_hyphens=False):  # fmt: skip
+        say(line)
+
+
+def say_next(*words: object, options: Mapping[str, object] | None = None) -> None:
     """Print the command that comes next."""
     say(f"next: {command(*words, options=options)}")
 
 
-def follow_run(folder: Path) -> None:
+def say_next_run(folder: Path) -> None:
     """Print the command that runs a bundle: a conversation, if its model has a template for one."""
     from cetane.bundle import Bundle
 
     chats = Bundle(folder).tokenizer.has_chat_template
-    follow("run", folder, "--chat" if chats else "Once upon a time")
+    say_next("run", folder, "--chat" if chats else "Once upon a time")
 
 
 def command(*words: object, options: Mapping[str, object] | None = None) -> str:
@@ -98,14 +106,6 @@ def command(*words: object, options: Mapping[str, object] | None = None) -> str:
                 text = f"{one:g}" if isinstance(one, float) else one  # 26, as users write it
                 given += [name] if one is True else [name, text]
     return shlex.join(["cetane", *map(str, (*words, *given))])
-
-
-def tell(text: str) -> None:
-    """Print a sentence, in lines that end between words: nobody copies it."""
-    indent = " " * (len(text) - len(text.lstrip()) + 2)
-    for line in textwrap.wrap(escaped(text), max(20, console.width), subsequent_indent=indent,
-                              break_long_words=False, break_on_hyphens=False):  # fmt: skip
-        say(line)
 
 
 def warn(text: str) -> None:
@@ -160,14 +160,14 @@ def on_terminal(title: str) -> tuple["Progress", Callable[[], None]]:
 def in_log(title: str) -> tuple["Progress", Callable[[], None]]:
     """Lines at most every few seconds. A job that soon has told nothing tells its title."""
     last = 0.0
-    title_only = Timer(SOON, warn, [title])
+    title_only = Timer(FIRST_LINE_AFTER, warn, [title])
     title_only.daemon = True
     title_only.start()
 
     def update(what: str, done: int, total: int) -> None:
         nonlocal last
         title_only.cancel()
-        if time.monotonic() - last >= EVERY:
+        if time.monotonic() - last >= LINE_EVERY:
             last = time.monotonic()
             warn(f"{title}: {what} ({done}/{total})")
 
@@ -199,7 +199,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     widths = [max(map(longest, column)) for column in values]
     room = console.width - sum(widths) - 3 * len(columns) + 1  # edges, dividers and padding
     if room < 0:
-        listed(title, columns, rows)
+        print_lists(title, columns, rows)
         return
     whole = [max(len(cell(value)) for value in column) - least
              for column, least in zip(values, widths, strict=True)]  # fmt: skip
@@ -230,7 +230,7 @@ def lines_of(value: Any, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-def listed(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def print_lists(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print rows as lists of cells; the first cell is the heading."""
     console.print(Text(escaped(title), "bold"), soft_wrap=True)
     for row in rows:

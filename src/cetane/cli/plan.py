@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cetane.cli.options import (
-    ANYWHERE,
+    ALLOW_OFF_ANE,
     Adapters,
     Bits,
     Context,
@@ -20,7 +20,7 @@ from cetane.cli.options import (
     parse_adapters,
     parse_changes,
 )
-from cetane.cli.output import follow, print_json, progress, say, show_warnings
+from cetane.cli.output import print_json, progress, say, say_next, show_warnings
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
@@ -103,9 +103,9 @@ def plan(
         options = {
             "-r": None if recipe == "default" else recipe, "--context": context, "--bits": bits,
             "--set": settings, "--lora": lora, "--adapter": adapter, "--chip": chip, "--os": os,
-            ANYWHERE: residency is not None and not residency.audit.passed,
+            ALLOW_OFF_ANE: residency is not None and not residency.audit.passed,
         }  # fmt: skip
-        follow("port", model, options=options)
+        say_next("port", model, options=options)
 
 
 def rank_all(request: "Request", target: "Target", json: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cetane.cli.output import megabytes, say, table, tell, warn
+from cetane.cli.output import megabytes, say, say_wrapped, table, warn
 from cetane.compress import AUTO
 from cetane.hardware.chips import DEFAULT_CHIP, find_chip
 
@@ -39,24 +39,26 @@ def show_summary(plan: Plan) -> None:
         f"{plan.architecture}, {plan.layers} layers; recipe {recipe.name}: context "
         f"{recipe.cache.context}, {caches(plan)}"
     )
-    tell(first)
-    tell(
+    say_wrapped(first)
+    say_wrapped(
         f"  {len(plan.shards)} packages, {len(plan.functions)} functions; calls of {widths(plan)} "
         "tokens"
     )
-    tell(f"  weights {weights}, embedding {embedding}, cache {cache}")
+    say_wrapped(f"  weights {weights}, embedding {embedding}, cache {cache}")
     streaming = recipe.cache.streaming
     if streaming is not None:
         kept = streaming.kept()
         heads = sum(len(streaming.scores.layers[layer]) for layer in kept)
-        tell(
+        say_wrapped(
             f"  {sum(map(len, kept.values()))} of {heads} key/value heads keep all tokens, the "
             f"others {streaming.sinks} sinks and a window of {streaming.window}"
         )
     if plan.smaller:
         sizes = [str(one.tokens) for one in plan.capacities]
         own = sum(function.capacity is not None for function in plan.functions.values())
-        tell(f"  capacities of {', '.join(sizes)} tokens; {own} functions for the smaller ones")
+        say_wrapped(
+            f"  capacities of {', '.join(sizes)} tokens; {own} functions for the smaller ones"
+        )
     for name, adapter in plan.adapters.items():
         own = sum(function.adapter == name for function in plan.functions.values())
         kind = f"rank {adapter.rank}{', DoRA' if adapter.dora else ''}"
@@ -104,7 +106,7 @@ def show_tables(plan: Plan) -> None:
     table("key/value cache", ["context", "bytes"], contexts)
     if plan.kv_padding:
         context = plan.recipe.cache.context
-        tell(
+        say_wrapped(
             f"{megabytes(plan.kv_padding)} of the {megabytes(plan.kv_bytes[context])} at {context} "
             "are padding of states"
         )

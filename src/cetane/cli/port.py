@@ -35,12 +35,12 @@ from cetane.cli.output import (
     command,
     conclude,
     console,
-    follow,
-    follow_run,
     megabytes,
     progress,
     say,
-    tell,
+    say_next,
+    say_next_run,
+    say_wrapped,
     verdict,
     warn,
 )
@@ -141,11 +141,11 @@ def show(result: PortResult, seconds: float, named: bool, fix: bool, verbose: bo
     for reason in dict.fromkeys(reasons.values()):
         keys = [key for key in reasons if reasons[key] == reason]
         values = [f"{key} = {value_of(result.plan.recipe, key)}" for key in keys]
-        tell(f"chosen: {', '.join(values)}")
+        say_wrapped(f"chosen: {', '.join(values)}")
         for line in reason.split("; "):
-            tell(f"  {line}")
+            say_wrapped(f"  {line}")
     for change in result.changes:
-        tell(f"changed: {change}")
+        say_wrapped(f"changed: {change}")
     if result.refused is not None:
         warn(f"nothing else was tried: {result.refused}")
     show_residency(result, named)
@@ -166,16 +166,16 @@ def show(result: PortResult, seconds: float, named: bool, fix: bool, verbose: bo
     assert result.golden is not None
     show_golden(result.golden, verbose)
     show_mend(result.explanation, fix)
-    tell(f"speed, predicted: {headline(result.forecast)}")
+    say_wrapped(f"speed, predicted: {headline(result.forecast)}")
     path = result.bundle.path
     size = sum(record.bytes for record in result.bundle.manifest.files.values())
     say(f"wrote {path}: {megabytes(size)} in {seconds:.0f} s")
     if result.passed:
-        follow_run(path)
+        say_next_run(path)
     elif result.golden.passed:  # only residency is red
-        follow(*audit_words(result))
+        say_next(*audit_words(result))
     elif result.explanation is None or result.explanation.cause != "compression":
-        follow("diff", path, "--model", result.bundle.manifest.source)  # else no op is wrong
+        say_next("diff", path, "--model", result.bundle.manifest.source)  # else no op is wrong
 
 
 def show_mend(why: Explanation | None, fix: bool) -> None:
@@ -184,7 +184,7 @@ def show_mend(why: Explanation | None, fix: bool) -> None:
 
     show_why(why)
     if why is not None and why.mends and not fix:
-        tell("the same command with --fix makes this change, and goes on")
+        say_wrapped("the same command with --fix makes this change, and goes on")
 
 
 def show_residency(result: PortResult, named: bool) -> None:
@@ -197,14 +197,16 @@ def show_residency(result: PortResult, named: bool) -> None:
         console.print(f"{judged}: {verdict(audit.passed)}")
     if audit.passed:
         return
-    if all("tiny-program" in {hit.rule for hit in one.findings} for one in audit.functions):
-        tell(f"{judged}: so small a model stays on the CPU, by the rule tiny-program")
+    if audit.tiny:
+        say_wrapped(f"{judged}: so small a model stays on the CPU, by the rule tiny-program")
     for reason in audit.reasons:
         warn(f"{judged}: {reason}")
     if not named:
-        tell("no chip is named, so residency decides nothing: --chip a19-pro makes it a gate")
+        say_wrapped(
+            "no chip is named, so residency decides nothing: --chip a19-pro makes it a gate"
+        )
     elif not result.residency_required:
-        tell("residency decides nothing: --no-require-residency")
+        say_wrapped("residency decides nothing: --no-require-residency")
     if result.bundle is not None:
         warn(f"  for details: {command(*audit_words(result))}")
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cetane.cli.options import Json, MeasuredChip
-from cetane.cli.output import follow, megabytes, print_json, progress, say, warn
+from cetane.cli.output import megabytes, print_json, progress, say, say_next, warn
 
 
 def push(
@@ -63,4 +63,4 @@ def push(
     if dry_run:
         options = {"--bundle": bundle, "--license": license, "--chip": chip, "--public": public,
                    "--held-out": held_out}  # fmt: skip
-        follow("push", folder, repo, options=options)
+        say_next("push", folder, repo, options=options)

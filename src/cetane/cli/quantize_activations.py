@@ -12,11 +12,11 @@ from cetane.cli.options import BundlePath, Checkpoint, Force, Json
 from cetane.cli.output import (
     console,
     facts,
-    follow_run,
     megabytes,
     print_json,
     progress,
     say,
+    say_next_run,
     table,
 )
 
@@ -114,7 +114,7 @@ def advise(outcome: ActivationOutcome, output: Path) -> None:
     from cetane.bundle import Bundle
 
     if outcome.passed:
-        follow_run(output)
+        say_next_run(output)
     elif outcome.made.options.tensors == "all":
         say("next: --tensors inputs leaves gated products and outputs in fp16")
     elif not Bundle(output).plan.recipe.compression.rotate:

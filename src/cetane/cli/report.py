@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cetane.cli.options import Checkpoint, Json, MeasuredChip
-from cetane.cli.output import finite, follow, print_json, progress, say
+from cetane.cli.output import finite, print_json, progress, say, say_next
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def report(
 
     Its figures lie beside it as JSON.
     """
-    from cetane.files import check_outside, check_writable, disk_errors, replacing, write_json
+    from cetane.files import check_outside, check_writable, disk_errors, write_json, write_text
     from cetane.report.content.page import BundleReport
     from cetane.report.page import page
 
@@ -57,14 +57,13 @@ def report(
     written, made = finite(content.model_dump(mode="json")), page(content)
     with disk_errors(beside):
         write_json(beside, written)
-    with disk_errors(output), replacing(output) as temporary:
-        temporary.write_text(made, encoding="utf-8")
+    write_text(output, made)
     if json:
         print_json({"page": str(output), "json": str(beside)} | written)
     else:
         say(f"wrote {output}, and its figures in {beside}")
         if isinstance(content, BundleReport):
-            follow("export", subject, "--layout", "contract", "-o", f"{output.stem}-app")
+            say_next("export", subject, "--layout", "contract", "-o", f"{output.stem}-app")
 
 
 def collect(
@@ -76,7 +75,7 @@ def collect(
     model: str | None,
 ) -> "BundleReport | ExperimentReport":
     """The content of a page about a bundle, or about an experiment."""
-    from cetane.cli.lab import named, open_lab
+    from cetane.cli.lab_folder import lab_option, open_lab
     from cetane.lab.entry import experiment_report
 
     if Path(subject).exists() or not ID.fullmatch(subject):
@@ -92,7 +91,7 @@ def collect(
         raise CetaneError(
             f"{subject}: --sweep, --bench, --chip and --model are for a bundle's page"
         )
-    return experiment_report(experiment, known.journal, named(lab))
+    return experiment_report(experiment, known.journal, lab_option(lab))
 
 
 def about_bundle(

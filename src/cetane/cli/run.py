@@ -22,7 +22,8 @@ from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
     from cetane.pipeline.completion import Completion, Sampling
-    from cetane.pipeline.language_model import LanguageModel, Message, Prompt
+    from cetane.pipeline.language_model import LanguageModel
+    from cetane.pipeline.prompt import Message, Prompt
 
 
 PromptIdsOption = Annotated[

@@ -10,7 +10,7 @@ import typer
 
 from cetane.cli.crew import crew
 from cetane.cli.options import (
-    ANYWHERE,
+    ALLOW_OFF_ANE,
     ChipName,
     Json,
     Lora,
@@ -22,7 +22,7 @@ from cetane.cli.options import (
     Verbose,
     Workers,
 )
-from cetane.cli.output import conclude, follow, megabytes, progress, say, table, tell, warn
+from cetane.cli.output import conclude, megabytes, progress, say, say_next, say_wrapped, table, warn
 
 if TYPE_CHECKING:
     from cetane.sweeps.points import Point
@@ -99,7 +99,7 @@ def show(result: SweepResult, verbose: bool, model: str, asked: Mapping[str, obj
         ["point", "MB", "bits", "ppl", "KL", "top-1", "smoke", "tok/s"],
         [row(point, chosen, result.table_bytes) for point in shown],
     )
-    tell(f"MB of weights and tables; tok/s predicted for {first.predicted.target}")
+    say_wrapped(f"MB of weights and tables; tok/s predicted for {first.predicted.target}")
     if len(shown) < len(known):
         say(f"{len(known) - len(shown)} more are larger and worse than these; -v lists all")
     for name, reason in result.refused.items():
@@ -118,14 +118,14 @@ def show(result: SweepResult, verbose: bool, model: str, asked: Mapping[str, obj
         say(f"wrote {path}")
     if result.chosen is None:
         smallest = min(point.weight_bytes for point in known) + result.table_bytes
-        tell(
+        say_wrapped(
             f"no point has at most {megabytes(result.budget_bytes)}; the smallest has "
             f"{megabytes(smallest)}"
         )
     else:
         say(f"chosen: {result.chosen.name}")
         off = asked["--chip"] is not None and result.chosen.predicted.weights_off_ane > 0
-        follow("port", model, options={"-r": result.recipe, **asked, ANYWHERE: off})
+        say_next("port", model, options={"-r": result.recipe, **asked, ALLOW_OFF_ANE: off})
 
 
 def row(point: Point, chosen: str | None, tables: int) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cetane.cli.options import BundlePath, Checkpoint, Json
-from cetane.cli.output import conclude, follow, progress, say, table, warn
+from cetane.cli.output import conclude, progress, say, say_next, say_wrapped, table, warn
 
 if TYPE_CHECKING:
     from cetane.pipeline.draft_head_result import TrainedDraftHead
@@ -69,7 +69,7 @@ def show_all(results: Sequence[TrainedDraftHead], bundle: Path) -> None:
     for result in results:
         show(result)
     if all(result.passed for result in results):
-        follow("bench", bundle)
+        say_next("bench", bundle)
 
 
 def show(result: TrainedDraftHead) -> None:
@@ -96,8 +96,11 @@ def show(result: TrainedDraftHead) -> None:
     if not result.placed:
         warn(f"the earlier {result.head.name} head stays in the bundle, since the new one failed")
         return
+    judged = f"residency on {result.residency.target}, predicted"
+    if result.residency.tiny:
+        say_wrapped(f"{judged}: so small a draft head stays on the CPU, by the rule tiny-program")
     for reason in result.residency.reasons:
-        warn(f"warning: residency on {result.residency.target}, predicted: {reason}")
+        warn(f"warning: {judged}: {reason}")
     if result.worse:
         warn(
             "warning: it knows far fewer tokens than where it was trained: is it of another model?"

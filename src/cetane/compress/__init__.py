@@ -2,7 +2,7 @@
 them."""
 
 from cetane.compress.formats import Format, Fp16, Linear, Palette, parse_format
-from cetane.compress.select import AUTO, Selection, pattern
+from cetane.compress.selection import AUTO, Selection, patterns
 from cetane.compress.sensitivity import Sensitivities, SensitivityFile
 
 __all__ = [
@@ -15,5 +15,5 @@ __all__ = [
     "Sensitivities",
     "SensitivityFile",
     "parse_format",
-    "pattern",
+    "patterns",
 ]

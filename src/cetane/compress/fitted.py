@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cetane.compress.beside import FileBeside
 from cetane.compress.formats import Format, Palette, Shape
+from cetane.compress.recipe_file import RecipeFile
 from cetane.errors import CetaneError
 from cetane.files import cache_dir, disk_errors, read_text, replacing, sha256
 from cetane.validation import parse_json
@@ -25,13 +25,13 @@ if TYPE_CHECKING:  # a recipe is read without numpy
 
     from cetane.compress.encoded import Affine, Encoded, Palettized
 
-SAID = "cetane"
-"""The metadata's only entry, a JSON object. The order of several differs from run to run, and the
-file's hash with it."""
+METADATA = "cetane"
+"""The only entry of safetensors' metadata, a JSON object. The order of several differs from run to
+run, and the file's hash with it."""
 KEY, MODEL, HARMS = "key", "model", "harms"
-"""Its keys: hashes of all that the constants depend on, and of the checkpoint alone; nats by the
-name of a tensor."""
-ANEW = "remove compression.fitted from the recipe: cetane port makes the file anew"
+"""The keys of this object: hashes of all that the constants depend on, and of the checkpoint alone;
+nats by the name of a tensor."""
+HINT = "remove compression.fitted from the recipe: cetane port makes the file anew"
 """What to do if the file is not the right one."""
 INDICES, LUT, DATA, SCALE = "/indices", "/lut", "/data", "/scale"
 """Suffixes of the names in the file: each follows the name of a checkpoint's tensor."""
@@ -39,7 +39,7 @@ Span = tuple[int, int]
 """The start and the stop of some rows or columns."""
 
 
-class Fitted:
+class FittedConstants:
     """The constants of a file, read one weight at a time."""
 
     def __init__(self, path: Path) -> None:
@@ -54,11 +54,11 @@ class Fitted:
         self.path = path
 
     @property
-    def said(self) -> dict[str, Any]:
-        """What the file's metadata says; empty for an older file, and for one that is damaged."""
+    def metadata(self) -> dict[str, Any]:
+        """The object in the file's metadata; empty for an older file or a damaged one."""
         with suppress(KeyError, CetaneError):
-            said = parse_json((self.file.metadata() or {})[SAID], str(self.path))
-            return said if isinstance(said, dict) else {}
+            content = parse_json((self.file.metadata() or {})[METADATA], str(self.path))
+            return content if isinstance(content, dict) else {}
         return {}
 
     @property
@@ -66,7 +66,7 @@ class Fitted:
         """The KL, in nats a token, that the rounding of each tensor was predicted to cost, by its
         name; empty if nothing predicted it."""
         with suppress(KeyError, ValueError, TypeError, AttributeError):
-            return {str(name): float(harm) for name, harm in self.said[HARMS].items()}
+            return {str(name): float(harm) for name, harm in self.metadata[HARMS].items()}
         return {}
 
     def __contains__(self, name: object) -> bool:
@@ -79,12 +79,12 @@ class Fitted:
         A model that was trained on from it has weights so near that a gate may take these constants
         for its own. Older files do not say their model.
         """
-        model = self.said.get(MODEL)
+        model = self.metadata.get(MODEL)
         if model is not None and model != checkpoint.content:
             raise CetaneError(
                 f"compression.fitted: the constants were fitted to another model than "
                 f"{checkpoint.source}",
-                ANEW,
+                HINT,
             )
 
     def of(
@@ -105,7 +105,7 @@ class Fitted:
                 return self._affine(name, shape, form, rows, columns)
         except (ValueError, LookupError, AttributeError, TypeError, SafetensorError) as error:
             raise CetaneError(
-                f"{self.path}: {name} is not fitted to a {form.name} of shape {shape}", ANEW
+                f"{self.path}: {name} is not fitted to a {form.name} of shape {shape}", HINT
             ) from error
         return None
 
@@ -115,7 +115,7 @@ class Fitted:
 
         values = self.file.get_tensor(name)
         if not np.isfinite(values).all():
-            raise CetaneError(f"{self.path}: {name} holds NaN or infinity", ANEW)
+            raise CetaneError(f"{self.path}: {name} holds NaN or infinity", HINT)
         return values
 
     def _palettized(
@@ -164,15 +164,15 @@ class Fitted:
         return Affine(own, scale[part].reshape(-1, *[1] * (len(shape) - 1)), form.bits)
 
 
-class FittedFile(FileBeside):
+class FittedFile(RecipeFile):
     """A recipe's `[compression.fitted]`: beside the recipe, else in the cache folder, by its
     hash."""
 
-    def read(self) -> Fitted:
+    def read(self) -> FittedConstants:
         """The constants. Raises CetaneError if the file cannot be read or has another hash."""
         if not self.path.is_file() and (kept := by_content(self.sha256)).path.is_file():
             return kept.read()
-        return Fitted(self.verify("compression.fitted", ANEW))
+        return FittedConstants(self.verify("compression.fitted", HINT))
 
 
 def folder() -> Path:
@@ -201,10 +201,10 @@ def save(
         elif isinstance(made, Affine):
             tensors[name + DATA] = made.data.reshape(len(made.data), -1)
             tensors[name + SCALE] = made.scale.reshape(-1)
-    said = {KEY: key, MODEL: model, HARMS: dict(harms or {})}
+    metadata = {KEY: key, MODEL: model, HARMS: dict(harms or {})}
     # safetensors writes an array's memory, whatever the order of its axes there
     dense = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    content = serialized(dense, {SAID: json.dumps(said)})
+    content = serialized(dense, {METADATA: json.dumps(metadata)})
     digest = hashlib.sha256(content).hexdigest()
     with disk_errors(folder()):
         folder().mkdir(parents=True, exist_ok=True)
@@ -218,7 +218,7 @@ def save(
 def by_content(digest: str) -> FittedFile:
     """The file of this hash in the cache folder, which need not exist."""
     file = FittedFile(file=f"{digest}.safetensors", sha256=digest)
-    file.beside(folder() / "recipe.toml")
+    file.find_beside(folder() / "recipe.toml")
     return file
 
 

@@ -96,7 +96,7 @@ class PaletteLevels(Levels):
             products + ridge * np.eye(size), np.stack(sums, 1).reshape(self.lut.shape)
         )
         moved = replace(self, lut=np.asarray(step, dtype=np.float32))
-        share = problem.length(problem.rounded(moved.rows, indices), gradients)
+        share = problem.step_length(problem.rounded(moved.rows, indices), gradients)
         return self.sorted(self.lut + moved.lut * share, indices)
 
     def sorted(self, lut: Matrix, indices: Indices) -> "tuple[PaletteLevels, Indices]":
@@ -127,7 +127,7 @@ class LinearLevels(Levels):
         return int(2 ** (self.bits - 1) - 1)
 
     @property
-    def halves(self) -> Half:
+    def stored_scale(self) -> Half:
         """The scale as it is stored."""
         return np.minimum(self.scale, largest_scale(self.limit)).astype(np.float16)
 
@@ -137,7 +137,7 @@ class LinearLevels(Levels):
 
     @property
     def rows(self) -> Matrix:
-        return self.integers * self.halves.astype(np.float32)[:, None]
+        return self.integers * self.stored_scale.astype(np.float32)[:, None]
 
     def fitted(self, indices: Indices, gradients: Matrix) -> "tuple[LinearLevels, Indices]":
         chosen = self.integers[indices]
@@ -148,5 +148,5 @@ class LinearLevels(Levels):
 
     def encoded(self, indices: Indices, shape: Shape) -> Affine:
         own = indices[:, self.problem.back].astype(np.int16) - self.limit
-        scale = self.halves.reshape(-1, *[1] * (len(shape) - 1))
+        scale = self.stored_scale.reshape(-1, *[1] * (len(shape) - 1))
         return Affine(own.astype(np.int8).reshape(shape), scale, self.bits)

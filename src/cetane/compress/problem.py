@@ -20,17 +20,21 @@ A multiple of the rows that share an index."""
 class Problem:
     """A weight `(O, I)` and the quadratic form that its errors are measured in.
 
-    Columns are kept in the order of their rounding. With `largest`, those with the largest diagonal
+    Columns are kept in the order of their rounding. With `by_size`, those with the largest diagonal
     come first: they count most, and most columns can still make up for them.
 
     `levels (O, K)` are the values that the weights of each row can become; they ascend.
     """
 
     def __init__(
-        self, weight: Matrix, hessian: Matrix, outputs: Matrix | None = None, largest: bool = True
+        self,
+        weight: Matrix,
+        hessian: Matrix,
+        outputs: Matrix | None = None,
+        by_size: bool = True,
     ) -> None:
         diagonal = np.diagonal(hessian)
-        self.order = np.argsort(-diagonal, kind="stable") if largest else np.arange(len(diagonal))
+        self.order = np.argsort(-diagonal, kind="stable") if by_size else np.arange(len(diagonal))
         self.back = np.argsort(self.order)
         self.weight = np.ascontiguousarray(weight[:, self.order])
         self.hessian = np.ascontiguousarray(hessian[self.order][:, self.order])
@@ -136,7 +140,7 @@ class Problem:
             gradients[below] -= self.outputs[below, rows] @ (changes[rows] @ own)
         return changes
 
-    def length(self, step: Matrix, gradients: Matrix) -> np.float32:
+    def step_length(self, step: Matrix, gradients: Matrix) -> np.float32:
         """The factor of a step of all rounded values that lowers the error most."""
         other = step if self.outputs is None else self.outputs @ step
         falls = float(np.vdot(step, gradients))
@@ -151,17 +155,22 @@ class VectorProblem(Problem):
     """
 
     def __init__(
-        self, weight: Matrix, hessian: Matrix, outputs: Matrix | None, largest: bool, length: int
+        self,
+        weight: Matrix,
+        hessian: Matrix,
+        outputs: Matrix | None,
+        by_size: bool,
+        length: int,
     ) -> None:
         """`length` is V, a divisor of `ROWS`."""
-        super().__init__(weight, hessian, outputs, largest)
+        super().__init__(weight, hessian, outputs, by_size)
         self.vector = length
 
     def rounded(self, levels: Matrix, indices: Indices) -> Matrix:
         vectors = np.take_along_axis(levels, indices[:, None], 2)
         return vectors.reshape(self.weight.shape)
 
-    def together(self, rows: slice, factor: Matrix | None) -> Matrix:
+    def block_of(self, rows: slice, factor: Matrix | None) -> Matrix:
         """The part of some rows of `outputs` or of its factor; rows that count alone have ones on
         the diagonal."""
         size = rows.stop - rows.start
@@ -172,15 +181,15 @@ class VectorProblem(Problem):
     def round_views(self) -> Matrix:
         """What the errors of each vector are multiplied by, `(S, V, V)`. Their squares are then
         what they cost, if all rows below make up for them."""
-        return np.linalg.inv(self.vectors(self.row_factor).swapaxes(1, 2))
+        return np.linalg.inv(self.diagonal_blocks(self.row_factor).swapaxes(1, 2))
 
     @cached_property
     def descend_views(self) -> Matrix:
         """The same if no other row moves."""
-        return np.linalg.cholesky(self.vectors(self.outputs)).swapaxes(1, 2).copy()
+        return np.linalg.cholesky(self.diagonal_blocks(self.outputs)).swapaxes(1, 2).copy()
 
-    def vectors(self, square: Matrix | None) -> Matrix:
-        """The blocks `(S, V, V)` on the diagonal of a square matrix of all rows, as `together`."""
+    def diagonal_blocks(self, square: Matrix | None) -> Matrix:
+        """The blocks `(S, V, V)` on the diagonal of a square matrix of all rows, as `block_of`."""
         count, length = len(self.weight) // self.vector, self.vector
         if square is None:
             return np.tile(np.eye(length, dtype=np.float32), (count, 1, 1))
@@ -194,11 +203,11 @@ class VectorProblem(Problem):
         weight, errors = self.weight[:, block].copy(), np.empty_like(moved)
         chosen = np.empty((len(levels), moved.shape[1]), np.uint8)
         for rows, below in self.row_blocks:
-            own = self.of(rows)
+            own = self.vectors_of(rows)
             views = self.round_views[own]
             loops.round_rows(
                 weight[rows], moved[rows], levels[own], views @ levels[own], chosen[own],
-                errors[rows], self.together(rows, self.row_factor), views, factor,
+                errors[rows], self.block_of(rows, self.row_factor), views, factor,
             )  # fmt: skip
             if self.row_factor is not None:
                 weight[below] -= self.row_factor[rows, below].T @ weight[rows]
@@ -211,17 +220,17 @@ class VectorProblem(Problem):
 
         own, changes = np.ascontiguousarray(self.hessian[block, block]), np.empty_like(gradients)
         for rows, below in self.row_blocks:
-            vectors = self.of(rows)
+            vectors = self.vectors_of(rows)
             views = self.descend_views[vectors]
             loops.descend_rows(
                 gradients[rows], levels[vectors], views @ levels[vectors], chosen[vectors],
-                changes[rows], self.together(rows, self.outputs), views, own,
+                changes[rows], self.block_of(rows, self.outputs), views, own,
             )  # fmt: skip
             if self.outputs is not None:
                 gradients[below] -= self.outputs[below, rows] @ (changes[rows] @ own)
         return changes
 
-    def of(self, rows: slice) -> slice:
+    def vectors_of(self, rows: slice) -> slice:
         """The vectors that some rows make."""
         return slice(rows.start // self.vector, rows.stop // self.vector)
 

@@ -17,7 +17,7 @@ from cetane.compress.encoded import Encoded
 from cetane.compress.formats import Format, Linear, Palette, Shape
 from cetane.compress.levels import first_levels
 from cetane.compress.problem import Matrix, Problem, VectorProblem
-from cetane.compress.select import AS_GPTQ, SecondOrder
+from cetane.compress.selection import AS_GPTQ, SecondOrder
 from cetane.errors import CetaneError
 
 OUTPUT_DAMPING = 1.0

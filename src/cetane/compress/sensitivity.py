@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cetane.compress.beside import FileBeside
+from cetane.compress.recipe_file import RecipeFile
 from cetane.errors import CetaneError
 from cetane.files import read_bytes
 
@@ -80,7 +80,7 @@ def stored_key(path: Path) -> str | None:
         return None
 
 
-class SensitivityFile(FileBeside):
+class SensitivityFile(RecipeFile):
     """A recipe's `[compression.sensitivity]`."""
 
     def read(self) -> Sensitivities:

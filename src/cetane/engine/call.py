@@ -7,6 +7,7 @@ import numpy as np
 
 from cetane.engine.backend import Array, Arrays
 from cetane.engine.logits import Logits
+from cetane.engine.slots import CallSlots
 from cetane.schema.function import Route, Step
 from cetane.schema.interface import Kept, Order, hidden_shape
 from cetane.schema.recipe import Mode
@@ -15,24 +16,6 @@ from cetane.schema.recipe import Mode
 def line(count: int) -> range:
     """The parents of `count` tokens, each of which follows the one before."""
     return range(-1, count - 1)
-
-
-@dataclass(frozen=True)
-class CallSlots:
-    """The slots of one cache group during a call of `n` tokens and `T` columns, and after it.
-
-    A slot is represented by the position of the token that it holds, or by EMPTY.
-    """
-
-    after: Array
-    """The position in each slot after the call, int `(S,)`."""
-    keys: Array
-    """The position of each key to which the call attends. In a `readonly` call these are the slots
-    before the call and then its own columns, int `(S + T,)`; else the slots after it, `(S,)`."""
-    targets: Array
-    """The slot into which each token is written, int `(n,)`. A cache that shifts ignores them."""
-    own: Array
-    """The index in `keys` of each of the call's own tokens, int `(n,)`."""
 
 
 @dataclass(frozen=True)

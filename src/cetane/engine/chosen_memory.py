@@ -5,7 +5,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from cetane.engine.backend import Array
-from cetane.engine.memory import EMPTY, Memory, runs
+from cetane.engine.memory import Memory, runs
+from cetane.engine.slots import EMPTY
 from cetane.schema.function import CapacityPlan, Function
 
 

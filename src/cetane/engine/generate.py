@@ -16,8 +16,8 @@ Ending = Literal["stop", "length", "context"]
 class DraftSource(Protocol):
     """A source of drafts for one sequence."""
 
-    def begin(self, session: Session, tokens: Sequence[int]) -> None:
-        """Called before the session is fed these tokens and generates."""
+    def begin(self, session: Session, tokens: Sequence[int], stop: Sequence[int] = ()) -> None:
+        """Called before the session is fed these tokens and generates. `stop` end the answer."""
 
     def read(self) -> None:
         """Called when the session holds these tokens, before the first new one comes."""
@@ -47,7 +47,7 @@ def generate(
     the conversation goes on. `drafts` change only the speed.
     """
     if drafts is not None:
-        drafts.begin(session, prompt)
+        drafts.begin(session, prompt, stop)
     logits = session.feed(prompt)
     if not max_new:
         return "length"

@@ -5,7 +5,7 @@ import numpy as np
 from cetane.bundle.tables import Tables
 from cetane.engine.backend import Array
 from cetane.engine.call import Call, hidden
-from cetane.engine.memory import EMPTY
+from cetane.engine.slots import EMPTY
 from cetane.schema.interface import (
     MASKED,
     Embedding,

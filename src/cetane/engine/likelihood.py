@@ -8,7 +8,7 @@ import numpy as np
 from cetane.engine.backend import Array
 from cetane.engine.execution import Watch
 from cetane.engine.prefixes import Fed, Prefixes
-from cetane.engine.sampling import check, largest
+from cetane.engine.sampling import check_finite, largest
 
 LEAST = -9999.0
 """The log probability of a token that the head cannot choose, as OpenAI's API writes it."""
@@ -35,7 +35,7 @@ def token_likelihood(logits: Array, token: int, top: int) -> TokenLikelihood:
     Computed in float64, from the model's own distribution: before any sampling control. Raises
     CetaneError for logits with NaN or infinity.
     """
-    check(logits)
+    check_finite(logits)
     scores = logits.astype(np.float64)
     highest = scores.max()
     total = highest + np.log(np.exp(scores - highest).sum())

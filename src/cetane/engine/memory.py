@@ -1,4 +1,4 @@
-"""The memory of a sequence: positions in slots, caches, histories, matrices and marks."""
+"""The memory of a sequence: its slots, caches, histories, matrices and marks."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from cetane.engine.backend import Array, Arrays
-from cetane.engine.call import Call, CallSlots
+from cetane.engine.call import Call
+from cetane.engine.slots import EMPTY, call_slots, depths, grown, slots_after
 from cetane.errors import CetaneError
 from cetane.schema.function import Function
 from cetane.schema.interface import (
@@ -22,10 +23,7 @@ from cetane.schema.interface import (
     ToMatrix,
     time_axis,
 )
-from cetane.schema.slots import ContractName, Slots
-
-EMPTY = -1
-"""The position in a slot that holds no token."""
+from cetane.schema.slots import Slots
 
 
 @dataclass(frozen=True)
@@ -127,20 +125,22 @@ class Memory:
 
     def accept(self, call: Call, writes: Sequence[tuple[Kept, Array]], path: Sequence[int]) -> None:
         """Count the tokens in some columns of a call as run, in this order, and write them."""
-        self.keep(call, writes, path)
-        self.count(call, path)
+        self.write_accepted(call, writes, path)
+        self.count_accepted(call, path)
 
-    def keep(self, call: Call, writes: Sequence[tuple[Kept, Array]], path: Sequence[int]) -> None:
+    def write_accepted(
+        self, call: Call, writes: Sequence[tuple[Kept, Array]], path: Sequence[int]
+    ) -> None:
         """Write the accepted columns of a call."""
         if path:
             for sink, value in writes:
                 self.write(sink, value, call, path)
 
-    def count(self, call: Call, path: Sequence[int]) -> None:
-        """Count the accepted columns of a call as run. `keep` stores them."""
+    def count_accepted(self, call: Call, path: Sequence[int]) -> None:
+        """Count the accepted columns of a call as run. `write_accepted` stores them."""
         columns = self.position + np.arange(len(call.tokens))
         self.slots = {
-            name: accepted(group, self.slots[name], columns, columns[: len(path)], call.width)
+            name: slots_after(group, self.slots[name], columns, columns[: len(path)], call.width)
             for name, group in self.groups.items()
         }
         self.position += len(path)
@@ -251,14 +251,6 @@ def runs(
             start = stop
 
 
-def grown(slots: Array, contract: ContractName, count: int, fill: int) -> Array:
-    """An array `(..., slots)` with more slots, `(..., count)`. A cache that shifts keeps its newest
-    token on the right, so its new slots are on the left."""
-    more = count - slots.shape[-1]
-    sides = (more, 0) if contract == "shift" else (0, more)
-    return np.pad(slots, [(0, 0)] * (slots.ndim - 1) + [sides], constant_values=fill)
-
-
 def folded(matrices: Array, columns: Array, groups: int) -> Array:
     """Matrices after the tokens of some columns, fp32.
 
@@ -271,7 +263,10 @@ def folded(matrices: Array, columns: Array, groups: int) -> Array:
     keys, values, decays = np.split(new, at, axis=1)
     decays = decays.reshape(layers, heads, groups, -1)
     ends = decays.sum(-1, keepdims=True)
-    later = np.exp(ends - decays.cumsum(-1))  # the share of a token that the later decays leave
+    # The share of a token that the later decays leave. Their own sum: a difference of running sums
+    # would lose small decays after large ones.
+    after = np.concatenate([decays[..., 1:], np.zeros_like(ends)], -1)
+    later = np.exp(after[..., ::-1].cumsum(-1)[..., ::-1])
     rows = values.reshape(layers, heads, groups, width // groups, -1) * later[:, :, :, None]
     added = keys.reshape(layers, heads, size, -1) @ rows.reshape(layers, heads, width, -1).swapaxes(
         2, 3
@@ -280,49 +275,3 @@ def folded(matrices: Array, columns: Array, groups: int) -> Array:
     result: Array = shrunk.reshape(matrices.shape)
     result += added
     return result
-
-
-def depths(parents: Sequence[int]) -> Array:
-    """The depth of every token of a tree; 0 for tokens that follow the text before the tree."""
-    result: list[int] = []
-    for parent in parents:
-        result.append(result[parent] + 1 if parent >= 0 else 0)
-    return np.array(result)
-
-
-def call_slots(
-    group: Slots, held: Array, columns: Array, positions: Array, width: int
-) -> CallSlots:
-    """The slots of a call of `width` columns, in a group whose slots hold the positions
-    `held (slots,)`.
-
-    `columns (n,)` are the positions of its tokens if they were a line; they decide the slots.
-    `positions (n,)` are their true positions. All further columns are padding.
-    """
-    reads, count = group.contract_for(width) == "readonly", len(positions)
-    padded = np.concatenate([positions, np.full(width - count, EMPTY)])
-    targets = np.array([group.of(column) for column in columns])
-    shifts = group.shifts and not reads
-    if shifts:  # a graph cannot tell the padding
-        after = np.concatenate([held, padded])[width:]
-    else:
-        after = accepted(group, held, columns, positions, width)
-    keys = np.concatenate([held, padded]) if reads else after
-    own = len(keys) - width + np.arange(count) if reads or shifts else targets
-    return CallSlots(after, keys, targets, own)
-
-
-def accepted(group: Slots, held: Array, columns: Array, kept: Array, width: int) -> Array:
-    """The slots `(slots,)` after a call that keeps tokens of the positions `kept (m,)`, in its
-    first columns. `held (slots,)` and `columns (n,)` are as in `place`."""
-    if group.contract == "shift":
-        return np.concatenate([held, kept])[len(kept) :]
-    if group.shifts:  # the graph pushed all columns of the call into the state
-        refused = np.full(width - len(kept), EMPTY)
-        return np.concatenate([held, kept, refused])[width:]
-    after, targets = held.copy(), np.array([group.of(column) for column in columns])
-    if group.in_state:  # the graph wrote all columns of the call, refused ones too
-        written = slice(targets[0], targets[0] + width) if group.writes_padding else targets
-        after[written] = EMPTY
-    after[targets[: len(kept)]] = kept  # if two positions share a slot, the last stays
-    return after

@@ -79,7 +79,7 @@ class Sampler:
     def __call__(self, logits: Array) -> int:
         """The next token for logits `(V,)`."""
         if self.temperature == 0:
-            check(logits)
+            check_finite(logits)
             return int(np.argmax(self.controlled(logits)))
         probabilities = self.probabilities(logits)
         return int(self.random.choice(len(probabilities), p=probabilities))
@@ -112,7 +112,7 @@ class Sampler:
 
     def probabilities(self, logits: Array) -> Array:
         """The distribution from which a token is drawn, float64 `(V,)`."""
-        check(logits)
+        check_finite(logits)
         scores = self.controlled(logits).astype(np.float64)
         with np.errstate(over="ignore"):  # at a tiny temperature: minus infinity is right
             scores = (scores - scores.max()) / self.temperature
@@ -126,7 +126,7 @@ class Sampler:
         return softmax(scores)
 
 
-def check(logits: Array) -> None:
+def check_finite(logits: Array) -> None:
     """Raise CetaneError for logits with NaN or infinity, from which nothing can be chosen."""
     highest = logits.max()  # NaN if any is
     if not np.isfinite(highest):

@@ -141,10 +141,10 @@ class Session:
         running = self._draft(tokens, parents)
         check_path(running.call, path)
         self._evaluated, self.path = None, tuple(path)
-        self.memory.count(running.call, path)
+        self.memory.count_accepted(running.call, path)
 
         def keep() -> None:
-            self.memory.keep(running.call, running.writes, path)
+            self.memory.write_accepted(running.call, running.writes, path)
             running.writes.clear()
 
         running.then.append(keep)

@@ -23,6 +23,7 @@ from cetane.evaluation.answers import KeptAnswers
 from cetane.evaluation.figures import Evaluation, TaskFigure
 from cetane.evaluation.models import BundleModel, ReferenceModel, TokenModel
 from cetane.files import Progress, cache_dir, disk_errors, silent
+from cetane.gates.quality import refuse_choices
 from cetane.gates.reference import reference_of
 from cetane.lower.patches import patched
 from cetane.pipeline.origin import checkpoint_of, other_checkpoint
@@ -67,16 +68,11 @@ def evaluate(
     opened = Bundle(Path(bundle))
     opened.verify()
     opened.plan.on(adapter)  # refuses before anything is opened
-    if opened.plan.recipe.head.choose:
-        raise CetaneError(
-            f"{bundle} gives choices, not the log probabilities that tasks need",
-            "port with --set head.choose=false",
-        )
+    refuse_choices(opened)
     manager, folder = task_manager(include, tasks, progress), result_folder(output)
     settings = {"limit": limit, "num_fewshot": fewshot, "apply_chat_template": chat}
     checkpoint = checkpoint_of(opened, model) if against_reference else None
-    who = "" if adapter is None else f"-{adapter}"
-    answers = kept(["onnxruntime"], opened.digest, backend, adapter)
+    answers = kept_answers(["onnxruntime"], opened.digest, backend, adapter)
     own = BundleModel(opened, backend, answers, progress, adapter)
     ours = run(own, tasks, manager, settings, folder)
     theirs, truth = None, None
@@ -93,7 +89,8 @@ def evaluate(
         greedy=None if truth is None else agreement(own, truth),
         warnings=tuple(warnings),
     )  # fmt: skip
-    if not opened.write_gate(f"{GATE}{who}", result.model_dump(mode="json")):
+    gate = GATE if adapter is None else f"{GATE}-{adapter}"
+    if not opened.write_gate(gate, result.model_dump(mode="json")):
         result = result.model_copy(update={"warnings": (*warnings, "the bundle is read-only")})
     return result
 
@@ -102,7 +99,7 @@ def reference_model(
     checkpoint: Checkpoint, own: BundleModel, adapter: str | None, progress: Progress
 ) -> ReferenceModel:
     """The Hugging Face model that gets the same requests as the bundle."""
-    answers = kept(["transformers", "torch"], checkpoint.fingerprint, adapter)
+    answers = kept_answers(["transformers", "torch"], checkpoint.fingerprint, adapter)
     reference = reference_of(checkpoint, adapter)
     return ReferenceModel(reference, own.own_tokenizer, own.max_length, answers, progress)
 
@@ -119,7 +116,7 @@ def warnings_of(own: BundleModel, bundle: Bundle, checkpoint: Checkpoint | None)
     return warnings
 
 
-def kept(packages: Sequence[str], *parts: str | None) -> KeptAnswers:
+def kept_answers(packages: Sequence[str], *parts: str | None) -> KeptAnswers:
     """The kept answers of the model that `parts` name, as this code and the installed versions of
     `packages` compute them."""
     versions = {package: version(package) for package in packages}
@@ -229,7 +226,7 @@ def figures(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> list[T
             metric, _, filtered = key.partition(",")
             if not filtered or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
-            own = of_samples(ours, task, key, float(value))
+            own = by_sample(ours, task, key, float(value))
             row = TaskFigure(
                 task=task, metric=metric if filtered == "none" else key,
                 samples=len(samples_of(ours, task, filtered)), value=float(value),
@@ -237,7 +234,7 @@ def figures(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> list[T
             )  # fmt: skip
             if theirs is not None:
                 other = float(theirs["results"][task][key])
-                pairs = zip(own, of_samples(theirs, task, key, other), strict=False)
+                pairs = zip(own, by_sample(theirs, task, key, other), strict=False)
                 row = row.model_copy(update={
                     "reference": other, "difference": row.value - other,
                     "difference_error": error_of([one - two for one, two in pairs]),
@@ -253,7 +250,7 @@ def samples_of(results: Mapping[str, Any], task: str, filtered: str) -> list[Map
     return own + [one for name in inner for one in samples_of(results, name, filtered)]
 
 
-def of_samples(results: Mapping[str, Any], task: str, key: str, value: float) -> list[float]:
+def by_sample(results: Mapping[str, Any], task: str, key: str, value: float) -> list[float]:
     """A metric of each sample, by the harness's name "METRIC,FILTER". Empty if the task's `value`
     is not the samples' mean, such as a perplexity."""
     metric, _, filtered = key.partition(",")

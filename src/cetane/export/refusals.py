@@ -7,6 +7,8 @@ from cetane.schema.recipe import Recipe
 
 MOST_ROWS = 1 << 16
 """The most rows of a head's part or slice: on the ANE, an argmax over more is wrong."""
+ANY_BUNDLE = "the layout contract describes any bundle"
+"""The hint of a refusal that no other recipe avoids."""
 
 
 def refuse_capacities(recipe: Recipe, what: str) -> None:

@@ -43,11 +43,19 @@ from cetane.families.configs import (
     CheckedConfig,
     check_counts,
     check_sizes,
+    decoded,
     invalid,
 )
 from cetane.families.delta import RAISED_ANSWERS
 from cetane.families.grouped_query import LEAST_SCALE, LONGEST_BLOCK, AttentionHeads, attend
-from cetane.families.layers import Exchange, Held, Projection, RMSNorm, apply_rotary
+from cetane.families.layers import (
+    SOFTPLUS_MOST,
+    Exchange,
+    Held,
+    Projection,
+    RMSNorm,
+    apply_rotary,
+)
 from cetane.families.model import (
     CacheGroup,
     Departure,
@@ -74,6 +82,7 @@ __all__ = [
     "LEAST_SCALE",
     "LONGEST_BLOCK",
     "RAISED_ANSWERS",
+    "SOFTPLUS_MOST",
     "AttentionHeads",
     "Axes",
     "Bits",
@@ -236,7 +245,7 @@ def parse_config(config: dict[str, Any]) -> Any:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    settings = {key: value for key, value in config.items() if key != "model_type"}
+    settings = {key: decoded(value) for key, value in config.items() if key != "model_type"}
     try:
         with quiet_transformers():
             parsed = AutoConfig.for_model(kind, **settings)

@@ -1,4 +1,4 @@
-"""Attention as most families have it: heads that are projected, normed, turned and mixed."""
+"""Attention as most families have it: heads that are projected, normed and mixed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,8 +52,13 @@ class AttentionForm:
     """The checkpoint's name for the projection of what the heads give."""
     normed: tuple[str, str] = ("q_norm", "k_norm")
     """Its names for the norms of queries and keys."""
-    turned_first: bool = False
-    """Whether queries and keys get their positions before they are normed."""
+    normed_last: bool = False
+    """Whether queries and keys are normed after they got their positions."""
+
+
+def normed_by(norms: HeadNorm, there: bool | None) -> HeadNorm:
+    """The norms of queries and keys, where there are some."""
+    return norms if there else "none"
 
 
 class Sinks(Leaf):
@@ -147,7 +152,7 @@ class Attention(Mixer):
     def attend_by(self, kinds: tuple[LayerKind, ...]) -> None:
         """Divide the heads among some kinds, in order: each takes its kind's mask and caches.
 
-        All kinds turn queries and keys alike.
+        All kinds give queries and keys the same positions.
         """
         self.kind, self.kinds = kinds[0], kinds
         self.reads = tuple(dict.fromkeys(name for kind in kinds for name in kind.reads))
@@ -179,7 +184,7 @@ class Attention(Mixer):
         if self.form.clip is not None:
             made = made.clamp(-self.form.clip, self.form.clip)
         made = self.heads.split(made, count)
-        return made if whole or self.form.turned_first else norm(made)
+        return made if whole or self.form.normed_last else norm(made)
 
     def norm_of(self, letter: str) -> Callable[[Tensor], Tensor]:
         """The norm of queries or keys; values have none."""
@@ -187,21 +192,21 @@ class Attention(Mixer):
         return self.get_submodule(names[letter]) if letter in names else nn.Identity()
 
     def positioned(
-        self, projected: Tensor, letter: str, turn: Callable[[Tensor], Tensor]
+        self, projected: Tensor, letter: str, at_positions: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Projected queries or keys with their positions."""
-        made = turn(projected)
-        return self.norm_of(letter)(made) if self.form.turned_first else made
+        made = at_positions(projected)
+        return self.norm_of(letter)(made) if self.form.normed_last else made
 
     def forward(self, x: Tensor, flow: Flow, memory: Memory) -> Tensor:
-        heads, turn = self.heads, self.kind.turn(flow)
-        q = self.positioned(self.project(x, "q", heads.query), "q", turn)
+        heads, at_positions = self.heads, self.kind.at_positions(flow)
+        q = self.positioned(self.project(x, "q", heads.query), "q", at_positions)
         if len(self.kinds) == 1:
-            keys, values = self.keys_values(x, turn, flow, memory)
+            keys, values = self.keys_values(x, at_positions, flow, memory)
             sinks = self.sinks.weight if self.form.sinks else None
             made = attend(q, keys, values, flow[self.kind.mask], heads, sinks)
         else:
-            made = self.attend_apart(q, *self.new_keys_values(x, turn), flow, memory)
+            made = self.attend_apart(q, *self.new_keys_values(x, at_positions), flow, memory)
         if self.form.gates == "head":
             made = made * self.gates(x).reshape(1, heads.query, 1, -1)
         mixed = heads.merge(made)
@@ -216,18 +221,20 @@ class Attention(Mixer):
         return made
 
     def keys_values(
-        self, x: Tensor, turn: Callable[[Tensor], Tensor], flow: Flow, memory: Memory
+        self, x: Tensor, at_positions: Callable[[Tensor], Tensor], flow: Flow, memory: Memory
     ) -> tuple[KeysOrValues, KeysOrValues]:
         """All keys and values that may be seen, the new ones among them."""
-        new = self.new_keys_values(x, turn)
+        new = self.new_keys_values(x, at_positions)
         seen: tuple[KeysOrValues, KeysOrValues] = memory[self.kind.name](*new)
         return seen
 
-    def new_keys_values(self, x: Tensor, turn: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    def new_keys_values(
+        self, x: Tensor, at_positions: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """Keys and values of the call's tokens, `(1, KV, D, T)`."""
         k = self.project(x, "k", self.heads.kv)
         v = self.values(self.project(x, "v", self.heads.kv))
-        return self.positioned(k, "k", turn), v
+        return self.positioned(k, "k", at_positions), v
 
     def attend_apart(self, q: Tensor, k: Tensor, v: Tensor, flow: Flow, memory: Memory) -> Tensor:
         """Attention of heads that see different tokens, `(1, H, D, T)`."""

@@ -18,8 +18,9 @@ from cetane.hardware.notch import cut, on_notch
 
 Flow = dict[str, Tensor]
 Memory = dict[str, Callable[..., Any]]
-"""The memory of a block's layer, by name: `extend(k, v)` of a cache, `extend(x)` of a history,
-`extend(rule)` of a matrix."""
+"""What a block's layer keeps of earlier tokens, as one call sees it. By name, functions that add
+the call's own tokens: `extend(k, v)` of a cache, `extend(x)` of a history, `extend(rule)` of a
+matrix."""
 Truth = tuple[str, int]
 """The path of a Hugging Face module, and the index of its output, or of a stream in its output."""
 
@@ -95,6 +96,13 @@ class Weight:
         """The order of its rows, if that is all in which it differs from the checkpoint's matrix,
         and it may lack some."""
         return self.pick if isinstance(self.pick, RowPick) and len(self.stored) == 2 else None
+
+    @property
+    def taken(self) -> slice | Tensor:
+        """The rows of the checkpoint's tensor that it holds, in its order."""
+        if isinstance(self.pick, RowPick):
+            return self.pick.order(self.stored[0])
+        return slice(*self.rows) if self.rows else slice(None)
 
     @property
     def matrix(self) -> str:

@@ -44,6 +44,8 @@ class PartNames:
     mixer: str = "self_attn"
     mlp_norm: str = "post_attention_layernorm"
     mlp: str = "mlp"
+    layers: str = "model.layers"
+    """The checkpoint's name for the list of layers."""
 
 
 NAMES = PartNames()
@@ -65,7 +67,7 @@ class PreNormBlock(Block):
     ) -> None:
         """`alone` is the block's name without an MLP."""
         name = f"{alone if mlp is None else 'layer'}-{index:02}"
-        super().__init__(name, index, f"model.layers.{index}.")
+        super().__init__(name, index, f"{names.layers}.{index}.")
         self.names, self.with_mlp = names, mlp is not None
         self.reads, self.keeps = ("hidden", *mixer.reads), mixer.keeps
         self.add_module(names.norm, norm)
@@ -83,10 +85,15 @@ class PreNormBlock(Block):
 
     def forward(self, flow: Flow, memory: Memory) -> None:
         names, h = self.names, flow["hidden"]
-        h = h + self.part(names.mixer)(self.part(names.norm)(h), flow, memory)
+        h = h + self.mixed(self.part(names.norm)(h), flow, memory)
         if self.with_mlp:
             h = h + self.part(names.mlp)(self.part(names.mlp_norm)(h))
         flow["hidden"] = h
+
+    def mixed(self, x: Tensor, flow: Flow, memory: Memory) -> Tensor:
+        """What the mixer adds, of normed `x`."""
+        made: Tensor = self.part(self.names.mixer)(x, flow, memory)
+        return made
 
     def plain(self, norm: str) -> bool:
         """Whether a norm has gains, and the checkpoint stores them as they are."""
@@ -124,10 +131,10 @@ class PreNormBlock(Block):
             return Spaces(values=values_within(names.mixer, mixer))
         if not self.with_mlp or not mixer.readers or not self.plain(names.norm):
             return None
-        mlp = self.part(names.mlp)
+        behind = self.behind()
         return Spaces(
-            (*under(names.mixer, (mixer.writer,)), *under(names.mlp, (mlp.writer,))),
-            {norm: self.readers(parts) for norm, parts in self.behind().items()},
+            tuple(f"{name}.{self.part(name).writer}" for name in chain(*behind.values())),
+            {norm: self.readers(parts) for norm, parts in behind.items()},
             values_within(names.mixer, mixer),
         )
 

@@ -124,7 +124,7 @@ class CompressedAttention(Mixer):
         self.o_proj = Projection(heads.query * heads.dim, size, "attention", bias)
 
     def forward(self, x: Tensor, flow: Flow, memory: Memory) -> Tensor:
-        heads, turn = self.heads, self.kind.turn(flow)
+        heads, at_positions = self.heads, self.kind.at_positions(flow)
         q, k = self.q_proj(x), self.k_proj(x)
         mixed = self.convolutions(torch.cat([q, k], 1), memory)
         q_mean, k_mean = self.means(heads.split(q, heads.query), heads.split(k, heads.kv))
@@ -132,5 +132,6 @@ class CompressedAttention(Mixer):
         q = heads.split(mixed[:, :width], heads.query) + q_mean
         k = heads.split(mixed[:, width:], heads.kv) + k_mean
         q, k = self.qk_norm(q, k)
-        keys, values = memory[self.kind.name](turn(k), self.values(x, memory))
-        return self.o_proj(heads.merge(attend(turn(q), keys, values, flow[self.kind.mask], heads)))
+        keys, values = memory[self.kind.name](at_positions(k), self.values(x, memory))
+        mixed = attend(at_positions(q), keys, values, flow[self.kind.mask], heads)
+        return self.o_proj(heads.merge(mixed))

@@ -19,7 +19,9 @@ SIZES = (
     "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts",
     "intermediate_size_mlp", "attention_chunk_size", "floor_scale", "conv_L_cache",
     "num_dense_layers", "n_group", "topk_group", "moe_num_shared_experts", "moe_layer_interval",
-    "shared_intermediate_size", "hidden_size_per_layer_input", "laurel_rank", "altup_num_inputs",
+    "num_shared_experts", "shared_intermediate_size", "hidden_size_per_layer_input", "laurel_rank",
+    "altup_num_inputs", "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head",
+    "mamba_d_conv",
 )  # fmt: skip
 """The keys of configs that hold sizes."""
 
@@ -31,7 +33,10 @@ LEAST = {
     ("gemma4_text", "hidden_size_per_layer_input"): 0,
     ("glm4_moe", "n_shared_experts"): 0,
     ("glm4_moe_lite", "n_shared_experts"): 0,
+    ("solar_open", "n_shared_experts"): 0,
     ("ernie4_5_moe", "moe_num_shared_experts"): 0,
+    ("granitemoehybrid", "num_experts_per_tok"): 0,
+    ("granitemoehybrid", "num_local_experts"): 0,
     ("granitemoeshared", "shared_intermediate_size"): 0,
     ("lfm2_moe", "num_dense_layers"): 0,
     ("qwen3_5_moe_text", "shared_expert_intermediate_size"): 0,
@@ -59,7 +64,7 @@ and logits change sign."""
 MOST = {
     "num_hidden_layers": 1024, "num_experts": 4096, "num_local_experts": 4096,
     "moe_num_experts": 4096, "n_routed_experts": 4096, "num_labels": 100_000, "conv_L_cache": 128,
-    "linear_conv_kernel_dim": 128, "cca_time0": 128, "cca_time1": 128,
+    "linear_conv_kernel_dim": 128, "mamba_d_conv": 128, "cca_time0": 128, "cca_time1": 128,
 }  # fmt: skip
 """The limits of sizes that become lists or modules, one item for each."""
 MOST_MODULES = 2**15
@@ -68,6 +73,21 @@ MALFORMED = (
     TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError,
 )  # fmt: skip
 """The errors that transformers, torch and arithmetic raise for malformed configs."""
+
+
+NO_JSON = ("Infinity", "-Infinity", "NaN")
+"""Numbers that JSON lacks. transformers writes them as `{"__float__": "Infinity"}`."""
+
+
+def decoded(value: Any) -> Any:
+    """A value of config.json, with such numbers as numbers."""
+    if isinstance(value, list):
+        return [decoded(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"__float__"} and value["__float__"] in NO_JSON:
+        return float(value["__float__"])
+    return {key: decoded(one) for key, one in value.items()}
 
 
 def invalid(kind: str, why: str) -> CetaneError:
@@ -146,7 +166,8 @@ def check_sizes(config: SizedConfig) -> None:
     pass."""
     kind, own = config.model_type, vars(config)  # where layers differ, of those without their own
     check_counts(kind, own)
-    query, kv = (own[f"num_{of}_heads"] for of in ("attention", "key_value"))
+    query = own["num_attention_heads"]
+    kv = own.get("num_key_value_heads", query)
     if kv is None or query % kv:
         raise invalid(
             kind,

@@ -41,17 +41,20 @@ class Multipliers:
     logits: float = 1.0
 
 
-def heads_of(config: DecoderConfig, factor: float | None = None, **more: Any) -> AttentionHeads:
+def heads_of(
+    config: DecoderConfig, factor: float | None = None, shared: bool = True, **more: Any
+) -> AttentionHeads:
     """The attention heads of a config.
 
-    `factor` is that on scores, None for one over the root of a head's width. `more` are other
-    fields of `AttentionHeads`.
+    `factor` is that on scores, None for one over the root of a head's width. Without `shared`, each
+    query head has keys of its own, whatever the config says. `more` are other fields of
+    `AttentionHeads`.
     """
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    query = config.num_attention_heads
+    kv = config.num_key_value_heads if shared else query
+    dim = getattr(config, "head_dim", None) or config.hidden_size // query
     factor = dim**-0.5 if factor is None else factor
-    return AttentionHeads(
-        config.num_attention_heads, config.num_key_value_heads, dim, factor, **more
-    )
+    return AttentionHeads(query, kv, dim, factor, **more)
 
 
 def decoder_model(
@@ -79,7 +82,7 @@ def decoder_model(
     """
     positions, beyond = (config.max_position_embeddings, None) if reach is None else reach
     if config.rope_parameters.get("rope_type") == "longrope":
-        # A text that grows into the second table would need all of its keys turned anew.
+        # A text that grows into the second table would need new positions for all of its keys.
         positions, beyond = first_positions(config, positions), "has other rotary tables"
     made: dict[str, Source] = {"hidden": Embedding()}
     kinds, factor = tuple(kinds), 1.0 if scale is None else scale
@@ -94,10 +97,10 @@ def decoder_model(
         layers=tuple(layers),
         embedding=embedding,
         norm=norm,
-        output=TABLE if config.tie_word_embeddings else "lm_head.weight",
+        output=embedding.weight if config.tie_word_embeddings else "lm_head.weight",
         host={**made, **host},
         memory={**{kind.name: kind.group() for kind in kinds}, **memory},
-        rotary={kind.table: kind.rotary for kind in kinds},
+        rotary={kind.table: kind.rotary for kind in kinds if kind.positioned},
         max_context=positions,
         beyond=beyond,
         channels={"hidden": config.hidden_size, **channels},
@@ -114,5 +117,5 @@ class Norms:
         self.size, self.more = config.hidden_size, more
         self.eps = residual_eps(config.rms_norm_eps, scale)
 
-    def __call__(self) -> RMSNorm:
-        return RMSNorm(self.size, self.eps, **self.more)
+    def __call__(self, **more: Any) -> RMSNorm:
+        return RMSNorm(self.size, self.eps, **self.more, **more)

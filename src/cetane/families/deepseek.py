@@ -25,8 +25,9 @@ from cetane.families.deepseek_experts import (
     DeepseekExpertConfig,
     deepseek_block,
     deepseek_mixture,
+    first_dense,
 )
-from cetane.families.experts import ExpertOptions, expert_channels
+from cetane.families.experts import ExpertOptions, expert_channels, listed_dense
 from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import ALL, LayerKind
 from cetane.families.latents import LatentAttention, LatentSizes
@@ -102,14 +103,8 @@ def dense_layers(config: DeepseekConfig) -> list[bool]:
         case "minicpm3" | "youtu":
             return [True] * count
         case "glm4_moe_lite":
-            if len(config.mlp_layer_types) < count:
-                raise invalid(
-                    config.model_type,
-                    f"mlp_layer_types has {len(config.mlp_layer_types)} entries, "
-                    f"num_hidden_layers = {count}",
-                )
-            return [name != "sparse" for name in config.mlp_layer_types[:count]]
-    return [index < config.first_k_dense_replace for index in range(count)]
+            return listed_dense(config)
+    return first_dense(config)
 
 
 def scores_factor(config: DeepseekConfig) -> float:
@@ -194,7 +189,9 @@ def check(config: DeepseekConfig) -> None:
         )
     part = config.rope_parameters.get("partial_rotary_factor", 1.0)
     if kind == "glm4_moe_lite" and part != 1:
-        raise invalid(kind, f"partial_rotary_factor = {part!r}, but all rotary channels turn")
+        raise invalid(
+            kind, f"partial_rotary_factor = {part!r}, but {rotary} channels get positions"
+        )
     if config.num_key_value_heads != config.num_attention_heads:
         raise invalid(
             kind,

@@ -36,11 +36,33 @@ class DeepseekExpertConfig(Protocol):
     n_group: int | None
     topk_group: int | None
     """The last three are not read of a model type in `PLAIN`."""
+    num_experts: int
+    num_shared_experts: int
+    """EXAONE-MoE's names for `n_routed_experts` and `n_shared_experts`."""
+
+
+def counts(config: DeepseekExpertConfig) -> tuple[int, int]:
+    """The number of experts, and of those that all tokens share."""
+    if config.model_type == "exaone_moe":
+        return config.num_experts, config.num_shared_experts
+    return config.n_routed_experts, config.n_shared_experts
+
+
+class FirstDenseConfig(Protocol):
+    """The keys of a config whose first layers have no experts."""
+
+    num_hidden_layers: int
+    first_k_dense_replace: int
+
+
+def first_dense(config: FirstDenseConfig) -> list[bool]:
+    """Whether every layer has one MLP for all tokens: the first ones have."""
+    return [index < config.first_k_dense_replace for index in range(config.num_hidden_layers)]
 
 
 def deepseek_mixture(config: DeepseekExpertConfig, options: ExpertOptions) -> Mixture:
     """The experts of layers that have some. CetaneError for groups that cannot be compared."""
-    count, inner = config.n_routed_experts, config.moe_intermediate_size
+    count, inner = counts(config)[0], config.moe_intermediate_size
     factor = config.routed_scaling_factor
     if config.model_type in PLAIN:
         return mixture_of(config, options, count, inner, False, factor)
@@ -68,7 +90,7 @@ def deepseek_block(
 ) -> MixtureBlock:
     """The experts of a layer. `factor` is that on the output of the MLP for all tokens, and `bias`
     says whether it has biases."""
-    inner = experts.inner * config.n_shared_experts
+    inner = experts.inner * counts(config)[1]
     shared = SharedExpert(experts.hidden, inner, experts.act, factor, bias) if inner else None
     return MixtureBlock(
         experts,
@@ -82,7 +104,7 @@ def deepseek_block(
 
 def check_groups(config: DeepseekExpertConfig) -> None:
     """Raise CetaneError for groups of experts that transformers cannot compare."""
-    count, chosen = config.n_routed_experts, config.num_experts_per_tok
+    count, chosen = counts(config)[0], config.num_experts_per_tok
     groups, opened = config.n_group, config.topk_group
     if not (groups and opened and opened <= groups and count % groups == 0 and count >= 2 * groups):
         raise invalid(

@@ -6,7 +6,6 @@ the corrections of all tokens solve a triangular system, (I + A) x = r.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -16,44 +15,20 @@ from cetane.families.base import Flow, Memory
 from cetane.families.blocks import Mixer
 from cetane.families.layers import (
     CausalTaps,
-    Leaf,
     Projection,
     RMSNorm,
     activation,
     normalize,
-    softplus,
 )
-from cetane.schema.interface import MASKED
+from cetane.families.matrices import Decays, MatrixHeads, fading
 
 BLOCK = 4
 """The tokens whose corrections are solved for at once: (I + A)^-1 = (I - A)(I + A^2) as A^4 = 0.
 Longer products would cancel in fp16."""
 
 
-@dataclass(frozen=True)
-class DeltaHeads:
-    """The heads of keys (and queries), and the heads of values, which come in groups."""
-
-    key_heads: int
-    groups: int
-    """Value heads for each key head."""
-    keys: int
-    values: int
-    """The widths of a key and of a value."""
-
-    @property
-    def count(self) -> int:
-        """The number of value heads."""
-        return self.key_heads * self.groups
-
-    @property
-    def channels(self) -> int:
-        """The channels of queries, keys and values."""
-        return 2 * self.key_heads * self.keys + self.count * self.values
-
-
 def delta_rule(
-    heads: DeltaHeads,
+    heads: MatrixHeads,
     axes: Axes,
     q: Tensor,
     k: Tensor,
@@ -92,24 +67,6 @@ def delta_rule(
     return rule
 
 
-def fading(decays: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """The share that is left of each token at each later one, `(heads, groups, T, T)`, and of the
-    matrix at each token, `(heads, groups, T, 1)`.
-
-    `decays (heads, groups, T, 1)` are logarithms. Each sum is a product with a constant of ones. A
-    running sum would leave the ANE; in fp16, differences of running sums lose small decays after a
-    large one.
-    """
-    if tokens == 1:
-        return torch.ones(1, 1, 1, 1), decays.exp()
-    number = torch.arange(tokens)
-    at, since, token = number[:, None, None], number[None, :, None], number[None, None, :]
-    between = ((token > since) & (token <= at)).float().reshape(tokens * tokens, tokens)
-    later = torch.full((tokens, tokens), MASKED).triu(1)
-    sums = (between @ decays).reshape(*decays.shape[:2], tokens, tokens)
-    return (sums + later).exp(), (torch.ones(tokens, tokens).tril() @ decays).exp()
-
-
 def solve(earlier: Tensor, rest: Tensor, tokens: int) -> Tensor:
     """The x with `x + earlier @ x = rest`, for `earlier (..., T, T)` below its diagonal."""
     solved: Tensor | None = None
@@ -135,32 +92,12 @@ changes no digit. Programs keep the norm's epsilon in fp16, where 1e-6 is 1.013e
 subnormal numbers. That shows where answers are small, as those of random weights."""
 
 
-class Decays(Leaf):
-    """Logarithms of decays, `-exp(A_log) * softplus(x + dt_bias)`."""
-
-    A_log: Tensor
-    dt_bias: Tensor
-
-    def __init__(self, heads: int) -> None:
-        super().__init__()
-        self.hold_channels("A_log", heads, pick=minus_exp)
-        self.hold_channels("dt_bias", heads)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return softplus(x + self.dt_bias) * self.A_log
-
-
-def minus_exp(stored: Tensor) -> Tensor:
-    """-e^x, in fp32."""
-    return -stored.float().exp()
-
-
 class DeltaNet(Mixer):
     """The gated delta rule behind a short convolution, for `size` channels. `act` follows the
     convolution, `factor` multiplies the output."""
 
     def __init__(
-        self, size: int, heads: DeltaHeads, taps: int, act: str, eps: float, factor: float
+        self, size: int, heads: MatrixHeads, taps: int, act: str, eps: float, factor: float
     ) -> None:
         super().__init__()
         self.act = activation(act)
@@ -186,7 +123,8 @@ class DeltaNet(Mixer):
         v = v.reshape(1, heads.count, heads.values, -1)
         rates = torch.sigmoid(self.in_proj_b(x))
         q = q * (heads.keys**-0.5 * RAISED_ANSWERS)
-        rule = delta_rule(heads, self.axes, q, k, v, self.decays(self.in_proj_a(x)), rates)
+        _, decays = self.decays(self.in_proj_a(x))
+        rule = delta_rule(heads, self.axes, q, k, v, decays, rates)
         answers = self.norm(memory["delta"](rule))
         gated = answers * silu(self.in_proj_z(x).reshape(answers.shape))
         return self.out_proj(gated.reshape(self.axes.shape(self.sizes[2], gated.shape[-1])))

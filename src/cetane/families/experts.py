@@ -15,6 +15,7 @@ from cetane.errors import CetaneError
 from cetane.families.axes import Axes
 from cetane.families.base import Flow, Memory, Part, RoutedBlock, Truth, Weight
 from cetane.families.blocks import NAMES, PartNames
+from cetane.families.configs import invalid
 from cetane.families.layers import (
     MLP,
     Held,
@@ -57,6 +58,25 @@ def is_dense(config: PartlyDense, index: int) -> bool:
     """Whether a layer has one MLP for all tokens."""
     listed = index in config.mlp_only_layers or (index + 1) % config.decoder_sparse_step != 0
     return listed or config.num_experts == 0
+
+
+class ListedDense(Protocol):
+    """The keys by which others say it."""
+
+    model_type: str
+    num_hidden_layers: int
+    mlp_layer_types: list[str]
+
+
+def listed_dense(config: ListedDense) -> list[bool]:
+    """Whether every layer has one MLP for all tokens. CetaneError if the config lists too few."""
+    types, count = config.mlp_layer_types, config.num_hidden_layers
+    if len(types) < count:
+        raise invalid(
+            config.model_type,
+            f"mlp_layer_types has {len(types)} entries, num_hidden_layers = {count}",
+        )
+    return [name != "sparse" for name in types[:count]]
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def make_kind(
     full, name = layer_type == "full_attention", KINDS[layer_type]
     return LayerKind(
         heads,
-        # transformers turns whole heads; of `proportional`, some pairs by an angle of 0
+        # transformers gives positions to whole heads; `proportional` has pairs with an angle of 0
         rotary_table(of, heads.dim, layer_type if typed else None, part=1.0),
         window=options.full_window if full else config.sliding_window,
         sinks=options.sinks if full else 0,
@@ -145,9 +145,9 @@ class OwnAttention(Attention):
         return normalize(v, self.heads.dim, self.eps, axis=2)
 
     def keys_values(
-        self, x: Tensor, turn: Callable[[Tensor], Tensor], flow: Flow, memory: Memory
+        self, x: Tensor, at_positions: Callable[[Tensor], Tensor], flow: Flow, memory: Memory
     ) -> tuple[KeysOrValues, KeysOrValues]:
-        seen = super().keys_values(x, turn, flow, memory)
+        seen = super().keys_values(x, at_positions, flow, memory)
         if self.hands_on:
             plain = (one.widened() if isinstance(one, Rounded) else one for one in seen)
             flow.update(zip(shared_names(self.kind.name), plain, strict=True))
@@ -168,7 +168,7 @@ class SharedAttention(Attention):
         return False
 
     def keys_values(
-        self, x: Tensor, turn: Any, flow: Flow, memory: Any
+        self, x: Tensor, at_positions: Any, flow: Flow, memory: Any
     ) -> tuple[KeysOrValues, KeysOrValues]:
         keys, values = (flow[name] for name in shared_names(self.kind.name))
         return keys, values

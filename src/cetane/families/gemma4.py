@@ -5,7 +5,7 @@ its own, and the last layers read the caches of earlier ones (`gemma.py`). The t
 transformers' `modeling_gemma4.py`:
 
 - Scores are not scaled, and values are normed without gains.
-- Full layers turn a quarter of their pairs ("proportional" rotary embedding).
+- Full layers give positions to a quarter of their pairs ("proportional" rotary embedding).
 - A scalar multiplies every layer's output.
 """
 

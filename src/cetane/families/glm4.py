@@ -1,5 +1,6 @@
 """GLM-4, of 2024 (`glm`) and of April 2025 (`glm4`), which norms what attention and MLP give too.
-Both store gates and ups as one tensor, and turn neighbouring channels in a part of each head.
+Both store gates and ups as one tensor. Neighbouring channels in a part of each head are rotary
+pairs.
 
 The truth is transformers' `modeling_glm.py` and `modeling_glm4.py`.
 """

@@ -61,7 +61,7 @@ class SinkBlock(PreNormBlock):
 class GptOssExperts(MixtureExperts):
     """Experts with biases: `(up + 1) * gate * sigmoid(alpha * gate)`, of bounded gates and ups.
 
-    transformers keeps their matrices transposed, with gates and ups in turn.
+    transformers keeps their matrices transposed, with gates and ups one after the other.
     """
 
     def __init__(self, alpha: float, limit: float, mixture: Mixture, start: int, stop: int) -> None:
@@ -74,13 +74,11 @@ class GptOssExperts(MixtureExperts):
             "down_proj.weight": StackedRows("down_proj", (inner, hidden), columns_of),
             "down_proj_bias.weight": StackedRows("down_proj_bias", (hidden,), torch.t),
         }
-        for turn, name in enumerate(("gate_proj", "up_proj")):
-            every_second = partial(in_turn, turn)
+        for first, name in enumerate(("gate_proj", "up_proj")):
+            pick = partial(every_second, first)
             whole = (hidden, 2 * inner)
-            self.stored[f"{name}.weight"] = StackedRows("gate_up_proj", whole, every_second)
-            self.stored[f"{name}.bias"] = StackedRows(
-                "gate_up_proj_bias", (2 * inner,), every_second
-            )
+            self.stored[f"{name}.weight"] = StackedRows("gate_up_proj", whole, pick)
+            self.stored[f"{name}.bias"] = StackedRows("gate_up_proj_bias", (2 * inner,), pick)
 
     def forward(self, x: Tensor, weights: Tensor) -> Tensor:
         gate = self.gate_proj(x).clamp(max=self.limit)
@@ -90,9 +88,10 @@ class GptOssExperts(MixtureExperts):
         return self.down_proj(self.weighted(inner, weights)) + biases
 
 
-def in_turn(turn: int, stored: Tensor) -> Tensor:
-    """Every second column of each expert, as rows `(experts * I, H)`; of a bias, as a vector."""
-    mine = stored[..., turn::2]
+def every_second(first: int, stored: Tensor) -> Tensor:
+    """Every second column of each expert, from `first` on, as rows `(experts * I, H)`; of a bias,
+    as a vector."""
+    mine = stored[..., first::2]
     return mine.transpose(1, 2).flatten(0, 1) if mine.ndim == 3 else mine.flatten()
 
 

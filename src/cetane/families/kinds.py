@@ -105,8 +105,8 @@ class LayerKind:
         """The names of the host's tensors that they read."""
         return *self.rotary_names, self.mask
 
-    def turn(self, flow: Flow) -> Callable[[Tensor], Tensor]:
-        """The function that gives queries and keys their positions."""
+    def at_positions(self, flow: Flow) -> Callable[[Tensor], Tensor]:
+        """The function that gives queries and keys the positions of the call's tokens."""
         if not self.positioned:
             return as_it_is
         cos, sin = (flow[name] for name in self.rotary_names)

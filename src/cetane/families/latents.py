@@ -59,8 +59,8 @@ class LatentAttention(Mixer):
         factor: float,
         interleaved: bool = True,
     ) -> None:
-        """`factor` multiplies its output. `interleaved` says whether the checkpoint turns
-        neighbouring channels (0, 1), (2, 3) ... of a head, not its two halves."""
+        """`factor` multiplies its output. `interleaved` says whether the checkpoint pairs
+        neighbouring channels (0, 1), (2, 3) ... of a head, not those of its two halves."""
         super().__init__()
         self.kind, self.heads, self.sizes = kind, kind.heads, sizes
         self.halves: Pick = to_halves if interleaved else as_stored
@@ -85,15 +85,15 @@ class LatentAttention(Mixer):
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
 
     def forward(self, x: Tensor, flow: Flow, memory: Memory) -> Tensor:
-        heads, sizes, turn = self.heads, self.sizes, self.kind.turn(flow)
+        heads, sizes, at_positions = self.heads, self.sizes, self.kind.at_positions(flow)
         count, q = heads.query, self.queries(x)
         plain, rotary = q[:, : count * sizes.plain], q[:, count * sizes.plain :]
-        rotary = turn(rotary.reshape(1, count, sizes.rotary, -1))
+        rotary = at_positions(rotary.reshape(1, count, sizes.rotary, -1))
         latent = self.to_latent(plain).reshape(1, count, sizes.rank, -1)
         compressed = self.kv_a_proj_with_mqa(x)
         own = self.kv_a_layernorm(compressed[:, : sizes.rank]).reshape(1, 1, sizes.rank, -1)
         key = compressed[:, sizes.rank :].reshape(1, 1, sizes.rotary, -1)
-        own = torch.cat([own, turn(key)], dim=2)
+        own = torch.cat([own, at_positions(key)], dim=2)
         # The two tensors of a cache hold the two halves, so nothing is kept twice.
         half = (sizes.rank + sizes.rotary) // 2
         keys = torch.cat(memory[self.kind.name](own[:, :, :half], own[:, :, half:]), dim=2)
@@ -114,7 +114,7 @@ class LatentAttention(Mixer):
 
 
 def as_stored(rows: Tensor) -> Tensor:
-    """Rows `(..., P, C)` whose turned pairs are halves already."""
+    """Rows `(..., P, C)` whose rotary pairs lie in two halves already."""
     return rows
 
 

@@ -2,14 +2,17 @@
 
 - Cohere and Cohere 2 (Command R) have attention and MLP beside each other, behind one norm without
   bias, and turn neighbouring channels. Full layers of Cohere 2 give queries and keys no positions;
-- Nemotron (Minitron) has no gates in its MLPs, and stores gains less one;
+- GPT-NeoX (Pythia) and Persimmon store queries, keys and values as one tensor, and have no gates in
+  their MLPs. GPT-NeoX has attention and MLP beside each other, behind a norm each;
+- Jais 2 has no gates in its MLPs either;
+- Nemotron (Minitron) has none, and stores gains less one;
 - OLMo (of 2024) has norms without weights, and may bound queries, keys and values;
 - Phi (1.5 and 2) has attention and MLP beside each other, behind one norm. Its head has biases;
 - StableLM may have them so too;
 - StarCoder2 has biases everywhere, and may have a window.
 
-Nemotron, Phi and StableLM turn only some channels of a head. The truth is transformers'
-`modeling_{model_type}.py`.
+GPT-NeoX, Nemotron, Persimmon, Phi and StableLM turn only some channels of a head. The truth is
+transformers' `modeling_{model_type}.py`.
 """
 
 from dataclasses import dataclass
@@ -18,24 +21,33 @@ from typing import Protocol
 
 import torch
 
-from cetane.families.attention import Attention, AttentionForm, HeadNorm
+from cetane.families.attention import Attention, AttentionForm, normed_by
 from cetane.families.base import Block
 from cetane.families.blocks import NAMES, ParallelBlock, PartNames, PreNormBlock
 from cetane.families.configs import invalid
-from cetane.families.decoder import DecoderConfig, decoder_model, heads_of
+from cetane.families.decoder import TABLE, DecoderConfig, decoder_model, heads_of
 from cetane.families.kinds import LayerKind, kind_names
 from cetane.families.layers import GATED, MLP, UNGATED, LayerNorm
-from cetane.families.model import Model
+from cetane.families.model import Model, StoredTable
 from cetane.families.options import ResidualOptions, residual_eps
 from cetane.families.rotary import rotary_table
-from cetane.families.stored import InterleavedParallelBlock
+from cetane.families.stored import HeadedBlock, HeadedParallelBlock, InterleavedParallelBlock
 
 Options = ResidualOptions
-MODEL_TYPES = ("cohere", "cohere2", "nemotron", "olmo", "phi", "stablelm", "starcoder2")
+MODEL_TYPES = (
+    "cohere", "cohere2", "gpt_neox", "jais2", "nemotron", "olmo", "persimmon", "phi", "stablelm",
+    "starcoder2",
+)  # fmt: skip
+HEADED = ("gpt_neox", "persimmon")
+"""The model types whose heads share no keys."""
 OLMO_EPS = 1e-5
 """What OLMo's code has, and no config."""
 ONE_NORM = PartNames(mlp_norm=NAMES.norm)
 """The names where attention and MLP read one norm."""
+NEOX = PartNames(mixer="attention", layers="gpt_neox.layers")
+"""GPT-NeoX's names."""
+WIDER = ("dense_h_to_4h", "dense_4h_to_h")
+"""Names for the projections of an MLP without a gate."""
 PER_HEAD = ("q_layernorm", "k_layernorm")
 """Names for the norms of queries and keys."""
 
@@ -53,18 +65,19 @@ class LayerNormedConfig(DecoderConfig, Protocol):
     norm_epsilon: float
     """StarCoder2's."""
     attention_bias: bool
-    """Both Coheres, Nemotron and OLMo have it."""
+    """Both Coheres, GPT-NeoX, Jais 2, Nemotron and OLMo have it."""
     clip_qkv: float | None
     """Only OLMo has it."""
     mlp_bias: bool
-    """Only Nemotron has it."""
+    """Jais 2 and Nemotron have it."""
     use_bias: bool
     """Only StarCoder2 has it."""
     use_qkv_bias: bool
+    """Only StableLM has it."""
     use_parallel_residual: bool
-    """Only StableLM has the last two."""
+    """GPT-NeoX and StableLM have it."""
     qk_layernorm: bool
-    """Phi and StableLM have it."""
+    """Persimmon, Phi and StableLM have it."""
     use_qk_norm: bool
     """Only Cohere has it."""
     logit_scale: float | None
@@ -91,10 +104,11 @@ class Traits:
     mlp_bias: bool = False
     mlp_names: tuple[str, ...] = GATED
     whole: bool = False
-    """Whether heads turn whole, whatever the parameters say."""
+    """Whether whole heads get positions, whatever the parameters say."""
     logits: float = 1.0
+    table: str = TABLE
     norm: str = "model.norm.weight"
-    """The final norm's name."""
+    """The names of the embedding and of the final norm."""
     output_bias: bool = False
 
 
@@ -113,6 +127,27 @@ def traits(config: LayerNormedConfig) -> Traits:
                 whole=True,
                 logits=logit_scale(config),
             )
+        case "gpt_neox":
+            own, beside = config.attention_bias, config.use_parallel_residual
+            return Traits(
+                AttentionForm(own, own, output="dense"),
+                config.layer_norm_eps,
+                HeadedParallelBlock if beside else HeadedBlock,
+                NEOX,
+                mlp_bias=True,
+                mlp_names=WIDER,
+                table="gpt_neox.embed_in.weight",
+                norm="gpt_neox.final_layer_norm.weight",
+            )
+        case "jais2":
+            own = config.attention_bias
+            return Traits(
+                AttentionForm(own, own),
+                config.layer_norm_eps,
+                mlp_bias=config.mlp_bias,
+                mlp_names=UNGATED,
+                whole=True,
+            )
         case "nemotron":
             own = config.attention_bias
             return Traits(
@@ -126,6 +161,16 @@ def traits(config: LayerNormedConfig) -> Traits:
             own = config.attention_bias
             form = AttentionForm(own, own, clip=config.clip_qkv)
             return Traits(form, OLMO_EPS, weight=False, bias=False, whole=True)
+        case "persimmon":
+            norms = normed_by("layer", config.qk_layernorm)
+            return Traits(
+                AttentionForm(True, True, norms, output="dense", normed=PER_HEAD),
+                config.layer_norm_eps,
+                HeadedBlock,
+                mlp_bias=True,
+                mlp_names=WIDER,
+                norm="model.final_layernorm.weight",
+            )
         case "phi":
             norms = normed_by("layer", config.qk_layernorm)
             return Traits(
@@ -154,11 +199,6 @@ def traits(config: LayerNormedConfig) -> Traits:
     )
 
 
-def normed_by(norms: HeadNorm, there: bool | None) -> HeadNorm:
-    """The norms of queries and keys, where there are some."""
-    return norms if there else "none"
-
-
 def logit_scale(config: LayerNormedConfig) -> float:
     """Cohere's factor on logits. CetaneError for none: transformers cannot run that."""
     if config.logit_scale is None:
@@ -182,16 +222,17 @@ def author(config: LayerNormedConfig, options: ResidualOptions) -> Model:
             behind = before if own.names is ONE_NORM else norm()
             layers.append(own.block(index, before, attention, behind, mlp, own.names))
     return decoder_model(
-        config, layers, scale, kinds, logits=own.logits, norm=own.norm, eps=own.eps,
-        final=final, unit_offset=own.unit_offset, output_bias=own.output_bias,
+        config, layers, scale, kinds, StoredTable(own.table, factor=scale), own.logits, own.norm,
+        own.eps, final=final, unit_offset=own.unit_offset, output_bias=own.output_bias,
     )  # fmt: skip
 
 
 def check(config: LayerNormedConfig) -> None:
-    """Raise CetaneError for heads that transformers cannot run: those of StableLM are as wide
+    """Raise CetaneError for heads that transformers cannot run: those of some models are as wide
     together as the residual stream, and so are those of a Phi that norms them."""
-    kind, dim = config.model_type, heads_of(config).dim
-    if kind == "stablelm" or (kind == "phi" and config.qk_layernorm):
+    kind = config.model_type
+    dim = heads_of(config, shared=kind not in HEADED).dim
+    if kind in (*HEADED, "stablelm") or (kind == "phi" and config.qk_layernorm):
         heads, size = config.num_attention_heads, config.hidden_size
         if heads * dim != size:
             raise invalid(kind, f"{heads} heads of {dim} channels are not hidden_size = {size}")
@@ -199,7 +240,8 @@ def check(config: LayerNormedConfig) -> None:
 
 def layer_kinds(config: LayerNormedConfig, whole: bool) -> list[LayerKind]:
     """The kind of every layer."""
-    heads, count = heads_of(config), config.num_hidden_layers
+    heads = heads_of(config, shared=config.model_type not in HEADED)
+    count = config.num_hidden_layers
     part = None if whole else config.rope_parameters.get("partial_rotary_factor", 1.0)
     rotary = rotary_table(config, heads.dim, part=part)
     if config.model_type != "cohere2":

@@ -91,7 +91,7 @@ class Leaf(nn.Module):
     ) -> None:
         """Register a parameter; `stored` is its shape in a checkpoint, by default the same."""
         self.register_parameter(name, nn.Parameter(torch.empty(shape), requires_grad=False))
-        self.held[name] = Held(stored or shape, kind, pick, factor)
+        self.held[name] = Held(shape if stored is None else stored, kind, pick, factor)
 
     def hold_channels(
         self,
@@ -270,10 +270,10 @@ class RMSNorm(Leaf):
     """x / rms(x) * weight over `axis`.
 
     With `unit_offset` the checkpoint stores the weight less one. The weight is `factor` times the
-    checkpoint's.
+    checkpoint's. A norm without weight has only the factor.
     """
 
-    weight: Tensor
+    weight: Tensor | None
 
     def __init__(
         self,
@@ -282,13 +282,20 @@ class RMSNorm(Leaf):
         axis: int = 1,
         unit_offset: bool = False,
         factor: float = 1.0,
+        weight: bool = True,
     ) -> None:
         super().__init__()
-        self.size, self.eps, self.axis = size, eps, axis
-        self.hold_channels("weight", size, axis, plus_one if unit_offset else None, factor)
+        self.size, self.eps, self.axis, self.factor = size, eps, axis, factor
+        if weight:
+            self.hold_channels("weight", size, axis, plus_one if unit_offset else None, factor)
+        else:
+            self.weight = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return normalize(x, self.size, self.eps, self.axis) * self.weight
+        normed = normalize(x, self.size, self.eps, self.axis)
+        if self.weight is not None:
+            return normed * self.weight
+        return normed if self.factor == 1 else normed * self.factor
 
 
 class LayerNorm(Leaf):
@@ -366,20 +373,21 @@ class MLP(nn.Module):
         self,
         hidden: int,
         inner: int,
-        act: str,
+        act: str | nn.Module,
         bias: bool = False,
         factor: float = 1.0,
         inverse: float = 1.0,
         names: tuple[str, ...] = GATED,
     ) -> None:
-        """Its input is `inverse` times the model's; `names` are the checkpoint's."""
+        """`act` is a name, or an activation with parameters. The input is `inverse` times the
+        model's; `names` are the checkpoint's."""
         super().__init__()
         self.readers, self.writer = names[:-1], names[-1]
         """The projections of its input, and the one that makes its output."""
         for reader in self.readers:
             self.add_module(reader, Projection(hidden, inner, "mlp", bias, inverse=inverse))
         self.add_module(self.writer, Projection(inner, hidden, "mlp", bias, factor))
-        self.act = activation(act)
+        self.act = activation(act) if isinstance(act, str) else act
 
     def forward(self, x: Tensor) -> Tensor:
         first, *more = (self.get_submodule(name)(x) for name in self.readers)
@@ -394,6 +402,35 @@ class MLP(nn.Module):
         return tuple(
             Exchange((self.writer,), (f"{up}.weight", f"{up}.bias")) for up in self.readers[1:]
         )
+
+
+class XIELU(Leaf):
+    """xIELU (arXiv 2411.13010): `a x^2 + beta x` above zero, `b (e^x - 1 - x) + beta x` below it.
+
+    The exponent is at most `eps`, which is just below zero.
+    """
+
+    alpha_p: Tensor
+    alpha_n: Tensor
+    beta: Tensor
+    eps: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        one = (1, 1, 1, 1)
+        self.hold("alpha_p", one, (1,), pick=nn.functional.softplus)
+        self.hold("alpha_n", one, (1,), pick=nn.functional.softplus)
+        self.hold("beta", one, ())
+        self.hold("eps", one, ())
+
+    def forward(self, x: Tensor) -> Tensor:
+        above = nn.functional.relu(x)
+        below = x - above
+        power = torch.minimum(below, self.eps)
+        # e^x - 1 as this product: in fp16, a difference has no digits left near zero.
+        grown = torch.tanh(power * 0.5) * (power.exp() + 1)
+        bent = (above * self.alpha_p) * above + (grown - below) * (self.alpha_n + self.beta)
+        return bent + x * self.beta
 
 
 def squared_relu(x: Tensor) -> Tensor:
@@ -446,13 +483,17 @@ def first_ones(rows: Tensor, size: int) -> Tensor:
     return rows * (1 - earlier.clamp(0, 1))
 
 
+SOFTPLUS_MOST = 10.0
+"""The most that the op of `softplus` is given."""
+
+
 def softplus(x: Tensor) -> Tensor:
-    """log(1 + e^x), by an op that is never given more than 10.
+    """log(1 + e^x), by an op that is never given more than `SOFTPLUS_MOST`.
 
     Above 10.4 an ANE's softplus is 0 (apple/coremltools #2687): there e^x passes 2^15. softplus is
     x within 5e-5 there.
     """
-    low = torch.minimum(x, torch.full((1,), 10.0, dtype=x.dtype))
+    low = torch.minimum(x, torch.full((1,), SOFTPLUS_MOST, dtype=x.dtype))
     return nn.functional.softplus(low) + (x - low)
 
 

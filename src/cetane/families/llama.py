@@ -9,10 +9,12 @@
   head have positions;
 - Arcee has no gates in its MLPs;
 - Seed-OSS has biases of its own, and Code World Model may have windows;
-- ERNIE 4.5 and Helium turn neighbouring channels of a head;
+- ERNIE 4.5 and Helium pair neighbouring channels of a head;
 - Hunyuan norms queries and keys after they got their positions;
 - HyperCLOVA X has Granite's multipliers, and norms after attention and MLP too;
-- Gemma's checkpoints store gains less one, and its embeddings have a factor.
+- Gemma's checkpoints store gains less one, and its embeddings have a factor;
+- Apertus has an activation with parameters, xIELU, in MLPs without gates;
+- nanochat has norms without gains everywhere, on the embedding too, and turns heads the other way.
 
 The truth is transformers' `modeling_{model_type}.py`.
 """
@@ -24,36 +26,37 @@ from typing import Any, Protocol
 import torch
 
 from cetane.families.attention import Attention, AttentionForm
-from cetane.families.base import Block
-from cetane.families.blocks import PreNormBlock, SandwichBlock, SandwichNames
+from cetane.families.base import Block, Flow, Memory, Weight
+from cetane.families.blocks import NAMES, PartNames, PreNormBlock, SandwichBlock, SandwichNames
 from cetane.families.configs import LARGEST, invalid
 from cetane.families.decoder import DecoderConfig, Multipliers, Norms, decoder_model, heads_of
 from cetane.families.kinds import LayerKind, kind_names
-from cetane.families.layers import GATED, MLP, UNGATED, RMSNorm
+from cetane.families.layers import GATED, MLP, UNGATED, XIELU, Held, RMSNorm
 from cetane.families.model import Model, Reach
 from cetane.families.options import ResidualOptions
 from cetane.families.rotary import RotaryTable, first_positions, of_base, rotary_table
-from cetane.families.stored import FusedBlock, InterleavedBlock
+from cetane.families.stored import FusedBlock, InterleavedBlock, TurnedBlock
 
 Options = ResidualOptions
 MODEL_TYPES = (
-    "arcee", "cwm", "ernie4_5", "gemma", "granite", "helium", "hunyuan_v1_dense", "hyperclovax",
-    "llama", "ministral", "ministral3", "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
+    "apertus", "arcee", "cwm", "ernie4_5", "gemma", "granite", "helium", "hunyuan_v1_dense",
+    "hyperclovax", "llama", "ministral", "ministral3", "mistral", "nanochat", "phi3", "qwen2",
+    "qwen3", "seed_oss", "smollm3",
 )  # fmt: skip
-BLOCKS = {"ernie4_5": InterleavedBlock, "helium": InterleavedBlock, "phi3": FusedBlock}
-"""The layers of model types that store rows in an order of their own."""
 AROUND = SandwichNames(
     after="post_norm1", mlp_norm="post_attention_layernorm", mlp_after="post_norm2"
 )
 """HyperCLOVA X's names for its norms."""
 HUNYUAN_NORMS: dict[str, Any] = {
-    "norms": "head", "normed": ("query_layernorm", "key_layernorm"), "turned_first": True,
+    "norms": "head", "normed": ("query_layernorm", "key_layernorm"), "normed_last": True,
 }  # fmt: skip
 """How Hunyuan norms queries and keys: fields of `AttentionForm`."""
-LAYERS_SLIDE = ("cwm", "dots1", "ministral", "qwen2", "qwen2_moe", "qwen3", "smollm3")
+APERTUS = PartNames(norm="attention_layernorm", mlp_norm="feedforward_layernorm")
+"""Apertus' names for its norms."""
+LAYERS_SLIDE = ("cwm", "dots1", "exaone_moe", "ministral", "qwen2", "qwen2_moe", "qwen3", "smollm3")
 """The model types that say of each layer whether it has the window."""
-PARTLY_TURNED = ("glm4_moe", "phi3")
-"""The model types that turn only a part of each head."""
+PARTLY_ROTARY = ("glm4_moe", "phi3")
+"""The model types that give positions to only a part of each head."""
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
@@ -75,7 +78,7 @@ class LlamaConfig(DecoderConfig, Protocol):
     layer_types: list[str]
     """Only Code World Model, Ministral, Qwen and SmolLM3 have it."""
     no_rope_layers: list[int]
-    """Only SmolLM3 has it: 0 for a layer that does not turn queries and keys."""
+    """Only SmolLM3 has it: 0 for a layer that gives queries and keys no positions."""
     embedding_multiplier: float
     attention_multiplier: float
     residual_multiplier: float
@@ -83,6 +86,35 @@ class LlamaConfig(DecoderConfig, Protocol):
     """Only Granite and HyperCLOVA X have the last four."""
     use_post_norm: bool
     """Only HyperCLOVA X has it."""
+    final_logit_softcapping: float | None
+    """Only nanochat has it."""
+
+
+class ApertusBlock(PreNormBlock):
+    """A layer whose MLP has an activation with parameters."""
+
+    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        return super().weight(path.replace("mlp.act.", "mlp.act_fn."), shape, held)
+
+
+class NanochatBlock(TurnedBlock):
+    """A layer of nanochat. The first one norms the embedding, `first`, before all else."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.first: RMSNorm | None = None
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        if self.first is not None:
+            flow["hidden"] = self.first(flow["hidden"])
+        super().forward(flow, memory)
+
+
+BLOCKS = {
+    "apertus": ApertusBlock, "ernie4_5": InterleavedBlock, "helium": InterleavedBlock,
+    "nanochat": NanochatBlock, "phi3": FusedBlock,
+}  # fmt: skip
+"""The layers of model types that store parameters otherwise than most."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +128,11 @@ class Traits(Multipliers):
     """The factor on scores; None for one over the root of a head's width."""
     unit_offset: bool = False
     """Whether the checkpoint stores the gains of norms less one."""
+    gains: bool = True
+    """Whether norms have gains."""
+    names: PartNames = NAMES
+    softcap: float | None = None
+    """The bound of logits."""
 
 
 def traits(config: LlamaConfig) -> Traits:
@@ -104,6 +141,14 @@ def traits(config: LlamaConfig) -> Traits:
         case "llama" | "smollm3":
             own = config.attention_bias
             return Traits(AttentionForm(qkv_bias=own, out_bias=own), config.mlp_bias)
+        case "apertus":
+            own = config.attention_bias
+            form = AttentionForm(own, own, norms="head")
+            return Traits(form, mlp_names=UNGATED, names=APERTUS)
+        case "nanochat":
+            own, cap = config.attention_bias, config.final_logit_softcapping
+            form = AttentionForm(own, own, norms="unit", normed_last=True)
+            return Traits(form, mlp_names=("fc1", "fc2"), gains=False, softcap=cap)
         case "arcee":
             own = config.attention_bias
             form = AttentionForm(qkv_bias=own, out_bias=own)
@@ -154,8 +199,8 @@ def author(config: LlamaConfig, options: ResidualOptions) -> Model:
     check(config)
     own, scale, size = traits(config), options.scale, config.hidden_size
     kinds, added = layer_kinds(config, own.scores), scale * own.residual
-    norm = Norms(config, scale, unit_offset=own.unit_offset)
-    inner, act, eps = config.intermediate_size, config.hidden_act, config.rms_norm_eps
+    norm = Norms(config, scale, unit_offset=own.unit_offset, weight=own.gains)
+    inner, eps = config.intermediate_size, config.rms_norm_eps
     block = BLOCKS.get(config.model_type, PreNormBlock)
     around = config.model_type == "hyperclovax" and config.use_post_norm
     after = partial(RMSNorm, size, eps, factor=added)
@@ -164,15 +209,24 @@ def author(config: LlamaConfig, options: ResidualOptions) -> Model:
         for index, kind in enumerate(kinds):
             factor = 1.0 if around else added  # behind a norm, its gains have the factor
             attention = Attention(size, eps, kind, own.form, factor)
-            mlp = MLP(size, inner, act, own.mlp_bias, factor, names=own.mlp_names)
+            mlp = MLP(size, inner, activation_of(config), own.mlp_bias, factor, names=own.mlp_names)
             if around:
                 layers.append(SandwichBlock(index, attention, mlp, norm, after, AROUND))
             else:
-                layers.append(block(index, norm(), attention, norm(), mlp))
+                layers.append(block(index, norm(), attention, norm(), mlp, own.names))
+        if isinstance(layers[0], NanochatBlock):
+            layers[0].first = norm(factor=scale)
     return decoder_model(
         config, layers, scale, kinds, embedding=own.embedding, logits=own.logits,
-        reach=reach(config), unit_offset=own.unit_offset,
+        reach=reach(config), unit_offset=own.unit_offset, softcap=own.softcap,
+        final=RMSNorm if own.gains else partial(RMSNorm, weight=False),
     )  # fmt: skip
+
+
+def activation_of(config: LlamaConfig) -> str | XIELU:
+    """The activation of an MLP: Apertus' own has parameters in each layer."""
+    own = config.model_type == "apertus" and config.hidden_act == "xielu"
+    return XIELU() if own else config.hidden_act
 
 
 def reach(config: LlamaConfig) -> Reach:
@@ -213,7 +267,7 @@ def table(config: LlamaConfig, dim: int) -> RotaryTable:
     kind, rope = config.model_type, config.rope_parameters
     alpha = rope.get("alpha") if kind.startswith("hunyuan") else None
     if rope.get("rope_type") != "dynamic" or not alpha:
-        part = rope.get("partial_rotary_factor") if kind in PARTLY_TURNED else None
+        part = rope.get("partial_rotary_factor") if kind in PARTLY_ROTARY else None
         return rotary_table(config, dim, part=part)
     if not isinstance(alpha, int | float) or not 0 < alpha <= LARGEST:
         raise invalid(kind, f"rope_parameters: alpha = {alpha!r}, not a positive number")
@@ -224,6 +278,8 @@ def positioned_layers(config: LlamaConfig) -> list[bool]:
     """Whether the queries and keys of each layer have positions. CetaneError if a SmolLM3 does not
     say it of all layers."""
     count = config.num_hidden_layers
+    if config.model_type == "exaone_moe" and config.sliding_window is not None:
+        return [layer_type == "sliding_attention" for layer_type in config.layer_types]
     if config.model_type != "smollm3":
         return [True] * count
     positioned = [bool(one) for one in config.no_rope_layers[:count]]

@@ -1,5 +1,5 @@
 """Llama 4, the text part: each token takes one expert of many, beside one that all tokens share.
-Some layers do not turn queries and keys; the others norm the heads of both.
+Some layers give queries and keys no positions; the others norm the heads of both.
 
 The truth is transformers' `modeling_llama4.py`. A port's longest context ends where attention in
 chunks and a factor on late queries would begin: after 8,191 tokens in the released models.
@@ -92,7 +92,7 @@ def author(config: Llama4Config, options: ExpertOptions) -> Model:
     scale, size, bias = options.scale, config.hidden_size, config.attention_bias
     heads, norm, eps = heads_of(config), Norms(config, scale), config.rms_norm_eps
     rotary, act = rotary_table(config, heads.dim), config.hidden_act
-    if config.use_qk_norm:  # transformers norms what was turned, so a factor of the table is lost
+    if config.use_qk_norm:  # transformers norms last, so a factor of the table is lost
         eps, rotary = eps / rotary.scale**2, replace(rotary, scale=1.0)
     inner, wide = config.intermediate_size, config.intermediate_size_mlp
     kinds = [LayerKind(heads, rotary, positioned=bool(one)) for one in config.no_rope_layers]

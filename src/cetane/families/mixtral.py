@@ -4,9 +4,11 @@
 - OLMoE norms all heads of queries and keys together;
 - Qwen2-MoE has biases on queries, keys and values, and an expert that all tokens share;
 - Qwen3-MoE norms queries and keys. Some layers of both Qwens have no experts;
-- ERNIE 4.5 corrects the choice of experts, and turns neighbouring channels of a head;
+- ERNIE 4.5 corrects the choice of experts, and pairs neighbouring channels of a head;
 - Hunyuan-MoE norms queries and keys after they got their positions;
-- dots.llm1 and GLM-4.5 have DeepSeek-V3's experts. GLM-4.5 turns a part of each head.
+- dots.llm1, EXAONE-MoE, GLM-4.5 and Solar Open have DeepSeek-V3's experts. GLM-4.5 turns a part of
+  each head. If some layers of an EXAONE slide, the others give queries and keys no positions;
+- Mellum 2 is Qwen3-MoE with a rotary table for each type of layer.
 
 The truth is transformers' `modeling_{model_type}.py`.
 """
@@ -16,15 +18,16 @@ from typing import Protocol
 
 import torch
 
-from cetane.families.attention import Attention, AttentionForm
+from cetane.families.attention import Attention, AttentionForm, normed_by
 from cetane.families.base import Block, Weight
 from cetane.families.blocks import PartNames, PreNormBlock
 from cetane.families.configs import invalid, unsupported
-from cetane.families.decoder import Norms, decoder_model
+from cetane.families.decoder import Norms, decoder_model, heads_of
 from cetane.families.deepseek_experts import (
     DeepseekExpertConfig,
     deepseek_block,
     deepseek_mixture,
+    first_dense,
 )
 from cetane.families.experts import (
     ExpertOptions,
@@ -33,22 +36,27 @@ from cetane.families.experts import (
     SharedExpert,
     expert_channels,
     is_dense,
+    listed_dense,
     mixture_of,
 )
+from cetane.families.kinds import KINDS, LayerKind, kind_names
 from cetane.families.layers import MLP, Held, RMSNorm
 from cetane.families.llama import HUNYUAN_NORMS, LlamaConfig, Traits, layer_kinds, multiplied
 from cetane.families.model import Model
+from cetane.families.rotary import rotary_table
 from cetane.families.stored import FusedRows, InterleavedBlock
 
 Options = ExpertOptions
 MODEL_TYPES = (
-    "dots1", "ernie4_5_moe", "glm4_moe", "granitemoe", "granitemoeshared", "hunyuan_v1_moe",
-    "mixtral", "olmoe", "qwen2_moe", "qwen3_moe",
+    "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe", "granitemoe", "granitemoeshared",
+    "hunyuan_v1_moe", "mellum", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "solar_open",
 )  # fmt: skip
-DEEPSEEKS = ("dots1", "glm4_moe")
+DEEPSEEKS = ("dots1", "exaone_moe", "glm4_moe", "solar_open")
 """The model types with DeepSeek-V3's experts."""
 GRANITES = ("granitemoe", "granitemoeshared")
-QWENS = ("qwen2_moe", "qwen3_moe")
+QWENS = ("mellum", "qwen2_moe", "qwen3_moe")
+TYPED = ("exaone_moe", "mellum")
+"""The model types that name the MLP of each layer."""
 LEAST_SUM = 1e-6
 """The largest `moe_norm_min` that changes no weight: the weights of chosen experts sum to more."""
 
@@ -71,9 +79,11 @@ class MixtralConfig(LlamaConfig, DeepseekExpertConfig, Protocol):
     without experts."""
     mlp_only_layers: list[int]
     decoder_sparse_step: int
-    """Only the Qwens have the last two: layers without experts."""
+    """Only Qwen2-MoE and Qwen3-MoE have the last two: layers without experts."""
+    mlp_layer_types: list[str]
+    """Those in `TYPED` have it."""
     first_k_dense_replace: int
-    """Only those in `DEEPSEEKS` have it."""
+    """Only dots.llm1 and GLM-4.5 have it."""
     moe_layer_start_index: int
     moe_layer_end_index: int
     moe_layer_interval: int
@@ -117,16 +127,20 @@ def traits(config: MixtralConfig) -> Traits:
             return multiplied(config, 1 / config.logits_scaling)
         case "ernie4_5_moe" | "mixtral":
             return Traits(AttentionForm())
+        case "exaone_moe":
+            return Traits(AttentionForm(norms="head"))
+        case "solar_open":
+            return Traits(AttentionForm(qkv_bias=config.attention_bias))
         case "qwen2_moe":
             return Traits(AttentionForm(qkv_bias=config.qkv_bias))
         case "glm4_moe":
             bias, normed = config.attention_bias, config.use_qk_norm
-            return Traits(AttentionForm(qkv_bias=bias, norms="head" if normed else "none"))
+            return Traits(AttentionForm(qkv_bias=bias, norms=normed_by("head", normed)))
     own = config.attention_bias
     match config.model_type:
         case "hunyuan_v1_moe":
             return Traits(AttentionForm(own, own, **HUNYUAN_NORMS))
-        case "dots1" | "qwen3_moe":
+        case "dots1" | "mellum" | "qwen3_moe":
             return Traits(AttentionForm(qkv_bias=own, out_bias=own, norms="head"))
     clip = config.clip_qkv
     return Traits(AttentionForm(qkv_bias=own, out_bias=own, norms="whole", clip=clip))
@@ -136,7 +150,10 @@ def author(config: MixtralConfig, options: ExpertOptions) -> Model:
     """The model for a config of one of `MODEL_TYPES`."""
     check(config)
     own, scale, size = traits(config), options.scale, config.hidden_size
-    kinds, norm, added = layer_kinds(config, own.scores), Norms(config, scale), scale * own.residual
+    kinds = (
+        typed_kinds(config) if config.model_type == "mellum" else layer_kinds(config, own.scores)
+    )
+    norm, added = Norms(config, scale), scale * own.residual
     dense, chosen = dense_layers(config), chosen_experts(config)
     experts = None if all(dense) else mixture(config, options, own.residual, chosen[0])
     block = InterleavedBlock if config.model_type == "ernie4_5_moe" else PreNormBlock
@@ -162,13 +179,32 @@ def author(config: MixtralConfig, options: ExpertOptions) -> Model:
     )
 
 
+def typed_kinds(config: MixtralConfig) -> list[LayerKind]:
+    """The kind of every layer, where each type of layers has a rotary table."""
+    heads = heads_of(config)
+    kinds = {
+        name: LayerKind(
+            heads,
+            rotary_table(config, heads.dim, layer_type),
+            config.sliding_window if name == "sliding" else None,
+            name=name,
+            table=name,
+        )
+        for layer_type, name in KINDS.items()
+        if layer_type in config.layer_types
+    }
+    return [kinds[name] for name in kind_names(config)]
+
+
 def dense_layers(config: MixtralConfig) -> list[bool]:
     """Whether every layer has one MLP for all tokens."""
     layers = range(config.num_hidden_layers)
+    if config.model_type in TYPED:
+        return listed_dense(config)
     if config.model_type in QWENS:
         return [is_dense(config, index) for index in layers]
-    if config.model_type in DEEPSEEKS:
-        return [index < config.first_k_dense_replace for index in layers]
+    if config.model_type in ("dots1", "glm4_moe"):
+        return first_dense(config)
     if config.model_type != "ernie4_5_moe":
         return [False for _ in layers]
     some = range(config.moe_layer_start_index, config.moe_layer_end_index + 1)
@@ -212,7 +248,7 @@ def mixture_block(
         return SharedExpert(hidden, inner, act, factor, gated=gated) if inner else None
 
     match config.model_type:
-        case "dots1" | "glm4_moe":
+        case "dots1" | "exaone_moe" | "glm4_moe" | "solar_open":
             return deepseek_block(config, experts, index, norm, factor)
         case "ernie4_5_moe":
             return ErnieBlock(

@@ -78,7 +78,7 @@ def author(config: OlmoConfig, options: ResidualOptions) -> Model:
     kinds = {
         name: LayerKind(
             heads,
-            # transformers turns whole heads, whatever the parameters say of a part.
+            # transformers gives whole heads positions, whatever the parameters say of a part.
             rotary_table(config, heads.dim, f"{name}_attention" if typed else None, part=1.0),
             config.sliding_window if name == "sliding" else None,
             name=name,

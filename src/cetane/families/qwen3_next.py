@@ -10,14 +10,13 @@ from functools import partial
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block, Weight
 from cetane.families.blocks import Mixer, PartNames, PreNormBlock
 from cetane.families.configs import invalid
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
-from cetane.families.delta import DeltaHeads, DeltaNet
+from cetane.families.delta import DeltaNet
 from cetane.families.experts import (
     ExpertOptions,
     Mixture,
@@ -30,8 +29,10 @@ from cetane.families.experts import (
 from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import LayerKind
 from cetane.families.layers import MLP, Held, RowPick
-from cetane.families.model import History, Matrix, Model
+from cetane.families.matrices import MatrixHeads
+from cetane.families.model import Model
 from cetane.families.rotary import rotary_table
+from cetane.families.stored import parts_of
 
 Options = ExpertOptions
 MODEL_TYPES = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
@@ -68,7 +69,7 @@ number of heads, the rows of each part of a head, and the numbers of its own par
 
 
 def stored_together(
-    model_type: str, delta: DeltaHeads, heads: AttentionHeads
+    model_type: str, delta: MatrixHeads, heads: AttentionHeads
 ) -> dict[str, Together]:
     """The projections that are stored with others. Qwen3.5 keeps those of the delta rule apart."""
     halves = heads.dim, heads.dim
@@ -87,12 +88,6 @@ def stored_together(
         "linear_attn.in_proj_b": (*ba, (0,)),
         "linear_attn.in_proj_a": (*ba, (1,)),
     }
-
-
-def parts_of(heads: int, sizes: tuple[int, ...], wanted: tuple[int, ...], stored: Tensor) -> Tensor:
-    """Some parts of the rows of every head, part by part: `(heads * sum(sizes), ...)`."""
-    parts = stored.unflatten(0, (heads, sum(sizes))).split(sizes, dim=1)
-    return torch.cat([parts[number].flatten(0, 1) for number in wanted])
 
 
 class MixBlock(PreNormBlock):
@@ -152,27 +147,17 @@ def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
         layers,
         scale,
         [kind] if "full_attention" in config.layer_types else [],
-        memory=memory(config, delta),
+        memory=delta.memory("delta", taps) if "linear_attention" in config.layer_types else {},
         channels=expert_channels(experts),
         unit_offset=True,
     )
 
 
-def delta_heads(config: Qwen3NextConfig) -> DeltaHeads:
+def delta_heads(config: Qwen3NextConfig) -> MatrixHeads:
     """The heads of the delta rule."""
     keys = config.linear_num_key_heads
     groups = config.linear_num_value_heads // keys
-    return DeltaHeads(keys, groups, config.linear_key_head_dim, config.linear_value_head_dim)
-
-
-def memory(config: Qwen3NextConfig, delta: DeltaHeads) -> dict[str, History | Matrix]:
-    """What the delta rule keeps."""
-    made: dict[str, History | Matrix] = {}
-    if "linear_attention" in config.layer_types:
-        made["delta"] = Matrix(delta.key_heads, delta.keys, delta.values, delta.groups)
-        if config.linear_conv_kernel_dim > 1:
-            made["conv"] = History(delta.channels, config.linear_conv_kernel_dim - 1)
-    return made
+    return MatrixHeads(keys, groups, config.linear_key_head_dim, config.linear_value_head_dim)
 
 
 def dense_layers(config: Qwen3NextConfig) -> list[bool]:

@@ -52,7 +52,7 @@ def first_positions(config: RotaryConfig, positions: int) -> int:
 
 
 def to_halves(rows: Tensor) -> Tensor:
-    """Rows `(..., P, C)` of turned pairs (0, 1), (2, 3) ... as two halves."""
+    """Rows `(..., P, C)` of rotary pairs (0, 1), (2, 3) ... as two halves."""
     return rows.unflatten(-2, (-1, 2)).transpose(-2, -3).flatten(-3, -2)
 
 
@@ -67,7 +67,7 @@ def rotary_table(
     """The table for attention heads of width `dim`.
 
     `layer_type` chooses the parameters, if the config has some for each type of layer. `part` is
-    the share of channels that turn, by default what the parameters say of a type of layers.
+    the share of channels that get positions, by default what the parameters of that type say.
     CetaneError for parameters that give no table, and for a head that no model has.
     """
     model_type = config.model_type
@@ -96,8 +96,8 @@ def rotary_table(
         factor = parameters.get("partial_rotary_factor", 1.0)
         raise unsupported(
             model_type,
-            f"rope type {kind!r} with partial_rotary_factor = {factor!r}, which turns "
-            f"{2 * frequencies.numel()} of {width} channels of a head",
+            f"rope type {kind!r} with partial_rotary_factor = {factor!r}, which gives "
+            f"positions to {2 * frequencies.numel()} of {width} channels of a head",
         )
     return RotaryTable(frequencies, scale)
 
@@ -121,7 +121,7 @@ def parameters_of(config: RotaryConfig, layer_type: str | None) -> dict[str, Any
 def rotary_width(model_type: str, dim: int, kind: str, part: Any) -> int:
     """The channels of a head that the table covers. CetaneError for a part that gives no pairs."""
     width = int(dim * part) if isinstance(part, int | float) and 0 < part <= 1 else 0
-    if kind == "proportional" and width:  # the other pairs are in the table, and are not turned
+    if kind == "proportional" and width:  # the other pairs are in the table, with an angle of 0
         width = dim
     if width % 2 or not width:
         raise invalid(

@@ -51,28 +51,28 @@ def whole(block: Block) -> bool:
     return spaces is not None and bool(spaces.writers)
 
 
-def turn_stream(block: Block, turn: Rotation, folds: _Folds) -> None:
+def turn_stream(block: Block, rotation: Rotation, folds: _Folds) -> None:
     """Turn the residual stream in one block. Norms lose their gains to those that read them."""
     spaces, weights = block.spaces(), dict(block.weights())
     assert spaces is not None
     for writer in spaces.writers:
-        folds.add(weights[f"{writer}.weight"], rows=turn)
+        folds.add(weights[f"{writer}.weight"], rows=rotation)
         if f"{writer}.bias" in weights:
-            folds.add(weights[f"{writer}.bias"], columns=turn)
+            folds.add(weights[f"{writer}.bias"], columns=rotation)
     for norm, readers in spaces.readers.items():
         gain = weights[f"{norm}.weight"]
         folds.add(gain, ones=True)
         for reader in readers:
-            folds.add(weights[f"{reader}.weight"], gain=gain.name, columns=turn)
+            folds.add(weights[f"{reader}.weight"], gain=gain.name, columns=rotation)
 
 
-def turn_ends(model: Model, turn: Rotation, folds: _Folds, copies: dict[str, str]) -> None:
+def turn_ends(model: Model, rotation: Rotation, folds: _Folds, copies: dict[str, str]) -> None:
     """Turn the embedding and the head; a tied head becomes a tensor of its own."""
     table = model.embedding.weight
     if model.output == table:
         copies[HEAD] = table
-    folds.made[HEAD if model.output == table else model.output] = Fold(model.norm, turn)
-    folds.made[table] = Fold(columns=turn)
+    folds.made[HEAD if model.output == table else model.output] = Fold(model.norm, rotation)
+    folds.made[table] = Fold(columns=rotation)
     folds.made[model.norm] = Fold(ones=True)
 
 
@@ -83,7 +83,7 @@ def turn_heads(block: Block, folds: _Folds) -> None:
         return
     maker, reader, width = spaces.values
     value = weights[f"{maker}.weight"]
-    if value.rows is not None:  # the tensor holds more than values
+    if value.rows is not None or value.pick is not None:  # the tensor holds more than values
         return
     folds.add(value, rows=Rotation(width))
     if f"{maker}.bias" in weights:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, cat
 
 from cetane.families.base import Block, Weight
-from cetane.families.blocks import ParallelBlock, PreNormBlock
+from cetane.families.blocks import ParallelBlock, PartNames, PreNormBlock
 from cetane.families.layers import Held, RowPick
 from cetane.families.rotary import last_to_halves, to_halves
 
@@ -15,12 +15,14 @@ FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
     "input_linear": ("gate_proj", "up_proj"),
+    "query_key_value": ("q_proj", "k_proj", "v_proj"),
+    "in_proj": ("in_proj_z", "in_proj_xbc", "in_proj_dt"),
 }
-"""Names of tensors in which projections of one input stand one below the other."""
+"""Names of tensors that hold several projections of one input."""
 
 
 class InterleavedRows(Block):
-    """A layer whose checkpoint turns neighbouring channels (0, 1), (2, 3) ... of each head, which
+    """A layer whose checkpoint pairs neighbouring channels (0, 1), (2, 3) ... of each head, which
     may have norms with gains of its own."""
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
@@ -43,10 +45,64 @@ class InterleavedParallelBlock(InterleavedRows, ParallelBlock):
     """The same, with attention and MLP beside each other."""
 
 
-def rows_in_halves(dim: int, turned: int, stored: Tensor) -> Tensor:
-    """The first `turned` rows of each head as two halves; of a weight or a bias."""
+def rows_in_halves(dim: int, width: int, stored: Tensor) -> Tensor:
+    """The first `width` rows of each head as two halves; of a weight or a bias."""
     heads = stored.reshape(len(stored) // dim, dim, -1)
-    return cat([to_halves(heads[:, :turned]), heads[:, turned:]], 1).reshape(stored.shape)
+    return cat([to_halves(heads[:, :width]), heads[:, width:]], 1).reshape(stored.shape)
+
+
+class TurnedBlock(PreNormBlock):
+    """A layer whose checkpoint turns heads the other way: as if their halves changed places.
+
+    No gains of norms may tell the halves apart."""
+
+    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        plain = super().weight(path, shape, held)
+        if not path.startswith(("self_attn.q_proj.", "self_attn.k_proj.")):
+            return plain
+        attention: Any = self.get_submodule("self_attn")
+        pick = RowPick(partial(halves_exchanged, attention.heads.dim))
+        return replace(plain, pick=pick, part=path.split(".")[1])
+
+
+def halves_exchanged(dim: int, stored: Tensor) -> Tensor:
+    """Rows of heads, the second half of each before the first; of a weight or a bias."""
+    return stored.unflatten(0, (-1, 2, dim // 2)).flip(1).flatten(0, 2)
+
+
+class HeadedRows(Block):
+    """A layer whose checkpoint stores queries, keys and values as one tensor, head by head."""
+
+    names: PartNames
+
+    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        plain, mixer = super().weight(path, shape, held), self.names.mixer
+        name, _, leaf = path.removeprefix(f"{mixer}.").partition(".")
+        if name not in FUSED["query_key_value"]:
+            return plain
+        attention: Any = self.get_submodule(mixer)
+        heads, part = attention.heads, FUSED["query_key_value"].index(name)
+        return replace(
+            plain,
+            name=f"{self.prefix}{mixer}.query_key_value.{leaf}",
+            stored=(3 * heads.query * heads.dim, *held.stored[1:]),
+            pick=RowPick(partial(parts_of, heads.query, (heads.dim,) * 3, (part,))),
+            part=name,
+        )
+
+
+class HeadedBlock(HeadedRows, PreNormBlock):
+    """An ordinary layer with such a tensor."""
+
+
+class HeadedParallelBlock(HeadedRows, ParallelBlock):
+    """The same, with attention and MLP beside each other."""
+
+
+def parts_of(heads: int, sizes: tuple[int, ...], wanted: tuple[int, ...], stored: Tensor) -> Tensor:
+    """Some parts of the rows of every head, part by part: `(heads * sum(sizes), ...)`."""
+    parts = stored.unflatten(0, (heads, sum(sizes))).split(sizes, dim=1)
+    return cat([parts[number].flatten(0, 1) for number in wanted])
 
 
 class FusedRows(Block):
@@ -56,7 +112,8 @@ class FusedRows(Block):
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         plain = super().weight(path, shape, held)
-        module, _, name = path.removesuffix(".weight").rpartition(".")
+        place, _, leaf = path.rpartition(".")
+        module, _, name = place.rpartition(".")
         whole = next((whole for whole in self.fused if name in FUSED[whole]), None)
         if whole is None or plain.of_experts:
             return plain
@@ -66,7 +123,7 @@ class FusedRows(Block):
         start = sum(sizes[: parts.index(name)])
         return replace(
             plain,
-            name=f"{plain.name.removesuffix(f'{name}.weight')}{whole}.weight",
+            name=f"{plain.name.removesuffix(f'{name}.{leaf}')}{whole}.{leaf}",
             stored=(sum(sizes), *held.stored[1:]),
             rows=(start, start + sizes[parts.index(name)]),
         )

@@ -29,7 +29,7 @@ from cetane.files.hashes import (
 from cetane.files.identities import content_identity, file_identity
 from cetane.files.kernels import KERNELS, KERNELS_OF, place_kernels
 from cetane.files.locks import claimed, is_claimed
-from cetane.files.paths import PARTIAL, check_outside, inside, nameable
+from cetane.files.paths import PARTIAL, check_outside, inside, is_file, nameable
 from cetane.files.progress import Progress, silent
 from cetane.files.reading import (
     LARGEST,
@@ -58,6 +58,7 @@ from cetane.files.writing import (
     replacing,
     target_of,
     write_json,
+    write_text,
     write_toml,
 )
 
@@ -86,6 +87,7 @@ __all__ = [
     "home",
     "inside",
     "is_claimed",
+    "is_file",
     "is_kept",
     "is_present",
     "json_sha256",
@@ -115,6 +117,7 @@ __all__ = [
     "target_of",
     "write_cache",
     "write_json",
+    "write_text",
     "write_toml",
 ]
 

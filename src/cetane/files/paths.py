@@ -16,6 +16,15 @@ def nameable(path: str) -> bool:
     return path.isprintable() and all(len(part.encode()) <= MOST_NAME_BYTES for part in parts)
 
 
+def is_file(path: Path) -> bool:
+    """Whether a file is at a path. Raises CetaneError if the system cannot tell: for too long a
+    name, and in a folder that this user may not search."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise CetaneError(f"cannot look at {path!s:.200}: {error.strerror}") from error
+
+
 def inside(root: Path, name: str) -> Path:
     """A path inside a folder, without links. Raises CetaneError for any other path."""
     if not nameable(name):

@@ -91,10 +91,15 @@ def write_json(path: Path, content: Any) -> None:
         temporary.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
-def write_toml(path: Path, content: Mapping[str, Any]) -> None:
-    """Write TOML in one step."""
+def write_text(path: Path, text: str) -> None:
+    """Write a text as UTF-8, in one step. CetaneError if the disk does not take it."""
     with disk_errors(path), replacing(path) as temporary:
-        temporary.write_text(tomli_w.dumps(content), encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_toml(path: Path, content: Mapping[str, Any]) -> None:
+    """Write TOML as `write_text` does."""
+    write_text(path, tomli_w.dumps(content))
 
 
 def check_space(folder: Path, needed: int) -> None:

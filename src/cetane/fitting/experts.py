@@ -42,7 +42,7 @@ def modules_of_experts(
             yield model.get_submodule(path), own
 
 
-class Routed:
+class RoutedExperts:
     """A module of E experts, and N tokens of which each chose some."""
 
     def __init__(self, module: Any, given: Sequence[Tensor]) -> None:

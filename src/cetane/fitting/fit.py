@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +14,13 @@ from torch import Tensor
 
 from cetane.checkpoint import Checkpoint
 from cetane.compress import Format, Selection
-from cetane.compress.beside import TextFile
-from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
+from cetane.compress.fitted import FittedConstants, FittedFile, folder, kept, save
 from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import Progress, check_writable, claimed, disk_errors, json_sha256, remove
 from cetane.fitting.attention import fuse_attention
-from cetane.fitting.documentation import EDITION, documentation, spread, windows_of
 from cetane.fitting.experts import DOWN, GATE_UP, modules_of_experts, own_copy, put
+from cetane.fitting.human_text import EDITION, check_text, human_text, length_of, start_of
 from cetane.fitting.importance import Importance, importance, keep, load
 from cetane.fitting.lessons import lessons
 from cetane.fitting.openings import openings
@@ -47,13 +45,12 @@ VERSION, READING = 11, 8
 Those of another version are made anew. A change of rounding alone keeps texts, which take most of
 the time. Another version of Python keeps them too: its documentation differs, but serves as
 well."""
-SEQUENCES, LENGTH, SEED = 192, 256, 1
-"""The sequences, their tokens and the seed of the model's own text that layers are rounded by.
+SEQUENCES, SEED = 192, 1
+"""The sequences and the seed of the model's own text that layers are rounded by.
 
 With a third of these 49,152 tokens, SmolLM2's four bits cost other text 18 % more KL."""
-READ, LEAST = 96, 8
-"""Windows of human text beside it: the most that are read, and the least that a user's text must
-have."""
+READ = 96
+"""The most windows of human text that are read beside it."""
 QUICK = 1 / 5
 """The share of sequences and windows that `second_order.effort = "quick"` reads."""
 WRITING = 1 / 3
@@ -99,43 +96,6 @@ def check_formats(planner: Planner) -> None:
             "per channel, of 6 bits at most, and no weight has such a format",
             'name one in compression.default, or take method = "plain"',
         )
-
-
-def check_text(checkpoint: Checkpoint, planner: Planner) -> None:
-    """Raise CetaneError for a text that cannot be read or is too short: now, not after the model
-    was loaded."""
-    if planner.recipe.compression.text is None:
-        return
-    count, length = human_text(checkpoint, planner).shape
-    if count < LEAST:
-        raise CetaneError(
-            f"compression.text: too short, with {count} windows of {length} tokens",
-            f"give a text of {LEAST} windows or more",
-        )
-
-
-def human_text(checkpoint: Checkpoint, planner: Planner) -> Tensor:
-    """Windows of the recipe's text, else of documentation, int64 `(N, length)`."""
-    return windows(checkpoint, planner.recipe.compression.text, length_of(planner))
-
-
-@lru_cache(maxsize=1)
-def windows(checkpoint: Checkpoint, given: TextFile | None, length: int) -> Tensor:
-    """`human_text`, kept for the next step that reads it: the plan reads it first, and to encode
-    4 MB takes seconds."""
-    texts = documentation() if given is None else spread(given.read())
-    return windows_of(texts, checkpoint.tokenizer, start_of(checkpoint), length)
-
-
-def start_of(checkpoint: Checkpoint) -> int:
-    """The token that texts begin with."""
-    start, ends = checkpoint.tokenizer.bos_id, checkpoint.tokenizer.eos_ids
-    return next(iter(ends), 0) if start is None else start
-
-
-def length_of(planner: Planner) -> int:
-    """The tokens of a window."""
-    return min(LENGTH, planner.model.max_context)
 
 
 def check_size(checkpoint: Checkpoint) -> None:
@@ -210,11 +170,6 @@ class Fitter:
         if self.resident:  # this reads all weights, so that they can be narrowed
             self.model(torch.tensor([[self.start]]), use_cache=False)
 
-    @property
-    def others(self) -> Tensor:
-        """`human_text` of the model."""
-        return human_text(self.checkpoint, self.planner)
-
     def rounded(self, formats: Mapping[str, Format], compression: Selection) -> Rounder:
         """The rounder after all layers, with their constants and predicted harms."""
         method, parts = compression.method, fitted_parts(self.planner, formats)
@@ -250,7 +205,7 @@ class Fitter:
         return text, made
 
     def tuned(
-        self, first: Fitted, formats: Mapping[str, Format], minutes: float, partial: Path
+        self, first: FittedConstants, formats: Mapping[str, Format], minutes: float, partial: Path
     ) -> dict[str, Encoded]:
         """Constants that were tuned for some minutes, from the `first` ones on.
 
@@ -283,7 +238,7 @@ class Fitter:
                     constants[name] = learnt
         return constants | kept
 
-    def parts_of(self, first: Fitted, formats: Mapping[str, Format]) -> dict[str, Encoded]:
+    def parts_of(self, first: FittedConstants, formats: Mapping[str, Format]) -> dict[str, Encoded]:
         """The `first` constants of experts and of rows in another order, with which the model
         computes from now on."""
         stored = {
@@ -318,10 +273,11 @@ class Fitter:
         """The text to learn from, and the model's answers to it. They depend on no format."""
         content = [READING, self.checkpoint.content, self.length, self.given_hash]
         place = folder() / f"{json_sha256(content)}.lessons"
-        others = self.others[READ:] if len(self.others) >= 2 * READ else self.others
-        given = openings(self.tokenizer)
+        human = human_text(self.checkpoint, self.planner)
+        unread = human[READ:] if len(human) >= 2 * READ else human
+        begun = openings(self.tokenizer)
         return lessons(
-            self.model, self.start, self.length, given, others, place, seconds, self.progress
+            self.model, self.start, self.length, begun, unread, place, seconds, self.progress
         )
 
     def text(self, share: float = 1) -> Tensor:
@@ -334,7 +290,7 @@ class Fitter:
                 self.model, self.start, count, self.length, SEED, self.progress,
                 openings(self.tokenizer),
             )  # fmt: skip
-        return torch.cat([own, self.others[:read]])
+        return torch.cat([own, human_text(self.checkpoint, self.planner)[:read]])
 
 
 def untie(model: Any) -> None:

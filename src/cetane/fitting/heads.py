@@ -123,7 +123,7 @@ def gate_scores(
 def hidden(model: Any, tokens: Sequence[int], at: Sequence[int]) -> Tensor:
     """The last hidden states of some tokens, `(n, C)`."""
     with quiet_transformers():
-        states: Tensor = model.model(torch.tensor([tokens]), use_cache=False).last_hidden_state
+        states: Tensor = model.base_model(torch.tensor([tokens]), use_cache=False).last_hidden_state
     return states[0, at].float()
 
 

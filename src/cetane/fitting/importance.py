@@ -173,7 +173,7 @@ def with_gradient(_module: nn.Module, _inputs: Any, hidden: Tensor) -> Tensor:
 def loss_of(model: Any, tokens: Tensor) -> Tensor:
     """The sum of the losses of all next tokens. The head computes in pieces too: all logits of 512
     tokens of Gemma's 262,144 take 0.5 GB, and as much for each step of their gradients."""
-    hidden = model.model(tokens, use_cache=False).last_hidden_state
+    hidden = model.base_model(tokens, use_cache=False).last_hidden_state
     targets = nn.functional.pad(tokens[:, 1:], (0, 1), value=UNKNOWN).flatten()
 
     def of_rows(own: Tensor, rows: slice) -> Tensor:

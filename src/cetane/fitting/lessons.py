@@ -41,24 +41,24 @@ def lessons(
     model: Any,
     start: int,
     length: int,
-    given: Sequence[Sequence[int]],
-    others: Tensor,
-    place: Path,
+    openings: Sequence[Sequence[int]],
+    human: Tensor,
+    folder: Path,
     seconds: float,
     progress: Progress,
 ) -> Answers:
-    """A transformers model's answers: all that the folder `place` keeps, and more that the model
+    """A transformers model's answers: all that a folder keeps, and more that the model
     makes in about `seconds`. It makes `LEAST` sequences even if that takes longer.
 
-    It answers its own text, which `write_text` begins with the `given` openings, and windows of
-    human text, `others (N, length)`, in turn.
+    It answers its own text, which `write_text` begins with the `openings`, and windows of human
+    text, `human (N, length)`, in turn.
     """
     parts: list[Answers] = []
     ends = time.perf_counter() + seconds
     wider = 1 if model.device.type == "cpu" else WIDER
     own_size, read_size = wider * SEQUENCES, wider * READ
     for number in count():
-        path = place / f"{number:03}.safetensors"
+        path = folder / f"{number:03}.safetensors"
         part = load(path)
         if part is None:
             made = sum(len(one.tokens) for one in parts)
@@ -66,9 +66,9 @@ def lessons(
                 break
             with narrowed(model):  # bfloat16 draws other words than fp32, as good ones
                 seed = SEED + number
-                own = write_text(model, start, own_size, length, seed, progress, given)
-            turn = torch.arange(number * read_size, (number + 1) * read_size) % len(others)
-            text = torch.cat([own, others[turn]])
+                own = write_text(model, start, own_size, length, seed, progress, openings)
+            turn = torch.arange(number * read_size, (number + 1) * read_size) % len(human)
+            text = torch.cat([own, human[turn]])
             text = text[torch.randperm(len(text), generator=torch.Generator().manual_seed(number))]
             part = ask(model, text, max(1, tokens_at_once(model) // length), progress)
             with suppress(CetaneError), disk_errors(path):  # a cache may be full or locked

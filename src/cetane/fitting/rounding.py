@@ -21,20 +21,20 @@ from torch import Tensor, nn
 
 from cetane.compress import Format, second_order
 from cetane.compress.encoded import stacked
-from cetane.compress.select import AS_GPTQ, Method, SecondOrder
+from cetane.compress.selection import AS_GPTQ, Method, SecondOrder
 from cetane.families import Weight, check_finite
 from cetane.files import Progress
 from cetane.fitting.experts import (
     DOWN,
     GATE_UP,
-    Routed,
+    RoutedExperts,
     modules_of_experts,
     own_copy,
     put,
     views_of,
 )
 from cetane.fitting.importance import PASSES, Importance, Matrix, mean_product
-from cetane.fitting.teacher import quick
+from cetane.fitting.teacher import bfloat16_products
 from cetane.gates.resemblance import arrays, too_far
 from cetane.hardware.memory import give_back
 
@@ -89,7 +89,7 @@ def encode(
         options = options.model_copy(update={"damping": damping})
 
 
-class Done(Exception):
+class LastRounded(Exception):
     """Ends a pass when the last layer is rounded: its logits are not needed."""
 
 
@@ -147,7 +147,7 @@ class Rounder:
                 stack.callback(hook.remove)
             last = model.get_output_embeddings().register_forward_pre_hook(self.stop)
             stack.callback(last.remove)
-            with suppress(Done), quick(model):
+            with suppress(LastRounded), bfloat16_products(model):
                 model(tokens, use_cache=False)
             self._inputs = self._hessian = None
 
@@ -156,7 +156,7 @@ class Rounder:
         picked = self.picked.get(name, [])
         if any(matrix in self.constants for matrix in (name, *(w.matrix for w in picked))):
             return
-        self.tell(name.removesuffix(".weight"))
+        self.report(name.removesuffix(".weight"))
         check_finite(name, layer.weight)
         important = self.importances.get(name)
         if important is None:
@@ -198,18 +198,20 @@ class Rounder:
         own = [[w for w in self.experts if w.name == names[part]] for part in (GATE_UP, DOWN)]
         if not any(own) or any(w.matrix in self.constants for w in chain(*own)):
             return
-        routed = Routed(module, given)
+        routed = RoutedExperts(module, given)
         for part, weights in zip((GATE_UP, DOWN), own, strict=True):
             check_finite(names[part], getattr(module, part))
             stored = own_copy(getattr(module, part))
             for weight in weights:
-                self.tell(weight.matrix)
-                made = self.of_experts(weight, views_of(weight, stored), routed)
+                self.report(weight.matrix)
+                made = self.expert_constants(weight, views_of(weight, stored), routed)
                 self.constants[weight.matrix] = made
                 put(weight, stored, made.decode())
             give_back()
 
-    def of_experts(self, weight: Weight, parts: Sequence[Tensor], routed: Routed) -> Encoded:
+    def expert_constants(
+        self, weight: Weight, parts: Sequence[Tensor], routed: RoutedExperts
+    ) -> Encoded:
         """The constants of a matrix of some experts, which has a part of each."""
         assert weight.rows is not None
         form, (first, stop) = self.formats[weight.matrix], weight.rows
@@ -231,8 +233,8 @@ class Rounder:
             hessian = np.diag(np.diagonal(hessian))
         return encode(weight, form, np.ascontiguousarray(hessian), outputs, self.options)
 
-    def tell(self, name: str) -> None:
-        """Say what is rounded now."""
+    def report(self, name: str) -> None:
+        """Report what is rounded now."""
         self.progress(f"rounding {name}", len(self.constants), len(self.formats))
 
     def hessian(self, inputs: Tensor) -> Matrix:
@@ -244,4 +246,4 @@ class Rounder:
 
     def stop(self, *_: Any) -> None:
         """Called when the head is about to compute, after it was rounded itself."""
-        raise Done
+        raise LastRounded

@@ -70,7 +70,7 @@ def ask(model: Any, tokens: Tensor, size: int, progress: Progress) -> Answers:
     return Answers(tokens, torch.cat(likely), torch.cat(logs))
 
 
-def quick(model: Any) -> AbstractContextManager[Any]:
+def bfloat16_products(model: Any) -> AbstractContextManager[Any]:
     """A context with bfloat16 products, if the device has them. Teacher and student both use it."""
     kind = model.device.type
     return torch.autocast(kind, torch.bfloat16, enabled=has_bfloat16(kind))
@@ -84,8 +84,8 @@ def has_bfloat16(kind: str) -> bool:
 
 @contextmanager
 def narrowed(model: Any) -> Iterator[None]:
-    """A context in which a model computes by `quick` and its linear layers hold bfloat16: else each
-    call would convert them."""
+    """A context of `bfloat16_products` in which linear layers hold bfloat16 too: else each call
+    would convert them."""
     kept: list[tuple[nn.Parameter, Tensor]] = []
     if has_bfloat16(model.device.type):
         for module in model.modules():
@@ -94,7 +94,7 @@ def narrowed(model: Any) -> Iterator[None]:
     for parameter, values in kept:
         parameter.data = values.bfloat16()
     try:
-        with quick(model):
+        with bfloat16_products(model):
             yield
     finally:
         for parameter, values in kept:

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from cetane.files import Progress, disk_errors, replacing
-from cetane.fitting.teacher import Answers, has_bfloat16, quick
+from cetane.fitting.teacher import Answers, bfloat16_products, has_bfloat16
 from cetane.fitting.tunable import Tunable
 from cetane.threads import available
 
@@ -77,7 +77,7 @@ class Student:
 
     def divergence(self, answers: Answers) -> Tensor:
         """The mean KL from some answers."""
-        with quick(self.model):
+        with bfloat16_products(self.model):
             logits = self.model(answers.tokens.to(self.model.device), use_cache=False).logits
         return answers.divergence(logits)
 

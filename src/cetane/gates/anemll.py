@@ -33,7 +33,7 @@ from cetane.gates.exported import (
 from cetane.gates.probes import text_tokens
 from cetane.gates.twin import TwinParameter, result_names
 from cetane.gates.verdict import Check
-from cetane.lower.template import used_by
+from cetane.lower.template import shard_weights
 from cetane.mil import Program
 from cetane.mil.substitute import Substitute, substitute
 from cetane.planner import Planner
@@ -169,7 +169,7 @@ class AsExported(PortableBackend):
     def load(self, shard: str) -> Program:
         made = {
             name: Substitute(f"{shard}/{name}", TwinParameter(constant, source))
-            for name, constant in result_names(used_by(self.planner, shard)).items()
+            for name, constant in result_names(shard_weights(self.planner, shard)).items()
             if (source := self.sources.get(constant.weight.kind)) is not None
         }
         return substitute(super().load(shard), lambda _: made)

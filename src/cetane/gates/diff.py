@@ -29,7 +29,8 @@ from cetane.gates.ladder import Packages, all_makers, rungs
 from cetane.gates.probes import text_tokens
 from cetane.lower.lower import Lowering
 from cetane.mil import Program, load
-from cetane.mil.compare import DRIFT, Comparer, Comparison, worst
+from cetane.mil.compare import Comparer
+from cetane.mil.comparison import DRIFT, Comparison, worst
 from cetane.mil.executor import Executable
 from cetane.mil.gap import Gap, gap
 from cetane.mil.program import Precision

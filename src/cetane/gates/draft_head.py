@@ -27,14 +27,14 @@ from cetane.errors import CetaneError
 from cetane.files import Progress
 from cetane.gates import metrics
 from cetane.gates.limits import DraftHeadArithmetic, limits
-from cetane.gates.readings import TURNED
+from cetane.gates.readings import NEAR_ANGLE
 from cetane.gates.residency.audit import Audit, audit
 from cetane.gates.residency.store import summary
 from cetane.gates.residency.target import Target
 from cetane.gates.verdict import Check, at_least, at_most
 from cetane.mil import load
 from cetane.schema.draft_head import SOURCE, DraftHeadKind
-from cetane.speculate.draft_heads.features import tapped
+from cetane.speculate.draft_heads.features import tapped_shards
 from cetane.speculate.draft_heads.modules import TorchDraftHead, load_draft_head
 from cetane.speculate.draft_heads.planner import draft_head_model
 from cetane.speculate.draft_heads.runner import Eagle3Runner, MedusaRunner, open_runner
@@ -100,7 +100,7 @@ def judge_draft_head(
         runners = [open_runner(draft_head, bundle, backend, start) for start in starts]
         logits = [drafted(runner, windows) for runner in runners]
         scores.append(score(arithmetic, np.concatenate(logits), np.tile(wanted, (len(starts), 1))))
-    checks = (*same_interface(draft_head, trained, tapped(engine.plan)), *judge(scores))
+    checks = (*same_interface(draft_head, trained, tapped_shards(engine.plan)), *judge(scores))
     return DraftHeadResult(
         passed=all(check.passed for check in checks),
         heads={draft_head.name: draft_head.digest},
@@ -143,18 +143,18 @@ def same_interface(
 ) -> Iterator[Check]:
     """The checks of vocabulary, taps and rotary tables. A drafter reads them beside the shard, so
     no logits show a wrong one; of a table they show the positions of a window. `shards` are those
-    that `tapped` names."""
+    that `tapped_shards` names."""
     context = draft_head.plan.recipe.cache.context
     right = draft_head_model(trained.config, (), context).rotary
-    turned = [
-        np.abs(table - right[name].cos_sin(context).numpy()).max() > TURNED
+    wrong = [
+        np.abs(table - right[name].cos_sin(context).numpy()).max() > NEAR_ANGLE
         for name, table in draft_head.rotary().items()
     ]
     tokens = draft_head.vocabulary() != trained.vocabulary.numpy()
     taps = draft_head.manifest.taps != tuple(shards[tap] for tap in trained.config.taps)
     yield at_most("tokens that are not the trained ones", float(tokens.sum()), 0)
     yield at_most("other shards tapped than in training", float(taps), 0)
-    yield at_most("rotary tables that are not the trained ones", float(sum(turned)), 0)
+    yield at_most("rotary tables that are not the trained ones", float(sum(wrong)), 0)
 
 
 def window_starts(draft_head: DraftHead, length: int) -> list[int]:

@@ -22,7 +22,7 @@ from cetane.engine.backend import Array
 from cetane.families import Block, Projection, RoutedBlock, Shard
 from cetane.gates.limits import limits
 from cetane.gates.transformers_model import own_tensors
-from cetane.lower.tracing import Constant
+from cetane.lower.tracing import LabelledWeight
 from cetane.mil import MilFunction, Op
 from cetane.mil.program import NamedValue
 from cetane.schema.interface import Output, ToTensor
@@ -35,8 +35,8 @@ steps of larger numbers are larger."""
 LOGITS_AT = {"HunYuanMoEV1Gate": 0, "Llama4Router": 1}
 """Which output of a router is its logits, where its name or the place is not the usual one."""
 BY_SIGMOIDS = {
-    "DeepseekV3TopkRouter", "Dots1TopkRouter", "Glm4MoeLiteTopkRouter", "Glm4MoeTopkRouter",
-    "Lfm2MoeTopKRouter",
+    "DeepseekV3TopkRouter", "Dots1TopkRouter", "ExaoneMoeTopkRouter", "Glm4MoeLiteTopkRouter",
+    "Glm4MoeTopkRouter", "Lfm2MoeTopKRouter", "SolarOpenTopkRouter",
 }  # fmt: skip
 """The routers that compare the sigmoids of logits, perhaps with a correction."""
 CORRECTED = {"Ernie4_5_MoeTopKRouter"}
@@ -66,7 +66,7 @@ def best(scores: Array, count: int) -> Array:
     return chosen
 
 
-def showing(function: MilFunction, used: Mapping[str, Constant]) -> MilFunction:
+def showing(function: MilFunction, used: Mapping[str, LabelledWeight]) -> MilFunction:
     """The function with what its routers compare as outputs; `used` are its parameters by name."""
     deciding: dict[RoutedBlock, set[str]] = defaultdict(set)
     for name, constant in used.items():

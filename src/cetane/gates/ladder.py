@@ -23,12 +23,13 @@ from cetane.families import Truth
 from cetane.gates import metrics
 from cetane.gates.bases import base_checks
 from cetane.gates.experts import Choices
+from cetane.gates.heads import head_slices
 from cetane.gates.observe import ProbeTask, Watched
 from cetane.gates.port import Packaged
 from cetane.gates.probes import LEAST_OWN, TEXT_PROBE, Probe, ProbePart, text_tokens, widest_tokens
 from cetane.gates.reference import Reference, reference_of
 from cetane.gates.scores import ShardScore, shard_score
-from cetane.gates.structure import LOGITS, Deviation, deviation, head_slices, judge_structure
+from cetane.gates.structure import LOGITS, Deviation, deviation, judge_structure
 from cetane.gates.verdict import Check, at_most
 from cetane.gates.weights import LISTED, WrongWeight, wrong_constants
 from cetane.planner import Planner
@@ -152,7 +153,7 @@ class Rung:
 
         There are none if the shard has no functions of its own for the adapter."""
         adapter = self.planner.adapter
-        if adapter is not None and not self.planner.changes(shard, adapter):
+        if adapter is not None and not self.planner.variants.changed_by(shard, adapter):
             return
         names = {
             truth: name.removesuffix("_out")

@@ -16,6 +16,7 @@ from cetane.engine.schedule import Wanted
 from cetane.engine.session import Session, gather
 from cetane.families import Truth
 from cetane.gates.experts import Choices, best, routed_blocks
+from cetane.gates.heads import Rows, head_slices, shown_logits, shown_name
 from cetane.gates.probes import (
     AFTER,
     LEAST_OWN,
@@ -91,6 +92,9 @@ class Seen:
     """The experts of the tokens, as far as the port shows them."""
     by_mode: dict[Mode, Array] = field(default_factory=dict)
     """The numbers of the tokens that each mode took."""
+    slices: dict[Rows, tuple[Array, Array]] = field(default_factory=dict)
+    """By slice of a head that chooses, the numbers of tokens, and their logits `(n, rows)`, as far
+    as the port shows them."""
 
     def whole(self, count: int) -> Observed:
         """The logits, and the tensors that have all `count` tokens, in the form of the truth."""
@@ -176,6 +180,10 @@ class Watched:
         """The chosen experts of each call, by these names."""
         self.choosing: dict[str, set[Step | Route]] = {}
         """The steps that show them: calls that only fill caches may leave a layer's experts out."""
+        slices = head_slices(engine.plan.functions.values())
+        self.slices = {shown_name(rows): rows for rows in slices}
+        self.logits: dict[str, list[Array]] = {}
+        """The logits of each call, by the names of the slices of a head that chooses."""
         self.probe_calls: list[ProbeCall] = []
         at = 0
         for part in task.parts:
@@ -291,6 +299,8 @@ class Watched:
             scores = columns(value)[:, :tokens]
             self.experts.setdefault(name, []).append(best(scores, block.chosen))
             self.choosing.setdefault(name, set()).add(step)
+        if name in self.slices:
+            self.logits.setdefault(name, []).append(shown_logits(value, self.slices[name], tokens))
         truth = self.truths.get(step, {}).get(name)
         if truth is not None:
             rows = columns(value)[:, :tokens].T.astype(np.float32)
@@ -298,14 +308,14 @@ class Watched:
 
     def forget(self) -> None:
         """Forget what was seen so far."""
-        for seen in (self.seen, self.experts, self.choosing):
+        for seen in (self.seen, self.experts, self.choosing, self.logits):
             seen.clear()
 
     def result(self) -> Seen:
         judged = [one for one in self.probe_calls if one.running.logits is not None]
         logits = np.concatenate([one.logits() for one in judged])
         at = self.numbers(judged, logits=True)
-        return Seen(logits, at, self.tensors(), self.choices(), self.by_mode())
+        return Seen(logits, at, self.tensors(), self.choices(), self.by_mode(), self.shown())
 
     def by_mode(self) -> dict[Mode, Array]:
         """The numbers of the tokens that each mode took."""
@@ -336,6 +346,14 @@ class Watched:
             if [len(one.running.call.tokens) for one in calls] == [len(own) for own in rows]:
                 chosen[self.routed[name].layer] = self.numbers(calls), rows_of(calls, rows)
         return chosen
+
+    def shown(self) -> dict[Rows, tuple[Array, Array]]:
+        """The logits among which slices of the head chose, as in `Seen.slices`."""
+        calls = [one for one in self.probe_calls if one.running.logits is not None]
+        return {
+            self.slices[name]: (self.numbers(calls), rows_of(calls, rows))
+            for name, rows in self.logits.items()
+        }
 
     def calls_of(self, steps: Collection[Step | Route]) -> list["ProbeCall"]:
         """The calls that have one of some steps."""

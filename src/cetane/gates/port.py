@@ -19,12 +19,12 @@ from cetane.engine.authored import host_tables
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend, ShardPaths
-from cetane.families import Weights
+from cetane.families import SOFTPLUS_MOST, Weights
 from cetane.gates.experts import routed_blocks, showing
 from cetane.gates.readings import Activation, Readable
 from cetane.gates.twin import TwinBackend, keeping_numbers, result_names, roundings, unquantized
-from cetane.lower.template import used_by
-from cetane.lower.tracing import Constant, constants
+from cetane.lower.template import shard_weights
+from cetane.lower.tracing import LabelledWeight, labelled_weights
 from cetane.mil import MilFunction, Op, load
 from cetane.mil.constants import Constants
 from cetane.mil.index import FunctionIndex
@@ -80,7 +80,12 @@ class Stored:
     """
 
     def __init__(
-        self, shard: str, function: str, label: str, constant: Constant | None, value: Any = None
+        self,
+        shard: str,
+        function: str,
+        label: str,
+        constant: LabelledWeight | None,
+        value: Any = None,
     ) -> None:
         self.shard, self.function, self.label = shard, function, label
         self.constant, self.value = constant, value
@@ -203,7 +208,7 @@ class ArithmeticBackend(PortableBackend):
         program = super().load(shard)
         functions = dict(program.functions)
         if routed_blocks(self.planner.model.layers):
-            used = result_names(used_by(self.planner, shard))
+            used = result_names(shard_weights(self.planner, shard))
             functions = {name: showing(one, used) for name, one in functions.items()}
         functions = {name: unquantized(one) for name, one in functions.items()}
         return replace(program, functions=functions)
@@ -233,8 +238,26 @@ def bounds_in(index: FunctionIndex) -> Iterator[float]:
     literals = Constants(index)
     for op in index.ops:
         softcap = op.kind == "mul" and any(index.producer(x, "tanh") for x in op.references())
-        if softcap or op.kind in BOUNDING:
+        if softcap or holds(op, index, literals):
             yield from numbers_of(op, literals).values()
+
+
+def holds(op: Op, index: FunctionIndex, literals: Constants) -> bool:
+    """Whether an op is one of `BOUNDING`, and its numbers may change a result.
+
+    Two of cetane's own change none. Its softplus adds again what is above the bound, and its choice
+    among equal numbers only asks whether a count is 0."""
+    if op.kind not in BOUNDING:
+        return False
+    numbers = {*numbers_of(op, literals).values()}
+    readers = {one.kind: one for one in index.readers.get(op.outputs[0].name, ())}
+    minus = readers.get("sub")
+    if minus is None or minus.inputs["y"] != (op.outputs[0].name,):
+        return True
+    if readers.keys() == {"sub", "softplus"}:
+        return minus.inputs["x"] != op.inputs["x"] or numbers != {SOFTPLUS_MOST}
+    counts = index.producer(op.inputs["x"][0], "matmul") is not None and numbers == {0, 1}
+    return not counts or 1 not in numbers_of(minus, literals).values()
 
 
 def numbers_of(op: Op, literals: Constants) -> dict[str, float]:
@@ -252,10 +275,11 @@ def tight(others: Mapping[float, float], function: MilFunction) -> MilFunction:
     """The function with other bounds in the ops of `BOUNDING`, by the bounds that they replace."""
     if not others:
         return function
-    literals = Constants(FunctionIndex(function))
+    index = FunctionIndex(function)
+    literals = Constants(index)
 
     def changed(op: Op) -> Op:
-        numbers = numbers_of(op, literals) if op.kind in BOUNDING else {}
+        numbers = numbers_of(op, literals) if holds(op, index, literals) else {}
         inputs = {
             name: (other_number(literals.type(op.inputs[name][0]), others[half]),)
             for name, number in numbers.items()
@@ -272,14 +296,14 @@ def other_number(type_: TensorType, number: float) -> StoredConstant:
     return StoredConstant(type_, partial(np.full, type_.shape, number, np.float32))
 
 
-def used_in(planner: Planner, shard: str, function: str) -> dict[str, Constant]:
+def used_in(planner: Planner, shard: str, function: str) -> dict[str, LabelledWeight]:
     """The parameters that a function of a shard uses, by label."""
     graph = next(g for g in planner.graphs(shard) if g.function.name == function)
-    return {item.label: item for item in constants(planner, shard, graph)}
+    return {item.label: item for item in labelled_weights(planner, shard, graph)}
 
 
 def stored_in(
-    shard: str, function: MilFunction, wanted: dict[str, Constant], seen: set[Any]
+    shard: str, function: MilFunction, wanted: dict[str, LabelledWeight], seen: set[Any]
 ) -> Iterator[Stored]:
     """The constants of a function, and missing ones of `wanted`, by the names of their results.
 

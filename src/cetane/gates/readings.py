@@ -3,7 +3,7 @@ gates read them.
 
 An epsilon has no effect beside an ordinary residual stream. The two forms of GELU differ by at most
 5e-4, and not near zero. A bound has no effect on tokens that do not reach it, and a probe has few
-of a model's tokens. A wrong rotary base turns the first positions only a little.
+of a model's tokens. A wrong rotary base changes the first positions only a little.
 A twin rounds no keys and values, so it does not show whether the port rounds them.
 """
 
@@ -41,16 +41,15 @@ NEAR = 1e-5
 """The largest distance of two forms of one activation. Two activations differ 100 times as much."""
 POSITIONS = 512
 """The number of the context's positions at which rotary tables are compared, the last included."""
-TURNED = 1e-3
+NEAR_ANGLE = 1e-3
 """The largest distance of cosines and sines. Both sides round the same products, so right ones
 agree to some 1e-7."""
 GUARD = 1e-3
 """A bound below this magnitude only keeps a division or a logarithm from zero."""
 MOST_CODE = 127
 """The largest code that rounding to 8 bits gives."""
-OWN_BOUNDS = {10.0, 1.0}
-"""The bounds of cetane's softplus, and of its choice among equal largest numbers. Neither changes a
-result."""
+OWN_BOUND = 1.0
+"""The bound of cetane's choice among equal largest numbers, which changes no result."""
 
 
 class Readable(Protocol):
@@ -159,10 +158,12 @@ def activations(reference: Reference) -> list[Any]:
         for name in ACTIVATION_NAMES
         if (module := getattr(owner, name, None)) is not None
     ]
-    if delta_rules(reference):  # their gates call SiLU as a function, whatever the config says
-        kept.append(torch.nn.SiLU())
+    if any(hasattr(module, "A_log") for module in reference.model.modules()):
+        kept.append(torch.nn.SiLU())  # gates call it as a function, whatever the config says
     if any(type(module).__name__ == "ReLUSquaredActivation" for module in kept):
         kept.append(torch.nn.ReLU())  # a program squares it by a product
+    if any(type(module).__name__ == "XIELUActivation" for module in kept):
+        kept.append(torch.nn.ReLU())  # a program splits its input by it
     if any(getattr(owner, "activation_sparsity", 0) > 0 for owner in reference.model.modules()):
         kept.append(torch.nn.ReLU())  # sparse gates call it as a function
     return list({str(module): module for module in kept}.values())
@@ -174,7 +175,7 @@ def wrong_bounds(port: Readable, reference: Reference) -> Iterator[Misread]:
 
     A function may state a bound more often than the model's code does: for some experts apart."""
     noted = [*bounds(reference)]
-    known = OWN_BOUNDS.union(*(values for _, values in noted))
+    known = {value for _, values in noted for value in values}
     for shard in port.planner.members:
         found = port.bounds(shard)
         for graph in port.planner.graphs(shard):
@@ -192,7 +193,7 @@ def misplaced_bounds(port: Readable, reference: Reference) -> Iterator[Misread]:
     """Shards whose bounds hold other tensors than the model's.
 
     Both run with bounds so tight that every token reaches them. Two kinds keep their numbers:
-    softcaps, which all tokens show, and those that `OWN_BOUNDS` has too."""
+    softcaps, which all tokens show, and `OWN_BOUND`, which modules have too."""
     others = tighter(reference)
     if not others:
         return
@@ -227,7 +228,7 @@ def tighter(reference: Reference) -> dict[float, float]:
     shares = [size / max(map(abs, values)) for values, size in clamps]
     factor = 2.0 ** min([0, *(math.floor(math.log2(share)) for share in shares)])
     numbers = {value for values, _ in clamps for value in values}
-    return {value: factor * value for value in sorted(numbers - OWN_BOUNDS)}
+    return {value: factor * value for value in sorted(numbers - {OWN_BOUND})}
 
 
 def bounds(reference: Reference) -> Iterator[tuple[set[str], list[float]]]:
@@ -257,16 +258,19 @@ def wrong_rotary(port: Readable, reference: Reference) -> Iterator[Misread]:
     known = list(rotary_tables(reference, torch.from_numpy(at)))
     for name, table in model.rotary.items():
         own = table.cos_sin(context).numpy()[:, at]
-        if not any(o.shape == own.shape and np.abs(own - o).max() <= TURNED for o in known):
+        if not any(o.shape == own.shape and np.abs(own - o).max() <= NEAR_ANGLE for o in known):
             problem = f"the angles of rotary-{name} are none of the model's"
             yield Misread(kind="rotary tables", shard="tables", problem=problem)
 
 
 @torch.inference_mode()
 def rotary_tables(reference: Reference, positions: torch.Tensor) -> Iterator[Array]:
-    """The model's cosines and sines `(2, n, D)` of positions `(n,)`, for every kind of layer."""
-    parts = dict(reference.model.model.named_children())
-    rotary = next(parts[name] for name in ROTARY_NAMES if name in parts)
+    """The model's cosines and sines `(2, n, D)` of positions `(n,)`, for every kind of layer; none
+    of a model without positions."""
+    parts = dict(reference.model.base_model.named_children())
+    rotary = next((parts[name] for name in ROTARY_NAMES if name in parts), None)
+    if rotary is None:
+        return
     kinds: list[dict[str, str]] = [{}]
     if "layer_type" in inspect.signature(rotary.forward).parameters:
         types = getattr(rotary, "layer_types", reference.model.config.layer_types)

@@ -250,13 +250,15 @@ class Reference:
             yield
             return
         factors = torch.tensor(scales)[:, None, None]
-        decoder = self.model.model
+        decoder = self.model.base_model
         if hasattr(decoder, "input_hidden_states_scale"):  # an affine follows the embedding
             hook = decoder.layers[0].register_forward_pre_hook(
                 lambda _, args, kwargs: scaled_input(factors, args, kwargs), with_kwargs=True
             )
         else:
-            hook = decoder.embed_tokens.register_forward_hook(lambda _, __, rows: rows * factors)
+            hook = decoder.get_input_embeddings().register_forward_hook(
+                lambda _, __, rows: rows * factors
+            )
         try:
             yield
         finally:
@@ -333,7 +335,8 @@ def logits_of(model: Any, normed: Tensor) -> Tensor:
     if config.model_type == "hyperclovax":  # multiplies by what all others divide by
         scaling = 1 / scaling
     logits: Tensor = model.get_output_embeddings()(normed) / scaling
-    logits *= getattr(config, "logit_scale", 1.0)
+    for name in ("logit_scale", "lm_head_multiplier"):
+        logits *= getattr(config, name, 1.0)
     bound = getattr(config, "final_logit_softcapping", None)
     return logits if bound is None else torch.tanh(logits / bound) * bound
 

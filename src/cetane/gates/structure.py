@@ -5,22 +5,22 @@ some 1e-6, with any compression. So the limit is near that, and one wrong token 
 a port.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from pydantic import Field
 
 from cetane.engine.backend import Array
+from cetane.engine.logits import HeadRows
 from cetane.families import Truth
 from cetane.gates import metrics
+from cetane.gates.heads import head_slices
 from cetane.gates.limits import limits
 from cetane.gates.model_results import ModelResults
 from cetane.gates.observe import ProbeTask, Seen
 from cetane.gates.probes import HostWay
 from cetane.gates.verdict import Check, at_most
 from cetane.planner import Planner
-from cetane.schema.function import Function
-from cetane.schema.interface import ToChoice, ToLogits
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 from cetane.validation import Data
@@ -86,6 +86,7 @@ def deviations(
                 yield deviation(shard, tensor, truth, task, at[some], errors[some], way)
         head, wanted = plan.tokens(0, plan.rows), truths.logits(task.probe, ours.at, task.mode)
         yield from logit_deviations(plan, task, ours.at, ours.logits[:, head], wanted[:, head])
+        yield from logits_behind_choices(plan, task, ours, truths)
 
 
 def logit_deviations(
@@ -102,6 +103,20 @@ def logit_deviations(
         if not way and not plan.recipe.head.choose:
             each = metrics.largest(ours[some], theirs[some])
             yield deviation(last, ONE_LOGIT, LOGITS, task, at[some], each)
+
+
+def logits_behind_choices(
+    plan: Plan, task: ProbeTask, ours: Seen, truths: ModelResults
+) -> Iterator[Deviation]:
+    """The deviations of each logit among which a head chooses, if the port shows them."""
+    capped = HeadRows(plan).capped
+    for (start, stop), (at, rows) in ours.slices.items():
+        for way, some in task.ways(at):
+            if not way:
+                number = at[some]
+                wanted = truths.logits(task.probe, number, task.mode)[:, plan.tokens(start, stop)]
+                errors = metrics.largest(capped(rows[some]), wanted)
+                yield deviation(plan.shards[-1].name, ONE_LOGIT, LOGITS, task, number, errors)
 
 
 def made_by(planner: Planner, plan: Plan) -> dict[Truth, tuple[str, str]]:
@@ -160,13 +175,6 @@ def choice_errors(ours: Array, theirs: Array) -> Array:
     rows, chosen = np.arange(len(ours)), ours.argmax(1)
     short = theirs.max(1) - theirs[rows, chosen]
     return np.maximum(short, np.abs(ours[rows, chosen] - theirs[rows, chosen]))
-
-
-def head_slices(functions: Iterable[Function]) -> set[tuple[int, int]]:
-    """The rows of the head that functions compute, or choose among: where each slice begins and
-    stops."""
-    sinks = (item.sink for function in functions for item in function.outputs)
-    return {(sink.start, sink.stop) for sink in sinks if isinstance(sink, ToLogits | ToChoice)}
 
 
 def judge_structure(rows: Sequence[Deviation], question: str = "structure: ") -> Iterator[Check]:

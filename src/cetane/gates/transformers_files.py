@@ -30,7 +30,19 @@ from cetane.validation import Data, parse_json, validated
 
 SECONDS, MEMORY, LARGEST = 120, 16 << 30, 1 << 24
 """CPU seconds, bytes of address space, and bytes of the answer. Gemma's GGUF takes 20 s."""
-TEXTS = ("", texts())
+SIGNS = """\
+Größe, naïve Café: “Quotes”… don't, I'LL; Ελληνικά, Русский
+עברית, العربية, हिन्दी, ไทย, 日本語の文章です。中文,한국어는
+\uff46\uff55\uff4c\uff4c \uff11\uff12 \ufb01, ½ ², Ⅷ, ٣٤٥, \u00e9 e\u0301 x\u0302 İı ẞß
+👍🏽 👩\u200d👩\u200d👧 🇫🇷 ☕\ufe0f \U0001f9ff \u200b|\u00a0|\u3000|\u2028
+\ufffd|\ue000|\u0007|\u007f|
+\ttabs\t\there,  two   three    blanks \r\nCRLF\r\n\r\n\n\n
+1234567890123456789012345 3.14159265 1,000,000 0x1F v2.0.1 2024-11-28T16:45:53Z
+aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa !!!!!!!!!!!!!!!! ________ ==== .... \\\\ {}[]()<>/@#$%^&*~`|
+camelCase snake_case UPPER http://a.b/c?d=e&f=%20#g <b>x</b> a@b.c  blanks at the end   """
+"""What an English text lacks: other scripts, joined signs, control characters, long numbers, runs
+of one sign. Rules of splitting differ most in these."""
+TEXTS = ("", texts(), SIGNS)
 CHATS = (
     [{"role": "user", "content": QUESTIONS[0]}],
     [

@@ -17,16 +17,16 @@ from cetane.checkpoint import Checkpoint
 from cetane.checkpoint.lora import WEIGHTS, Lora
 from cetane.checkpoint.quantized import QUANTIZATION_KEYS
 from cetane.checkpoint.safetensors import HEAD
-from cetane.checkpoint.text_part import has_text_part
+from cetane.checkpoint.text_part import has_text_part, text_config
 from cetane.checkpoint.zaya_original import is_original
 from cetane.errors import CetaneError
-from cetane.families import parse_config
+from cetane.families import families, parse_config
 from cetane.files import read_json
 from cetane.hardware.quiet import quiet_transformers
 
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 """The plainest arithmetic that transformers has."""
-OF_TEXT = ("model_type", "text_config", "tie_word_embeddings")
+OF_TEXT = {"model_type", "text_config", "tie_word_embeddings"}
 """The keys of a multimodal model's config that concern its text part."""
 
 
@@ -66,8 +66,14 @@ def config_of(checkpoint: Checkpoint) -> Any:
         return ours
     stored = read_json(path)
     if has_text_part(stored):  # of the other parts, cetane has checked no sizes
-        whole = parsed_by_transformers({key: stored[key] for key in OF_TEXT if key in stored}, path)
+        concerned = OF_TEXT & stored.keys()
+        if "text_config" not in stored:  # its keys stand beside the others
+            concerned = stored.keys() - {"vision_config"}
+        whole = parsed_by_transformers({key: stored[key] for key in concerned}, path)
         config = whole.text_config
+        if config.model_type not in families():  # it generates no text by itself
+            alone = {"model_type": whole.model_type, "text_config": config.to_dict()}
+            config = parse_config(text_config(alone, path))
         config.tie_word_embeddings = whole.tie_word_embeddings
     else:
         plain = {key: stored[key] for key in stored if key not in QUANTIZATION_KEYS}
@@ -126,14 +132,15 @@ def unfilled(config: Any) -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, **EAGER).eval()
 
 
-def stored_names(model: nn.Module, config: Any) -> dict[str, dict[str, str]]:
+def stored_names(model: Any, config: Any) -> dict[str, dict[str, str]]:
     """The checkpoint's names of each module's own tensors, by module path."""
     names: dict[str, dict[str, str]] = {}
+    table = next(path for path, m in model.named_modules() if m is model.get_input_embeddings())
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         own = {name: prefix + name for name in own_tensors(module)}
         if own.get("weight") == "lm_head.weight" and config.tie_word_embeddings:
-            own["weight"] = "model.embed_tokens.weight"
+            own["weight"] = f"{table}.weight"
         if own:
             names[path] = own
     return names
@@ -232,8 +239,9 @@ def fill_buffers(
 
 def by_parent(module: nn.Module) -> bool:
     """Whether the module's parent computes with its tensors and never calls it, as LFM2's
-    convolutions in transformers."""
-    return isinstance(module, nn.Conv1d) and module.groups == module.in_channels
+    convolutions in transformers, or calls only other methods of it, as of Gemma 3n's AltUp."""
+    apart = isinstance(module, nn.Conv1d) and module.groups == module.in_channels
+    return apart or type(module).__name__.endswith("AltUp")
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:

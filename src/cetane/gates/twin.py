@@ -7,7 +7,7 @@
   floating-point numbers in place of bytes. Nor does the twin round activations to 8 bits.
 
 So a twin of a right port differs from the model only by the order of sums. It also shows which
-experts it chooses.
+experts it chooses, and the logits among which a head chooses.
 """
 
 from collections import defaultdict
@@ -23,9 +23,10 @@ from cetane.engine.portable import CompiledProgram, ReferenceProgram, ShardPaths
 from cetane.errors import CetaneError
 from cetane.families import Weights
 from cetane.gates.experts import showing
+from cetane.gates.heads import showing_logits
 from cetane.lower.structure import records
-from cetane.lower.template import used_by
-from cetane.lower.tracing import SMALLEST_FP16, Constant
+from cetane.lower.template import shard_weights
+from cetane.lower.tracing import SMALLEST_FP16, LabelledWeight
 from cetane.mil import MilFunction, Op, load
 from cetane.mil.constants import Constants
 from cetane.mil.index import FunctionIndex
@@ -54,7 +55,7 @@ class TwinBackend:
         self.change = change
 
     def open(self, shard: str) -> ReferenceProgram | CompiledProgram:
-        used = result_names(used_by(self.planner, shard))
+        used = result_names(shard_weights(self.planner, shard))
         parameters = {
             name: Substitute(f"{shard}/{name}", TwinParameter(constant, self.weights))
             for name, constant in used.items()
@@ -69,6 +70,8 @@ class TwinBackend:
             lambda function: parameters | numbers.substitutes(function),
         )
         functions = {name: showing(one, used) for name, one in program.functions.items()}
+        if self.planner.recipe.head.choose:
+            functions = {name: showing_logits(one, used) for name, one in functions.items()}
         functions = {name: self.change(unquantized(one)) for name, one in functions.items()}
         return in_fp32(replace(program, functions=functions))
 
@@ -163,7 +166,7 @@ def keeping_numbers(plan: Plan) -> Plan:
 class TwinParameter:
     """Reads a parameter of the checkpoint in fp32, in the shape that the graph uses."""
 
-    def __init__(self, constant: Constant, weights: Weights) -> None:
+    def __init__(self, constant: LabelledWeight, weights: Weights) -> None:
         self.constant, self.weights = constant, weights
 
     def __call__(self) -> Array:
@@ -238,7 +241,7 @@ class Number:
         return np.array(self.value, np.float32)
 
 
-def result_names(used: dict[str, Constant]) -> dict[str, Constant]:
+def result_names(used: dict[str, LabelledWeight]) -> dict[str, LabelledWeight]:
     """The parameters of a shard, by the names that lowering gives their values."""
     names = {label.replace(".", "_"): constant for label, constant in used.items()}
     if len(names) != len(used):

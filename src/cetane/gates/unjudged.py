@@ -24,14 +24,17 @@ TOO_SHORT = (
     "tokens is too short"
 )
 IDLE = (
-    "no call of a probe ran {} functions of experts, so random inputs compared them with cetane's "
-    "own modules, and not with the model: {}"
+    "no call of a probe ran these functions of experts, {} in all, so random inputs compared them "
+    "with cetane's own modules, and not with the model: {}"
 )
 UNCHOSEN = (
-    "no token of a probe was seen to choose {} experts, so their part of the graphs of {} was not "
+    "no token of a probe was seen to choose these experts, {} in all, so their part of the graphs "
+    "of {} was not judged: {}"
+)
+UNROUNDED = (
+    "no token reached these functions of experts in fp16, {} in all, so their range was not "
     "judged: {}"
 )
-UNROUNDED = "no token reached {} functions of experts in fp16, so their range was not judged: {}"
 NAMED = 3
 """The most functions or layers that a warning names; it counts all."""
 

@@ -141,9 +141,9 @@ def unused_parameters(planner: Planner, stored: Mapping[str, tuple[int, ...]]) -
 
 
 def piece(weight: Weight, path: str) -> object:
-    """The key of a part of a tensor: its rows and columns, and the module's path of a `pick`, which
-    may take any elements."""
-    return weight.rows, weight.columns, path if weight.pick else None
+    """The key of a part of a tensor: its rows and columns, and what a `pick` takes of them. A pick
+    without a name may take any elements, so the module's path stands for it."""
+    return weight.rows, weight.columns, (weight.part or path) if weight.pick else None
 
 
 def judge_weights(problems: list[WrongWeight], unused: list[str]) -> Iterator[Check]:

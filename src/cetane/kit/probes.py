@@ -60,7 +60,7 @@ class KitProbe(Data):
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedProbe:
     """A probe, and its judged positions' logits, fp32 `(n, V)`."""
 
     probe: KitProbe
@@ -77,7 +77,7 @@ class KitPart:
 
 
 @dataclass(frozen=True)
-class Outline:
+class ProbeOutline:
     """The parts of a probe, one after the other, before anything runs."""
 
     name: str
@@ -103,27 +103,27 @@ class Outline:
         )
 
 
-def largest(bundle: Bundle) -> Plan:
+def largest_plan(bundle: Bundle) -> Plan:
     """A bundle's plan with only the largest of its capacities, which probes use."""
     return bundle.plan.at(bundle.plan.recipe.cache.context)
 
 
 def judged_positions(bundle: Bundle) -> dict[str, int]:
     """The number of positions that every probe of a bundle judges. Runs nothing."""
-    plan = largest(bundle)
+    plan = largest_plan(bundle)
     return {one.name: one.probe(plan).judged for one in outlines(plan, bundle.tokenizer)}
 
 
-def expected_probes(bundle: Bundle) -> list[Expected]:
+def expected_probes(bundle: Bundle) -> list[ExpectedProbe]:
     """The probes of a bundle, with the logits that it should give."""
-    plan = largest(bundle)
+    plan = largest_plan(bundle)
     backend = PortableBackend(bundle, "fp32")
     resident = plan.weight_bytes <= RESIDENT
     engine = Engine(plan, backend, bundle.tables(), resident=resident)
     return [run(engine, one) for one in outlines(plan, bundle.tokenizer)]
 
 
-def outlines(plan: Plan, tokenizer: Tokenizer) -> list[Outline]:
+def outlines(plan: Plan, tokenizer: Tokenizer) -> list[ProbeOutline]:
     """The probes of a plan. They are the same for the same bundle.
 
     - `text`: a prompt, then decoded text; the same with every adapter, as `text-NAME`.
@@ -138,11 +138,11 @@ def outlines(plan: Plan, tokenizer: Tokenizer) -> list[Outline]:
     prompt = min(max(SHORTEST, 2 * widest + widest // 2), context // 2)
     parts = [KitPart(text[:prompt], "last", reading),
              KitPart(text[prompt : prompt + STEPS], "all", ["decode"])]  # fmt: skip
-    probes = [Outline("text", parts)]
-    probes += [Outline(f"text-{name}", parts, adapter=name) for name in plan.adapters]
+    probes = [ProbeOutline("text", parts)]
+    probes += [ProbeOutline(f"text-{name}", parts, adapter=name) for name in plan.adapters]
     if width and 2 * width <= context:
         verifying = [KitPart(text[: 2 * width], "all", ["verify"])]
-        probes.append(Outline("verify", verifying, every=True))
+        probes.append(ProbeOutline("verify", verifying, every=True))
     before = min(context - width - STEPS, most_tokens(plan))
     if before > prompt:
         # Near the end of a window's state there may be no room for a verifying call.
@@ -152,7 +152,7 @@ def outlines(plan: Plan, tokenizer: Tokenizer) -> list[Outline]:
             KitPart(text[before:verified], "all", ["verify"]),
             KitPart(text[verified : before + width + STEPS], "all", ["decode"]),
         ]
-        probes.append(Outline("late", [part for part in late if part.tokens], every=True))
+        probes.append(ProbeOutline("late", [part for part in late if part.tokens], every=True))
     return probes
 
 
@@ -162,7 +162,7 @@ def most_tokens(plan: Plan) -> int:
     return min(int(WORK // weights), MOST_CALLS * widest_tokens(plan))
 
 
-def run(engine: Engine, outline: Outline) -> Expected:
+def run(engine: Engine, outline: ProbeOutline) -> ExpectedProbe:
     """Run a probe."""
     session = engine.session(adapter=outline.adapter)
     calls: list[Running] = []
@@ -170,7 +170,7 @@ def run(engine: Engine, outline: Outline) -> Expected:
         calls += session.prepare(part.tokens, part.wanted, part.modes)
     engine.run([(session, calls)], last=True)
     judged = [rows if outline.every else rows[-1:] for rows in logits_of(calls)]
-    return Expected(outline.probe(engine.plan), np.concatenate(judged))
+    return ExpectedProbe(outline.probe(engine.plan), np.concatenate(judged))
 
 
 def with_tokens(cut: Sequence[ScheduledCall], tokens: Sequence[int]) -> list[ProbeCall]:

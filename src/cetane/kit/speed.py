@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from cetane.files import disk_errors, replacing
+from cetane.files import write_text
 from cetane.kit.measurements import Energy, Label, Measurements, RecordedBundle
 from cetane.perf.cost import Term, Work
 from cetane.perf.device_rows import COLUMNS
@@ -209,5 +209,4 @@ def write_rows(rows: Sequence[EvidenceRow], path: Path) -> None:
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(row.cells() for row in rows)
-    with disk_errors(path), replacing(path) as temporary:
-        temporary.write_text(text.getvalue(), encoding="utf-8")
+    write_text(path, text.getvalue())

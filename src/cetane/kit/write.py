@@ -17,7 +17,7 @@ from cetane.kit.measurements import Label
 from cetane.kit.probes import (
     LARGEST_OUTPUT,
     ExampleCall,
-    Expected,
+    ExpectedProbe,
     expected_probes,
     function_calls,
 )
@@ -46,7 +46,7 @@ class Expectation(Data):
     """The judged outputs of every measured function, as SHARD/FUNCTION."""
 
 
-def expectation(plan: Plan, probes: list[Expected], calls: Calls) -> Expectation:
+def expectation(plan: Plan, probes: list[ExpectedProbe], calls: Calls) -> Expectation:
     """What a bundle should compute. Its probes give the logits, and its calls the other outputs."""
     return Expectation(
         positions={one.probe.name: tuple(expected_tokens(one)) for one in probes},
@@ -134,7 +134,7 @@ def write_folder(bundles: list[Bundle], folder: Path, progress: Progress) -> dic
         progress(f"probes of {bundle.path.name}", len(entries), len(bundles))
         (folder / label / "inputs").mkdir(parents=True)
         entries[label] = write_bundle(bundle, folder / label)
-        files |= {f"{label}/{name}": bundle.manifest.files[name] for name in shipped(bundle)}
+        files |= {f"{label}/{name}": bundle.manifest.files[name] for name in bundle_files(bundle)}
     files |= records(folder, folder)
     listed = {name: record.model_dump() for name, record in sorted(files.items())}
     content = {"schema_version": SCHEMA, "bundles": entries, "files": listed}
@@ -154,7 +154,7 @@ def write_script(folder: Path) -> None:
             (folder / "measuring" / source.name).write_bytes(source.read_bytes())
 
 
-def shipped(bundle: Bundle) -> list[str]:
+def bundle_files(bundle: Bundle) -> list[str]:
     """The bundle's own files that a kit holds, under the same paths in the kit's folder of it."""
     plan = bundle.plan
     row_format = ROW_FORMATS[plan.recipe.embedding.rows]
@@ -230,14 +230,14 @@ def modes_entry(plan: Plan) -> dict[str, Any]:
     return {name: mode.model_dump(mode="json") for name, mode in plan.modes.items()}
 
 
-def probe_entry(expected: Expected) -> dict[str, Any]:
+def probe_entry(expected: ExpectedProbe) -> dict[str, Any]:
     """A probe in `probes.json`."""
     content = expected.probe.model_dump(mode="json")
     content["prompt"] = content["calls"][: expected.probe.prompt]
     return content | {"expected": f"expected-{expected.probe.name}.npy"}
 
 
-def expected_tokens(expected: Expected) -> list[int]:
+def expected_tokens(expected: ExpectedProbe) -> list[int]:
     """The expected token of every judged position."""
     return [int(token) for token in expected.logits.argmax(axis=1)]
 
@@ -252,7 +252,7 @@ def pack(bundles: list[Bundle], folder: Path, archive: Path, progress: Progress)
     """Put a kit's folder and the bundles' files into one archive, under `kit/`."""
     sources = {name: folder / name for name in records(folder, folder)}
     for label, bundle in zip(LABELS, bundles, strict=False):
-        sources |= {f"{label}/{name}": bundle.file(name) for name in shipped(bundle)}
+        sources |= {f"{label}/{name}": bundle.file(name) for name in bundle_files(bundle)}
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED, allowZip64=True) as packed:
         for done, (name, path) in enumerate(sorted(sources.items())):
             progress(name, done, len(sources))

@@ -26,8 +26,8 @@ class Lab:
         if folder.exists() and not folder.is_dir():
             raise CetaneError(f"{folder}: not a folder", "name the folder of your experiments")
         self.folder = folder
-        same = folder.is_dir() and folder.samefile(shipped())
-        self.folders = [folder] if same else [shipped(), folder]
+        same = folder.is_dir() and folder.samefile(shipped_experiments())
+        self.folders = [folder] if same else [shipped_experiments(), folder]
 
     @cached_property
     def journal(self) -> Journal:
@@ -75,7 +75,7 @@ class Lab:
         return entries(read, self.journal), wrong
 
 
-def shipped() -> Path:
+def shipped_experiments() -> Path:
     """The experiments that come with cetane."""
     folder = Path(str(resources.files("cetane"))) / "experiments"
     return folder if folder.is_dir() else Path(__file__).parents[3] / "experiments"

@@ -167,7 +167,7 @@ MEASURES: dict[str, Measure] = {}
 """All measures, by the name in `METRICS`."""
 
 
-def measure(name: str) -> Callable[[Measure], Measure]:
+def measure_of_both(name: str) -> Callable[[Measure], Measure]:
     """A decorator: enter a measure of both sides."""
 
     def register(function: Measure) -> Measure:
@@ -177,7 +177,9 @@ def measure(name: str) -> Callable[[Measure], Measure]:
     return register
 
 
-def each(name: str) -> Callable[[Callable[[Side], Findings]], Callable[[Side], Findings]]:
+def measure_of_side(
+    name: str,
+) -> Callable[[Callable[[Side], Findings]], Callable[[Side], Findings]]:
     """A decorator: enter a measure of one side, which is called for both."""
 
     def register(function: Callable[[Side], Findings]) -> Callable[[Side], Findings]:

@@ -9,12 +9,12 @@ import numpy as np
 
 from cetane.errors import CetaneError
 from cetane.hardware.quiet import import_coremltools
-from cetane.lower.converted import Constants, Converted
+from cetane.lower.converted import ConstantOf, Converted
 from cetane.lower.package import WEIGHTS, normalize
 from cetane.lower.patches import brief, quiet, uncollected
 from cetane.lower.side_by_side import side_by_side
-from cetane.lower.structure import Form, forms, functions
-from cetane.lower.tracing import constants, trace
+from cetane.lower.structure import Form, forms, functions_with_widest
+from cetane.lower.tracing import labelled_weights, trace
 from cetane.mil.dtypes import NUMPY
 from cetane.planner import FunctionGraph, Programs
 from cetane.schema.function import Function
@@ -51,7 +51,7 @@ class Conversions:
         every = [
             (form, partial(convert, self.planner, shard, graph, wide))
             for (graph, wide), form in zip(
-                functions(self.planner, shard), self.forms(shard), strict=True
+                functions_with_widest(self.planner, shard), self.forms(shard), strict=True
             )
         ]
         new = {form.lines: (form, work) for form, work in reversed(every)
@@ -74,7 +74,7 @@ class Conversions:
 def convert_shard(
     planner: Programs,
     shard: str,
-    constant: Constants,
+    constant: ConstantOf,
     target: Path,
     conversions: Conversions | None = None,
 ) -> Placed:
@@ -87,27 +87,29 @@ def convert_shard(
     ct = import_coremltools()
     from cetane.lower.placing import Placing
 
-    done = (
-        {g.function.name: convert(planner, shard, g, wide) for g, wide in functions(planner, shard)}
-        if conversions is None
-        else conversions.of(shard)
-    )
-    version = next(iter(done.values())).spec.specificationVersion
+    if conversions is None:
+        converted = {
+            graph.function.name: convert(planner, shard, graph, wide)
+            for graph, wide in functions_with_widest(planner, shard)
+        }
+    else:
+        converted = conversions.of(shard)
+    version = next(iter(converted.values())).spec.specificationVersion
     opset = getattr(ct.target, planner.recipe.target.deployment)
     with tempfile.TemporaryDirectory() as folder:
         placing = Placing(constant, Path(folder), opset, version)
-        made = {name: placing.place(converted) for name, converted in done.items()}
+        placed = {name: placing.place(function) for name, function in converted.items()}
         for graph in planner.graphs(shard):
-            wanted = {item.label for item in constants(planner, shard, graph)}
-            lost = wanted - set(made[graph.function.name][1].values())
+            wanted = {item.label for item in labelled_weights(planner, shard, graph)}
+            lost = wanted - set(placed[graph.function.name][1].values())
             if lost:
                 raise CetaneError(f"lowering {shard} lost the weight {min(lost)}")
         del placing  # which closes the weight file
         (Path(folder) / WEIGHTS.name).touch()  # none is there for small weights alone
-        spec = package_spec(done, {name: function for name, (function, _) in made.items()})
+        spec = package_spec(converted, {name: message for name, (message, _) in placed.items()})
         ct.utils.save_spec(spec, str(target), weights_dir=folder)
     normalize(target)
-    return {name: placed for name, (_, placed) in made.items()}
+    return {name: labels for name, (_, labels) in placed.items()}
 
 
 def convert(planner: Programs, shard: str, graph: FunctionGraph, wide: Function) -> Converted:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from cetane.compress.encoded import Encoded
-from cetane.lower.structure import Form, Slice
+from cetane.lower.recorder import Slice
+from cetane.lower.structure import Form
 
-Constants = Callable[[str], Encoded]
+ConstantOf = Callable[[str], Encoded]
 """A function that gives the constant of a label."""
 
 

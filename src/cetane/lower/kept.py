@@ -16,7 +16,7 @@ from cetane.errors import CetaneError
 from cetane.files import code_sha256
 from cetane.hardware.quiet import import_coremltools
 from cetane.lower.template import Slot, Template, gaps
-from cetane.store import kept as store
+from cetane.store import cache_store
 from cetane.validation import Data, parse_json, validated
 
 CODE = ("compress", "families", "lower", "planner")
@@ -37,23 +37,23 @@ class StoredIndex(Data):
     """Offset and number of bytes of each piece outside the slots."""
 
 
-def kept(structure: str, labels: Collection[str]) -> Template | None:
+def kept_template(structure: str, labels: Collection[str]) -> Template | None:
     """The template of a structure whose weights have these labels. None if no store has a sound
     one."""
-    with store.opened(key_of(structure)) as folder:
+    with cache_store.opened(key_of(structure)) as folder:
         if folder is None:
             return None
         try:
             with safe_open(folder / FILE, "np") as file:
                 about = file.metadata() or {}
                 arrays = {name: file.get_tensor(name) for name in ("spec", "manifest", "rest")}
-            template = read(parse_json(about[INDEX], FILE), arrays)
+            template = template_of(parse_json(about[INDEX], FILE), arrays)
         except (OSError, SafetensorError, ValueError, KeyError, CetaneError):
             return None
     return template if set(template.slots) == set(labels) else None
 
 
-def read(content: Any, arrays: dict[str, Any]) -> Template:
+def template_of(content: Any, arrays: dict[str, Any]) -> Template:
     """The template of a file's content. Raises CetaneError or ValueError if it holds none."""
     index = validated(StoredIndex, content, FILE)
     import_coremltools()
@@ -85,7 +85,7 @@ def read(content: Any, arrays: dict[str, Any]) -> Template:
     )
 
 
-def keep(structure: str, template: Template) -> None:
+def keep_template(structure: str, template: Template) -> None:
     """Keep a template into which no weights were stamped yet. A full cache is no error."""
     arrays = {
         "spec": as_array(template.spec.SerializeToString(deterministic=True)),
@@ -106,7 +106,7 @@ def keep(structure: str, template: Template) -> None:
         content = save(arrays, {INDEX: json.dumps(index, sort_keys=True)})
         (folder / FILE).write_bytes(content)  # only its owner can read a file of `save_file`
 
-    store.keep(key_of(structure), write)
+    cache_store.keep(key_of(structure), write)
 
 
 def key_of(structure: str) -> str:

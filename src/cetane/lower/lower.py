@@ -10,11 +10,11 @@ from pathlib import Path
 from cetane.errors import CetaneError
 from cetane.families import Weights
 from cetane.lower.convert import Conversions, convert_shard
-from cetane.lower.converted import Constants
-from cetane.lower.kept import keep, kept
+from cetane.lower.converted import ConstantOf
+from cetane.lower.kept import keep_template, kept_template
 from cetane.lower.package import annotate
 from cetane.lower.structure import structure
-from cetane.lower.template import Template, used_by
+from cetane.lower.template import Template, shard_weights
 from cetane.planner import Encoder, Programs
 
 
@@ -67,24 +67,24 @@ class Lowering:
                 if not all(p.is_file() for p in pair) or not filecmp.cmp(*pair, shallow=False):
                     raise CetaneError(f"{package / path} differs from a new conversion of {shard}")
 
-    def constants(self, shard: str) -> Constants:
+    def constants(self, shard: str) -> ConstantOf:
         """A function that gives the constant of a label. Each call reads and encodes the weight
         anew."""
-        used = used_by(self.planner, shard)
+        used = shard_weights(self.planner, shard)
         return lambda label: self.encode(used[label].weight)
 
     def _template(self, shard: str, folder: Path) -> Template:
         key = self.structure(shard)
         if key not in self._templates:
-            labels = used_by(self.planner, shard)
-            self._templates[key] = kept(key, labels) or self._converted(shard, folder)
+            labels = shard_weights(self.planner, shard)
+            self._templates[key] = kept_template(key, labels) or self._converted(shard, folder)
         return self._templates[key]
 
     def _converted(self, shard: str, folder: Path) -> Template:
         package = folder / "template.mlpackage"
         template = Template.converted(self.planner, shard, package, self.conversions)
         shutil.rmtree(package)
-        keep(self.structure(shard), template)
+        keep_template(self.structure(shard), template)
         return template
 
 

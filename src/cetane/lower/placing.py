@@ -11,9 +11,9 @@ from coremltools.proto import MIL_pb2
 
 from cetane.compress.encoded import Affine, Encoded, Palettized
 from cetane.errors import CetaneError
-from cetane.lower.converted import Constants, Converted, arguments, slices_of
+from cetane.lower.converted import ConstantOf, Converted, arguments, slices_of
 from cetane.lower.frontend import constexpr_cetane_weight
-from cetane.lower.structure import content_of
+from cetane.lower.recorder import content_of
 
 Array = np.ndarray[Any, Any]
 Parts = dict[str, Array]
@@ -23,7 +23,7 @@ Parts = dict[str, Array]
 class Placing:
     """A weight file, and the ops that read it."""
 
-    def __init__(self, constant: Constants, folder: Path, opset: Any, version: int) -> None:
+    def __init__(self, constant: ConstantOf, folder: Path, opset: Any, version: int) -> None:
         """Make the weight file in `folder`.
 
         `constant` gives the weight of each label, and is called once for each. `opset` is

@@ -14,10 +14,10 @@ import numpy as np
 from cetane.compress.encoded import Affine, Dense, Encoded
 from cetane.errors import CetaneError
 from cetane.lower.convert import Conversions, Placed, convert_shard
-from cetane.lower.converted import Constants
+from cetane.lower.converted import ConstantOf
 from cetane.lower.package import MANIFEST, MODEL, WEIGHTS
 from cetane.lower.placeholders import placeholder
-from cetane.lower.tracing import Constant, constants
+from cetane.lower.tracing import LabelledWeight, labelled_weights
 from cetane.mil.blob import BlobFile
 from cetane.mil.package import Package
 from cetane.planner import Programs
@@ -34,10 +34,12 @@ class Slot:
     offset: int | None
 
 
-def used_by(planner: Programs, shard: str) -> dict[str, Constant]:
+def shard_weights(planner: Programs, shard: str) -> dict[str, LabelledWeight]:
     """The weights that a shard uses, by label."""
     graphs = planner.graphs(shard)
-    return {item.label: item for graph in graphs for item in constants(planner, shard, graph)}
+    return {
+        item.label: item for graph in graphs for item in labelled_weights(planner, shard, graph)
+    }
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Template:
         `scratch` is the path of a new `.mlpackage`, which the caller can remove afterwards. Raises
         CetaneError if lowering changes a weight, loses it or stores it twice.
         """
-        used = used_by(planner, shard)
+        used = shard_weights(planner, shard)
         made = {
             label: placeholder(number, item.weight.shape, item.format)
             for number, (label, item) in enumerate(used.items())
@@ -87,7 +89,7 @@ class Template:
         return cls(spec, manifest, placed, slots, blobs.size, rest)
 
     def stamp(
-        self, constant: Constants, target: Path, metadata: Mapping[str, str] | None = None
+        self, constant: ConstantOf, target: Path, metadata: Mapping[str, str] | None = None
     ) -> None:
         """Write a package with the weights that `constant` gives for their labels, one at a time,
         and with this metadata.

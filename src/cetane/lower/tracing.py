@@ -38,7 +38,7 @@ def constant(label: str, shape: str) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Constant:
+class LabelledWeight:
     """A weight of a shard, with a label that the shard's functions share."""
 
     label: str
@@ -49,7 +49,7 @@ class Constant:
     format: Format
 
 
-def constants(planner: Programs, shard: str, graph: FunctionGraph) -> list[Constant]:
+def labelled_weights(planner: Programs, shard: str, graph: FunctionGraph) -> list[LabelledWeight]:
     """The weights that a graph uses.
 
     A label names the place in the shard, not the checkpoint's tensor. So shards of one structure
@@ -58,7 +58,7 @@ def constants(planner: Programs, shard: str, graph: FunctionGraph) -> list[Const
     index = {block: number for number, block in enumerate(planner.members[shard])}
     rules = planner.recipe.compression
     return [
-        Constant(
+        LabelledWeight(
             f"blocks.{index[block.root]}.{path}",
             block.root,
             path,
@@ -77,12 +77,12 @@ def trace(planner: Programs, shard: str, graph: FunctionGraph) -> torch.jit.Scri
     """
     module = planner.module(graph).eval()
 
-    def named(item: Constant) -> Tensor:
+    def named(item: LabelledWeight) -> Tensor:
         shape = "x".join(map(str, item.weight.shape))
         made: Tensor = torch.ops.cetane.constant(item.label, shape)
         return made
 
-    used = constants(planner, shard, graph)
+    used = labelled_weights(planner, shard, graph)
     with replaced(used) as replace, torch.no_grad(), without_compiler():
         module.register_forward_pre_hook(lambda *_: replace(named))
         examples = tuple(example(item, "cpu") for item in graph.function.inputs)
@@ -111,7 +111,9 @@ def without_compiler() -> Iterator[None]:
 
 
 @contextmanager
-def replaced(used: list[Constant]) -> Iterator[Callable[[Callable[[Constant], Tensor]], None]]:
+def replaced(
+    used: list[LabelledWeight],
+) -> Iterator[Callable[[Callable[[LabelledWeight], Tensor]], None]]:
     """A context that gives a function which replaces the parameters `used`, and that restores them
     afterwards.
 
@@ -123,7 +125,7 @@ def replaced(used: list[Constant]) -> Iterator[Callable[[Callable[[Constant], Te
         places.append((item.block.get_submodule(parent)._parameters, leaf, item))
     before = [held[leaf] for held, leaf, _ in places]
 
-    def replace(make: Callable[[Constant], Tensor]) -> None:
+    def replace(make: Callable[[LabelledWeight], Tensor]) -> None:
         for held, leaf, item in places:
             held[leaf] = make(item)  # type: ignore[assignment]
 

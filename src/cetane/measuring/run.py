@@ -24,6 +24,7 @@ from .faults import refusals
 from .functions import measure
 from .machine import check, facts, short_of_disk
 from .meter import Meter
+from .open_chain import OpenChain
 from .record import Halt, RunRecord
 
 UNITS = ("CPU_AND_NE", "ALL", "CPU_ONLY", "CPU_AND_GPU")
@@ -43,7 +44,7 @@ def main(folder: Path, arguments: list[str]) -> int:
     options = parse(arguments, folder)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        return BundleMeasurement(folder, options).run()
+        return KitMeasurement(folder, options).run()
     except Halt as reason:
         print(f"stopped: {reason}", file=sys.stderr)
         return 3
@@ -90,8 +91,8 @@ def child(job: Json) -> int:
     return 0
 
 
-class BundleMeasurement:
-    """One run of this script."""
+class KitMeasurement:
+    """One run of this script: all jobs of a kit that its record does not have yet."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         self.folder, self.options = folder, options
@@ -119,13 +120,13 @@ class BundleMeasurement:
     def run(self) -> int:
         """Do all jobs that are still to do. Returns the exit code."""
         try:
-            self.jobs()
+            self.do_jobs()
         except (KeyboardInterrupt, SystemExit):
             self.record.interrupt()
             raise
         return self.conclude()
 
-    def jobs(self) -> None:
+    def do_jobs(self) -> None:
         """Do the jobs, and mark the record as finished."""
         try:
             self.work.mkdir(parents=True, exist_ok=True)
@@ -137,15 +138,15 @@ class BundleMeasurement:
                 label, {"name": bundle["name"], "digest": bundle["digest"], "functions": {}}
             )
         self.record.save()
-        jobs = list(self.functions())
+        jobs = list(self.function_jobs())
         for number, (name, label, function) in enumerate(jobs, 1):
             say(f"[{number}/{len(jobs)}] {name}")
-            self.function(name, label, function)
+            self.measure_function(name, label, function)
         chains = {label: OpenChain(self, label) for label in self.kit["bundles"]}
         try:
-            self.probes(chains)
-            self.turns(chains)
-            self.energy(chains)
+            self.run_probes(chains)
+            self.measure_turns(chains)
+            self.measure_energy(chains)
         finally:
             for chain in chains.values():
                 chain.close()
@@ -153,13 +154,13 @@ class BundleMeasurement:
         self.record.save()
         shutil.rmtree(self.work, ignore_errors=True)
 
-    def functions(self) -> Iterator[tuple[str, str, Json]]:
+    def function_jobs(self) -> Iterator[tuple[str, str, Json]]:
         """Every function as a job: its name, its bundle, and its entry in the kit."""
         for label, bundle in self.kit["bundles"].items():
             for function in bundle["functions"]:
                 yield f"{label}/{function['shard']}/{function['name']}", label, function
 
-    def function(self, name: str, label: str, function: Json) -> None:
+    def measure_function(self, name: str, label: str, function: Json) -> None:
         """Measure a function in a child of its own, and keep every phase as it comes."""
         if not self.record.open(name):
             return
@@ -190,7 +191,7 @@ class BundleMeasurement:
         try:
             while "end" not in (answer := made.answer(self.options.limit)):
                 phase = answer.pop("phase")
-                self.keep(kept, name, phase, answer)
+                self.keep_phase(kept, name, phase, answer)
             kept["peak_bytes"] = answer["peak_bytes"]
         except ChildFault as error:
             if error.kind == "disk full":
@@ -203,7 +204,7 @@ class BundleMeasurement:
             kept["refusals"] = lines
         self.record.close(name, failed)
 
-    def keep(self, kept: Json, job: str, phase: str, answer: Json) -> None:
+    def keep_phase(self, kept: Json, job: str, phase: str, answer: Json) -> None:
         """Put a phase's figures into the record, under `kept`."""
         match phase:
             case "compile" | "load" | "load again":
@@ -216,7 +217,7 @@ class BundleMeasurement:
                 kept["plan"] = answer["ops"]
         self.record.save()
 
-    def probes(self, chains: dict[str, OpenChain]) -> None:
+    def run_probes(self, chains: dict[str, OpenChain]) -> None:
         """Run the probes of every bundle."""
         for label, bundle in self.kit["bundles"].items():
             for index, probe in enumerate(bundle["probes"]):
@@ -235,7 +236,7 @@ class BundleMeasurement:
                         )
                     chains[label].done()
 
-    def turns(self, chains: dict[str, OpenChain]) -> None:
+    def measure_turns(self, chains: dict[str, OpenChain]) -> None:
         """Measure the bundles in turns: A B, then B A, so that warming up affects both alike."""
         labels = list(chains)
         for turn in range(self.options.rounds):
@@ -249,7 +250,7 @@ class BundleMeasurement:
                     )
                     chains[label].done()
 
-    def energy(self, chains: dict[str, OpenChain]) -> None:
+    def measure_energy(self, chains: dict[str, OpenChain]) -> None:
         """Measure the energy of decoding, if there is a power meter."""
         meter = Meter(self.options.power)
         if not self.options.energy or meter.name is None:
@@ -284,63 +285,6 @@ class BundleMeasurement:
             say(f"fault: {one['job']}: {one['kind']} {one['phase']}: {one['detail'][:160]}")
         say(f"measurements: {self.options.output}; bring that file back: cetane import FILE BUNDLE")
         return 1 if content["faults"] else 0
-
-
-class OpenChain:
-    """The child that holds a whole bundle. It opens on first use; after a fault it stays shut."""
-
-    def __init__(self, run: BundleMeasurement, label: str) -> None:
-        self.run, self.label, self.job = run, label, ""
-        self.child: Child | None = None
-        self.broken = False
-
-    def ask(self, job: str, order: Json) -> Json | None:
-        """The answer to an order; None if the job was done before, or if it fails.
-
-        The caller keeps the answer, and then calls `done`.
-        """
-        if self.broken or not self.run.record.open(job):
-            return None
-        self.job = job
-        limit = self.run.options.limit + order.get("seconds", 0)
-        try:
-            if self.child is None:
-                self._open(limit)
-            assert self.child is not None
-            return self.child.ask(order, limit)
-        except ChildFault as error:
-            self.broken = True
-            if error.kind == "disk full":
-                self.run.record.stop(job, error.detail)
-            self.run.record.add_fault(job, order["do"], error.kind, error.detail)
-            self.run.record.close(job, failed=True)
-            self.close()
-            return None
-
-    def _open(self, limit: float) -> None:
-        run, label = self.run, self.label
-        self.child = Child(
-            {
-                "do": "chain",
-                "folder": str(run.folder / label),
-                "compiled": str(run.work / label),
-                "units": run.options.compute_units,
-            }
-        )
-        count = len(run.kit["bundles"][label]["functions"])
-        opened = self.child.ask({"do": "open"}, limit * max(1, count))
-        run.record.content["bundles"][label]["chain"] = opened
-
-    def done(self) -> None:
-        """Mark the last job as done."""
-        self.run.record.close(self.job)
-
-    def close(self) -> None:
-        if self.child is not None:
-            if lines := refusals(self.child.errors()):
-                self.run.record.content["bundles"][self.label]["refusals"] = lines
-            self.child.close()
-            self.child = None
 
 
 def verify(folder: Path, files: dict[str, Json]) -> None:

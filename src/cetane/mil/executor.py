@@ -136,7 +136,7 @@ class Executable:
 
     def _input(self, name: str, array: npt.NDArray[Any], type_: TensorType) -> Tensor:
         array = np.asarray(array)
-        if not type_.takes(array.dtype, array.shape):
+        if not type_.accepts_array(array.dtype, array.shape):
             raise CetaneError(f"input {name}: expected {type_}, got {array.dtype} {array.shape}")
         rounds = self._rounds and type_.dtype == "fp16"
         tensor = from_numpy(halves(array) if rounds else array, type_.dtype)

@@ -12,7 +12,7 @@ import numpy as np
 
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import NUMPY, Array
-from cetane.mil.program import Feature, Features, TensorType
+from cetane.mil.program import Feature, Features, SizeRange, TensorType
 
 # Codes of ArrayFeatureType.ArrayDataType and of ImageFeatureType.ColorSpace.
 _ARRAYS = {65568: "fp32", 65600: "fp64", 65552: "fp16", 131104: "int32", 131080: "int8"}
@@ -54,6 +54,47 @@ def _feature(message: Any) -> Feature:
             tuple(array.shape),
         )
     return Feature("other", str(kind), message.isOptional)
+
+
+def flexible_type(type_: TensorType, feature: Any) -> TensorType:
+    """An input's type, with the flexible shapes of its message in a description; None for none."""
+    if feature is not None and feature.type.WhichOneof("Type") == "imageType":
+        return _flexible_image(type_, feature.type.imageType)
+    if feature is None or feature.type.WhichOneof("Type") != "multiArrayType":
+        return type_
+    array = feature.type.multiArrayType
+    default = tuple(array.shape)
+    match array.WhichOneof("ShapeFlexibility"):
+        case "shapeRange":
+            shape = tuple(
+                size if isinstance(size, int) else _range(allowed)
+                for size, allowed in zip(type_.shape, array.shapeRange.sizeRanges, strict=True)
+            )
+            return TensorType(shape, type_.dtype, default)
+        case "enumeratedShapes":
+            shapes = tuple(tuple(s.shape) for s in array.enumeratedShapes.shapes)
+            return TensorType(type_.shape, type_.dtype, default, shapes)
+    return type_
+
+
+def _flexible_image(type_: TensorType, image: Any) -> TensorType:
+    """`flexible_type` for images, whose height and width are the last two axes."""
+    first = type_.shape[:-2]
+    ahead = tuple(size for size in first if isinstance(size, int))
+    default = (*ahead, image.height, image.width)
+    match image.WhichOneof("SizeFlexibility"):
+        case "imageSizeRange":
+            ranges = image.imageSizeRange
+            last = (_range(ranges.heightRange), _range(ranges.widthRange))
+            return TensorType((*first, *last), type_.dtype, default)
+        case "enumeratedSizes":
+            sizes = tuple((*ahead, s.height, s.width) for s in image.enumeratedSizes.sizes)
+            return TensorType(type_.shape, type_.dtype, default, sizes)
+    return type_
+
+
+def _range(allowed: Any) -> SizeRange:
+    return SizeRange(allowed.lowerBound, None if allowed.upperBound < 0 else allowed.upperBound)
 
 
 def as_array(name: str, feature: Feature, type_: TensorType, value: Any) -> Array:

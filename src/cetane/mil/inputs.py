@@ -63,5 +63,5 @@ def check_fit(path: Path, name: str, header: Header, type_: TensorType) -> None:
     """Raise CetaneError if an array does not fit the function's input; ValueError if it is too
     large to read."""
     bounded(header.shape)
-    if not type_.takes(header.dtype, header.shape):
+    if not type_.accepts_array(header.dtype, header.shape):
         raise CetaneError(f"{path}: {name} is {header}, the function takes {type_}")

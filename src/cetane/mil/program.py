@@ -62,9 +62,9 @@ class TensorType:
             for size, allowed in zip(shape, self.shape, strict=True)
         )
 
-    def takes(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
-        """Whether an array of this dtype and shape can be given: the same kind of number, and a
-        shape that fits."""
+    def accepts_array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+        """Whether an array of this dtype and shape fits: the same kind of number, and a shape that
+        fits."""
         return kind(dtype) == kind(np.dtype(NUMPY[self.dtype])) and self.accepts(shape)
 
     @property
@@ -251,7 +251,7 @@ def plain_name(name: str, what: str) -> str:
     """`name`, if it is one component of a path: letters, digits and `_ . @ -`, no dot or dash
     first.
 
-    Raises CetaneError for any other name; `what` tells what it names.
+    Raises CetaneError for any other name; `what` says what it names, in one word.
     """
     if not re.match(PLAIN_NAME, name) or name.endswith("\n"):
         raise CetaneError(

@@ -15,7 +15,7 @@ import numpy as np
 from cetane.errors import LONGEST, CetaneError
 from cetane.mil.blob import BlobFile
 from cetane.mil.dtypes import NUMPY, Array, byte_count, from_bytes
-from cetane.mil.features import read_interface
+from cetane.mil.features import flexible_type, read_interface
 from cetane.mil.guard import failures_at
 from cetane.mil.opsets import VERSIONS
 from cetane.mil.package import Package
@@ -161,7 +161,7 @@ class _Reader:
             if named.type.WhichOneof("type") == "stateType":
                 states[named.name] = self._tensor_type(named.type.stateType.wrappedType)
             else:
-                inputs[named.name] = _flexible(
+                inputs[named.name] = flexible_type(
                     self._tensor_type(named.type), features.get(named.name)
                 )
         values: dict[str, TensorType | None] = {**inputs}
@@ -303,44 +303,3 @@ def _immediate(tensor: Any, dtype: str, shape: tuple[int, ...]) -> Array:
         return from_bytes(np.frombuffer(tensor.bytes.values, np.uint8), dtype, shape)
     values = getattr(tensor, field).values if field else []
     return np.array(values, NUMPY[dtype]).reshape(shape)
-
-
-def _flexible(type_: TensorType, feature: Any) -> TensorType:
-    """An input's type, with the flexible shapes of the interface description."""
-    if feature is not None and feature.type.WhichOneof("Type") == "imageType":
-        return _flexible_image(type_, feature.type.imageType)
-    if feature is None or feature.type.WhichOneof("Type") != "multiArrayType":
-        return type_
-    array = feature.type.multiArrayType
-    default = tuple(array.shape)
-    match array.WhichOneof("ShapeFlexibility"):
-        case "shapeRange":
-            shape = tuple(
-                size if isinstance(size, int) else _range(allowed)
-                for size, allowed in zip(type_.shape, array.shapeRange.sizeRanges, strict=True)
-            )
-            return TensorType(shape, type_.dtype, default)
-        case "enumeratedShapes":
-            shapes = tuple(tuple(s.shape) for s in array.enumeratedShapes.shapes)
-            return TensorType(type_.shape, type_.dtype, default, shapes)
-    return type_
-
-
-def _flexible_image(type_: TensorType, image: Any) -> TensorType:
-    """`_flexible` for images, whose height and width are the last two axes."""
-    first = type_.shape[:-2]
-    ahead = tuple(size for size in first if isinstance(size, int))
-    default = (*ahead, image.height, image.width)
-    match image.WhichOneof("SizeFlexibility"):
-        case "imageSizeRange":
-            ranges = image.imageSizeRange
-            last = (_range(ranges.heightRange), _range(ranges.widthRange))
-            return TensorType((*first, *last), type_.dtype, default)
-        case "enumeratedSizes":
-            sizes = tuple((*ahead, s.height, s.width) for s in image.enumeratedSizes.sizes)
-            return TensorType(type_.shape, type_.dtype, default, sizes)
-    return type_
-
-
-def _range(allowed: Any) -> SizeRange:
-    return SizeRange(allowed.lowerBound, None if allowed.upperBound < 0 else allowed.upperBound)

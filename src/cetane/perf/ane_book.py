@@ -21,11 +21,11 @@ from cetane.perf.measurement import (
 )
 from cetane.perf.shapes import COPIES, HALF, Bits, Decoder
 
-EIGHT: Bits = {"attention": 8, "mlp": 8, "head": 8}
+EIGHT_BITS: Bits = {"attention": 8, "mlp": 8, "head": 8}
 
 
-def book(file: str, row: Row) -> Iterator[Measurement]:
-    """The measurements of an ane-book row: a step, and its layers and head if they were timed."""
+def measurements_of(file: str, row: Row) -> Iterator[Measurement]:
+    """The measurements of a row: a step, and its layers and head if they were timed."""
     if row["model"].startswith("synthetic") or row["T"] not in ("1", "1 decode / 4 prefill", ""):
         return
     check_remarks(row)
@@ -34,48 +34,48 @@ def book(file: str, row: Row) -> Iterator[Measurement]:
 
     def measured(what: str, kind: Kind, works: list[Work], column: str) -> Iterator[Measurement]:
         if (ms := number(row, column)) is not None:
-            yield Measurement(
-                file, row["id"], row["model"], where, what, kind, tuple(works), ms, row["source"]
-            )
+            yield Measurement.of_row(file, row, where, what, kind, works, ms)
 
     layout = row["topology"]
     if "LM-head shard" in layout:
-        one = number(row, "weight_mb_per_shard")
-        weights = {8.0: (one or 0) * 1e6}
-        yield from measured(layout, "part", [Work(weights=weights)], "ms_per_call")
+        megabytes = number(row, "weight_mb_per_shard") or 0
+        work = Work(weights={8.0: megabytes * 1e6})
+        yield from measured(layout, "part", [work], "ms_per_call")
         return
     head = Work(weights={8.0: model.head})
     slots = int(number(row, "state_len") or 0)
     if model.experts:
-        layers = zaya(model, layout, row["quant_label"], slots)
+        layers = zaya_layers(model, layout, row["quant_label"], slots)
     else:
         if not slots:
             raise Unusable("its context is not stated")
         single = re.match(r"single shard (\d+)L", layout)
-        counts = [whole(single[1])] if single else sizes(layout, model.layers)
+        counts = [whole(single[1])] if single else layers_by_shard(layout, model.layers)
         if sum(counts) > model.layers:
             raise Unusable(f"the layout {layout!r} has not {model.layers} layers")
         ends = list(accumulate(counts))
         any_unit = float(row["compute_units_runtime"] == "all")
         layers = [
-            replace(model.program(end - count, end, slots, EIGHT, "blended"), any_unit=any_unit)
+            replace(
+                model.program(end - count, end, slots, EIGHT_BITS, "blended"), any_unit=any_unit
+            )
             for count, end in zip(counts, ends, strict=True)
         ]
         if single:
             yield from measured(layout, "step", layers, "ms_per_shard")
             return
-    host = Work(calls=0, sorted=model.vocab if samples(row) else 0)
+    host = Work(calls=0, sorted=model.vocab if sorts_logits(row) else 0)
     yield from measured(f"{layout}: layers", "part", layers, "layers_ms_per_tok")
     yield from measured(f"{layout}: head", "part", [head], "head_ms_per_tok")
     yield from measured(layout, "step", [*layers, head, host], "ms_per_tok")
 
 
-def samples(row: Row) -> bool:
+def sorts_logits(row: Row) -> bool:
     """Whether the host sorts all logits: those runtimes sample at temperature 1 by default."""
     return "ZAYA" in row["model"] or "temperature=1" in row["mode"]
 
 
-def zaya(model: Decoder, layout: str, quant: str, slots: int) -> list[Work]:
+def zaya_layers(model: Decoder, layout: str, quant: str, slots: int) -> list[Work]:
     """The published port: for each layer, a program of attention and one of all experts."""
     query = model.query_heads * model.head_dim
     keys = model.kv_heads * model.head_dim
@@ -95,7 +95,7 @@ def zaya(model: Decoder, layout: str, quant: str, slots: int) -> list[Work]:
     return [attention.times(model.layers), experts.times(model.layers)]
 
 
-def sizes(layout: str, layers: int) -> list[int]:
+def layers_by_shard(layout: str, layers: int) -> list[int]:
     """The layers of every shard, from `16+8+6+2` or `10x3+2` (ten of three, one of two). Raises
     Unusable if they are not `layers` together."""
     counts: list[int] = []
@@ -118,5 +118,5 @@ ANE_BOOK = FileKind(
         "id", "model", "hw", "topology", "T", "mode", "compute_units_runtime", "quant_label",
         "ms_per_tok", "source",
     ),
-    parse=book,
+    parse=measurements_of,
 )  # fmt: skip

@@ -23,9 +23,10 @@ from cetane.perf.shapes import Bits, Contract, Decoder
 
 TIMED = {4: ("c1_ms", "c2_ms", "c3_ms", "c4_ms"), 3: ("c1_ms", "c2_ms", "c4_ms"),
          2: ("c1_ms", "c2_ms")}  # fmt: skip
+"""The columns with the milliseconds of each chunk, by the number of chunks."""
 
 
-def chunks(file: str, row: Row) -> Iterator[Measurement]:
+def measurements_of(file: str, row: Row) -> Iterator[Measurement]:
     """The measurements of a chunked port's row: a step, and its chunks if they were timed."""
     if row["kind"] not in ("decode", "chunk", "verify", "prefill chunk", "spec"):
         return
@@ -70,11 +71,7 @@ class ChunkedPort:
         return cls(file, row, model, where, bits, tokens, int(slots), step)
 
     def measured(self, what: str, kind: Kind, works: Iterable[Work], ms: float) -> Measurement:
-        row = self.row
-        return Measurement(
-            self.file, row["id"], row["model"], self.chip, what, kind, tuple(works), ms,
-            row["source"],
-        )  # fmt: skip
+        return Measurement.of_row(self.file, self.row, self.chip, what, kind, works, ms)
 
     def chunked(
         self, cuts: str, slots: int, contract: Contract, tokens: int = 1, full: int | None = None
@@ -170,5 +167,5 @@ COREML_LLM = FileKind(
         "id", "model", "layout", "quant", "device", "compute", "kind", "ms_per_step", "status",
         "note", "source",
     ),
-    parse=chunks,
+    parse=measurements_of,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from cetane.validation import parse_json, validated
 COLUMNS = ("id", "model", "chip", "what", "kind", "ms", "works", "source")
 
 
-def device(file: str, row: Row) -> Iterator[Measurement]:
+def measurements_of(file: str, row: Row) -> Iterator[Measurement]:
     """A row that `cetane import` wrote: its work was computed from the bundle's own plan."""
     where = f"{file}, row {row['id']}"
     works = validated(list[Work], parse_json(row["works"], where), where)
@@ -23,14 +23,12 @@ def device(file: str, row: Row) -> Iterator[Measurement]:
     if not any(work.calls for work in works):
         raise CetaneError(f"{where}: its work calls no program")
     try:
-        on = find_chip(row["chip"])
+        chip = find_chip(row["chip"])
     except CetaneError as error:
         raise CetaneError(f"{where}: {error.message}") from error
     kinds: Any = Kind  # mypy takes a choice of texts for no type
-    yield Measurement(
-        file, row["id"], row["model"], on, row["what"],
-        validated(kinds, row["kind"], where), tuple(works), ms, row["source"],
-    )  # fmt: skip
+    kind = validated(kinds, row["kind"], where)
+    yield Measurement.of_row(file, row, chip, row["what"], kind, works, ms)
 
 
 def amounts_of(work: Work) -> Iterator[float]:
@@ -40,4 +38,4 @@ def amounts_of(work: Work) -> Iterator[float]:
     yield from (number for pair in work.weights.items() for number in pair)
 
 
-DEVICE = FileKind(marks=("works", "ms"), columns=COLUMNS, parse=device)
+DEVICE = FileKind(marks=("works", "ms"), columns=COLUMNS, parse=measurements_of)

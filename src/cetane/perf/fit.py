@@ -57,6 +57,8 @@ MOST_ROUNDS = 300
 SHARE = 0.8
 """The share of the left-out steps whose errors lie between `Errors.low` and `Errors.high`."""
 
+COMMAND = "python -m cetane.perf.fit --write"
+
 Matrix = npt.NDArray[np.float64]
 
 
@@ -79,28 +81,35 @@ def rate(name: RateName, value: float, unit: str, source: str, low: float | None
 def fit_rates(measurements: Sequence[Measurement]) -> dict[RateName, Rate]:
     """The rates of `DEFAULT_CHIP` that fit these measurements best. A rate without measurements
     keeps its start."""
-    base = find_chip(DEFAULT_CHIP)
     rates = starting_rates()
-    prefill = [m for m in measurements if m.kind == "prefill"]
     decode = [m for m in measurements if m.kind in ("step", "part")]
     for _ in range(ROUNDS):
         for name, value in solve(decode, rates).items():
             rates[name] = rate(name, value, FITTED[name], "fit")
-        speeds = []
-        for m in prefill:
-            on = on_chip(rates, m.chip, base)
-            costs = costs_of(on)
-            used = [usage(work, costs) for work in m.works]
-            macs = sum(use.get("compute", 0) for use in used)
-            rest = sum(
-                amount * costs[n] for use in used for n, amount in use.items() if n != "compute"
-            )
-            peak = on["compute"].value / rates["compute"].value
-            if macs and m.ms > rest:
-                speeds.append(macs / (m.ms - rest) * 1e-9 / peak)
+        speeds = [
+            speed
+            for m in measurements
+            if m.kind == "prefill" and (speed := compute_speed(m, rates)) is not None
+        ]
         if speeds:
             rates["compute"] = rate("compute", float(np.median(speeds)), "T/s", "fit")
     return rates
+
+
+def compute_speed(measurement: Measurement, rates: Rates) -> float | None:
+    """The `compute` of `DEFAULT_CHIP`, in T/s, at which a prefill takes as long as it was measured.
+
+    None if its other work alone takes as long, or if it computes nothing.
+    """
+    own = on_chip(rates, measurement.chip, find_chip(DEFAULT_CHIP))
+    costs = costs_of(own)
+    used = [usage(work, costs) for work in measurement.works]
+    macs = sum(use.get("compute", 0) for use in used)
+    rest = sum(amount * costs[n] for use in used for n, amount in use.items() if n != "compute")
+    peak = own["compute"].value / rates["compute"].value
+    if not macs or measurement.ms <= rest:
+        return None
+    return macs / (measurement.ms - rest) * 1e-9 / peak
 
 
 def solve(decode: Sequence[Measurement], rates: Rates) -> dict[RateName, float]:
@@ -125,12 +134,14 @@ def solve(decode: Sequence[Measurement], rates: Rates) -> dict[RateName, float]:
     times = np.array([m.ms for m in decode])
     groups = [m.group for m in decode]
     weights = np.array([groups.count(group) ** -0.5 for group in groups])
-    told = np.flatnonzero(columns.any(axis=0))
-    scale = (columns[:, told] / times[:, None]).max(axis=0)
-    solved = robust(columns[:, told] / times[:, None] / scale, 1 - known / times, weights) / scale
+    measured = np.flatnonzero(columns.any(axis=0))
+    scale = (columns[:, measured] / times[:, None]).max(axis=0)
+    solved = (
+        robust(columns[:, measured] / times[:, None] / scale, 1 - known / times, weights) / scale
+    )
     return {
         names[column]: value_of(FITTED[names[column]], cost)
-        for column, cost in zip(told, solved, strict=True)
+        for column, cost in zip(measured, solved, strict=True)
         if cost > 0
     }
 
@@ -169,7 +180,7 @@ def nonnegative(columns: Matrix, wanted: Matrix) -> Matrix:
 
 
 @dataclass(frozen=True)
-class Checked:
+class PredictedMeasurement:
     """A measurement with its prediction, in milliseconds."""
 
     measurement: Measurement
@@ -181,11 +192,11 @@ class Checked:
         return self.predicted / self.measurement.ms - 1
 
 
-def check(measurements: Collection[Measurement], rates: Rates) -> list[Checked]:
-    """Measurements with their predictions."""
+def predicted(measurements: Collection[Measurement], rates: Rates) -> list[PredictedMeasurement]:
+    """Measurements with their predictions by these rates."""
     base = find_chip(DEFAULT_CHIP)
     return [
-        Checked(m, total(terms(m.works, costs_of(on_chip(rates, m.chip, base)))))
+        PredictedMeasurement(m, total(terms(m.works, costs_of(on_chip(rates, m.chip, base)))))
         for m in measurements
     ]
 
@@ -196,7 +207,7 @@ class LeftOut:
 
     group: str
     rates: Mapping[RateName, Rate]
-    checked: list[Checked]
+    predictions: list[PredictedMeasurement]
 
 
 def leave_one_group_out(measurements: Sequence[Measurement]) -> list[LeftOut]:
@@ -205,13 +216,13 @@ def leave_one_group_out(measurements: Sequence[Measurement]) -> list[LeftOut]:
     for group in sorted({m.group for m in measurements if m.kind in ("step", "part")}):
         rates = fit_rates([m for m in measurements if m.group != group])
         mine = [m for m in measurements if m.group == group]
-        left_out.append(LeftOut(group, rates, check(mine, rates)))
+        left_out.append(LeftOut(group, rates, predicted(mine, rates)))
     return left_out
 
 
 def errors(left_out: Sequence[LeftOut]) -> Errors:
     """The errors of left-out steps."""
-    steps = [c for one in left_out for c in one.checked if c.measurement.kind == "step"]
+    steps = [c for one in left_out for c in one.predictions if c.measurement.kind == "step"]
     ratios = np.array([c.measurement.ms / c.predicted for c in steps])
     low, high = np.quantile(ratios, [(1 - SHARE) / 2, (1 + SHARE) / 2])
     return Errors(
@@ -223,9 +234,6 @@ def errors(left_out: Sequence[LeftOut]) -> Errors:
     )
 
 
-COMMAND = "python -m cetane.perf.fit --write"
-
-
 def fit(measurements: Sequence[Measurement]) -> Fit:
     """The content of `data/rates.toml`."""
     rates, left_out = fit_rates(measurements), leave_one_group_out(measurements)
@@ -234,15 +242,15 @@ def fit(measurements: Sequence[Measurement]) -> Fit:
         if name == "host":
             final[name] = rate(name, START[name], "ms", HOST)
             continue
-        told = [one.rates[name].value for one in left_out if one.rates[name].value != START[name]]
-        values = [*told, own.value]
+        others = [one.rates[name].value for one in left_out]
+        values = [own.value, *(value for value in others if value != START[name])]
         kind = "prefill rows" if name == "compute" else "decode rows"
         source = f"fit to the {kind} of data/evidence"
         final[name] = rate(name, own.value, own.unit, source, min(values), max(values))
     return Fit(chip=DEFAULT_CHIP, command=COMMAND, errors=errors(left_out), rates=final)
 
 
-def toml(fit: Fit) -> str:
+def toml_text(fit: Fit) -> str:
     """The fit as the text of `data/rates.toml`, with figures to five digits."""
     return f"# Made by {fit.command}: do not edit.\n" + tomli_w.dumps(rounded(fit.model_dump()))
 
@@ -269,10 +277,10 @@ def main() -> None:
     files = [Path(name) for name in sys.argv[1:] if name != "--write"]
     measurements, _ = read([*shipped(), *files])
     made = fit(measurements)
-    print(toml(made), end="")
+    print(toml_text(made), end="")
     if "--write" in sys.argv[1:]:
         path = Path(__file__).parents[1] / "data" / "rates.toml"
-        path.write_text(toml(made), encoding="utf-8")
+        path.write_text(toml_text(made), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """A measurement of decoding, and what the rows of all files of evidence have in common."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 from cetane.hardware.chips import Chip, chip_of
 from cetane.perf.cost import Work
@@ -37,6 +37,21 @@ class Measurement:
     works: tuple[Work, ...]
     ms: float
     source: str
+
+    @classmethod
+    def of_row(
+        cls,
+        file: str,
+        row: Row,
+        chip: Chip,
+        what: str,
+        kind: Kind,
+        works: Iterable[Work],
+        ms: float,
+    ) -> Self:
+        """What a row of a file measured in `ms` milliseconds: these works, on this chip."""
+        source = row["source"]
+        return cls(file, row["id"], row["model"], chip, what, kind, tuple(works), ms, source)
 
     @property
     def group(self) -> str:

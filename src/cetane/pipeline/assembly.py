@@ -17,7 +17,7 @@ from cetane.files import (
 )
 from cetane.pipeline.partial import Partial
 from cetane.pipeline.parts import BuildJob, job_of, lowering_of, parts, task_of
-from cetane.pipeline.whole import origins, publish
+from cetane.pipeline.stored_bundles import origins, publish
 from cetane.planner import Planner, tags
 from cetane.schema.manifest import MANIFEST, Manifest, producers, shard_path
 from cetane.schema.recipe import Recipe

@@ -13,7 +13,7 @@ from cetane.errors import CetaneError
 from cetane.files import Progress, claimed, disk_errors, remove
 from cetane.pipeline.partial import Partial, read_note
 from cetane.pipeline.request import Request
-from cetane.pipeline.whole import fetched
+from cetane.pipeline.stored_bundles import fetched
 from cetane.schema.manifest import MANIFEST, shard_path
 from cetane.schema.recipe import Recipe
 from cetane.store.settings import shared_store
@@ -54,13 +54,13 @@ def build(
                 if fetched(store, checkpoint, recipe, target):
                     return Bundle(target)
         from cetane.pipeline.assembly import Build
-        from cetane.pipeline.choose import resolve_recipe
+        from cetane.pipeline.compression_choice import resolve_recipe
 
         assert Request(checkpoint, recipe).planner  # what cannot be built is refused before work
         chosen = resolve_recipe(checkpoint, recipe, progress)
         if target.exists() and not force:
-            if not same(Bundle(target).plan.recipe, chosen):
-                raise another(target)
+            if not same_apart_from_reasons(Bundle(target).plan.recipe, chosen):
+                raise another_bundle(target)
             if not rebuild:
                 return existing(partial, checkpoint)
         work = Build(checkpoint, chosen, target, rebuild, workers)
@@ -83,7 +83,7 @@ def build_only(
     Returns their packages by name. Raises CetaneError for a pattern that matches none.
     """
     from cetane.pipeline.assembly import Build
-    from cetane.pipeline.choose import resolve_recipe
+    from cetane.pipeline.compression_choice import resolve_recipe
 
     work = Build(checkpoint, resolve_recipe(checkpoint, recipe, progress), target, rebuild)
     known = list(work.planner.members)
@@ -119,15 +119,16 @@ def check_place(target: Path, checkpoint: Checkpoint, force: bool) -> None:
             "choose another --output",
         )
     if not force and Bundle(target).manifest.fingerprint != checkpoint.fingerprint:
-        raise another(target)
+        raise another_bundle(target)
 
 
-def another(target: Path) -> CetaneError:
+def another_bundle(target: Path) -> CetaneError:
+    """The error for a target with a bundle that this build may not replace."""
     return CetaneError(
         f"{target} is a bundle of another checkpoint or recipe", "--force replaces it"
     )
 
 
-def same(one: Recipe, other: Recipe) -> bool:
+def same_apart_from_reasons(one: Recipe, other: Recipe) -> bool:
     """Whether two recipes are equal apart from their `reasons`."""
     return one.model_copy(update={"reasons": other.reasons}) == other

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from cetane.checkpoint import Checkpoint
-from cetane.compress.fitted import Fitted
+from cetane.compress.fitted import FittedConstants
 from cetane.compress.second_order import MOST_BITS
 from cetane.errors import CetaneError
 from cetane.families import Truth, options_of
@@ -28,7 +28,7 @@ from cetane.planner import Planner
 from cetane.planner.weights import format_of
 from cetane.schema.changes import decided
 from cetane.schema.recipe import Recipe
-from cetane.store import kept as store
+from cetane.store import cache_store
 from cetane.validation import Data, validated
 
 TEXT_TOKENS, RANDOM_TOKENS = 256, 128
@@ -108,7 +108,7 @@ def resolve_fitted(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = 
     return made if said is None else decided(made, {}, {METHOD: said})
 
 
-def rounded_plainly(planner: Planner, fitted: Fitted) -> str | None:
+def rounded_plainly(planner: Planner, fitted: FittedConstants) -> str | None:
     """How much of a model is rounded to few bits without fitted constants, in words; None for
     nothing."""
     few, whole = Counter[str](), 0
@@ -133,14 +133,16 @@ def calibrate(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silen
     blocks = {block.name: truths for block in planner.model.layers if (truths := block.residuals())}
     tokens = calibration_tokens(checkpoint, planner.model.max_context, planner.model.vocab)
     key = json_sha256(["calibration", VERSION, checkpoint.content, blocks, tokens])
-    with store.opened(key) as folder:
+    with cache_store.opened(key) as folder:
         known = None if folder is None else load_calibration(folder / FILE)
     if known is not None:
         return known
     progress("calibration", 0, 1)
     made = run_pass(checkpoint, blocks, tokens)
     progress("calibration", 1, 1)
-    store.keep(key, lambda folder: write_json(folder / FILE, made.model_dump()), measured=True)
+    cache_store.keep(
+        key, lambda folder: write_json(folder / FILE, made.model_dump()), measured=True
+    )
     return made
 
 

@@ -19,7 +19,7 @@ from cetane.gates.quality import Agreement
 from cetane.pipeline.judgement import Judgement
 from cetane.schema.manifest import producers
 from cetane.schema.recipe import Recipe
-from cetane.store import kept as store
+from cetane.store import cache_store
 from cetane.tasks.task import task_key
 from cetane.validation import Data, validated
 
@@ -93,7 +93,7 @@ class CandidateJudge:
         made = make()
         content = made.model_dump(mode="json")
         key = self.key(kind, candidate)
-        store.keep(key, lambda folder: write_json(folder / FILE, content), measured=True)
+        cache_store.keep(key, lambda folder: write_json(folder / FILE, content), measured=True)
         return made
 
     def known(self, candidate: Recipe) -> Judgement | None:
@@ -102,7 +102,7 @@ class CandidateJudge:
 
     def stored(self, kind: type[Kept], candidate: Recipe) -> Kept | None:
         """A figure of a candidate, if the store has it."""
-        with store.opened(self.key(kind, candidate)) as folder, suppress(CetaneError):
+        with cache_store.opened(self.key(kind, candidate)) as folder, suppress(CetaneError):
             return None if folder is None else validated(kind, read_json(folder / FILE), FILE)
         return None
 

@@ -10,7 +10,8 @@ from cetane.errors import CetaneError
 from cetane.files import Progress, silent
 from cetane.gates.diff import AgainstModel, ModelDiff, compare_bundles
 from cetane.mil import MilFunction, Program, load
-from cetane.mil.compare import TOLERANCE, Comparer, Comparison, OpGap
+from cetane.mil.compare import Comparer
+from cetane.mil.comparison import TOLERANCE, Comparison, OpGap
 from cetane.mil.executor import Executable
 from cetane.mil.gap import Gap
 from cetane.mil.inputs import random_inputs, read_inputs

@@ -40,7 +40,7 @@ from cetane.pipeline.origin import checkpoint_of
 from cetane.schema.draft_head import DraftHeadKind, Training
 from cetane.speculate.draft_heads.acceptance import Acceptance, acceptance
 from cetane.speculate.draft_heads.build import add_draft_head, staging
-from cetane.speculate.draft_heads.features import tapped
+from cetane.speculate.draft_heads.features import tapped_shards
 from cetane.speculate.draft_heads.modules import TorchDraftHead
 from cetane.speculate.draft_heads.train import devices, new_draft_head, train
 from cetane.speculate.draft_heads.trained import TrainedElsewhere, match_to, open_trained
@@ -72,7 +72,7 @@ def train_draft_head(
     with claimed(staging(opened, kind), job) if accelerator.is_main_process else nullcontext():
         checkpoint, engine = checkpoint_of(opened, model), open_engine(opened)
         embedding = embedding_of(opened)
-        tapped(opened.plan)  # these two refuse before the model writes for many minutes
+        tapped_shards(opened.plan)  # these two refuse before the model writes for many minutes
         longest_draft(DrafterOptions(), engine)
         window = window_for(opened, settings)
         shown = progress if accelerator.is_main_process else silent

@@ -6,7 +6,7 @@ from cetane.files import Progress, silent
 from cetane.gates.explain import Explanation, explain
 from cetane.gates.golden import golden as compare_with_model
 from cetane.gates.golden_result import GoldenResult
-from cetane.pipeline.origin import about
+from cetane.pipeline.origin import with_origin
 from cetane.pipeline.port_result import gate_json
 
 
@@ -17,7 +17,7 @@ def judge(
     result = compare_with_model(
         bundle, checkpoint, lambda what, done, total: progress(f"golden gate: {what}", done, total)
     )
-    result = about(result, bundle, checkpoint)
+    result = with_origin(result, bundle, checkpoint)
     bundle.write_gate("golden", gate_json(result))
     if not result.passed:
         progress("golden gate: what is wrong", 0, 1)

@@ -90,7 +90,7 @@ def import_kit(
         )
     for bundle in opened:
         bundle.verify()
-    imports = [OneImport(measurements, bundle, model) for bundle in opened]
+    imports = [BundleImport(measurements, bundle, model) for bundle in opened]
     labelled = tuple(bundle.name for _, bundle in sorted(measurements.bundles.items()))
     return KitImport(tuple(one.keep() for one in imports), ratios(measurements), labelled)
 
@@ -100,7 +100,7 @@ def evidence_file(bundle: Bundle) -> Path:
     return bundle.file(f"{GATES}/{EVIDENCE}")
 
 
-class OneImport:
+class BundleImport:
     """One bundle's part of a record. Making it checks everything and keeps nothing."""
 
     def __init__(
@@ -120,10 +120,10 @@ class OneImport:
         check_origin(self.recorded, bundle, self.programs, self.expected)
         check_reason(measurements, self.recorded, bundle.plan, self.chip)
         self.figures = figures(measurements, self.label)
-        self.unkept = self.reason()
+        self.unkept = self.why_unkept()
         self.notes: list[str] = []
 
-    def reason(self) -> str | None:
+    def why_unkept(self) -> str | None:
         """Why the record is judged and not kept; None if it is kept."""
         if not self.machine.device:
             return f"{self.machine} is no Mac with a Neural Engine, so this is not kept"
@@ -154,7 +154,7 @@ class OneImport:
             compared=tuple(compared),
             rules=tuple(refuted(placed)),
             measured_ops=ops,
-            faults=tuple(str(one) for one in self.measurements.faults if self.mine(one.job)),
+            faults=tuple(str(one) for one in self.measurements.faults if self.is_own(one.job)),
             refusals=self.refused(),
             rows=len(rows),
             caveats=CAVEATS if self.figures.joules_per_token is not None else (),
@@ -170,7 +170,8 @@ class OneImport:
             write_rows(rows, evidence_file(self.bundle))
         return outcome
 
-    def mine(self, job: str) -> bool:
+    def is_own(self, job: str) -> bool:
+        """Whether a job of the record measured this bundle."""
         return job.startswith(f"{self.label}/")
 
     def refused(self) -> tuple[str, ...]:

@@ -8,7 +8,9 @@ from cetane.gates.residency.audit import Audit, audit
 from cetane.gates.residency.measured import with_kept, with_measured
 from cetane.gates.residency.refuted import Refuted, refuted
 from cetane.gates.residency.store import UNWRITTEN, open_artifact
-from cetane.kit.xcode import Told, as_measured, read_analytics, read_report
+from cetane.kit.analytics import read_analytics
+from cetane.kit.package_report import PackageReport, as_measured
+from cetane.kit.xcode import read_report
 from cetane.mil import load
 from cetane.pipeline.import_kit import other_units
 
@@ -18,7 +20,7 @@ class XcodeImport:
     """What Xcode or Core ML's cache said of a package."""
 
     package: str
-    told: Told
+    told: PackageReport
     audit: Audit
     """Measured, or predicted if the file is not kept."""
     rules: tuple[Refuted, ...]

@@ -24,7 +24,8 @@ def inspect(
     Reads no weights. `refusal` is the reason why the family cannot make this model, or None;
     `supported` says that there is none. `plan` refuses more, as a missing tokenizer. `nearest` is
     the family that would read most of a model that cetane does not know, and what it would not
-    read. `unread` lists the tensors that the model does not use; many
+    read. `part_of` is the type of a multimodal model, of which cetane ports the text part; None of
+    others. `unread` lists the tensors that the model does not use; many
     of them are a sign of a misread checkpoint. `tokenizer_vocabulary` is None for a missing or
     broken tokenizer, which `plan` refuses. `adapters` has peft adapters by name; the merged one has
     the name `lora`.
@@ -45,6 +46,7 @@ def inspect(
     return {
         "source": checkpoint.source,
         "model_type": kind,
+        "part_of": checkpoint.part_of,
         "supported": refusal is None,
         "refusal": refusal,
         "quantization": checkpoint.quantization,

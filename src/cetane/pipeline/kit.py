@@ -1,4 +1,4 @@
-"""Kits: archives that measure bundles on a Mac. `imports.py` reads what they bring back."""
+"""Kits: archives that measure bundles on a Mac. `import_kit.py` reads what they bring back."""
 
 import tempfile
 from collections.abc import Sequence
@@ -45,6 +45,8 @@ def make_kit(
     numpy and coremltools. Raises CetaneError for more than two bundles, a damaged one, and one that
     gives choices and no logits. Also for an `output` that is a folder or lies in a bundle.
     """
+    if isinstance(bundles, str | Path):  # a text is a sequence of letters
+        raise CetaneError("a kit takes a list of bundles", f"give [{str(bundles)!r}]")
     if not 1 <= len(bundles) <= len(LABELS):
         raise CetaneError(
             f"a kit holds one or two bundles, not {len(bundles)}", "make one kit for each pair"

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -11,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cetane.bundle import Bundle
-from cetane.checkpoint.tokenizer import interruptible
 from cetane.engine.generate import Ending, generate
 from cetane.engine.open import open_engine
 from cetane.engine.portable import PortableBackend
@@ -21,21 +19,13 @@ from cetane.errors import CetaneError
 from cetane.mil.fast import share_threads
 from cetane.mil.fast.compiled import compile_loop
 from cetane.pipeline.completion import AnswerOptions, Completion, FinishReason, Sampling
+from cetane.pipeline.prompt import SHORTER, Message, Prompt, TooLong, prompt_ids
 from cetane.speculate.open import AUTO, DrafterOptions, open_speculator
 from cetane.speculate.speculator import Speculator
 from cetane.validation import validated
 
-Message = Mapping[str, str]
-"""A turn of a conversation: its `role` (system, user, assistant) and its `content`."""
-Prompt = str | Sequence[int] | Sequence[Message]
-"""A text to continue, token ids, or a conversation to answer."""
 ANSWER_TOKENS = 512
 """The most tokens of an answer, by default."""
-SHORTER = "port with a larger --context, or ask something shorter"
-
-
-class TooLong(CetaneError):
-    """A prompt does not fit into the context."""
 
 
 class CompletionStream(Iterator[str]):
@@ -138,6 +128,7 @@ class LanguageModel:
         self._session: Session | None = None
         self._held: list[int] = []
         self._adapter: str | None = None
+        self._closed = False
 
     @property
     def adapter(self) -> str | None:
@@ -166,45 +157,7 @@ class LanguageModel:
         of other things than token ids or messages, and for a text that is too long for the context
         whatever its tokens are.
         """
-        tokenizer = self.bundle.tokenizer
-        if isinstance(prompt, str):
-            return self._encoded(prompt, special=True)
-        tokens = [item for item in prompt if isinstance(item, Integral)]
-        if len(tokens) == len(prompt):
-            return [int(token) for token in tokens]
-        messages = [dict(item) for item in prompt if isinstance(item, Mapping)]
-        if len(messages) < len(prompt):
-            raise CetaneError(
-                "a prompt is a text, a list of token ids, or a list of messages",
-                "a list of texts is several prompts: ask them one by one",
-            )
-        if tokenizer.has_chat_template:
-            if not all(map(is_message, messages)):
-                raise CetaneError(
-                    "a message has no role or no content",
-                    'write {"role": "user", "content": "..."}',
-                )
-            # The template writes the special tokens itself.
-            return self._encoded(tokenizer.render_chat(messages), special=False)
-        texts = [message.get("content") for message in messages]
-        if not all(isinstance(text, str) for text in texts):
-            raise CetaneError(
-                "a message has no text",
-                "without a chat template, a message is {'role': ..., 'content': TEXT}",
-            )
-        return self._encoded("\n".join(map(str, texts)), special=True)
-
-    def _encoded(self, text: str, special: bool) -> list[int]:
-        """The tokens of a text, with special tokens around them or without.
-
-        A template can make a text of megabytes, and a tokenizer can take quadratic time for it. So
-        the text's bytes are counted first, and Ctrl-C ends the wait.
-        """
-        tokenizer = self.bundle.tokenizer
-        size, most = len(text.encode(errors="replace")), self.context * tokenizer.longest
-        if size > most:
-            raise TooLong(f"the prompt has {size} bytes, the context holds at most {most}", SHORTER)
-        return interruptible(lambda: tokenizer.encode_aside(text, special))
+        return prompt_ids(prompt, self.bundle.tokenizer, self.context)
 
     def stream(
         self, prompt: Prompt, *, max_new_tokens: int = ANSWER_TOKENS, **sampling: Unpack[Sampling]
@@ -298,7 +251,11 @@ class LanguageModel:
         return None if self._speculator is None else self._speculator.summary()
 
     def close(self) -> None:
-        """Save what the drafters have learned. The model cannot be used afterwards."""
+        """Save what the drafters have learned. The model cannot write afterwards: it ends an answer
+        that nobody has read to its end."""
+        self._closed = True
+        if self._writing is not None:
+            self._writing.close()
         if self._speculator is not None:
             self._speculator.close()
 
@@ -319,7 +276,11 @@ class LanguageModel:
         return self.engine.session() if speculator is None else speculator.session(self.engine)
 
     def _begin(self, stream: CompletionStream) -> Generator[int, None, Ending]:
-        """Generate an answer; the session may already hold the first part of its prompt."""
+        """Generate an answer; the session may already hold the first part of its prompt.
+
+        CetaneError once the model is closed."""
+        if self._closed:
+            raise CetaneError(f"{self.bundle.path}: the model is closed", "load it again")
         if self._writing is not None:
             self._writing._overtake()
         self._writing = stream
@@ -343,13 +304,6 @@ class LanguageModel:
         """Remember a generation that ended by itself; `text` is its prompt and its answer."""
         assert self._session is not None
         self._writing, self._held = None, text[: self._session.position]
-
-
-def is_message(message: Mapping[str, Any]) -> bool:
-    """Whether a chat template can write a message. Calls of tools need no content."""
-    content = message.get("content")
-    said = isinstance(content, str | list) or "tool_calls" in message
-    return isinstance(message.get("role"), str) and said
 
 
 def load(

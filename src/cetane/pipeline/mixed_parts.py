@@ -7,7 +7,7 @@ from itertools import chain, groupby
 
 import numpy as np
 
-from cetane.compress import Format, Palette, parse_format, pattern
+from cetane.compress import Format, Palette, parse_format, patterns
 from cetane.compress.allocate import Option, allocate
 from cetane.compress.formats import WIDTHS
 from cetane.families import Weight
@@ -77,8 +77,8 @@ class MixedPart:
         of the model: no pattern may match others."""
         mine = {weight.name for weight in weights}
         layers = groupby(sorted(mine), key=lambda name: name.split(".")[:3])
-        patterns = (pattern(list(part), set(names) - mine) for _, part in layers)
-        return cls(tuple(weights), tuple(chain.from_iterable(patterns)))
+        by_layer = (patterns(list(part), set(names) - mine) for _, part in layers)
+        return cls(tuple(weights), tuple(chain.from_iterable(by_layer)))
 
 
 def described(parts: Sequence[MixedPart]) -> str:

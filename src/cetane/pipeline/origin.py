@@ -87,7 +87,7 @@ def other_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> list[str]:
     return [f"{checkpoint.source} is not the file that {bundle.path} was made from"]
 
 
-def about(result: Judged, bundle: Bundle, checkpoint: Checkpoint) -> Judged:
+def with_origin(result: Judged, bundle: Bundle, checkpoint: Checkpoint) -> Judged:
     """A gate's result with the checkpoint that it is about: its place, its fingerprint, and the
     warning of `other_checkpoint` before the result's own.
 

@@ -12,7 +12,7 @@ from cetane.checkpoint import Checkpoint
 from cetane.checkpoint.names import model_name
 from cetane.lower.lower import Lowering
 from cetane.lower.package import EXPORTER
-from cetane.pipeline.whole import bundle_key
+from cetane.pipeline.stored_bundles import bundle_key
 from cetane.planner import Planner
 from cetane.schema.manifest import TOKENIZER, rotary_path, shard_path, table_path
 from cetane.schema.recipe import Recipe, recipe_files

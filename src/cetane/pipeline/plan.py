@@ -21,7 +21,7 @@ from cetane.perf.capacities import CapacityCost, capacity_costs
 from cetane.perf.combinations import CONTEXTS, RANKED_FORMATS, Combination, Combinations
 from cetane.perf.predict import Prediction, Predictor
 from cetane.pipeline.chip_layout import asks_for_readonly, recipe_for_chip
-from cetane.pipeline.choose import known_to_hold
+from cetane.pipeline.compression_choice import known_to_hold
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
 from cetane.schema.plan import Plan

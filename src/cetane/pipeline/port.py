@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cetane.bundle import Bundle
-from cetane.compress.select import AUTO, UNFITTED
+from cetane.compress.selection import AUTO, UNFITTED
 from cetane.errors import CetaneError
 from cetane.files import Progress, claimed, disk_errors, silent
 from cetane.gates.explain import Explanation
@@ -16,10 +16,16 @@ from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.hardware.chips import DEFAULT_CHIP
 from cetane.hardware.memory import give_back, keep_little
 from cetane.pipeline.attempt import Attempt, PortHistory
-from cetane.pipeline.build import check_place, same
+from cetane.pipeline.build import check_place, same_apart_from_reasons
 from cetane.pipeline.chip_layout import recipe_for_chip
-from cetane.pipeline.choose import KEY, ROWS, check_budget, resolutions, with_layout
 from cetane.pipeline.clock import Clock
+from cetane.pipeline.compression_choice import (
+    DEFAULT_FORMAT,
+    ROW_FORMAT,
+    check_budget,
+    resolutions,
+    with_layout,
+)
 from cetane.pipeline.partial import Partial
 from cetane.pipeline.port_result import PortResult, PortTarget
 from cetane.pipeline.request import Request, make_request
@@ -132,7 +138,7 @@ def port_request(
             check_place(target, request.checkpoint, force)
             with clock.stage("choose"):
                 first = next(choices)
-        recipe, changes = (first, list[str]()) if force else went_on(target, first, request)
+        recipe, changes = (first, list[str]()) if force else earlier_choice(target, first, request)
         tried, kept = [first, recipe], recipe
         while True:
             attempt = Attempt(
@@ -159,14 +165,14 @@ def port_request(
             progress(f"again: {changes[-1]}", 0, 1)
 
 
-def went_on(target: Path, recipe: Recipe, request: Request) -> tuple[Recipe, list[str]]:
+def earlier_choice(target: Path, recipe: Recipe, request: Request) -> tuple[Recipe, list[str]]:
     """The recipe and the changes of an earlier run of this port, if its bundle is there. Else the
     recipe, and no changes.
 
     CetaneError if that bundle is beyond the budget.
     """
     before = PortHistory.of(target)
-    if before is None or not same(before.first, recipe):
+    if before is None or not same_apart_from_reasons(before.first, recipe):
         return recipe, []
     there = Bundle(target).plan.recipe
     planner = Planner(request.checkpoint, there, request.planner)
@@ -211,7 +217,7 @@ def next_recipe(
     """
     if why.cause == "compression":
         for choice in choices:
-            if not any(same(choice, before) for before in tried):
+            if not any(same_apart_from_reasons(choice, before) for before in tried):
                 return choice
     recipe = tried[-1]
     if not why.mends or not (fix or is_open(request, recipe, why)):
@@ -240,10 +246,12 @@ def mended(request: Request, recipe: Recipe, why: Explanation) -> Recipe:
     compression is not true of the new one.
     """
     if why.cause == "compression":
-        recipe = without_reasons(recipe, (KEY, ROWS))
+        recipe = without_reasons(recipe, (DEFAULT_FORMAT, ROW_FORMAT))
         if recipe.compression.fitted is not None:
-            own = {"names": request.recipe.compression.names} if KEY in why.changes else {}
-            values = {f"compression.{key}": value for key, value in (UNFITTED | own).items()}
+            unfitted = dict(UNFITTED)
+            if DEFAULT_FORMAT in why.changes:
+                unfitted["names"] = request.recipe.compression.names
+            values = {f"compression.{key}": value for key, value in unfitted.items()}
             recipe = override(recipe, values)
     return decided(recipe, why.changes, dict.fromkeys(why.changes, why.sentence))
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from cetane.checkpoint import Checkpoint, Tokenizer, open_checkpoint
 from cetane.compress import Palette, parse_format
-from cetane.compress.beside import TextFile
-from cetane.compress.select import UNFITTED
+from cetane.compress.recipe_file import TextFile
+from cetane.compress.selection import UNFITTED
 from cetane.errors import CetaneError
 from cetane.files import nameable
 from cetane.schema.changes import decided, keys_in, load_changed, override, without_reasons
@@ -76,7 +76,8 @@ class Request:
             if file is not None:
                 file.read()  # refuses one that is missing or changed
         if compression.method != "plain" and compression.fitted is None:
-            from cetane.fitting.fit import check_formats, check_text
+            from cetane.fitting.fit import check_formats
+            from cetane.fitting.human_text import check_text
 
             check_formats(planner)
             check_text(self.checkpoint, planner)

@@ -16,7 +16,7 @@ from cetane.gates.quality import TextQuality, read_tokens
 from cetane.gates.quality import perplexity as measure_perplexity
 from cetane.gates.static import PackageProblem, static_checks
 from cetane.pipeline.golden_gate import judge
-from cetane.pipeline.origin import about, checkpoint_of
+from cetane.pipeline.origin import checkpoint_of, with_origin
 from cetane.pipeline.port_result import explanation_json
 from cetane.schema.draft_head import DraftHeadKind
 
@@ -114,7 +114,7 @@ def perplexity(
     checkpoint = checkpoint_of(opened, model, lora, adapters)
     ids = read_tokens(opened.tokenizer, text, tokens)
     quality = measure_perplexity(opened, checkpoint, ids, progress)
-    quality = about(quality, opened, checkpoint)
+    quality = with_origin(quality, opened, checkpoint)
     opened.write_gate("perplexity", quality.model_dump(mode="json") | {"text": text.name})
     return quality
 
@@ -141,6 +141,6 @@ def validate_layers(
     opened.verify()
     checkpoint = checkpoint_of(opened, model, lora, adapters)
     result = judge_layers(opened, checkpoint, block, tuple(prompt_ids), probes, progress)
-    result = about(result, opened, checkpoint)
+    result = with_origin(result, opened, checkpoint)
     opened.write_gate("layers", result.model_dump(mode="json"))
     return result

@@ -11,6 +11,9 @@ from cetane.schema.recipe import Mode, Recipe
 
 Parts = tuple[Part, tuple[Part, ...]]
 """The router and the experts of a block."""
+FLEXIBLE, FILL = "main", "fill"
+"""Names of functions: the only one of flexible shapes, and one for silent calls. Others are named
+after their mode."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,10 @@ class Calls:
 
     @cached_property
     def widths(self) -> dict[str, int]:
-        """Tokens per call by function name: one function per mode, or one flexible `main` for
-        all."""
+        """Tokens per call by function name: one function per mode, or one flexible function
+        for all."""
         if self.recipe.tokens.shapes == "range":
-            return {"main": 1}
+            return {FLEXIBLE: 1}
         return {str(mode): tokens for mode, tokens in self.recipe.tokens.by_mode().items()}
 
     def parts(self, block: RoutedBlock) -> Parts:
@@ -66,8 +69,8 @@ class Calls:
 
     def steps(self, segment: Segment, mode: Mode) -> Iterator[Step | Route]:
         """The calls of a segment."""
-        name = "main" if "main" in self.widths else mode
-        yield Step(shard=segment.shard, function=f"{name}{segment.suffix}")
+        name = FLEXIBLE if FLEXIBLE in self.widths else mode
+        yield Step(shard=segment.shard, function=segment.function(name))
         block = self.routed(segment, mode)
         if block is not None:
             modes = sorted(self.recipe.layout.routed, key=lambda m: self.widths[m])
@@ -77,7 +80,7 @@ class Calls:
                 adds=block.adds,
                 together=block.together,
                 experts=tuple(
-                    tuple(f"expert-{index:02}-{m}{segment.suffix}" for m in modes)
+                    tuple(segment.expert(index, m) for m in modes)
                     for index in range(len(self.parts(block)[1]))
                 ),
             )
@@ -114,7 +117,7 @@ class Calls:
     def silent_steps(self, segment: Segment, mode: Mode) -> Iterator[Step | Route]:
         """The silent calls of a segment."""
         if self.fills(segment, mode):
-            yield Step(shard=segment.shard, function=f"fill{segment.suffix}")
+            yield Step(shard=segment.shard, function=segment.function(FILL))
         elif self.silent(segment):
             yield from self.steps(segment, mode)
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cetane.families import Block, CacheSpec, Head, HistorySpec, MatrixSpec, Model, RoutedBlock
-from cetane.planner.calls import Calls
+from cetane.planner.calls import FILL, Calls
 from cetane.planner.layout import Arrangement, Segment, needed
 from cetane.planner.memory import CachePlan
 from cetane.schema.function import Function
@@ -153,9 +153,9 @@ class Graphs(GraphMaker):
         self.arrangement, self.calls = arrangement, calls
 
     def of_segment(self, segment: Segment, name: str, tokens: int) -> Iterator[FunctionGraph]:
-        """The functions of a segment for a mode `name`: one, and `fill` if silent calls need it. If
+        """The functions of a segment for a mode `name`: one, and `FILL` if silent calls need it. If
         the mode routes experts, one for the router and one for each part."""
-        full, later = f"{name}{segment.suffix}", self.arrangement.after(segment)
+        full, later = segment.function(name), self.arrangement.after(segment)
         block = self.calls.routed(segment, name)
         if block is None:
             yield self.graph(segment, full, tokens, segment.blocks, later)
@@ -163,7 +163,7 @@ class Graphs(GraphMaker):
                 # A program must have an output, and must use all weights of its shard.
                 yield self.graph(
                     segment,
-                    f"fill{segment.suffix}",
+                    segment.function(FILL),
                     tokens,
                     self.calls.silent(segment),
                     [b for b in later if b in self.calls.filling],
@@ -175,8 +175,8 @@ class Graphs(GraphMaker):
         wanted = {block.scores, *(block.writes if block.adds else ())}
         yield self.graph(segment, full, tokens, before, [*experts, *later], wanted=wanted)
         for index, expert in enumerate(experts):
-            called = f"expert-{index:02}-{full}"
-            yield self.graph(segment, called, tokens, (expert,), later, made=segment.blocks)
+            own = segment.expert(index, name)
+            yield self.graph(segment, own, tokens, (expert,), later, made=segment.blocks)
 
     def graph(
         self,

@@ -30,6 +30,14 @@ class Segment:
         """The name under which the segment's functions share caches and histories."""
         return self.shard + self.suffix
 
+    def function(self, name: str) -> str:
+        """The name of its function for a mode, for all modes (`FLEXIBLE`) or for silent calls."""
+        return f"{name}{self.suffix}"
+
+    def expert(self, index: int, name: str) -> str:
+        """The name of the function of one of its experts for a mode."""
+        return self.function(f"expert-{index:02}-{name}")
+
 
 class Arrangement:
     """A model's blocks in the order of their calls, cut into shards and segments."""

@@ -20,7 +20,6 @@ from cetane.families import (
     cache_form,
 )
 from cetane.planner.layout import Segment
-from cetane.schema.check import smaller
 from cetane.schema.interface import Mask, State
 from cetane.schema.recipe import Recipe
 from cetane.schema.slots import PADDED, Slots
@@ -53,7 +52,7 @@ class CachePlan:
         view.slots = (
             self.slots_for(context)
             if context > self.recipe.cache.context
-            else {name: smaller(slots, context) for name, slots in self.slots.items()}
+            else {name: slots.at(context) for name, slots in self.slots.items()}
         )
         return view
 
@@ -89,37 +88,47 @@ class CachePlan:
             )
         if self.recipe.cache.format == "int8":
             self._check_int8()
-        if self.recipe.cache.sliding is not None and not any(
-            group.window for group in self.groups.values()
-        ):
-            slides = any(isinstance(s, Mask) and s.window for s in self.model.host.values())
-            why = (
-                f"all layers of {self.source} share one kind of cache, as long as the context"
-                if slides
-                else f"no layers of {self.source} see only a window"
-            )
-            raise CetaneError(f"cache.sliding: {why}", "leave cache.sliding out")
+        if self.recipe.cache.sliding is not None:
+            self._check_sliding()
         for name, slots in self.slots.items():
-            wide = len(self.recipe.tokens.by_mode()) > 1 or self.recipe.cache.capacities
-            if slots.contract == "stateful-shift" and wide:
-                raise CetaneError(
-                    f"a state that shifts can neither take back a refused draft nor grow, so "
-                    f"layers of {name} take one token a call, at one capacity",
-                    "port with --set tokens.verify=0 --set tokens.prefill=0 --set "
-                    "cache.capacities=[]",
-                )
-            readonly = slots.contract in ("shift", "blend")
-            if slots.limited and readonly and self.recipe.tokens.shapes == "range":
-                raise CetaneError(
-                    f"tokens.shapes = 'range': a {slots.contract} cache of a window needs other "
-                    "inputs for one token than for several",
-                    "use static shapes, or a readonly cache",
-                )
-            if slots.shifts and slots.sinks:
-                raise CetaneError(
-                    f"a shift cache forgets the first tokens, which layers of {name} must see",
-                    "set cache.sliding to another contract",
-                )
+            self._check_slots(name, slots)
+
+    def _check_sliding(self) -> None:
+        """Raise CetaneError for a model without caches of windows, of which `cache.sliding` is the
+        contract."""
+        if any(group.window for group in self.groups.values()):
+            return
+        masked = any(isinstance(s, Mask) and s.window for s in self.model.host.values())
+        why = (
+            f"all layers of {self.source} share one kind of cache, as long as the context"
+            if masked
+            else f"no layers of {self.source} see only a window"
+        )
+        raise CetaneError(f"cache.sliding: {why}", "leave cache.sliding out")
+
+    def _check_slots(self, name: str, slots: Slots) -> None:
+        """Raise CetaneError for slots that the recipe's calls of a group cannot use."""
+        recipe = self.recipe
+        several = len(recipe.tokens.by_mode()) > 1 or recipe.cache.capacities
+        if slots.contract == "stateful-shift" and several:
+            raise CetaneError(
+                f"a state that shifts can neither take back a refused draft nor grow, so "
+                f"layers of {name} take one token a call, at one capacity",
+                "port with --set tokens.verify=0 --set tokens.prefill=0 --set cache.capacities=[]",
+            )
+        # One token and several have other inputs, and a flexible shape has one graph.
+        changes = slots.contract_for(2) != slots.contract
+        if changes and recipe.tokens.shapes == "range":
+            raise CetaneError(
+                f"tokens.shapes = 'range': a {slots.contract} cache of a window needs other "
+                "inputs for one token than for several",
+                "use static shapes, or a readonly cache",
+            )
+        if slots.shifts and slots.sinks:
+            raise CetaneError(
+                f"a shift cache forgets the first tokens, which layers of {name} must see",
+                "set cache.sliding to another contract",
+            )
 
     def _check_int8(self) -> None:
         """Raise CetaneError for a model without keys and values that can be int8."""

@@ -24,6 +24,29 @@ minute to make; their number changes no tensor's name."""
 
 
 @dataclass(frozen=True)
+class FamilyCandidate:
+    """A family, and the tensors that it would read of a checkpoint's model."""
+
+    model_type: str
+    tensors: set[str]
+    share: float
+    """The tensors that it has in common with the checkpoint, as a share of all of both."""
+
+    @property
+    def keys(self) -> set[str]:
+        """The keys that the family reads from a config, as its protocols list them.
+
+        `num_hidden_layers` is always among them: transformers makes `layer_types` from it.
+        """
+        members = vars(families()[self.model_type]).values()
+        protocols = [one for one in members if isinstance(one, type)
+                     and one.__name__.endswith("Config")]  # fmt: skip
+        bases = [base for protocol in protocols for base in protocol.__mro__]
+        keys = {key for base in bases for key in getattr(base, "__annotations__", {})}
+        return keys | {"num_hidden_layers"}
+
+
+@dataclass(frozen=True)
 class Nearest:
     """A family, and what keeps it from being the model's. Names have `*` for a layer's number."""
 
@@ -48,30 +71,31 @@ def nearest_family(checkpoint: ModelSource) -> Nearest | None:
     """
     check_layers(checkpoint)
 
-    def fit(one: tuple[float, str, set[str]]) -> tuple[float, int, int, bool]:
-        share, kind, wanted = one
-        read = len(keys_of(kind) & checkpoint.config.keys())
-        return share, read, -len(wanted), families()[kind].__name__.endswith(f".{kind}")
+    def rank(candidate: FamilyCandidate) -> tuple[float, int, int, bool]:
+        kind = candidate.model_type
+        named = families()[kind].__name__.endswith(f".{kind}")
+        read = len(candidate.keys & checkpoint.config.keys())
+        return candidate.share, read, -len(candidate.tensors), named
 
     names = set(checkpoint.names())
-    best = max(candidates(checkpoint, names), key=fit, default=None)
-    if best is None or best[0] == 0:
+    best = max(candidates(checkpoint, names), key=rank, default=None)
+    if best is None or best.share == 0:
         return None
-    _, kind, wanted = best
-    known = keys_of(kind)
+    known = best.keys
     return Nearest(
-        model_type=kind,
-        reads=len(wanted & names),
+        model_type=best.model_type,
+        reads=len(best.tensors & names),
         tensors=len(names),
-        unread=patterns(names - wanted),
-        missing=patterns(wanted - names),
+        unread=patterns(names - best.tensors),
+        missing=patterns(best.tensors - names),
         keys=tuple(k for k in checkpoint.config if k not in known and not UPKEEP.match(k)),
     )
 
 
-def candidates(checkpoint: ModelSource, names: set[str]) -> Iterator[tuple[float, str, set[str]]]:
-    """The share of tensors that each family has in common with a checkpoint, and its tensors; none
-    for a checkpoint without their layers.
+def candidates(checkpoint: ModelSource, names: set[str]) -> Iterator[FamilyCandidate]:
+    """Every family whose config a checkpoint's can be; none for a checkpoint without their layers.
+
+    `names` are those of the checkpoint's tensors.
 
     A config that lacks the number of layers has those of the checkpoint: transformers' defaults are
     up to 48. The activation changes no tensor, so one that cetane does not know is no obstacle.
@@ -84,23 +108,11 @@ def candidates(checkpoint: ModelSource, names: set[str]) -> Iterator[tuple[float
         with suppress(CetaneError):  # a config that is none of this family's
             config = known | {"model_type": kind, "hidden_act": "silu"}
             wanted = author(config, "c1t", {}, checkpoint).tensors()
-            yield len(wanted & names) / len(wanted | names), kind, wanted
-
-
-def keys_of(kind: str) -> set[str]:
-    """The keys that a family reads from a config, as its protocols list them.
-
-    `num_hidden_layers` is always among them: transformers makes `layer_types` from it.
-    """
-    made = (thing for thing in vars(families()[kind]).values() if isinstance(thing, type))
-    protocols = [one for one in made if one.__name__.endswith("Config")]
-    bases = [base for one in protocols for base in one.__mro__]
-    keys = {key for base in bases for key in getattr(base, "__annotations__", {})}
-    return keys | {"num_hidden_layers"}
+            yield FamilyCandidate(kind, wanted, len(wanted & names) / len(wanted | names))
 
 
 def patterns(names: Collection[str]) -> tuple[str, ...]:
-    """Names with `*` in place of numbers, each once."""
+    """Names with `*` in place of numbers, each once, sorted."""
     return tuple(sorted({re.sub(r"\.\d+\.", ".*.", name) for name in names}))
 
 
@@ -113,12 +125,12 @@ def refuse_unknown(checkpoint: ModelSource) -> None:
     if near is None:
         return  # `parse_config` lists the families
     raise CetaneError(
-        f"unknown architecture {kind!r}; nearest is {near.model_type}, which {told(near)}",
+        f"unknown architecture {kind!r}; nearest is {near.model_type}, which {described(near)}",
         f"cetane inspect MODEL lists what it does not read; how to add a family: {ADDING}",
     )
 
 
-def told(near: Nearest) -> str:
+def described(near: Nearest) -> str:
     """What a family reads of a model, and what it misses there: a family that reads every tensor
     may still be another model."""
     read = f"reads {near.reads} of its {near.tensors} tensors"

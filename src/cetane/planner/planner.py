@@ -3,9 +3,8 @@
 It reads shapes from modules on torch's meta device, and no weights.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from typing import Protocol, Self
 
 from cetane.bundle.rows import ROW_FORMATS
@@ -25,12 +24,13 @@ from cetane.families import (
     author,
     streamed,
 )
-from cetane.planner.calls import BlockCall, Calls, Parts
+from cetane.planner.calls import FLEXIBLE, BlockCall, Calls, Parts
 from cetane.planner.graphs import FunctionGraph, Graphs
-from cetane.planner.layout import Arrangement
+from cetane.planner.layout import Arrangement, Segment
 from cetane.planner.memory import CachePlan
 from cetane.planner.nearest import refuse_unknown
 from cetane.planner.truths import makers, shard_feeds, step_truths
+from cetane.planner.variants import Variants
 from cetane.planner.weights import (
     ModelSource,
     adapter_bytes,
@@ -49,8 +49,6 @@ from cetane.schema.function import (
     ShardPlan,
     Step,
     TablePlan,
-    at_capacity,
-    with_adapter,
 )
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode, Recipe
@@ -58,6 +56,7 @@ from cetane.schema.subset import Subset
 
 STATED_CONTEXTS = (512, 1024, 2048, 4096, 8192)
 """Context lengths for which a plan states the cache's size, beside the recipe's context."""
+Steps = tuple[Step | Route, ...]
 
 
 class Programs(Protocol):
@@ -121,7 +120,6 @@ class Planner:
         self.arrangement = Arrangement(
             self.model.layers, self.heads, recipe.layout, checkpoint.source
         )
-        self._changes: dict[tuple[str, str], frozenset[str]] = {}
         self._parts: dict[RoutedBlock, Parts] = {} if shared is None else shared._parts
         self.mode_calls = Calls(self.model, recipe, self.arrangement, self._parts)
         self.graph_maker = self._graphs_with(self.memory)
@@ -129,7 +127,9 @@ class Planner:
             tokens: self._graphs_with(self.memory.at(tokens)) for tokens in recipe.cache.capacities
         }
         """The makers of the graphs of smaller capacities, ascending."""
-        self._smaller_names: dict[tuple[str, int], frozenset[str]] = {}
+        self.variants = Variants(
+            self.arrangement, self.mode_calls, self.graph_maker, self.smaller, self.adapters
+        )
         if shared is None:
             check_adapters(self.adapters, self.blocks)
         if shared is None or shared.recipe.compression != recipe.compression:
@@ -186,51 +186,25 @@ class Planner:
     def graphs(self, shard: str) -> list[FunctionGraph]:
         """Every function of a shard: the base's at the context, those of smaller capacities, then
         those that include an adapter."""
-        graphs = self._shard_graphs(shard, self.graph_maker)
-        for tokens in self.smaller:
-            graphs += self._smaller_graphs(shard, tokens)
-        return self._with_adapters(graphs)
-
-    def _shard_graphs(self, shard: str, maker: Graphs) -> list[FunctionGraph]:
-        return [
-            graph
-            for segment in self.arrangement.segments[shard]
-            for name, tokens in self.mode_calls.widths.items()
-            for graph in maker.of_segment(segment, name, tokens)
-        ]
-
-    def _smaller_graphs(self, shard: str, capacity: int) -> list[FunctionGraph]:
-        """The functions of a smaller capacity that differ from the context's."""
-        here, there = (
-            self._shard_graphs(shard, g) for g in (self.graph_maker, self.smaller[capacity])
-        )
-        return [
-            replace(small, function=small.function.at(capacity))
-            for large, small in zip(here, there, strict=True)
-            if small.function != large.function
-        ]
+        return self.variants.graphs(shard)
 
     def widest(self, shard: str) -> list[FunctionGraph]:
         """The same functions at the largest number of tokens that a flexible shape takes."""
         if self.recipe.tokens.shapes == "static":
             return self.graphs(shard)
         most = max(self.recipe.tokens.by_mode().values())
-        return self._with_adapters(
+        return self.variants.with_adapters(
             [
                 self.graph_maker.graph(
-                    s, f"main{s.suffix}", most, s.blocks, self.arrangement.after(s)
+                    segment,
+                    segment.function(FLEXIBLE),
+                    most,
+                    segment.blocks,
+                    self.arrangement.after(segment),
                 )
-                for s in self.arrangement.segments[shard]
+                for segment in self.arrangement.segments[shard]
             ]
         )
-
-    def _with_adapters(self, graphs: list[FunctionGraph]) -> list[FunctionGraph]:
-        return graphs + [
-            graph.including(name)
-            for name in self.adapters
-            for graph in graphs
-            if graph.changed_by(name)
-        ]
 
     def module(self, graph: FunctionGraph) -> Shard:
         """The torch module of a function; its blocks are shared."""
@@ -255,7 +229,7 @@ class Planner:
         """
         truths = step_truths(self.model, self.arrangement, self.mode_calls, mode)
         return {
-            self._including(self._at(step, capacity), self.adapter): outputs
+            self.variants.step(step, capacity, self.adapter): outputs
             for capacity in (None, *self.smaller)
             for step, outputs in truths.items()
         }
@@ -315,51 +289,23 @@ class Planner:
         )
 
     def _modes(self, adapter: str | None, capacity: int | None = None) -> dict[Mode, ModePlan]:
-        """The calls of every mode, with an adapter or without; None for the context."""
+        """The calls of every mode, with an adapter or without, at a capacity; None for the
+        context."""
         order, calls = self.arrangement.order, self.mode_calls
 
-        def named(step: Step | Route) -> Step | Route:
-            return self._including(self._at(step, capacity), adapter)
+        def own(steps: Callable[[Segment, Mode], Iterator[Step | Route]], mode: Mode) -> Steps:
+            return tuple(
+                self.variants.step(step, capacity, adapter)
+                for segment in order
+                for step in steps(segment, mode)
+            )
 
         return {
             mode: ModePlan(
-                tokens=tokens,
-                steps=tuple(named(s) for part in order for s in calls.steps(part, mode)),
-                silent=tuple(named(s) for part in order for s in calls.silent_steps(part, mode)),
+                tokens=tokens, steps=own(calls.steps, mode), silent=own(calls.silent_steps, mode)
             )
             for mode, tokens in self.recipe.tokens.by_mode().items()
         }
-
-    def _including(self, step: Step | Route, adapter: str | None) -> Step | Route:
-        """A step in which functions include an adapter where it changes them."""
-        if adapter is None:
-            return step
-        own = self.changes(step.shard, adapter)
-        return renamed(step, {name: with_adapter(name, adapter) for name in own})
-
-    def _at(self, step: Step | Route, capacity: int | None) -> Step | Route:
-        """A step with the functions of a smaller capacity, where they differ from the context's."""
-        if capacity is None:
-            return step
-        key = step.shard, capacity
-        if key not in self._smaller_names:
-            graphs = self._smaller_graphs(step.shard, capacity)
-            self._smaller_names[key] = frozenset(graph.function.name for graph in graphs)
-        own = self._smaller_names[key]
-        changed = {name: at_capacity(name, capacity) for name in called_by(step)}
-        return renamed(step, {old: new for old, new in changed.items() if new in own})
-
-    def changes(self, shard: str, adapter: str) -> frozenset[str]:
-        """The names of those of a shard's functions that an adapter changes."""
-        key = shard, adapter
-        if key not in self._changes:
-            graphs = self.graphs(shard)
-            self._changes[key] = frozenset(
-                graph.function.name
-                for graph in graphs
-                if graph.function.adapter is None and graph.changed_by(adapter)
-            )
-        return self._changes[key]
 
     def _shard(self, name: str, blocks: tuple[Block, ...]) -> ShardPlan:
         kinds = {isinstance(block, Head) for block in blocks}
@@ -381,23 +327,6 @@ def host_tables(model: Model, recipe: Recipe) -> dict[str, TablePlan]:
     if not recipe.embedding.inside:
         tables["tokens"] = TablePlan(rows=model.vocab, channels=model.hidden)
     return tables
-
-
-def called_by(step: Step | Route) -> Iterator[str]:
-    """The names of the functions that a step can call."""
-    if isinstance(step, Step):
-        yield step.function
-    else:
-        for functions in step.experts:
-            yield from functions
-
-
-def renamed(step: Step | Route, names: Mapping[str, str]) -> Step | Route:
-    """A step with other names of its functions, where `names` has one."""
-    if isinstance(step, Step):
-        return step.model_copy(update={"function": names.get(step.function, step.function)})
-    experts = tuple(tuple(names.get(name, name) for name in one) for one in step.experts)
-    return step.model_copy(update={"experts": experts})
 
 
 def check_subset(subset: Subset, vocabulary: int, source: str) -> None:

@@ -18,18 +18,18 @@ CONVOLUTION = "conv_qk_grouped.weight"
 def tags(planner: Planner) -> dict[str, str]:
     """The tag `attn_implementation`; for a ZAYA also `cca`: whole, current-tap (no history) or
     none."""
-    said = {"attn_implementation": "_".join(words(planner))}
+    made = {"attn_implementation": "_".join(attention_words(planner))}
     if planner.checkpoint.config["model_type"] == "zaya":
-        said["cca"] = convolutions(planner)
-    return said
+        made["cca"] = cca(planner)
+    return made
 
 
-def words(planner: Planner) -> Iterator[str]:
+def attention_words(planner: Planner) -> Iterator[str]:
     """The words of `attn_implementation`."""
     model, recipe = planner.model, planner.recipe
     kept = {name for block in model.layers for name in block.keeps}
     groups = [g for n, g in model.memory.items() if isinstance(g, CacheGroup) and n in kept]
-    if convolutions(planner) != "none":
+    if cca(planner) != "none":
         yield "cca"
     if groups:
         yield "gqa" if any(group.query > group.heads for group in groups) else "mha"
@@ -38,12 +38,12 @@ def words(planner: Planner) -> Iterator[str]:
         yield "rope_partial" if part else "rope"
     else:
         yield "q_to_o"
-    yield from formats(planner)
+    yield from format_words(planner)
     if "skip-large-bias" in recipe.family.get("departures", ()):
         yield "cond_skip"
 
 
-def formats(planner: Planner) -> Iterator[str]:
+def format_words(planner: Planner) -> Iterator[str]:
     """The formats of queries, keys, values and outputs: `qk_fp16`, `vo_int8`."""
     rules, letters = planner.recipe.compression, dict[str, str]()
     for block in planner.model.layers:
@@ -56,8 +56,8 @@ def formats(planner: Planner) -> Iterator[str]:
         yield f"{''.join(n for n in PROJECTIONS if letters.get(n) == form)}_{form}"
 
 
-def convolutions(planner: Planner) -> str:
-    """The value of `cca`, from the convolutions of all layers, since some layers may be skipped."""
+def cca(planner: Planner) -> str:
+    """The tag `cca`, from the convolutions of all layers, since some layers may be skipped."""
     taps = {
         weight.elements < weight.stored[0] * weight.stored[1] * weight.stored[2]
         for block in planner.model.layers

@@ -7,7 +7,7 @@ from cetane.checkpoint import RotatedCheckpoint
 from cetane.checkpoint.lora import Lora
 from cetane.checkpoint.safetensors import EMBEDDING, HEAD
 from cetane.compress import Format, Fp16, Selection, parse_format
-from cetane.compress.select import NEXT, SMALLEST
+from cetane.compress.selection import NEXT, SMALLEST
 from cetane.errors import CetaneError
 from cetane.families import Block, Model, Weight, Weights, largest_of
 from cetane.schema.interface import Shape

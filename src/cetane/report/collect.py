@@ -32,6 +32,7 @@ from cetane.report.key_figures import key_figures
 from cetane.report.placement import residency
 from cetane.report.sizes import sizes
 from cetane.report.verdicts import Gates, changed_at, command, verdicts
+from cetane.schema.changes import told_changes
 from cetane.schema.manifest import MANIFEST
 
 MOST_COLUMNS = 96
@@ -196,6 +197,8 @@ def provenance(bundle: Bundle, gates: Gates) -> Iterator[Fact]:
     yield Fact(name="recipe", value=bundle.plan.recipe.name)
     if bundle.plan.recipe.description:
         yield Fact(name="about the recipe", value=bundle.plan.recipe.description)
+    if changed := told_changes(bundle.plan.recipe):
+        yield Fact(name="values of its own", value=changed)
     yield Fact(name="bundle digest", value=bundle.digest)
     yield Fact(name="manifest written", value=changed_at(bundle.path / MANIFEST))
     for name, number in manifest.producer.items():

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from cetane.errors import CetaneError
-from cetane.schema.recipe import Recipe, parse_recipe, read_recipe
+from cetane.schema.recipe import Recipe, load_recipe, parse_recipe, read_recipe, shipped
 from cetane.validation import Data
 
 
@@ -66,6 +66,19 @@ def without_reasons(recipe: Recipe, keys: Collection[str]) -> Recipe:
     }  # fmt: skip
     kept = {key: reason for key, reason in recipe.reasons.items() if reason not in gone}
     return recipe.model_copy(update={"reasons": kept})
+
+
+def told_changes(recipe: Recipe) -> str:
+    """The values of a recipe's tables that differ from those of the recipe of its name that comes
+    with cetane, in words. Empty if none has this name."""
+    if recipe.name not in shipped():
+        return ""
+    before = load_recipe(recipe.name)
+    return ", ".join(
+        f"{name}.{key}" if isinstance(value, Mapping | Data) else f"{name}.{key} = {value}"
+        for name, table in recipe if isinstance(table, Data)
+        for key, value in table if value != getattr(getattr(before, name), key)
+    )  # fmt: skip
 
 
 def value_of(recipe: Recipe, key: str) -> Any:

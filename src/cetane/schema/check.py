@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from cetane.schema.function import AdapterPlan, Function, ModePlan, Route, Step
+from cetane.schema.function import AdapterPlan, CapacityPlan, Function, ModePlan, Route, Step
 from cetane.schema.interface import (
     Dtype,
     Embedding,
@@ -47,25 +47,14 @@ def check_tables(plan: Plan) -> None:
 def check_capacities(plan: Plan) -> None:
     """Raise ValueError unless the caches of every capacity can grow into those of the next, between
     any two calls."""
-    tokens = tuple(one.tokens for one in plan.smaller)
+    tokens = tuple(capacity.tokens for capacity in plan.smaller)
     if tokens != plan.recipe.cache.capacities:
         raise ValueError(f"capacities {tokens}, but the recipe has {plan.recipe.cache.capacities}")
     made = {function.capacity for function in plan.functions.values()} - {None}
     if not made <= set(tokens):
         raise ValueError("a function was made for a capacity that the plan lacks")
-    for one in plan.smaller:
-        if one.caches != {name: smaller(slots, one.tokens) for name, slots in plan.caches.items()}:
-            raise ValueError(f"the slots of capacity {one.tokens} do not follow from the context's")
-        check_caches(one.caches, [f for f in plan.functions.values() if f.capacity == one.tokens])
-        if one.adapters.keys() != plan.adapters.keys():
-            raise ValueError(f"the capacity {one.tokens} has other adapters than the context")
-        for adapter, modes in ((None, one.modes), *one.adapters.items()):
-            widths = {mode: steps.tokens for mode, steps in modes.items()}
-            if widths != {mode: steps.tokens for mode, steps in plan.modes.items()}:
-                raise ValueError(f"the capacity {one.tokens} has other modes than the context")
-            for mode, steps in modes.items():
-                ModeCheck(plan, mode, adapter, one.tokens).steps(steps)
-                check_caches(one.caches, list(called(plan, steps)))
+    for capacity in plan.smaller:
+        check_capacity(plan, capacity)
     shapes: dict[str, tuple[int, ...]] = {}
     for function in plan.functions.values():
         for item in function.inputs:
@@ -76,9 +65,26 @@ def check_capacities(plan: Plan) -> None:
                                      "than their slots")  # fmt: skip
 
 
-def smaller(slots: Slots, tokens: int) -> Slots:
-    """The slots of a group at a smaller capacity. A window keeps its own."""
-    return slots if slots.limited else slots.model_copy(update={"count": tokens})
+def check_capacity(plan: Plan, capacity: CapacityPlan) -> None:
+    """Raise ValueError for a smaller capacity with other slots, modes or adapters than follow from
+    the context's, and for calls that an engine cannot run."""
+    tokens = capacity.tokens
+    if capacity.caches != {name: slots.at(tokens) for name, slots in plan.caches.items()}:
+        raise ValueError(f"the slots of capacity {tokens} do not follow from the context's")
+    check_caches(capacity.caches, [f for f in plan.functions.values() if f.capacity == tokens])
+    if capacity.adapters.keys() != plan.adapters.keys():
+        raise ValueError(f"the capacity {tokens} has other adapters than the context")
+    for adapter, modes in ((None, capacity.modes), *capacity.adapters.items()):
+        if widths_of(modes) != widths_of(plan.modes):
+            raise ValueError(f"the capacity {tokens} has other modes than the context")
+        for mode, steps in modes.items():
+            ModeCheck(plan, mode, adapter, tokens).steps(steps)
+            check_caches(capacity.caches, list(called(plan, steps)))
+
+
+def widths_of(modes: Mapping[Mode, ModePlan]) -> dict[Mode, int]:
+    """The tokens of a call of every mode."""
+    return {mode: steps.tokens for mode, steps in modes.items()}
 
 
 def called(plan: Plan, mode: ModePlan) -> Iterator[Function]:
@@ -90,8 +96,7 @@ def called(plan: Plan, mode: ModePlan) -> Iterator[Function]:
 
 def check_adapter(plan: Plan, name: str, adapter: AdapterPlan) -> None:
     """Raise ValueError unless an engine can change to and from an adapter between any two calls."""
-    widths = {mode: steps.tokens for mode, steps in adapter.modes.items()}
-    if widths != {mode: steps.tokens for mode, steps in plan.modes.items()}:
+    if widths_of(adapter.modes) != widths_of(plan.modes):
         raise ValueError(f"the adapter {name} has other modes than the base")
     for mode, steps in adapter.modes.items():
         ModeCheck(plan, mode, name).steps(steps)

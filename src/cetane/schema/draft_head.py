@@ -38,22 +38,8 @@ SOURCE, VOCABULARY, ROTARY, HELD_OUT = (
 )  # fmt: skip
 """Files of a draft head: the trained weights in fp16, the tokens that it can propose, its rotary
 table, and windows of text that were kept out of training."""
-
-
 HIDDEN = "hidden_out"
 """The output by which a shard hands on the hidden state."""
-
-
-def tappable(plan: Plan) -> list[str]:
-    """The shards of layers that hand on the hidden state, in order: a draft head may read these."""
-    return [
-        shard.name
-        for shard in plan.shards
-        if shard.kind == "layers"
-        and any(item.name == HIDDEN for f in shard.functions for item in f.outputs)
-    ]
-
-
 MOST_STEPS = 16
 """The most tokens of a draft."""
 Shares = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(max_length=MOST_STEPS)]
@@ -151,3 +137,13 @@ class DraftHeadManifest(Data):
         missing = REQUIRED_OUTPUTS[self.kind].get(function.name, set()) - given
         if missing:
             raise ValueError(f"{function.name}: the output {min(missing)} is missing")
+
+
+def tappable(plan: Plan) -> list[str]:
+    """The shards of layers that hand on the hidden state, in order: a draft head may read these."""
+    return [
+        shard.name
+        for shard in plan.shards
+        if shard.kind == "layers"
+        and any(item.name == HIDDEN for f in shard.functions for item in f.outputs)
+    ]

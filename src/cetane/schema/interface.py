@@ -29,6 +29,10 @@ def allocatable(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 Dtype = Literal["fp16", "int32", "int8"]
+Order = Literal["c1t", "ct1"]
+"""The order of a hidden tensor's axes: `(1, C, 1, T)` or `(1, C, T, 1)`."""
+MASKED = -4e4
+"""Additive mask value, finite and inside fp16: the ANE mishandles -inf (Apple's rule)."""
 Shape = Annotated[tuple[Annotated[int, Field(ge=1)], ...], AfterValidator(allocatable)]
 
 
@@ -169,15 +173,6 @@ class ToChoice(Data):
     """The rows of a block. fp16 cannot hold the number of every row, so a row is two numbers."""
 
 
-def choice_block(rows: int) -> int:
-    """Rows of a block in which the largest logit is chosen: a power of two near the root of `rows`.
-
-    Up to four million rows make at most 2,048 blocks of at most 2,048 rows. No whole number up to
-    2,048 loses bits in fp16, and no maximum is taken over more. A block has at least two rows.
-    """
-    return max(2, 1 << -(-(rows - 1).bit_length() // 2))
-
-
 class ToHistory(Data):
     """The new columns of a history. The host appends those of accepted tokens."""
 
@@ -231,16 +226,18 @@ class State(Data):
     dtype: Dtype = "fp16"
 
 
-Order = Literal["c1t", "ct1"]
+def choice_block(rows: int) -> int:
+    """Rows of a block in which the largest logit is chosen: a power of two near the root of `rows`.
+
+    Up to four million rows make at most 2,048 blocks of at most 2,048 rows. No whole number up to
+    2,048 loses bits in fp16, and no maximum is taken over more. A block has at least two rows.
+    """
+    return max(2, 1 << -(-(rows - 1).bit_length() // 2))
 
 
 def hidden_shape(order: Order, channels: int, tokens: int) -> tuple[int, int, int, int]:
     """The shape of a hidden tensor: `(1, C, 1, T)` for `c1t`, `(1, C, T, 1)` for `ct1`."""
     return (1, channels, 1, tokens) if order == "c1t" else (1, channels, tokens, 1)
-
-
-MASKED = -4e4
-"""Additive mask value, finite and inside fp16: the ANE mishandles -inf (Apple's rule)."""
 
 
 def time_axis(order: Order) -> int:

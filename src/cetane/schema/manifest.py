@@ -24,7 +24,8 @@ Runtime = Literal["anemll", "coreml-llm"]
 CONFIGS: dict[str, Runtime] = {"meta.yaml": "anemll", "model_config.json": "coreml-llm"}
 """The runtime whose config has this name. No bundle has one."""
 EXPORTS = (CONTRACT, *CONFIGS, "metadata.json")
-"""Files of which each layout of `cetane export` has one. Some exports have a model's config too."""
+"""Files of which each layout of `cetane export`, but `onnx`, has one. Some exports have a model's
+config too."""
 PRODUCERS = ("cetane", "coremltools", "torch", "transformers")
 
 

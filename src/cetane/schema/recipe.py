@@ -19,6 +19,7 @@ from cetane.validation import Data, read_already, validated
 
 Mode = Literal["decode", "verify", "prefill"]
 Quality = Literal["near-lossless", "good", "usable"]
+"""What a recipe promises about its compression, the strictest first."""
 DEFAULT_QUALITY: Quality = "good"
 ALIGNED = 32
 """Tokens of which a cache's length is a multiple: the ANE aligns rows (coremltools #2631)."""

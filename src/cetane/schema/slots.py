@@ -1,6 +1,6 @@
 """The slots of a cache group: their number, and who writes them."""
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -16,8 +16,8 @@ class Slots(Data):
     """The number of slots that all caches of a group have, and the contract that writes them.
 
     With `shift` and `stateful-shift` the newest token is on the right. With the other contracts a
-    token keeps its slot.
-    The first `sinks` tokens of a sequence keep theirs for ever; the others share the rest in turn.
+    token keeps its slot. The first `sinks` tokens of a sequence keep theirs for ever; the others
+    share the rest in turn.
     """
 
     contract: ContractName
@@ -46,6 +46,10 @@ class Slots(Data):
         """Whether a state's slots are used again: nobody can go back to its earlier tokens."""
         return self.in_state and (self.limited or self.shifts)
 
+    def at(self, capacity: int) -> Self:
+        """The slots of the group at a smaller capacity, in tokens. A window keeps its own."""
+        return self if self.limited else self.model_copy(update={"count": capacity})
+
     def contract_for(self, tokens: int) -> ContractName:
         """The contract of a call of `tokens` tokens.
 
@@ -54,8 +58,8 @@ class Slots(Data):
         replace a key that its first token still sees. A refused draft would then destroy that key.
         A state has no such contract; it is longer instead, by the tokens of its widest call.
         """
-        read = self.limited and tokens > 1 and self.contract in ("shift", "blend")
-        return "readonly" if read else self.contract
+        host_writes = self.limited and tokens > 1 and self.contract in ("shift", "blend")
+        return "readonly" if host_writes else self.contract
 
     def visible(self, tokens: int) -> int:
         """The number of keys in each mask row of a call of `tokens` tokens."""

@@ -32,6 +32,10 @@ MOVE = 1e-9
 llguidance makes a pattern that it cannot read itself."""
 
 
+FARTHEST = 2**63 - 1024
+"""The farthest bound from zero of which llguidance 1.9.1 makes a pattern. It refuses the least
+integer of 64 bits, which many schemas have as their minimum. float64 holds this one."""
+
 ADVICE = {
     "NoExtensionBias": "no text follows it: a rule or schema refers to itself alone, or fits none",
     "Resource '": "it refers to another document, which is not fetched: put that under $defs",
@@ -154,7 +158,8 @@ def mended(schema: Any) -> Any:
     is a whole number and the other bound is less than 1 away, as 0 in (0, 0.5]. So such a bound
     moves inwards by `MOVE` or more.
 
-    It also rounds bounds to float64; here they are rounded inwards before."""
+    It also rounds bounds to float64, and refuses those far from zero; here they move inwards
+    before."""
     if isinstance(schema, list):
         return [mended(one) for one in schema]
     if not isinstance(schema, Mapping):
@@ -167,6 +172,8 @@ def mended(schema: Any) -> Any:
     }  # fmt: skip
     for bound, other, sign in (("Minimum", "Maximum", 1), ("Maximum", "Minimum", -1)):
         for key in (bound.lower(), f"exclusive{bound}"):
+            if type(made.get(key)) in (int, float):
+                made[key] = sign * max(sign * made[key], -FARTHEST)
             if type(made.get(key)) is int:
                 made[key] = rounded(made[key], sign)
         place: Any = made.get(f"exclusive{bound}")

@@ -320,7 +320,7 @@ class DetokenizeRequest(RequestBody):
 def parse(kind: type[Kind], body: bytes) -> Kind:
     """The request in a body. Raises ApiError that names the wrong field."""
     try:
-        content = parse_json(body, "the request's body")
+        content = parse_json(body, "the request's body", unique=True)  # a proxy may see the first
     except CetaneError as error:
         raise ApiError(400, error.message, code="invalid_json") from error
     if not isinstance(content, dict):

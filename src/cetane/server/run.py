@@ -14,6 +14,8 @@ from cetane.server.service import Service
 
 BACKLOG = 128
 """Connections that the system may hold ready, so the most that the event loop takes at once."""
+UPGRADES = ("Unsupported upgrade request", "No supported WebSocket library")
+"""How uvicorn's warnings begin about a client that offers another protocol, as curl does."""
 
 
 class Server(uvicorn.Server):
@@ -53,15 +55,18 @@ def bind(host: str, port: int) -> socket.socket:
 
 def is_news(record: logging.LogRecord) -> bool:
     """Whether the log should have a record: uvicorn writes a traceback for each answer that the
-    server's end cuts off."""
+    server's end cuts off, and advice to install a library for each offer of another protocol."""
+    if record.getMessage().startswith(UPGRADES):
+        return False
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 def config_of(app: FastAPI) -> uvicorn.Config:
-    """How uvicorn runs an application."""
+    """How uvicorn runs an application. No route is for WebSockets, and uvicorn would take their
+    connections out of those that `Connection` counts and ends."""
     service: Service = app.state.service
     return uvicorn.Config(
-        app, http=Connection, backlog=BACKLOG, log_level="warning", server_header=False,
+        app, http=Connection, ws="none", backlog=BACKLOG, log_level="warning", server_header=False,
         lifespan="on", timeout_graceful_shutdown=int(service.settings.grace) + 5,
     )  # fmt: skip
 

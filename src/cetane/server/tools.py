@@ -23,8 +23,10 @@ from cetane.server.requests import ChatRequest, NamedTool, Tool
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 LEADING = ("[TOOL_CALLS]", "<|python_tag|>")
 """Markers before calls that take the rest of the text."""
-FENCE = re.compile(r"^```(?:json)?\s*(.*?)\s*```$", re.DOTALL)
-STARTS = (OPEN, *LEADING, "{", "[", "```")
+FENCE = "```"
+BETWEEN = re.compile(r"\s*;?\s*")
+"""What may stand between two values."""
+STARTS = (OPEN, *LEADING, "{", "[", FENCE)
 """The ways in which a text that is a call begins."""
 
 
@@ -42,10 +44,17 @@ def parse_calls(text: str, names: Sequence[str]) -> tuple[str, list[MadeCall]]:
     whole = text.strip()
     for marker in LEADING:
         whole = whole.removeprefix(marker).strip()
-    fenced = FENCE.match(whole)
-    values, rest = leading_values(fenced[1] if fenced else whole)
+    values, rest = leading_values(unfenced(whole))
     calls = [] if rest else made_calls(values, names)
     return ("", calls) if calls else (text, [])
+
+
+def unfenced(text: str) -> str:
+    """The content of a text that is one fenced block; any other text as it is."""
+    inner = text.removeprefix(FENCE)
+    if inner == text or not inner.endswith(FENCE):
+        return text
+    return inner.removesuffix(FENCE).removeprefix("json").strip()
 
 
 def marked_calls(text: str, names: Sequence[str]) -> tuple[str, list[MadeCall]]:
@@ -69,15 +78,18 @@ def marked_calls(text: str, names: Sequence[str]) -> tuple[str, list[MadeCall]]:
 def leading_values(text: str) -> tuple[list[Any], str]:
     """The JSON values that a text begins with, and the rest. Values of a list count one by one, and
     semicolons may stand between values."""
-    decoder, rest, values = json.JSONDecoder(), text.lstrip(), []
-    while rest:
+    decoder, values = json.JSONDecoder(), []
+    at = len(text) - len(text.lstrip())
+    while at < len(text):
         try:
-            value, end = decoder.raw_decode(rest)
+            value, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
             break
         values += value if isinstance(value, list) else [value]
-        rest = rest[end:].lstrip().removeprefix(";").lstrip()
-    return values, rest
+        between = BETWEEN.match(text, end)
+        assert between is not None  # it may be empty
+        at = between.end()
+    return values, text[at:]
 
 
 def made_calls(values: Sequence[Any], names: Sequence[str]) -> list[MadeCall]:

@@ -124,6 +124,8 @@ class AnswerWriter:
         `time.perf_counter` seconds; None for its answers after the first."""
         self.served, self.ask, self.metrics = served, ask, metrics
         self.check, self.asked = check, asked
+        self.stop = (*served.tokenizer.eos_ids, *ask.stop_tokens)
+        """The tokens that end the answer."""
         self.noted: deque[TokenLikelihood] = deque()
         """Scores of tokens that a step gave, and that `take` has not read yet."""
         self.scores: list[TokenLikelihood] = []
@@ -153,7 +155,7 @@ class AnswerWriter:
             fed = served.prefixes.feed(ask.ids, check=self.check, adapter=ask.adapter, watch=watch)
         self.session = fed.session
         if drafts is not None:
-            drafts.begin(fed.session, ask.ids)
+            drafts.begin(fed.session, ask.ids, self.stop)
         reason, last = self.take(self.generation(fed, sampler, drafts), emit)
         counts = Counters() if drafts is None else drafts.counters
         accepted = self.accepted(counts)
@@ -172,10 +174,9 @@ class AnswerWriter:
         """The tokens of the answer."""
         if not self.ask.most:
             return "length"
-        stop = (*self.served.tokenizer.eos_ids, *self.ask.stop_tokens)
         return (
             yield from extend(
-                fed.session, fed.logits, sampler, self.ask.most, stop, drafts, self.note
+                fed.session, fed.logits, sampler, self.ask.most, self.stop, drafts, self.note
             )
         )
 

@@ -83,7 +83,7 @@ class DraftModel(Drafter):
             if self.sampler.temperature:
                 distributions.append(self.sampler.probabilities(logits))
             drafted.append(self.sampler(logits))
-            if len(drafted) == most:
+            if len(drafted) == most or drafted[-1] in self.stop:
                 break
             self.marks[len(self.fed)] = self.own.mark()
             logits = self.feed(drafted[-1:])

@@ -1,7 +1,7 @@
 """The interface of drafters, the classes that propose tokens."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -58,6 +58,8 @@ class Drafter(ABC):
         self.session: Session | None = None
         self.trees = False
         """Whether the session takes trees, so that drafts may be trees."""
+        self.stop: Collection[int] = ()
+        """The tokens that end an answer. It need not draft them, since nothing follows them."""
         self.tokens: list[int] = []
         """The sequence. After a step, the session holds all its tokens but the last."""
 

@@ -21,7 +21,7 @@ class FirstTokens:
     """Counts how often a drafter knows the next token of greedy answers; a `DraftSource`.
 
     It asks the drafter after every token and drafts nothing, so all drafters are asked at the same
-    positions.
+    positions. A token that ends an answer counts as any other.
     """
 
     drafter: Drafter
@@ -32,7 +32,7 @@ class FirstTokens:
     said: tuple[int, ...] = ()
     """The first token of the last proposal; empty for none."""
 
-    def begin(self, session: Session, tokens: Ids) -> None:
+    def begin(self, session: Session, tokens: Ids, stop: Ids = ()) -> None:
         self.drafter.begin(session, tokens)
 
     def read(self) -> None:
@@ -60,13 +60,13 @@ class FirstTokens:
         return sum(asked) / len(asked) if asked else None
 
 
-class Together:
+class AskedTogether:
     """Several drafters, each asked at every position; a `DraftSource`."""
 
     def __init__(self, asked: Sequence[FirstTokens]) -> None:
         self.asked = asked
 
-    def begin(self, session: Session, tokens: Ids) -> None:
+    def begin(self, session: Session, tokens: Ids, stop: Ids = ()) -> None:
         for one in self.asked:
             one.begin(session, tokens)
 
@@ -103,7 +103,7 @@ def first_tokens_by_turn(
             said.append({"role": "user", "content": question})
             answer = generate(
                 open_session(engine, drafters), tokenizer.chat(said), Sampler(), count,
-                tokenizer.eos_ids, Together(asked),
+                tokenizer.eos_ids, AskedTogether(asked),
             )  # fmt: skip
             said.append({"role": "assistant", "content": tokenizer.decode(answer)})
     return turns

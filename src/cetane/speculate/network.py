@@ -43,7 +43,8 @@ class NetworkDrafter(Drafter):
 
         Each row is for the token after the best one of the row before. A tree holds second-best
         tokens too. Rows end where no token of the next row could be among the likeliest. They
-        also end where the line of best tokens is unlikely, or where a row holds NaN.
+        also end where the line of best tokens is unlikely, where its last token ends the answer, or
+        where a row holds NaN.
         """
         found: list[tuple[float, int, int]] = []  # a token's chance, the one before it, its id
         kind, chance, last = "", 1.0, -1
@@ -57,7 +58,9 @@ class NetworkDrafter(Drafter):
             kind = kind or f"{self.name}-{min(int(shares[0] * LEVELS), LEVELS - 1)}"
             tokens = self.vocabulary[best].tolist()
             made = [(chance * s, last, t) for s, t in zip(shares.tolist(), tokens, strict=True)]
-            found, last = found + made, len(found)
+            found, last = found + [one for one in made if one[2] not in self.stop], len(found)
+            if tokens[0] in self.stop:
+                break
             chance = made[0][0]
             rivals = sum(other >= chance for other, _, _ in found)
             if rivals >= most or chance < self.unlikely:

@@ -70,6 +70,8 @@ class Speculator:
         self.counters = Counters()
         self.possible: npt.NDArray[np.bool_] = np.zeros(0, bool)
         """The tokens that the target can choose."""
+        self.useful = self.possible
+        """Those of them after which an answer goes on. A draft of another saves no call."""
         self.trees = False
         """Whether the session takes trees."""
         self.resting = False
@@ -87,13 +89,16 @@ class Speculator:
         """A new session of the target, which all drafters can follow."""
         return open_session(engine, self.drafters)
 
-    def begin(self, session: Session, tokens: Sequence[int]) -> None:
+    def begin(self, session: Session, tokens: Sequence[int], stop: Sequence[int] = ()) -> None:
         started = time.perf_counter()
         if not len(self.possible):
             self.possible = np.isin(np.arange(session.plan.vocab), session.plan.choosable)
+        self.useful = self.possible.copy()
+        self.useful[[token for token in stop if token < len(self.useful)]] = False
         self.trees = session.no_trees is None
         self.unseen, self.last = [], NO_DRAFT
         for drafter in self.drafters:
+            drafter.stop = stop
             drafter.begin(session, tokens)
         if self.controller:
             self.controller.begin()
@@ -132,7 +137,8 @@ class Speculator:
 
     def ask(self, drafter: Drafter, most: int) -> Draft:
         """A drafter's draft, cut if it is too long, and before a token that the target cannot
-        choose."""
+        choose, or after which nothing comes. Which tokens of a drawn draft are judged must not
+        depend on what was drawn, so it keeps the latter."""
         if self.controller and drafter.costly:
             most = self.worth(drafter, most, self.controller)
         if most < 1:
@@ -144,9 +150,9 @@ class Speculator:
             self.controller.take_times(drafter.name, times)
             if draft.tokens:  # a drafter that says nothing shows no cost
                 self.controller.proposed(drafter.name, most, drafter.made(draft), seconds, unread)
-        size = len(self.possible)
-        chosen = (0 <= token < size and self.possible[token] for token in draft.tokens)
-        return draft.first(next((i for i, possible in enumerate(chosen) if not possible), most))
+        kept = self.useful if draft.distributions is None else self.possible
+        fine = (0 <= token < len(kept) and kept[token] for token in draft.tokens)
+        return draft.first(next((i for i, one in enumerate(fine) if not one), most))
 
     def worth(self, drafter: Drafter, most: int, controller: Controller) -> int:
         """The number of tokens that a costly drafter should draft; 0 if the drafts of this step

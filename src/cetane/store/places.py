@@ -137,11 +137,21 @@ def file_system(url: str) -> tuple[Any, str]:
 
     with remote_errors(f"cannot open {url}"):
         try:
-            system, path = fsspec.url_to_fs(url)
+            system, path = fsspec.url_to_fs(url, **limits_of(protocol))
         except ImportError as error:
             package = PACKAGES.get(protocol, "huggingface-hub")
             raise CetaneError(f"{url}: {error}", f"pip install {package}") from error
     return system, str(path)
+
+
+def limits_of(protocol: str) -> dict[str, Any]:
+    """The options of fsspec's file system that limit what a server may send. Object stores are
+    trusted to send what is asked for."""
+    if protocol not in ("http", "https"):
+        return {}
+    from cetane.store.http import client  # here: only these protocols need aiohttp
+
+    return {"get_client": client}
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from cetane.compress import Format, Selection, parse_format, pattern
+from cetane.compress import Format, Selection, parse_format, patterns
 from cetane.compress.allocate import Option, allocate
 from cetane.files import Progress
 from cetane.pipeline.mixed_parts import MixedPart
@@ -47,7 +47,7 @@ def parts_of(planner: Planner) -> list[LayerPart]:
     for (layer, kind), items in groupby(kinds, key=lambda item: item[:2]):
         weights = tuple(weight for _, _, weight in items)
         mine = {weight.name for weight in weights}
-        part = LayerPart(weights, tuple(pattern(mine, names - mine)), layer, str(kind))
+        part = LayerPart(weights, tuple(patterns(mine, names - mine)), layer, str(kind))
         if any(True for _ in part.formats()):
             made.append(part)
     return made

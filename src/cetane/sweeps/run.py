@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from cetane.errors import CetaneError
-from cetane.files import LARGEST_TEXT, Progress, claimed, read_text, silent
-from cetane.gates.probes import english
+from cetane.files import Progress, claimed, silent
 from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.hardware.chips import DEFAULT_CHIP
 from cetane.pipeline.request import NUMBER, make_request, read_size
+from cetane.schema.manifest import MANIFEST
 from cetane.schema.recipe import Recipe
 from cetane.sweeps.grid import load_grid, ways_named
+from cetane.sweeps.passage import Passage, text_or_english
 from cetane.sweeps.plot import plot
 from cetane.sweeps.points import Point, best, pareto
 from cetane.sweeps.sizes import Sizes
-from cetane.sweeps.sweep import Passage, Sweep, write_recipe
+from cetane.sweeps.sweep import Sweep, write_recipe
 from cetane.sweeps.tasks import SweepTasks
 from cetane.tasks.workers import Workers, open_workers
 
@@ -123,12 +124,17 @@ def sweep(
     - `workers`, `scheduler` and `store` are as in `port`.
 
     CetaneError for a text that is unreadable or too short, for an unknown format, for a `budget`
-    that is no size, and for a chip without a rate at which it reads weights.
+    that is no size, for an `output` that is a bundle, and for a chip without a rate at which it
+    reads weights.
     """
+    if output and (Path(output) / MANIFEST).is_file():
+        raise CetaneError(
+            f"{output} is a bundle, which holds no files of a sweep", "choose another folder"
+        )
     names, target = ways_named(formats), Target(chip, os)
     wanted = None if budget is None else Budget.read(budget)
     request = make_request(model, recipe, lora=lora)
-    passage = Passage.cut(*text_of(text), request.checkpoint)
+    passage = Passage.cut(*text_or_english(text), request.checkpoint)
     folder = Path(output) if output else Path(f"{request.name}-sweep")
     with open_workers(workers, scheduler, store) as crew, claimed(folder, "sweeping"):
         work = Sweep(request.checkpoint, request.recipe, passage, target, folder, progress)
@@ -170,10 +176,3 @@ def run_sweep(
     return SweepResult(
         work.folder, points, pick, size + sizes.beside, sizes.tables, work.refused, files
     )
-
-
-def text_of(path: Path | None) -> tuple[str, str]:
-    """The name and content of the text. Raises CetaneError if it cannot be read."""
-    if path is not None:
-        return path.name, read_text(path, LARGEST_TEXT)
-    return "english.txt", english()

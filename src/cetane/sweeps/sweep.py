@@ -1,6 +1,5 @@
 """A sweep: candidates judged one after another; a folder keeps the results."""
 
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from cetane.fitting.fit import fit
 from cetane.gates.residency.target import Target
 from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
-from cetane.pipeline.whole import location
+from cetane.pipeline.stored_bundles import location
 from cetane.planner import Planner
 from cetane.schema.changes import override
 from cetane.schema.manifest import producers
@@ -26,6 +25,7 @@ from cetane.sweeps import mixed, moments, smoke
 from cetane.sweeps.basis import Basis
 from cetane.sweeps.grid import Candidate, candidate, parse_way
 from cetane.sweeps.on_chip import predict
+from cetane.sweeps.passage import Passage
 from cetane.sweeps.points import (
     JudgedText,
     KeyedLedger,
@@ -38,34 +38,7 @@ from cetane.sweeps.points import (
 from cetane.sweeps.sizes import Sizes
 from cetane.tasks.task import code_version
 
-CALIBRATION, LAYERS, JUDGED = 512, 128, 1024
-"""Tokens of the text. The first `CALIBRATION` measure sensitivities; `LAYERS` of these also measure
-the harm to layers. The next `JUDGED` judge the points."""
 POINTS, SCORES = "sweep.jsonl", "layers.jsonl"
-
-
-@dataclass(frozen=True)
-class Passage:
-    """The name and the tokens of a text."""
-
-    name: str
-    sha256: str
-    calibration: tuple[int, ...]
-    judged: tuple[int, ...]
-
-    @classmethod
-    def cut(cls, name: str, content: str, checkpoint: Checkpoint) -> "Passage":
-        """Cut a text. Raises CetaneError if it is too short for separate tokens to judge on."""
-        tokens = checkpoint.tokenizer.encode_first(content, CALIBRATION + JUDGED)
-        calibration = min(CALIBRATION, len(tokens) // 3)
-        if calibration < LAYERS:
-            raise CetaneError(
-                f"{name}: {len(tokens)} tokens are too few for a sweep",
-                f"give a text of {3 * LAYERS} at least, better {CALIBRATION + JUDGED}",
-            )
-        judged = tokens[calibration : calibration + JUDGED]
-        digest = hashlib.sha256(content.encode()).hexdigest()
-        return cls(name, digest, tuple(tokens[:calibration]), tuple(judged))
 
 
 @dataclass
@@ -132,7 +105,7 @@ class Sweep:
             with disk_errors(path), replacing(path) as temporary:
                 moments_of_text.save(temporary, self.sensitivity_key)
         made = SensitivityFile(file=SENSITIVITY, sha256=sha256(path))
-        made.beside(path)
+        made.find_at(path)
         return made
 
     @property
@@ -194,7 +167,7 @@ class Sweep:
 
     def harm(self, part: mixed.LayerPart, form: Format, selection: Selection) -> float:
         """The KL of one part in a format, measured now or in an earlier sweep."""
-        tokens = self.passage.calibration[:LAYERS]
+        tokens = self.passage.harm
         key = self.key(selection, tokens)
         score = self.scores.get(key)
         if score is None:
@@ -215,7 +188,7 @@ class Sweep:
 
     def knows_harm(self, selection: Selection) -> bool:
         """Whether the harm of a selection was measured."""
-        key = self.key(selection, self.passage.calibration[:LAYERS])
+        key = self.key(selection, self.passage.harm)
         return self.scores.get(key) is not None
 
     def key(self, selection: Selection, tokens: Sequence[int]) -> str:
@@ -299,7 +272,7 @@ class Sweep:
         # a selection that was read from a file does not know where texts lie
         made.compression.find_as(*selection.files, *self.recipe.compression.files)
         if made.compression.sensitivity is not None:
-            made.compression.sensitivity.beside(self.folder / SENSITIVITY)
+            made.compression.sensitivity.find_beside(self.folder / SENSITIVITY)
         return made
 
 

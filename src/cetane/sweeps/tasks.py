@@ -19,8 +19,9 @@ from cetane.store.settings import shared_store
 from cetane.store.store import Store
 from cetane.sweeps import mixed
 from cetane.sweeps.grid import Candidate, Way, candidate, parse_way
+from cetane.sweeps.passage import Passage
 from cetane.sweeps.points import LayerScore, Point
-from cetane.sweeps.sweep import Passage, Sweep
+from cetane.sweeps.sweep import Sweep
 from cetane.tasks.task import BASE_MEMORY, Task, task_key
 from cetane.tasks.workers import Workers, performed, waiting
 from cetane.validation import validated
@@ -58,7 +59,7 @@ class OpenedSweep:
         if sensitivities is not None and selection.sensitivity is not None:
             path = self.sweep.folder / SENSITIVITY
             path.write_bytes(sensitivities)
-            selection.sensitivity.beside(path)
+            selection.sensitivity.find_at(path)
         return selection
 
 

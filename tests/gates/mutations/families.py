@@ -20,7 +20,9 @@ from tests.families.gemma_models import (
 )
 from tests.families.test_deepseek import MODELS as LATENT_MODELS
 from tests.families.test_deepseek import build as build_latent
+from tests.families.test_falcon_h1 import build_falcon
 from tests.families.test_gpt_oss import build_oss
+from tests.families.test_granite_hybrid import build_hybrid
 from tests.families.test_layer_normed import build as build_layer_normed
 from tests.families.test_lfm2 import build_lfm2_moe
 from tests.families.test_llama import MINISTRAL, MULTIPLIERS, ROPES, STRETCHED
@@ -50,6 +52,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "smollm3": lambda: build_model("smollm3", num_hidden_layers=4),
     "granite": lambda: build_model("granite", num_hidden_layers=3, **MULTIPLIERS),
     "phi3": lambda: build_model("phi3", num_hidden_layers=3, sliding_window=32),
+    "apertus": lambda: build_model(
+        "apertus", num_hidden_layers=3, rope_parameters=ROPES["default"]
+    ),
+    "nanochat": lambda: build_model("nanochat", num_hidden_layers=3),
     "arcee": lambda: build_model("arcee", num_hidden_layers=3),
     "cwm": lambda: build_model("cwm", num_hidden_layers=5, sliding_window=32, bos_token_id=0),
     "ernie4_5": lambda: build_model("ernie4_5", num_hidden_layers=3),
@@ -64,6 +70,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "glm4": lambda: build_model("glm4", num_hidden_layers=3),
     "cohere": lambda: build_layer_normed("cohere", num_hidden_layers=3, use_qk_norm=True),
     "cohere2": lambda: build_layer_normed("cohere2", num_hidden_layers=4, sliding_window=32),
+    "gpt_neox": lambda: build_layer_normed("gpt_neox", num_hidden_layers=3),
+    "jais2": lambda: build_layer_normed("jais2", num_hidden_layers=3),
+    "persimmon": lambda: build_layer_normed("persimmon", num_hidden_layers=3),
     "nemotron": lambda: build_layer_normed("nemotron", num_hidden_layers=3),
     "olmo": lambda: build_layer_normed("olmo", num_hidden_layers=3, clip_qkv=0.5),
     "phi": lambda: build_layer_normed("phi", num_hidden_layers=3),
@@ -95,6 +104,11 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "dots1": lambda: three_mixture_layers("dots1"),
     "glm4_moe": lambda: three_mixture_layers("glm4_moe"),
+    "exaone_moe": lambda: build_mixture(
+        "exaone_moe", **MIXTURES["exaone_moe"][1] | {"sliding_window": 32}
+    ),
+    "mellum": lambda: build_mixture("mellum", **MIXTURES["mellum"][1] | {"sliding_window": 32}),
+    "solar_open": lambda: three_mixture_layers("solar_open"),
     "hunyuan_v1_moe": lambda: build_mixture(
         "hunyuan_v1_moe", num_hidden_layers=3, num_experts=4, moe_topk=[2, 1, 3]
     ),
@@ -108,6 +122,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "granitemoe": lambda: build_mixture(
         "granitemoe", num_hidden_layers=3, num_local_experts=4, **MULTIPLIERS
     ),
+    "granitemoehybrid": lambda: build_hybrid("mixture", logits_scaling=1.0),
+    "falcon_h1": lambda: build_falcon(num_hidden_layers=3),
     "mixtral": lambda: build_mixture("mixtral", num_hidden_layers=3, num_local_experts=4),
     "qwen2_moe": lambda: build_mixture(
         "qwen2_moe",

@@ -32,7 +32,7 @@ from cetane.gates.resemblance import arrays
 from cetane.gates.structure import ONE_LOGIT, judge_structure
 from cetane.gates.verdict import Check
 from cetane.gates.weights import judge_weights
-from cetane.lower.template import used_by
+from cetane.lower.template import shard_weights
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Recipe
@@ -128,7 +128,7 @@ class AuthoredPort(ModuleReadings):
 
     def encode(self, shard: str) -> dict[str, Encoded]:
         """The constants of a shard as its package would have them."""
-        used = used_by(self.planner, shard)
+        used = shard_weights(self.planner, shard)
         made = {
             label: c.format.encode(c.weight.read(self.checkpoint).float().numpy())
             for label, c in used.items()
@@ -154,7 +154,7 @@ class AuthoredPort(ModuleReadings):
         return self.shipped
 
     def constants(self, shard: str) -> Iterator[Stored]:
-        used = used_by(self.planner, shard)
+        used = shard_weights(self.planner, shard)
         for label, encoded in self.encode(shard).items():
             yield Stored(shard, "decode", label, used[label], lambda e=encoded: arrays(e))
 
@@ -194,7 +194,7 @@ class ShippedBackend(MutatedBackend):
     def open(self, shard: str) -> AuthoredProgram:
         program = super().open(shard)
         own = self.port.opened_as.get(shard, shard)
-        used = used_by(self.planner, own)
+        used = shard_weights(self.planner, own)
         for label, encoded in self.port.encode(own).items():
             constant = used[label]
             values = torch.from_numpy(encoded.decode().astype(np.float32))

@@ -18,9 +18,10 @@ from cetane.compress.encoded import Affine, Dense
 from cetane.engine.backend import Arrays
 from cetane.engine.call import Call, Running
 from cetane.engine.host import mask
-from cetane.engine.memory import EMPTY, Mark, call_slots
+from cetane.engine.memory import Mark
 from cetane.engine.schedule import no_trees, skips
 from cetane.engine.session import Session
+from cetane.engine.slots import EMPTY, call_slots
 from cetane.families.attention import ListedNorms, StackedNorms, UnitNorm
 from cetane.families.base import Block, RoutedBlock, Weight
 from cetane.families.blocks import ParallelBlock, PreNormBlock
@@ -118,15 +119,25 @@ def named(block: Any, part: str) -> str:
 
 
 def attention(port: AuthoredPort, layer: int = LAYER) -> Any:
-    return blocks(port, "self_attn", layer)
+    """The block of a layer that attends."""
+    for block in layer_blocks(port, layer):
+        if part(block, "self_attn") is not None:
+            return block
+    raise Inapplicable
+
+
+def mixer(port: AuthoredPort) -> Any:
+    return part(attention(port), "self_attn")
 
 
 ALSO = {
+    "self_attn": ("attention",),
     "q_proj": ("q_b_proj",), "o_proj": ("out_proj", "dense"),
     "q_norm": ("q_layernorm", "query_layernorm"), "k_norm": ("k_layernorm", "key_layernorm"),
-    "mlp": ("feed_forward",), "gate_proj": ("w1",), "up_proj": ("w3", "c_fc", "fc1"),
-    "down_proj": ("w2", "c_proj", "fc2"), "input_layernorm": ("operator_norm",),
-    "post_attention_layernorm": ("ffn_norm",),
+    "mlp": ("feed_forward",), "gate_proj": ("w1",),
+    "up_proj": ("w3", "c_fc", "fc1", "dense_h_to_4h"),
+    "down_proj": ("w2", "c_proj", "fc2", "dense_4h_to_h"),
+    "input_layernorm": ("operator_norm",), "post_attention_layernorm": ("ffn_norm",),
 }  # fmt: skip
 """Llama's names, and other families' for the same parts."""
 
@@ -144,6 +155,15 @@ def part(owner: Any, name: str) -> Any:
     """A submodule by Llama's name; None if the family has nothing like it."""
     found = (getattr(owner, one, None) for one in names_of(name))
     return next((made for made in found if made is not None), None)
+
+
+def own_name(owner: Any, *path: str) -> str:
+    """A submodule's path, by Llama's names."""
+    names = []
+    for step in path:
+        names.append(next(name for name in names_of(step) if hasattr(owner, name)))
+        owner = getattr(owner, names[-1])
+    return ".".join(names)
 
 
 def layer_blocks(port: AuthoredPort, layer: int) -> list[Any]:
@@ -167,14 +187,14 @@ def by_head(x: Tensor, heads: int) -> Tensor:
 
 @mutation("query heads of the wrong group", "graph")
 def _(port: AuthoredPort) -> None:
-    attn = attention(port).self_attn
+    attn = mixer(port)
     queries = part(attn, "q_proj")
     after(queries, lambda x: by_head(x, attn.heads.query).roll(1, 1).reshape(x.shape))
 
 
 @mutation("value heads in the wrong order", "graph")
 def _(port: AuthoredPort) -> None:
-    attn = attention(port).self_attn
+    attn = mixer(port)
     if attn.heads.kv < 2 or not hasattr(attn, "v_proj"):
         raise Inapplicable
     after(attn.v_proj, lambda x: by_head(x, attn.heads.kv).flip(1).reshape(x.shape))
@@ -194,7 +214,7 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("one key head zeroed", "graph")
 def _(port: AuthoredPort) -> None:
-    attn = attention(port).self_attn
+    attn = mixer(port)
     dim = attn.heads.dim
     if not hasattr(attn, "k_proj"):
         raise Inapplicable
@@ -203,7 +223,7 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("queries of one layer doubled", "graph")
 def _(port: AuthoredPort) -> None:
-    attn = attention(port).self_attn
+    attn = mixer(port)
     if hasattr(attn, "qk_norm") or isinstance(part(attn, "q_norm"), HEAD_NORMS):
         target = part(attn, "q_norm")
         if target is None:
@@ -215,13 +235,13 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("attention scores not scaled", "graph")
 def _(port: AuthoredPort) -> None:
-    attn = attention(port).self_attn
+    attn = mixer(port)
     attn.heads = replace(attn.heads, scale=attn.heads.scale * attn.heads.dim**0.5)
 
 
 @mutation("heads merged in the wrong order", "graph")
 def _(port: AuthoredPort) -> None:
-    attn = attention(port).self_attn
+    attn = mixer(port)
     output, query = part(attn, "o_proj"), attn.heads.query
     forward = output.forward
     output.forward = lambda x: forward(by_head(x, query).transpose(1, 2).reshape(x.shape))
@@ -229,17 +249,17 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("attention skipped", "graph")
 def _(port: AuthoredPort) -> None:
-    after(part(attention(port).self_attn, "o_proj"), torch.zeros_like)
+    after(part(mixer(port), "o_proj"), torch.zeros_like)
 
 
 @mutation("query and key norms swapped", "graph")
 def _(port: AuthoredPort) -> None:
-    attn = attention(port).self_attn
+    attn = mixer(port)
     if not isinstance(part(attn, "q_norm"), RMSNorm):
         raise Inapplicable
     if not isinstance(part(attn, "k_norm"), RMSNorm):
         raise Inapplicable
-    if attn.form.turned_first:  # gains behind the turns change only their product
+    if attn.form.normed_last:  # gains behind the positions change only their product
         raise Inapplicable
     query, key = part(attn, "q_norm"), part(attn, "k_norm")
     query.forward, key.forward = key.forward, query.forward
@@ -247,7 +267,7 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("query norm missing", "graph")
 def _(port: AuthoredPort) -> None:
-    attn = attention(port).self_attn
+    attn = mixer(port)
     if not isinstance(part(attn, "q_norm"), HEAD_NORMS):
         raise Inapplicable
     part(attn, "q_norm").forward = lambda x: x
@@ -255,7 +275,7 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("latent norm missing", "graph")
 def _(port: AuthoredPort) -> None:
-    attn = attention(port).self_attn
+    attn = mixer(port)
     if not hasattr(attn, "kv_a_layernorm"):
         raise Inapplicable
     attn.kv_a_layernorm.forward = lambda x: x
@@ -263,7 +283,7 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("latent norm of queries missing", "graph")
 def _(port: AuthoredPort) -> None:
-    attn = attention(port).self_attn
+    attn = mixer(port)
     if not hasattr(attn, "q_a_layernorm"):
         raise Inapplicable
     attn.q_a_layernorm.forward = lambda x: x
@@ -271,7 +291,7 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("latents made for the wrong head", "graph")
 def _(port: AuthoredPort) -> None:
-    attn = attention(port).self_attn
+    attn = mixer(port)
     if not hasattr(attn, "to_latent"):
         raise Inapplicable
     after(attn.to_latent, lambda x: by_head(x, attn.heads.query).roll(1, 1).reshape(x.shape))
@@ -279,7 +299,7 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("value norm missing", "graph")
 def _(port: AuthoredPort) -> None:
-    attn = attention(port).self_attn
+    attn = mixer(port)
     if not isinstance(attn, OwnAttention):
         raise Inapplicable
     attn.values = lambda v: v
@@ -287,7 +307,7 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("a projection's bias dropped", "graph")
 def _(port: AuthoredPort) -> None:
-    attn = attention(port).self_attn
+    attn = mixer(port)
     queries = part(attn, "q_proj")
     if getattr(queries, "bias", None) is None:
         raise Inapplicable
@@ -305,6 +325,14 @@ def _(port: AuthoredPort) -> None:
     around(block, lambda flow, _: flow.update({cos: flow[sin], sin: flow[cos]}))
 
 
+def rotary_of(port: AuthoredPort) -> dict[str, RotaryTable]:
+    """The port's rotary tables, of a model with positions."""
+    tables = port.planner.model.rotary
+    if not tables:
+        raise Inapplicable
+    return tables
+
+
 @mutation("no rotary embedding", "graph")
 def _(port: AuthoredPort) -> None:
     block = attention(port)
@@ -320,7 +348,7 @@ def _(port: AuthoredPort) -> None:
 @mutation("keys one rotary row ahead of queries", "graph")
 def _(port: AuthoredPort) -> None:
     block = attention(port)
-    name, tables = cache_of(block), port.planner.model.rotary
+    name, tables = cache_of(block), rotary_of(port)
     table = tables.get(name) or tables.get("default") or next(iter(tables.values()))
     angles = table.cos_sin(2)[:, 1, :, None]
     dim = angles.shape[1]
@@ -341,14 +369,14 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("rotary table of another base", "reading")
 def _(port: AuthoredPort) -> None:
-    tables = port.planner.model.rotary
+    tables = rotary_of(port)
     for name, table in list(tables.items()):
         tables[name] = RotaryTable(table.inverse_frequencies**1.1, table.scale)
 
 
 @mutation("rotary table of the other kind of layer", "reading")
 def _(port: AuthoredPort) -> None:
-    tables = port.planner.model.rotary
+    tables = rotary_of(port)
     names = list(tables)
     if len(names) < 2 or len({t.inverse_frequencies.numel() for t in tables.values()}) > 1:
         raise Inapplicable
@@ -359,8 +387,8 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("rotary rows shifted for queries", "graph")
 def _(port: AuthoredPort) -> None:
-    attn = attention(port).self_attn
-    table = next(iter(port.planner.model.rotary.values()))
+    attn = mixer(port)
+    table = next(iter(rotary_of(port).values()))
     angles = table.cos_sin(2)[:, 1, :, None]
     dim = angles.shape[1]
     if not isinstance(part(attn, "q_norm"), torch.nn.Identity | HEAD_NORMS):
@@ -595,8 +623,8 @@ def keeps(port: AuthoredPort, columns: Callable[[Call, list[int]], Sequence[int]
         raise Inapplicable
 
     def change(session: Session) -> None:
-        keep = session.memory.keep
-        session.memory.keep = (  # type: ignore[method-assign]
+        keep = session.memory.write_accepted
+        session.memory.write_accepted = (  # type: ignore[method-assign]
             lambda call, writes, path: keep(call, writes, columns(call, list(path)))
         )
 
@@ -713,14 +741,14 @@ def _(port: AuthoredPort) -> None:
 @mutation("the last accepted token is not seen", "host")
 def _(port: AuthoredPort) -> None:
     def change(session: Session) -> None:
-        memory, count = session.memory, session.memory.count
+        memory, count = session.memory, session.memory.count_accepted
 
         def changed(call: Call, path: Any) -> None:
             count(call, path)
             newest = memory.position - 1
             memory.slots = {n: np.where(s == newest, EMPTY, s) for n, s in memory.slots.items()}
 
-        memory.count = changed  # type: ignore[method-assign]
+        memory.count_accepted = changed  # type: ignore[method-assign]
 
     port.sessions.append(change)
 
@@ -1041,7 +1069,7 @@ def _(port: AuthoredPort) -> None:
     mlp = layer_part(port, "mlp")
     for owner in (mlp, *getattr(mlp, "experts", ())):
         if hasattr(owner, "act"):
-            owner.act = torch.nn.functional.relu
+            owner.act = torch.nn.ReLU()
 
 
 @mutation("gelu for its tanh form, or for silu", "graph")
@@ -1049,7 +1077,7 @@ def _(port: AuthoredPort) -> None:
     mlp = layer_part(port, "mlp")
     for owner in (mlp, *getattr(mlp, "experts", ())):
         if hasattr(owner, "act"):
-            owner.act = torch.nn.functional.gelu
+            owner.act = torch.nn.GELU()
 
 
 @mutation("MLP skipped", "graph")
@@ -1115,7 +1143,7 @@ def reading(block: Block, change: Callable[[Read], Read], path: str | None = Non
     Inapplicable if it reads what it read before."""
 
     def places() -> list[Any]:
-        return [(at, item.name, item.rows, item.columns) for at, item in block.weights()]
+        return [(at, item.name, item.part, item.rows, item.columns) for at, item in block.weights()]
 
     before = places()
     block.weight = change(block.weight)  # type: ignore[method-assign]
@@ -1146,38 +1174,37 @@ def stand_in(block: Block, ours: str, theirs: str) -> None:
 @mutation("a weight matrix transposed", "reading")
 def _(port: AuthoredPort) -> None:
     block = attention(port)
-    name = next(one for one in names_of("q_proj") if hasattr(block.self_attn, one))
-    shape = getattr(block.self_attn, name).weight.shape
+    name = own_name(block, "self_attn", "q_proj")
+    shape = block.get_submodule(name).weight.shape
     if shape[0] != shape[1]:
         raise Inapplicable
 
     def transposed(read: Read) -> Read:
         def weight(path: str, *rest: Any) -> Weight:
             item = read(path, *rest)
-            queries = path == f"self_attn.{name}.weight"
+            queries = path == f"{name}.weight"
             return replace(item, pick=lambda tensor: tensor.T) if queries else item
 
         return weight
 
-    reading(block, transposed, f"self_attn.{name}.weight")
+    reading(block, transposed, f"{name}.weight")
 
 
 @mutation("a weight matrix is its neighbour's", "reading")
 def _(port: AuthoredPort) -> None:
     block = attention(port)
-    output = "o_proj" if hasattr(block.self_attn, "o_proj") else "out_proj"
-    if not any("self_attn" in dict(b.named_modules()) for b in layer_blocks(port, LAYER - 1)):
+    output = own_name(block, "self_attn", "o_proj")
+    if all(part(b, "self_attn") is None for b in layer_blocks(port, LAYER - 1)):
         raise Inapplicable
-    rename(block, lambda n: n.replace(f"layers.1.self_attn.{output}",
-                                      f"layers.0.self_attn.{output}"))  # fmt: skip
+    rename(block, lambda n: n.replace(f"layers.1.{output}", f"layers.0.{output}"))
 
 
 @mutation("keys read the values' weights", "reading")
 def _(port: AuthoredPort) -> None:
     block = attention(port)
-    if not hasattr(block.self_attn, "v_proj"):
+    if not hasattr(mixer(port), "v_proj"):
         raise Inapplicable
-    stand_in(block, "self_attn.k_proj", "self_attn.v_proj")
+    stand_in(block, own_name(block, "self_attn", "k_proj"), own_name(block, "self_attn", "v_proj"))
 
 
 @mutation("gate reads up's weights", "reading")
@@ -1218,7 +1245,7 @@ def without_factor(module: Any) -> None:
 
 @mutation("factor on what attention adds missing", "reading")
 def _(port: AuthoredPort) -> None:
-    without_factor(part(attention(port).self_attn, "o_proj"))
+    without_factor(part(mixer(port), "o_proj"))
 
 
 @mutation("factor on logits missing", "reading")
@@ -1593,6 +1620,7 @@ def _(port: AuthoredPort) -> None:
 @mutation("stored rotary rows one off", "constants")
 def _(port: AuthoredPort) -> None:
     tables = port.tables
+    rotary_of(port)
     rolled = {name: np.roll(rows, 1, 1) for name, rows in tables.rotary.items()}
     vars(port)["tables"] = replace(tables, rotary=rolled)
 

@@ -498,6 +498,9 @@ NUMERIC_CASES = {
     "fp16-squares": (
         Model(lambda x: mean_square(x, None)), Model(lambda x: mean_square(x, 0.03)),
     ),
+    "layer-norm-variance": (
+        Model(halves_norm, os=16), Model(halves_norm, os=17),
+    ),
     "subnormal-epsilon": (
         Model(lambda x: root(x, 1e-6), **PHONE), Model(lambda x: root(x, 1e-3), **PHONE),
     ),

@@ -11,8 +11,8 @@ from tests.gates.residency.graphs import add, blob, write
 from cetane.families import author
 from cetane.lower.convert import convert
 from cetane.lower.patches import quiet
-from cetane.lower.structure import functions
-from cetane.lower.tracing import constants
+from cetane.lower.structure import functions_with_widest
+from cetane.lower.tracing import labelled_weights
 from cetane.mil.program import Program
 from cetane.planner import Planner
 from cetane.schema.recipe import load_recipe
@@ -58,10 +58,12 @@ class Shapes:
 def lowered(recipe: str, shard: str, folder: Path) -> Program:
     """The decode function of a shard, as a recipe that comes with cetane lowers it."""
     planner = Planner(Shapes(ZAYA), load_recipe(recipe))
-    graph, wide = next((g, w) for g, w in functions(planner, shard) if g.function.tokens == 1)
+    graph, wide = next(
+        (g, w) for g, w in functions_with_widest(planner, shard) if g.function.tokens == 1
+    )
     with quiet():
         spec = convert(planner, shard, graph, wide).spec
-    formats = {item.label: item.format.name for item in constants(planner, shard, graph)}
+    formats = {item.label: item.format.name for item in labelled_weights(planner, shard, graph)}
     for function in spec.mlProgram.functions.values():
         store_weights(function.block_specializations[function.opset], formats)
     return write(spec, folder)

@@ -51,3 +51,9 @@ def test_weights_that_are_read_nobody_knows_where(tmp_path: Path) -> None:
     assert not found.functions[0].findings
     (reason,) = found.reasons
     assert reason.startswith("nobody reports where 50.0% of the weights are read (conv_transpose)")
+
+
+def test_a_program_that_is_too_small(tmp_path: Path) -> None:
+    program = Model(lambda x: mb.conv(x=x, weight=KERNEL)).program(tmp_path)
+    assert audit({"model": program}, Target()).tiny
+    assert not audit({"model": program}, Target(), ("tiny-program",)).tiny

@@ -7,7 +7,7 @@ import pytest
 from tests.mil.fast.agreement import normal
 
 from cetane.mil.fast import attention_stage
-from cetane.mil.fast.attention_stage import exactly, quickly, seen_runs
+from cetane.mil.fast.attention_stage import by_kernel, by_products, seen_runs
 
 HEADS, ROWS, DIM, SLOTS, NEW = 2, 3, 5, 40, 4
 
@@ -46,14 +46,14 @@ def by_hand(given: dict[str, np.ndarray], cap: float, sinks: np.ndarray | None) 
 
 
 def run(
-    given: dict[str, np.ndarray], cap: float = 0.0, sinks: Any = None, how: Any = exactly
+    given: dict[str, np.ndarray], cap: float = 0.0, sinks: Any = None, how: Any = by_kernel
 ) -> Any:
     parts = [[given[f"{age} {name}"] for age in ("past", "new")] for name in ("keys", "values")]
     runs = seen_runs(given["mask"], [SLOTS, NEW])
     return how(given["rows"], *parts, given["mask"], runs, cap, sinks)
 
 
-@pytest.mark.parametrize("how", [exactly, quickly])
+@pytest.mark.parametrize("how", [by_kernel, by_products])
 @pytest.mark.parametrize("cap", [0.0, 2.0])
 @pytest.mark.parametrize("sink", [False, True])
 def test_attention_by_hand_reads_only_what_is_seen(how: Any, cap: float, sink: bool) -> None:

@@ -23,15 +23,15 @@ rng = np.random.default_rng(0)
 steps, scale = rng.integers(-127, 128, (8, 64)), rng.random(8).astype(np.float32)
 rows = _bytes(WeightForm.BYTES, steps, scale, np.empty((0, 0), np.float32)).grouped()
 x, y = rng.standard_normal((3, 64)).astype(np.float32), np.empty((3, 8), np.float32)
-places = [a.ctypes.data for a in (rows.data, rows.scale, rows.more, rows.which)]
+places = [a.ctypes.data for a in (rows.data, rows.scale, rows.tables, rows.palette_ids)]
 multiply(1, 0, 8, y.ctypes.data, 8, x.ctypes.data, 64, 3, places[0], 64, *places[1:], 64)
 np.testing.assert_allclose(y, x @ (steps * scale[:, None]).T, rtol=1e-5, atol=1e-4)
 if FEATURES.get("avx2"):
     indices, palettes = rng.integers(0, 16, (8, 64)), rng.standard_normal((2, 16))
-    which = np.arange(2, dtype=np.int32)
+    palette_ids = np.arange(2, dtype=np.int32)
     entries = palettes.astype(np.float32)
-    rows = _looked_up(WeightForm.NIBBLES, indices, scale, entries, which).grouped()
-    places = [a.ctypes.data for a in (rows.data, rows.scale, rows.more, rows.which)]
+    rows = _looked_up(WeightForm.NIBBLES, indices, scale, entries, palette_ids).grouped()
+    places = [a.ctypes.data for a in (rows.data, rows.scale, rows.tables, rows.palette_ids)]
     multiply(3, 0, 8, y.ctypes.data, 8, x.ctypes.data, 64, 3, places[0], 32, *places[1:], 64)
     values = np.take_along_axis(palettes.repeat(4, axis=0), indices, 1) * scale[:, None]
     np.testing.assert_allclose(y, x @ values.T, rtol=1e-5, atol=1e-4)

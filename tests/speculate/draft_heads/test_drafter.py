@@ -75,6 +75,26 @@ def test_a_row_that_is_no_number_ends_a_draft() -> None:
     assert drafter.likely([*rows(0.9), broken, *rows(0.9)], 3).tokens == (13,)
 
 
+@pytest.mark.parametrize(
+    ("trees", "stop", "tokens", "parents"),
+    [
+        (False, (13,), (), ()),
+        (False, (17,), (13, 13, 13), (-1, 0, 1)),
+        (True, (13,), (7, 11, 17), (-1, -1, -1)),  # the second-best, and none after them
+        (True, (7,), (13, 13, 13, 11, 17), (-1, 0, 1, -1, -1)),
+    ],
+)
+def test_tokens_that_end_an_answer_are_not_drafted(
+    trees: bool, stop: tuple[int, ...], tokens: tuple[int, ...], parents: tuple[int, ...]
+) -> None:
+    """Nothing follows them, and no further row is made."""
+    drafter, left = MedusaDrafter(RUNNER), iter(rows(0.9, 0.9, 0.9))
+    drafter.trees, drafter.stop, drafter.unlikely = trees, stop, 0.2
+    draft = drafter.likely(left, 5)
+    assert (draft.tokens, tuple(draft.parents)) == (tokens, parents)
+    assert len(list(left)) == (2 if 13 in stop else 0)
+
+
 def test_no_more_rows_are_made_than_drafted() -> None:
     """A row is a call."""
     made = []

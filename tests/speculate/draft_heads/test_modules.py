@@ -24,7 +24,7 @@ from cetane.errors import CetaneError
 from cetane.families import author as authored
 from cetane.speculate.draft_heads import windows as windows_module
 from cetane.speculate.draft_heads.acceptance import acceptance, aligned
-from cetane.speculate.draft_heads.features import Taps, tapped
+from cetane.speculate.draft_heads.features import Taps, tapped_shards
 from cetane.speculate.draft_heads.modules import load_draft_head, make_draft_head
 from cetane.speculate.draft_heads.train import CrossEntropy, devices, gains, train
 from cetane.speculate.draft_heads.windows import TOGETHER, Windows, collect, split, windows_of_model
@@ -64,7 +64,7 @@ def test_hidden_states_are_those_of_the_model(engine: Engine, model: Any) -> Non
     ids = tokens(288)
     with torch.inference_mode():
         truth = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
-    shards = tapped(engine.plan)
+    shards = tapped_shards(engine.plan)
     assert shards == ("chunk-00", "chunk-01", "chunk-01")
     taps, found = Taps(engine.plan, shards), []
     session = engine.session(watch=[taps.see], whole=True)
@@ -94,7 +94,7 @@ def test_hidden_states_behind_routed_experts(kind: str) -> None:
     model = build(kind, **{"num_local_experts": 4} if kind == "mixtral" else DELTAS[kind])
     routed = routed_recipe("readonly", "per-layer", routed=DECODE)
     routed_engine, ids = engine_of(model, routed), tokens(288)[:12]
-    shards = tapped(routed_engine.plan)
+    shards = tapped_shards(routed_engine.plan)
     with torch.inference_mode():
         truth = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
     taps = Taps(routed_engine.plan, shards)
@@ -112,7 +112,7 @@ def test_hidden_states_of_an_accepted_branch(engine: Engine) -> None:
     """Those of the plain text; bit for bit the same whatever the other branches were."""
     found = []
     for refused in (5, 6):
-        taps = Taps(engine.plan, tapped(engine.plan))
+        taps = Taps(engine.plan, tapped_shards(engine.plan))
         session = engine.session(watch=[taps.see], whole=True)
         session.feed([1, 2, 3])
         taps.take(session.position, session.path)
@@ -120,7 +120,7 @@ def test_hidden_states_of_an_accepted_branch(engine: Engine) -> None:
         session.accept_path([0, 2])
         found.append(taps.take(session.position, session.path))
         assert found[-1].shape == (2, 3, 64)
-    taps = Taps(engine.plan, tapped(engine.plan))
+    taps = Taps(engine.plan, tapped_shards(engine.plan))
     engine.session(watch=[taps.see], whole=True).feed([1, 2, 3, 4, 9])
     assert np.allclose(taps.take(5)[3:], found[0], atol=1e-4)
     assert np.array_equal(*found)
@@ -132,7 +132,7 @@ def test_a_layout_that_keeps_the_last_hidden_state(
 ) -> None:
     """Its head would learn from an earlier layer what the model answers after the last one."""
     with pytest.raises(CetaneError, match=r"the last layer and .* are one shard \(port with layo"):
-        tapped(tiny_engine(layout=layout).plan)
+        tapped_shards(tiny_engine(layout=layout).plan)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -235,9 +235,9 @@ def test_hidden_states_are_kept(
 ) -> None:
     """A collection that was stopped goes on with the windows it lacks, damaged ones among them."""
     ids, made = tokens(288) * 3, []
-    computed = windows_module.computed
+    computed = windows_module.computed_window
     monkeypatch.setattr(
-        windows_module, "computed", lambda *given: made.append(given) or computed(*given)
+        windows_module, "computed_window", lambda *given: made.append(given) or computed(*given)
     )
     expected = collect(engine, ids, 24, lambda *_: None)
     collect(engine, ids[:48], 24, lambda *_: None, tmp_path)

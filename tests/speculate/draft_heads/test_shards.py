@@ -33,7 +33,7 @@ from cetane.mil import load
 from cetane.schema.recipe import Recipe
 from cetane.schema.slots import CONTRACTS
 from cetane.speculate.draft_heads.drafter import drafter_of, open_drafter
-from cetane.speculate.draft_heads.features import Taps, tapped
+from cetane.speculate.draft_heads.features import Taps, tapped_shards
 from cetane.speculate.draft_heads.modules import TorchDraftHead
 from cetane.speculate.draft_heads.runner import Eagle3Runner, open_runner
 from cetane.speculate.draft_heads.train import new_draft_head
@@ -129,7 +129,7 @@ def test_a_new_head_for_a_head_of_part_of_the_vocabulary(tmp_path: Path) -> None
 
 def features_of(engine: Engine, ids: list[int]) -> np.ndarray:
     """`(n, 3, C)` of a text, fed at once."""
-    taps = Taps(engine.plan, tapped(engine.plan))
+    taps = Taps(engine.plan, tapped_shards(engine.plan))
     engine.session(watch=[taps.see], whole=True).feed(ids, "none")
     return taps.take(len(ids))
 

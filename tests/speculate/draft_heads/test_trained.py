@@ -36,7 +36,7 @@ from cetane.speculate.draft_heads.modules import (
     load_draft_head,
     make_draft_head,
 )
-from cetane.speculate.draft_heads.trained import match_to, open_trained, shipped
+from cetane.speculate.draft_heads.trained import match_to, open_trained, shipped_draft_heads
 
 
 @pytest.fixture(scope="module")
@@ -313,7 +313,7 @@ def test_what_comes_with_cetane(
     tmp_path: Path, origin: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (found,) = open_trained("smollm2-135m-instruct")
-    assert shipped().keys() == {"smollm2-135m-instruct"}
+    assert shipped_draft_heads().keys() == {"smollm2-135m-instruct"}
     assert found.draft_head.config.depths == ("layer-09", "layer-19", "layer-29")
     assert found.held_out.shape == (8, 256) and found.draft_head.output.is_meta
     monkeypatch.chdir(tmp_path)

@@ -21,6 +21,7 @@ from cetane.export.anemll.contract import (
     parts_for,
 )
 from cetane.export.refusals import (
+    ANY_BUNDLE,
     refuse_capacities,
     refuse_int4_rows,
     refuse_int8_caches,
@@ -290,12 +291,11 @@ def adapted(recipe: Recipe) -> Recipe:
 
 def refuse(planner: Planner, recipe: Recipe) -> None:
     """Raise CetaneError for a model, or a choice of the recipe, that their hosts cannot run."""
-    model, hint = planner.model, "the layout contract describes any bundle"
-    kind = planner.checkpoint.config["model_type"]
+    model, kind = planner.model, planner.checkpoint.config["model_type"]
     if model.tables or model.shared or len(model.memory) != len(planner.memory.groups):
-        raise CetaneError(f"ANEMLL's hosts keep only keys and values, so no {kind}", hint)
+        raise CetaneError(f"ANEMLL's hosts keep only keys and values, so no {kind}", ANY_BUNDLE)
     if any(isinstance(block, RoutedBlock) for block in model.layers):
-        raise CetaneError(f"ANEMLL's packages have no experts, so no {kind}", hint)
+        raise CetaneError(f"ANEMLL's packages have no experts, so no {kind}", ANY_BUNDLE)
     for source in model.host.values():
         if not isinstance(source, Mask):
             continue

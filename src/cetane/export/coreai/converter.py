@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from cetane.compress.encoded import Affine, Dense, Encoded, Palettized
 from cetane.errors import CetaneError, installing
 from cetane.export.coreai.adapter import write_columns  # noqa: F401, defines an op
-from cetane.lower.tracing import Constant, replaced
+from cetane.lower.tracing import LabelledWeight, replaced
 
 if TYPE_CHECKING:
     from coreai.authoring import AIProgram
@@ -76,12 +76,12 @@ class Converter:
         inputs: Sequence[str],
         outputs: Sequence[str],
         states: Sequence[str] = (),
-        used: Sequence[Constant] = (),
+        used: Sequence[LabelledWeight] = (),
     ) -> None:
         """Add a function. `examples` are one tensor for each input and state, in the order of
         `forward`; `used` are the weights of the module."""
 
-        def named(item: Constant) -> Tensor:
+        def named(item: LabelledWeight) -> Tensor:
             shape = "x".join(map(str, item.weight.shape))
             made: Tensor = torch.ops.cetane.half_constant(item.label, shape)
             return made

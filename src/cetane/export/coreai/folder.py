@@ -17,7 +17,7 @@ from cetane.export.coreai.embeddings import Gather, LoadTable, read_table
 from cetane.export.coreai.planner import StaticPlanner, planners
 from cetane.files import Progress, read_json, replacing, write_json
 from cetane.lower.lower import Lowering
-from cetane.lower.tracing import constants
+from cetane.lower.tracing import labelled_weights
 
 if TYPE_CHECKING:
     from coreai.authoring import AIProgram
@@ -121,7 +121,7 @@ def add_calls(converter: Converter, planner: StaticPlanner, positions: int) -> I
             tuple(shapes),
             (contract.LOGITS,),
             (contract.KEYS, contract.VALUES),
-            constants(planner, SHARD, graph),
+            labelled_weights(planner, SHARD, graph),
         )  # fmt: skip
 
 

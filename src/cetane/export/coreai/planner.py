@@ -4,7 +4,12 @@ from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
 from cetane.export.coreai import contract
 from cetane.export.coreai.adapter import CoreAIAdapter, StateRows
-from cetane.export.refusals import refuse_int4_rows, refuse_int8_caches, refuse_streaming
+from cetane.export.refusals import (
+    ANY_BUNDLE,
+    refuse_int4_rows,
+    refuse_int8_caches,
+    refuse_streaming,
+)
 from cetane.families import CacheForm, CacheGroup, CacheSpec, Head
 from cetane.planner import CachePlan, FunctionGraph, ModelSource, Planner, Segment
 from cetane.schema.interface import Mask, State
@@ -124,18 +129,24 @@ def refuse(planner: StaticPlanner) -> None:
     model, kind = planner.model, planner.checkpoint.config["model_type"]
     groups = planner.memory.groups
     if len(groups) != len(model.memory):
-        raise CetaneError(f"Core AI's contract has no place for the histories of {kind}")
+        raise CetaneError(
+            f"Core AI's contract has no place for the histories of {kind}", ANY_BUNDLE
+        )
     if model.shared or model.tables:
         raise CetaneError(
             f"Core AI's contract (metadata 0.2) has no place for what {kind} reads beside "
-            "its embedding and caches"
+            "its embedding and caches",
+            ANY_BUNDLE,
         )
     if len({(group.heads, group.dim) for group in groups.values()}) != 1:
-        raise CetaneError(f"Core AI's contract has one shape of caches; layers of {kind} differ")
+        raise CetaneError(
+            f"Core AI's contract has one shape of caches; layers of {kind} differ", ANY_BUNDLE
+        )
     if planner.sizes.channels % contract.INTERLEAVE:
         raise CetaneError(
             f"Core AI's caches interleave {contract.INTERLEAVE} channels; keys of {kind} have "
-            f"{planner.sizes.channels}"
+            f"{planner.sizes.channels}",
+            ANY_BUNDLE,
         )
     if planner.recipe.head.subset is not None:
         raise CetaneError("Core AI's host needs logits of all tokens", "port without head.subset")

@@ -22,6 +22,7 @@ from cetane.export.coreml_llm.contract import (
     theirs,
 )
 from cetane.export.refusals import (
+    ANY_BUNDLE,
     refuse_capacities,
     refuse_int4_rows,
     refuse_int8_caches,
@@ -270,13 +271,13 @@ def refuse(planner: ContractPlanner) -> None:
     if planner.checkpoint.config["model_type"] != "gemma4_text" or not planner.model.tables:
         raise CetaneError(
             "the layout coreml-llm is for Gemma 4 with per-layer embeddings",
-            "the layout contract describes any bundle",
+            ANY_BUNDLE,
         )
     if not SHARED.keys() <= planner.memory.slots.keys():
         raise CetaneError(
             "CoreML-LLM's runtime needs sliding and full layers, this model has only "
             f"{', '.join(planner.memory.slots)} ones",
-            "the layout contract describes any bundle",
+            ANY_BUNDLE,
         )
     refuse_capacities(recipe, "CoreML-LLM's runtime")
     refuse_int8_caches(recipe, "CoreML-LLM's runtime")
@@ -285,10 +286,13 @@ def refuse(planner: ContractPlanner) -> None:
     refuse_packages(planner)
     refuse_caches(planner)
     refuse_output_head(planner)
-    if recipe.embedding.inside or any(planner.group(name).dim > WIDTH for name in SHARED):
+    if recipe.embedding.inside:
         raise CetaneError(
-            "CoreML-LLM's runtime looks tokens up itself, and has attention heads of at most "
-            f"{WIDTH} channels"
+            "CoreML-LLM's runtime looks tokens up itself", "port with --set embedding.inside=false"
+        )
+    if any(planner.group(name).dim > WIDTH for name in SHARED):
+        raise CetaneError(
+            f"CoreML-LLM's runtime has attention heads of at most {WIDTH} channels", ANY_BUNDLE
         )
 
 
@@ -329,7 +333,7 @@ def refuse_caches(planner: ContractPlanner) -> None:
         raise CetaneError(
             f"CoreML-LLM's sliding caches hold the model's window of {window} tokens, but cetane's "
             f"hold {count}, a multiple of 32",
-            "the layout contract describes any bundle",
+            ANY_BUNDLE,
         )
 
 

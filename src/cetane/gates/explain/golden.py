@@ -4,6 +4,7 @@ from math import ceil, log2
 from typing import Literal
 
 from cetane.checkpoint import Checkpoint
+from cetane.files import documentation
 from cetane.gates.bases import STATED
 from cetane.gates.explain.explanation import Explanation, RefusedPort
 from cetane.gates.explain.graph import wrong_graph
@@ -113,8 +114,8 @@ def lost_products(verdict: GoldenResult, recipe: Recipe) -> Explanation:
         where=worst.where or f"the {worst.mode} functions",
         sentence=f"Over {worst.capacity or recipe.cache.context} keys, an ANE would count products "
         f"of attention as zero, since they are small: KL {worst.kl:.2g} from the same programs in "
-        "fp32. The family must multiply softmax's weights by a power of two "
-        "(docs/explanation/precision.md).",
+        "fp32. The family must multiply softmax's weights by a power of two: "
+        f"{documentation('explanation/precision.md')} says why.",
     )
 
 

@@ -129,6 +129,11 @@ class Audit:
         return not self.reasons
 
     @property
+    def tiny(self) -> bool:
+        """Whether every function is too small for the ANE."""
+        return all("tiny-program" in {hit.rule for hit in one.findings} for one in self.functions)
+
+    @property
     def severities(self) -> dict[str, Severity]:
         """The rules that apply, and how bad each is."""
         every = [found for function in self.functions for found in function.findings]

@@ -32,6 +32,8 @@ def summary(rule: Rule) -> str:
         facts.append(f"chips {', '.join(rule.chips)}")
     if rule.min_os:
         facts.append(f"OS {rule.min_os:g} and later")
+    if rule.before_os is not None:
+        facts.append(f"before OS {rule.before_os:g}")
     if rule.drags:
         facts.append("neighbours go with it")
     return ", ".join([*facts, rule.framework])

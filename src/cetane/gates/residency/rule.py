@@ -90,6 +90,8 @@ class Rule(Known):
     chips: tuple[str, ...] = ("*",)
     """Patterns of chip ids."""
     min_os: float = 0
+    before_os: float | None = None
+    """The first system without the pattern's fault; None if none is known."""
     framework: Literal["Core ML"] = "Core ML"
     changes: dict[str, str | int | bool] = Field(default_factory=dict)
     """The values of a recipe that mend it, by dotted key; `more` chunks are twice as many."""
@@ -99,9 +101,9 @@ class Rule(Known):
 
     def applies(self, target: Target) -> bool:
         """Whether the rule is about this chip and system."""
-        return target.os >= self.min_os and any(
-            fnmatchcase(target.chip, chip) for chip in self.chips
-        )
+        mended = self.before_os is not None and target.os >= self.before_os
+        systems = target.os >= self.min_os and not mended
+        return systems and any(fnmatchcase(target.chip, chip) for chip in self.chips)
 
 
 OpPredicate = Callable[["Op", "Graph"], str | None]

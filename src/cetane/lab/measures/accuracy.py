@@ -13,10 +13,10 @@ from cetane.gates.golden import golden
 from cetane.gates.quality import perplexity
 from cetane.gates.reference import reference_of, would_choose
 from cetane.lab.experiment import ArmName
-from cetane.lab.sides import Findings, Side, Sides, each, figure, measure
+from cetane.lab.sides import Findings, Side, Sides, figure, measure_of_both, measure_of_side
 
 
-@each("quality")
+@measure_of_side("quality")
 def quality(side: Side) -> Findings:
     """Perplexity and agreement with the Hugging Face model, on the workload's text."""
     tokens = side.workload.tokens(side.bundle)
@@ -31,7 +31,7 @@ def quality(side: Side) -> Findings:
     return Findings({n: figure(n, v, n=quality.tokens, note=note) for n, v in values.items()})
 
 
-@each("golden")
+@measure_of_side("golden")
 def gate(side: Side) -> Findings:
     """The golden gate: every mode, past every window and width."""
     result = golden(side.bundle, side.checkpoint, side.progress, prompts=1, greedy_tokens=16)
@@ -70,7 +70,7 @@ def answers(side: Side, engine: Engine, prompts: Mapping[str, list[int]]) -> dic
     }
 
 
-@each("smoke")
+@measure_of_side("smoke")
 def smoke(side: Side) -> Findings:
     """Answers to read, and the share of their tokens that the Hugging Face model also chooses."""
     prompts = cut(side.workload.prompts(side.bundle), side)
@@ -94,7 +94,7 @@ def smoke(side: Side) -> Findings:
     return Findings(figures, {f"smoke {name}": decode(tokens) for name, tokens in said.items()})
 
 
-@measure("agreement")
+@measure_of_both("agreement")
 def agreement(sides: Sides) -> dict[ArmName, Findings]:
     """The agreement of the candidate's greedy tokens, and of its logits for the baseline's
     answers."""

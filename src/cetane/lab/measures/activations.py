@@ -1,9 +1,9 @@
 """Measures of 8-bit activations, with an arm's calibration."""
 
-from cetane.lab.sides import Findings, Side, each, figure
+from cetane.lab.sides import Findings, Side, figure, measure_of_side
 
 
-@each("activations")
+@measure_of_side("activations")
 def activations(side: Side) -> Findings:
     """Cosine and perplexity with quantised activations; empty for an arm without them."""
     if not side.arm.activations:

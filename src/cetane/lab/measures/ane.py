@@ -2,7 +2,7 @@
 
 from cetane.gates.residency.audit import audit, weights_off_ane
 from cetane.gates.residency.target import Target
-from cetane.lab.sides import Findings, Side, each, figure
+from cetane.lab.sides import Findings, Side, figure, measure_of_side
 from cetane.mil import load
 from cetane.perf.breakeven import DraftingTimes
 from cetane.perf.predict import Predictor
@@ -11,7 +11,7 @@ OF_SIZE = ("tiny-program",)
 """Rules that judge the small model, not the model that it represents."""
 
 
-@each("residency")
+@measure_of_side("residency")
 def residency(side: Side) -> Findings:
     """The residency of the built packages, by the rules of the workload's chip."""
     without = OF_SIZE if side.workload.spec.stands_for else ()
@@ -44,7 +44,7 @@ def residency(side: Side) -> Findings:
     )
 
 
-@each("speed")
+@measure_of_side("speed")
 def speed(side: Side) -> Findings:
     """The predicted speed of the model that the workload represents, with the recipe that ships."""
     planner, predictor = side.real, Predictor(side.chip)

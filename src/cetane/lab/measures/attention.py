@@ -9,7 +9,7 @@ from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Reference
 from cetane.gates.streaming import StreamingAttention, attending
 from cetane.lab.experiment import ArmName
-from cetane.lab.sides import Findings, Sides, figure, measure
+from cetane.lab.sides import Findings, Sides, figure, measure_of_both
 from cetane.lab.sparse import CHOOSERS, DECODED, Sparse, against, both_texts, run
 from cetane.pipeline.heads import haystack
 
@@ -17,7 +17,7 @@ TEXTS = 4
 """Texts that hide a pass key."""
 
 
-@measure("pass_keys")
+@measure_of_both("pass_keys")
 def pass_keys(sides: Sides) -> dict[ArmName, Findings]:
     """Pass keys in texts of the workload's tokens, with each side's heads. Those that the plain
     model does not find do not count."""
@@ -46,7 +46,7 @@ def pass_keys(sides: Sides) -> dict[ArmName, Findings]:
     return findings
 
 
-@measure("sparse")
+@measure_of_both("sparse")
 def sparse(sides: Sides) -> dict[ArmName, Findings]:
     """Divergence and equal choices with the keys that each side reads, on the workload's text and
     on one that repeats its beginning."""

@@ -3,11 +3,11 @@
 from shlex import quote
 
 from cetane.kit.device import DEVICE, DeviceResult
-from cetane.lab.sides import Findings, Side, each, figure
+from cetane.lab.sides import Findings, Side, figure, measure_of_side
 from cetane.validation import validated
 
 
-@each("device")
+@measure_of_side("device")
 def device(side: Side) -> Findings:
     """Milliseconds and joules of a kit's record; without one, how to get it."""
     kept = side.bundle.gates().get(DEVICE)

@@ -6,7 +6,7 @@ from functools import partial
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
 from cetane.lab.journal import Figure
-from cetane.lab.sides import Findings, Side, each, figure
+from cetane.lab.sides import Findings, Side, figure, measure_of_side
 from cetane.pipeline.draft_head import train_draft_head
 from cetane.pipeline.draft_head_result import DraftHeadSettings
 from cetane.schema.draft_head import KINDS, DraftHeadKind, Training
@@ -18,7 +18,7 @@ TRAINING = DraftHeadSettings(minutes=10)
 """The training of an experiment's draft head, on chats that its model writes: minutes, not days."""
 
 
-@each("drafting")
+@measure_of_side("drafting")
 def drafting(side: Side) -> Findings:
     """Acceptance and speed over the workload's prompts; empty for an arm without a drafter."""
     if not side.arm.drafter:
@@ -58,7 +58,7 @@ def drafting(side: Side) -> Findings:
     return Findings(figures)
 
 
-@each("turns")
+@measure_of_side("turns")
 def turns(side: Side) -> Findings:
     """What an arm's drafter knows of the answers in conversations. Tries keep earlier answers."""
     if not side.arm.drafter:

@@ -7,7 +7,16 @@ import time
 from cetane.engine.engine import Engine
 from cetane.errors import CetaneError
 from cetane.lab.experiment import ARMS, ArmName
-from cetane.lab.sides import WARM, Findings, Side, Sides, each, figure, measure, spread
+from cetane.lab.sides import (
+    WARM,
+    Findings,
+    Side,
+    Sides,
+    figure,
+    measure_of_both,
+    measure_of_side,
+    spread,
+)
 from cetane.perf.breakeven import DraftingTimes
 from cetane.planner import Planner
 from cetane.planner.weights import weight_count
@@ -17,7 +26,7 @@ from cetane.speculate.timing import measure_calls
 HERE = "native backend" if sys.platform == "darwin" else "portable backend"
 
 
-@each("size")
+@measure_of_side("size")
 def size(side: Side) -> Findings:
     """The sizes of the built bundle."""
     plan = side.bundle.plan
@@ -34,7 +43,7 @@ def size(side: Side) -> Findings:
     return Findings({name: figure(name, value) for name, value in values.items()})
 
 
-@measure("decode")
+@measure_of_both("decode")
 def decode(sides: Sides) -> dict[ArmName, Findings]:
     """The time of a decode step after one prompt.
 
@@ -65,7 +74,7 @@ def step_ms(engine: Engine, prompt: list[int], count: int) -> float:
     return 1e3 * (time.perf_counter() - started) / count
 
 
-@each("calls")
+@measure_of_side("calls")
 def calls(side: Side) -> Findings:
     """The time of a verifying call and of a plain step, and the break-even of drafts."""
     engine = side.engine
@@ -109,7 +118,7 @@ print(peak_bytes())
 """
 
 
-@each("memory")
+@measure_of_side("memory")
 def memory(side: Side) -> Findings:
     """The largest memory of a new process that opens the bundle and decodes 8 tokens."""
     done = subprocess.run(

@@ -8,10 +8,10 @@ from cetane.bundle import Bundle
 from cetane.files import remove
 from cetane.lab.experiment import ArmName
 from cetane.lab.needle import LONGEST, recall
-from cetane.lab.sides import Findings, Sides, figure, measure
+from cetane.lab.sides import Findings, Sides, figure, measure_of_both
 
 
-@measure("needle")
+@measure_of_both("needle")
 def needle(sides: Sides) -> dict[ArmName, Findings]:
     """Recall by distance with each side's attention, in a model that searches by content.
 
@@ -44,7 +44,7 @@ def by_distance(recalled: dict[int, float], window: int) -> Findings:
     )
 
 
-@measure("masks")
+@measure_of_both("masks")
 def masks(sides: Sides) -> dict[ArmName, Findings]:
     """The mismatches that static checks count in the baseline, and in a wrong candidate.
 

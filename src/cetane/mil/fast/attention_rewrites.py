@@ -11,10 +11,10 @@ from cetane.mil.fast.context import (
     WIDENED,
     Context,
     constant,
+    factored,
+    ints,
     is_power_of_two,
-    literal,
-    made,
-    scaled,
+    new_op,
 )
 from cetane.mil.program import Argument, NamedValue, Op, TensorType
 
@@ -67,7 +67,7 @@ def _swapped(context: Context, value: Argument) -> tuple[Argument, int] | None:
         if not isinstance(size, int):
             continue
         halves = (axis, 0, size // 2), (axis, size // 2, size)
-        if (context.part(head), context.part(tail)) == halves and size % 2 == 0:
+        if (context.cut(head), context.cut(tail)) == halves and size % 2 == 0:
             return x, axis
     return None
 
@@ -86,9 +86,9 @@ def _rotated(
     )
     kept = {"x": straight.outputs[0].name, "y": product}
     return [
-        made("mul", signed, context.type(sines), x=sines, y=constant(signs, type_.dtype)),
-        made("gather", swapped, type_, x=x, indices=order, axis=literal(axis)),
-        made("mul", product, context.type(crossed.outputs[0].name), x=swapped, y=signed),
+        new_op("mul", signed, context.type(sines), x=sines, y=constant(signs, type_.dtype)),
+        new_op("gather", swapped, type_, x=x, indices=order, axis=ints(axis)),
+        new_op("mul", product, context.type(crossed.outputs[0].name), x=swapped, y=signed),
         Op("add", op.name, {name: (value,) for name, value in kept.items()}, op.outputs),
     ]
 
@@ -107,7 +107,7 @@ def attention(context: Context, op: Op) -> list[Op] | None:
     transposes = [context.plain(op, f"transpose_{name}") for name in "xy"]
     if op.kind != "matmul" or transposes[0] or not transposes[1]:
         return None
-    weights, factor = scaled(context, op.inputs["x"][0])
+    weights, factor = factored(context, op.inputs["x"][0])
     found = _softmaxed(context, weights)
     if found is None or not is_power_of_two(factor):
         return None
@@ -134,7 +134,7 @@ def attention(context: Context, op: Op) -> list[Op] | None:
     ]
     if factor != 1:
         number = constant(np.array(factor, np.float32), result.dtype)
-        ops.append(made("mul", name, result, x=mixed, y=number))
+        ops.append(new_op("mul", name, result, x=mixed, y=number))
     return ops
 
 
@@ -150,7 +150,7 @@ def _softmaxed(context: Context, weights: Argument) -> tuple[Argument, Argument 
     if cut is None or softmax is None or both is None or len(both.inputs["values"]) != 2:
         return None
     scores, sink = both.inputs["values"]
-    whole = context.part(cut) == (3, 0, context.shape(scores)[-1])
+    whole = context.cut(cut) == (3, 0, context.shape(scores)[-1])
     last = _is_last(context, softmax) and _is_last(context, both)
     return (scores, sink) if whole and last else None
 
@@ -200,11 +200,11 @@ def _fits(context: Context, inputs: Mapping[str, tuple[Argument, ...]]) -> bool:
 def _bounded(context: Context, value: Argument) -> tuple[Argument, float, float]:
     """x, the cap and the product of both factors of `mul(tanh(mul(x, 1 / cap)), cap)`; for anything
     else, the value, 0 and 1."""
-    outer, cap = scaled(context, value)
+    outer, cap = factored(context, value)
     tanh = context.producer(outer, "tanh")
     if tanh is None or cap <= 0:
         return value, 0.0, 1.0
-    inner, divisor = scaled(context, tanh.inputs["x"][0])
+    inner, divisor = factored(context, tanh.inputs["x"][0])
     return inner, cap, cap * divisor
 
 
@@ -217,7 +217,7 @@ def _stretched(
         return []
     inputs["rows"] = (f"{name}:rows",)
     type_ = context.type(rows)
-    return [made("mul", f"{name}:rows", type_, x=rows, y=constant(number, type_.dtype))]
+    return [new_op("mul", f"{name}:rows", type_, x=rows, y=constant(number, type_.dtype))]
 
 
 def _is_last(context: Context, op: Op) -> bool:
@@ -231,7 +231,7 @@ def _parts(context: Context, value: Argument) -> tuple[Argument, ...]:
     if both is None or context.plain(both, "interleave") or not _is_last(context, both):
         return (value,)
     parts = both.inputs["values"]
-    apart = context.given(parts[0]) or context.producer(parts[0], WIDENED) is not None
+    apart = context.is_given(parts[0]) or context.producer(parts[0], WIDENED) is not None
     return parts if len(parts) == 2 and apart else (value,)
 
 
@@ -266,7 +266,7 @@ def past_apart(context: Context, op: Op) -> list[Op] | None:
         return None
     rank = len(context.shape(op.inputs["y"][0]))
     parts = both.inputs["values"]
-    if context.plain(both, "axis") % rank != rank - 1 or not context.given(parts[0]):
+    if context.plain(both, "axis") % rank != rank - 1 or not context.is_given(parts[0]):
         return None
     lengths = [context.shape(part)[-1] for part in parts]
     sizes = [length for length in lengths if isinstance(length, int)]
@@ -283,10 +283,10 @@ def _joined_products(op: Op, parts: tuple[Argument, ...], sizes: list[int]) -> l
     assert result is not None
     names = [f"{op.outputs[0].name}:{index}" for index in range(len(parts))]
     products = [
-        made("matmul", name, TensorType((*result.shape[:-1], size), result.dtype), x=x, y=part)
+        new_op("matmul", name, TensorType((*result.shape[:-1], size), result.dtype), x=x, y=part)
         for name, size, part in zip(names, sizes, parts, strict=True)
     ]
-    joined: dict[str, tuple[Argument, ...]] = {"values": tuple(names), "axis": (literal(-1),)}
+    joined: dict[str, tuple[Argument, ...]] = {"values": tuple(names), "axis": (ints(-1),)}
     return [*products, Op("concat", op.name, joined, op.outputs)]
 
 
@@ -301,7 +301,7 @@ def _sum_of_products(
     split = Op(
         "split",
         f"{name}:split",
-        {"x": (x,), "split_sizes": (literal(sizes),), "axis": (literal(-1),)},
+        {"x": (x,), "split_sizes": (ints(sizes),), "axis": (ints(-1),)},
         tuple(
             NamedValue(piece, TensorType((*weights.shape[:-1], size), weights.dtype))
             for piece, size in zip(pieces, sizes, strict=True)
@@ -309,13 +309,13 @@ def _sum_of_products(
     )
     names = [f"{name}:{index}" for index in range(len(parts))]
     products = [
-        made("matmul", own, result, x=piece, y=part, transpose_y=flag)
+        new_op("matmul", own, result, x=piece, y=part, transpose_y=flag)
         for own, piece, part in zip(names, pieces, parts, strict=True)
     ]
     total, *others = names
     sums = []
     for index, other in enumerate(others, 1):
         summed = name if index == len(others) else f"{name}:sum_{index}"
-        sums.append(made("add", summed, result, x=total, y=other))
+        sums.append(new_op("add", summed, result, x=total, y=other))
         total = summed
     return [split, *products, *sums]

@@ -82,7 +82,7 @@ class AttentionStage:
         sinks = None
         if self.sinks is not None:
             sinks = np.broadcast_to(value_of(self.sinks, values)[0, ..., 0], rows.shape[:2])
-        attend = exactly if self.exact else quickly
+        attend = by_kernel if self.exact else by_products
         result = attend(rows, keys, mixed, mask, seen[key], self.cap, sinks)
         values[self.result] = result[None]
 
@@ -103,7 +103,7 @@ def seen_runs(mask: Floats, sizes: list[int]) -> Array:
     return np.array(runs, np.int64).reshape(-1, 4)
 
 
-def exactly(
+def by_kernel(
     rows: Floats, keys: list[Floats], values: list[Floats], mask: Floats, runs: Array, cap: float,
     sinks: Floats | None,
 ) -> Floats:  # fmt: skip
@@ -111,7 +111,9 @@ def exactly(
     from cetane.mil.fast.exact_attention import attend_exactly  # numba takes a while to load
 
     results = np.empty((*rows.shape[:2], values[0].shape[1]), np.float32)
-    given = [np.ascontiguousarray(a) for a in (rows, *_two(keys), *_two(values), mask)]
+    given = [
+        np.ascontiguousarray(a) for a in (rows, *_past_and_new(keys), *_past_and_new(values), mask)
+    ]
     extra = np.ascontiguousarray(np.empty((0, 0), np.float32) if sinks is None else sinks)
 
     def attend(first: int, last: int) -> None:
@@ -121,7 +123,7 @@ def exactly(
     return results
 
 
-def quickly(
+def by_products(
     rows: Floats, keys: list[Floats], values: list[Floats], mask: Floats, runs: Array, cap: float,
     sinks: Floats | None,
 ) -> Floats:  # fmt: skip
@@ -147,7 +149,7 @@ def quickly(
     return results / total
 
 
-def _two(parts: list[Floats]) -> list[Floats]:
+def _past_and_new(parts: list[Floats]) -> list[Floats]:
     """Two parts of keys; the second may be empty."""
     return [*parts, np.empty((*parts[0].shape[:2], 0), np.float32)][:2]
 

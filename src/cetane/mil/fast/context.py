@@ -58,7 +58,7 @@ class Context:
     def shape(self, argument: Argument) -> tuple[int | SizeRange, ...]:
         return self.type(argument).shape
 
-    def part(self, op: Op) -> tuple[int, int, int] | None:
+    def cut(self, op: Op) -> tuple[int, int, int] | None:
         """Axis, begin and end of a slice_by_index that cuts only one axis; None for others."""
         shape = self.shape(op.inputs["x"][0])
         begin, end = self.plain(op, "begin"), self.plain(op, "end")
@@ -80,7 +80,7 @@ class Context:
                 cut.append((axis, positions.start, positions.stop))
         return cut[0] if len(cut) == 1 else None
 
-    def given(self, value: Argument) -> bool:
+    def is_given(self, value: Argument) -> bool:
         """Whether a value lies in the caller's arrays: an input, or a view of one."""
         return value in self.inputs or self.producer(value, VIEW) is not None
 
@@ -94,8 +94,8 @@ class Context:
         return x in given and [self.constants.plain(a) for a in numbers] == [-1]
 
 
-def scaled(context: Context, value: Argument) -> tuple[Argument, float]:
-    """x and the number of `mul(x, number)`; for anything else, the value and 1."""
+def factored(context: Context, value: Argument) -> tuple[Argument, float]:
+    """x and the factor of `mul(x, number)`; for anything else, the value and 1."""
     product = context.producer(value, "mul")
     if product is None:
         return value, 1.0
@@ -111,7 +111,7 @@ def is_power_of_two(factor: float) -> bool:
     return math.frexp(factor)[0] == 0.5
 
 
-def literal(value: int | Iterable[int]) -> StoredConstant:
+def ints(value: int | Iterable[int]) -> StoredConstant:
     """An int32 constant."""
     return constant(np.array(value, np.int32), "int32")
 
@@ -121,7 +121,9 @@ def constant(array: Array, dtype: str) -> StoredConstant:
     return StoredConstant(TensorType(array.shape, dtype), lambda: array)
 
 
-def made(kind: str, name: str, type_: TensorType, **inputs: Argument | tuple[Argument, ...]) -> Op:
+def new_op(
+    kind: str, name: str, type_: TensorType, **inputs: Argument | tuple[Argument, ...]
+) -> Op:
     """An op with one result of the same name."""
     given = {n: a if isinstance(a, tuple) else (a,) for n, a in inputs.items()}
     return Op(kind, name, given, (NamedValue(name, type_),))

@@ -12,13 +12,16 @@ Import this module only to run attention: numba takes a while to load.
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numba import njit
+from numba.core.dispatcher import Dispatcher
 
 from cetane.mil.fast.attention_stage import HIDDEN as HIDDEN_MASK
 from cetane.mil.fast.attention_vectors import KEYS, PAIR, WIDE_KEYS, mixed_of, scores_of
 from cetane.mil.fast.tape.elements import exponential
+from cetane.mil.fast.vectors import Maker
 
 HIDDEN = np.float32(HIDDEN_MASK)
 _F = np.float32
@@ -34,9 +37,35 @@ _ONE = _F(2.0**32)
 _TINY = _F(2.0**-100)
 TOPS = 64
 """Columns of which `largest` keeps the maxima side by side."""
-_score_1, _score_2, _score_3, _score_4 = (scores_of(rows, KEYS) for rows in (1, 2, 3, 4))
-_wide_1, _wide_2, _wide_3, _wide_4 = (scores_of(rows, WIDE_KEYS) for rows in (1, 2, 3, 4))
-_mix_1, _mix_2, _mix_3, _mix_4 = (mixed_of(rows) for rows in (1, 2, 3, 4))
+ROWS = 4
+"""The most rows that read keys or values together."""
+
+
+def _by_rows(code_of: Callable[[int], Maker]) -> Dispatcher:
+    """A compiled function that calls the code for a number of rows, 1 to `ROWS`, with the other
+    arguments.
+
+    Each number of rows is code of its own, which numba knows only by a name.
+    """
+    one, two, three, four = (code_of(rows) for rows in range(1, ROWS + 1))
+
+    @njit(nogil=True)
+    def call(rows, given):  # type: ignore[no-untyped-def]
+        if rows == 4:
+            four(*given)
+        elif rows == 3:
+            three(*given)
+        elif rows == 2:
+            two(*given)
+        else:
+            one(*given)
+
+    return call
+
+
+_scores = _by_rows(lambda rows: scores_of(rows, KEYS))
+_wide_scores = _by_rows(lambda rows: scores_of(rows, WIDE_KEYS))
+_mixed = _by_rows(mixed_of)
 
 
 @njit(inline="always")
@@ -73,33 +102,15 @@ def largest(line, tops):  # type: ignore[no-untyped-def]
 def _scores_at(keys, stride, rows, scores, j, many):  # type: ignore[no-untyped-def]
     """Fill `WIDE_KEYS` (`many`) or `KEYS` columns of scores from `j`; keys are an address."""
     width, at, y_stride = rows.shape[1], scores.ctypes.data + 4 * j, scores.strides[0]
-    r = 0
-    while r < len(rows):
+    for r in range(0, len(rows), ROWS):
         given = (
             at + r * y_stride, y_stride // 4, rows.ctypes.data + 4 * r * width, width, keys, stride,
             width,
         )  # fmt: skip
-        left = len(rows) - r
-        if left >= 4:
-            if many:
-                _wide_4(*given)
-            else:
-                _score_4(*given)
-        elif left == 3:
-            if many:
-                _wide_3(*given)
-            else:
-                _score_3(*given)
-        elif left == 2:
-            if many:
-                _wide_2(*given)
-            else:
-                _score_2(*given)
-        elif many:
-            _wide_1(*given)
+        if many:
+            _wide_scores(min(ROWS, len(rows) - r), given)
         else:
-            _score_1(*given)
-        r += 4
+            _scores(min(ROWS, len(rows) - r), given)
 
 
 @njit(nogil=True, cache=True)
@@ -175,8 +186,7 @@ def _mix(weights, values, sums):  # type: ignore[no-untyped-def]
     for first in range(0, whole, SPAN):
         count = min(SPAN, whole - first)
         for e in range(0, values.shape[1], PAIR):
-            r = 0
-            while r < rows:
+            for r in range(0, rows, ROWS):
                 given = (
                     sums.ctypes.data + 16 * (r * sums.shape[1] + e), 16 * sums.shape[1],
                     weights.ctypes.data + 2 * (r * whole + first),
@@ -185,16 +195,7 @@ def _mix(weights, values, sums):  # type: ignore[no-untyped-def]
                     values.ctypes.data + 2 * ((values.shape[1] + e) * whole + first), 2 * whole,
                     count,
                 )  # fmt: skip
-                left = rows - r
-                if left >= 4:
-                    _mix_4(*given)
-                elif left == 3:
-                    _mix_3(*given)
-                elif left == 2:
-                    _mix_2(*given)
-                else:
-                    _mix_1(*given)
-                r += 4
+                _mixed(min(ROWS, rows - r), given)
 
 
 @njit(inline="always")

@@ -21,10 +21,10 @@ from cetane.mil.fast.context import (
     VIEW,
     Context,
     constant,
+    factored,
+    ints,
     is_power_of_two,
-    literal,
-    made,
-    scaled,
+    new_op,
 )
 from cetane.mil.fast.rows import FEW, largest_call, rows_of_channels
 from cetane.mil.fast.widened import rounded_keys, rounded_values
@@ -61,7 +61,7 @@ def marked(op: Op, exact: bool) -> list[Op] | None:
     """Mark an attention as exact, or as fast."""
     if op.kind != ATTENTION:
         return None
-    return [replace(op, inputs={**op.inputs, "exact": (literal(exact),)})]
+    return [replace(op, inputs={**op.inputs, "exact": (ints(exact),)})]
 
 
 def rms_norm(context: Context, op: Op) -> list[Op] | None:
@@ -85,7 +85,7 @@ def rms_norm(context: Context, op: Op) -> list[Op] | None:
     axes = context.plain(norm, "axes")
     if axes is None or [a % len(shape) for a in axes] != [axis]:
         return None
-    if not context.is_negative(negative, x) or context.part(op) != (axis, 0, shape[axis]):
+    if not context.is_negative(negative, x) or context.cut(op) != (axis, 0, shape[axis]):
         return None
     inputs = {"x": (x,)} | {n: norm.inputs[n] for n in ("axes", "epsilon") if n in norm.inputs}
     return [Op(RMS_NORM, op.name, inputs, op.outputs)]
@@ -108,9 +108,9 @@ def centred_norm(context: Context, op: Op) -> list[Op] | None:
     mean, centred = f"{name}:mean", f"{name}:centred"
     true = constant(np.array(True), "bool")
     return [
-        made("reduce_mean", mean, TensorType(shape, type_.dtype), x=x, axes=op.inputs["axes"],
+        new_op("reduce_mean", mean, TensorType(shape, type_.dtype), x=x, axes=op.inputs["axes"],
              keep_dims=true),
-        made("sub", centred, type_, x=x, y=mean),
+        new_op("sub", centred, type_, x=x, y=mean),
         Op(RMS_NORM, op.name, {**op.inputs, "x": (centred,)}, op.outputs),
     ]  # fmt: skip
 
@@ -145,7 +145,7 @@ def merged_convolution(context: Context, op: Op) -> list[Op] | None:
             first = context.constants.type(parts[0])
             type_ = TensorType((sum(sizes), *first.shape[1:]), first.dtype)
             joined = NamedValue(f"{merged}:{parameter}", type_)
-            concat = {"values": parts, "axis": (literal(0),)}
+            concat = {"values": parts, "axis": (ints(0),)}
             new.append(Op("concat", joined.name, concat, (joined,)))
             inputs[parameter] = (joined.name,)
     result = op.outputs[0].type
@@ -154,7 +154,7 @@ def merged_convolution(context: Context, op: Op) -> list[Op] | None:
     outputs = (NamedValue(merged, TensorType((batch, sum(sizes), *rest), result.dtype)),)
     new.append(Op("conv", merged, inputs, outputs))
     split: dict[str, tuple[Argument, ...]]
-    split = {"x": (merged,), "axis": (literal(1),), "split_sizes": (literal(sizes),)}
+    split = {"x": (merged,), "axis": (ints(1),), "split_sizes": (ints(sizes),)}
     new.append(Op("split", f"{merged}:split", split, tuple(conv.outputs[0] for conv in alike)))
     return new
 
@@ -168,10 +168,10 @@ def input_view(context: Context, op: Op) -> list[Op] | None:
     """
     if op.kind != "slice_by_index" or op.inputs["x"][0] not in context.inputs:
         return None
-    axis, begin, end = context.part(op) or (None, 0, 0)
+    axis, begin, end = context.cut(op) or (None, 0, 0)
     if axis != 0:
         return None
-    inputs = {"x": op.inputs["x"], "begin": (literal(begin),), "end": (literal(end),)}
+    inputs = {"x": op.inputs["x"], "begin": (ints(begin),), "end": (ints(end),)}
     return [Op(VIEW, op.name, inputs, op.outputs)]
 
 
@@ -201,8 +201,8 @@ def scaled_twice(context: Context, op: Op) -> list[Op] | None:
     """
     if op.kind != "mul":
         return None
-    inner, second = scaled(context, op.outputs[0].name)
-    x, first = scaled(context, inner)
+    inner, second = factored(context, op.outputs[0].name)
+    x, first = factored(context, inner)
     if any(factor == 1 or not is_power_of_two(factor) for factor in (first, second)):
         return None
     if first * second == 1:

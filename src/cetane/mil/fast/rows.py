@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cetane.mil.fast.context import PACKED_LINEAR, RMS_NORM, ROWS_LINEAR, Context, literal, made
+from cetane.mil.fast.context import PACKED_LINEAR, RMS_NORM, ROWS_LINEAR, Context, ints, new_op
 from cetane.mil.program import Argument, MilFunction, NamedValue, Op, TensorType
 
 FEW = 16
 """The most tokens of a call that verifies drafts: its results must not depend on their number."""
-_SWAP = literal([0, 2, 1])
+_SWAP = ints([0, 2, 1])
 _UNARY = {"exp", "gelu", "identity", "relu", "sigmoid", "silu", "softplus", "tanh"}
 _BINARY = {"add", "maximum", "minimum", "mul", "real_div", "sub"}
 
@@ -57,12 +57,12 @@ class _Rows:
             case "conv" if self._is_product(op):
                 self._product(op)
             case _ if self._is_over_channels(op):
-                inputs = self._with(op, x=self._row(op.inputs["x"][0]), axes=literal([-1]))
+                inputs = self._with(op, x=self._row(op.inputs["x"][0]), axes=ints([-1]))
                 if "gamma" in op.inputs:
                     inputs["gamma"] = (self._row(op.inputs["gamma"][0]),)
                 self._emit(op, inputs)
             case "split" if op.inputs["x"][0] in self._rows and self._axis(op, "axis") == [1]:
-                self._emit(op, self._with(op, x=self._row(op.inputs["x"][0]), axis=literal(-1)))
+                self._emit(op, self._with(op, x=self._row(op.inputs["x"][0]), axis=ints(-1)))
             case kind if kind in _UNARY and op.inputs["x"][0] in self._rows:
                 self._emit(op, self._with(op, x=self._row(op.inputs["x"][0])))
             case kind if kind in _BINARY and self._is_by_channel(op):
@@ -105,10 +105,10 @@ class _Rows:
         rows, columns, *_ = type_.static_shape or ()
         flat = TensorType((rows, columns), type_.dtype)
         transposed = TensorType((columns, rows), type_.dtype)
-        sizes, swap = literal([rows, columns]), literal([1, 0])
+        sizes, swap = ints([rows, columns]), ints([1, 0])
         self._ops += [
-            made("reshape", f"{name}:flat", flat, x=weight, shape=sizes),
-            made("transpose", f"{name}:columns", transposed, x=f"{name}:flat", perm=swap),
+            new_op("reshape", f"{name}:flat", flat, x=weight, shape=sizes),
+            new_op("transpose", f"{name}:columns", transposed, x=f"{name}:flat", perm=swap),
         ]
         return f"{name}:columns"
 
@@ -161,14 +161,14 @@ class _Rows:
             self._rows.add(value)
             flat = _flat_type(type_)
             self._ops += [
-                made(
+                new_op(
                     "reshape",
                     f"{value}:flat",
                     flat,
                     x=value,
-                    shape=literal(flat.static_shape or ()),
+                    shape=ints(flat.static_shape or ()),
                 ),
-                made("transpose", _name(value), _row_type(type_), x=f"{value}:flat", perm=_SWAP),
+                new_op("transpose", _name(value), _row_type(type_), x=f"{value}:flat", perm=_SWAP),
             ]
         return _name(value)
 
@@ -178,8 +178,8 @@ class _Rows:
         if type_ is not None:
             flat = f"{value}:flat"
             self._ops += [
-                made("transpose", flat, _flat_type(type_), x=_name(value), perm=_SWAP),
-                made("reshape", value, type_, x=flat, shape=literal(type_.static_shape or ())),
+                new_op("transpose", flat, _flat_type(type_), x=_name(value), perm=_SWAP),
+                new_op("reshape", value, type_, x=flat, shape=ints(type_.static_shape or ())),
             ]
 
 

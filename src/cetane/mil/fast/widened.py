@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cetane.mil.fast.context import WIDENED, Context, constant, made, scaled
+from cetane.mil.fast.context import WIDENED, Context, constant, factored, new_op
 from cetane.mil.program import Argument, NamedValue, Op, TensorType
 
 
@@ -44,7 +44,7 @@ def rounded_values(context: Context, op: Op) -> list[Op] | None:
         return None
     for product, factor in (("x", "y"), ("y", "x")):
         mean = op.inputs[factor]
-        mixed, number = scaled(context, op.inputs[product][0])
+        mixed, number = factored(context, op.inputs[product][0])
         matmul = context.producer(mixed, "matmul")
         if matmul is None or not context.plain(matmul, "transpose_y"):
             continue
@@ -62,7 +62,7 @@ def rounded_values(context: Context, op: Op) -> list[Op] | None:
             whole = (NamedValue(f"{name}:mixed", result),)
             product_op = Op("matmul", f"{name}:mixed", given, whole)
             times = constant(np.array(number, np.float32), result.dtype)
-            return [*ops, product_op, made("mul", name, result, x=f"{name}:mixed", y=times)]
+            return [*ops, product_op, new_op("mul", name, result, x=f"{name}:mixed", y=times)]
     return None
 
 
@@ -77,12 +77,12 @@ def _widened(context: Context, codes: Argument, scales: Argument, name: str) -> 
     if cast is None or len(parts) != 2 or len(factors) != 2:
         return None
     (past,) = cast.inputs["x"]
-    if context.type(past).dtype != "int8" or not context.given(past):
+    if context.type(past).dtype != "int8" or not context.is_given(past):
         return None
     types = [TensorType(context.shape(part), "fp16") for part in parts]
     return [
-        made(WIDENED, f"{name}:past", types[0], x=past, scales=factors[0]),
-        made("mul", f"{name}:new", types[1], x=parts[1], y=factors[1]),
+        new_op(WIDENED, f"{name}:past", types[0], x=past, scales=factors[0]),
+        new_op("mul", f"{name}:new", types[1], x=parts[1], y=factors[1]),
         Op(
             "concat",
             name,

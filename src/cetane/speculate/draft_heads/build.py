@@ -24,7 +24,7 @@ from cetane.schema.draft_head import (
     Training,
 )
 from cetane.schema.manifest import producers
-from cetane.speculate.draft_heads.features import tapped
+from cetane.speculate.draft_heads.features import tapped_shards
 from cetane.speculate.draft_heads.modules import TorchDraftHead
 from cetane.speculate.draft_heads.planner import DraftHeadPlanner, DraftHeadWeights
 
@@ -84,7 +84,7 @@ def write(
     if planner.caches:
         (table,) = planner.model.rotary.values()
         np.save(folder / ROTARY, table.cos_sin(planner.recipe.cache.context).numpy())
-    shards = tapped(bundle.plan)
+    shards = tapped_shards(bundle.plan)
     manifest = DraftHeadManifest(
         producer=producers(),
         kind=config.kind,

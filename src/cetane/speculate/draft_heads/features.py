@@ -13,7 +13,7 @@ from cetane.schema.function import Route, Step
 from cetane.schema.plan import Plan
 
 
-def tapped(plan: Plan) -> tuple[str, ...]:
+def tapped_shards(plan: Plan) -> tuple[str, ...]:
     """The shards whose hidden states draft heads may read.
 
     They are the first, the middle and the last shard that hand one on; with fewer than three, some
@@ -30,13 +30,13 @@ def tapped(plan: Plan) -> tuple[str, ...]:
     return (shards[0], shards[len(shards) // 2], shards[-1])
 
 
-def depths(plan: Plan) -> tuple[str, ...]:
-    """The blocks whose output the `tapped` shards hand on: the last of each."""
+def tapped_blocks(plan: Plan) -> tuple[str, ...]:
+    """The blocks whose output the `tapped_shards` hand on: the last of each."""
     last = {shard.name: shard.blocks[-1] for shard in plan.shards}
-    return tuple(last[name] for name in tapped(plan))
+    return tuple(last[name] for name in tapped_shards(plan))
 
 
-def handing(plan: Plan) -> frozenset[Step | Route]:
+def handing_steps(plan: Plan) -> frozenset[Step | Route]:
     """The steps whose hidden state is the one that their shard hands on.
 
     In a shard that routes, an earlier step of the call makes one too: its experts add to that.
@@ -63,7 +63,7 @@ class Taps:
     """
 
     def __init__(self, plan: Plan, shards: tuple[str, ...]) -> None:
-        self.hidden, self.shards, self.steps = plan.hidden, shards, handing(plan)
+        self.hidden, self.shards, self.steps = plan.hidden, shards, handing_steps(plan)
         self.rows: dict[str, list[Array]] = {shard: [] for shard in shards}
         self.taken = 0
         """The position up to which `take` has returned hidden states."""

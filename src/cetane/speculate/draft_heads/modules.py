@@ -62,7 +62,7 @@ class DraftHeadConfig(Data):
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """The depths that it reads, as places in `features.tapped`."""
+        """The depths that it reads, as places in `features.tapped_shards`."""
         return (TAPS - 1,) if self.kind == "medusa" else tuple(range(TAPS))
 
 

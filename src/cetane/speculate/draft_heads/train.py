@@ -21,7 +21,7 @@ from cetane.files import Progress
 from cetane.planner import Planner
 from cetane.schema.draft_head import DraftHeadKind
 from cetane.schema.recipe import Recipe
-from cetane.speculate.draft_heads.features import depths
+from cetane.speculate.draft_heads.features import tapped_blocks
 from cetane.speculate.draft_heads.modules import (
     DraftHeadConfig,
     Eagle3,
@@ -65,10 +65,10 @@ def new_draft_head(
         eps=model.eps,
         softcap=model.softcap,
         bundle=bundle.digest,
-        depths=depths(plan),
+        depths=tapped_blocks(plan),
         scale=model.residual_scale or 1.0,
         turned=is_turned(checkpoint),
-        weights=projections(model, plan.recipe),
+        weights=projection_format(model, plan.recipe),
     )
     draft_head = make_draft_head(config)
     draft_head.vocabulary = vocabulary
@@ -79,16 +79,16 @@ def new_draft_head(
 
 def gains(model: Model, checkpoint: Checkpoint) -> Tensor:
     """The gains of the model's last norm, fp32 `(C,)`, with any factor on its logits. CetaneError
-    for a LayerNorm: a draft head norms as RMSNorm does."""
+    for a LayerNorm, and for an RMSNorm without gains: a draft head has only one with gains."""
     if model.final is not RMSNorm:
         raise CetaneError(
-            "the model's last norm is a LayerNorm, and draft heads have only RMSNorm",
+            "draft heads have only an RMSNorm with gains, and the model's last norm is another",
             "cetane run --speculative ngram drafts without one",
         )
     return (checkpoint.read(model.norm).float() + model.unit_offset) * model.logit_factor
 
 
-def projections(model: Model, recipe: Recipe) -> Literal["fp16", "int8-per-channel"]:
+def projection_format(model: Model, recipe: Recipe) -> Literal["fp16", "int8-per-channel"]:
     """The format of a draft head's projections: that of the target's head, if it is int8."""
     head = recipe.compression.format_for(model.output, "head").name
     return "int8-per-channel" if head == "int8-per-channel" else "fp16"
@@ -127,7 +127,7 @@ def train(
     own. All apply the mean of their gradients, as one process with all these windows would. If the
     last windows do not divide evenly, some count twice.
     """
-    scale = spread(windows) if isinstance(draft_head, Eagle3) else torch.ones(())
+    scale = feature_magnitudes(windows) if isinstance(draft_head, Eagle3) else torch.ones(())
     lesson = accelerator.prepare(DraftHeadLoss(draft_head, scale))
     trained = [p for p in draft_head.parameters() if p.requires_grad]
     rate, betas = RATES[draft_head.config.kind], (0.9, 0.95)
@@ -168,7 +168,7 @@ def rate_share(done: float) -> float:
     return min(done / WARM, 0.5 * (1 + np.cos(np.pi * done)))
 
 
-def spread(windows: Windows) -> Tensor:
+def feature_magnitudes(windows: Windows) -> Tensor:
     """The median magnitude of the features, by tap and channel, `(3, C)`.
 
     A mean would not do: in some tokens, a few channels are a thousand times larger than all others.

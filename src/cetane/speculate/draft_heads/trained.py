@@ -19,9 +19,9 @@ from cetane.files import inside, read_json
 from cetane.planner import Planner
 from cetane.schema.draft_head import HELD_OUT, MANIFEST, SOURCE, Training
 from cetane.schema.manifest import MANIFEST as BUNDLE_MANIFEST
-from cetane.speculate.draft_heads.features import depths
+from cetane.speculate.draft_heads.features import tapped_blocks
 from cetane.speculate.draft_heads.modules import TAPS, TorchDraftHead, load_draft_head
-from cetane.speculate.draft_heads.train import gains, is_turned, projections
+from cetane.speculate.draft_heads.train import gains, is_turned, projection_format
 from cetane.validation import validated
 
 MAY_LACK = frozenset({"output", "norm"})
@@ -43,7 +43,7 @@ class TrainedElsewhere:
     training: Training
 
 
-def shipped() -> dict[str, Path]:
+def shipped_draft_heads() -> dict[str, Path]:
     """The folders of the draft heads that come with cetane, by the name of their model."""
     folder = Path(str(resources.files("cetane"))) / "data/draft-heads"
     return {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()}
@@ -55,7 +55,7 @@ def open_trained(place: str | Path) -> list[TrainedElsewhere]:
     It is a bundle, the folder of a draft head, or the name of a model whose draft head comes with
     cetane. A bundle or a folder wins over a name.
     """
-    folder, known = Path(place), shipped()
+    folder, known = Path(place), shipped_draft_heads()
     if (folder / BUNDLE_MANIFEST).is_file():
         bundle = Bundle(folder)
         if heads := bundle.draft_heads().values():
@@ -83,7 +83,7 @@ def from_bundle(bundle: Bundle, head: DraftHead) -> TrainedElsewhere:
                 "train one for the new bundle",
             )
         scale = recipe.family.get("residual_scale", 1.0)
-        changes = {"depths": depths(bundle.plan), "scale": scale}
+        changes = {"depths": tapped_blocks(bundle.plan), "scale": scale}
         draft_head.config = draft_head.config.model_copy(update=changes)
     return TrainedElsewhere(
         head.file(SOURCE), draft_head, few(head.held_out()), head.manifest.training
@@ -125,7 +125,7 @@ def match_to(trained: TrainedElsewhere, bundle: Bundle, checkpoint: Checkpoint) 
     other layers, and a Medusa head between plain and turned channels.
     """
     draft_head, plan = deepcopy(trained.draft_head), bundle.plan
-    config, reads = draft_head.config, depths(plan)
+    config, reads = draft_head.config, tapped_blocks(plan)
     if config.hidden != plan.hidden or int(draft_head.vocabulary[-1]) >= plan.vocab:
         raise CetaneError(f"{trained.path}: the draft head of another model than {bundle.path}")
     if len(config.depths) != TAPS or any(config.depths[n] != reads[n] for n in config.taps):
@@ -149,7 +149,7 @@ def match_to(trained: TrainedElsewhere, bundle: Bundle, checkpoint: Checkpoint) 
         draft_head.norm = gains(model, checkpoint)
     if draft_head.output.is_meta:
         draft_head.output = plain_rows(model, checkpoint)[draft_head.vocabulary]
-    changes = {"bundle": bundle.digest, "weights": projections(model, plan.recipe)}
+    changes = {"bundle": bundle.digest, "weights": projection_format(model, plan.recipe)}
     draft_head.config = draft_head.config.model_copy(update=changes)
     return draft_head
 

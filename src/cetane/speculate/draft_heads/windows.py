@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cetane.engine.engine import Engine
 from cetane.files import Progress, disk_errors, replacing
-from cetane.speculate.draft_heads.features import Taps, tapped
+from cetane.speculate.draft_heads.features import Taps, tapped_shards
 
 HELD_OUT = 10
 """One window in this number is kept out of training."""
@@ -84,16 +84,16 @@ def collect(
     stopped collection continues, and the next draft head reads it. A folder is for one bundle.
     """
     starts = range(0, len(ids) - length + 1, length)
-    shape = (length, len(tapped(engine.plan)), engine.plan.hidden)
+    shape = (length, len(tapped_shards(engine.plan)), engine.plan.hidden)
     tokens = torch.tensor([list(ids[start : start + length]) for start in starts])
     features = torch.empty((len(starts), *shape), dtype=torch.float16)
     choices = torch.empty_like(tokens)
     for index, window in enumerate(tokens):
         progress("hidden states", index, len(starts))
         path = folder and folder / f"{hashlib.sha256(window.numpy().tobytes()).hexdigest()}.st"
-        result = kept(path, shape) if path else None
+        result = stored_window(path, shape) if path else None
         if result is None:
-            result = computed(engine, window.tolist())
+            result = computed_window(engine, window.tolist())
             if path:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with disk_errors(path), replacing(path) as temporary:
@@ -102,9 +102,9 @@ def collect(
     return Windows(features, tokens, choices)
 
 
-def computed(engine: Engine, window: Sequence[int]) -> dict[str, Tensor]:
+def computed_window(engine: Engine, window: Sequence[int]) -> dict[str, Tensor]:
     """Features and choices of one window."""
-    taps = Taps(engine.plan, tapped(engine.plan))
+    taps = Taps(engine.plan, tapped_shards(engine.plan))
     session = engine.session(watch=[taps.see], whole=True)
     logits = session.feed(window, "all")
     assert logits is not None
@@ -114,7 +114,7 @@ def computed(engine: Engine, window: Sequence[int]) -> dict[str, Tensor]:
     }
 
 
-def kept(path: Path, shape: tuple[int, ...]) -> dict[str, Tensor] | None:
+def stored_window(path: Path, shape: tuple[int, ...]) -> dict[str, Tensor] | None:
     """The stored result of a window; None if the file is missing or damaged."""
     try:
         tensors = load_file(path)

@@ -5,7 +5,7 @@ from math import prod
 import numpy as np
 
 from cetane.gates.residency.graph import LARGEST_VALUE, SHAPE_KINDS, Graph
-from cetane.gates.residency.rule import on_op
+from cetane.gates.residency.rule import on_function, on_op
 from cetane.mil.program import Op, StoredConstant
 
 RIGHT_SOFTPLUS = 10.25
@@ -101,6 +101,12 @@ def shrinks(op: Op, graph: Graph) -> bool:
             size = abs(float(value.reshape(())))
             return size < 1 if op.kind == "mul" else size > 1 and name == "y"
     return False
+
+
+@on_function("layer-norm-variance")
+def layer_norm_variance(graph: Graph) -> str | None:
+    norms = sum(op.kind == "layer_norm" for op in graph.ops)
+    return f"{norms} layer_norm" if norms else None
 
 
 @on_op("subnormal-epsilon")

@@ -6,8 +6,8 @@ tape reads weights as they are stored, 8 or 4 bits each, and its threads meet on
     writer    function -> tape: places of values, and instructions for each op (`ops`)
     code      the tape as data
     store     the weights of all functions of a program, in the forms of `weights`
-    loop      the compiled loop; its kernels are `products`, `rounded`, `elements` and
-              `quick_attention`
+    loop      the compiled loop: it reads instructions by `encoded`; `walk`, `lines` and `moves`
+              are parts of it, `products`, `rounded`, `elements` and `quick_attention` its kernels
     function  tapes that run
 
 The code of products, in LLVM's own language, is `vectors` and `dots` of the folder above.

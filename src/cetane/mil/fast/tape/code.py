@@ -34,8 +34,8 @@ NUMBERS = 2
 """Floats of an encoded instruction, such as an epsilon."""
 
 
-class Code(IntEnum):
-    """What an instruction does; see `loop`."""
+class Opcode(IntEnum):
+    """What an instruction does; see `loop.perform`."""
 
     UNARY = 0
     BINARY = 1
@@ -188,31 +188,31 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction: a result, up to three operands, and the numbers that its code reads.
+    """An instruction: a result, up to three operands, and the parameters of its opcode.
 
     Threads divide the work of a `shared` instruction. One thread does any other.
     """
 
-    code: Code
+    opcode: Opcode
     result: Place
     operands: tuple[Place, ...] = ()
     kind: int = 0
-    more: tuple[int, ...] = ()
+    parameters: tuple[int, ...] = ()
     numbers: tuple[float, ...] = ()
     shared: bool = False
-    others: tuple[Place, ...] = ()
+    unstrided: tuple[Place, ...] = ()
     """Operands without strides: the parts of keys and values."""
 
     @property
     def read(self) -> tuple[Place, ...]:
-        return (*self.operands, *self.others)
+        return (*self.operands, *self.unstrided)
 
     def moved(self, bases: Mapping[int, int]) -> Instruction:
         """This instruction, with some blocks as whole arrays of these bases."""
         result, *read = (place.moved(bases) for place in (self.result, *self.read))
         count = len(self.operands)
         return replace(
-            self, result=result, operands=tuple(read[:count]), others=tuple(read[count:])
+            self, result=result, operands=tuple(read[:count]), unstrided=tuple(read[count:])
         )
 
 
@@ -280,7 +280,7 @@ def encoded(
     """An instruction as numbers. With `wait`, all threads wait for each other after it. Raises
     ValueError if it needs more than `WIDTH` numbers or `AXES` axes."""
     places = [instruction.result, *instruction.operands]
-    if instruction.code in (Code.UNARY, Code.BINARY, Code.SELECT):
+    if instruction.opcode in (Opcode.UNARY, Opcode.BINARY, Opcode.SELECT):
         sizes, strides = joined_axes(places)
     else:
         sizes, strides = [1] * AXES, [[0] * AXES for _ in places]
@@ -289,12 +289,12 @@ def encoded(
         start = 0 if place.block is None else offsets[place.block]
         return [place.base, start + place.offset]
 
-    row = [int(instruction.code), int(wait), int(instruction.shared), instruction.kind]
+    row = [int(instruction.opcode), int(wait), int(instruction.shared), instruction.kind]
     row += [n for place in places for n in address(place)] + [0] * (2 * (4 - len(places)))
     row += sizes
     row += [n for known in strides for n in known] + [0] * (AXES * (4 - len(places)))
-    row += [n for place in instruction.others for n in address(place)]
-    row += instruction.more
+    row += [n for place in instruction.unstrided for n in address(place)]
+    row += instruction.parameters
     if len(row) > WIDTH:
         raise ValueError(f"an instruction of {len(row)} numbers")
     numbers = [*instruction.numbers, *[0.0] * (NUMBERS - len(instruction.numbers))]
@@ -311,7 +311,7 @@ def tape_of(instructions: Sequence[Instruction], sizes: dict[int, int], runs: in
         row, own = encoded(instruction, offsets, wait)
         rows.append(row)
         numbers.append(own)
-    work = sum(math.prod(i.more[:3]) for i in instructions if i.code is Code.PRODUCT)
+    work = sum(math.prod(i.parameters[:3]) for i in instructions if i.opcode is Opcode.PRODUCT)
     return Tape(
         np.array(rows, np.int64).reshape(-1, WIDTH),
         np.array(numbers, np.float32).reshape(-1, NUMBERS),

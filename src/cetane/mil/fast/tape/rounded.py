@@ -2,6 +2,7 @@
 
 import numpy as np
 from numba import carray, njit
+from numba.core.dispatcher import Dispatcher
 
 from cetane.mil.fast.dots import EIGHT, TABLE_BYTES, TILE, TOKENS, dots_of, round_row
 from cetane.mil.fast.emit import BLOCK
@@ -14,14 +15,6 @@ _BYTES, _SCALED, _NIBBLES, _SIXES = (
 )
 _FOUR_BITS, _SIX_BITS = TABLE_BYTES[WeightForm.NIBBLES], TABLE_BYTES[WeightForm.SIXES]
 _ANY = bool(DOTTED)
-_bytes_1, _bytes_2, _bytes_4, _bytes_8 = (dots_of(WeightForm.BYTES, n) for n in (1, 2, 4, TOKENS))
-_scaled_1, _scaled_2, _scaled_4, _scaled_8 = (
-    dots_of(WeightForm.SCALED_BYTES, n) for n in (1, 2, 4, TOKENS)
-)
-_nibbles_1, _nibbles_2, _nibbles_4, _nibbles_8 = (
-    dots_of(WeightForm.NIBBLES, n) for n in (1, 2, 4, TOKENS)
-)
-_sixes_1, _sixes_2, _sixes_4, _sixes_8 = (dots_of(WeightForm.SIXES, n) for n in (1, 2, 4, TOKENS))
 
 
 @njit(inline="always")
@@ -30,69 +23,61 @@ def rounds(form):  # type: ignore[no-untyped-def]
     return _ANY and form in (_BYTES, _SCALED, _NIBBLES, _SIXES)
 
 
-# Each form and number of tokens is code of its own, and numba knows code only by a name.
+def _dots(tokens: int) -> Dispatcher:
+    """A compiled function that multiplies a tile of any form with `tokens` rows of rounded inputs;
+    `dots_of` describes its other arguments.
+
+    Each form and number of tokens is code of its own, which numba knows only by a name.
+    """
+    of_bytes, of_scaled, of_nibbles, of_sixes = (
+        dots_of(form, tokens)
+        for form in (
+            WeightForm.BYTES, WeightForm.SCALED_BYTES, WeightForm.NIBBLES, WeightForm.SIXES
+        )
+    )  # fmt: skip
+
+    @njit(nogil=True)
+    def dots(form, y, y_stride, x, x_scales, tile, scales, one, two, rows, columns):  # type: ignore[no-untyped-def]
+        if form == _BYTES:
+            of_bytes(y, y_stride, x, x_scales, tile, scales, one, two, rows, columns)
+        elif form == _SCALED:
+            of_scaled(y, y_stride, x, x_scales, tile, scales, one, two, rows, columns)
+        elif form == _NIBBLES:
+            of_nibbles(y, y_stride, x, x_scales, tile, scales, one, two, rows, columns)
+        else:
+            of_sixes(y, y_stride, x, x_scales, tile, scales, one, two, rows, columns)
+
+    return dots
 
 
-@njit(nogil=True, cache=True)
-def _one(form, y, y_stride, x, x_scales, tile, scales, one, two, rows, columns):  # type: ignore[no-untyped-def]
-    if form == _BYTES:
-        _bytes_1(y, y_stride, x, x_scales, tile, scales, one, two, rows, columns)
-    elif form == _SCALED:
-        _scaled_1(y, y_stride, x, x_scales, tile, scales, one, two, rows, columns)
-    elif form == _NIBBLES:
-        _nibbles_1(y, y_stride, x, x_scales, tile, scales, one, two, rows, columns)
-    else:
-        _sixes_1(y, y_stride, x, x_scales, tile, scales, one, two, rows, columns)
-
-
-@njit(nogil=True, cache=True)
-def _two(form, y, y_stride, x, x_scales, tile, scales, one, two, rows, columns):  # type: ignore[no-untyped-def]
-    if form == _BYTES:
-        _bytes_2(y, y_stride, x, x_scales, tile, scales, one, two, rows, columns)
-    elif form == _SCALED:
-        _scaled_2(y, y_stride, x, x_scales, tile, scales, one, two, rows, columns)
-    elif form == _NIBBLES:
-        _nibbles_2(y, y_stride, x, x_scales, tile, scales, one, two, rows, columns)
-    else:
-        _sixes_2(y, y_stride, x, x_scales, tile, scales, one, two, rows, columns)
-
-
-@njit(nogil=True, cache=True)
-def _four(form, y, y_stride, x, x_scales, tile, scales, one, two, rows, columns):  # type: ignore[no-untyped-def]
-    if form == _BYTES:
-        _bytes_4(y, y_stride, x, x_scales, tile, scales, one, two, rows, columns)
-    elif form == _SCALED:
-        _scaled_4(y, y_stride, x, x_scales, tile, scales, one, two, rows, columns)
-    elif form == _NIBBLES:
-        _nibbles_4(y, y_stride, x, x_scales, tile, scales, one, two, rows, columns)
-    else:
-        _sixes_4(y, y_stride, x, x_scales, tile, scales, one, two, rows, columns)
-
-
-@njit(nogil=True, cache=True)
-def _eight(form, y, y_stride, x, x_scales, tile, scales, one, two, rows, columns):  # type: ignore[no-untyped-def]
-    if form == _BYTES:
-        _bytes_8(y, y_stride, x, x_scales, tile, scales, one, two, rows, columns)
-    elif form == _SCALED:
-        _scaled_8(y, y_stride, x, x_scales, tile, scales, one, two, rows, columns)
-    elif form == _NIBBLES:
-        _nibbles_8(y, y_stride, x, x_scales, tile, scales, one, two, rows, columns)
-    else:
-        _sixes_8(y, y_stride, x, x_scales, tile, scales, one, two, rows, columns)
+_dots_1, _dots_2, _dots_4, _dots_8 = (_dots(tokens) for tokens in (1, 2, 4, TOKENS))
 
 
 @njit(inline="always")
-def _palette_of(form, palettes, which, eight):  # type: ignore[no-untyped-def]
+def _palette_of(form, palettes, palette_ids, eight):  # type: ignore[no-untyped-def]
     """The address of the palette of `EIGHT` rows; `eight` is their number among such groups."""
     if form != _NIBBLES and form != _SIXES:
         return palettes
-    number = np.int64(carray(pointer(which), eight + 1, np.int32)[eight])
+    number = np.int64(carray(pointer(palette_ids), eight + 1, np.int32)[eight])
     return palettes + (_FOUR_BITS if form == _NIBBLES else _SIX_BITS) * number
 
 
 @njit(nogil=True, cache=True)
 def multiply_rounded(  # type: ignore[no-untyped-def]
-    form, first, last, y, y_stride, x, x_stride, tokens, w, w_stride, scale, more, which, columns
+    form,
+    first,
+    last,
+    y,
+    y_stride,
+    x,
+    x_stride,
+    tokens,
+    w,
+    w_stride,
+    scale,
+    tables,
+    palette_ids,
+    columns,
 ):
     """As `products.multiply`, but `first` and `last` are multiples of `TILE`.
 
@@ -111,9 +96,9 @@ def multiply_rounded(  # type: ignore[no-untyped-def]
         carray(pointer(y + 4 * (tokens * y_stride + first)), last - first, np.float32)[:] = 0
     x_at, scales_at = inputs.ctypes.data, x_scales.ctypes.data
     for row in range(first, last, TILE):
-        tile, factors, rows = w + row * w_stride, more + 4 * row * blocks, scale + 4 * row
-        one = _palette_of(form, more, which, row // EIGHT)
-        two = _palette_of(form, more, which, row // EIGHT + 1)
+        tile, factors, rows = w + row * w_stride, tables + 4 * row * blocks, scale + 4 * row
+        one = _palette_of(form, tables, palette_ids, row // EIGHT)
+        two = _palette_of(form, tables, palette_ids, row // EIGHT + 1)
         token = 0
         while token < tokens:
             left = tokens - token
@@ -123,14 +108,14 @@ def multiply_rounded(  # type: ignore[no-untyped-def]
             # One token less than a pass of 4 or 8 takes a row of padding with it, if there is one.
             left += left in (3, TOKENS - 1) and tokens < every
             if left >= TOKENS:
-                _eight(form, *given)
+                _dots_8(form, *given)
                 token += TOKENS
             elif left >= 4:
-                _four(form, *given)
+                _dots_4(form, *given)
                 token += 4
             elif left >= 2:
-                _two(form, *given)
+                _dots_2(form, *given)
                 token += 2
             else:
-                _one(form, *given)
+                _dots_1(form, *given)
                 token += 1

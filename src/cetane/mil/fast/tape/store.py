@@ -27,8 +27,8 @@ class RowOffsets:
     row_bytes: int
     data: int
     scale: int
-    more: int
-    which: int
+    tables: int
+    palette_ids: int
 
 
 class ConstantStore:
@@ -51,7 +51,9 @@ class ConstantStore:
         key = ("rows", constants.key(weight))
         if key not in self._known:
             rows = rows_of(constants, weight).grouped()
-            places = [self._append(a) for a in (rows.data, rows.scale, rows.more, rows.which)]
+            places = [
+                self._append(a) for a in (rows.data, rows.scale, rows.tables, rows.palette_ids)
+            ]
             self._known[key] = RowOffsets(rows.form, len(rows.scale), rows.data.shape[1], *places)
         stored = self._known[key]
         assert isinstance(stored, RowOffsets)

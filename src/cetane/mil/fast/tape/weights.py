@@ -31,33 +31,34 @@ class Rows:
     """A weight `(N, K)` in one form; K is padded with zeros to whole blocks.
 
     `data` (N, bytes of a row), uint8; integers and indices are bytes until they are grouped.
-    `scale` (N,), float32, multiplies a row's results. `more` are scales of blocks, float32
-    (N, K'/32) for padded K', or palettes, uint8 (palettes, bytes of one). `which` (N/GROUP,),
+    `scale` (N,), float32, multiplies a row's results. `tables` are scales of blocks, float32
+    (N, K'/32) for padded K', or palettes, uint8 (palettes, bytes of one). `palette_ids` (N/GROUP,),
     int32, is the number of the palette of each `GROUP` rows.
     """
 
     form: WeightForm
     data: Array
     scale: Array
-    more: Array
-    which: Array
+    tables: Array
+    palette_ids: Array
 
     def grouped(self) -> Rows:
         """The weight as products read it: with rows of zeros up to a multiple of `TILE` or `ROWS`,
         and the blocks of this many rows side by side."""
         size = TILE if self.form in DOTTED else ROWS
-        scale, more, which = np.pad(self.scale, (0, -len(self.scale) % size)), self.more, self.which
+        scale = np.pad(self.scale, (0, -len(self.scale) % size))
+        tables, palette_ids = self.tables, self.palette_ids
         if self.form in DOTTED:
             blocks = self.data.shape[1] // BLOCK
-            which = np.pad(which, (0, len(which) % (TILE // EIGHT)), "edge")
+            palette_ids = np.pad(palette_ids, (0, len(palette_ids) % (TILE // EIGHT)), "edge")
             data = in_tiles(self.form, _filled(self.data, TILE))
         else:
             data = self.data if self.form is not WeightForm.NIBBLES else in_nibbles(self.data)
             blocks = data.shape[1] // self.form.bytes_of(BLOCK)
             data = _in_groups(data, blocks, ROWS)
         if self.form is WeightForm.SCALED_BYTES:
-            more = _in_groups(more, blocks, size)
-        return replace(self, data=data, scale=scale, more=more, which=which)
+            tables = _in_groups(tables, blocks, size)
+        return replace(self, data=data, scale=scale, tables=tables, palette_ids=palette_ids)
 
 
 def rows_of(constants: Constants, weight: Argument) -> Rows:
@@ -97,8 +98,8 @@ def _linear(constants: Constants, op: Op) -> Rows | None:
         return _bytes(WeightForm.SCALED_BYTES, data, np.ones(rows, np.float32), wide)
     if WeightForm.NIBBLES in READABLE and data.min() >= -8 and data.max() <= 7:
         palette = np.arange(-8, 8, dtype=np.float32)[None]
-        which = np.zeros(-(-rows // GROUP), np.int32)
-        return _looked_up(WeightForm.NIBBLES, data + 8, scale[:, 0], palette, which)
+        palette_ids = np.zeros(-(-rows // GROUP), np.int32)
+        return _looked_up(WeightForm.NIBBLES, data + 8, scale[:, 0], palette, palette_ids)
     return _bytes(WeightForm.BYTES, data, scale[:, 0], _NONE)
 
 
@@ -118,18 +119,18 @@ def _palettes(constants: Constants, op: Op) -> Rows | None:
         return None
     if indices.dtype.kind != "u" or indices.max(initial=0) >= entries:  # the decoder refuses these
         return None
-    which = np.arange(0, len(indices), GROUP, dtype=np.int32) // np.int32(each)
+    palette_ids = np.arange(0, len(indices), GROUP, dtype=np.int32) // np.int32(each)
     palettes: Array = table.reshape(groups, -1).astype(np.float32)
     scale: Array = np.ones(groups, np.float32)
     if form in DOTTED:
         bound = np.abs(palettes).max(-1)
         scale = np.where(bound > 0, bound, np.float32(1)) / np.float32(MOST_ENTRY)
         palettes = (palettes / scale[:, None]).astype(np.float32)
-    return _looked_up(form, indices, np.repeat(scale, each), palettes, which)
+    return _looked_up(form, indices, np.repeat(scale, each), palettes, palette_ids)
 
 
 def _looked_up(
-    form: WeightForm, indices: Array, scale: Array, palettes: Array, which: Array
+    form: WeightForm, indices: Array, scale: Array, palettes: Array, palette_ids: Array
 ) -> Rows:
     """Weights by indices of palettes, float32 (palettes, entries); they become words in tiles."""
     whole = np.pad(palettes, ((0, 0), (0, ENTRIES[form] - palettes.shape[1])))
@@ -138,7 +139,7 @@ def _looked_up(
     if form in DOTTED:
         whole = np.rint(whole).astype(np.int16)
         whole = np.tile(whole, 2) if form is WeightForm.NIBBLES else whole
-    return Rows(form, data, scale, np.ascontiguousarray(whole).view(np.uint8), which)
+    return Rows(form, data, scale, np.ascontiguousarray(whole).view(np.uint8), palette_ids)
 
 
 def in_tiles(form: WeightForm, rows: Array) -> Array:
@@ -185,9 +186,9 @@ def _rounded(values: Array) -> Rows:
     return _bytes(WeightForm.SCALED_BYTES, steps.reshape(len(values), -1), ones, scale)
 
 
-def _bytes(form: WeightForm, steps: Array, scale: Array, more: Array) -> Rows:
+def _bytes(form: WeightForm, steps: Array, scale: Array, tables: Array) -> Rows:
     data = np.ascontiguousarray(_in_blocks(steps).astype(np.int8)).view(np.uint8)
-    return Rows(form, data, scale, more, np.empty(0, np.int32))
+    return Rows(form, data, scale, tables, np.empty(0, np.int32))
 
 
 def _floats(values: Array) -> Rows:
@@ -217,13 +218,15 @@ def _joined(constants: Constants, op: Op) -> Rows:
     if len({part.form for part in parts}) > 1 or (parts[0].form in ENTRIES and not whole):
         return _floats(np.concatenate([_matrix(constants.array(part)) for part in names]))
     form = parts[0].form
-    before = np.cumsum([0, *(len(part.more) for part in parts)])
-    which = [part.which + np.int32(first) for part, first in zip(parts, before, strict=False)]
-    data, scale, more = (
+    before = np.cumsum([0, *(len(part.tables) for part in parts)])
+    palette_ids = [
+        part.palette_ids + np.int32(first) for part, first in zip(parts, before, strict=False)
+    ]
+    data, scale, tables = (
         np.concatenate([getattr(part, name) for part in parts])
-        for name in ("data", "scale", "more")
+        for name in ("data", "scale", "tables")
     )
-    return Rows(form, data, scale, more, np.concatenate(which))
+    return Rows(form, data, scale, tables, np.concatenate(palette_ids))
 
 
 def _filled(rows: Array, size: int) -> Array:

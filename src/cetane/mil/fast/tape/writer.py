@@ -20,8 +20,8 @@ from cetane.mil.fast.tape.code import (
     LARGEST,
     RUNS_AT,
     WEIGHTS,
-    Code,
     Instruction,
+    Opcode,
     Place,
     Tape,
     Unary,
@@ -261,13 +261,13 @@ class Writer:
         return place.at(0, place.shape, (*strides[1:], strides[0]))
 
     def emit(
-        self, code: Code, result: Place, *operands: Place, kind: int = 0,
-        more: Sequence[int] = (), numbers: Sequence[float] = (), others: Sequence[Place] = (),
-        shared: bool | None = None,
+        self, opcode: Opcode, result: Place, *operands: Place, kind: int = 0,
+        parameters: Sequence[int] = (), numbers: Sequence[float] = (),
+        unstrided: Sequence[Place] = (), shared: bool | None = None,
     ) -> Place:  # fmt: skip
         """Add an instruction, and return its result. By default, threads share it if its result is
         large."""
-        if code is not Code.WIDEN and any(place.narrow for place in (*operands, *others)):
+        if opcode is not Opcode.WIDEN and any(place.narrow for place in (*operands, *unstrided)):
             raise Unsupported("an operand of 8 bits")
         self._copies = {
             place: copy
@@ -276,15 +276,16 @@ class Writer:
         }
         self._instructions.append(
             Instruction(
-                code, result, operands, kind, tuple(map(int, more)), tuple(map(float, numbers)),
-                result.size >= SHARED if shared is None else shared, tuple(others),
+                opcode, result, operands, kind, tuple(map(int, parameters)),
+                tuple(map(float, numbers)),
+                result.size >= SHARED if shared is None else shared, tuple(unstrided),
             )
         )  # fmt: skip
         return result
 
     def copy(self, source: Place, target: Place) -> Place:
         """Copy elements into a place of the same shape, from a contiguous copy if there is one."""
-        return self.emit(Code.UNARY, target, self._copied(source) or source, kind=Unary.COPY)
+        return self.emit(Opcode.UNARY, target, self._copied(source) or source, kind=Unary.COPY)
 
     def contiguous(self, place: Place) -> Place:
         """The place, or a copy of it that is contiguous."""
@@ -334,8 +335,8 @@ class Writer:
             self._masks[key] = self._runs
             rows = mask.size // (past + new)
             self.emit(
-                Code.RUNS, Place(RUNS_AT, 0, (), ()), mask, more=(rows, past, new, self._runs),
-                shared=False,
+                Opcode.RUNS, Place(RUNS_AT, 0, (), ()), mask,
+                parameters=(rows, past, new, self._runs), shared=False,
             )  # fmt: skip
             self._runs += 1 + 4 * (past + new + 1)
         return self._masks[key]

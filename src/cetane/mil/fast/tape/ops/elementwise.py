@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cetane.mil.fast.context import WIDENED
-from cetane.mil.fast.tape.code import Binary, Code, Place, Unary
+from cetane.mil.fast.tape.code import Binary, Opcode, Place, Unary
 from cetane.mil.fast.tape.ops.registry import enters
 from cetane.mil.fast.tape.writer import Unsupported, Writer
 from cetane.mil.shapes import broadcast
@@ -83,20 +83,22 @@ def widened(w: Writer, x: Place, scales: Place, mask: Place | None = None) -> Pl
     if mask is not None:
         mask = w.contiguous(mask)
         runs = w.runs(mask, slots, mask.shape[3] - slots)
-    more = (heads, width, slots, runs)
-    return w.emit(Code.WIDEN, w.new(x.shape), x, w.contiguous(scales), more=more, shared=True)
+    parameters = (heads, width, slots, runs)
+    return w.emit(
+        Opcode.WIDEN, w.new(x.shape), x, w.contiguous(scales), parameters=parameters, shared=True
+    )
 
 
 @enters("select")
 def select(w: Writer, cond: Place, a: Place, b: Place) -> Place:
     shape = broadcast(cond.shape, a.shape, b.shape)
     operands = [place.broadcast(shape) for place in (cond, a, b)]
-    return w.emit(Code.SELECT, w.new(shape), *operands)
+    return w.emit(Opcode.SELECT, w.new(shape), *operands)
 
 
 def transformed(w: Writer, x: Place, kind: Unary, *numbers: float) -> Place:
     """A function of each element, in the order in which they lie."""
-    return w.emit(Code.UNARY, w.new(x.shape, x), x, kind=kind, numbers=numbers)
+    return w.emit(Opcode.UNARY, w.new(x.shape, x), x, kind=kind, numbers=numbers)
 
 
 def combined(w: Writer, x: Place, y: Place, kind: Binary) -> Place:
@@ -110,6 +112,6 @@ def combined(w: Writer, x: Place, y: Place, kind: Binary) -> Place:
             for place in (x, y)
         ]
         wide = [place.broadcast(shape) for place in operands]
-        return w.emit(Code.BINARY, w.new(shape, like), *wide, kind=kind)
+        return w.emit(Opcode.BINARY, w.new(shape, like), *wide, kind=kind)
 
     return w.once(("combined", x, y, kind), [x, y], made)

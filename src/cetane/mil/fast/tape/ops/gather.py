@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from cetane.mil.fast.tape.code import Code, Place
+from cetane.mil.fast.tape.code import Opcode, Place
 from cetane.mil.fast.tape.ops.registry import enters
 from cetane.mil.fast.tape.ops.shape import part, reshaped
 from cetane.mil.fast.tape.writer import Unsupported, Writer
@@ -52,5 +52,7 @@ def _picked(w: Writer, x: Place, indices: Place, axis: int, batch_dims: int) -> 
     joined = joined or reshaped(w, x, sizes)
     result = w.new((*before, *indices.shape, *after))
     strides = (joined.strides[2], joined.strides[0], joined.strides[1])
-    more = (sizes[0], indices.size, sizes[2], *strides, sizes[1])
-    return w.emit(Code.PICK, result, joined, w.contiguous(indices), more=more, shared=False)
+    parameters = (sizes[0], indices.size, sizes[2], *strides, sizes[1])
+    return w.emit(
+        Opcode.PICK, result, joined, w.contiguous(indices), parameters=parameters, shared=False
+    )

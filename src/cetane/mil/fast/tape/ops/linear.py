@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cetane.mil.fast.context import ATTENTION, PACKED_LINEAR
 from cetane.mil.fast.emit import BLOCK
-from cetane.mil.fast.tape.code import Binary, Code, Place, Unary
+from cetane.mil.fast.tape.code import Binary, Opcode, Place, Unary
 from cetane.mil.fast.tape.ops.elementwise import combined
 from cetane.mil.fast.tape.ops.registry import Places, enters
 from cetane.mil.fast.tape.ops.shape import part, transpose
@@ -24,14 +24,14 @@ def packed_linear(w: Writer, x: Place, weight: Argument, bias: Place | None = No
     if (x.strides[2] != 1 and columns > 1) or columns != whole:
         filled = w.new((1, tokens, whole))
         if columns != whole:
-            w.emit(Code.UNARY, filled, filled, kind=Unary.FILL, numbers=(0.0,))
+            w.emit(Opcode.UNARY, filled, filled, kind=Unary.FILL, numbers=(0.0,))
         x = w.copy(x, part(filled, 2, 0, columns))
     wide = w.new((1, tokens, stored.count))
-    more = (
+    parameters = (
         tokens, whole, stored.count, stored.count, x.strides[1] if tokens > 1 else whole,
-        stored.row_bytes, stored.data, stored.scale, stored.more, stored.which,
+        stored.row_bytes, stored.data, stored.scale, stored.tables, stored.palette_ids,
     )  # fmt: skip
-    w.emit(Code.PRODUCT, wide, x, kind=stored.form, more=more, shared=True)
+    w.emit(Opcode.PRODUCT, wide, x, kind=stored.form, parameters=parameters, shared=True)
     result = part(wide, 2, 0, shape[0])
     return result if bias is None else combined(w, result, bias, Binary.ADD)
 
@@ -57,10 +57,10 @@ def matmul(
         + list(a.strides[-2:])
         for a in wide
     ]
-    more = [*[1] * (2 - len(sizes)), *sizes, rows, inner, columns]
-    more += [stride for own in strides for stride in own]
+    parameters = [*[1] * (2 - len(sizes)), *sizes, rows, inner, columns]
+    parameters += [stride for own in strides for stride in own]
     large = result.size * inner >= 1 << 16
-    return w.emit(Code.MATMUL, result, x, y, more=more, shared=large)
+    return w.emit(Opcode.MATMUL, result, x, y, parameters=parameters, shared=large)
 
 
 def _transposed(w: Writer, x: Place) -> Place:
@@ -95,12 +95,14 @@ def conv(
     count = (length + sum(edges[-2:]) - (taps - 1) * dilation - 1) // stride + 1
     result = w.new((1, channels, *[1] * (axes - 1), count))
     given = w.number(0.0, (channels,)) if bias is None else w.contiguous(bias)
-    more = (
+    parameters = (
         channels // groups, inputs, groups, taps, length, count, stride, dilation, edges[-2],
         x.strides[1], x.strides[-1], result.strides[1], result.strides[-1],
     )  # fmt: skip
     large = result.size * inputs * taps >= 1 << 16
-    return w.emit(Code.CONV, result, x, w.contiguous(weight), given, more=more, shared=large)
+    return w.emit(
+        Opcode.CONV, result, x, w.contiguous(weight), given, parameters=parameters, shared=large
+    )
 
 
 @enters(ATTENTION)
@@ -128,11 +130,11 @@ def attention(
     runs = w.runs(mask, past, new)
     seen = rows if sinks is None else w.contiguous(sinks.broadcast((1, heads, count, 1)))
     result = w.new((1, heads, count, out))
-    more = (
+    parameters = (
         heads, count, width, out, past, new, mask.shape[1], mask.shape[2], runs,
         int(sinks is not None),
     )  # fmt: skip
     return w.emit(
-        Code.ATTEND, result, rows, mask, seen, kind=exact, more=more, numbers=(cap,), shared=True,
-        others=parts,
+        Opcode.ATTEND, result, rows, mask, seen, kind=exact, parameters=parameters,
+        numbers=(cap,), shared=True, unstrided=parts,
     )  # fmt: skip

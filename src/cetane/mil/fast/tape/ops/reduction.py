@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from cetane.mil.fast.context import RMS_NORM
-from cetane.mil.fast.tape.code import Code, Place, Reduction
+from cetane.mil.fast.tape.code import Opcode, Place, Reduction
 from cetane.mil.fast.tape.ops.registry import enters
 from cetane.mil.fast.tape.ops.shape import reshaped, transpose
 from cetane.mil.fast.tape.writer import SHARED, Unsupported, Writer
@@ -27,12 +27,12 @@ def rms_norm(
     factor = w.number(1.0, (count,)) if gamma is None else reshaped(w, gamma, (count,))
     last = axes[0] % len(x.shape) == len(x.shape) - 1
     result = w.new(x.shape, None if last else x)
-    return _along(w, Code.NORM, x, result, axes[0], w.contiguous(factor), numbers=(epsilon,))
+    return _along(w, Opcode.NORM, x, result, axes[0], w.contiguous(factor), numbers=(epsilon,))
 
 
 @enters("softmax")
 def softmax(w: Writer, x: Place, axis: int = -1) -> Place:
-    return _along(w, Code.SOFTMAX, x, w.new(x.shape, x), axis)
+    return _along(w, Opcode.SOFTMAX, x, w.new(x.shape, x), axis)
 
 
 def _reduction(kind: str, number: Reduction) -> None:
@@ -47,7 +47,7 @@ def _reduction(kind: str, number: Reduction) -> None:
         lines = reshaped(w, moved, [*(x.shape[axis] for axis in kept), -1 if not gone else
                                     math.prod(x.shape[axis] for axis in gone)])  # fmt: skip
         result = w.new((*lines.shape[:-1], 1))
-        _along(w, Code.REDUCE, lines, result, -1, kind=number)
+        _along(w, Opcode.REDUCE, lines, result, -1, kind=number)
         shape = [1 if axis in gone else x.shape[axis] for axis in range(rank)]
         return reshaped(w, result, shape if keep_dims else [x.shape[axis] for axis in kept])
 
@@ -57,7 +57,7 @@ for _kind, _reduction_number in _REDUCTIONS.items():
 
 
 def _along(
-    w: Writer, code: Code, x: Place, result: Place, axis: int, *operands: Place, kind: int = 0,
+    w: Writer, opcode: Opcode, x: Place, result: Place, axis: int, *operands: Place, kind: int = 0,
     numbers: tuple[float, ...] = (),
 ) -> Place:  # fmt: skip
     """An instruction on lines along an axis."""
@@ -67,11 +67,20 @@ def _along(
     if len(others) > 3:
         raise Unsupported("lines over more than three axes")
     missing = [0] * (3 - len(others))
-    more = [
+    parameters = [
         *(1 for _ in missing), *(x.shape[a] for a in others),
         x.shape[axis], x.strides[axis], result.strides[axis],
         *missing, *(x.strides[a] for a in others),
         *missing, *(result.strides[a] for a in others),
     ]  # fmt: skip
     large = x.size >= SHARED
-    return w.emit(code, result, x, *operands, kind=kind, more=more, numbers=numbers, shared=large)
+    return w.emit(
+        opcode,
+        result,
+        x,
+        *operands,
+        kind=kind,
+        parameters=parameters,
+        numbers=numbers,
+        shared=large,
+    )

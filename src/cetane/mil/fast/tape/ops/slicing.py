@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cetane.mil.fast.context import VIEW
-from cetane.mil.fast.tape.code import MOST_AXES, Code, Place
+from cetane.mil.fast.tape.code import MOST_AXES, Opcode, Place
 from cetane.mil.fast.tape.ops.registry import enters
 from cetane.mil.fast.tape.ops.shape import part
 from cetane.mil.fast.tape.writer import Unsupported, Writer
@@ -65,7 +65,9 @@ def slice_update(
     if len(update.shape) > MOST_AXES:
         raise Unsupported(f"an update along more than {MOST_AXES} axes")
     result, update = w.own(x), w.contiguous(update)
-    more = [len(result.shape)]
+    parameters = [len(result.shape)]
     for axis, (size, own) in enumerate(zip(result.shape, update.shape, strict=True)):
-        more += [size, own, int(not (begin_mask and begin_mask[axis]))]
-    return w.emit(Code.UPDATE, result, update, w.contiguous(begin), more=more, shared=False)
+        parameters += [size, own, int(not (begin_mask and begin_mask[axis]))]
+    return w.emit(
+        Opcode.UPDATE, result, update, w.contiguous(begin), parameters=parameters, shared=False
+    )

@@ -1,4 +1,4 @@
-"""Results that later runs use again: in the cache folder, and in the shared store if there is one.
+"""The store in the cache folder: results that later runs use again. A shared store gets them too.
 
 The cache folder has a limit (`[store] limit` of `cetane.toml`). The results that were used longest
 ago are forgotten first.
@@ -32,7 +32,7 @@ def folder() -> Path:
     return cache_dir() / "store"
 
 
-def kept(key: str, target: Path) -> bool:
+def fetch(key: str, target: Path) -> bool:
     """Put the files of a result into `target`, which must not exist; False if nobody has made it.
 
     They are only for reading: the cache folder may share them.
@@ -53,7 +53,7 @@ def opened(key: str) -> Iterator[Path | None]:
     """A temporary folder with a result's files, while the context lasts; None if there is none."""
     with tempfile.TemporaryDirectory(prefix="cetane-kept-") as scratch:
         target = Path(scratch) / "result"
-        yield target if kept(key, target) else None
+        yield target if fetch(key, target) else None
 
 
 def keep(key: str, write: Callable[[Path], None], measured: bool = False) -> None:

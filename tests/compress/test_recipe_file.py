@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cetane.compress.beside import TextFile
+from cetane.compress.recipe_file import TextFile
 from cetane.errors import CetaneError
 from cetane.files import sha256
 from cetane.pipeline.request import make_request

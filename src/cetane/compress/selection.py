@@ -15,9 +15,9 @@ from pydantic import (
     model_validator,
 )
 
-from cetane.compress.beside import FileBeside, TextFile
 from cetane.compress.fitted import FittedFile
 from cetane.compress.formats import Format, Palette, parse_format
+from cetane.compress.recipe_file import RecipeFile, TextFile
 from cetane.compress.sensitivity import SensitivityFile
 from cetane.errors import CetaneError
 from cetane.validation import Data, nearest
@@ -167,7 +167,7 @@ class Selection(Data):
         return self
 
     @property
-    def files(self) -> tuple[FileBeside, ...]:
+    def files(self) -> tuple[RecipeFile, ...]:
         """All files that the recipe names here."""
         named = self.sensitivity, self.text, self.fitted
         return tuple(file for file in named if file is not None)
@@ -175,13 +175,13 @@ class Selection(Data):
     def find_beside(self, recipe: Path) -> None:
         """Look for each file in the folder of the recipe at this path."""
         for file in self.files:
-            file.beside(recipe)
+            file.find_beside(recipe)
 
-    def find_as(self, *known: FileBeside) -> None:
+    def find_as(self, *known: RecipeFile) -> None:
         """Look for each file at the place of the known one that has the same content."""
         places = {file: file for file in known}
         for file in self.files:
-            file.lie_at(places.get(file, file).path)
+            file.find_at(places.get(file, file).path)
 
     @property
     def auto(self) -> bool:
@@ -220,7 +220,7 @@ class Selection(Data):
                 )
 
 
-def pattern(names: Iterable[str], others: Iterable[str]) -> list[str]:
+def patterns(names: Iterable[str], others: Iterable[str]) -> list[str]:
     """Patterns that match some names and no others: one, if their common beginning will do."""
     mine = list(names)
     start, end = min(mine), max(mine)

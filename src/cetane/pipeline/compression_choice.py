@@ -16,7 +16,7 @@ from typing import Any
 
 from cetane.checkpoint import Checkpoint
 from cetane.compress import AUTO, Selection
-from cetane.compress.select import NEXT, SMALLEST, UNFITTED
+from cetane.compress.selection import NEXT, SMALLEST, UNFITTED
 from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import Progress, silent
@@ -33,13 +33,14 @@ from cetane.schema.changes import decided, override, value_of
 from cetane.schema.recipe import Recipe
 from cetane.validation import Data
 
-SMALL, LARGE = SMALLEST, NEXT
-NEAREST, MIX = "fp16", "a mix of 6-bit palettes and int8"
-"""Formats that are tried for all weights: `SMALL`, `LARGE`, then `NEAREST`. `MIX` is the name of a
-mix of the first two, which is tried between them."""
-BRIEF = 96
+SMALL, LARGE, FP16 = SMALLEST, NEXT, "fp16"
+"""Formats that are tried for all weights, in this order."""
+PALETTES_AND_INT8 = "a mix of 6-bit palettes and int8"
+"""The name of the candidate that mixes `SMALL` and `LARGE`. It is tried between them."""
+COMPARED_TOKENS = 96
 """Tokens on which the parts of a mix are compared."""
-KEY, ROWS = "compression.default", "embedding.format"
+DEFAULT_FORMAT, ROW_FORMAT = "compression.default", "embedding.format"
+"""Keys of the values that are chosen: the formats of weights, and of the host's tables."""
 
 
 def resolve_recipe(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silent) -> Recipe:
@@ -84,7 +85,7 @@ def resolutions(
         return
     choosing = CompressionChoice(checkpoint, recipe, progress)
     for rows in choosing.rows():
-        if rows != NEAREST and not choosing.holds(f"{rows} rows alone", choosing.alone(rows)):
+        if rows != FP16 and not choosing.holds(f"{rows} rows alone", choosing.alone(rows)):
             continue
         for name, candidate in choosing.candidates(rows):
             if choosing.holds(name, candidate):
@@ -144,7 +145,7 @@ class CompressionChoice:
     def rows(self) -> tuple[str, ...]:
         """Formats of the host's tables to try, the smallest first."""
         asked = self.recipe.embedding.format
-        return ("int8", NEAREST) if asked == AUTO else (asked,)
+        return ("int8", FP16) if asked == AUTO else (asked,)
 
     def candidates(self, rows: str) -> Iterator[tuple[str, Recipe]]:
         """Candidates below fp16 by name, the smallest first. Each is made when it is asked for: a
@@ -156,28 +157,31 @@ class CompressionChoice:
         yield SMALL, self.candidate(rows, SMALL)
         mix = self.larger(rows)
         if mix:
-            yield MIX, override(self.candidate(rows, SMALL), {"compression.names": mix})
+            yield (
+                PALETTES_AND_INT8,
+                override(self.candidate(rows, SMALL), {"compression.names": mix}),
+            )
         yield LARGE, self.candidate(rows, LARGE)
 
     def alone(self, rows: str) -> Recipe:
         """The recipe with a format of the tables, and weights in fp16."""
-        unfitted = UNFITTED | {"names": {}, "default": NEAREST}
+        unfitted = UNFITTED | {"names": {}, "default": FP16}
         values = {} if self.recipe.compression.auto else unfitted
         keyed = {f"compression.{key}": value for key, value in values.items()}
-        return override(self.candidate(rows, NEAREST), keyed)
+        return override(self.candidate(rows, FP16), keyed)
 
     def nearest(self, rows: str) -> tuple[str, Recipe]:
         """The candidate that is nearest to the model, with the last format of the tables that was
         tried."""
         if self.recipe.compression.auto:
-            return NEAREST, self.candidate(rows, NEAREST)
+            return FP16, self.candidate(rows, FP16)
         return list(self.candidates(rows))[-1]
 
     def candidate(self, rows: str, default: str | None) -> Recipe:
         """The recipe with formats of the tables and of the weights that it leaves to cetane."""
         values: dict[str, Any] = {"embedding.format": rows}
         if default and self.recipe.compression.auto:
-            values[KEY] = default
+            values[DEFAULT_FORMAT] = default
             if default == SMALL and self.uneven:
                 values["compression.names"] = self.uneven | self.recipe.compression.names
         return override(self.recipe, values)
@@ -209,9 +213,9 @@ class CompressionChoice:
         if smaller := [why for other, why in self.refused.items() if other != name]:
             said += f"; smaller is not proven {quality}: {'; '.join(smaller)}"
         self.judge.release()
-        chosen = [key for key in (KEY, ROWS) if value_of(self.recipe, key) == AUTO]
+        chosen = [key for key in (DEFAULT_FORMAT, ROW_FORMAT) if value_of(self.recipe, key) == AUTO]
         if self.recipe.compression.mix_to is not None:
-            chosen.append(KEY)
+            chosen.append(DEFAULT_FORMAT)
         return decided(candidate, {}, dict.fromkeys(chosen, said))
 
     def holds(self, name: str, candidate: Recipe) -> bool:
@@ -261,7 +265,7 @@ class CompressionChoice:
     def parts(self) -> list[MixedPart]:
         """The weights whose format the recipe leaves to cetane, as parts by depth. Errors of early
         layers cost most, whatever the kind (Gemma 3 270M: KL of 0.22, 0.03 and 0.01 by thirds)."""
-        small, large = (self.candidate(NEAREST, name).compression for name in (SMALL, LARGE))
+        small, large = (self.candidate(FP16, name).compression for name in (SMALL, LARGE))
 
         def left_open(weight: Weight) -> str | None:
             name, kind = weight.name, str(weight.kind)
@@ -274,7 +278,7 @@ class CompressionChoice:
         model = self.judge.model
         model.compress(Selection())
         model.store_rows("fp16")
-        truth = list(model.read(self.judge.tokens[:BRIEF]))
+        truth = list(model.read(self.judge.tokens[:COMPARED_TOKENS]))
         model.compress(large.compression)
         model.store_rows(large.embedding.rows)
         rest = self.judge.compare(truth).mean("kl")
@@ -292,9 +296,11 @@ def known_to_hold(checkpoint: Checkpoint, recipe: Recipe, formats: Sequence[str]
     """The formats that hold the recipe's promise as its default: fp16, and those of `formats` that
     an earlier port judged so on this model. Reads no weight and judges nothing."""
     unfitted = override(recipe, {f"compression.{key}": value for key, value in UNFITTED.items()})
-    choosing, known = CompressionChoice(checkpoint, unfitted, silent), {NEAREST}
+    choosing, known = CompressionChoice(checkpoint, unfitted, silent), {FP16}
     for name, rows in product(formats, choosing.rows()):
-        judgement = choosing.judge.known(override(unfitted, {KEY: name, ROWS: rows}))
+        judgement = choosing.judge.known(
+            override(unfitted, {DEFAULT_FORMAT: name, ROW_FORMAT: rows})
+        )
         if judgement is not None and judgement.passed:
             known.add(name)
     return known

@@ -1,4 +1,4 @@
-"""Human text beside a model's own, to fit on: the documentation that comes with Python.
+"""Human text beside a model's own, to fit on: a user's, or the documentation of Python.
 
 A model's own text begins with a random word, so most of it is plain prose. Weights that were fitted
 on it alone lost twice as much on technical text. Measured with SmolLM2 in four bits, on the
@@ -13,11 +13,15 @@ import pydoc
 import re
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from cetane.checkpoint import Tokenizer
+from cetane.checkpoint import Checkpoint, Tokenizer
+from cetane.compress.recipe_file import TextFile
+from cetane.errors import CetaneError
+from cetane.planner import Planner
 
 MODULES = (
     "calendar", "csv", "decimal", "email.message", "fractions", "heapq", "http.client", "inspect",
@@ -34,6 +38,8 @@ VARIES = re.compile(r" at 0x[0-9a-f]+|\nFILE\n.*|\n    tempdir = .*")
 SLICES, SLICE = 64, 1 << 16
 """The most slices of a user's text, and the characters of a slice: together about a million tokens.
 Fitting reads 90,000 at most, and a text of 256 MB would take minutes to encode."""
+LENGTH, LEAST = 256, 8
+"""The most tokens of a window, and the fewest windows that a user's text must have."""
 
 
 def documentation() -> list[str]:
@@ -68,3 +74,40 @@ def windows_of(texts: Iterable[str], tokenizer: Tokenizer, start: int, length: i
     windows = windows[torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))]
     windows[::2, 0] = start
     return windows
+
+
+def check_text(checkpoint: Checkpoint, planner: Planner) -> None:
+    """Raise CetaneError for a text that cannot be read or is too short: now, not after the model
+    was loaded."""
+    if planner.recipe.compression.text is None:
+        return
+    count, length = human_text(checkpoint, planner).shape
+    if count < LEAST:
+        raise CetaneError(
+            f"compression.text: too short, with {count} windows of {length} tokens",
+            f"give a text of {LEAST} windows or more",
+        )
+
+
+def human_text(checkpoint: Checkpoint, planner: Planner) -> Tensor:
+    """Windows of the recipe's text, else of documentation, int64 `(N, length)`."""
+    return windows(checkpoint, planner.recipe.compression.text, length_of(planner))
+
+
+@lru_cache(maxsize=1)
+def windows(checkpoint: Checkpoint, given: TextFile | None, length: int) -> Tensor:
+    """`human_text`, kept for the next step that reads it: the plan reads it first, and to encode
+    4 MB takes seconds."""
+    texts = documentation() if given is None else spread(given.read())
+    return windows_of(texts, checkpoint.tokenizer, start_of(checkpoint), length)
+
+
+def start_of(checkpoint: Checkpoint) -> int:
+    """The token that texts begin with."""
+    start, ends = checkpoint.tokenizer.bos_id, checkpoint.tokenizer.eos_ids
+    return next(iter(ends), 0) if start is None else start
+
+
+def length_of(planner: Planner) -> int:
+    """The tokens of a window."""
+    return min(LENGTH, planner.model.max_context)

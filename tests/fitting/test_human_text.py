@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from cetane.checkpoint import open_checkpoint
-from cetane.fitting import documentation as module
-from cetane.fitting.documentation import MODULES, documentation, spread, windows_of
+from cetane.fitting import human_text as module
+from cetane.fitting.human_text import MODULES, documentation, spread, windows_of
 from cetane.lab import workload
 
 

@@ -17,12 +17,12 @@ from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress import parse_format
 from cetane.errors import CetaneError
 from cetane.files import silent
-from cetane.fitting import fit
+from cetane.fitting import fit, human_text
 from cetane.gates.limits import Limits, read
 from cetane.pipeline import candidate_judge
 from cetane.pipeline.calibration import resolve_fitted
 from cetane.pipeline.candidate_judge import CandidateJudge
-from cetane.pipeline.choose import Harms, check_budget, resolutions, resolve_recipe
+from cetane.pipeline.compression_choice import Harms, check_budget, resolutions, resolve_recipe
 from cetane.pipeline.judgement import MARGIN, Judgement
 from cetane.pipeline.request import Request, make_request, read_size
 from cetane.planner import Planner
@@ -169,7 +169,7 @@ def four_bits(
 ) -> Request:
     """`--bits 4` of the tiny model."""
     monkeypatch.setattr(fit, "SEQUENCES", 16)
-    monkeypatch.setattr(fit, "LENGTH", 32)
+    monkeypatch.setattr(human_text, "LENGTH", 32)
     # palettes of a tiny model take bits of their own
     wanted = {"compression.mix_to": 8.0, "compression.rotate": False}
     return make_request(tiny_checkpoint_folder, recipe, bits=4, changes=wanted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -12,11 +12,9 @@ from cetane.errors import CetaneError
 from cetane.files import LARGEST_TEXT, disk_errors, read_text, replacing, sha256
 from cetane.validation import Data, Sha256
 
-Named = TypeVar("Named", bound="FileBeside")
 
-
-class FileBeside(Data):
-    """A file beside the recipe, and its SHA-256."""
+class RecipeFile(Data):
+    """A file that a recipe names, and its SHA-256."""
 
     file: str = Field(min_length=1)
     """Its path, relative to the recipe's folder."""
@@ -38,11 +36,11 @@ class FileBeside(Data):
     def __hash__(self) -> int:
         return hash(self.sha256)
 
-    def beside(self, recipe: Path) -> None:
+    def find_beside(self, recipe: Path) -> None:
         """Look for the file in the folder of the recipe at this path."""
-        self.lie_at(recipe.parent / self.file)
+        self.find_at(recipe.parent / self.file)
 
-    def lie_at(self, path: Path) -> None:
+    def find_at(self, path: Path) -> None:
         """Look for the file at a path, whatever its name there."""
         self._path = path
 
@@ -66,7 +64,7 @@ class FileBeside(Data):
         return self.path
 
 
-class TextFile(FileBeside):
+class TextFile(RecipeFile):
     """A recipe's `[compression.text]`."""
 
     @classmethod
@@ -74,7 +72,7 @@ class TextFile(FileBeside):
         """The text file at a path. Raises CetaneError if `read` refuses it. A recipe holds only its
         name: bundles go to others, who need not know a user's folders."""
         made = cls(file=path.name, sha256=sha256(path))
-        made.beside(path.absolute())
+        made.find_beside(path.absolute())
         made.read()  # refuses a bad text before any work
         return made
 

@@ -1,0 +1,192 @@
+"""Mamba-2 (arXiv 2405.21060), for a call of T tokens at once.
+
+A head keeps a matrix S. A token shrinks S by its decay, and adds its key times its value: `S += k
+(step x)^T`. Its answer is `S^T q + D x`. The paper's names are B for k, and C for q. Within a call,
+answers are a product of queries and keys, in which every token fades by the decays after it.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Literal, Protocol
+
+from torch import Tensor, nn
+
+from cetane.families.axes import Axes
+from cetane.families.base import Flow, Memory, Weight
+from cetane.families.blocks import Mixer
+from cetane.families.configs import invalid, unsupported
+from cetane.families.layers import (
+    CausalTaps,
+    Held,
+    Leaf,
+    Projection,
+    RMSNorm,
+    RowPick,
+    activation,
+    normalize,
+)
+from cetane.families.matrices import Decays, MatrixHeads, fading
+from cetane.families.stored import FUSED, FusedRows
+
+NAME = "ssm"
+"""The name of the matrices of all layers."""
+
+
+class Mamba2Config(Protocol):
+    """The keys of every config with such layers."""
+
+    model_type: str
+    hidden_size: int
+    hidden_act: str
+    rms_norm_eps: float
+    mamba_n_heads: int
+    mamba_n_groups: int
+    mamba_d_state: int
+    mamba_d_head: int
+    mamba_d_conv: int
+    mamba_conv_bias: bool
+    mamba_proj_bias: bool
+    time_step_limit: tuple[float, float] | None
+
+
+def mamba_heads(config: Mamba2Config) -> MatrixHeads:
+    """The heads of a config. CetaneError for groups that do not divide the heads, and for bounds of
+    steps: transformers applies them to a text, and not to a single token."""
+    kind, heads, groups = config.model_type, config.mamba_n_heads, config.mamba_n_groups
+    if heads % groups:
+        raise invalid(kind, f"mamba_n_heads = {heads} is not a multiple of {groups} mamba_n_groups")
+    if tuple(config.time_step_limit or ()) not in ((), (0.0, float("inf"))):
+        raise unsupported(kind, f"time_step_limit = {config.time_step_limit}")
+    return MatrixHeads(groups, heads // groups, config.mamba_d_state, config.mamba_d_head)
+
+
+def state_space(
+    heads: MatrixHeads, axes: Axes, q: Tensor, k: Tensor, v: Tensor, decays: Tensor
+) -> Callable[[Tensor], tuple[Tensor, tuple[Tensor, Tensor, Tensor]]]:
+    """The rule for the tokens of a call, to which a matrix is given.
+
+    `q`, `k (1, heads, keys, T)`, `v (1, heads * groups, values, T)`. `decays` (logarithms) are a
+    hidden tensor of a channel for each value head. The rule takes a matrix `(1, heads, keys,
+    groups * values)`, and gives answers like `v`, and columns for the host.
+    """
+    tokens = q.shape[-1]
+
+    def rule(matrix: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        asked = q.transpose(2, 3)
+        answers = (asked @ matrix).reshape(heads.key_heads, tokens, heads.groups, -1)
+        products = (asked @ k).reshape(heads.key_heads, 1, tokens, tokens)
+        fades, whole = fading(decays.reshape(heads.key_heads, heads.groups, tokens, 1), tokens)
+        values = v.reshape(heads.key_heads, heads.groups, heads.values, tokens).transpose(2, 3)
+        mixed = whole * answers.transpose(1, 2) + (fades * products) @ values
+        columns = (
+            k.reshape(axes.shape(heads.key_heads * heads.keys, tokens)),
+            v.reshape(axes.shape(heads.count * heads.values, tokens)),
+            decays,
+        )
+        return mixed.transpose(2, 3).reshape(v.shape), columns
+
+    return rule
+
+
+class StateSpace(Decays):
+    """The parameters of the heads: those of steps and decays, and the factor D on a token's own
+    input."""
+
+    D: Tensor
+
+    def __init__(self, heads: int) -> None:
+        super().__init__(heads)
+        self.hold_channels("D", heads)
+
+
+class GroupNorm(Leaf):
+    """x / rms(x) * weight, of each of some groups of channels."""
+
+    weight: Tensor
+
+    def __init__(self, channels: int, groups: int, eps: float) -> None:
+        super().__init__()
+        self.groups, self.size, self.eps = groups, channels // groups, eps
+        self.hold_channels("weight", channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(1, self.groups, self.size, -1)
+        return normalize(rows, self.size, self.eps, axis=2).reshape(x.shape) * self.weight
+
+
+class Mamba2(Mixer):
+    """Mamba-2 behind a short convolution. A gate multiplies its answers before they are normed, or
+    after; or nothing norms them."""
+
+    readers = ("in_proj_z", "in_proj_xbc", "in_proj_dt")
+    writer = "out_proj"
+
+    def __init__(
+        self,
+        config: Mamba2Config,
+        heads: MatrixHeads,
+        factor: float,
+        inverse: float = 1.0,
+        out_bias: bool = False,
+        gated: Literal["first", "last", "unnormed"] = "first",
+    ) -> None:
+        """`factor` multiplies its output. Its input is `inverse` times the model's."""
+        super().__init__()
+        size, bias, taps = config.hidden_size, config.mamba_proj_bias, config.mamba_d_conv
+        values, keys = heads.count * heads.values, heads.key_heads * heads.keys
+        self.heads, self.axes, self.gated = heads, Axes(), gated
+        self.sizes = [values, keys, keys]
+        self.keeps = (*(("conv",) if taps > 1 else ()), NAME)
+        self.in_proj_z = Projection(size, values, "attention", bias, inverse=inverse)
+        self.in_proj_xbc = Projection(size, heads.channels, "attention", bias, inverse=inverse)
+        self.in_proj_dt = Projection(size, heads.count, None, bias, inverse=inverse)
+        self.conv1d = CausalTaps(heads.channels, taps, config.mamba_conv_bias)
+        self.act = activation(config.hidden_act)
+        self.space = StateSpace(heads.count)
+        if gated != "unnormed":
+            eps, groups = config.rms_norm_eps, heads.key_heads
+            self.norm = RMSNorm(values, eps) if groups == 1 else GroupNorm(values, groups, eps)
+        self.out_proj = Projection(values, size, "attention", out_bias, factor)
+
+    def forward(self, x: Tensor, flow: Flow, memory: Memory) -> Tensor:
+        heads = self.heads
+        mixed = self.in_proj_xbc(x)
+        mixed = self.act(self.conv1d(memory["conv"](mixed) if "conv" in self.keeps else mixed))
+        v, k, q = mixed.split(self.sizes, dim=1)
+        k, q = (one.reshape(1, heads.key_heads, heads.keys, -1) for one in (k, q))
+        v = v.reshape(1, heads.count, heads.values, -1)
+        steps, decays = self.space(self.in_proj_dt(x))
+        stepped = v * steps.reshape(1, heads.count, 1, -1)
+        answers = memory[NAME](state_space(heads, self.axes, q, k, stepped, decays))
+        answers = answers + v * self.space.D
+        answers = answers.reshape(self.axes.shape(self.sizes[0], answers.shape[-1]))
+        return self.out_proj(self.gate(answers, nn.functional.silu(self.in_proj_z(x))))
+
+    def gate(self, answers: Tensor, gates: Tensor) -> Tensor:
+        """Answers with their gates, normed or not."""
+        if self.gated == "last":
+            return self.norm(answers) * gates
+        return answers * gates if self.gated == "unnormed" else self.norm(answers * gates)
+
+
+class MambaRows(FusedRows):
+    """A layer with a `Mamba2`, whose checkpoint stores the projections of its input as one tensor.
+
+    Each is a matrix of its own in compression: rows of steps stay in fp16, and their number need
+    not fit the groups of a format."""
+
+    fused: tuple[str, ...] = ("in_proj",)
+
+    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        plain = super().weight(path.replace(".space.", "."), shape, held)
+        part = path.split(".")[-2]
+        if plain.rows is None or part not in FUSED["in_proj"]:
+            return plain
+        pick = RowPick(partial(rows_between, *plain.rows))
+        return replace(plain, rows=None, pick=pick, part=part)
+
+
+def rows_between(start: int, stop: int, stored: Tensor) -> Tensor:
+    """Some neighbouring rows of a matrix or of a bias."""
+    return stored[start:stop]

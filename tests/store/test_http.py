@@ -1,0 +1,61 @@
+"""Servers that send more than they are asked for."""
+
+import gzip
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from cetane.errors import CetaneError
+from cetane.store import http
+from cetane.store.places import file_system
+
+
+class Server(BaseHTTPRequestHandler):
+    """Gives 100 bytes, a million that are packed, or bytes without end."""
+
+    def do_GET(self) -> None:
+        name = self.path.strip("/")
+        self.send_response(206 if self.headers.get("Range") and name != "no-ranges" else 200)
+        if name == "packed":
+            self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        content = {"honest": bytes(100), "packed": gzip.compress(bytes(1_000_000))}.get(name)
+        with suppress(OSError):  # the client has left
+            while content is None:
+                self.wfile.write(bytes(100_000))
+            self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_an_answer_as_long_as_the_range(url: str) -> None:
+    system, path = file_system(f"{url}/honest")
+    assert system.cat_file(path, start=0, end=100) == bytes(100)
+    assert system.cat_file(path) == bytes(100)
+
+
+@pytest.mark.parametrize("name", ["endless", "no-ranges", "packed"])
+def test_an_answer_longer_than_the_range(url: str, name: str) -> None:
+    """All of it was read, whatever its length: without an end, until the memory was full."""
+    system, path = file_system(f"{url}/{name}")
+    with pytest.raises(CetaneError, match=f"/{name} gave more than the 100 bytes that were asked"):
+        system.cat_file(path, start=0, end=100)
+
+
+def test_a_whole_file_has_a_limit(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "LARGEST", 99)
+    system, path = file_system(f"{url}/honest")
+    with pytest.raises(CetaneError, match="gave more than the 99 bytes"):
+        system.cat_file(path)
