@@ -20,29 +20,29 @@ def near(kind: str) -> Nearest:
     return told
 
 
-def test_a_model_with_another_mlp() -> None:
-    """nanochat: OLMo's norms without gains, and an MLP without a gate."""
-    told = near("nanochat")
-    assert told.model_type == "olmo"
-    assert "model.layers.*.mlp.fc1.weight" in told.unread
-    assert "model.layers.*.mlp.gate_proj.weight" in told.missing
-    assert "final_logit_softcapping" in told.keys
+def test_a_model_with_other_experts() -> None:
+    """phimoe: LayerNorms as Nemotron's, and experts in place of an MLP."""
+    told = near("phimoe")
+    assert told.model_type == "nemotron"
+    assert "model.layers.*.mlp.experts.gate_up_proj" in told.unread
+    assert "model.layers.*.mlp.up_proj.weight" in told.missing
+    assert "num_local_experts" in told.keys
     assert "vocab_size" not in told.keys
 
 
-def test_a_model_whose_tensors_have_known_names() -> None:
-    """mellum: its tensors are OLMoE's, and its config tells the differences."""
-    told = near("mellum")
-    assert (told.model_type, told.reads, told.missing) == ("olmoe", told.tensors, ())
-    assert "mlp_layer_types" in told.keys
-
-
-def test_an_activation_that_nobody_knows() -> None:
-    """apertus: norms of queries and keys, and an MLP with the activation xielu."""
-    told = near("apertus")
-    assert told.model_type == "exaone4" and 0 < told.reads < told.tensors
-    assert "model.layers.*.mlp.act_fn.alpha_n" in told.unread
+def test_a_model_with_more_norms() -> None:
+    """bitnet: a Llama with a norm before the last product of attention and of the MLP."""
+    told = near("bitnet")
+    assert (told.model_type, told.missing) == ("llama", ())
+    assert told.reads == told.tensors - 4
+    assert "model.layers.*.mlp.ffn_sub_norm.weight" in told.unread
     assert "num_hidden_layers" not in told.keys
+
+
+def test_a_config_that_no_family_can_have(caplog: pytest.LogCaptureFixture) -> None:
+    """Falcon-H1's config refuses the `layer_types` of others, and transformers logged it whole."""
+    near("afmoe")
+    assert not caplog.text
 
 
 def test_a_model_with_other_names() -> None:
@@ -52,7 +52,7 @@ def test_a_model_with_other_names() -> None:
 
 def test_what_a_config_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers' defaults are 48 layers of 512 experts: they took a minute."""
-    checkpoint = InMemoryCheckpoint(build_model("nanochat"))
+    checkpoint = InMemoryCheckpoint(build_model("bitnet"))
     whole = nearest_family(checkpoint)
     del checkpoint.config["num_hidden_layers"]
     configs: list[dict[str, Any]] = []
@@ -69,7 +69,7 @@ def test_what_a_config_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_layers_that_the_tensors_cannot_fill(monkeypatch: pytest.MonkeyPatch) -> None:
     """A config of a few bytes makes no family build a thousand layers."""
-    checkpoint = InMemoryCheckpoint(build_model("nanochat"))
+    checkpoint = InMemoryCheckpoint(build_model("bitnet"))
     checkpoint.config["num_hidden_layers"] = 1000
     monkeypatch.setattr("cetane.planner.nearest.author", None)
     recipe = parse_recipe({"name": "test", "cache": {"context": 128}}, "test")
@@ -85,16 +85,15 @@ def test_the_page_on_adding_is_there() -> None:
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
+        ("bitnet", "llama, which reads 21 of its 25 tensors"),
         (
-            "nanochat",
-            "olmo, which reads 10 of its 14 tensors, and misses "
-            "model.layers.*.mlp.down_proj.weight and 2 more",
+            "flex_olmo",
+            "mixtral, which reads 19 of its 25 tensors, and misses "
+            "model.layers.*.input_layernorm.weight",
         ),
-        ("mellum", "olmoe, which reads 25 of its 25 tensors"),
     ],
 )
 def test_a_refusal_names_it(kind: str, told: str) -> None:
-    """A family that reads all tensors, as OLMoE those of mellum, does not read the model."""
     recipe = parse_recipe({"name": "test", "cache": {"context": 128}}, "test")
     with pytest.raises(CetaneError) as refused:
         Planner(InMemoryCheckpoint(build_model(kind)), recipe)

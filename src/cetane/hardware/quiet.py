@@ -41,14 +41,14 @@ def hidden(library: str) -> Iterator[None]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """A context without transformers' progress bars and warnings.
+    """A context without transformers' progress bars, warnings and logged errors.
 
-    The warnings quote what a stranger wrote into a config.
+    They quote what a stranger wrote into a config. Whatever it logs as an error it also raises.
     """
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
+    logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
     try:
         with redirect_stderr(StringIO()):  # its reader of GGUF has a bar of its own

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cetane.errors import CetaneError
 from cetane.families import ADDING, author, families
+from cetane.hardware.quiet import quiet_transformers
 from cetane.planner.weights import ModelSource, check_layers
 
 UPKEEP = re.compile(
@@ -105,7 +106,7 @@ def candidates(checkpoint: ModelSource, names: set[str]) -> Iterator[FamilyCandi
         return
     known = FEWEST_EXPERTS | {"num_hidden_layers": len(layers)} | checkpoint.config
     for kind in sorted(families()):
-        with suppress(CetaneError):  # a config that is none of this family's
+        with suppress(CetaneError), quiet_transformers():  # a config that is none of this family's
             config = known | {"model_type": kind, "hidden_act": "silu"}
             wanted = author(config, "c1t", {}, checkpoint).tensors()
             yield FamilyCandidate(kind, wanted, len(wanted & names) / len(wanted | names))
