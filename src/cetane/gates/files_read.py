@@ -46,12 +46,10 @@ AS_CHANCE = (
 CHANCE = 0.8
 """A loss above this part of log(vocabulary) is hardly better than chance. SmolLM2 135M has 0.30 of
 it, and Gemma 3 270M 0.39. With all zero points one step off they have 2.0 and 3.5."""
-OTHER_CLASS = (
-    "transformers' {} does not read as the model's files say, which cetane follows: {}: {}"
-)
+OTHER_CLASS = "transformers' {} does not read as the model's files say, which cetane follows: {}"
 OTHER_RULE = (
-    "transformers' {} splits texts otherwise than cetane, where a GGUF file only names the rule: "
-    "{}: {}"
+    "transformers' {} splits texts otherwise than cetane. A GGUF file only names the rule, and it "
+    "may not know that name. Compare some tokens with the published tokenizer's ({})"
 )
 UNREAD = (
     "{}: neither it nor the compared model reads this tensor. Port the model's safetensors as "
@@ -141,12 +139,8 @@ def other_tokens(
         if label in agreed
     ]
     may_differ = OTHER_RULE if first.from_gguf else OTHER_CLASS
-    told = [
-        may_differ.format(first.reader, label, why)
-        for label, why in of_class.items()
-        if label not in agreed
-    ]
-    return wrong, told
+    told = "; ".join(f"{label}: {why}" for label, why in of_class.items() if label not in agreed)
+    return wrong, [may_differ.format(first.reader, told)] if told else []
 
 
 def unlike(
