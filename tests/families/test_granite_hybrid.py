@@ -49,6 +49,7 @@ def test_models(name: str, contract: str) -> None:
         {"layer_types": ["linear_attention"] * 2 + ["full_attention"], "mamba_d_conv": 1},
         {"mamba_proj_bias": True, "mamba_conv_bias": False, "attention_bias": True},
         {"hidden_act": "gelu"},
+        {"intermediate_size": 0},  # that of the experts, which a dense one lacks
     ],
 )
 def test_relatives(change: dict[str, Any]) -> None:

@@ -35,6 +35,7 @@ LEAST = {
     ("glm4_moe_lite", "n_shared_experts"): 0,
     ("solar_open", "n_shared_experts"): 0,
     ("ernie4_5_moe", "moe_num_shared_experts"): 0,
+    ("granitemoehybrid", "intermediate_size"): 0,
     ("granitemoehybrid", "num_experts_per_tok"): 0,
     ("granitemoehybrid", "num_local_experts"): 0,
     ("granitemoeshared", "shared_intermediate_size"): 0,

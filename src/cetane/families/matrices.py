@@ -54,12 +54,10 @@ def fading(decays: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     """
     if tokens == 1:
         return torch.ones(1, 1, 1, 1), decays.exp()
-    number = torch.arange(tokens)
-    at, since, token = number[:, None, None], number[None, :, None], number[None, None, :]
-    between = ((token > since) & (token <= at)).float().reshape(tokens * tokens, tokens)
+    up_to = torch.ones(tokens, tokens).tril()  # a token, and those before it
+    sums = up_to @ (decays * up_to.tril(-1))  # of the decays after each token, in its column
     later = torch.full((tokens, tokens), MASKED).triu(1)
-    sums = (between @ decays).reshape(*decays.shape[:2], tokens, tokens)
-    return (sums + later).exp(), (torch.ones(tokens, tokens).tril() @ decays).exp()
+    return (sums + later).exp(), (up_to @ decays).exp()
 
 
 class Decays(Leaf):
