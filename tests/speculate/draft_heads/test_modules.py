@@ -53,9 +53,11 @@ def test_windows_of_a_model_itself(model: Any) -> None:
     assert torch.allclose(last, truth.hidden_states[2], atol=2e-3)
 
 
-def test_a_last_norm_that_subtracts_a_mean_is_refused() -> None:
-    checkpoint = InMemoryCheckpoint(build_model("phi"))
-    with pytest.raises(CetaneError, match="a LayerNorm, and draft heads have only RMSNorm"):
+@pytest.mark.parametrize("kind", ["phi", "nanochat"])
+def test_other_last_norms_are_refused(kind: str) -> None:
+    """phi's subtracts a mean, and nanochat's has no gains."""
+    checkpoint = InMemoryCheckpoint(build_model(kind))
+    with pytest.raises(CetaneError, match="only an RMSNorm with gains"):
         gains(authored(checkpoint.config, "c1t", {}, checkpoint), checkpoint)
 
 
