@@ -34,9 +34,9 @@ _ANY_TEXT = {"idefics3", "internvl", "lfm2_vl", "llava", "mistral3", "smolvlm"}
 """
 _FLAT = {"qwen2_5_vl", "qwen2_vl"}
 """Kinds whose released configs have the keys of the text part beside the others."""
-_TURNED_TWICE = {"qwen2_5_vl", "qwen2_vl", "qwen3_vl"}
-"""Kinds that give a picture's tokens three positions. Those of a text are equal, so the text part
-turns queries and keys as a Qwen without pictures does."""
+_THREE_POSITIONS = {"qwen2_5_vl", "qwen2_vl", "qwen3_vl"}
+"""Kinds that give each of a picture's tokens three positions. Those of a text's token are equal, so
+its queries and keys get positions as in a Qwen without pictures."""
 _TIED = {
     "gemma3": True, "gemma3n": True, "gemma4": True, "idefics3": False, "internvl": True,
     "lfm2_vl": True, "llava": False, "mistral3": True, "smolvlm": False,
@@ -79,12 +79,12 @@ def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     text = {**text, "model_type": own or _TEXT_TYPES[kind]}
     for name in ("vision_config", "tie_embedding"):  # LFM2's second name for the tie
         text.pop(name, None)
-    if kind in _TURNED_TWICE:
+    if kind in _THREE_POSITIONS:
         for key in ROPES:
             if isinstance(text.get(key), dict):
                 text[key] = of_one_position(text[key])
-    if kind in _TURNED_TWICE and text.get("tie_word_embeddings"):
-        return text  # transformers counts it, whatever the whole model's config says
+        if text.get("tie_word_embeddings"):
+            return text  # transformers counts it, whatever the whole model's config says
     if "tie_word_embeddings" in config:
         text["tie_word_embeddings"] = config["tie_word_embeddings"]
     elif kind in _TIED:

@@ -11,8 +11,8 @@
 - StableLM may have them so too;
 - StarCoder2 has biases everywhere, and may have a window.
 
-GPT-NeoX, Nemotron, Persimmon, Phi and StableLM turn only some channels of a head. The truth is
-transformers' `modeling_{model_type}.py`.
+GPT-NeoX, Nemotron, Persimmon, Phi and StableLM give positions to some channels of a head only. The
+truth is transformers' `modeling_{model_type}.py`.
 """
 
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from cetane.families.base import Block
 from cetane.families.blocks import NAMES, ParallelBlock, PartNames, PreNormBlock
 from cetane.families.configs import invalid
 from cetane.families.decoder import TABLE, DecoderConfig, decoder_model, heads_of
+from cetane.families.grouped_query import AttentionHeads
 from cetane.families.kinds import LayerKind, kind_names
 from cetane.families.layers import GATED, MLP, UNGATED, LayerNorm
 from cetane.families.model import Model, StoredTable
@@ -231,17 +232,21 @@ def check(config: LayerNormedConfig) -> None:
     """Raise CetaneError for heads that transformers cannot run: those of some models are as wide
     together as the residual stream, and so are those of a Phi that norms them."""
     kind = config.model_type
-    dim = heads_of(config, shared=kind not in HEADED).dim
+    dim = own_heads(config).dim
     if kind in (*HEADED, "stablelm") or (kind == "phi" and config.qk_layernorm):
         heads, size = config.num_attention_heads, config.hidden_size
         if heads * dim != size:
             raise invalid(kind, f"{heads} heads of {dim} channels are not hidden_size = {size}")
 
 
+def own_heads(config: LayerNormedConfig) -> AttentionHeads:
+    """The attention heads of a model."""
+    return heads_of(config, shared=config.model_type not in HEADED)
+
+
 def layer_kinds(config: LayerNormedConfig, whole: bool) -> list[LayerKind]:
     """The kind of every layer."""
-    heads = heads_of(config, shared=config.model_type not in HEADED)
-    count = config.num_hidden_layers
+    heads, count = own_heads(config), config.num_hidden_layers
     part = None if whole else config.rope_parameters.get("partial_rotary_factor", 1.0)
     rotary = rotary_table(config, heads.dim, part=part)
     if config.model_type != "cohere2":

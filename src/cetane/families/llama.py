@@ -14,7 +14,7 @@
 - HyperCLOVA X has Granite's multipliers, and norms after attention and MLP too;
 - Gemma's checkpoints store gains less one, and its embeddings have a factor;
 - Apertus has an activation with parameters, xIELU, in MLPs without gates;
-- nanochat has norms without gains everywhere, on the embedding too, and turns heads the other way.
+- nanochat has norms without gains everywhere, on the embedding too. Heads rotate the other way.
 
 The truth is transformers' `modeling_{model_type}.py`.
 """
@@ -35,7 +35,7 @@ from cetane.families.layers import GATED, MLP, UNGATED, XIELU, Held, RMSNorm
 from cetane.families.model import Model, Reach
 from cetane.families.options import ResidualOptions
 from cetane.families.rotary import RotaryTable, first_positions, of_base, rotary_table
-from cetane.families.stored import FusedBlock, InterleavedBlock, TurnedBlock
+from cetane.families.stored import ExchangedHalvesBlock, FusedBlock, InterleavedBlock
 
 Options = ResidualOptions
 MODEL_TYPES = (
@@ -97,7 +97,7 @@ class ApertusBlock(PreNormBlock):
         return super().weight(path.replace("mlp.act.", "mlp.act_fn."), shape, held)
 
 
-class NanochatBlock(TurnedBlock):
+class NanochatBlock(ExchangedHalvesBlock):
     """A layer of nanochat. The first one norms the embedding, `first`, before all else."""
 
     def __init__(self, *parts: Any) -> None:

@@ -6,8 +6,8 @@
 - Qwen3-MoE norms queries and keys. Some layers of both Qwens have no experts;
 - ERNIE 4.5 corrects the choice of experts, and pairs neighbouring channels of a head;
 - Hunyuan-MoE norms queries and keys after they got their positions;
-- dots.llm1, EXAONE-MoE, GLM-4.5 and Solar Open have DeepSeek-V3's experts. GLM-4.5 turns a part of
-  each head. If some layers of an EXAONE slide, the others give queries and keys no positions;
+- dots.llm1, EXAONE-MoE, GLM-4.5 and Solar Open have DeepSeek-V3's experts. GLM-4.5 gives
+  positions to a part of each head. If some layers of an EXAONE slide, the others have none;
 - Mellum 2 is Qwen3-MoE with a rotary table for each type of layer.
 
 The truth is transformers' `modeling_{model_type}.py`.

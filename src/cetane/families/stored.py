@@ -51,8 +51,8 @@ def rows_in_halves(dim: int, width: int, stored: Tensor) -> Tensor:
     return cat([to_halves(heads[:, :width]), heads[:, width:]], 1).reshape(stored.shape)
 
 
-class TurnedBlock(PreNormBlock):
-    """A layer whose checkpoint turns heads the other way: as if their halves changed places.
+class ExchangedHalvesBlock(PreNormBlock):
+    """A layer whose checkpoint rotates heads the other way: as if their halves changed places.
 
     No gains of norms may tell the halves apart."""
 
