@@ -18,8 +18,9 @@ from torch import Tensor
 from cetane.compress import parse_format, second_order
 from cetane.families import Weight
 from cetane.files import silent
-from cetane.fitting.experts import FAINT, with_others
+from cetane.fitting.experts import FAINT, ExpertCollector, modules_of_experts, with_others
 from cetane.fitting.fit import fitted_formats, fitted_parts
+from cetane.fitting.importance import importance, loss_of
 from cetane.fitting.rounding import Rounder
 from cetane.fitting.teacher import bfloat16_products
 from cetane.gates.resemblance import arrays, too_far
@@ -221,3 +222,37 @@ def test_few_tokens_are_joined_by_others() -> None:
         assert added.nonzero().max() > 90 and added.nonzero().min() < 10, "evenly spaced"
     assert made[7, 1] == 0.25
     assert (with_others(shares, 1000) > 0).all(), "there are no more"
+
+
+def experts_of(case: Case) -> tuple[Any, dict[str, str]]:
+    """The last module of experts of a model, and the names of its tensors."""
+    found = modules_of_experts(case.model, stored_names(case.model, case.model.config))
+    module, names = list(found)[-1]
+    return module, dict(names)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_inside_experts_are_those_of_the_loss(name: str) -> None:
+    """With two tokens only the first has a loss. So the gradient of an expert's matrix is the
+    product of one token's input and one gradient inside: its norm is the product of theirs."""
+    case, tokens = Case(name), words(3, 1)[:, :2]
+    module, names = experts_of(case)
+    collector = ExpertCollector(names, module)
+    made = importance(case.model, [collector], tokens, silent)
+    seen: list[tuple[Tensor, ...]] = []
+    hook = module.register_forward_pre_hook(lambda _, given: seen.append(given))
+    parameter = module.gate_up_proj.requires_grad_(True)
+    added = torch.zeros(1, requires_grad=True)
+    after = module.register_forward_hook(lambda _, given, out: out + added)
+    loss_of(case.model, tokens).backward()
+    for one in (hook, after):
+        one.remove()
+    count, inputs = len(module.down_proj), seen[0][0].detach()
+    inputs = inputs.unflatten(0, (count, -1))[:, 0] if len(seen[0]) == 1 else inputs[:1]
+    assert parameter.grad is not None
+    squares = parameter.grad.square().sum((1, 2)) / inputs.square().sum(1).clamp(min=1e-30)
+    inside = float(squares.sum())
+    assert collector.inside == pytest.approx(inside, rel=0.05) and inside > 0
+    assert set(made) == set(names[part] for part in ("gate_up_proj", "down_proj"))
+    assert made[names["down_proj"]].outputs is not None
+    assert module.gate_up_proj.grad is parameter.grad, "the collector left none"

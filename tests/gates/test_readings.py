@@ -18,6 +18,7 @@ from tests.families.test_gpt_oss import build_oss
 from tests.families.test_granite_hybrid import build_hybrid
 from tests.families.test_layer_normed import build as build_layer_normed
 from tests.families.test_lfm2 import build_lfm2_moe
+from tests.families.test_llama4 import build_llama4
 from tests.families.test_mixtral import build
 from tests.families.test_qwen3_next import LAYERS
 from tests.families.zaya_models import build_zaya
@@ -54,6 +55,7 @@ MODELS = {
     "cohere": lambda: build_layer_normed("cohere"),
     "olmo": lambda: build_layer_normed("olmo", clip_qkv=0.5),
     "starcoder2": lambda: build_layer_normed("starcoder2"),
+    "llama4": lambda: build_llama4(attention_chunk_size=64, floor_scale=96),
     "lfm2_moe": lambda: build_lfm2_moe(layer_types=["conv", "full_attention"]),
     "lfm3": lambda: build_model("lfm3", layer_types=["conv", "sliding_attention"]),
     "zaya": build_zaya,
@@ -94,7 +96,7 @@ def test_another_form_of_gelu(authored: Authored) -> None:
     assert set(kinds(authored)) == {"activations"}
 
 
-@pytest.mark.parametrize("authored", ["zaya", "cohere"], indirect=True)
+@pytest.mark.parametrize("authored", ["zaya", "cohere", "llama4"], indirect=True)
 def test_another_rotary_base(authored: Authored) -> None:
     """Of a few pairs with a large base, the first positions are turned by next to nothing."""
     tables = authored.planner.model.rotary

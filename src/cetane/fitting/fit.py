@@ -19,9 +19,16 @@ from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import Progress, check_writable, claimed, disk_errors, json_sha256, remove
 from cetane.fitting.attention import fuse_attention
-from cetane.fitting.experts import DOWN, GATE_UP, modules_of_experts, own_copy, put
+from cetane.fitting.experts import (
+    DOWN,
+    GATE_UP,
+    ExpertCollector,
+    modules_of_experts,
+    own_copy,
+    put,
+)
 from cetane.fitting.human_text import EDITION, check_text, human_text, length_of, start_of
-from cetane.fitting.importance import Importance, importance, keep, load
+from cetane.fitting.importance import Collector, Importance, importance, keep, load
 from cetane.fitting.lessons import lessons
 from cetane.fitting.openings import openings
 from cetane.fitting.rounding import Rounder, linear_layers, picked_rows
@@ -40,7 +47,7 @@ from cetane.schema.changes import override
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
 
-VERSION, READING = 11, 8
+VERSION, READING = 12, 8
 """The versions of fitted constants, and of what they are fitted on: texts, importance and lessons.
 Those of another version are made anew. A change of rounding alone keeps texts, which take most of
 the time. Another version of Python keeps them too: its documentation differs, but serves as
@@ -189,16 +196,22 @@ class Fitter:
 
         Both depend on no format, so all formats share one file of them.
         """
-        layers = linear_layers(self.model, self.names, frozenset(names))
+        wanted = frozenset(names)
+        layers = linear_layers(self.model, self.names, wanted)
+        collectors = [Collector(name, layer) for name, layer in layers.items()]
+        for module, own in modules_of_experts(self.model, self.tensors):
+            if {own[GATE_UP], own[DOWN]} & wanted:
+                collectors.append(ExpertCollector(own, module))
         size = [SEQUENCES, READ, self.length]
-        content = [READING, self.checkpoint.content, *size, sorted(layers), self.given_hash]
+        read = sorted(one.name for one in collectors)
+        content = [READING, self.checkpoint.content, *size, read, self.given_hash]
         path = folder() / f"{json_sha256(content)}.importance"
         known = load(path)
         if known is not None:
             return known
         text = self.text()
         with narrowed(self.model):
-            made = importance(self.model, layers, text, self.progress)
+            made = importance(self.model, collectors, text, self.progress)
         give_back()  # the pass's gradients
         with suppress(CetaneError), disk_errors(path):  # a cache may be full or locked
             keep(path, text, made)

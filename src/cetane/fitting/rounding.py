@@ -27,6 +27,7 @@ from cetane.files import Progress
 from cetane.fitting.experts import (
     DOWN,
     GATE_UP,
+    ExpertProducts,
     RoutedExperts,
     modules_of_experts,
     own_copy,
@@ -198,32 +199,46 @@ class Rounder:
         own = [[w for w in self.experts if w.name == names[part]] for part in (GATE_UP, DOWN)]
         if not any(own) or any(w.matrix in self.constants for w in chain(*own)):
             return
-        routed = RoutedExperts(module, given)
+        important = self.importances.get(names[DOWN])
+        counts = None if important is None else important.tokens
+        products = ExpertProducts(RoutedExperts(module, given), counts)
         for part, weights in zip((GATE_UP, DOWN), own, strict=True):
             check_finite(names[part], getattr(module, part))
             stored = own_copy(getattr(module, part))
             for weight in weights:
                 self.report(weight.matrix)
-                made = self.expert_constants(weight, views_of(weight, stored), routed)
+                made = self.expert_constants(weight, views_of(weight, stored), products)
                 self.constants[weight.matrix] = made
                 put(weight, stored, made.decode())
             give_back()
 
     def expert_constants(
-        self, weight: Weight, parts: Sequence[Tensor], routed: RoutedExperts
+        self, weight: Weight, parts: Sequence[Tensor], products: ExpertProducts
     ) -> Encoded:
         """The constants of a matrix of some experts, which has a part of each."""
         assert weight.rows is not None
-        form, (first, stop) = self.formats[weight.matrix], weight.rows
+        first, stop = weight.rows
         if weight.side_by_side:
             whole = torch.cat(list(parts), 1).numpy()
-            return self.encode(whole, form, routed.inner_products(first, stop))
+            return self.part(weight, whole, products.inner(first, stop))
         return stacked(
             [
-                self.encode(part.contiguous().numpy(), form, routed.input_products(expert))
+                self.part(weight, part.contiguous().numpy(), products.inputs(expert))
                 for expert, part in zip(range(first, stop), parts, strict=True)
             ]
         )
+
+    def part(self, weight: Weight, values: Matrix, hessian: Matrix) -> Encoded:
+        """The constants of the values `(O, I)` of an expert, or of experts side by side, by the
+        products of their inputs. Their harm is added to the matrix's."""
+        important, form = self.importances.get(weight.name), self.formats[weight.matrix]
+        if important is None:
+            return self.encode(values, form, hessian)
+        outputs = important.outputs
+        made = self.encode(values, form, hessian, None if outputs is None else outputs.numpy())
+        off = values - made.decode().astype(np.float32)
+        self.harms[weight.matrix] = self.harms.get(weight.matrix, 0) + important.harm(off, hessian)
+        return made
 
     def encode(
         self, weight: Matrix, form: Format, hessian: Matrix, outputs: Matrix | None = None

@@ -23,7 +23,7 @@ from cetane.gates.bounds import Tightened
 from cetane.gates.model_results import ModelResults
 from cetane.gates.observe import ProbeTask, observe, whole_calls
 from cetane.gates.probes import SEED
-from cetane.gates.reference import Reference
+from cetane.gates.reference import Reference, decoder_of
 from cetane.gates.structure import deviations
 from cetane.gates.verdict import Check, at_most
 from cetane.hardware import LARGEST_FP16
@@ -267,7 +267,7 @@ def wrong_rotary(port: Readable, reference: Reference) -> Iterator[Misread]:
 def rotary_tables(reference: Reference, positions: torch.Tensor) -> Iterator[Array]:
     """The model's cosines and sines `(2, n, D)` of positions `(n,)`, for every kind of layer; none
     of a model without positions."""
-    parts = dict(reference.model.base_model.named_children())
+    parts = dict(decoder_of(reference.model).named_children())
     rotary = next((parts[name] for name in ROTARY_NAMES if name in parts), None)
     if rotary is None:
         return
