@@ -18,7 +18,14 @@ from torch import Tensor
 from cetane.compress import parse_format, second_order
 from cetane.families import Weight
 from cetane.files import silent
-from cetane.fitting.experts import FAINT, ExpertCollector, modules_of_experts, with_others
+from cetane.fitting.experts import (
+    FAINT,
+    ExpertCollector,
+    ExpertProducts,
+    RoutedExperts,
+    modules_of_experts,
+    with_others,
+)
 from cetane.fitting.fit import fitted_formats, fitted_parts
 from cetane.fitting.importance import importance, loss_of
 from cetane.fitting.rounding import Rounder
@@ -256,3 +263,16 @@ def test_gradients_inside_experts_are_those_of_the_loss(name: str) -> None:
     assert set(made) == set(names[part] for part in ("gate_up_proj", "down_proj"))
     assert made[names["down_proj"]].outputs is not None
     assert module.gate_up_proj.grad is parameter.grad, "the collector left none"
+
+
+def test_tokens_count_as_their_importance_says() -> None:
+    case, draw = Case("mixtral"), np.random.default_rng(0)
+    module, _ = experts_of(case)
+    states, chosen, weights = (t.numpy() for t in structured(module, draw, 2000))
+    counts = draw.uniform(0, 2, 2000).astype(np.float32)
+    given = [torch.from_numpy(t) for t in (states, chosen, weights)]
+    made = ExpertProducts(RoutedExperts(module, given), torch.from_numpy(counts)).inputs(2)
+    shares = np.where(chosen == 2, weights, 0).sum(1)
+    rows = states * shares[:, None]
+    wanted = (rows * counts[:, None]).T @ rows / len(rows)
+    np.testing.assert_allclose(made, wanted, rtol=1e-3, atol=1e-4)
