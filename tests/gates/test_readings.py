@@ -28,6 +28,8 @@ from cetane.families import SOFTPLUS_MOST, Model, RMSNorm, RotaryTable, delta, g
 from cetane.families.attention import Attention
 from cetane.families.gpt_oss import GptOssExperts
 from cetane.families.grouped_query import LEAST_SCALE, STEPS, UNIT_SCALE, Rounded, at_least
+from cetane.families.mamba2 import StateSpace
+from cetane.families.matrices import Decays
 from cetane.gates.authored import Authored
 from cetane.gates.explain.graph import wrong_reading
 from cetane.gates.port import bounds_in, packaged, tight
@@ -57,8 +59,12 @@ MODELS = {
     "lfm2_moe": lambda: build_lfm2_moe(layer_types=["conv", "full_attention"]),
     "lfm3": lambda: build_model("lfm3", layer_types=["conv", "sliding_attention"]),
     "zaya": build_zaya,
-    "granite_hybrid": lambda: build_hybrid("dense", hidden_act="gelu"),
-    "falcon_h1": lambda: build_falcon(hidden_act="gelu", mamba_rms_norm=True),
+    "granite_hybrid": lambda: build_hybrid(
+        "dense", hidden_act="gelu", time_step_limit=(0.01, float("inf"))
+    ),
+    "falcon_h1": lambda: build_falcon(
+        hidden_act="gelu", mamba_rms_norm=True, time_step_limit=(0.0, 50.0)
+    ),
     "qwen3_5": lambda: build("qwen3_5_text", **LAYERS, hidden_act="gelu"),
 }
 
@@ -160,9 +166,16 @@ def one_more(bound: float, model: Model) -> None:
     model.layers[1].mlp.act = lambda x: torch.minimum(act(x), most())  # type: ignore[union-attr]
 
 
+def unbounded_steps(model: Model) -> None:
+    for space in parts(model, StateSpace):
+        space.bounds = (None, None)
+
+
 @pytest.mark.parametrize(
     ("authored", "change", "says"),
     [
+        ("granite_hybrid", unbounded_steps, ["lacks 0.01"]),
+        ("falcon_h1", unbounded_steps, ["lacks 50"]),
         ("gpt_oss", looser_experts, ["has 14", "has -14", "lacks 7", "lacks -7"]),
         ("olmoe", partial(unclipped, "qkv"), ["lacks 8", "lacks -8"]),
         ("olmoe", partial(unclipped, "v"), ["lacks 8", "lacks -8"]),
@@ -215,9 +228,17 @@ def before_the_norm(attention: Attention, x: torch.Tensor, letter: str, count: i
     return attention.heads.split(norm(made), count)
 
 
+def values_alone(space: StateSpace, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Decays are of steps without bounds."""
+    free = Decays.steps(space, x)
+    return free.clamp(*space.bounds), free * space.A_log
+
+
 @pytest.mark.parametrize(
     ("authored", "kind", "method", "wrong"),
     [
+        ("granite_hybrid", StateSpace, "forward", values_alone),
+        ("falcon_h1", StateSpace, "forward", values_alone),
         ("gpt_oss", GptOssExperts, "forward", exchanged),
         ("gpt_oss", GptOssExperts, "forward", behind_one),
         ("olmoe", Attention, "project", before_the_norm),
@@ -238,7 +259,9 @@ def test_bounds_of_other_tensors(
     assert all("they hold other tensors than the model's" in one.problem for one in found)
 
 
-@pytest.mark.parametrize("authored", ["gpt_oss", "olmoe", "gemma2"], indirect=True)
+@pytest.mark.parametrize(
+    "authored", ["gpt_oss", "olmoe", "gemma2", "granite_hybrid", "falcon_h1"], indirect=True
+)
 def test_programs_have_the_bounds_of_their_modules(authored: Authored, tmp_path: Path) -> None:
     """Conversion makes clips of clamps, and a factor of a softcap."""
     planner, shard = authored.planner, next(iter(authored.planner.members))

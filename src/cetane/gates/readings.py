@@ -222,13 +222,22 @@ def random_calls(plan: Plan) -> list[ProbeTask]:
 
 
 def tighter(reference: Reference) -> dict[float, float]:
-    """By the model's bounds on activations, bounds that most activations reach."""
-    clamps = [(bounding(own.bounds), own.magnitude) for own in reference.bounds.values()]
-    clamps = [(values, size) for values, size in clamps if values and 0 < size < np.inf]
-    shares = [size / max(map(abs, values)) for values, size in clamps]
-    factor = 2.0 ** min([0, *(math.floor(math.log2(share)) for share in shares)])
-    numbers = {value for values, _ in clamps for value in values}
-    return {value: factor * value for value in sorted(numbers - {OWN_BOUND})}
+    """By the model's bounds on activations, bounds that most activations reach.
+
+    A positive one that holds only from below rises. The others fall, all by one factor."""
+    raised, falling, factor = dict[float, float](), set[float](), 1.0
+    for own in reference.bounds.values():
+        values = bounding(own.bounds)
+        if not values or not 0 < own.magnitude < np.inf:
+            continue
+        power = math.log2(own.magnitude / max(map(abs, values)))
+        if np.inf in own.bounds and min(values) > 0:
+            risen = values[0] * 2.0 ** max(0, math.ceil(power))
+            raised[values[0]] = max(risen, raised.get(values[0], 0))
+        else:
+            falling |= {*values}
+            factor = min(factor, 2.0 ** math.floor(power))
+    return raised | {value: factor * value for value in sorted(falling - {OWN_BOUND})}
 
 
 def bounds(reference: Reference) -> Iterator[tuple[set[str], list[float]]]:
