@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.conftest import build_model
 from tests.families import (
     gemma_models,
+    test_bamba,
     test_deepseek,
     test_falcon_h1,
     test_glm4,
@@ -104,6 +105,7 @@ FAMILIES = {
     "qwen3_next": Family(test_qwen3_next.configs(), test_mixtral.build, 3),
     "granite_hybrid": Family(test_granite_hybrid.configs(), test_mixtral.build),
     "falcon_h1": Family(named("falcon_h1", test_falcon_h1.configs()), test_mixtral.build),
+    "bamba": Family(named("bamba", test_bamba.configs()), test_mixtral.build),
     "gemma2": Family(
         named("gemma2", gemma_models.gemma2_configs()), of_one_kind(gemma_models.build_gemma2)
     ),

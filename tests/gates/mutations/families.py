@@ -18,6 +18,7 @@ from tests.families.gemma_models import (
     build_gemma4,
     build_vaultgemma,
 )
+from tests.families.test_bamba import build_bamba
 from tests.families.test_deepseek import MODELS as LATENT_MODELS
 from tests.families.test_deepseek import build as build_latent
 from tests.families.test_falcon_h1 import build_falcon
@@ -124,6 +125,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "granitemoehybrid": lambda: build_hybrid("mixture", logits_scaling=1.0),
     "falcon_h1": lambda: build_falcon(num_hidden_layers=3),
+    "bamba": build_bamba,
     "mixtral": lambda: build_mixture("mixtral", num_hidden_layers=3, num_local_experts=4),
     "qwen2_moe": lambda: build_mixture(
         "qwen2_moe",
