@@ -41,6 +41,7 @@ from tests.families import (
     test_llama,
     test_llama4,
     test_mixtral,
+    test_nemotron_h,
     test_olmo2,
     test_qwen3_next,
     test_zaya,
@@ -106,6 +107,7 @@ FAMILIES = {
     "granite_hybrid": Family(test_granite_hybrid.configs(), test_mixtral.build),
     "falcon_h1": Family(named("falcon_h1", test_falcon_h1.configs()), test_mixtral.build),
     "bamba": Family(named("bamba", test_bamba.configs()), test_mixtral.build),
+    "nemotron_h": Family(named("nemotron_h", test_nemotron_h.configs()), test_mixtral.build),
     "gemma2": Family(
         named("gemma2", gemma_models.gemma2_configs()), of_one_kind(gemma_models.build_gemma2)
     ),

@@ -12,13 +12,14 @@ from tests.families.test_gpt_oss import CONFIG as OSS
 from tests.families.test_lfm2 import EXPERTS as LFM2
 from tests.families.test_llama4 import CONFIG as LLAMA4
 from tests.families.test_mixtral import DEEPSEEK as MIXTURE
+from tests.families.test_nemotron_h import MODELS as NEMOTRONS
 from tests.families.test_qwen3_next import MODELS as QWEN_NEXT
 from torch import Tensor
 
 from cetane.compress import parse_format, second_order
 from cetane.families import Weight
 from cetane.files import silent
-from cetane.fitting.experts import FAINT, with_others
+from cetane.fitting.experts import FAINT, modules_of_experts, with_others
 from cetane.fitting.fit import fitted_formats, fitted_parts
 from cetane.fitting.rounding import Rounder
 from cetane.fitting.teacher import bfloat16_products
@@ -45,12 +46,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4": ("llama4_text", LLAMA4 | {"intermediate_size": 24, "num_experts_per_tok": 2}),
     "deepseek_v2": ("deepseek_v2", DEEPSEEK | WIDE),
     "deepseek_v3": ("deepseek_v3", DEEPSEEK | ONE_GROUP | WIDE),
+    "nemotron_h": ("nemotron_h", NEMOTRONS["mixture"] | WIDE),
     "lfm2_moe": ("lfm2_moe", LFM2 | WIDE | {"layer_types": ["conv", "full_attention"]}),
     "qwen3_next": ("qwen3_next", QWEN_NEXT["qwen3_next"] | WIDE),
     "qwen3_5_moe": ("qwen3_5_moe_text", QWEN_NEXT["qwen3_5_moe_text"] | WIDE),
     "zaya": ("zaya", {"num_experts": 4, "moe_intermediate_size": 24, "router_hidden_size": 16}),
 }
 FORM = parse_format("palette2-kmeans-group8")
+STACKED = "experts.gate_up_proj", "experts.up_proj", "experts.down_proj"
 GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 
 
@@ -97,7 +100,7 @@ def test_the_model_computes_with_its_constants(name: str, together: int) -> None
     case = Case(name, together)
     rounder = case.rounder()
     case.run(rounder, words())
-    stacks = [n for n in case.before if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+    stacks = [n for n in case.before if n.endswith(STACKED)]
     elements = sum(case.before[n].numel() for n in stacks)
     assert sum(w.elements for w in case.experts.values()) == elements > 0
     assert rounder.constants.keys() == case.experts.keys()
@@ -174,10 +177,8 @@ def structured(module: Any, draw: np.random.Generator, count: int = 600) -> list
 def test_outputs_err_less_than_with_plain_rounding(name: str) -> None:
     """On tokens that were not read, whose states have few large directions."""
     case, draw = Case(name), np.random.default_rng(0)
-    layers = case.model.model.layers
-    path = next(path for path, m in layers.named_modules() if hasattr(m, "gate_up_proj"))
-    module = layers.get_submodule(path)
-    names = {part: f"model.layers.{path}.{part}" for part in ("gate_up_proj", "down_proj")}
+    whole = stored_names(case.model, case.model.config)
+    module, names = next(modules_of_experts(case.model, whole))
     given, others = structured(module, draw), structured(module, draw)
     truth = module(*others).clone()
     case.rounder().round_experts(names, module, tuple(given))

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _PREFIX = "model."
 EMBEDDING, HEAD = f"{_PREFIX}embed_tokens.weight", "lm_head.weight"
+_BACKBONE = "backbone."
 NEOX_EMBEDDING, _NEOX_HEAD = "gpt_neox.embed_in.weight", "embed_out.weight"
 _LFM2_TIE = "tie_embedding"
 PIECE = 1 << 22
@@ -119,10 +120,13 @@ def as_whole_model(config: dict[str, Any]) -> dict[str, Any]:
     A Mistral that says which layers slide is a Ministral: `AutoConfig.from_pretrained` changes its
     type. A Mistral has one kind of layers, and would ignore it. LFM2 has a second name for the tie
     of its head, which would win over the common name that cetane sets for a head of its own.
+    transformers ties no head of a Nemotron-H, whatever its config says.
     """
     kind = config.get("model_type")
     if kind == "mistral" and "layer_types" in config:
         return config | {"model_type": "ministral"}
+    if kind == "nemotron_h":
+        return config | {"tie_word_embeddings": False}
     if kind in ("lfm2", "lfm2_moe") and _LFM2_TIE in config:
         rest = {key: value for key, value in config.items() if key != _LFM2_TIE}
         return rest | {"tie_word_embeddings": config[_LFM2_TIE]}
@@ -133,8 +137,14 @@ def with_prefix(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """The tensors by the names of a model with a head.
 
     A model without a head is saved without `model.` in front. transformers loads it into one with a
-    head too. Files of GPT-NeoX have the head under a name of its own.
+    head too. Files of GPT-NeoX have the head under a name of its own, and those of Nemotron-H have
+    `backbone.` in place of `model.`.
     """
+    if any(name.startswith(_BACKBONE) for name in tensors):
+        return {
+            f"{_PREFIX}{name.removeprefix(_BACKBONE)}" if name.startswith(_BACKBONE) else name: t
+            for name, t in tensors.items()
+        }
     if NEOX_EMBEDDING in tensors:
         return {HEAD if name == _NEOX_HEAD else name: t for name, t in tensors.items()}
     if EMBEDDING.removeprefix(_PREFIX) not in tensors or EMBEDDING in tensors:

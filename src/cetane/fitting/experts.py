@@ -1,8 +1,9 @@
 """The experts of a layer of a transformers model: the tokens that chose each, and its products.
 
 transformers keeps the matrices of all experts of a layer in one module, as `gate_up_proj` and
-`down_proj`. It calls the module with all tokens, the experts that each chose, and their weights.
-Llama 4's gets a copy of the tokens for each expert, weighed already.
+`down_proj`, or as `up_proj` and `down_proj` if they have no gates. It calls the module with all
+tokens, the experts that each chose, and their weights. Llama 4's gets a copy of the tokens for each
+expert, weighed already.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from cetane.compress.encoded import Half
 from cetane.families import Weight
 from cetane.fitting.importance import PIECE, Matrix, mean_of
 
-GATE_UP, DOWN = "gate_up_proj", "down_proj"
-"""The tensors of a module of experts, in the order in which it computes."""
+FIRST, DOWN = ("gate_up_proj", "up_proj"), "down_proj"
+"""The tensor that an expert reads first, with gates and without, and the other one."""
 ENOUGH = 8
 """The least number of tokens by which an expert is rounded, in multiples of its inputs.
 
@@ -33,13 +34,15 @@ weight of those that did."""
 def modules_of_experts(
     model: Any, names: Mapping[str, Mapping[str, str]]
 ) -> Iterator[tuple[nn.Module, Mapping[str, str]]]:
-    """The modules of experts of a transformers model, with the checkpoint's names of their tensors.
+    """The modules of experts of a transformers model, with the checkpoint's names of their two
+    tensors, in the order in which a module computes.
 
     `names` are those of each module's own tensors, by its path.
     """
     for path, own in names.items():
-        if GATE_UP in own and DOWN in own:
-            yield model.get_submodule(path), own
+        first = next((name for name in FIRST if name in own), None)
+        if first is not None and DOWN in own:
+            yield model.get_submodule(path), {name: own[name] for name in (first, DOWN)}
 
 
 class RoutedExperts:
@@ -86,7 +89,11 @@ class RoutedExperts:
 
     def inner(self, expert: int, tokens: Tensor) -> Tensor:
         """What an expert makes of some tokens before its last product, weighed, `(n, I)`."""
-        module, matrix = self.module, self.module.gate_up_proj[expert]
+        module, shares = self.module, self.shares[tokens, expert, None]
+        if not getattr(module, "has_gate", True):
+            plain: Tensor = module.act_fn(self.states[tokens] @ module.up_proj[expert].T)
+            return plain * shares
+        matrix = module.gate_up_proj[expert]
         if self.weighed_first:  # Llama 4's
             gate, up = (self._weighed(tokens, expert) @ matrix).chunk(2, -1)
             made: Tensor = module.act_fn(gate) * up
@@ -95,7 +102,7 @@ class RoutedExperts:
         if module.has_bias:
             both = both + module.gate_up_proj_bias[expert]
         made = module._apply_gate(both)
-        return made * self.shares[tokens, expert, None]
+        return made * shares
 
     def _weighed(self, tokens: Tensor, expert: int) -> Tensor:
         """The states of some tokens, times their weights of an expert."""

@@ -19,7 +19,7 @@ from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import Progress, check_writable, claimed, disk_errors, json_sha256, remove
 from cetane.fitting.attention import fuse_attention
-from cetane.fitting.experts import DOWN, GATE_UP, modules_of_experts, own_copy, put
+from cetane.fitting.experts import modules_of_experts, own_copy, put
 from cetane.fitting.human_text import EDITION, check_text, human_text, length_of, start_of
 from cetane.fitting.importance import Importance, importance, keep, load
 from cetane.fitting.lessons import lessons
@@ -242,9 +242,9 @@ class Fitter:
         """The `first` constants of experts and of rows in another order, with which the model
         computes from now on."""
         stored = {
-            names[part]: own_copy(getattr(module, part))
+            name: own_copy(getattr(module, part))
             for module, names in modules_of_experts(self.model, self.tensors)
-            for part in (GATE_UP, DOWN)
+            for part, name in names.items()
         }
         parts = fitted_parts(self.planner, formats)
         layers = linear_layers(self.model, self.names, {weight.name for weight in parts.values()})

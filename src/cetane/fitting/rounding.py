@@ -25,8 +25,6 @@ from cetane.compress.selection import AS_GPTQ, Method, SecondOrder
 from cetane.families import Weight, check_finite
 from cetane.files import Progress
 from cetane.fitting.experts import (
-    DOWN,
-    GATE_UP,
     RoutedExperts,
     modules_of_experts,
     own_copy,
@@ -194,13 +192,13 @@ class Rounder:
         self, names: Mapping[str, str], module: Any, given: tuple[Tensor, ...]
     ) -> None:
         """Round the experts of a layer that are about to compute. `names` are the checkpoint's, by
-        the tensors of the module."""
-        own = [[w for w in self.experts if w.name == names[part]] for part in (GATE_UP, DOWN)]
+        the tensors of the module, in the order in which it computes."""
+        own = [[w for w in self.experts if w.name == name] for name in names.values()]
         if not any(own) or any(w.matrix in self.constants for w in chain(*own)):
             return
         routed = RoutedExperts(module, given)
-        for part, weights in zip((GATE_UP, DOWN), own, strict=True):
-            check_finite(names[part], getattr(module, part))
+        for (part, name), weights in zip(names.items(), own, strict=True):
+            check_finite(name, getattr(module, part))
             stored = own_copy(getattr(module, part))
             for weight in weights:
                 self.report(weight.matrix)
