@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import build_model
+from tests.families.test_nemotron_h import MODELS as NEMOTRONS
 from tests.gguf_files import write_gguf
 from tests.peft_folders import save_adapter
 
@@ -273,6 +274,21 @@ def test_an_adapter_is_no_model(saved: Path, damaged: Any) -> None:
     with pytest.raises(CetaneError, match="holds an adapter, not a model") as caught:
         open_checkpoint(folder)
     assert caught.value.hint == f"give org/base, and add --lora {folder}"
+
+
+def test_names_of_a_nemotron_h_on_disk(tmp_path: Path) -> None:
+    """An adapter that was trained with the model's own code has them."""
+    model = build_model("nemotron_h", **NEMOTRONS["dense"])
+    model.save_pretrained(tmp_path / "base")
+    merged = save_adapter(tmp_path / "lora", model, target_modules=["in_proj"])
+    path = tmp_path / "lora/adapter_model.safetensors"
+    tensors = {
+        name.replace(".model.model.", ".model.backbone."): t for name, t in load_file(path).items()
+    }
+    save_file(tensors, path)
+    name = "model.layers.0.mixer.in_proj.weight"
+    own = open_checkpoint(tmp_path / "base", tmp_path / "lora").read(name)
+    torch.testing.assert_close(own, merged.state_dict()[name])
 
 
 def test_an_adapter_of_mlx_lm(tiny_checkpoint_folder: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from cetane.checkpoint.checkpoint import Checkpoint, Identity, StoredTensor
-from cetane.checkpoint.safetensors import EMBEDDING, HEAD, read_tensor
+from cetane.checkpoint.safetensors import EMBEDDING, HEAD, read_tensor, without_backbone
 from cetane.checkpoint.safetensors_files import read_header, refuse_pickle
 from cetane.checkpoint.text_part import text_name
 from cetane.errors import CetaneError
@@ -311,7 +311,7 @@ class AdapterReader:
 
     def canonical(self, name: str) -> str:
         """The base's name for a tensor of the model that the adapter was trained on."""
-        known = name if name in self.base else text_name(name) or name
+        known = name if name in self.base else text_name(name) or without_backbone(name)
         if self.tied and known in (EMBEDDING, HEAD):
             raise self.wrong(
                 f"it changes {name}, which is embedding and head at once: peft changes only one",

@@ -141,15 +141,17 @@ def with_prefix(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     `backbone.` in place of `model.`.
     """
     if any(name.startswith(_BACKBONE) for name in tensors):
-        return {
-            f"{_PREFIX}{name.removeprefix(_BACKBONE)}" if name.startswith(_BACKBONE) else name: t
-            for name, t in tensors.items()
-        }
+        return {without_backbone(name): tensor for name, tensor in tensors.items()}
     if NEOX_EMBEDDING in tensors:
         return {HEAD if name == _NEOX_HEAD else name: t for name, t in tensors.items()}
     if EMBEDDING.removeprefix(_PREFIX) not in tensors or EMBEDDING in tensors:
         return tensors
     return {n if n.startswith("lm_head.") else f"{_PREFIX}{n}": t for n, t in tensors.items()}
+
+
+def without_backbone(name: str) -> str:
+    """transformers' name of a tensor, by that of a Nemotron-H on disk."""
+    return f"{_PREFIX}{name.removeprefix(_BACKBONE)}" if name.startswith(_BACKBONE) else name
 
 
 def has_own_head(tensors: Mapping[str, StoredTensor]) -> bool:
