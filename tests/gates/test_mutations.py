@@ -92,6 +92,8 @@ SAMPLE = [
     ("gpt_neox", "MLP behind attention, not beside it", "structure"),
     ("gpt_neox", "keys read the values' weights", "structure"),
     ("phi", "MLP behind attention, not beside it", "structure"),
+    ("nemotron_h", "keys and queries of Mamba-2 of the next group", "structure"),
+    ("nemotron_h", "bounds of steps of Mamba-2 on values alone", "structure"),
     ("phi", "biases of logits left out", "structure"),
     ("phi", "the final norm without its bias", "structure"),
 ]

@@ -60,7 +60,7 @@ MODELS = {
     "lfm3": lambda: build_model("lfm3", layer_types=["conv", "sliding_attention"]),
     "zaya": build_zaya,
     "granite_hybrid": lambda: build_hybrid(
-        "dense", hidden_act="gelu", time_step_limit=(0.01, float("inf"))
+        "dense", hidden_act="gelu", time_step_limit=(0.001, float("inf"))
     ),
     "falcon_h1": lambda: build_falcon(
         hidden_act="gelu", mamba_rms_norm=True, time_step_limit=(0.0, 50.0)
@@ -174,7 +174,7 @@ def unbounded_steps(model: Model) -> None:
 @pytest.mark.parametrize(
     ("authored", "change", "says"),
     [
-        ("granite_hybrid", unbounded_steps, ["lacks 0.01"]),
+        ("granite_hybrid", unbounded_steps, ["lacks 0.001"]),
         ("falcon_h1", unbounded_steps, ["lacks 50"]),
         ("gpt_oss", looser_experts, ["has 14", "has -14", "lacks 7", "lacks -7"]),
         ("olmoe", partial(unclipped, "qkv"), ["lacks 8", "lacks -8"]),

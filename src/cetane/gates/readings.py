@@ -44,8 +44,9 @@ POSITIONS = 512
 NEAR_ANGLE = 1e-3
 """The largest distance of cosines and sines. Both sides round the same products, so right ones
 agree to some 1e-7."""
-GUARD = 1e-3
-"""A bound below this magnitude only keeps a division or a logarithm from zero."""
+GUARD = LEAST_SCALE
+"""A bound up to this magnitude, cetane's own among them, only keeps a division or a logarithm from
+zero. The least step of Nemotron-H's Mamba-2, 0.001, is above it."""
 MOST_CODE = 127
 """The largest code that rounding to 8 bits gives."""
 OWN_BOUND = 1.0
