@@ -33,6 +33,7 @@ from tests.families import (
     test_deepseek,
     test_falcon_h1,
     test_glm4,
+    test_gpt2,
     test_gpt_oss,
     test_granite_hybrid,
     test_layer_normed,
@@ -91,6 +92,7 @@ FAMILIES = {
     "layer_normed": Family(
         test_layer_normed.configs(), test_layer_normed.build, len(test_layer_normed.TYPES)
     ),
+    "gpt2": Family(test_gpt2.configs(), build_model, len(test_gpt2.BOOLEANS)),
     "lfm2": Family(named("lfm2", test_lfm2.configs()), build_model),
     "lfm2_moe": Family(
         named("lfm2_moe", test_lfm2.mixture_configs()), of_one_kind(test_lfm2.build_lfm2_moe)

@@ -91,6 +91,8 @@ SAMPLE = [
     ("nanochat", "no rotary embedding", "structure"),
     ("gpt_neox", "MLP behind attention, not beside it", "structure"),
     ("gpt_neox", "keys read the values' weights", "structure"),
+    ("gpt2", "keys read the values' weights", "structure"),
+    ("gpt2", "learned positions left out", "structure"),
     ("phi", "MLP behind attention, not beside it", "structure"),
     ("phi", "biases of logits left out", "structure"),
     ("phi", "the final norm without its bias", "structure"),

@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 _PREFIX = "model."
 EMBEDDING, HEAD = f"{_PREFIX}embed_tokens.weight", "lm_head.weight"
 NEOX_EMBEDDING, _NEOX_HEAD = "gpt_neox.embed_in.weight", "embed_out.weight"
+GPT2_EMBEDDING, OPT_EMBEDDING = "transformer.wte.weight", "model.decoder.embed_tokens.weight"
+EMBEDDINGS = (EMBEDDING, NEOX_EMBEDDING, GPT2_EMBEDDING, OPT_EMBEDDING)
+_COMMON = {
+    "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings", "num_heads": "num_attention_heads",
+    "num_layers": "num_hidden_layers",
+}  # fmt: skip
+"""The common names of what GPT-2 and GPT-Neo name otherwise."""
 _LFM2_TIE = "tie_embedding"
 PIECE = 1 << 22
 """Bytes that are compared at a time."""
@@ -118,7 +126,8 @@ def as_whole_model(config: dict[str, Any]) -> dict[str, Any]:
 
     A Mistral that says which layers slide is a Ministral: `AutoConfig.from_pretrained` changes its
     type. A Mistral has one kind of layers, and would ignore it. LFM2 has a second name for the tie
-    of its head, which would win over the common name that cetane sets for a head of its own.
+    of its head, which would win over the common name that cetane sets for a head of its own. GPT-2
+    and GPT-Neo have own names for common keys.
     """
     kind = config.get("model_type")
     if kind == "mistral" and "layer_types" in config:
@@ -126,20 +135,26 @@ def as_whole_model(config: dict[str, Any]) -> dict[str, Any]:
     if kind in ("lfm2", "lfm2_moe") and _LFM2_TIE in config:
         rest = {key: value for key, value in config.items() if key != _LFM2_TIE}
         return rest | {"tie_word_embeddings": config[_LFM2_TIE]}
+    if kind in ("gpt2", "gpt_neo"):
+        return {_COMMON.get(key, key): value for key, value in config.items()}
     return config
 
 
 def with_prefix(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """The tensors by the names of a model with a head.
 
-    A model without a head is saved without `model.` in front. transformers loads it into one with a
-    head too. Files of GPT-NeoX have the head under a name of its own.
+    A model without a head is saved without `model.` in front, or what else stands there. It is
+    loaded by transformers into one with a head too. Files of GPT-NeoX have the head under a name of
+    its own.
     """
     if NEOX_EMBEDDING in tensors:
         return {HEAD if name == _NEOX_HEAD else name: t for name, t in tensors.items()}
-    if EMBEDDING.removeprefix(_PREFIX) not in tensors or EMBEDDING in tensors:
-        return tensors
-    return {n if n.startswith("lm_head.") else f"{_PREFIX}{n}": t for n, t in tensors.items()}
+    for table in EMBEDDINGS:
+        prefix, _, bare = table.partition(".")
+        if bare in tensors and table not in tensors:
+            named = tensors.items()
+            return {n if n.startswith("lm_head.") else f"{prefix}.{n}": t for n, t in named}
+    return tensors
 
 
 def has_own_head(tensors: Mapping[str, StoredTensor]) -> bool:
@@ -148,7 +163,8 @@ def has_own_head(tensors: Mapping[str, StoredTensor]) -> bool:
     A config may say that they are tied; transformers 5 ties them only if they are equal
     (`PreTrainedModel.tie_weights`). Both are read up to the first piece that differs.
     """
-    head, table = tensors.get(HEAD), tensors.get(EMBEDDING, tensors.get(NEOX_EMBEDDING))
+    head = tensors.get(HEAD)
+    table = next((tensors[name] for name in EMBEDDINGS if name in tensors), None)
     if head is None or table is None:
         return False
     if (head.shape, head.stored_as) != (table.shape, table.stored_as):

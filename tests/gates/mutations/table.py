@@ -26,6 +26,7 @@ from cetane.families.attention import ListedNorms, StackedNorms, UnitNorm
 from cetane.families.base import Block, RoutedBlock, Weight
 from cetane.families.blocks import ParallelBlock, PreNormBlock
 from cetane.families.gemma import OwnAttention, SharedAttention, shared_names
+from cetane.families.gpt2 import POSITIONS
 from cetane.families.layers import LayerNorm, Norm, RMSNorm, normalize
 from cetane.families.rotary import RotaryTable
 from cetane.families.zaya_departures import DEPARTURES
@@ -131,13 +132,14 @@ def mixer(port: AuthoredPort) -> Any:
 
 
 ALSO = {
-    "self_attn": ("attention",),
+    "self_attn": ("attention", "attn"),
     "q_proj": ("q_b_proj",), "o_proj": ("out_proj", "dense"),
     "q_norm": ("q_layernorm", "query_layernorm"), "k_norm": ("k_layernorm", "key_layernorm"),
     "mlp": ("feed_forward",), "gate_proj": ("w1",),
     "up_proj": ("w3", "c_fc", "fc1", "dense_h_to_4h"),
     "down_proj": ("w2", "c_proj", "fc2", "dense_4h_to_h"),
-    "input_layernorm": ("operator_norm",), "post_attention_layernorm": ("ffn_norm",),
+    "input_layernorm": ("operator_norm", "ln_1", "self_attn_layer_norm"),
+    "post_attention_layernorm": ("ffn_norm", "ln_2", "final_layer_norm"),
 }  # fmt: skip
 """Llama's names, and other families' for the same parts."""
 
@@ -343,6 +345,19 @@ def _(port: AuthoredPort) -> None:
         flow.update({cos: torch.ones_like(flow[cos]), sin: torch.zeros_like(flow[sin])})
 
     around(block, change)
+
+
+@mutation("learned positions left out", "graph")
+def _(port: AuthoredPort) -> None:
+    first = port.planner.model.layers[0]
+    if POSITIONS not in first.reads:
+        raise Inapplicable
+    forward = first.forward
+
+    def without(flow: Any, memory: Any) -> None:
+        forward(flow | {POSITIONS: torch.zeros_like(flow["hidden"])}, memory)
+
+    first.forward = without  # type: ignore[method-assign]
 
 
 @mutation("keys one rotary row ahead of queries", "graph")

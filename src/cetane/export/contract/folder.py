@@ -101,10 +101,13 @@ def host(contract: dict[str, Any]) -> str:
 
 def document(contract: dict[str, Any]) -> str:
     """The contract in words."""
-    sinks = (item["sink"]["host"] for f in functions_of(contract) for item in f["outputs"])
+    functions = functions_of(contract)
+    sinks = (item["sink"]["host"] for f in functions for item in f["outputs"])
+    sources = (item["source"] for f in functions for item in f["inputs"])
     return templates().get_template("contract.md.j2").render(
         **contract, adds=any("adds" in step for step in steps_of(contract)),
         matrices="matrix" in sinks,
+        by_position={each["table"] for each in sources if each["host"] == "position_rows"},
     )  # fmt: skip
 
 
