@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers.integrations.bitnet import pack_weights
 
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
@@ -54,6 +55,32 @@ def words_of(values: np.ndarray, bits: int, order: tuple[int, ...] | None = None
 
 def signed(words: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(words.view(np.int32).copy())
+
+
+@pytest.mark.parametrize(("linear", "power"), [("bitlinear", -1), ("autobitlinear", 1)])
+def test_ternary(tmp_path: Path, linear: str, power: int) -> None:
+    ternary = torch.from_numpy(RANDOM.integers(-1, 2, (ROWS, COLUMNS))).float()
+    tensors = {
+        f"{NAME}.weight": pack_weights(ternary.clone()),
+        f"{NAME}.weight_scale": torch.tensor([1.75], dtype=torch.bfloat16),
+    }
+    said = {"quantization_config": {"quant_method": "bitnet", "linear_class": linear}}
+    check(tmp_path, said, tensors, ternary * 1.75**power)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"use_rms_norm": True}, "adds norms"),
+        ({"quantization_mode": "online"}, "only quantization_mode = 'offline'"),
+        ({"linear_class": "another"}, "linear_class is none of"),
+    ],
+)
+def test_other_ternary_layers(tmp_path: Path, said: dict[str, Any], why: str) -> None:
+    tensors = {f"{NAME}.weight": torch.zeros(ROWS, COLUMNS)}
+    made = folder(tmp_path, {"quantization_config": {"quant_method": "bitnet", **said}}, tensors)
+    with pytest.raises(CetaneError, match=why):
+        open_checkpoint(made)
 
 
 def test_fp8_blocks(tmp_path: Path) -> None:

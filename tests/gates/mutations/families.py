@@ -57,6 +57,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "nanochat": lambda: build_model("nanochat", num_hidden_layers=3),
     "arcee": lambda: build_model("arcee", num_hidden_layers=3),
+    "bitnet": lambda: build_model("bitnet", num_hidden_layers=3, hidden_act="relu2"),
     "cwm": lambda: build_model("cwm", num_hidden_layers=5, sliding_window=32, bos_token_id=0),
     "ernie4_5": lambda: build_model("ernie4_5", num_hidden_layers=3),
     "helium": lambda: build_model("helium", num_hidden_layers=3),

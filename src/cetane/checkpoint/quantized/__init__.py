@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cetane.checkpoint.quantized.awq import read_awq
+from cetane.checkpoint.quantized.bitnet import read_bitnet
 from cetane.checkpoint.quantized.bitsandbytes import read_bitsandbytes
 from cetane.checkpoint.quantized.compressed_tensors import read_compressed_tensors
 from cetane.checkpoint.quantized.fp8 import read_fp8
@@ -36,6 +37,7 @@ RULES: dict[str, Callable[[QuantizedTensors], Tensors]] = {
     "awq": read_awq,
     "gptq": read_gptq,
     "bitsandbytes": read_bitsandbytes,
+    "bitnet": read_bitnet,
     "mlx": read_mlx,
     "mxfp4": read_mxfp4,
 }
