@@ -1072,12 +1072,13 @@ def _(port: AuthoredPort) -> None:
             owner.act = torch.nn.ReLU()
 
 
-@mutation("gelu for its tanh form, or for silu", "graph")
+@mutation("gelu in its other form, or for silu", "graph")
 def _(port: AuthoredPort) -> None:
     mlp = layer_part(port, "mlp")
     for owner in (mlp, *getattr(mlp, "experts", ())):
         if hasattr(owner, "act"):
-            owner.act = torch.nn.GELU()
+            exact = owner.act is torch.nn.functional.gelu
+            owner.act = torch.nn.GELU("tanh" if exact else "none")
 
 
 @mutation("MLP skipped", "graph")
