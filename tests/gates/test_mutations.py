@@ -119,6 +119,16 @@ def test_a_wrong_port_is_refused(family: str, name: str, question: str) -> None:
     assert question in judge(port, reference).refused_by
 
 
+def test_a_host_whose_memory_has_two_capacities_does_not_run() -> None:
+    """The mark's slots are fewer than its groups say. A command calls it a fault of cetane."""
+    checkpoint, reference = model("llama")
+    wrong = TABLE["a rewind keeps a larger capacity"]
+    port = AuthoredPort(checkpoint, recipe("fp16", **wrong.tables))
+    wrong.change(port)
+    with pytest.raises(IndexError, match="out of bounds"):
+        judge(port, reference)
+
+
 def test_a_published_port_is_refused_at_any_number_of_bits() -> None:
     """Four departures of ZAYA's, which passed a gate whose limits sank with the bits."""
     checkpoint, reference = model("zaya")

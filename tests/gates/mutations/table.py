@@ -780,6 +780,23 @@ def _(port: AuthoredPort) -> None:
     does_not_rewind(port, "matrices", FromMatrix)
 
 
+@mutation("a rewind keeps a larger capacity", "host", **GROWS)
+def _(port: AuthoredPort) -> None:
+    """But not its slots, so no call after it fits."""
+
+    def change(session: Session) -> None:
+        memory, rewind = session.memory, session.memory.rewind
+
+        def changed(mark: Mark) -> None:
+            larger = memory.capacity, memory.groups
+            rewind(mark)
+            memory.capacity, memory.groups = larger
+
+        memory.rewind = changed  # type: ignore[method-assign]
+
+    port.sessions.append(change)
+
+
 @mutation("a mark shares its windows with later calls", "host")
 def _(port: AuthoredPort) -> None:
     if not any(group.limited for group in port.plan.caches.values()) or port.plan.forgets:
