@@ -1,10 +1,11 @@
-"""Readings: epsilons, activations, bounds, rotary tables and roundings. No probe shows them well:
-gates read them.
+"""Readings: epsilons, activations, bounds, rotary tables, roundings and choices. No probe shows
+them well: gates read them.
 
 An epsilon has no effect beside an ordinary residual stream. The two forms of GELU differ by at most
 5e-4, and not near zero. A bound has no effect on tokens that do not reach it, and a probe has few
 of a model's tokens. A wrong rotary base changes the first positions only a little.
 A twin rounds no keys and values, so it does not show whether the port rounds them.
+A head chooses by tables of numbers, and a probe chooses few rows.
 """
 
 import inspect
@@ -20,6 +21,7 @@ from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.families import LEAST_SCALE, RAISED_ANSWERS, last_to_halves
 from cetane.gates.bounds import Tightened
+from cetane.gates.heads import Chooser
 from cetane.gates.model_results import ModelResults
 from cetane.gates.observe import ProbeTask, observe, whole_calls
 from cetane.gates.probes import SEED
@@ -33,7 +35,7 @@ from cetane.schema.function import Route, Step
 from cetane.schema.plan import Plan
 from cetane.validation import Data
 
-Kind = Literal["epsilons", "activations", "bounds", "rotary tables", "roundings"]
+Kind = Literal["epsilons", "activations", "bounds", "rotary tables", "roundings", "choices"]
 Activation = Callable[[Array], Array]
 GRID = np.linspace(-10, 10, 2001, dtype=np.float32)
 """The points at which activations are compared. Beyond them, all activations are 0 or x."""
@@ -70,6 +72,10 @@ class Readable(Protocol):
         """By function of a shard, the number of tensors of keys or values that it rounds before it
         reads them and gives them to a cache of 8 bits."""
 
+    def choosers(self, shard: str) -> dict[str, Chooser | None]:
+        """By function and slice of the head, what chooses a row; None if that is not by the logits
+        alone."""
+
     @property
     def shipped(self) -> Engine:
         """The port with its rounding, in fp32; one shard in memory at a time."""
@@ -96,6 +102,7 @@ def misread(port: Readable, reference: Reference) -> Iterator[Misread]:
     yield from wrong_rotary(port, reference)
     wrong = [*wrong_roundings(port)]
     yield from wrong or coarse_roundings(port)
+    yield from wrong_choices(port)
 
 
 def wrong_epsilons(port: Readable, reference: Reference) -> Iterator[Misread]:
@@ -313,6 +320,19 @@ def coarse_roundings(port: Readable) -> Iterator[Misread]:
         if worst != MOST_CODE:
             problem = f"{name} rounds keys and values to {worst:.4g} steps, not to {MOST_CODE}"
             yield Misread(kind="roundings", shard=shard, problem=problem)
+
+
+def wrong_choices(port: Readable) -> Iterator[Misread]:
+    """Functions that do not choose a row of the head where its logit is the largest."""
+    for shard in port.planner.members:
+        for name, chooser in port.choosers(shard).items():
+            if chooser is None:
+                problem = f"{name} does not choose by its logits alone"
+            elif wrong := chooser.wrong_rows():
+                problem = f"{name} chooses {len(wrong)} rows wrongly, such as row {wrong[0]}"
+            else:
+                continue
+            yield Misread(kind="choices", shard=shard, problem=problem)
 
 
 class Codes:
