@@ -117,6 +117,10 @@ def test_modes_can_be_left_out() -> None:
             "layout.routed needs static shapes: tokens.shapes = 'static'",
         ),
         (
+            {"head": {"choose": True}, "tokens": {"shapes": "range"}},
+            "head.choose = true needs static shapes: tokens.shapes = 'static'",
+        ),
+        (
             {"layout": {"routed": ["decode", "verify"]}, "tokens": {"verify": None}},
             "layout.routed: the recipe has no mode verify",
         ),

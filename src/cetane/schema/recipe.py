@@ -250,6 +250,11 @@ class Recipe(Data):
             )
         if self.layout.routed and self.tokens.shapes == "range":
             raise ValueError("layout.routed needs static shapes: tokens.shapes = 'static'")
+        if self.head.choose is True and self.tokens.shapes == "range":
+            raise ValueError(
+                "head.choose = true needs static shapes: tokens.shapes = 'static', "
+                "or head.choose = 'argmax'"
+            )
         missing = set(self.layout.routed) - set(self.tokens.by_mode())
         if missing:
             raise ValueError(f"layout.routed: the recipe has no mode {min(missing)}")
