@@ -5,6 +5,7 @@ published layout, one element at a time.
 """
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 from safetensors.torch import save_file
 
 from cetane.checkpoint import open_checkpoint
+from cetane.checkpoint.checkpoint import StoredTensor
+from cetane.checkpoint.quantized import dequantized
 from cetane.errors import CetaneError
 
 NAME = "model.layers.0.mlp.up_proj"
@@ -255,6 +258,15 @@ def test_companions_that_the_config_does_not_mention(
     with pytest.raises(CetaneError, match="weights are quantised") as refusal:
         open_checkpoint(folder(tmp_path, None, tensors))
     assert "dequantize()" in (refusal.value.hint or "")
+
+
+def test_many_names_of_companions_are_soon_read(tmp_path: Path) -> None:
+    """A header may hold many thousands of them. Twice as many took four times as long."""
+    empty = StoredTensor(tmp_path / "model.safetensors", 0, 0, (0,), "F32")
+    tensors = {f"{number}_scale": empty for number in range(20_000)}
+    begun = time.process_time()
+    assert dequantized(tensors, {}, tmp_path / "config.json") == (tensors, {}, None)
+    assert time.process_time() - begun < 1
 
 
 GPTQ: dict[str, torch.Tensor] = {

@@ -78,9 +78,10 @@ def refuse_leftovers(tensors: Tensors, path: Path) -> None:
     """Raise CetaneError for a leftover companion, or for integers under a weight's name."""
     for name, tensor in tensors.items():
         base = next((name.removesuffix(end) for end in COMPANIONS if name.endswith(end)), None)
-        beside = {f"{base}.weight", f"{base}.qweight", f"{base}_blocks", base}
         alone = name.endswith((".qweight", "_packed", "_blocks", ".SCB")) and tensor.dtype != "F32"
-        if ".quant_state." in name or (base is not None and (alone or beside & set(tensors))):
+        beside = (f"{base}.weight", f"{base}.qweight", f"{base}_blocks", base)
+        companion = base is not None and (alone or any(other in tensors for other in beside))
+        if companion or ".quant_state." in name:
             raise refusal(path, "unnamed", f"{name} belongs to a quantised weight")
         # Experts that are stored as one tensor have no `.weight`.
         if name.endswith((".weight", "_proj")) and tensor.dtype not in FLOATS:
