@@ -1,6 +1,7 @@
 """Adapters, merged as they are read: peft's own merge is the truth."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -167,6 +168,10 @@ TENSORS: dict[str, tuple[dict[str, torch.Tensor | None], str]] = {
     "no prefix": ({"model.norm.weight": torch.zeros(64)}, "does not begin with"),
     "a new tensor": ({"base_model.model.score.weight": torch.zeros(2, 64)}, "does not have"),
     "more tokens": ({"base_model.model.model.norm.weight": torch.zeros(65)}, "shape (65,)"),
+    "one twice": (
+        {f"{Q}.weight": torch.zeros(64, 64), f"{Q}.base_layer.weight": torch.ones(64, 64)},
+        "two of its tensors replace model.layers.0.self_attn.q_proj.weight",
+    ),
 }
 
 
@@ -284,6 +289,13 @@ def test_an_adapter_of_mlx_lm(tiny_checkpoint_folder: Path, tmp_path: Path) -> N
         open_checkpoint(tiny_checkpoint_folder, tmp_path)
     merge = f"mlx_lm.fuse --model org/base --adapter-path {tmp_path} --save-path merged"
     assert merge in str(caught.value.hint)
+    hostile = json.dumps(content | {"model": "x; touch '$HOME' #"})
+    (tmp_path / "adapter_config.json").write_text(hostile)
+    with pytest.raises(CetaneError, match="only adapters of peft") as caught:
+        open_checkpoint(tiny_checkpoint_folder, tmp_path)
+    command = str(caught.value.hint).removeprefix("merge it: ")
+    assert shlex.split(command)[:4] == ["mlx_lm.fuse", "--model", "x; touch '$HOME' #",
+                                        "--adapter-path"]  # fmt: skip
 
 
 def test_each_pattern_is_compiled_once(damaged: Any, tiny_checkpoint_folder: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -207,10 +208,11 @@ def read_config(path: Path) -> LoraConfig:
     content = read_json(path, unique=True)
     kind = content.get("peft_type")
     if kind is None and "lora_parameters" in content:
+        base, folder = (shlex.quote(str(p)) for p in (content.get("model") or "BASE", path.parent))
         raise CetaneError(
             f"{path} is of mlx-lm; only adapters of peft are known",
-            f"merge it: mlx_lm.fuse --model {content.get('model') or 'BASE'} --adapter-path"
-            f" {path.parent} --save-path merged; then give the folder merged",
+            f"merge it: mlx_lm.fuse --model {base} --adapter-path {folder} --save-path merged; "
+            "then give the folder merged",
         )
     if kind != "LORA":
         raise CetaneError(f"{path}: peft_type is {kind!r}; only LORA is known", MERGED_ELSEWHERE)
@@ -291,7 +293,10 @@ class AdapterReader:
             elif "lora_" in own:
                 raise self.wrong(f"{name} is not known here", MERGED_ELSEWHERE)
             else:
-                replaced[self.replacement(own, stored)] = stored
+                known = self.replacement(own, stored)
+                if known in replaced:
+                    raise self.wrong(f"two of its tensors replace {known}")
+                replaced[known] = stored
         if not modules:
             raise self.wrong("it changes no weight")
         changes = {self.canonical(f"{m}.weight"): self.change(m, p) for m, p in modules.items()}
