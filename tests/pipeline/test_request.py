@@ -31,6 +31,17 @@ def test_named_chunks_need_no_kind(
     assert sum(shard.kind != "head" for shard in plan.shards) == packages
 
 
+@pytest.mark.parametrize("bits", [None, 4])
+def test_minutes_that_nothing_takes(bits: int | None, tiny_checkpoint_folder: Path) -> None:
+    changes = {"compression.minutes": 5.0}
+    method = "plain" if bits is None else "gptq"
+    with pytest.raises(CetaneError, match=f'minutes: only tuning .* is "{method}"'):
+        make_request(tiny_checkpoint_folder, bits=bits, changes=changes)
+    changes |= {"compression.method": "tuned", "compression.default": "palette4-kmeans-group8"}
+    request = make_request(tiny_checkpoint_folder, bits=bits, changes=changes)
+    assert request.recipe.compression.minutes == 5.0
+
+
 @pytest.mark.parametrize("read", [load_scores, load_subset])
 def test_a_file_for_recipes_replaces_nothing_else(
     read: Callable[[Path], object], tmp_path: Path

@@ -42,6 +42,7 @@ bits counts bytes, so a mix there takes hardly more."""
 MIX, TURN = "compression.mix_to", "compression.rotate"
 """Keys that `--bits` sets."""
 PREFILL = "tokens.prefill"
+MINUTES = "compression.minutes"
 NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 """The pattern of a budget's number. More digits overflow a float."""
 
@@ -168,6 +169,12 @@ def make_request(
     final = decided(override(without_reasons(chosen, keys_in(wanted)), wanted), {}, reasons)
     if read is not None:
         final.compression.find_as(read)
+    method = final.compression.method
+    if MINUTES in keys_in(wanted) and method != "tuned":
+        raise CetaneError(
+            f'{MINUTES}: only tuning takes minutes, and compression.method is "{method}"',
+            "add --set compression.method=tuned, or leave the minutes out",
+        )
     if final.compression.rotate or final.cache.streaming is not None:
         from cetane.planner import as_recipe_asks
 
