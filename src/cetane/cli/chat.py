@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from cetane.cli.output import errors, warn
+from cetane.cli.output import errors, progress, warn
 from cetane.errors import CetaneError, steerless
 from cetane.files import cache_dir
 
@@ -105,9 +106,11 @@ class Chat:
 
 
 def show(stream: CompletionStream) -> Completion:
-    """Print an answer as it comes; Ctrl-C ends it."""
+    """Print an answer as it comes; Ctrl-C ends it. A long prompt is read for seconds before."""
     try:
-        for piece in stream:
+        with progress(f"reading {len(stream.ids)} tokens"):
+            first = next(stream, "")
+        for piece in chain([first], stream):
             print(steerless(piece), end="", flush=True)
     except KeyboardInterrupt:
         stream.close()
