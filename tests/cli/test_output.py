@@ -55,6 +55,12 @@ def test_a_sentence_ends_its_lines_between_words(written: io.StringIO) -> None:
     assert all(line.startswith("    ") for line in lines[1:])
 
 
+def test_one_thing_is_no_plural() -> None:
+    assert [output.several(count, "package") for count in (0, 1, 2)] == [
+        "0 packages", "1 package", "2 packages",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_warning_ends_its_lines_between_words(
     terminal: bool, monkeypatch: pytest.MonkeyPatch

@@ -6,7 +6,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from cetane.cli.output import errors, progress, warn
+from cetane.cli.output import errors, progress, several, warn
 from cetane.errors import CetaneError, steerless
 from cetane.files import cache_dir
 
@@ -128,8 +128,8 @@ def ending(completion: Completion, context: int) -> str:
     }
     rate = completion.tokens_per_second
     speed = "" if rate is None else f", {rate:.1f} tokens/s"
-    count = len(completion.tokens)
-    return f"[{count} tokens{speed}, {reasons[completion.finish_reason]}]"
+    count = several(len(completion.tokens), "token")
+    return f"[{count}{speed}, {reasons[completion.finish_reason]}]"
 
 
 def ask() -> str:

@@ -75,6 +75,11 @@ def say(text: str) -> None:
     console.print(escaped(text), markup=False, soft_wrap=True)
 
 
+def several(count: int, thing: str) -> str:
+    """A number of things: "1 package", "5 packages"."""
+    return f"{count} {thing}{'' if count == 1 else 's'}"
+
+
 def say_wrapped(text: str) -> None:
     """Print a sentence that nobody copies: its lines end between words."""
     for line in between_words(text, console.width):
