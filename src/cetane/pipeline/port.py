@@ -121,8 +121,8 @@ def check_system(recipe: Recipe, asked: PortTarget) -> None:
         raise CetaneError(
             f"a port with target.deployment = '{recipe.target.deployment}' needs system {oldest} "
             f"or a newer one, not {asked.target.os:g}: older ones do not know its ops",
-            f"name a newer system: --os {oldest}; 18 is iOS 18 or macOS 15, the oldest that runs "
-            "ports",
+            f"--os {oldest}, or newer; --os 18 is iOS 18 or macOS 15, for which target.deployment "
+            "is iOS18",
         )
 
 
