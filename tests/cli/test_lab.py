@@ -66,6 +66,18 @@ def test_a_lab_from_new_to_report(
         assert told.code == 0 and "iny" in told.out
 
 
+def test_a_model_of_the_user(
+    cetane: Cetane, lab: Path, tiny_checkpoint_folder: Path, faked: dict
+) -> None:
+    """Its name is the user's, and each run says where it lies."""
+    file = lab / "tiny.toml"
+    file.write_text(file.read_text().replace('"zaya-tiny"', '"mine"'))
+    run = ("lab", "run", "tiny", "--lab", lab, "--work", lab.parent / "work")
+    nowhere = cetane(*run)
+    assert nowhere.code == 1 and "--where mine=PATH" in nowhere.err
+    assert cetane(*run, "--where", f"mine={tiny_checkpoint_folder}").code == 0
+
+
 def test_a_second_run_is_refused_and_not_logged(
     cetane: Cetane, lab: Path, tiny_checkpoint_folder: Path, faked: dict
 ) -> None:
