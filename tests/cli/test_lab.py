@@ -268,6 +268,7 @@ def test_a_cut_journal_is_told_of(
         (("show", "nothing"), "no experiment 'nothing'"),
         (("log", "nothing"), "no experiment 'nothing'"),
         (("list", "--status", "done"), "no status 'done'"),
+        (("list", "--status", "reject"), "no status 'reject'; did you mean 'Rejected'?"),
         (("run", "tiny", "--where", "x"), "not NAME=PATH"),
         (("run", "tiny", "--where", "x=a", "--where", "x=b"), "named twice"),
         (("run", "tiny", "--where", "zaya-tinny=a"), "no workload of these experiments has that"),

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib import resources
 from pathlib import Path
 
 from cetane.checkpoint.adapted import with_adapters, with_lora
@@ -72,6 +73,9 @@ def open_base(source: str | Path, connect: bool = True) -> Checkpoint:
     if is_remote(name):
         folder = _download(name) if connect else downloaded(name)
         return SafetensorsCheckpoint.open(folder, source=name)
+    shipped = Path(str(resources.files("cetane"))) / "data" / name
+    if is_file(shipped / "config.json"):
+        raise CetaneError(f"no such file or folder: {name}", f"cetane's own {name} is {shipped}")
     raise CetaneError(f"no such file or folder: {name}", f"give {KINDS}")
 
 

@@ -81,11 +81,13 @@ def list_experiments(
 def as_status(text: str) -> "Status":
     """A word of the legend, in any case."""
     from cetane.lab.experiment import STATUS_WORDS
+    from cetane.validation import guess
 
     for word in STATUS_WORDS:
         if text.lower() == word.lower():
             return word
-    raise CetaneError(f"no status {text!r}; known: {', '.join(STATUS_WORDS)}")
+    near = guess(text.capitalize(), STATUS_WORDS)
+    raise CetaneError(f"no status {text!r}; {near}known: {', '.join(STATUS_WORDS)}")
 
 
 @command("show int8-weights")

@@ -52,11 +52,14 @@ class Lab:
         return own or self.experiments()
 
     def find(self, name: str) -> Experiment:
-        """An experiment by id, whose recipes exist. Raises CetaneError with the alternatives."""
+        """An experiment by id, whose recipes exist. Raises CetaneError with the nearest id."""
         known = self.files()
         if name in known:
             return load_runnable(known[name])
-        raise CetaneError(f"no experiment {name!r}; {guess(name, known)}known: {', '.join(known)}")
+        raise CetaneError(
+            f"no experiment {name!r}; {guess(name, known)}".rstrip("; "),
+            "cetane lab list has the ids; --lab names the folder of your own",
+        )
 
     def entry(self, name: str) -> Entry:
         """An experiment with its runs and its verdict."""

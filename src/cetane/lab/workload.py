@@ -176,5 +176,6 @@ def named_prompts(name: str) -> dict[str, str]:
         return {prompt.id: prompt.text for prompt in load_prompts()}
     categories = suite()
     if name not in categories:
-        raise CetaneError(f"no prompts {name!r}; known: {', '.join(['smoke', *categories])}")
+        known = ["smoke", *categories]
+        raise CetaneError(f"no prompts {name!r}; {guess(name, known)}known: {', '.join(known)}")
     return {f"{name}-{index}": text for index, text in enumerate(categories[name], 1)}
