@@ -57,6 +57,7 @@ def test_a_lab_from_new_to_report(
     assert cetane("lab", "report", "--lab", lab, "-o", page).code == 0
     first = page.read_bytes()
     assert b"### Tiny \xe2\x80\x94 Shelved" in first
+    assert b"int8-weights" not in first and b"CoreML-LLM" not in first  # cetane's, not run here
     assert cetane("lab", "report", "--lab", lab, "-o", page).code == 0
     assert page.read_bytes() == first
     assert cetane("lab", "report", "--lab", lab).code == 0

@@ -289,7 +289,7 @@ def report(
     opened = open_lab(lab)
     output = lab / "decision-log.md" if output is None else output
     check_writable(output)
-    write_text(output, markdown(opened.experiments(), opened.journal))
+    write_text(output, markdown(opened.logged(), opened.journal))
     if json:
         print_json({"page": str(output)})
     else:

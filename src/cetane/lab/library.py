@@ -51,6 +51,14 @@ class Lab:
         own = load_experiments(self.folder) if self.folder.is_dir() else {}
         return own or self.experiments()
 
+    def logged(self) -> dict[str, Experiment]:
+        """The experiments of the decision log: the user's, and those that were run or decided here;
+        all, if there are none."""
+        known, files = self.experiments(), self.files()
+        mine = {event.experiment for event in self.journal.own()}
+        mine |= {name for name, path in files.items() if path.parent == self.folder}
+        return {name: one for name, one in known.items() if name in mine} or known
+
     def find(self, name: str) -> Experiment:
         """An experiment by id, whose recipes exist. Raises CetaneError with the nearest id."""
         known = self.files()
