@@ -14,13 +14,8 @@ from tests.families.zaya_models import recipe as routed_recipe
 
 from cetane.bundle import Bundle
 from cetane.kit import probes
-from cetane.kit.probes import (
-    ExpectedProbe,
-    KitProbe,
-    expected_probes,
-    function_calls,
-    judged_positions,
-)
+from cetane.kit.example_calls import function_calls
+from cetane.kit.probes import ExpectedProbe, KitProbe, expected_probes, judged_positions
 from cetane.kit.write import (
     Expectation,
     comparable,

@@ -8,6 +8,7 @@ from cetane.errors import CetaneError
 from cetane.gates.limits import limits
 from cetane.gates.verdict import Check, at_least, at_most
 from cetane.hardware.chips import Chip
+from cetane.kit.example_calls import function_calls
 from cetane.kit.measurements import (
     MeasuredTurn,
     Measurements,
@@ -15,7 +16,7 @@ from cetane.kit.measurements import (
     RecordedBundle,
     Spread,
 )
-from cetane.kit.probes import expected_probes, function_calls, judged_positions
+from cetane.kit.probes import expected_probes, judged_positions
 from cetane.kit.write import GATE, Expectation, expectation, is_complete, uncompared
 from cetane.mil.program import Program
 from cetane.schema.function import Route, Step

@@ -13,14 +13,9 @@ import numpy as np
 from cetane.bundle import Bundle
 from cetane.bundle.rows import ROW_FORMATS
 from cetane.files import FileRecord, Progress, json_sha256, records
+from cetane.kit.example_calls import LARGEST_OUTPUT, ExampleCall, function_calls
 from cetane.kit.measurements import Label
-from cetane.kit.probes import (
-    LARGEST_OUTPUT,
-    ExampleCall,
-    ExpectedProbe,
-    expected_probes,
-    function_calls,
-)
+from cetane.kit.probes import ExpectedProbe, expected_probes
 from cetane.schema.function import Route
 from cetane.schema.interface import FromCache, Output, ToCache, ToTensor
 from cetane.schema.manifest import rotary_path, shard_path, table_path
