@@ -8,7 +8,7 @@ from cetane.errors import CetaneError
 from cetane.gates.limits import limits
 from cetane.gates.verdict import Check, at_least, at_most
 from cetane.hardware.chips import Chip
-from cetane.kit.example_calls import function_calls
+from cetane.kit.expectation import Expectation, uncompared
 from cetane.kit.measurements import (
     MeasuredTurn,
     Measurements,
@@ -16,13 +16,10 @@ from cetane.kit.measurements import (
     RecordedBundle,
     Spread,
 )
-from cetane.kit.probes import expected_probes, judged_positions
-from cetane.kit.write import GATE, Expectation, expectation, is_complete, uncompared
 from cetane.mil.program import Program
 from cetane.schema.function import Route, Step
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
-from cetane.validation import validated
 
 BEYOND = 10
 """The largest multiple of a chip's published rate at which a program may read its weights."""
@@ -32,20 +29,6 @@ FASTEST = 2000.0
 """GB/s, for a chip without a published rate."""
 KNOWN_OPS = 0.5
 """The least share of a plan's ops that the function must have. Core ML renames some of them."""
-
-
-def expected_of(bundle: Bundle) -> Expectation:
-    """What a bundle should compute: as the kit's writer kept it, else computed again.
-
-    No manifest lists the kept file. So one that leaves out a probe or an output is not used.
-    Raises CetaneError for a kept file that is damaged.
-    """
-    kept = bundle.gates().get(GATE, {})
-    if "functions" in kept:
-        expected = validated(Expectation, kept, str(bundle.path))
-        if is_complete(bundle.plan, expected, judged_positions(bundle)):
-            return expected
-    return expectation(bundle.plan, expected_probes(bundle), function_calls(bundle))
 
 
 def check_origin(

@@ -25,7 +25,8 @@ from cetane.gates.residency.store import UNWRITTEN, InBundle
 from cetane.gates.residency.target import target_of
 from cetane.hardware.chips import Chip, chip_named
 from cetane.kit.device import DEVICE, DeviceResult
-from cetane.kit.judge import check_origin, check_reason, expected_of, judge, ties
+from cetane.kit.expectation import expected_of
+from cetane.kit.judge import check_origin, check_reason, judge, ties
 from cetane.kit.measurements import Measurements, RecordedBundle, read_measurements
 from cetane.kit.speed import (
     EvidenceRow,
