@@ -20,8 +20,8 @@ from cetane.gates.residency.target import Target
 from cetane.kit import expectation
 from cetane.kit.device import DEVICE, DeviceResult
 from cetane.kit.expectation import expected_of
-from cetane.kit.judge import check_turns
 from cetane.kit.measurements import read_measurements
+from cetane.kit.plausible import check_turns
 from cetane.mil import load
 from cetane.mil.program import Op
 from cetane.perf.evidence import read

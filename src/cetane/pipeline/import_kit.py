@@ -26,8 +26,9 @@ from cetane.gates.residency.target import target_of
 from cetane.hardware.chips import Chip, chip_named
 from cetane.kit.device import DEVICE, DeviceResult
 from cetane.kit.expectation import expected_of
-from cetane.kit.judge import check_origin, check_reason, judge, ties
+from cetane.kit.judge import judge, ties
 from cetane.kit.measurements import Measurements, RecordedBundle, read_measurements
+from cetane.kit.plausible import check_origin, check_reason
 from cetane.kit.speed import (
     EvidenceRow,
     SpeedCompared,
