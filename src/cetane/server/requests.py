@@ -279,6 +279,16 @@ class ChatRequest(GenerationRequest):
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
     @property
+    def callable_tools(self) -> list[Tool]:
+        """The tools that `tool_choice` leaves: none, the one that it names, or all."""
+        if self.tool_choice == "none":
+            return []
+        if isinstance(self.tool_choice, NamedTool):
+            wanted = self.tool_choice.function.name
+            return [tool for tool in self.tools if tool.function.name == wanted]
+        return self.tools
+
+    @property
     def constrained(self) -> bool:
         strict = any(tool.function.strict for tool in self.tools)
         return super().constrained or self.forces_call or strict
