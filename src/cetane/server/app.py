@@ -20,12 +20,13 @@ from cetane.checkpoint.tokenizer import ROLES
 from cetane.errors import CetaneError
 from cetane.files import shipped_text
 from cetane.server.answer_form import AnswerForm
-from cetane.server.asks import chat_asks, check_known, completion_asks
+from cetane.server.asks import chat_asks, completion_asks
 from cetane.server.bodies import read
 from cetane.server.chat_form import ChatForm
 from cetane.server.completion_form import CompletionForm
 from cetane.server.errors import ApiError
 from cetane.server.hosts import KnownHosts
+from cetane.server.prompts import check_known
 from cetane.server.requests import (
     ChatRequest,
     CompletionRequest,
