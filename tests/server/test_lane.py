@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.server.test_compiler import leave_a_lane, wait_for
+from tests.server.test_grammar_trial import leave_a_lane, wait_for
 from tests.server.test_hostile import ASKED, post
 
 from cetane.bundle import Bundle

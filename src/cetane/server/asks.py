@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from cetane.errors import CetaneError
 from cetane.pipeline.completion import Sampling
-from cetane.server.compiler import check_compiles
 from cetane.server.errors import ApiError, unsupported
 from cetane.server.grammar import GrammarConstraint, grammar_of
+from cetane.server.grammar_trial import check_compiles
 from cetane.server.prompts import chat_ids, check_prompt, completion_prompts
 from cetane.server.requests import (
     ChatRequest,
