@@ -9,9 +9,10 @@ KEY = "ab" * 32
 
 def request() -> Document:
     """Bodies of requests, up to their prompts and grammars."""
+    from cetane.server.bodies import parse
     from cetane.server.grammar import grammar_of
     from cetane.server.prompts import for_template
-    from cetane.server.requests import ChatRequest, CompletionRequest, parse
+    from cetane.server.requests import ChatRequest, CompletionRequest
     from cetane.server.tools import described, forced_grammar, strict_grammar
 
     schema = {

@@ -28,7 +28,7 @@ LARGE: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """An event until which no large request is parsed, and the sizes of those that began."""
-    from cetane.server.requests import parse
+    from cetane.server.bodies import parse
 
     go_on, begun = threading.Event(), []
 

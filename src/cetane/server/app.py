@@ -21,7 +21,7 @@ from cetane.errors import CetaneError
 from cetane.files import shipped_text
 from cetane.server.answer_form import AnswerForm
 from cetane.server.asks import chat_asks, completion_asks
-from cetane.server.bodies import read
+from cetane.server.bodies import parse, read
 from cetane.server.chat_form import ChatForm
 from cetane.server.completion_form import CompletionForm
 from cetane.server.errors import ApiError
@@ -32,7 +32,6 @@ from cetane.server.requests import (
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
-    parse,
 )
 from cetane.server.responses import GONE, in_api_form, respond, unless_gone
 from cetane.server.served import Served
