@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from cetane.checkpoint.checkpoint import JoinedTensor, StackedTensor, StoredTensor
+from cetane.checkpoint.stored_tensors import JoinedTensor, StackedTensor, StoredTensor
 from cetane.errors import CetaneError
 
 _HOMES = {"mlp": "mlp", "feed_forward": "feed_forward", "block_sparse_moe": "mlp"}

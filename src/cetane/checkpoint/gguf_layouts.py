@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cetane.checkpoint.checkpoint import StoredTensor
+from cetane.checkpoint.stored_tensors import StoredTensor
 
 Config = Mapping[str, Any]
 Array = np.ndarray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cetane.checkpoint.checkpoint import StoredTensor
+from cetane.checkpoint.stored_tensors import StoredTensor
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:

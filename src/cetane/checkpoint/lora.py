@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from cetane.checkpoint.checkpoint import Checkpoint, Identity, StoredTensor
+from cetane.checkpoint.checkpoint import Checkpoint
 from cetane.checkpoint.safetensors import EMBEDDING, HEAD, read_tensor
 from cetane.checkpoint.safetensors_files import read_header, refuse_pickle
+from cetane.checkpoint.stored_tensors import Identity, StoredTensor
 from cetane.checkpoint.text_part import text_name
 from cetane.errors import CetaneError
 from cetane.files import file_identity, read_json

@@ -15,7 +15,8 @@ from dataclasses import astuple, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from cetane.checkpoint.checkpoint import Checkpoint, Identity
+from cetane.checkpoint.checkpoint import Checkpoint
+from cetane.checkpoint.stored_tensors import Identity
 from cetane.checkpoint.wrapped import WrappedCheckpoint
 from cetane.files import json_sha256
 
