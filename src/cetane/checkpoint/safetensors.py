@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cetane.checkpoint.checkpoint import Checkpoint
+from cetane.checkpoint.dtypes import to_torch
 from cetane.checkpoint.experts import stack_experts
-from cetane.checkpoint.integers import to_torch
 from cetane.checkpoint.quantized import QuantizedTensor, dequantized
 from cetane.checkpoint.safetensors_files import folder_tensors, gguf_hint, read_header
 from cetane.checkpoint.stored_tensors import Identity, StoredTensor, identity_of, read_range
