@@ -16,7 +16,7 @@ from tests.peft_folders import save_adapter
 
 from cetane.checkpoint import open_checkpoint
 from cetane.checkpoint.adapted import with_adapters, with_lora
-from cetane.checkpoint.lora import compiled
+from cetane.checkpoint.lora_config import compiled
 from cetane.errors import CetaneError
 
 KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
