@@ -111,7 +111,7 @@ def _make(
 ) -> None:
     """Replace what the file keeps in another form by Hugging Face's tensors."""
     done: set[str] = set()
-    for rule in architecture.made:
+    for rule in architecture.rules:
         first = rule.parts[0]
         for name in [n for n in tensors if n.endswith(first) and n not in done]:
             prefix = name.removesuffix(first)
