@@ -19,17 +19,6 @@ _EXPERT = re.compile(rf"(.+)\.({'|'.join(_HOMES)})\.experts\.(0|[1-9][0-9]{{0,5}
 _MATRICES = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up",
              "w2": "down"}  # fmt: skip
 """The matrices of an expert; Mixtral's and LFM2's have numbers."""
-_RENAMED = {
-    ".block_sparse_moe.gate.": ".mlp.gate.",
-    ".block_sparse_moe.router.layer.": ".block_sparse_moe.router.",
-    ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
-    ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
-    ".mlp.moe_statics.": ".mlp.gate.moe_statics.",
-    ".mlp.e_score_correction_bias": ".mlp.gate.e_score_correction_bias",
-    ".self_attn.gate_proj.": ".self_attn.g_proj.",
-}
-"""Parts of names on disk, and transformers' for them: of Mixtral, Granite-MoE, ERNIE, EXAONE
-and LFM3."""
 
 Matrices = dict[str, dict[int, StoredTensor]]
 """The matrices of a layer's experts, by kind and number."""
@@ -46,8 +35,6 @@ def stack_experts(tensors: dict[str, StoredTensor], path: Path) -> dict[str, Sto
     for name, tensor in tensors.items():
         match = _EXPERT.fullmatch(name)
         if match is None or match[4] not in _MATRICES:
-            for theirs, ours in _RENAMED.items():
-                name = name.replace(theirs, ours)
             rest[name] = tensor
         else:
             home = f"{match[1]}.{_HOMES[match[2]]}"

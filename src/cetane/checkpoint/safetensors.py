@@ -27,6 +27,17 @@ _PREFIX = "model."
 EMBEDDING, HEAD = f"{_PREFIX}embed_tokens.weight", "lm_head.weight"
 NEOX_EMBEDDING, _NEOX_HEAD = "gpt_neox.embed_in.weight", "embed_out.weight"
 _LFM2_TIE = "tie_embedding"
+_RENAMED = {
+    ".block_sparse_moe.gate.": ".mlp.gate.",
+    ".block_sparse_moe.router.layer.": ".block_sparse_moe.router.",
+    ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
+    ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
+    ".mlp.moe_statics.": ".mlp.gate.moe_statics.",
+    ".mlp.e_score_correction_bias": ".mlp.gate.e_score_correction_bias",
+    ".self_attn.gate_proj.": ".self_attn.g_proj.",
+}
+"""Parts of names on disk, and transformers' for them: of Mixtral, Granite-MoE, ERNIE, EXAONE
+and LFM3."""
 PIECE = 1 << 22
 """Bytes that are compared at a time."""
 
@@ -58,7 +69,7 @@ class SafetensorsCheckpoint(Checkpoint):
             config, tensors = text_config(config, path), text_tensors(tensors, path)
         else:
             config, tensors = as_whole_model(config), with_prefix(tensors)
-        tensors = stack_experts(tensors, path)
+        tensors = stack_experts(renamed(tensors), path)
         if config.get("tie_word_embeddings") is not False and has_own_head(tensors):
             config = config | {"tie_word_embeddings": False}
         super().__init__(source, config, tensors)
@@ -135,6 +146,16 @@ def with_prefix(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     if EMBEDDING.removeprefix(_PREFIX) not in tensors or EMBEDDING in tensors:
         return tensors
     return {n if n.startswith("lm_head.") else f"{_PREFIX}{n}": t for n, t in tensors.items()}
+
+
+def renamed(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors by transformers' names, where those on disk are others."""
+    made = {}
+    for name, tensor in tensors.items():
+        for theirs, ours in _RENAMED.items():
+            name = name.replace(theirs, ours)
+        made[name] = tensor
+    return made
 
 
 def has_own_head(tensors: Mapping[str, StoredTensor]) -> bool:
