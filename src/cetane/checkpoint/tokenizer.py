@@ -20,7 +20,7 @@ from cetane.checkpoint.chat_template import render
 from cetane.checkpoint.convert_tokenizer import SOURCES, converted
 from cetane.checkpoint.text_stream import TextStream
 from cetane.checkpoint.tokenizer_files import TEMPLATE_FILES, chat_templates, stop_tokens
-from cetane.checkpoint.trial import check_tokenizer
+from cetane.checkpoint.tokenizer_trial import check_tokenizer
 from cetane.errors import CetaneError
 from cetane.files import is_present, json_sha256, read_json_if_present
 
