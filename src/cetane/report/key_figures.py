@@ -10,13 +10,13 @@ from cetane.gates.verdict import Check
 from cetane.report.content.figures import DiskUse
 from cetane.report.content.page import Absent, KeyFigure
 from cetane.report.content.speed import CallTimes, OnDevice
-from cetane.report.verdicts import Gates
+from cetane.report.gate_results import GateResults
 from cetane.schema.recipe import Quality
 
 
 def key_figures(
     bundle: Bundle,
-    gates: Gates,
+    gates: GateResults,
     audit: Audit,
     disk: DiskUse,
     times: CallTimes | Absent,
