@@ -18,10 +18,10 @@ from torch import Tensor
 from cetane.compress import parse_format, second_order
 from cetane.families import Weight
 from cetane.files import silent
+from cetane.fitting.bfloat16 import bfloat16_products
 from cetane.fitting.experts import FAINT, with_others
 from cetane.fitting.fit import fitted_formats, fitted_parts
 from cetane.fitting.rounding import Rounder
-from cetane.fitting.teacher import bfloat16_products
 from cetane.gates.resemblance import arrays, too_far
 from cetane.gates.transformers_model import stored_names
 from cetane.planner import Planner

@@ -19,13 +19,14 @@ from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import Progress, check_writable, claimed, disk_errors, json_sha256, remove
 from cetane.fitting.attention import fuse_attention
+from cetane.fitting.bfloat16 import narrowed
 from cetane.fitting.experts import DOWN, GATE_UP, modules_of_experts, own_copy, put
 from cetane.fitting.human_text import EDITION, check_text, human_text, length_of, start_of
 from cetane.fitting.importance import Importance, importance, keep, load
 from cetane.fitting.lessons import lessons
 from cetane.fitting.openings import openings
 from cetane.fitting.rounding import Rounder, linear_layers, picked_rows
-from cetane.fitting.teacher import Answers, narrowed
+from cetane.fitting.teacher import Answers
 from cetane.fitting.text import write_text
 from cetane.fitting.tunable import Tunable, tunable
 from cetane.fitting.tune import Student, Tuner

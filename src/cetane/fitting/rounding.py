@@ -24,6 +24,7 @@ from cetane.compress.encoded import stacked
 from cetane.compress.selection import AS_GPTQ, Method, SecondOrder
 from cetane.families import Weight, check_finite
 from cetane.files import Progress
+from cetane.fitting.bfloat16 import bfloat16_products
 from cetane.fitting.experts import (
     DOWN,
     GATE_UP,
@@ -34,7 +35,6 @@ from cetane.fitting.experts import (
     views_of,
 )
 from cetane.fitting.importance import PASSES, Importance, Matrix, mean_product
-from cetane.fitting.teacher import bfloat16_products
 from cetane.gates.resemblance import arrays, too_far
 from cetane.hardware.memory import give_back
 
