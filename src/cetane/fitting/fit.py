@@ -25,9 +25,9 @@ from cetane.fitting.human_text import EDITION, check_text, human_text, length_of
 from cetane.fitting.importance import Importance, importance, keep, load
 from cetane.fitting.lessons import lessons
 from cetane.fitting.openings import openings
+from cetane.fitting.own_text import write_text
 from cetane.fitting.rounding import Rounder, linear_layers, picked_rows
 from cetane.fitting.teacher import Answers
-from cetane.fitting.text import write_text
 from cetane.fitting.tunable import Tunable, tunable
 from cetane.fitting.tune import Student, Tuner
 from cetane.gates.reference import RESIDENT, Reference
