@@ -100,16 +100,16 @@ def test_importance_is_kept_and_found(tiny_model: Callable[..., Any], tmp_path: 
     model = tiny_model("llama").requires_grad_(False)
     made = importance(model, {"w": model.get_submodule(PATH)}, text(), silent)
     path = tmp_path / "folder" / "kept"
-    assert module.load(path) is None
-    module.keep(path, text(), made)
-    found = module.load(path)
+    assert module.load_importance(path) is None
+    module.keep_importance(path, text(), made)
+    found = module.load_importance(path)
     assert found is not None
     assert torch.equal(found[0], text())
     torch.testing.assert_close(found[1]["w"].tokens, made["w"].tokens)
     torch.testing.assert_close(found[1]["w"].outputs, made["w"].outputs)
     assert found[1]["w"].scale == pytest.approx(made["w"].scale)
     path.write_bytes(b"something else")
-    assert module.load(path) is None
+    assert module.load_importance(path) is None
 
 
 def test_importance_that_changed_is_not_read(
@@ -117,8 +117,8 @@ def test_importance_that_changed_is_not_read(
 ) -> None:
     model, path = tiny_model("llama").requires_grad_(False), tmp_path / "kept"
     made = importance(model, {"w": model.get_submodule(PATH)}, text(), silent)
-    module.keep(path, text(), made)
-    known = module.load(path)
+    module.keep_importance(path, text(), made)
+    known = module.load_importance(path)
     assert known is not None and torch.equal(known[0], text())
     assert known[1]["w"].scale == made["w"].scale
     assert torch.equal(known[1]["w"].tokens, made["w"].tokens)
@@ -128,4 +128,4 @@ def test_importance_that_changed_is_not_read(
         (f"w{module.OUTPUTS}", torch.ones(1, 1)), (f"w{module.SCALE}", torch.tensor([torch.nan])),
     ):  # fmt: skip
         save_file(tensors | {name: wrong}, path)
-        assert module.load(path) is None
+        assert module.load_importance(path) is None

@@ -21,8 +21,13 @@ from cetane.files import Progress, check_writable, claimed, disk_errors, json_sh
 from cetane.fitting.attention import fuse_attention
 from cetane.fitting.bfloat16 import narrowed
 from cetane.fitting.experts import DOWN, GATE_UP, modules_of_experts, own_copy, put
-from cetane.fitting.human_text import EDITION, check_text, human_text, length_of, start_of
-from cetane.fitting.importance import Importance, importance, keep, load
+from cetane.fitting.human_text import EDITION, check_text, human_text, length_of, start_token
+from cetane.fitting.importance import (
+    Importance,
+    importance,
+    keep_importance,
+    load_importance,
+)
 from cetane.fitting.lessons import lessons
 from cetane.fitting.openings import openings
 from cetane.fitting.own_text import write_text
@@ -164,7 +169,7 @@ class Fitter:
             path: own["weight"] for path, own in reference.names.items() if "weight" in own
         }
         self.tensors = reference.names
-        self.start, self.length = start_of(checkpoint), length_of(planner)
+        self.start, self.length = start_token(checkpoint), length_of(planner)
         self.planner, self.tokenizer = planner, checkpoint.tokenizer
         given = planner.recipe.compression.text
         self.given_hash = "" if given is None else given.sha256
@@ -194,7 +199,7 @@ class Fitter:
         size = [SEQUENCES, READ, self.length]
         content = [READING, self.checkpoint.content, *size, sorted(layers), self.given_hash]
         path = folder() / f"{json_sha256(content)}.importance"
-        known = load(path)
+        known = load_importance(path)
         if known is not None:
             return known
         text = self.text()
@@ -202,7 +207,7 @@ class Fitter:
             made = importance(self.model, layers, text, self.progress)
         give_back()  # the pass's gradients
         with suppress(CetaneError), disk_errors(path):  # a cache may be full or locked
-            keep(path, text, made)
+            keep_importance(path, text, made)
         return text, made
 
     def tuned(
@@ -228,7 +233,7 @@ class Fitter:
             weight = None if made is None else tunable(made, layer.weight.detach().float())
             if made is not None and weight is not None:
                 constants[name], weights[name] = made, weight
-        kept = self.parts_of(first, formats)
+        unlearnt = self.parts_of(first, formats)
         student = Student(self.model, layers, weights)
         spent = (time.perf_counter() - started) / 60
         if Tuner(student, answers, partial, self.progress).run(max(minutes - spent, minutes / 2)):
@@ -237,7 +242,7 @@ class Fitter:
                 learnt = weight.encoded()
                 if self.near(name, learnt, formats[name]):
                     constants[name] = learnt
-        return constants | kept
+        return constants | unlearnt
 
     def parts_of(self, first: FittedConstants, formats: Mapping[str, Format]) -> dict[str, Encoded]:
         """The `first` constants of experts and of rows in another order, with which the model
@@ -250,18 +255,18 @@ class Fitter:
         parts = fitted_parts(self.planner, formats)
         layers = linear_layers(self.model, self.names, {weight.name for weight in parts.values()})
         stored |= {name: own_copy(layer.weight) for name, layer in layers.items()}
-        kept: dict[str, Encoded] = {}
+        constants: dict[str, Encoded] = {}
         for name, weight in parts.items():
             made = first.of(name, weight.shape[:2], formats[name], None, None)
             if made is None:
                 continue
-            kept[name] = made
+            constants[name] = made
             if weight.of_experts:
                 put(weight, stored[weight.name], made.decode())
             else:
                 own = stored[weight.name]
                 own[picked_rows(weight)] = torch.from_numpy(made.decode()).to(own)
-        return kept
+        return constants
 
     def near(self, name: str, made: Encoded, form: Format) -> bool:
         """Whether the gate takes constants for those of this tensor.

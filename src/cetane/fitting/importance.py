@@ -185,7 +185,7 @@ def loss_of(model: Any, tokens: Tensor) -> Tensor:
     return in_pieces(hidden.flatten(0, 1), of_rows)
 
 
-def keep(path: Path, text: Tensor, importances: Mapping[str, Importance]) -> None:
+def keep_importance(path: Path, text: Tensor, importances: Mapping[str, Importance]) -> None:
     """Keep a text and the importance of layers there."""
     tensors = {TEXT: text}
     for name, one in importances.items():
@@ -195,8 +195,8 @@ def keep(path: Path, text: Tensor, importances: Mapping[str, Importance]) -> Non
     keep_tensors(path, tensors)
 
 
-def load(path: Path) -> tuple[Tensor, dict[str, Importance]] | None:
-    """What `keep` wrote; None if it is missing or has changed."""
+def load_importance(path: Path) -> tuple[Tensor, dict[str, Importance]] | None:
+    """What `keep_importance` wrote; None if it is missing or has changed."""
     tensors = kept_tensors(path)
     if tensors is None:
         return None
