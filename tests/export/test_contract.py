@@ -30,8 +30,8 @@ from tests.families.parity import engine_of, with_tables_on_disk
 from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
 from cetane.export.contract.describe import describe
-from cetane.export.contract.folder import document, host
 from cetane.export.contract.memory import activation_bytes
+from cetane.export.contract.texts import document, host
 from cetane.mil import Body, MilFunction, NamedValue, Op, TensorType, load
 from cetane.pipeline.export import export_contract
 from cetane.schema.interface import Input
