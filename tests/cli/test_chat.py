@@ -6,7 +6,7 @@ import pytest
 
 from cetane.bundle import Bundle
 from cetane.cli import chat
-from cetane.pipeline.language_model import CompletionStream
+from cetane.pipeline.answer_session import CompletionStream
 
 from .conftest import Cetane
 

@@ -610,7 +610,7 @@ def test_run_leaves_out_an_unfinished_character(
         yield from tokens
         return "length"
 
-    monkeypatch.setattr("cetane.pipeline.language_model.generate", generate)
+    monkeypatch.setattr("cetane.pipeline.answer_session.generate", generate)
     found = cetane("run", ported.path, QUESTION, "--json").json
     assert found["tokens"] == tokens
     assert ported.tokenizer.decode(tokens).endswith("\ufffd")

@@ -10,8 +10,9 @@ from cetane.errors import CetaneError, steerless
 from cetane.files import cache_dir
 
 if TYPE_CHECKING:
+    from cetane.pipeline.answer_session import CompletionStream
     from cetane.pipeline.completion import Completion, Sampling
-    from cetane.pipeline.language_model import CompletionStream, LanguageModel
+    from cetane.pipeline.language_model import LanguageModel
     from cetane.pipeline.prompt import Message
 
 HELP = """\
