@@ -124,7 +124,7 @@ def as_whole_model(config: dict[str, Any]) -> dict[str, Any]:
 
     A Mistral that says which layers slide is a Ministral: `AutoConfig.from_pretrained` changes its
     type. A Mistral has one kind of layers, and would ignore it. LFM2 has a second name for the tie
-    of its head, which would win over the common name that cetane sets for a head of its own.
+    of its head. It would win over the common name that cetane sets for a head of its own.
     """
     kind = config.get("model_type")
     if kind == "mistral" and "layer_types" in config:

@@ -226,8 +226,9 @@ class Tokenizer:
         return render(template, messages, add_generation_prompt, self.special_tokens, tools)
 
     def render_open_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The text of a conversation up to the end of its last message's content, so that a model
-        can go on with that message (transformers' `continue_final_message`).
+        """The text of a conversation up to the end of its last message's content.
+
+        A model can then go on with that message (transformers' `continue_final_message`).
 
         Raises CetaneError as `render_chat`, and if the template leaves out the last message.
         """

@@ -1,6 +1,6 @@
 """Rounding that makes up for its own errors: GPTQ, for palettes of output groups and for integers.
 
-A layer's output errs by (weight − rounded) · x, so its squared error is a quadratic form with the
+A layer's output errs by (weight − rounded) · x. So its squared error is a quadratic form with the
 Hessian H = mean(x xᵀ) of the layer's inputs. Columns are rounded one after another. The error of a
 column moves the columns that are not rounded yet, so that the output changes least (Frantar et al.,
 arXiv 2210.17323). Then the levels, which are palettes or scales, are fitted to the same form, as

@@ -67,8 +67,8 @@ def fit(checkpoint: Checkpoint, planner: Planner, progress: Progress) -> FittedF
     """The constants of a planner's compression, from the cache folder if they are there.
 
     Only weights whose formats have a second order are fitted; all others are encoded plainly.
-    Raises CetaneError if there is no such weight, for a text that is too short, and for tuning a
-    model that does not fit in memory.
+    Raises CetaneError if there is no such weight, and for a text that is too short. So it does for
+    tuning a model that does not fit in memory.
     """
     compression, formats = planner.recipe.compression, fitted_formats(planner)
     key = key_of(checkpoint, formats, compression)
@@ -216,8 +216,8 @@ class Fitter:
         """Constants that were tuned for some minutes, from the `first` ones on.
 
         If tuning makes the model worse, all first ones stay. Else those stay whose weight moved so
-        far that the gate would take it for another one, and those of experts and of rows in another
-        order, which do not learn.
+        far that the gate would take it for another one. Experts, and rows in another order, do not
+        learn, so theirs stay too.
         `partial` is the tuner's checkpoint.
         """
         started = time.perf_counter()

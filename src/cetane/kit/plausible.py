@@ -90,8 +90,10 @@ def check_speeds(recorded: RecordedBundle, plan: Plan, chip: Chip | None) -> Non
 
 
 def check_turns(turns: Sequence[MeasuredTurn], recorded: RecordedBundle, plan: Plan) -> None:
-    """Raise CetaneError for a turn with tokens or calls that the bundle does not have, and for one
-    that takes less time than the functions that it calls."""
+    """Raise CetaneError for a turn with tokens or calls that the bundle does not have.
+
+    So it does for a turn that takes far less time than the functions that it calls.
+    """
     alone = {mode: alone_ms(recorded, steps.steps) for mode, steps in plan.modes.items()}
     reading = reading_ms(recorded, plan)
     for turn in turns:
@@ -106,7 +108,7 @@ def check_turns(turns: Sequence[MeasuredTurn], recorded: RecordedBundle, plan: P
 
 def check_calls(turn: MeasuredTurn, plan: Plan) -> None:
     """Raise CetaneError for a turn with a token that the model lacks, a prompt beyond the context,
-    or verifying calls of another width than the bundle's."""
+    or verifying calls that are not as wide as the bundle's."""
     context = plan.recipe.cache.context
     width = plan.modes["verify"].tokens if "verify" in plan.modes else None
     for wrong, what in (
