@@ -15,8 +15,8 @@ from tests.server.test_hostile import ASKED, connect, head, post
 
 from cetane.errors import CetaneError
 from cetane.server import grammar_trial
-from cetane.server.grammar import json_grammar
 from cetane.server.lane import Lane
+from cetane.server.schemas import json_grammar
 
 CONSTRAINED = ASKED | {"response_format": {"type": "regex", "regex": "[a-z]+"}}
 

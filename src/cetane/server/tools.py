@@ -17,8 +17,8 @@ from typing import Any
 from llguidance import LLMatcher, StructTag
 
 from cetane.server.answers import CalledFunction, MadeCall
-from cetane.server.grammar import COMPACT, lark_json, mended
 from cetane.server.requests import ChatRequest, Tool
+from cetane.server.schemas import COMPACT, lark_json, mended
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 LEADING = ("[TOOL_CALLS]", "<|python_tag|>")
