@@ -16,7 +16,7 @@ import numpy as np
 from cetane.compress.encoded import Encoded
 from cetane.compress.formats import Format, Linear, Palette, Shape
 from cetane.compress.levels import first_levels
-from cetane.compress.problem import Matrix, Problem, VectorProblem
+from cetane.compress.rounding_problem import Matrix, RoundingProblem, VectorRoundingProblem
 from cetane.compress.selection import AS_GPTQ, SecondOrder
 from cetane.errors import CetaneError
 
@@ -63,7 +63,7 @@ def encode(
     together = None if outputs is None else damped(outputs, OUTPUT_DAMPING)
     given = rows, damped(hessian, options.damping), together, options.order == "largest"
     vector = form.vector if isinstance(form, Palette) else 1
-    problem = Problem(*given) if vector == 1 else VectorProblem(*given, vector)
+    problem = RoundingProblem(*given) if vector == 1 else VectorRoundingProblem(*given, vector)
     levels = first_levels(problem, form)
     for _ in range(ROUNDS):
         indices = problem.round(levels.rows)
