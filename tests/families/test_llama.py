@@ -19,6 +19,7 @@ from tests.families.parity import (
     assert_parity,
     cuts,
     engine_of,
+    in_turn,
     truth,
 )
 
@@ -252,8 +253,7 @@ def recipe(
     return parse_recipe(content, "test")
 
 
-@pytest.mark.parametrize("contract", CONTRACTS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "contract"), in_turn(MODELS))
 def test_models(name: str, contract: str) -> None:
     engine = engine_of(model_of(name), recipe(contract, "chunks", slices=3))
     assert_close(engine, truth_of(name), FEEDS)
