@@ -95,8 +95,10 @@ def test_formats(
     assert_stamps(made, tmp_path, ("layer-00", "layer-01"))
 
 
-@pytest.mark.parametrize("contract", ["readonly", "blend", "shift", "stateful"])
-@pytest.mark.parametrize("shapes", ["static", "range"])
+@pytest.mark.parametrize(
+    ("contract", "shapes"),
+    [("readonly", "static"), ("blend", "range"), ("shift", "static"), ("stateful", "range")],
+)
 def test_contracts(
     contract: str, shapes: str, lowering: Callable[..., Lowering], tmp_path: Path
 ) -> None:
