@@ -30,9 +30,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.conftest import build_model
 from tests.families import (
     gemma_models,
+    test_bamba,
     test_deepseek,
     test_falcon_h1,
     test_glm4,
+    test_gpt2,
     test_gpt_oss,
     test_granite_hybrid,
     test_layer_normed,
@@ -40,6 +42,7 @@ from tests.families import (
     test_llama,
     test_llama4,
     test_mixtral,
+    test_nemotron_h,
     test_olmo2,
     test_qwen3_next,
     test_zaya,
@@ -91,6 +94,7 @@ FAMILIES = {
     "layer_normed": Family(
         test_layer_normed.configs(), test_layer_normed.build, len(test_layer_normed.TYPES)
     ),
+    "gpt2": Family(test_gpt2.configs(), build_model, len(test_gpt2.BOOLEANS)),
     "lfm2": Family(named("lfm2", test_lfm2.configs()), build_model),
     "lfm2_moe": Family(
         named("lfm2_moe", test_lfm2.mixture_configs()), of_one_kind(test_lfm2.build_lfm2_moe)
@@ -104,6 +108,8 @@ FAMILIES = {
     "qwen3_next": Family(test_qwen3_next.configs(), test_mixtral.build, 3),
     "granite_hybrid": Family(test_granite_hybrid.configs(), test_mixtral.build),
     "falcon_h1": Family(named("falcon_h1", test_falcon_h1.configs()), test_mixtral.build),
+    "bamba": Family(named("bamba", test_bamba.configs()), test_mixtral.build),
+    "nemotron_h": Family(named("nemotron_h", test_nemotron_h.configs()), test_mixtral.build),
     "gemma2": Family(
         named("gemma2", gemma_models.gemma2_configs()), of_one_kind(gemma_models.build_gemma2)
     ),

@@ -47,7 +47,7 @@ def verdict(port: AuthoredPort, reference: RememberedReference, structure: Any =
     """What every question says of a port; `structure` where its answer is known."""
     try:
         judged = judge(port, reference, structure)
-    except (CetaneError, AssertionError, RuntimeError, ValueError, KeyError) as error:
+    except (CetaneError, AssertionError, RuntimeError, ValueError, LookupError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return {"passed": False, "by": ["does not run"], "error": reason}
     by = list(judged.refused_by)

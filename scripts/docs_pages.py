@@ -47,7 +47,7 @@ def pages() -> dict[str, str]:
 def commands(command: Any, path: str) -> Iterator[dict[str, Any]]:
     """A command and all below it, as the command line declares them."""
     context = command.make_context(path, [], resilient_parsing=True)
-    below = getattr(command, "commands", None) or {
+    below = {
         name: command.get_command(context, name)
         for name in getattr(command, "list_commands", lambda _: [])(context)
     }

@@ -5,6 +5,7 @@ from .evaluation.evaluate import evaluate as evaluate
 from .evaluation.figures import Evaluation as Evaluation
 from .evaluation.figures import TaskFigure as TaskFigure
 from .gates.quality import TextQuality as TextQuality
+from .pipeline.answer_session import CompletionStream as CompletionStream
 from .pipeline.audit import ResidencyResult as ResidencyResult
 from .pipeline.audit import audit as audit
 from .pipeline.completion import Completion as Completion
@@ -20,7 +21,6 @@ from .pipeline.import_kit import KitImport as KitImport
 from .pipeline.import_kit import import_kit as import_kit
 from .pipeline.kit import Kit as Kit
 from .pipeline.kit import make_kit as make_kit
-from .pipeline.language_model import CompletionStream as CompletionStream
 from .pipeline.language_model import LanguageModel as LanguageModel
 from .pipeline.language_model import load as load
 from .pipeline.plan import plan as plan

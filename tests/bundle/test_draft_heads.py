@@ -17,11 +17,13 @@ from cetane.bundle import Bundle
 from cetane.engine.open import open_backend
 from cetane.errors import CetaneError
 from cetane.files import records
+from cetane.gates import draft_head
 from cetane.gates.draft_head import (
+    DRAFTS,
     DraftHeadResult,
+    drafts_of,
     judge_draft_heads,
     load_trained,
-    places,
     same_interface,
 )
 from cetane.mil import load
@@ -29,7 +31,7 @@ from cetane.pipeline.export import export_contract, export_coreai, export_onnx, 
 from cetane.pipeline.recompile import recompile
 from cetane.schema.draft_head import FOLDER
 from cetane.speculate.draft_heads import build as head_build
-from cetane.speculate.draft_heads.blocks import EagleLayer
+from cetane.speculate.draft_heads.blocks import EagleKeys, EagleLayer
 from cetane.speculate.draft_heads.drafter import open_drafter
 from cetane.speculate.draft_heads.features import tapped_shards
 
@@ -361,7 +363,7 @@ def test_gates_of_a_head(path: Path) -> None:
     (result,) = judge_draft_heads(bundle, lambda *_: None).values()
     assert result.passed, result
     assert [score.arithmetic for score in result.scores] == ["fp16", "fp32"]
-    assert all(score.tokens == 2 * 7 * 3 for score in result.scores)
+    assert all(score.tokens == 2 * 11 * 3 for score in result.scores)
     assert bundle.gates()["golden-medusa"]["passed"]
 
     other = random_draft_head("medusa", bundle, seed=1)
@@ -450,12 +452,50 @@ def test_the_last_slots_of_its_cache(
     assert result.passed is not bool(hidden)
 
 
-@pytest.mark.parametrize(("length", "steps"), [(256, 4), (128, 3), (30, 3), (8, 3), (4, 3)])
-def test_drafts_up_to_the_end_of_a_window(length: int, steps: int) -> None:
-    drafts = [*places(length, steps)]
-    assert drafts[-1][1] == length - steps
-    assert [stop for _, stop in drafts[:-1]] == [start for start, _ in drafts[1:]]
-    assert drafts[0][0] == 0 and all(start < stop for start, stop in drafts)
+@pytest.mark.parametrize("read_is_slow", [False, True])
+def test_a_prompt_is_judged_in_every_way(
+    path: Path, monkeypatch: pytest.MonkeyPatch, read_is_slow: bool
+) -> None:
+    """A runner reads a prompt by the function that takes less time. Here `read` is wrong."""
+    forward, open_runner = EagleKeys.forward, draft_head.open_runner
+
+    def wrong(block: EagleKeys, flow: dict[str, Any], memory: Any) -> None:
+        wide = flow["embedded"].shape[-1] == 8
+        forward(block, flow | {"embedded": -flow["embedded"]} if wide else flow, memory)
+
+    def opened(*given: Any) -> Any:
+        runner = open_runner(*given)
+        if read_is_slow:
+            runner.seconds["read"].usual = 1e9
+        return runner
+
+    shutil.rmtree(head_of(path))
+    with monkeypatch.context() as patch:
+        patch.setattr(EagleKeys, "forward", wrong)
+        made = with_draft_head(Bundle(path), random_draft_head("eagle3", Bundle(path)))
+    assert {f.name: f.tokens for f in made.manifest.functions} == {
+        "follow": 3, "read": 8, "draft": 1
+    }  # fmt: skip
+    monkeypatch.setattr(draft_head, "open_runner", opened)
+    (result,) = judge_draft_heads(Bundle(path), lambda *_: None).values()
+    assert not result.passed
+
+
+@pytest.mark.parametrize(("length", "steps"), [(256, 4), (128, 3), (30, 3), (8, 3), (4, 2)])
+def test_drafts_up_to_the_end_of_every_window(length: int, steps: int) -> None:
+    drafts = [*drafts_of(2, length, steps, 4)]
+    for window in range(2):
+        own = [draft for draft in drafts if draft.window == window]
+        assert own[-1].stop == length - steps and len(own) <= DRAFTS
+        assert [one.stop for one in own[:-1]] == [one.start for one in own[1:]]
+        assert own[0].start == 0 and all(one.start < one.stop for one in own)
+
+
+@pytest.mark.parametrize("width", [1, 3, 8, 12])
+def test_every_column_of_a_call_gives_logits(width: int) -> None:
+    """And every number of accepted tokens is followed, up to one more than a call takes."""
+    numbers = {stop - start for _, start, stop in drafts_of(1, 256, 3, width) if start}
+    assert numbers >= {*range(1, width + 2)}
 
 
 def test_hidden_states_that_the_head_did_not_learn(path: Path) -> None:

@@ -10,6 +10,7 @@ from tests.conftest import build_model
 from tests.families.test_granite_hybrid import MODELS as GRANITE_HYBRIDS
 from tests.families.test_lfm2 import EXPERTS
 from tests.families.test_mixtral import DEEPSEEK
+from tests.families.test_nemotron_h import MODELS as NEMOTRONS
 
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
@@ -24,6 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "glm4_moe": DEEPSEEK,
     "dots1": DEEPSEEK,
     "exaone_moe": {"num_experts": 3, "moe_intermediate_size": 20},
+    "nemotron_h": NEMOTRONS["mixture"],
     "mellum": {"num_experts": 3, "moe_intermediate_size": 20},
     "solar_open": DEEPSEEK,
     "qwen2_moe": {"num_experts": 5, "moe_intermediate_size": 20},
@@ -46,7 +48,7 @@ def saved(kind: str, folder: Path, fused: bool) -> Any:
 def test_both_forms_are_read(kind: str, fused: bool, tmp_path: Path) -> None:
     model = saved(kind, tmp_path, fused)
     on_disk = load_file(tmp_path / "model.safetensors")
-    assert fused == any(name.endswith("gate_up_proj") for name in on_disk)
+    assert fused == any(name.endswith("experts.down_proj") for name in on_disk)
     checkpoint = open_checkpoint(tmp_path)
     expected = model.state_dict()
     assert checkpoint.names() == sorted(expected)
@@ -120,3 +122,14 @@ def test_gates_of_another_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
     damaged(tmp_path, change)
     with pytest.raises(CetaneError, match="F32 beside them"):
         open_checkpoint(tmp_path)
+
+
+def test_what_a_nemotron_h_says_of_its_head(tmp_path: Path) -> None:
+    """transformers ties none, so the config must not hide the head that is stored."""
+    model = build_model("nemotron_h", **NEMOTRONS["dense"], tie_word_embeddings=True)
+    model.save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.config["tie_word_embeddings"] is False
+    head = checkpoint.read("lm_head.weight")
+    assert torch.equal(head, model.lm_head.weight)
+    assert not torch.equal(head, model.model.embeddings.weight)

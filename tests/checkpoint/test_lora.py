@@ -1,6 +1,7 @@
 """Adapters, merged as they are read: peft's own merge is the truth."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import build_model
+from tests.families.test_nemotron_h import MODELS as NEMOTRONS
 from tests.gguf_files import write_gguf
 from tests.peft_folders import save_adapter
 
 from cetane.checkpoint import open_checkpoint
 from cetane.checkpoint.adapted import with_adapters, with_lora
-from cetane.checkpoint.lora import compiled
+from cetane.checkpoint.lora_config import compiled
 from cetane.errors import CetaneError
 
 KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -167,6 +169,10 @@ TENSORS: dict[str, tuple[dict[str, torch.Tensor | None], str]] = {
     "no prefix": ({"model.norm.weight": torch.zeros(64)}, "does not begin with"),
     "a new tensor": ({"base_model.model.score.weight": torch.zeros(2, 64)}, "does not have"),
     "more tokens": ({"base_model.model.model.norm.weight": torch.zeros(65)}, "shape (65,)"),
+    "one twice": (
+        {f"{Q}.weight": torch.zeros(64, 64), f"{Q}.base_layer.weight": torch.ones(64, 64)},
+        "two of its tensors replace model.layers.0.self_attn.q_proj.weight",
+    ),
 }
 
 
@@ -275,6 +281,21 @@ def test_an_adapter_is_no_model(saved: Path, damaged: Any) -> None:
     assert caught.value.hint == f"give org/base, and add --lora {folder}"
 
 
+def test_names_of_a_nemotron_h_on_disk(tmp_path: Path) -> None:
+    """An adapter that was trained with the model's own code has them."""
+    model = build_model("nemotron_h", **NEMOTRONS["dense"])
+    model.save_pretrained(tmp_path / "base")
+    merged = save_adapter(tmp_path / "lora", model, target_modules=["in_proj"])
+    path = tmp_path / "lora/adapter_model.safetensors"
+    tensors = {
+        name.replace(".model.model.", ".model.backbone."): t for name, t in load_file(path).items()
+    }
+    save_file(tensors, path)
+    name = "model.layers.0.mixer.in_proj.weight"
+    own = open_checkpoint(tmp_path / "base", tmp_path / "lora").read(name)
+    torch.testing.assert_close(own, merged.state_dict()[name])
+
+
 def test_an_adapter_of_mlx_lm(tiny_checkpoint_folder: Path, tmp_path: Path) -> None:
     """The keys are those that `mlx_lm.lora` writes."""
     content = {"fine_tune_type": "lora", "model": "org/base", "lora_parameters": {"rank": 8}}
@@ -284,6 +305,13 @@ def test_an_adapter_of_mlx_lm(tiny_checkpoint_folder: Path, tmp_path: Path) -> N
         open_checkpoint(tiny_checkpoint_folder, tmp_path)
     merge = f"mlx_lm.fuse --model org/base --adapter-path {tmp_path} --save-path merged"
     assert merge in str(caught.value.hint)
+    hostile = json.dumps(content | {"model": "x; touch '$HOME' #"})
+    (tmp_path / "adapter_config.json").write_text(hostile)
+    with pytest.raises(CetaneError, match="only adapters of peft") as caught:
+        open_checkpoint(tiny_checkpoint_folder, tmp_path)
+    command = str(caught.value.hint).removeprefix("merge it: ")
+    assert shlex.split(command)[:4] == ["mlx_lm.fuse", "--model", "x; touch '$HOME' #",
+                                        "--adapter-path"]  # fmt: skip
 
 
 def test_each_pattern_is_compiled_once(damaged: Any, tiny_checkpoint_folder: Path) -> None:

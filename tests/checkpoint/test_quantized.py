@@ -5,6 +5,7 @@ published layout, one element at a time.
 """
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers.integrations.bitnet import pack_weights
 
 from cetane.checkpoint import open_checkpoint
+from cetane.checkpoint.checkpoint import StoredTensor
+from cetane.checkpoint.quantized import dequantized
 from cetane.errors import CetaneError
 
 NAME = "model.layers.0.mlp.up_proj"
@@ -54,6 +58,32 @@ def words_of(values: np.ndarray, bits: int, order: tuple[int, ...] | None = None
 
 def signed(words: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(words.view(np.int32).copy())
+
+
+@pytest.mark.parametrize(("linear", "power"), [("bitlinear", -1), ("autobitlinear", 1)])
+def test_ternary(tmp_path: Path, linear: str, power: int) -> None:
+    ternary = torch.from_numpy(RANDOM.integers(-1, 2, (ROWS, COLUMNS))).float()
+    tensors = {
+        f"{NAME}.weight": pack_weights(ternary.clone()),
+        f"{NAME}.weight_scale": torch.tensor([1.75], dtype=torch.bfloat16),
+    }
+    said = {"quantization_config": {"quant_method": "bitnet", "linear_class": linear}}
+    check(tmp_path, said, tensors, ternary * 1.75**power)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"use_rms_norm": True}, "adds norms"),
+        ({"quantization_mode": "online"}, "only quantization_mode = 'offline'"),
+        ({"linear_class": "another"}, "linear_class is none of"),
+    ],
+)
+def test_other_ternary_layers(tmp_path: Path, said: dict[str, Any], why: str) -> None:
+    tensors = {f"{NAME}.weight": torch.zeros(ROWS, COLUMNS)}
+    made = folder(tmp_path, {"quantization_config": {"quant_method": "bitnet", **said}}, tensors)
+    with pytest.raises(CetaneError, match=why):
+        open_checkpoint(made)
 
 
 def test_fp8_blocks(tmp_path: Path) -> None:
@@ -255,6 +285,15 @@ def test_companions_that_the_config_does_not_mention(
     with pytest.raises(CetaneError, match="weights are quantised") as refusal:
         open_checkpoint(folder(tmp_path, None, tensors))
     assert "dequantize()" in (refusal.value.hint or "")
+
+
+def test_many_names_of_companions_are_soon_read(tmp_path: Path) -> None:
+    """A header may hold many thousands of them. Twice as many took four times as long."""
+    empty = StoredTensor(tmp_path / "model.safetensors", 0, 0, (0,), "F32")
+    tensors = {f"{number}_scale": empty for number in range(20_000)}
+    begun = time.process_time()
+    assert dequantized(tensors, {}, tmp_path / "config.json") == (tensors, {}, None)
+    assert time.process_time() - begun < 1
 
 
 GPTQ: dict[str, torch.Tensor] = {

@@ -17,7 +17,7 @@ from tests.conftest import build_model, tiny_recipe
 from tests.families.parity import TOLERANCE, tokens, truth
 
 from cetane.checkpoint import open_checkpoint
-from cetane.checkpoint.integers import READ
+from cetane.checkpoint.dtypes import READ
 from cetane.engine.authored import authored_engine
 from cetane.errors import CetaneError
 from cetane.gates.reference import Reference

@@ -12,7 +12,7 @@ import transformers
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from cetane.checkpoint import Tokenizer, trial
+from cetane.checkpoint import Tokenizer, tokenizer_trial
 from cetane.errors import CetaneError
 
 TEMPLATE = """
@@ -512,10 +512,10 @@ def test_a_trial_without_a_verdict_is_not_kept(
 ) -> None:
     """The same tokenizer would be refused for ever, whatever ended its trial once."""
     monkeypatch.setenv("CETANE_CACHE", str(tmp_path))
-    seconds, patience = 1, 1 if "sleep" in code else trial.SANDBOX.patience
+    seconds, patience = 1, 1 if "sleep" in code else tokenizer_trial.SANDBOX.patience
     with monkeypatch.context() as once:
-        other = replace(trial.SANDBOX, code=code, seconds=seconds, patience=patience)
-        once.setattr(trial, "SANDBOX", other)
+        other = replace(tokenizer_trial.SANDBOX, code=code, seconds=seconds, patience=patience)
+        once.setattr(tokenizer_trial, "SANDBOX", other)
         with pytest.raises(CetaneError, match=f"came to no verdict: .*{why}"):
             Tokenizer.load(folder)
     Tokenizer.load(folder)
@@ -525,7 +525,7 @@ def test_a_trial_without_a_verdict_is_not_kept(
 def test_a_file_that_is_too_large(name: str, tmp_path: Path) -> None:
     """A sparse file takes no room, but its hash takes minutes."""
     with open(tmp_path / name, "wb") as file:
-        file.truncate(trial.LARGEST + 1)
+        file.truncate(tokenizer_trial.LARGEST + 1)
     with pytest.raises(CetaneError, match=rf"{name} is larger than the 268,435,456 bytes"):
         Tokenizer.load(tmp_path)
 

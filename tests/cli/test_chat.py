@@ -1,12 +1,13 @@
 """The conversation: commands, Ctrl-C, what is printed."""
 
+import time
 from pathlib import Path
 
 import pytest
 
 from cetane.bundle import Bundle
-from cetane.cli import chat
-from cetane.pipeline.language_model import CompletionStream
+from cetane.cli import chat, output
+from cetane.pipeline.answer_session import CompletionStream
 
 from .conftest import Cetane
 
@@ -91,3 +92,20 @@ def test_a_question_of_more_bytes_than_the_context_holds(cetane: Cetane, ported:
     told = talk(cetane, ported, "Fuel? " * 10_000, "Hi")
     assert "the prompt has 600" in told.err and told.code == 0
     assert "tokens/s" in told.err
+
+
+def test_a_long_prompt_is_not_read_in_silence(
+    cetane: Cetane, ported: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = CompletionStream.__next__
+
+    def slow(stream: CompletionStream) -> str:
+        time.sleep(0 if stream.completion.text else 0.2)
+        return pieces(stream)
+
+    monkeypatch.setattr(CompletionStream, "__next__", slow)
+    monkeypatch.setattr(output, "FIRST_LINE_AFTER", 0.05)
+    told = cetane("run", ported.path, "--prompt-ids", "5,6,7", "--max-new", 5)
+    assert told.code == 0 and "reading 3 tokens\n" in told.err
+    counted = cetane("run", ported.path, "--prompt-ids", "5,6,7", "--max-new", 5, "--json")
+    assert "answer\n" in counted.err and counted.json["text"] == told.out.removesuffix("\n")

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from tests.conftest import build_model
 
 from cetane.bundle import Bundle
+from cetane.lab.workload import zaya_tiny
 from cetane.lower.lower import Lowering
 
 from .conftest import Cetane
@@ -301,6 +302,21 @@ def test_a_bad_recipe(
 def test_no_such_recipe(cetane: Cetane, tiny_checkpoint_folder: Path, name: str) -> None:
     message = refused(cetane, "plan", tiny_checkpoint_folder, "-r", name)
     assert message.startswith(f"no recipe '{name}'; known: default")
+    near = refused(cetane, "plan", tiny_checkpoint_folder, "-r", "zaya-in8")
+    assert near.startswith("no recipe 'zaya-in8'; did you mean 'zaya-int8'? known: default")
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("prot", "port"), ("brake-even", "break-even")])
+def test_a_misspelt_command_is_guessed(cetane: Cetane, typed: str, meant: str) -> None:
+    told = refused(cetane, typed)
+    assert told.startswith(f"No such command {typed!r}. Did you mean {meant!r}")
+
+
+def test_a_model_of_cetane_itself_is_found(cetane: Cetane) -> None:
+    """Its demo and its lab take the name, the other commands a path."""
+    told = cetane("plan", "zaya-tiny")
+    assert told.error == "no such file or folder: zaya-tiny"
+    assert f"cetane's own zaya-tiny is {zaya_tiny()}" in told.err.replace("\n", " ")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -57,6 +57,7 @@ def test_a_lab_from_new_to_report(
     assert cetane("lab", "report", "--lab", lab, "-o", page).code == 0
     first = page.read_bytes()
     assert b"### Tiny \xe2\x80\x94 Shelved" in first
+    assert b"int8-weights" not in first and b"CoreML-LLM" not in first  # cetane's, not run here
     assert cetane("lab", "report", "--lab", lab, "-o", page).code == 0
     assert page.read_bytes() == first
     assert cetane("lab", "report", "--lab", lab).code == 0
@@ -64,6 +65,18 @@ def test_a_lab_from_new_to_report(
     for command in (("list",), ("show", "tiny"), ("log",)):
         told = cetane("lab", *command, "--lab", lab)
         assert told.code == 0 and "iny" in told.out
+
+
+def test_a_model_of_the_user(
+    cetane: Cetane, lab: Path, tiny_checkpoint_folder: Path, faked: dict
+) -> None:
+    """Its name is the user's, and each run says where it lies."""
+    file = lab / "tiny.toml"
+    file.write_text(file.read_text().replace('"zaya-tiny"', '"mine"'))
+    run = ("lab", "run", "tiny", "--lab", lab, "--work", lab.parent / "work")
+    nowhere = cetane(*run)
+    assert nowhere.code == 1 and "--where mine=PATH" in nowhere.err
+    assert cetane(*run, "--where", f"mine={tiny_checkpoint_folder}").code == 0
 
 
 def test_a_second_run_is_refused_and_not_logged(
@@ -256,6 +269,7 @@ def test_a_cut_journal_is_told_of(
         (("show", "nothing"), "no experiment 'nothing'"),
         (("log", "nothing"), "no experiment 'nothing'"),
         (("list", "--status", "done"), "no status 'done'"),
+        (("list", "--status", "reject"), "no status 'reject'; did you mean 'Rejected'?"),
         (("run", "tiny", "--where", "x"), "not NAME=PATH"),
         (("run", "tiny", "--where", "x=a", "--where", "x=b"), "named twice"),
         (("run", "tiny", "--where", "zaya-tinny=a"), "no workload of these experiments has that"),

@@ -55,6 +55,28 @@ def test_a_sentence_ends_its_lines_between_words(written: io.StringIO) -> None:
     assert all(line.startswith("    ") for line in lines[1:])
 
 
+def test_one_thing_is_no_plural() -> None:
+    assert [output.several(count, "package") for count in (0, 1, 2)] == [
+        "0 packages", "1 package", "2 packages",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_warning_ends_its_lines_between_words(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal; a log has it on one line."""
+    file = io.StringIO()
+    monkeypatch.setattr(
+        output, "errors", Console(file=file, width=80, force_terminal=terminal, color_system=None)
+    )
+    warning = "100.0% of the weights are read off the ANE, at most 1% may be, on this old chip"
+    output.show_warnings([warning])
+    lines = file.getvalue().splitlines()
+    assert len(lines) == (2 if terminal else 1)
+    assert " ".join(line.strip() for line in lines) == f"warning: {warning}"
+
+
 def test_a_title_has_something_below_it(written: io.StringIO) -> None:
     output.facts({"verdict": "", "next": None}, title="what follows")
     assert written.getvalue() == ""

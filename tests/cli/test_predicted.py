@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from cetane.cli.forecast import break_even
 from cetane.gates.residency.target import Target
+from cetane.perf.breakeven import DraftingTimes
 from cetane.pipeline.chip_layout import recipe_for_chip
 from cetane.pipeline.request import make_request
 from cetane.planner import Planner
@@ -43,6 +45,12 @@ def test_predicted(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Pa
     assert "a prefill call has no head" in " ".join(shown.split())
 
 
+@pytest.mark.parametrize(("tv", "percent"), [(0.9, 1), (1.004, 1), (1.05, 2), (3.0, 67)])
+def test_the_acceptance_that_pays_is_never_nothing(tv: float, percent: int) -> None:
+    """Of 3 drafted tokens, (tv - 1) / 3 must be accepted."""
+    assert f"if {percent}% of drafted" in break_even(DraftingTimes(t1=1.0, tv=tv, width=4))
+
+
 def test_explain(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path) -> None:
     arguments = ("plan", tiny_checkpoint_folder, "-r", recipe_file, "--explain")
     shown = cetane(*arguments, "--chip", "m1").out
@@ -72,6 +80,20 @@ def test_an_older_system(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_fi
     refused = [c["refused"] or "" for c in cetane(*arguments).json["predicted"]["combinations"]]
     assert any("newer-system" in reason for reason in refused)
     assert "need a chip" in cetane(*plan, "--os", "18").error
+
+
+def test_a_plan_for_a_system_that_does_not_load_it(
+    cetane: Cetane, tiny_checkpoint_folder: Path, small_file: Path
+) -> None:
+    """The next step is a plan for one that does; its own next step is a port."""
+    plan = ("plan", tiny_checkpoint_folder, "-r", small_file, "--chip", "a13")
+    shown = cetane(*plan, "--os", 17)
+    *_, last = shown.out.splitlines()
+    assert last.startswith("next: cetane plan ") and last.endswith("--chip a13 --os 18")
+    assert "newer-system" in shown.err and "a port stops there" not in shown.err
+    _, *following = shlex.split(last.removeprefix("next: "))
+    *_, last = cetane(*following).out.splitlines()
+    assert last.startswith("next: cetane port ") and "--chip a13 --os 18" in last
 
 
 def test_an_unknown_chip(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path) -> None:

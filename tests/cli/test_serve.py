@@ -33,10 +33,11 @@ def test_a_server_and_its_end(chat_bundle: Bundle, cetane: Any) -> None:
         process.send_signal(signal.SIGTERM)
         lines = [line for line in answer.read().split(b"\n\n") if line]
         last = json.loads(lines[-1][6:]) if b"DONE" not in lines[-1] else None
-        assert last is None or last["error"]["code"] == "timeout"
+        assert last is None or last["error"]["code"] == "stopping"
         assert process.wait(20) == 0
         _, errors = process.communicate()
         assert "Traceback" not in errors
+        assert "stopping: running answers have 1 s; another Ctrl-C ends them" in errors
     finally:
         process.kill()
 

@@ -67,6 +67,9 @@ def test_a_sweep_for_people(
     assert "int4-per-block32" in result.out
     assert "no point has at most" in result.out
     assert "predicted" in result.out
+    told = [line for line in result.err.splitlines() if "are read off the ANE (" in line]
+    reasons = [line.partition(" with ")[0] for line in told]
+    assert told and len(set(reasons)) == len(reasons), "points of one reason have one line"
     assert not (tmp_path / "out" / "recipe.toml").exists()
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from cetane.compress import parse_format, second_order
 from cetane.compress.encoded import Affine, Encoded, Palettized
-from cetane.compress.problem import VectorProblem
+from cetane.compress.rounding_problem import VectorRoundingProblem
 from cetane.compress.selection import SecondOrder
 from cetane.errors import CetaneError
 
@@ -119,7 +119,7 @@ def test_a_vector_is_chosen_for_all_its_rows_together() -> None:
     difference is taken, not the nearest one."""
     weight = np.array([[1.0], [0.0]], np.float32)
     outputs = np.array([[1.0, -0.999], [-0.999, 1.0]], np.float32)
-    problem = VectorProblem(weight, np.eye(1, dtype=np.float32), outputs, True, 2)
+    problem = VectorRoundingProblem(weight, np.eye(1, dtype=np.float32), outputs, True, 2)
     palette = np.array([[[0.6, 1.6], [0.1, 0.6]]], np.float32)  # pairs (0.6, 0.1) and (1.6, 0.6)
     assert problem.round(palette).tolist() == [[1]]
     indices = np.array([[0]], np.uint8)

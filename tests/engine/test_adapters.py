@@ -8,6 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.conftest import build_model
+from tests.families.test_falcon_h1 import MODEL as FALCON
+from tests.families.test_granite_hybrid import MODELS as GRANITE_HYBRIDS
+from tests.families.test_nemotron_h import MODELS as NEMOTRONS
 from tests.peft_folders import save_adapter
 from transformers import DynamicCache
 
@@ -80,7 +83,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {"sliding_window": 16, "tie_word_embeddings": True},
     "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
     "qwen2": {"num_hidden_layers": 1},
+    "falcon_h1": FALCON,
+    "granitemoehybrid": GRANITE_HYBRIDS["dense"],
+    "nemotron_h": NEMOTRONS["dense"],
 }
+WITHOUT_OUTPUTS = ["in_proj", "q_proj", "k_proj", "v_proj", "up_proj", "down_proj"]
+TARGETS = {"falcon_h1": WITHOUT_OUTPUTS, "nemotron_h": WITHOUT_OUTPUTS}
+"""peft refuses to change `out_proj` of their Mamba-2."""
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -91,12 +100,13 @@ def test_families(
     """No family knows of adapters: fused and split projections, factors and biases all work."""
     if split:
         monkeypatch.setattr("cetane.families.base.on_notch", lambda *_: True)
-        monkeypatch.setattr("cetane.families.base.cut", lambda *_: 32)
+        monkeypatch.setattr("cetane.families.base.cut", lambda _, inputs, __: inputs // 2)
     model = build_model(family, **FAMILIES[family])
     model.save_pretrained(tmp_path / "base")
     bias = "all" if family == "qwen2" else "none"
+    targets = TARGETS.get(family, "all-linear")
     merged = save_adapter(
-        tmp_path / "lora", model, r=2, target_modules="all-linear", use_dora=True, bias=bias
+        tmp_path / "lora", model, r=2, target_modules=targets, use_dora=True, bias=bias
     )
     checkpoint = open_checkpoint(tmp_path / "base", adapters={"a": tmp_path / "lora"})
     planner = Planner(checkpoint, recipe(lowering={"split_contracting": split}))

@@ -30,8 +30,8 @@ from tests.families.parity import engine_of, with_tables_on_disk
 from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
 from cetane.export.contract.describe import describe
-from cetane.export.contract.folder import document, host
 from cetane.export.contract.memory import activation_bytes
+from cetane.export.contract.texts import document, host
 from cetane.mil import Body, MilFunction, NamedValue, Op, TensorType, load
 from cetane.pipeline.export import export_contract
 from cetane.schema.interface import Input
@@ -53,6 +53,7 @@ FAMILIES: dict[str, Callable[[str], Engine]] = {
         test_mixtral.build("qwen3_next", **test_qwen3_next.MODELS["qwen3_next"]),
         zaya_models.recipe(contract, "per-block", routed=("decode", "verify"), family=TOGETHER),
     ),
+    "gpt2": lambda contract: engine_of(build_model("gpt2"), zaya_models.recipe(contract)),
     "gemma 4": lambda contract: engine_of(
         gemma_models.build_gemma4(), gemma_models.recipe(contract, head={"choose": True})
     ),
@@ -150,6 +151,7 @@ CASES = [(family, contract) for family in EVERYWHERE for contract in CONTRACTS]
         *CASES,
         *(("gemma 3", contract) for contract in ("shift", "stateful", "stateful-blend")),
         ("qwen3_next", "readonly"),
+        ("gpt2", "readonly"),
     ],
 )
 def test_the_host_gives_the_engines_logits(tmp_path: Path, family: str, contract: str) -> None:

@@ -23,7 +23,7 @@ from cetane.checkpoint import open_checkpoint
 from cetane.compress import parse_format
 from cetane.errors import CetaneError
 from cetane.export.coreai import AssetRunner, contract
-from cetane.export.coreai.adapter import window_columns
+from cetane.export.coreai.adapter import CoreAIAdapter, window_columns
 from cetane.export.coreai.check import check, rules
 from cetane.export.coreai.converter import Converter, import_coreai
 from cetane.export.coreai.folder import (
@@ -195,7 +195,7 @@ def test_a_bundle_becomes_the_folder_that_their_runner_reads(
     )  # fmt: skip
     target = tmp_path / "tiny"
     made = export_coreai(bundle.path, target)
-    assert made.result.passed and len(made.result.checks) == 12 and made.warnings == []
+    assert made.result.passed and len(made.result.checks) == 15 and made.warnings == []
     assert "xcrun coreai-build compile tiny.aimodel" in made.compile
     with pytest.raises(CetaneError, match="exists"):
         export_coreai(bundle.path, target)
@@ -219,6 +219,25 @@ def test_a_bundle_becomes_the_folder_that_their_runner_reads(
     stops = json.loads((target / "tokenizer/tokenizer_config.json").read_text())
     assert stops["additional_special_tokens"] == ["<eos>"] and language["eos_token_ids"] == [0]
     described(target / "tiny.aimodel")
+
+
+@needs_coreai
+def test_angles_of_late_positions(
+    tiny_bundle: Callable[..., Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are constants of the asset. No text that is judged from its start reaches these."""
+    monkeypatch.setattr(contract, "WIDTHS", {contract.EXTEND: (8,), contract.PROMPT: (8,)})
+    keep = CoreAIAdapter.register_buffer
+
+    def wrong(adapter: Any, name: str, tensor: torch.Tensor) -> None:
+        late = torch.arange(len(tensor)).clamp(max=100)
+        keep(adapter, name, tensor[late] if name.startswith(("cos_", "sin_")) else tensor)
+
+    monkeypatch.setattr(CoreAIAdapter, "register_buffer", wrong)
+    bundle = tiny_bundle(context=CONTEXT, layout={"kind": "single"})
+    checks = export_coreai(bundle.path, tmp_path / "tiny").result.checks
+    red = {check.name for check in checks if not check.passed}
+    assert red and all(name.endswith("at the end of the context") for name in red)
 
 
 def test_names_and_stop_tokens(tiny_checkpoint_folder: Path, tmp_path: Path) -> None:
@@ -339,13 +358,23 @@ def test_a_bundle_without_logits_is_refused_at_once(
 class Echo:
     """A runner that gives the bundle's own logits, changed."""
 
-    def __init__(self, truth: np.ndarray, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    def __init__(
+        self,
+        truth: np.ndarray,
+        change: Callable[[np.ndarray], np.ndarray],
+        ending: np.ndarray | None = None,
+    ) -> None:
+        """`ending` are the logits at the end of the context; without it, `truth` again."""
         self.truth, self.change, self.fed = truth, change, 0
+        self.ending = truth if ending is None else ending
 
     def __enter__(self) -> "Echo":
         return self
 
     def __exit__(self, *_: object) -> None: ...
+
+    def start(self, _: int) -> None:
+        self.truth, self.fed = self.ending, 0
 
     def feed(self, ids: Any) -> np.ndarray:
         self.fed += len(ids)
@@ -373,9 +402,13 @@ def test_the_gate_refuses_other_logits(
     from cetane.gates.probes import text_tokens
 
     engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables())
-    truth = engine.session().feed(text_tokens(bundle.tokenizer, 80), "all")
+    ids = text_tokens(bundle.tokenizer, 80)
+    truth, ending = (
+        engine.session(start=start).feed(ids[:count], "all")
+        for start, count in ((0, 80), (CONTEXT - 64, 64))
+    )
     assert truth is not None
-    monkeypatch.setattr(gate, "AssetRunner", lambda asset: Echo(truth, change))
+    monkeypatch.setattr(gate, "AssetRunner", lambda asset: Echo(truth, change, ending))
     assert gate.judge_coreai(bundle, Path("unused")).passed is passes
 
 
@@ -388,16 +421,24 @@ def test_the_gate_crosses_the_end_of_the_first_context_and_of_a_window(
     longest: int, window: int | None, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their engine takes the shortest context that holds a position; the first has at least 256."""
-    ladder, fed = contract.contexts(longest), []
+    ladder, fed, started = contract.contexts(longest), [0], list[int]()
 
     class Counter(Echo):
+        def start(self, first: int) -> None:
+            started.append(first)
+            fed.append(0)
+            super().start(first)
+
         def feed(self, ids: Any) -> np.ndarray:
-            fed.extend(ids)
+            fed[-1] += len(ids)
             return super().feed(ids)
 
     truth = np.eye(1100, 288, dtype=np.float32)
-    session = SimpleNamespace(feed=lambda tokens, rows: truth[: len(tokens)])
-    engine = SimpleNamespace(session=lambda: session)
+
+    def told(tokens: Any, wanted: str) -> np.ndarray:
+        return truth[len(tokens) - 1] if wanted == "last" else truth[: len(tokens)]
+
+    engine = SimpleNamespace(session=lambda **_: SimpleNamespace(feed=told))
     mask = SimpleNamespace(source=Mask(group="full", window=window))
     plan = SimpleNamespace(
         recipe=SimpleNamespace(
@@ -411,6 +452,6 @@ def test_the_gate_crosses_the_end_of_the_first_context_and_of_a_window(
     monkeypatch.setattr(gate, "PortableBackend", lambda _: None)
     monkeypatch.setattr(gate, "text_tokens", lambda _, length: tuple(range(length)))
     gate.judge_coreai(bundle, Path("unused"))
-    assert len(fed) == most
-    assert (len(fed) > ladder[0]) is (len(ladder) > 1)
+    assert fed[0] == most and (most > ladder[0]) is (len(ladder) > 1)
+    assert (started, fed[1:]) == (([], []) if most == longest else ([longest - 64], [64]))
     assert bool(gate.unjudged(plan)) is (window == 4096)  # type: ignore[arg-type]

@@ -23,9 +23,10 @@ from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 from cetane.export.coreml_llm import check, contract, export
 from cetane.export.coreml_llm.adapter import Adapter
+from cetane.export.coreml_llm.app_folder import AppFolder, Arrays, read_folder, shaped
 from cetane.export.coreml_llm.contract import CHUNKS, caches
 from cetane.export.coreml_llm.folder import FILES, write_config
-from cetane.export.coreml_llm.host import AppFolder, AppHost, Arrays, read_folder, shaped
+from cetane.export.coreml_llm.host import AppHost
 from cetane.export.coreml_llm.planner import planners
 from cetane.families import Head
 from cetane.files import LARGEST, records, sha256

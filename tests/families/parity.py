@@ -1,6 +1,7 @@
 """What the families' tests share: a sequence, ways to feed it, and the distance to transformers."""
 
-from itertools import accumulate, pairwise
+from collections.abc import Iterable
+from itertools import accumulate, cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from cetane.engine.engine import Engine
 from cetane.planner import Planner
 from cetane.schema.manifest import table_path
 from cetane.schema.recipe import Recipe
+from cetane.schema.slots import CONTRACTS
 
 TOLERANCE = 1e-4
 CONTEXT = 32
@@ -29,6 +31,12 @@ cuts = st.sets(st.integers(1, CONTEXT - 1)).map(
     lambda at: [stop - start for start, stop in pairwise([0, *sorted(at), CONTEXT])]
 )
 """Pieces of the sequence, of any lengths."""
+
+
+def in_turn(models: Iterable[str]) -> list[tuple[str, str]]:
+    """Each model with one contract of caches, in turn: layers do not know the contract. In
+    `test_llama.test_recipes` and `test_anything` every contract meets all other choices."""
+    return list(zip(models, cycle(CONTRACTS)))
 
 
 def tokens(vocab: int, length: int = CONTEXT) -> list[int]:

@@ -171,7 +171,7 @@ def test_missing_tensors(checkpoint, name: str) -> None:
     assert error.value.message == f"a tiny llama: no tensor {name}, which the config asks for"
 
 
-@pytest.mark.parametrize("kind", [None, "gpt2", "", "LLAMA", ["llama"], 7])
+@pytest.mark.parametrize("kind", [None, "bloom", "", "LLAMA", ["llama"], 7])
 def test_unknown_architectures(kind: Any) -> None:
     with pytest.raises(CetaneError, match=r"known: .*/docs/reference/models\.md; how") as error:
         author({"model_type": kind})

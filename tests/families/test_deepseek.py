@@ -1,7 +1,6 @@
 """DeepSeek and its relatives equal transformers at every position, though no head's key or value is
 ever made."""
 
-from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
+from tests.families.parity import FEEDS, assert_parity, cuts, engine_of, in_turn
 from tests.families.test_llama import LONGROPE, ROPES
 from tests.families.test_mixtral import DECODE, build
 from tests.families.zaya_models import recipe
@@ -58,7 +57,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 YARN = ROPES["yarn"] | {"mscale": 0.7, "mscale_all_dim": 0.7}
 
 
-@pytest.mark.parametrize(("name", "contract"), product(MODELS, CONTRACTS))
+@pytest.mark.parametrize(("name", "contract"), in_turn(MODELS))
 def test_models(name: str, contract: str) -> None:
     kind, config = MODELS[name]
     made = recipe(contract, "chunks", slices=3)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
+from tests.families.test_granite_hybrid import LIMITS
 from tests.families.test_mixtral import build
 from tests.families.zaya_models import recipe
 
@@ -49,6 +50,7 @@ def test_models(contract: str) -> None:
         {"mamba_proj_bias": True, "projectors_bias": True, "mamba_conv_bias": False},
         {"attention_bias": True, "mlp_bias": True, "mamba_d_conv": 1},
         {"mamba_d_ssm": None, "hidden_act": "gelu", "tie_word_embeddings": True},
+        {"time_step_limit": (0.0, 1.2)},
     ],
 )
 def test_relatives(change: dict[str, Any]) -> None:
@@ -67,7 +69,7 @@ def test_a_scaled_residual_stream_is_the_same_model(order: str) -> None:
         ({"ssm_multipliers": [1.0] * 4}, "ssm_multipliers has 4 entries, not 5"),
         ({"mlp_multipliers": [1.0]}, "mlp_multipliers has 1 entries, not 2"),
         ({"mamba_n_groups": 3}, "not a multiple of 3"),
-        ({"time_step_limit": [0.1, 1.0]}, "time_step_limit = .* not supported"),
+        ({"time_step_limit": [0.0, 0.0]}, "bounds of steps from 0.0 to 0.0"),
     ],
 )
 def test_configs_that_no_port_has(change: dict[str, Any], message: str) -> None:
@@ -103,6 +105,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "mamba_d_conv": draw(st.integers(1, 5)),
         "mamba_conv_bias": draw(st.booleans()),
         "mamba_proj_bias": draw(st.booleans()),
+        "time_step_limit": draw(LIMITS),
         "mamba_rms_norm": draw(st.booleans()),
         "mamba_norm_before_gate": draw(st.booleans()),
         "ssm_multipliers": draw(st.lists(factors, min_size=5, max_size=5)),

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import build_model
-from tests.families.parity import FEEDS, assert_parity, cuts
+from tests.families.parity import FEEDS, assert_parity, cuts, in_turn
 from tests.families.test_llama import ROPES, recipe, recipes
 
 from cetane.schema.recipe import Recipe
-from cetane.schema.slots import CONTRACTS
 
 TYPES = "glm", "glm4"
 WHOLE = ROPES["default"] | {"partial_rotary_factor": 1.0}
@@ -28,7 +27,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "contract"), product(MODELS, CONTRACTS))
+@pytest.mark.parametrize(("name", "contract"), in_turn(MODELS))
 def test_models(name: str, contract: str) -> None:
     kind, config = MODELS[name]
     assert_parity(build_model(kind, **config), recipe(contract, "chunks", slices=3), FEEDS)

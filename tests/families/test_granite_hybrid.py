@@ -30,6 +30,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "mixture": LAYERS | {"mamba_n_groups": 2, "num_local_experts": 5, "num_experts_per_tok": 3},
 }
 UNEVEN = {"uneven": FEEDS["uneven"]}
+LIMITS = st.sampled_from([(0.0, float("inf")), (0.001, float("inf")), (0.0, 1.0), (0.9, 1.4)])
+"""Bounds of steps, whose random sizes are about 1.3."""
 
 
 def build_hybrid(name: str, **config: Any) -> Any:
@@ -48,7 +50,7 @@ def test_models(name: str, contract: str) -> None:
         {"layer_types": ["full_attention"] * 3, "position_embedding_type": "rope"},
         {"layer_types": ["linear_attention"] * 2 + ["full_attention"], "mamba_d_conv": 1},
         {"mamba_proj_bias": True, "mamba_conv_bias": False, "attention_bias": True},
-        {"hidden_act": "gelu"},
+        {"hidden_act": "gelu", "time_step_limit": (0.9, 1.4)},
         {"intermediate_size": 0},  # that of the experts, which a dense one lacks
     ],
 )
@@ -85,7 +87,7 @@ def test_what_files_say() -> None:
     [
         ({"mamba_n_groups": 3}, "not a multiple of 3"),
         ({"mamba_n_groups": 0}, "mamba_n_groups = 0"),
-        ({"time_step_limit": [0.1, 1.0]}, "time_step_limit = .* not supported"),
+        ({"time_step_limit": [1.0, 0.1]}, "bounds of steps from 1.0 to 0.1"),
         ({"mamba_d_conv": 20_000}, "20000, more than"),
         ({"layer_types": ["linear_attention", "sliding_attention", "full_attention"]}, "sliding"),
     ],
@@ -129,6 +131,7 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         "mamba_expand": draw(st.integers(1, 2)),
         "mamba_conv_bias": draw(st.booleans()),
         "mamba_proj_bias": draw(st.booleans()),
+        "time_step_limit": draw(LIMITS),
         "num_local_experts": experts,
         "num_experts_per_tok": draw(st.integers(min(1, experts), experts)),
     }

@@ -1,13 +1,12 @@
 """Models with LayerNorms equal transformers at every position, in every contract."""
 
-from itertools import product
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint, build_model
-from tests.families.parity import FEEDS, assert_parity, cuts
+from tests.families.parity import FEEDS, assert_parity, cuts, in_turn
 from tests.families.test_llama import ROPES, recipe, recipes
 
 from cetane.errors import CetaneError
@@ -15,7 +14,6 @@ from cetane.families import author, rotated
 from cetane.families.layer_normed import HEADED
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe
-from cetane.schema.slots import CONTRACTS
 
 TYPES = (
     "cohere", "cohere2", "gpt_neox", "jais2", "nemotron", "olmo", "persimmon", "phi", "stablelm",
@@ -98,7 +96,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "contract"), product(MODELS, CONTRACTS))
+@pytest.mark.parametrize(("name", "contract"), in_turn(MODELS))
 def test_models(name: str, contract: str) -> None:
     kind, config = MODELS[name]
     assert_parity(build(kind, **config), recipe(contract, "chunks", slices=3), FEEDS)

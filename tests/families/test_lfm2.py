@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint, build_model
-from tests.families.parity import FEEDS, assert_parity, cuts
+from tests.families.parity import FEEDS, assert_parity, cuts, in_turn
 from tests.families.test_llama import recipe, recipes
 from tests.families.test_mixtral import DECODE, build
 from tests.families.test_mixtral import recipes as mixture_recipes
@@ -22,7 +22,6 @@ from cetane.families.experts import Correction, Mixture
 from cetane.families.lfm2 import ADDED
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, parse_recipe
-from cetane.schema.slots import CONTRACTS
 
 MODELS: dict[str, dict[str, Any]] = {
     "one layer attends": {
@@ -99,13 +98,13 @@ def build_lfm2_moe(**config: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize(("name", "contract"), product(MODELS, CONTRACTS))
+@pytest.mark.parametrize(("name", "contract"), in_turn(MODELS))
 def test_models(name: str, contract: str) -> None:
     model = build_model("lfm2", **MODELS[name])
     assert_parity(model, recipe(contract, "chunks", slices=3), FEEDS)
 
 
-@pytest.mark.parametrize(("name", "contract"), product(LATER, CONTRACTS))
+@pytest.mark.parametrize(("name", "contract"), in_turn(LATER))
 def test_lfm3(name: str, contract: str) -> None:
     model = build_model("lfm3", **LATER[name])
     assert_parity(model, recipe(contract, "chunks", slices=3), FEEDS, drafts=True)
@@ -175,7 +174,7 @@ def test_any_lfm3(config: dict[str, Any], recipe: Recipe, pieces: list[int]) -> 
     assert_parity(build_model("lfm3", **config), recipe, {"pieces": pieces})
 
 
-@pytest.mark.parametrize(("name", "contract"), product(MIXTURES, CONTRACTS))
+@pytest.mark.parametrize(("name", "contract"), in_turn(MIXTURES))
 def test_mixtures(name: str, contract: str) -> None:
     made = mixture_recipe(contract, "chunks", slices=3)
     assert_parity(build_lfm2_moe(**MIXTURES[name]), made, FEEDS, drafts=True)

@@ -19,6 +19,7 @@ from tests.families.parity import (
     assert_parity,
     cuts,
     engine_of,
+    in_turn,
     truth,
 )
 
@@ -159,6 +160,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "apertus",
         {"attention_bias": True, "tie_word_embeddings": True, "hidden_act": "silu"},
     ),
+    "bitnet": ("bitnet", {"hidden_act": "relu2", "tie_word_embeddings": True}),
+    "bitnet, biases": ("bitnet", {"attention_bias": True, "rope_parameters": ROPES["llama3"]}),
     "nanochat": ("nanochat", {}),
     "nanochat, biases, tied, no bound": (
         "nanochat",
@@ -252,8 +255,7 @@ def recipe(
     return parse_recipe(content, "test")
 
 
-@pytest.mark.parametrize("contract", CONTRACTS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "contract"), in_turn(MODELS))
 def test_models(name: str, contract: str) -> None:
     engine = engine_of(model_of(name), recipe(contract, "chunks", slices=3))
     assert_close(engine, truth_of(name), FEEDS)
@@ -298,8 +300,8 @@ def test_functions(contract: str, verify: int | None, prefill: int | None, shape
 
 BIASES = {
     "attention_bias": (
-        "arcee", "gemma", "granite", "helium", "hunyuan_v1_dense", "hyperclovax", "llama", "qwen3",
-        "seed_oss", "smollm3",
+        "arcee", "bitnet", "gemma", "granite", "helium", "hunyuan_v1_dense", "hyperclovax", "llama",
+        "qwen3", "seed_oss", "smollm3",
     ),
     "attention_out_bias": ("seed_oss",),
     "mlp_bias": (
@@ -309,8 +311,9 @@ BIASES = {
 }  # fmt: skip
 """The model types that read each of these keys."""
 DRAWN = (
-    "apertus", "arcee", "cwm", "ernie4_5", "gemma", "granite", "helium", "hunyuan_v1_dense",
-    "hyperclovax", "llama", "mistral", "nanochat", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
+    "apertus", "arcee", "bitnet", "cwm", "ernie4_5", "gemma", "granite", "helium",
+    "hunyuan_v1_dense", "hyperclovax", "llama", "mistral", "nanochat", "phi3", "qwen2", "qwen3",
+    "seed_oss", "smollm3",
 )  # fmt: skip
 """Ministrals are left out: their configs are full of conditions."""
 
@@ -355,7 +358,7 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         config["use_post_norm"] = draw(st.booleans())
     if kind == "hunyuan_v1_dense" and config["head_dim"] > 2 and draw(st.booleans()):
         config["rope_parameters"] = rope | STRETCHED | {"alpha": draw(st.floats(1, 1e4))}
-    if kind in ("helium", "hyperclovax"):  # transformers wants it
+    if kind in ("bitnet", "helium", "hyperclovax"):  # transformers wants it
         config["hidden_size"] = config["head_dim"] * config["num_attention_heads"]
     if kind == "apertus":
         config["hidden_act"] = draw(st.sampled_from(["silu", "xielu"]))

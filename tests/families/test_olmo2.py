@@ -1,17 +1,15 @@
 """OLMo 2, OLMo 3 and EXAONE 4 equal transformers at every position, in every contract."""
 
-from itertools import product
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import build_model
-from tests.families.parity import FEEDS, assert_parity, cuts
+from tests.families.parity import FEEDS, assert_parity, cuts, in_turn
 from tests.families.test_llama import ROPES, recipe, recipes
 
 from cetane.schema.recipe import Recipe
-from cetane.schema.slots import CONTRACTS
 
 OWN_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
@@ -53,7 +51,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "contract"), product(MODELS, CONTRACTS))
+@pytest.mark.parametrize(("name", "contract"), in_turn(MODELS))
 def test_models(name: str, contract: str) -> None:
     kind, config = MODELS[name]
     assert_parity(build_model(kind, **config), recipe(contract, "chunks", slices=3), FEEDS)

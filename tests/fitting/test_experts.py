@@ -12,16 +12,25 @@ from tests.families.test_gpt_oss import CONFIG as OSS
 from tests.families.test_lfm2 import EXPERTS as LFM2
 from tests.families.test_llama4 import CONFIG as LLAMA4
 from tests.families.test_mixtral import DEEPSEEK as MIXTURE
+from tests.families.test_nemotron_h import MODELS as NEMOTRONS
 from tests.families.test_qwen3_next import MODELS as QWEN_NEXT
 from torch import Tensor
 
 from cetane.compress import parse_format, second_order
 from cetane.families import Weight
 from cetane.files import silent
-from cetane.fitting.experts import FAINT, with_others
+from cetane.fitting.bfloat16 import bfloat16_products
+from cetane.fitting.experts import (
+    FAINT,
+    ExpertCollector,
+    ExpertProducts,
+    RoutedExperts,
+    modules_of_experts,
+    with_others,
+)
 from cetane.fitting.fit import fitted_formats, fitted_parts
+from cetane.fitting.importance import importance, loss_of
 from cetane.fitting.rounding import Rounder
-from cetane.fitting.teacher import bfloat16_products
 from cetane.gates.resemblance import arrays, too_far
 from cetane.gates.transformers_model import stored_names
 from cetane.planner import Planner
@@ -45,12 +54,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4": ("llama4_text", LLAMA4 | {"intermediate_size": 24, "num_experts_per_tok": 2}),
     "deepseek_v2": ("deepseek_v2", DEEPSEEK | WIDE),
     "deepseek_v3": ("deepseek_v3", DEEPSEEK | ONE_GROUP | WIDE),
+    "nemotron_h": ("nemotron_h", NEMOTRONS["mixture"] | WIDE),
     "lfm2_moe": ("lfm2_moe", LFM2 | WIDE | {"layer_types": ["conv", "full_attention"]}),
     "qwen3_next": ("qwen3_next", QWEN_NEXT["qwen3_next"] | WIDE),
     "qwen3_5_moe": ("qwen3_5_moe_text", QWEN_NEXT["qwen3_5_moe_text"] | WIDE),
     "zaya": ("zaya", {"num_experts": 4, "moe_intermediate_size": 24, "router_hidden_size": 16}),
 }
 FORM = parse_format("palette2-kmeans-group8")
+STACKED = "experts.gate_up_proj", "experts.up_proj", "experts.down_proj"
 GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 
 
@@ -97,7 +108,7 @@ def test_the_model_computes_with_its_constants(name: str, together: int) -> None
     case = Case(name, together)
     rounder = case.rounder()
     case.run(rounder, words())
-    stacks = [n for n in case.before if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+    stacks = [n for n in case.before if n.endswith(STACKED)]
     elements = sum(case.before[n].numel() for n in stacks)
     assert sum(w.elements for w in case.experts.values()) == elements > 0
     assert rounder.constants.keys() == case.experts.keys()
@@ -174,10 +185,8 @@ def structured(module: Any, draw: np.random.Generator, count: int = 600) -> list
 def test_outputs_err_less_than_with_plain_rounding(name: str) -> None:
     """On tokens that were not read, whose states have few large directions."""
     case, draw = Case(name), np.random.default_rng(0)
-    layers = case.model.model.layers
-    path = next(path for path, m in layers.named_modules() if hasattr(m, "gate_up_proj"))
-    module = layers.get_submodule(path)
-    names = {part: f"model.layers.{path}.{part}" for part in ("gate_up_proj", "down_proj")}
+    whole = stored_names(case.model, case.model.config)
+    module, names = next(modules_of_experts(case.model, whole))
     given, others = structured(module, draw), structured(module, draw)
     truth = module(*others).clone()
     case.rounder().round_experts(names, module, tuple(given))
@@ -221,3 +230,47 @@ def test_few_tokens_are_joined_by_others() -> None:
         assert added.nonzero().max() > 90 and added.nonzero().min() < 10, "evenly spaced"
     assert made[7, 1] == 0.25
     assert (with_others(shares, 1000) > 0).all(), "there are no more"
+
+
+def experts_of(case: Case) -> tuple[Any, dict[str, str]]:
+    """The last module of experts of a model, and the names of its tensors."""
+    found = modules_of_experts(case.model, stored_names(case.model, case.model.config))
+    module, names = list(found)[-1]
+    return module, dict(names)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_inside_experts_are_those_of_the_loss(name: str) -> None:
+    """With two tokens only the first has a loss. So the gradient of an expert's matrix is the
+    product of one token's input and one gradient inside: its norm is the product of theirs."""
+    case, tokens = Case(name), words(3, 1)[:, :2]
+    module, names = experts_of(case)
+    collector = ExpertCollector(names, module)
+    made = importance(case.model, [collector], tokens, silent)
+    seen: list[tuple[Tensor, ...]] = []
+    hook = module.register_forward_pre_hook(lambda _, given: seen.append(given))
+    first, last = names
+    parameter = getattr(module, first).requires_grad_(True)
+    loss_of(case.model, tokens).backward()
+    hook.remove()
+    count, inputs = len(module.down_proj), seen[0][0].detach()
+    inputs = inputs.unflatten(0, (count, -1))[:, 0] if len(seen[0]) == 1 else inputs[:1]
+    assert parameter.grad is not None
+    squares = parameter.grad.square().sum((1, 2)) / inputs.square().sum(1).clamp(min=1e-30)
+    inside = float(squares.sum())
+    assert collector.inside == pytest.approx(inside, rel=0.05) and inside > 0
+    assert set(made) == set(names.values())
+    assert made[names[last]].outputs is not None
+
+
+def test_tokens_count_as_their_importance_says() -> None:
+    case, draw = Case("mixtral"), np.random.default_rng(0)
+    module, _ = experts_of(case)
+    states, chosen, weights = (t.numpy() for t in structured(module, draw, 2000))
+    counts = draw.uniform(0, 2, 2000).astype(np.float32)
+    given = [torch.from_numpy(t) for t in (states, chosen, weights)]
+    made = ExpertProducts(RoutedExperts(module, given), torch.from_numpy(counts)).inputs(2)
+    shares = np.where(chosen == 2, weights, 0).sum(1)
+    rows = states * shares[:, None]
+    wanted = (rows * counts[:, None]).T @ rows / len(rows)
+    np.testing.assert_allclose(made, wanted, rtol=1e-3, atol=1e-4)

@@ -8,17 +8,21 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from cetane.files import silent
 from cetane.fitting import importance as module
-from cetane.fitting.importance import EVEN, importance
+from cetane.fitting.importance import EVEN, Collector, importance
 
 PATH = "model.layers.1.mlp.up_proj"
 
 
 def text() -> Tensor:
     return torch.randint(0, 288, (6, 16), generator=torch.Generator().manual_seed(0))
+
+
+def collected(model: Any) -> list[Collector]:
+    return [Collector("w", model.get_submodule(PATH))]
 
 
 def gradients(model: Any, tokens: Tensor) -> Tensor:
@@ -39,7 +43,7 @@ def test_factors_are_products_of_gradients(
 ) -> None:
     monkeypatch.setattr(module, "ROWS", 32)  # three passes
     model = tiny_model("llama").requires_grad_(False)
-    own = importance(model, {"w": model.get_submodule(PATH)}, text(), silent)["w"]
+    own = importance(model, collected(model), text(), silent)["w"]
     rows = gradients(model, text()).flatten(0, 1)
     wanted = rows.T @ rows
     assert own.outputs is not None
@@ -77,15 +81,14 @@ def test_of_very_many_outputs_no_products_are_kept(
 ) -> None:
     monkeypatch.setattr(module, "LARGEST", 8)
     model = tiny_model("llama").requires_grad_(False)
-    layers: dict[str, nn.Linear] = {"w": model.get_submodule(PATH)}
-    own = importance(model, layers, text(), silent)["w"]
+    own = importance(model, collected(model), text(), silent)["w"]
     assert own.outputs is None and len(own.tokens) == 96
 
 
 def test_predicted_harm_is_what_gradients_say(tiny_model: Callable[..., Any]) -> None:
     """Half the mean square of what an error changes, where the factors are the whole truth."""
     model = tiny_model("llama").requires_grad_(False)
-    own = importance(model, {"w": model.get_submodule(PATH)}, text(), silent)["w"]
+    own = importance(model, collected(model), text(), silent)["w"]
     rows = gradients(model, text()).flatten(0, 1).double().numpy()
     random = np.random.default_rng(0)
     off = random.normal(0, 0.1, (rows.shape[1], 4)).astype(np.float32)
@@ -98,27 +101,27 @@ def test_predicted_harm_is_what_gradients_say(tiny_model: Callable[..., Any]) ->
 
 def test_importance_is_kept_and_found(tiny_model: Callable[..., Any], tmp_path: Path) -> None:
     model = tiny_model("llama").requires_grad_(False)
-    made = importance(model, {"w": model.get_submodule(PATH)}, text(), silent)
+    made = importance(model, collected(model), text(), silent)
     path = tmp_path / "folder" / "kept"
-    assert module.load(path) is None
-    module.keep(path, text(), made)
-    found = module.load(path)
+    assert module.load_importance(path) is None
+    module.keep_importance(path, text(), made)
+    found = module.load_importance(path)
     assert found is not None
     assert torch.equal(found[0], text())
     torch.testing.assert_close(found[1]["w"].tokens, made["w"].tokens)
     torch.testing.assert_close(found[1]["w"].outputs, made["w"].outputs)
     assert found[1]["w"].scale == pytest.approx(made["w"].scale)
     path.write_bytes(b"something else")
-    assert module.load(path) is None
+    assert module.load_importance(path) is None
 
 
 def test_importance_that_changed_is_not_read(
     tiny_model: Callable[..., Any], tmp_path: Path
 ) -> None:
     model, path = tiny_model("llama").requires_grad_(False), tmp_path / "kept"
-    made = importance(model, {"w": model.get_submodule(PATH)}, text(), silent)
-    module.keep(path, text(), made)
-    known = module.load(path)
+    made = importance(model, collected(model), text(), silent)
+    module.keep_importance(path, text(), made)
+    known = module.load_importance(path)
     assert known is not None and torch.equal(known[0], text())
     assert known[1]["w"].scale == made["w"].scale
     assert torch.equal(known[1]["w"].tokens, made["w"].tokens)
@@ -128,4 +131,4 @@ def test_importance_that_changed_is_not_read(
         (f"w{module.OUTPUTS}", torch.ones(1, 1)), (f"w{module.SCALE}", torch.tensor([torch.nan])),
     ):  # fmt: skip
         save_file(tensors | {name: wrong}, path)
-        assert module.load(path) is None
+        assert module.load_importance(path) is None

@@ -12,8 +12,8 @@ from cetane.compress import parse_format, second_order
 from cetane.compress.selection import SecondOrder
 from cetane.errors import CetaneError
 from cetane.files import silent
+from cetane.fitting.bfloat16 import bfloat16_products
 from cetane.fitting.rounding import Rounder, encode
-from cetane.fitting.teacher import bfloat16_products
 from cetane.gates.resemblance import arrays, too_far
 
 FORM = parse_format("palette3-kmeans-group8")

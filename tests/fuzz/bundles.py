@@ -306,7 +306,8 @@ def gates() -> Document:
     from cetane.cli.info import outcome
     from cetane.files import read_json
     from cetane.report.collect import ranges
-    from cetane.report.verdicts import Gates, verdict
+    from cetane.report.gate_results import GateResults
+    from cetane.report.verdicts import verdict
 
     def read(path: Path) -> None:
         content = read_json(path, follow=False)
@@ -315,7 +316,7 @@ def gates() -> Document:
         bundle: Any = SimpleNamespace(
             gates=lambda: results, file=lambda name: path, path=path, manifest=manifest
         )
-        known = Gates(bundle)
+        known = GateResults(bundle)
         for name in results:
             outcome(results[name])
             if name != "residency":

@@ -9,9 +9,10 @@ KEY = "ab" * 32
 
 def request() -> Document:
     """Bodies of requests, up to their prompts and grammars."""
-    from cetane.server.asks import plain
+    from cetane.server.bodies import parse
     from cetane.server.grammar import grammar_of
-    from cetane.server.requests import ChatRequest, CompletionRequest, parse
+    from cetane.server.prompts import for_template
+    from cetane.server.requests import ChatRequest, CompletionRequest
     from cetane.server.tools import described, forced_grammar, strict_grammar
 
     schema = {
@@ -51,7 +52,7 @@ def request() -> Document:
         asked = parse(ChatRequest, body)
         described(asked.tools)
         for message in asked.messages:
-            plain(message)
+            for_template(message)
         forced_grammar(asked, "<tool_call>")
         strict_grammar(asked, "<tool_call>")
         grammar_of(asked.response_format)

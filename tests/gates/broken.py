@@ -103,7 +103,7 @@ BROKEN = [
     Broken("conversion permutes query heads", "llama", "conversion", "chunk-01",
            change=named("query heads of the wrong group")),
     Broken("conversion takes the other GELU", "gemma3", "conversion", "activations",
-           change=named("gelu for its tanh form, or for silu")),
+           change=named("gelu in its other form, or for silu")),
     Broken("the contract writes another slot", "llama", "contract", "a cache or a mask",
            {"cache": {"contract": "blend", "context": 160}}, bug=write_one_slot_off,
            mends='[cache]\ncontract = "readonly"'),

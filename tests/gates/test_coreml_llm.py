@@ -18,7 +18,7 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.export import coreml_llm
 from cetane.export.coreml_llm.adapter import Adapter
-from cetane.export.coreml_llm.host import read_folder
+from cetane.export.coreml_llm.app_folder import read_folder
 from cetane.files import silent
 from cetane.gates.coreml_llm import judge_folder, table_checks
 from cetane.gates.verdict import Check, at_most

@@ -38,7 +38,7 @@ SAMPLE = [
     ("gemma3", "a window one token too long", "structure"),
     ("gemma3", "softcap missing", "structure"),
     ("gemma3", "gains read without their offset", "structure"),
-    ("gemma3", "gelu for its tanh form, or for silu", "structure"),
+    ("gemma3", "gelu in its other form, or for silu", "structure"),
     ("gemma4", "shared caches without their values", "structure"),
     ("gemma3n", "streams not corrected", "structure"),
     ("gemma3n", "low-rank residual missing", "structure"),
@@ -90,8 +90,13 @@ SAMPLE = [
     ("apertus", "another activation", "structure"),
     ("nanochat", "no rotary embedding", "structure"),
     ("gpt_neox", "MLP behind attention, not beside it", "structure"),
+    ("gpt_neox", "gelu in its other form, or for silu", "structure"),
     ("gpt_neox", "keys read the values' weights", "structure"),
+    ("gpt2", "keys read the values' weights", "structure"),
+    ("gpt2", "learned positions left out", "structure"),
     ("phi", "MLP behind attention, not beside it", "structure"),
+    ("nemotron_h", "keys and queries of Mamba-2 of the next group", "structure"),
+    ("nemotron_h", "bounds of steps of Mamba-2 on values alone", "structure"),
     ("phi", "biases of logits left out", "structure"),
     ("phi", "the final norm without its bias", "structure"),
 ]
@@ -116,6 +121,16 @@ def test_a_wrong_port_is_refused(family: str, name: str, question: str) -> None:
     port = AuthoredPort(checkpoint, recipe("4 bits", **TABLE[name].tables))
     TABLE[name].change(port)
     assert question in judge(port, reference).refused_by
+
+
+def test_a_host_whose_memory_has_two_capacities_does_not_run() -> None:
+    """The mark's slots are fewer than its groups say. A command calls it a fault of cetane."""
+    checkpoint, reference = model("llama")
+    wrong = TABLE["a rewind keeps a larger capacity"]
+    port = AuthoredPort(checkpoint, recipe("fp16", **wrong.tables))
+    wrong.change(port)
+    with pytest.raises(IndexError, match="out of bounds"):
+        judge(port, reference)
 
 
 def test_a_published_port_is_refused_at_any_number_of_bits() -> None:

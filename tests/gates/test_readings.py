@@ -18,6 +18,7 @@ from tests.families.test_gpt_oss import build_oss
 from tests.families.test_granite_hybrid import build_hybrid
 from tests.families.test_layer_normed import build as build_layer_normed
 from tests.families.test_lfm2 import build_lfm2_moe
+from tests.families.test_llama4 import build_llama4
 from tests.families.test_mixtral import build
 from tests.families.test_qwen3_next import LAYERS
 from tests.families.zaya_models import build_zaya
@@ -28,6 +29,8 @@ from cetane.families import SOFTPLUS_MOST, Model, RMSNorm, RotaryTable, delta, g
 from cetane.families.attention import Attention
 from cetane.families.gpt_oss import GptOssExperts
 from cetane.families.grouped_query import LEAST_SCALE, STEPS, UNIT_SCALE, Rounded, at_least
+from cetane.families.mamba2 import StateSpace
+from cetane.families.matrices import Decays
 from cetane.gates.authored import Authored
 from cetane.gates.explain.graph import wrong_reading
 from cetane.gates.port import bounds_in, packaged, tight
@@ -54,11 +57,16 @@ MODELS = {
     "cohere": lambda: build_layer_normed("cohere"),
     "olmo": lambda: build_layer_normed("olmo", clip_qkv=0.5),
     "starcoder2": lambda: build_layer_normed("starcoder2"),
+    "llama4": lambda: build_llama4(attention_chunk_size=64, floor_scale=96),
     "lfm2_moe": lambda: build_lfm2_moe(layer_types=["conv", "full_attention"]),
     "lfm3": lambda: build_model("lfm3", layer_types=["conv", "sliding_attention"]),
     "zaya": build_zaya,
-    "granite_hybrid": lambda: build_hybrid("dense", hidden_act="gelu"),
-    "falcon_h1": lambda: build_falcon(hidden_act="gelu", mamba_rms_norm=True),
+    "granite_hybrid": lambda: build_hybrid(
+        "dense", hidden_act="gelu", time_step_limit=(0.001, float("inf"))
+    ),
+    "falcon_h1": lambda: build_falcon(
+        hidden_act="gelu", mamba_rms_norm=True, time_step_limit=(0.0, 50.0)
+    ),
     "qwen3_5": lambda: build("qwen3_5_text", **LAYERS, hidden_act="gelu"),
 }
 
@@ -94,7 +102,7 @@ def test_another_form_of_gelu(authored: Authored) -> None:
     assert set(kinds(authored)) == {"activations"}
 
 
-@pytest.mark.parametrize("authored", ["zaya", "cohere"], indirect=True)
+@pytest.mark.parametrize("authored", ["zaya", "cohere", "llama4"], indirect=True)
 def test_another_rotary_base(authored: Authored) -> None:
     """Of a few pairs with a large base, the first positions are turned by next to nothing."""
     tables = authored.planner.model.rotary
@@ -160,9 +168,16 @@ def one_more(bound: float, model: Model) -> None:
     model.layers[1].mlp.act = lambda x: torch.minimum(act(x), most())  # type: ignore[union-attr]
 
 
+def unbounded_steps(model: Model) -> None:
+    for space in parts(model, StateSpace):
+        space.bounds = (None, None)
+
+
 @pytest.mark.parametrize(
     ("authored", "change", "says"),
     [
+        ("granite_hybrid", unbounded_steps, ["lacks 0.001"]),
+        ("falcon_h1", unbounded_steps, ["lacks 50"]),
         ("gpt_oss", looser_experts, ["has 14", "has -14", "lacks 7", "lacks -7"]),
         ("olmoe", partial(unclipped, "qkv"), ["lacks 8", "lacks -8"]),
         ("olmoe", partial(unclipped, "v"), ["lacks 8", "lacks -8"]),
@@ -215,9 +230,17 @@ def before_the_norm(attention: Attention, x: torch.Tensor, letter: str, count: i
     return attention.heads.split(norm(made), count)
 
 
+def values_alone(space: StateSpace, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Decays are of steps without bounds."""
+    free = Decays.steps(space, x)
+    return free.clamp(*space.bounds), free * space.A_log
+
+
 @pytest.mark.parametrize(
     ("authored", "kind", "method", "wrong"),
     [
+        ("granite_hybrid", StateSpace, "forward", values_alone),
+        ("falcon_h1", StateSpace, "forward", values_alone),
         ("gpt_oss", GptOssExperts, "forward", exchanged),
         ("gpt_oss", GptOssExperts, "forward", behind_one),
         ("olmoe", Attention, "project", before_the_norm),
@@ -238,7 +261,9 @@ def test_bounds_of_other_tensors(
     assert all("they hold other tensors than the model's" in one.problem for one in found)
 
 
-@pytest.mark.parametrize("authored", ["gpt_oss", "olmoe", "gemma2"], indirect=True)
+@pytest.mark.parametrize(
+    "authored", ["gpt_oss", "olmoe", "gemma2", "granite_hybrid", "falcon_h1"], indirect=True
+)
 def test_programs_have_the_bounds_of_their_modules(authored: Authored, tmp_path: Path) -> None:
     """Conversion makes clips of clamps, and a factor of a softcap."""
     planner, shard = authored.planner, next(iter(authored.planner.members))

@@ -17,10 +17,11 @@ from cetane.errors import CetaneError
 from cetane.gates.residency.audit import audit as examine
 from cetane.gates.residency.store import MEASURED, InBundle
 from cetane.gates.residency.target import Target
-from cetane.kit import judge
+from cetane.kit import expectation
 from cetane.kit.device import DEVICE, DeviceResult
-from cetane.kit.judge import check_turns, expected_of
+from cetane.kit.expectation import expected_of
 from cetane.kit.measurements import read_measurements
+from cetane.kit.plausible import check_turns
 from cetane.mil import load
 from cetane.mil.program import Op
 from cetane.perf.evidence import read
@@ -331,8 +332,8 @@ def test_without_the_kits_gate_it_is_computed_again(write: Write, bundle: Bundle
 
 def test_the_kits_own_gate_serves(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is computed for it: a late probe may take minutes."""
-    monkeypatch.delattr(judge, "expected_probes")
-    monkeypatch.delattr(judge, "function_calls")
+    monkeypatch.delattr(expectation, "expected_probes")
+    monkeypatch.delattr(expectation, "function_calls")
     assert expected_of(bundle).model_dump(mode="json") == bundle.gates()["kit"]
 
 

@@ -1,6 +1,6 @@
 """The probes of a kit: what they run, and logits that are the Hugging Face model's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,29 +8,18 @@ import numpy as np
 import pytest
 from tests.conftest import build_model
 from tests.engine.test_adapters import logits
-from tests.families import gemma_models, test_mixtral
+from tests.families import gemma_models
 from tests.families.parity import engine_of
-from tests.families.zaya_models import recipe as routed_recipe
 
 from cetane.bundle import Bundle
 from cetane.kit import probes
-from cetane.kit.probes import (
-    ExpectedProbe,
-    KitProbe,
-    expected_probes,
-    function_calls,
-    judged_positions,
-)
-from cetane.kit.write import (
-    Expectation,
-    comparable,
+from cetane.kit.example_calls import function_calls
+from cetane.kit.expectation import (
     expectation,
-    experts,
     is_complete,
-    routes,
     uncompared,
 )
-from cetane.schema.plan import Plan
+from cetane.kit.probes import ExpectedProbe, KitProbe, expected_probes, judged_positions
 
 TOKENS = np.random.default_rng(0).integers(1, 288, 96).tolist()
 
@@ -112,51 +101,6 @@ def test_every_adapter_is_judged(adapted: Any) -> None:
     assert whole.functions.keys() == {"/".join(key) for key in plan.functions}
     assert all(whole.functions.values()) and not uncompared(plan, whole)
     assert is_complete(plan, whole, judged_positions(adapted.bundle))
-
-
-def without(expected: Expectation, names: Sequence[str]) -> Expectation:
-    """An expectation that compares nothing of some functions."""
-    kept = {name: () if name in names else own for name, own in expected.functions.items()}
-    return expected.model_copy(update={"functions": kept})
-
-
-def all_of(plan: Plan) -> Expectation:
-    """An expectation that compares every output of every function."""
-    outputs = {"/".join(k): tuple(o.name for o in f.outputs) for k, f in plan.functions.items()}
-    return Expectation(positions={}, functions=outputs)
-
-
-def test_a_function_of_which_nothing_is_compared_is_named(adapted: Any) -> None:
-    plan = adapted.bundle.plan
-    own = ["/".join(key) for key, function in plan.functions.items() if function.adapter]
-    assert own and uncompared(plan, without(all_of(plan), own)) == own
-    assert len(uncompared(plan, Expectation(positions={}, functions={}))) == len(plan.functions)
-
-
-def test_experts_that_no_token_chose_are_excused() -> None:
-    wanted = routed_recipe("readonly", "chunks", routed=("decode",))
-    plan = engine_of(test_mixtral.build("mixtral"), wanted).plan
-    every = all_of(plan)
-    chosen = {f"{r.shard}/{name}" for r in routes(plan) for names in r.experts for name in names}
-    assert chosen and not uncompared(plan, without(every, [*chosen]))
-    others = [name for name in every.functions if name not in chosen]
-    assert uncompared(plan, without(every, others[:1])) == others[:1]
-
-
-def test_experts_that_no_token_chose_make_no_expectation_incomplete() -> None:
-    wanted = routed_recipe("readonly", "chunks", routed=("decode",))
-    plan = engine_of(test_mixtral.build("mixtral"), wanted).plan
-    every = Expectation(
-        positions={},
-        functions={
-            "/".join(key): tuple(one.name for one in comparable(plan, key))
-            for key in plan.functions
-        },
-    )
-    chosen = ["/".join(key) for key in experts(plan)]
-    others = [name for name in every.functions if name not in chosen]
-    assert is_complete(plan, every, {}) and is_complete(plan, without(every, chosen), {})
-    assert not is_complete(plan, without(every, others[:1]), {})
 
 
 def test_every_contract_can_be_judged(variant: Bundle) -> None:

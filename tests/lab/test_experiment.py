@@ -52,7 +52,7 @@ def without(*names: str) -> dict[str, Any]:
         (VALID | {"gates": [{"metric": "perplexity_ratio"}]}, "needs 'least' or 'most'"),
         (VALID | {"expects": [{"metric": "perplexity_ratio", "least": 2, "most": 1}]}, "more than"),
         (VALID | {"gates": [{"metric": "kl", "most": float("nan")}]}, "gates.0.most"),
-        (VALID | {"workload": {"model": "gpt"}}, "workload.model: "),
+        (VALID | {"workload": {"model": "../gpt"}}, "workload.model: "),
         (VALID | {"workload": {"model": "zaya-tiny", "tokns": 3}}, "did you mean 'tokens'"),
         (VALID | {"workload": {"model": "zaya-tiny", "rounds": 1}}, "workload.rounds"),
         (VALID | {"candidate": {"recipe": "x", "activations": "some"}}, "candidate.activations"),

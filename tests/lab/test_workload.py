@@ -27,6 +27,8 @@ def test_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert given.model("zaya-tiny") == tmp_path / "mine"
     with pytest.raises(CetaneError, match="--where gemma3=PATH"):
         setting(tmp_path).model("gemma3")
+    with pytest.raises(CetaneError, match=r"did you mean 'zaya-tiny'\? give its path: .*zaya-tny="):
+        setting(tmp_path).model("zaya-tny")
     monkeypatch.setattr(workload, "find_spec", lambda _: None)
     monkeypatch.setattr(workload, "BUILD", tmp_path)
     monkeypatch.setenv("CETANE_CACHE", str(tmp_path))

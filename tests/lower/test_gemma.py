@@ -30,18 +30,11 @@ RECIPES: dict[str, dict[str, Any]] = {
         "sliding": "shift",
         "layout": {"kind": "chunks", "cuts": [1, 2, 3], "head": "last"},
     },
-    "merged": {"contract": "blend", "sliding": "shift", "layout": {"kind": "single"}},
-    "a head that chooses": {
-        "contract": "readonly",
-        "layout": {"kind": "single"},
-        "head": {"slices": 2, "choose": True},
-    },
     "a head that chooses by argmax": {
         "contract": "readonly",
         "layout": {"kind": "single"},
         "head": {"slices": 2, "choose": "argmax"},
     },
-    "states": {"contract": "stateful", "layout": {"kind": "chunks", "cuts": [2]}},
     "states that masks write": {
         "contract": "stateful-blend",
         "layout": {"kind": "chunks", "cuts": [2]},
@@ -49,16 +42,6 @@ RECIPES: dict[str, dict[str, Any]] = {
     "one padded state that masks write": {
         "layout": {"kind": "chunks", "cuts": [1, 2], "head": "last"},
         "cache": {"contract": "stateful-blend", "context": 96, "padded": True, "state_heads": 2},
-    },
-    "one padded state": {
-        "layout": {"kind": "chunks", "cuts": [1, 2], "head": "last"},
-        "cache": {"contract": "stateful", "context": 96, "padded": True, "state_heads": 2},
-    },
-    "lite": {
-        "contract": "blend",
-        "windowed": False,
-        "layout": {"kind": "chunks", "cuts": [2], "head": "last"},
-        "embedding": {"inside": True},
     },
     "a window as wide as the text, in blocks": {
         "contract": "readonly",
@@ -157,8 +140,8 @@ SHORT: dict[str, tuple[int, dict[str, Any]]] = {
         "layout": {"kind": "chunks", "cuts": [1, 2], "head": "last"},
     }),
     "one padded state": (0, {
-        "cache": {"contract": "stateful", "context": 96, "padded": True},
-        "layout": {"kind": "single"},
+        "cache": {"contract": "stateful", "context": 96, "padded": True, "state_heads": 2},
+        "layout": {"kind": "chunks", "cuts": [1, 2], "head": "last"},
     }),
     "lite": (SINKS, {
         "contract": "blend",

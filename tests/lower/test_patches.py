@@ -1,12 +1,15 @@
-"""What a conversion leaves out: collections of garbage, and torch's compiler."""
+"""What a conversion leaves out: collections of garbage, torch's compiler, and slow iterators."""
 
 import gc
+import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import torch
 
-from cetane.lower.patches import uncollected
+from cetane.lower.patches import indexed, patched, uncollected
 from cetane.lower.tracing import without_compiler
 
 RECORDED = """
@@ -33,6 +36,33 @@ def test_no_garbage_is_collected_meanwhile() -> None:
     assert gc.isenabled()
     gc.collect()
     assert gc.get_stats()[2]["collections"] > collections[2]
+
+
+def branching(x: torch.Tensor, count: int) -> torch.Tensor:
+    for _ in range(count):
+        x = x + 1 if bool(x.sum() > 0) else -x
+    return x
+
+
+def test_nodes_have_what_torch_says_they_have() -> None:
+    """Inputs, outputs, and blocks within blocks."""
+
+    def read(block: Any) -> list[object]:
+        return [
+            (
+                node.kind(),
+                [value.debugName() for value in node.inputs()],
+                [value.debugName() for value in node.outputs()],
+                [read(inner) for inner in node.blocks()],
+            )
+            for node in block.nodes()
+        ]
+
+    graph = torch.jit.script(branching).graph
+    plain = read(graph)
+    with patched(indexed()):
+        assert read(graph) == plain
+    assert {"prim::Loop", "prim::If"} <= set(re.findall(r"prim::\w+", str(plain)))
 
 
 def test_the_compiler_is_loaded_only_later() -> None:

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from cetane.checkpoint import Checkpoint
+from cetane.compress import parse_format
 from cetane.errors import CetaneError
 from cetane.families import Block
 from cetane.lower.convert import convert_shard
@@ -60,32 +62,43 @@ def assert_stamps(lowering: Lowering, folder: Path, shards: tuple[str, ...]) -> 
     assert sorted(path.name for path in folder.iterdir()) == [f"{s}.mlpackage" for s in shards]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fp16",
-        "int8-per-channel",
-        "int8-per-tensor",
-        "int8-per-block16",
-        "int4-per-channel",
-        "int4-per-tensor",
-        "int4-per-block32",
-        "palette1-uniform-per-tensor",
-        "palette2-kmeans-group8",
-        "palette3-uniform-per-tensor",
-        "palette4-uniform-group8",
-        "palette6-kmeans-per-tensor",
-        "palette8-uniform-group16",
-    ],
+FORMATS = (
+    {
+        "q_proj": "fp16",
+        "k_proj": "int8-per-channel",
+        "v_proj": "int8-per-tensor",
+        "o_proj": "int8-per-block16",
+        "gate_proj": "int4-per-channel",
+        "up_proj": "int4-per-tensor",
+        "down_proj": "int4-per-block32",
+    },
+    {
+        "q_proj": "palette1-uniform-per-tensor",
+        "k_proj": "palette2-kmeans-group8",
+        "v_proj": "palette3-uniform-per-tensor",
+        "o_proj": "palette4-uniform-group8",
+        "gate_proj": "palette6-kmeans-per-tensor",
+        "up_proj": "palette8-uniform-group16",
+    },
 )
-def test_formats(name: str, lowering: Callable[..., Lowering], tmp_path: Path) -> None:
+
+
+@pytest.mark.parametrize("formats", FORMATS, ids=["linear", "palettes"])
+def test_formats(
+    formats: dict[str, str], lowering: Callable[..., Lowering], tmp_path: Path
+) -> None:
     """int8-per-tensor's scale and small palettes are values of the specification."""
-    made = lowering(**PER_BLOCK | {"verify": None}, compression={"default": name})
+    names = {f"*.{name}.weight": form for name, form in formats.items()}
+    made = lowering(**PER_BLOCK | {"verify": None}, compression={"names": names})
+    used = {item.format for item in shard_weights(made.planner, "layer-01").values()}
+    assert {parse_format(form) for form in formats.values()} <= used
     assert_stamps(made, tmp_path, ("layer-00", "layer-01"))
 
 
-@pytest.mark.parametrize("contract", ["readonly", "blend", "shift", "stateful"])
-@pytest.mark.parametrize("shapes", ["static", "range"])
+@pytest.mark.parametrize(
+    ("contract", "shapes"),
+    [("readonly", "static"), ("blend", "range"), ("shift", "static"), ("stateful", "range")],
+)
 def test_contracts(
     contract: str, shapes: str, lowering: Callable[..., Lowering], tmp_path: Path
 ) -> None:
@@ -179,20 +192,22 @@ print(lowering.structure("layer-01"))
 """
 
 
-def test_other_processes_write_the_same(
-    tiny_checkpoint_folder: Path, recipe: Callable[..., Recipe], tmp_path: Path
+@pytest.mark.usefixtures("own_cache")
+def test_another_process_writes_the_same(
+    tiny_checkpoint: Checkpoint, recipe: Callable[..., Recipe], tmp_path: Path
 ) -> None:
+    """It has other hashes of strings, and no template of ours."""
     wanted = recipe(**PER_BLOCK, compression={"default": "int8-per-tensor"})
-    structures = [
-        subprocess.run(
-            [sys.executable, "-c", SCRIPT, tiny_checkpoint_folder, wanted.model_dump_json(),
-             tmp_path / f"{seed}.mlpackage"],
-            env=os.environ | {"PYTHONHASHSEED": seed}, check=True, capture_output=True, text=True,
-        ).stdout
-        for seed in ("1", "2")
-    ]  # fmt: skip
-    assert structures[0] == structures[1]
-    assert all_bytes(tmp_path / "1.mlpackage") == all_bytes(tmp_path / "2.mlpackage")
+    lowering = Lowering(Planner(tiny_checkpoint, wanted), tiny_checkpoint)
+    lowering.lower("layer-01", tmp_path / "ours.mlpackage")
+    other = {"PYTHONHASHSEED": "1", "CETANE_CACHE": str(tmp_path / "other cache")}
+    structure = subprocess.run(
+        [sys.executable, "-c", SCRIPT, tiny_checkpoint.source, wanted.model_dump_json(),
+         tmp_path / "theirs.mlpackage"],
+        env=os.environ | other, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    assert structure.strip() == lowering.structure("layer-01")
+    assert all_bytes(tmp_path / "ours.mlpackage") == all_bytes(tmp_path / "theirs.mlpackage")
 
 
 def test_metadata_is_one_packages_own(lowering: Callable[..., Lowering], tmp_path: Path) -> None:

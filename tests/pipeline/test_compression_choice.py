@@ -175,6 +175,13 @@ def four_bits(
     return make_request(tiny_checkpoint_folder, recipe, bits=4, changes=wanted)
 
 
+@pytest.fixture
+def shared_fits(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constants of `four_bits` are fitted once: they do not depend on what is promised."""
+    for module in ("cetane.compress.fitted", "cetane.fitting.fit"):
+        monkeypatch.setattr(f"{module}.folder", lambda: run_folder / "fits of four bits")
+
+
 def divergence(recipe: Recipe, checkpoint: Checkpoint) -> float:
     """The KL of a recipe on the text that a port chooses by; it differs from processor to
     processor."""
@@ -185,6 +192,7 @@ def divergence(recipe: Recipe, checkpoint: Checkpoint) -> float:
     return judge.compare(truth).mean("kl")
 
 
+@pytest.mark.usefixtures("shared_fits")
 def test_few_bits_that_fall_short_get_more_where_errors_cost_most(
     four_bits: Request, promise: Callable[[float], None]
 ) -> None:
@@ -200,6 +208,7 @@ def test_few_bits_that_fall_short_get_more_where_errors_cost_most(
     assert "smaller is not proven good: palette4" in mixed.reasons["compression.default"]
 
 
+@pytest.mark.usefixtures("shared_fits")
 def test_too_few_bits_for_a_mix_are_not_passed_over_in_silence(
     four_bits: Request, promise: Callable[[float], None]
 ) -> None:
@@ -211,6 +220,7 @@ def test_too_few_bits_for_a_mix_are_not_passed_over_in_silence(
         override(four_bits.recipe, {"compression.mix_to": 4.0})
 
 
+@pytest.mark.usefixtures("shared_fits")
 def test_a_promise_that_no_mix_holds_leaves_the_most_bits_that_a_mix_may_have(
     four_bits: Request, promise: Callable[[float], None]
 ) -> None:
@@ -241,6 +251,7 @@ def test_a_model_too_large_to_judge_is_not_fitted_first(
         next(resolutions(four_bits.checkpoint, four_bits.recipe))
 
 
+@pytest.mark.usefixtures("shared_fits")
 def test_only_what_is_chosen_is_tuned(
     four_bits: Request, promise: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +271,7 @@ def test_only_what_is_chosen_is_tuned(
     assert set(last.compression.names.values()) <= tuned[0]
 
 
+@pytest.mark.usefixtures("shared_fits")
 def test_rows_that_hold_alone_are_not_blamed_for_few_bits(
     four_bits: Request, promise: Callable[[float], None]
 ) -> None:

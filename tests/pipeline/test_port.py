@@ -196,6 +196,18 @@ def test_residency_is_required_of_a_chip_alone(small: Recipe, tiny_checkpoint_fo
         port(tiny_checkpoint_folder, recipe=small, require_residency=True)
 
 
+def test_a_system_that_does_not_load_the_port_is_refused_before_any_work(
+    small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    newer = override(small, {"target.deployment": "iOS26"})
+    for recipe, system, named in ((small, 17, "--os 18"), (newer, 18, "--os 26")):
+        with pytest.raises(CetaneError, match=f"not {system}") as refused:
+            port(tiny_checkpoint_folder, recipe=recipe, output=tmp_path / "port", chip="a13",
+                 os=system)  # fmt: skip
+        assert named in (refused.value.hint or "")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_fix_takes_the_advice_of_a_red_gate(
     small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path
 ) -> None:

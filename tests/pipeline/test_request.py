@@ -1,6 +1,6 @@
 """What a user names, and what follows from it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ from tests.conftest import build_model, build_tokenizer
 from cetane.errors import CetaneError
 from cetane.gates.residency.target import Target
 from cetane.pipeline.plan import planner_for
-from cetane.pipeline.request import make_request
+from cetane.pipeline.request import check_named_file, make_request
 from cetane.planner.weights import format_of
+from cetane.schema.streaming import HeadScores, load_scores
+from cetane.schema.subset import Subset, load_subset
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,48 @@ def test_named_chunks_need_no_kind(
     plan = planner_for(request, target).plan()
     assert plan.recipe.layout.kind == "chunks"
     assert sum(shard.kind != "head" for shard in plan.shards) == packages
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_minutes_that_nothing_takes(bits: int | None, tiny_checkpoint_folder: Path) -> None:
+    changes = {"compression.minutes": 5.0}
+    method = "plain" if bits is None else "gptq"
+    with pytest.raises(CetaneError, match=f'minutes: only tuning .* is "{method}"'):
+        make_request(tiny_checkpoint_folder, bits=bits, changes=changes)
+    changes |= {"compression.method": "tuned", "compression.default": "palette4-kmeans-group8"}
+    request = make_request(tiny_checkpoint_folder, bits=bits, changes=changes)
+    assert request.recipe.compression.minutes == 5.0
+
+
+@pytest.mark.parametrize("read", [load_scores, load_subset])
+def test_a_file_for_recipes_replaces_nothing_else(
+    read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """A bundle lists its files, so another one would spoil it; a model's config is no result."""
+    config, earlier = tmp_path / "config.json", tmp_path / "earlier.json"
+    config.write_text("{}")
+    bundle = tmp_path / "bundle"
+    (bundle / "tokenizer").mkdir(parents=True)
+    (bundle / "manifest.json").write_text("{}")
+    for output, message in (
+        (config, "another file is there"),
+        (bundle / "new.json", "is inside"),
+        (bundle / "gates" / "new.json", "is inside"),
+        (tmp_path, "is a folder"),
+    ):
+        with pytest.raises(CetaneError, match=message):
+            check_named_file(output, read)
+    assert config.read_text() == "{}" and not (bundle / "gates").exists()
+    found = {
+        load_scores: HeadScores(
+            source="m", model_type="llama", method="mass", settings={}, layers=((0.5,),)
+        ),
+        load_subset: Subset(vocabulary=2, tokens="0-1", tokenizer="0" * 64, texts=(), held_out=()),
+    }[read]
+    earlier.write_text(found.model_dump_json())
+    for output in (earlier, tmp_path / "folder" / "new.json"):
+        check_named_file(output, read)
+    assert (tmp_path / "folder").is_dir()
 
 
 @pytest.mark.parametrize("kind", ["auto", "per-layer"])

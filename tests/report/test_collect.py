@@ -30,7 +30,7 @@ from cetane.report.collect import bundle_report, position_row
 from cetane.report.content.figures import Positions, Ranges, Tasks
 from cetane.report.content.page import Absent, BundleReport, KeyFigure
 from cetane.report.content.speed import CallTimes, OnDevice
-from cetane.report.verdicts import said
+from cetane.report.verdicts import outcome_word
 
 
 def test_every_op_of_the_packages_is_on_the_map(full: BundleReport, judged: Bundle) -> None:
@@ -311,7 +311,14 @@ def test_measured_residency_is_of_the_measured_chip(
 def test_only_true_passes() -> None:
     """A word in a file that somebody wrote is no verdict."""
     told = [None, True, False, "false", "yes", 1]
-    assert list(map(said, told)) == ["not run", "passed", "failed", "failed", "failed", "failed"]
+    assert list(map(outcome_word, told)) == [
+        "not run",
+        "passed",
+        "failed",
+        "failed",
+        "failed",
+        "failed",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,10 @@ def test_modes_can_be_left_out() -> None:
             "layout.routed needs static shapes: tokens.shapes = 'static'",
         ),
         (
+            {"head": {"choose": True}, "tokens": {"shapes": "range"}},
+            "head.choose = true needs static shapes: tokens.shapes = 'static'",
+        ),
+        (
             {"layout": {"routed": ["decode", "verify"]}, "tokens": {"verify": None}},
             "layout.routed: the recipe has no mode verify",
         ),
@@ -203,7 +207,8 @@ def test_a_file_may_name_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", ["defualt", "", "default/", "none.toml", "../recipes"])
 def test_unknown_recipes_name_the_known(source: str) -> None:
-    with pytest.raises(CetaneError, match=r"no recipe .*; known: default, fp16, .*a path to a"):
+    told = r"no recipe .*; (did you mean .*\? )?known: default, fp16, .*a path to a"
+    with pytest.raises(CetaneError, match=told):
         load_recipe(source)
 
 

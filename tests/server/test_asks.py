@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import pytest
 
 from cetane.checkpoint import Tokenizer
-from cetane.server.asks import chat_grammar, chat_ids, check_choices, completion_asks, plain
+from cetane.server.asks import chat_grammar, check_choices, completion_asks
 from cetane.server.errors import ApiError
-from cetane.server.requests import AssistantMessage, ChatRequest, CompletionRequest
+from cetane.server.prompts import chat_ids
+from cetane.server.requests import ChatRequest, CompletionRequest
 from cetane.server.settings import Settings
 
 CALL = {"tools": [{"type": "function", "function": {"name": "now"}}], "tool_choice": "required"}
@@ -102,31 +103,6 @@ def test_a_limit_refuses_what_a_request_asks_for() -> None:
     served: Any = Model()
     with pytest.raises(ApiError, match="max_tokens: at most 5 here"):
         completion_asks(request(prompt="a", max_tokens=6), served, Settings(max_tokens=5))
-
-
-def spoken(arguments: str) -> AssistantMessage:
-    """A message of a model that called a function."""
-    call = {"id": "1", "function": {"name": "now", "arguments": arguments}}
-    return AssistantMessage.model_validate({"role": "assistant", "tool_calls": [call]})
-
-
-@pytest.mark.parametrize("arguments", ["", " ", "{}"])
-def test_an_earlier_call_without_arguments(arguments: str) -> None:
-    (call,) = plain(spoken(arguments))["tool_calls"]
-    assert call["function"] == {"name": "now", "arguments": {}}
-
-
-@pytest.mark.parametrize("content", [None, ""])
-def test_an_earlier_call_with_content_or_without(content: str | None) -> None:
-    """Templates ask whether content is defined, and transformers leaves out what is null."""
-    message = spoken("{}").model_copy(update={"content": content})
-    assert plain(message).get("content") == content
-    assert ("content" in plain(message)) == (content is not None)
-
-
-def test_an_earlier_call_that_is_no_json() -> None:
-    with pytest.raises(ApiError, match="the arguments field of a tool call is not valid JSON"):
-        plain(spoken("{"))
 
 
 TOOL_USE = "{{ tools | tojson }} <tool_call>{{ messages[0].content }}"

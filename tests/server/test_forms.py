@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
-from cetane.server.forms import ChatForm, CompletionForm
+from cetane.server.chat_form import ChatForm
+from cetane.server.completion_form import CompletionForm
 from cetane.server.requests import ChatRequest, CompletionRequest
 from cetane.server.writing import Ending, Event, Piece
 

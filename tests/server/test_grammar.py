@@ -10,14 +10,9 @@ from tokenizers import Tokenizer, decoders, models
 
 from cetane.errors import CetaneError
 from cetane.server.errors import ApiError
-from cetane.server.grammar import (
-    GrammarConstraint,
-    Grammars,
-    grammar_of,
-    json_grammar,
-    mended,
-)
+from cetane.server.grammar import GrammarConstraint, Grammars, grammar_of
 from cetane.server.requests import RegexFormat
+from cetane.server.schemas import json_grammar, mended
 
 
 def grammars(decoder: Any, vocab: int, characters: str = "abc") -> Grammars:

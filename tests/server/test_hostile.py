@@ -205,12 +205,15 @@ def test_a_client_that_hangs_up(url: str, stream: bool) -> None:
 
 
 def test_other_methods_paths_and_types(url: str) -> None:
-    for path, status, reason in (
-        ("/v1/responses", 404, "Not Found"), ("/v1/models", 405, "Method Not Allowed")
-    ):  # fmt: skip
+    got, answer = post(url, {}, "/v1/models")
+    assert (got, answer["error"]["message"]) == (405, "Method Not Allowed: POST /v1/models")
+    for path in ("/v1/responses", "/v1/embeddings"):
         got, answer = post(url, {}, path)
-        assert got == status  # a client of OpenAI's takes a 404 without a path for a missing model
-        assert answer["error"]["message"] == f"{reason}: POST {path}"
+        assert got == 404  # a client of OpenAI's takes a 404 without a path for a missing model
+        told, _, known = answer["error"]["message"].partition("; known: ")
+        assert told == f"Not Found: POST {path}"
+        for route in known.split(", "):
+            assert post(url, {}, route)[0] in (400, 405)
     connection = http.client.HTTPConnection(urlsplit(url).netloc)
     connection.request("HEAD", "/health")  # as many monitors ask
     assert connection.getresponse().status == 200

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.server.test_compiler import leave_a_lane, wait_for
+from tests.server.test_grammar_trial import leave_a_lane, wait_for
 from tests.server.test_hostile import ASKED, post
 
 from cetane.bundle import Bundle
@@ -28,7 +28,7 @@ LARGE: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """An event until which no large request is parsed, and the sizes of those that began."""
-    from cetane.server.requests import parse
+    from cetane.server.bodies import parse
 
     go_on, begun = threading.Event(), []
 

@@ -3,8 +3,9 @@
 import asyncio
 import json
 import threading
+from collections.abc import Callable
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import openai
@@ -50,6 +51,35 @@ def test_what_a_stop_refuses_is_counted(monkeypatch: pytest.MonkeyPatch) -> None
         worker.join()
     labels = {"model": "it", "end": "refused"}
     assert metrics.registry.get_sample_value("cetane_requests_total", labels) == 2
+
+
+def test_an_answer_that_a_stop_cuts_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It told its client to ask when fewer requests wait."""
+    served: Any = type("Served", (), {"name": "it"})
+    worker = Worker(served, Settings(), Metrics())
+    running = threading.Event()
+
+    class Endless:
+        def __init__(self, _: Any, __: Any, ___: Any, check: Callable[[], None], ____: Any) -> None:
+            self.check = check
+
+        def write(self, _: Any) -> None:
+            running.set()
+            while True:
+                self.check()
+
+    monkeypatch.setattr("cetane.server.worker.AnswerWriter", Endless)
+
+    async def stop() -> None:
+        job = worker.submit((cast(Any, None),))
+        running.wait()
+        assert worker.answering
+        worker.close(0)
+        with pytest.raises(ApiError, match="the server is stopping"):
+            await anext(job.events())
+
+    asyncio.run(stop())
+    worker.join()
 
 
 def test_a_client_that_does_not_read_ends_its_job(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The model drafts for itself with a part of its keys: the same tokens, the right columns."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,8 +42,14 @@ def pair(request: pytest.FixtureRequest) -> tuple[Any, Engine]:
     return model, engine_of(model, tiny_recipe(verify=4, cache=CACHE))
 
 
-def plain(engine: Engine, sampler: Sampler, prompt: Sequence[int] = PROMPT) -> list[int]:
-    return list(generate(engine.session(), prompt, sampler, 60))
+def plain(engine: Engine, prompt: Sequence[int] = PROMPT, temperature: float = 0.0) -> list[int]:
+    """60 tokens without drafts, generated once."""
+    return once(engine, tuple(prompt), temperature)
+
+
+@functools.cache
+def once(engine: Engine, prompt: tuple[int, ...], temperature: float) -> list[int]:
+    return list(generate(engine.session(), prompt, Sampler(temperature, seed=1), 60))
 
 
 class Recording(TriForce):
@@ -99,7 +106,7 @@ def test_a_draft_has_the_logits_of_a_model_that_sees_only_its_columns(pair) -> N
     drafter = Recording(engine)
     speculator = Speculator([drafter], 3)
     found = list(generate(engine.session(), PROMPT, Sampler(), 60, (), speculator))
-    assert found == plain(engine, Sampler())
+    assert found == plain(engine)
     assert len(drafter.seen) > EVERY
     assert 0 < speculator.counters.accepted < speculator.counters.drafted
     for text, held, logits in drafter.seen:
@@ -119,7 +126,7 @@ def test_a_text_is_the_same_with_it(pair, temperature: float, controlled: bool) 
         speculator = Speculator([drafter], 3, controller)
         sampler = Sampler(temperature, seed=1)
         found = list(generate(engine.session(), prompt, sampler, 60, (), speculator))
-        assert found == plain(engine, Sampler(temperature, seed=1), prompt)
+        assert found == plain(engine, prompt, temperature)
         assert controlled or speculator.counters.drafted
         assert all(len(text) > max(32, len(prompt) + WAIT - 1) for text, _, _ in drafter.seen)
 
@@ -137,7 +144,7 @@ def test_bundles_say_the_same(
     assert isinstance(lookups, Ngram)
     speculator = Speculator([drafter], 3)
     found = list(generate(engine.session(), PROMPT, Sampler(), 60, (), speculator))
-    assert found == plain(engine, Sampler())
+    assert found == plain(engine)
     assert speculator.counters.accepted
 
 
@@ -153,7 +160,7 @@ def test_a_long_text_shows_the_cost_of_a_draft(pair) -> None:
         next(stream)
         assert (drafter.times is not None) == known
         assert "triforce" not in controller.in_steps
-        assert [*stream] == plain(engine, Sampler(), prompt)[1:]
+        assert [*stream] == plain(engine, prompt)[1:]
         assert "triforce" in controller.in_steps
     assert drafter.times is not None and 0 < drafter.times.token < 1
 
@@ -184,7 +191,7 @@ def test_int8_caches_are_gathered_with_their_scales() -> None:
     engine = engine_of(model, tiny_recipe(verify=4, cache=cache, target=target))
     speculator = Speculator([TriForce(engine.plan)], 3)
     found = list(generate(engine.session(), PROMPT, Sampler(), 40, (), speculator))
-    assert found == plain(engine, Sampler())[:40]
+    assert found == plain(engine)[:40]
     assert speculator.counters.accepted
 
 
@@ -195,11 +202,11 @@ def test_a_conversation_goes_on(pair) -> None:
     first = list(generate(session, PROMPT, Sampler(), 30, (), speculator))
     mark = session.mark()
     second = list(generate(session, first[-1:], Sampler(), 30, (), speculator))
-    assert first + second == plain(engine, Sampler())
+    assert first + second == plain(engine)
     session.rewind(mark)
     other = [5, 7, *PROMPT[:12]]
     third = list(generate(session, other, Sampler(), 30, (), speculator))
-    assert third == plain(engine, Sampler(), [*PROMPT, *first[:-1], *other])[:30]
+    assert third == plain(engine, [*PROMPT, *first[:-1], *other])[:30]
 
 
 def test_the_surroundings_of_earlier_matches_score_most() -> None:

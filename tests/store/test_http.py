@@ -3,15 +3,17 @@
 import gzip
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
+from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 from cetane.store import http
 from cetane.store.places import file_system
+from cetane.store.store import Store
 
 
 class Server(BaseHTTPRequestHandler):
@@ -32,12 +34,39 @@ class Server(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+class Failing(BaseHTTPRequestHandler):
+    """Answers with the status that the path names, without a body or a length; a redirect leads to
+    a file."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(int(self.path.split("/")[1]))
+        self.send_header("Location", "file:///etc/passwd")
+        self.end_headers()
+
+    do_GET = do_HEAD
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@contextmanager
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server of this machine."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with served(Server) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def failing() -> Iterator[str]:
+    with served(Failing) as address:
+        yield address
 
 
 def test_an_answer_as_long_as_the_range(url: str) -> None:
@@ -59,3 +88,26 @@ def test_a_whole_file_has_a_limit(url: str, monkeypatch: pytest.MonkeyPatch) -> 
     system, path = file_system(f"{url}/honest")
     with pytest.raises(CetaneError, match="gave more than the 99 bytes"):
         system.cat_file(path)
+
+
+@pytest.mark.parametrize("status", [401, 500, 503, 302])
+def test_a_server_that_fails_is_no_file_that_is_missing(failing: str, status: int) -> None:
+    """A model had "no config.json", and a store's results were all made again."""
+    with pytest.raises(CetaneError, match=rf"cannot read .*/{status}/config.json: ") as refusal:
+        open_checkpoint(f"{failing}/{status}")
+    assert "credentials" in (refusal.value.hint or "")
+    with pytest.raises(CetaneError, match="cannot read "):
+        Store(f"{failing}/{status}").find("0" * 64)
+
+
+@pytest.mark.parametrize("status", [403, 404, 410])
+def test_a_file_that_is_not_there(failing: str, status: int) -> None:
+    """Public buckets answer 403."""
+    assert Store(f"{failing}/{status}").find("0" * 64) is None
+    with pytest.raises(CetaneError, match="has no config"):
+        open_checkpoint(f"{failing}/{status}")
+
+
+def test_a_store_that_tells_no_size(failing: str) -> None:
+    with pytest.raises(CetaneError, match="does not tell its size"):
+        Store(f"{failing}/200").find("0" * 64)

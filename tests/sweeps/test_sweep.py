@@ -40,7 +40,8 @@ from cetane.planner import Encoder, Planner, as_recipe_asks
 from cetane.schema.recipe import Recipe, load_recipe
 from cetane.sweeps import moments
 from cetane.sweeps.basis import Basis
-from cetane.sweeps.grid import Candidate, candidate, load_grid, parse_way, ways_named, weights
+from cetane.sweeps.candidates import Candidate, candidate, weights
+from cetane.sweeps.grid import load_grid, parse_way, ways_named
 from cetane.sweeps.on_chip import predict
 from cetane.sweeps.passage import HARM, Passage
 from cetane.sweeps.plot import plot

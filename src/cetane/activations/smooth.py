@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cetane.activations.samples import filled
 from cetane.checkpoint import Checkpoint
-from cetane.checkpoint.checkpoint import Identity
+from cetane.checkpoint.stored_tensors import Identity
 from cetane.checkpoint.wrapped import WrappedCheckpoint
 from cetane.engine.authored import AuthoredBackend, host_tables
 from cetane.engine.engine import Engine

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cetane.checkpoint.checkpoint import Checkpoint, Identity
+from cetane.checkpoint.checkpoint import Checkpoint
 from cetane.checkpoint.lora import Lora, open_lora
 from cetane.checkpoint.safetensors import read_tensor
+from cetane.checkpoint.stored_tensors import Identity
 from cetane.checkpoint.wrapped import WrappedCheckpoint
 from cetane.errors import CetaneError
 from cetane.validation import ADAPTER_NAME

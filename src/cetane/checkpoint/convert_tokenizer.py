@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 from cetane.checkpoint.sandbox import Sandbox
-from cetane.checkpoint.trial import LARGEST
+from cetane.checkpoint.tokenizer_trial import LARGEST
 from cetane.errors import CetaneError
 from cetane.files import cache_dir, is_kept, is_present, keep_text, read_json, sha256
 

@@ -12,13 +12,14 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from cetane.checkpoint.checkpoint import Checkpoint, Identity, StoredTensor, identity_of
+from cetane.checkpoint.checkpoint import Checkpoint
 from cetane.checkpoint.gguf_architectures import ARCHITECTURES, MIXTRAL, Architecture
 from cetane.checkpoint.gguf_config import build_config
 from cetane.checkpoint.gguf_file import GGUFFile, read_gguf, read_split
 from cetane.checkpoint.gguf_keys import Keys
 from cetane.checkpoint.gguf_layouts import MadeTensor
 from cetane.checkpoint.gguf_tokenizer import load_gguf_tokenizer
+from cetane.checkpoint.stored_tensors import Identity, StoredTensor, identity_of
 from cetane.checkpoint.tokenizer import Tokenizer
 from cetane.errors import CetaneError
 
@@ -110,7 +111,7 @@ def _make(
 ) -> None:
     """Replace what the file keeps in another form by Hugging Face's tensors."""
     done: set[str] = set()
-    for rule in architecture.made:
+    for rule in architecture.rules:
         first = rule.parts[0]
         for name in [n for n in tensors if n.endswith(first) and n not in done]:
             prefix = name.removesuffix(first)

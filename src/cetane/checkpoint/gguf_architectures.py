@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cetane.checkpoint import gguf_layouts as layouts
-from cetane.checkpoint.gguf_layouts import Made
+from cetane.checkpoint.gguf_layouts import TensorRule
 
 Config = Mapping[str, Any]
 Names = dict[str, str]
@@ -203,8 +203,8 @@ class Architecture:
     model_class: str
     layer: Names | Callable[[Config, int], Names]
     """The names of a layer; a function where layers differ."""
-    made: tuple[Made, ...] = ()
-    """The tensors that the file keeps in another form, or in several pieces."""
+    rules: tuple[TensorRule, ...] = ()
+    """How to make the tensors that the file keeps in another form, or in several pieces."""
     top: Names = field(default_factory=lambda: _TOP)
     """The names of what is in no layer."""
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from cetane.checkpoint.checkpoint import StoredTensor
+from cetane.checkpoint.stored_tensors import StoredTensor
 from cetane.errors import CetaneError
 from cetane.files import open_regular, refuse_pointer
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cetane.checkpoint.checkpoint import StoredTensor
+from cetane.checkpoint.stored_tensors import StoredTensor
 
 Config = Mapping[str, Any]
 Array = np.ndarray
@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Made:
+class TensorRule:
     """A rule that makes a tensor of pieces of a file, in every layer that has these pieces."""
 
     name: str
@@ -43,7 +43,7 @@ class MadeTensor(StoredTensor):
     by_row: bool
 
     @classmethod
-    def of(cls, config: Config, rule: Made, parts: tuple[StoredTensor, ...]) -> MadeTensor:
+    def of(cls, config: Config, rule: TensorRule, parts: tuple[StoredTensor, ...]) -> MadeTensor:
         """The tensor by a rule. Its shape is tried on one row, or computed. ValueError if the
         pieces do not fit each other."""
 
@@ -71,12 +71,14 @@ class MadeTensor(StoredTensor):
         return MadeTensor(self.file, self.offset, nbytes, shape, self.dtype, parts, self.make, True)
 
 
-def changed(name: str, make: Callable[..., Array], shape: Callable[..., Shape] | None) -> Made:
-    """A tensor that is made of one piece, which has its name."""
-    return Made(name, (name,), make, shape)
+def one_piece(
+    name: str, make: Callable[..., Array], shape: Callable[..., Shape] | None
+) -> TensorRule:
+    """The rule of a tensor that is made of one piece, which has its name."""
+    return TensorRule(name, (name,), make, shape)
 
 
-def same(config: Config, shape: Shape) -> Shape:
+def same_shape(config: Config, shape: Shape) -> Shape:
     return shape
 
 
@@ -109,7 +111,7 @@ def of_heads(heads: str) -> Callable[[Config, Shape], Shape]:
 
 
 INTERLEAVED = tuple(
-    changed(f".{part}_proj.{leaf}", split_halves(heads), of_heads(heads))
+    one_piece(f".{part}_proj.{leaf}", split_halves(heads), of_heads(heads))
     for part, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads"))
     for leaf in ("weight", "bias")
 )
@@ -119,12 +121,12 @@ def less_one(config: Config, stored: Array) -> Array:
     return stored - 1
 
 
-def alike(config: Config, stored: Array) -> Array:
+def as_stored(config: Config, stored: Array) -> Array:
     return stored
 
 
-GAINS_LESS_ONE = (changed("norm.weight", less_one, same),)
-QWEN_GAINS = (changed("linear_attn.norm.weight", alike, same), *GAINS_LESS_ONE)
+GAINS_LESS_ONE = (one_piece("norm.weight", less_one, same_shape),)
+QWEN_GAINS = (one_piece("linear_attn.norm.weight", as_stored, same_shape), *GAINS_LESS_ONE)
 
 
 # Experts: transformers has gates and ups in one tensor; gpt-oss transposed, and in turn.
@@ -156,14 +158,14 @@ def transposed(config: Config, matrices: Array) -> Array:
 _PREFIX = ".experts."
 
 
-def gates_and_ups(name: str, leaf: str, make: Callable[..., Array]) -> Made:
+def gates_and_ups(name: str, leaf: str, make: Callable[..., Array]) -> TensorRule:
     parts = tuple(f"{_PREFIX}{part}_proj.{leaf}" for part in ("gate", "up"))
-    return Made(f"{_PREFIX}{name}", parts, make)
+    return TensorRule(f"{_PREFIX}{name}", parts, make)
 
 
 EXPERTS = (
     gates_and_ups("gate_up_proj", "weight", one_after_other),
-    Made(f"{_PREFIX}down_proj", (f"{_PREFIX}down_proj.weight",), alike),
+    TensorRule(f"{_PREFIX}down_proj", (f"{_PREFIX}down_proj.weight",), as_stored),
 )
 
 
@@ -175,13 +177,13 @@ def of_row(config: Config, stored: Shape) -> Shape:
     return 1, prod(stored)
 
 
-SHARED_GATES = (changed(".shared_expert_gate.weight", as_row, of_row),)
+SHARED_GATES = (one_piece(".shared_expert_gate.weight", as_row, of_row),)
 """Gates of shared experts, of which many files have one axis."""
 TRANSPOSED_EXPERTS = (
     gates_and_ups("gate_up_proj", "weight", in_turn),
     gates_and_ups("gate_up_proj_bias", "bias", in_turn),
-    Made(f"{_PREFIX}down_proj", (f"{_PREFIX}down_proj.weight",), transposed),
-    Made(f"{_PREFIX}down_proj_bias", (f"{_PREFIX}down_proj.bias",), alike),
+    TensorRule(f"{_PREFIX}down_proj", (f"{_PREFIX}down_proj.weight",), transposed),
+    TensorRule(f"{_PREFIX}down_proj_bias", (f"{_PREFIX}down_proj.bias",), as_stored),
 )
 
 
@@ -193,7 +195,7 @@ def with_group(config: Config, taps: Array) -> Array:
     return taps[:, None]
 
 
-SHORT_CONVOLUTIONS = (changed(".conv.conv.weight", with_group, None),)
+SHORT_CONVOLUTIONS = (one_piece(".conv.conv.weight", with_group, None),)
 
 
 # DeepSeek: the file keeps what makes keys transposed for each head, apart from what makes values.
@@ -215,7 +217,9 @@ def of_latent(config: Config, keys: Shape, values: Shape) -> Shape:
 
 
 LATENTS = (
-    Made(".kv_b_proj.weight", (".k_b_proj.weight", ".v_b_proj.weight"), both_of_latent, of_latent),
+    TensorRule(
+        ".kv_b_proj.weight", (".k_b_proj.weight", ".v_b_proj.weight"), both_of_latent, of_latent
+    ),
 )
 
 
@@ -293,24 +297,24 @@ def of_columns(config: Config, stored: Shape) -> Shape:
 
 QWEN3_NEXT = (
     *QWEN_GAINS,
-    Made(
+    TensorRule(
         ".in_proj_qkvz.weight", (".in_proj_qkv.weight", ".in_proj_z.weight"), by_key_head, of_qkvz
     ),
-    changed(".conv1d.weight", with_group, None),
-    changed(".A_log", decays_log, same),
+    one_piece(".conv1d.weight", with_group, None),
+    one_piece(".A_log", decays_log, same_shape),
 )
 QWEN3_5 = (
     *QWEN_GAINS,
-    changed(".in_proj_qkv.weight", grouped_values, of_qkv),
-    *(changed(f".in_proj_{part}.weight", grouped, of_values) for part in ("z", "a", "b")),
-    changed(
+    one_piece(".in_proj_qkv.weight", grouped_values, of_qkv),
+    *(one_piece(f".in_proj_{part}.weight", grouped, of_values) for part in ("z", "a", "b")),
+    one_piece(
         ".conv1d.weight",
         lambda config, taps: grouped_values(config, taps)[:, None],
         lambda config, stored: (of_qkv(config, stored)[0], 1, stored[1]),
     ),
-    changed(
+    one_piece(
         ".A_log", lambda config, stored: grouped(config, decays_log(config, stored)), of_values
     ),
-    changed(".dt_bias", grouped, of_values),
-    changed(".linear_attn.out_proj.weight", grouped_columns, of_columns),
+    one_piece(".dt_bias", grouped, of_values),
+    one_piece(".linear_attn.out_proj.weight", grouped_columns, of_columns),
 )

@@ -13,7 +13,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from cetane.checkpoint.added_tokens import check_characters
 from cetane.checkpoint.gguf_file import GGUFFile
 from cetane.checkpoint.gguf_pre_tokenizers import PRE_TOKENIZERS
-from cetane.checkpoint.tokenizer import Tokenizer, library_errors
+from cetane.checkpoint.tokenizer import Tokenizer
+from cetane.checkpoint.tokenizers_library import library_errors
 from cetane.errors import CetaneError
 from cetane.files import cache_dir, is_kept, write_cache
 

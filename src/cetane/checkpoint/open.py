@@ -2,18 +2,17 @@
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
+from importlib import resources
 from pathlib import Path
 
 from cetane.checkpoint.adapted import with_adapters, with_lora
 from cetane.checkpoint.checkpoint import Checkpoint
-from cetane.checkpoint.convert_tokenizer import SOURCES
 from cetane.checkpoint.gguf import GGUFCheckpoint
 from cetane.checkpoint.gguf_file import MAGIC
+from cetane.checkpoint.hub import download, downloaded
 from cetane.checkpoint.names import HUB_ID
 from cetane.checkpoint.safetensors import SafetensorsCheckpoint
 from cetane.checkpoint.safetensors_files import refuse_pickle, shard_of_name
-from cetane.checkpoint.tokenizer_files import TEMPLATE_FILES
 from cetane.errors import CetaneError
 from cetane.files import is_file, open_regular
 
@@ -30,17 +29,18 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a folder, a .safetensors or .gguf file, a hub id such as "org/name", or a folder's URL.
 
+    An existing path wins over a hub id. Only headers are read, and torch is not loaded. One
+    exception: if the config ties a head to the embedding, but both are stored, they are compared.
     The tensors at a URL are read by byte range.
 
-    An existing path wins over a hub id. Reads only headers, and does not load torch. One exception:
-    if the config ties a head to the embedding, but both are stored, they are compared.
-
     Without `connect`, only what is on this machine is opened: no URL, and a hub model only from the
-    hub's cache. So are sources opened that a file names, and not the user.
+    hub's cache. That is for sources that a file names, not the user.
 
-    `lora` is the folder of a peft adapter that is merged into the tensors; `adapters` are folders
-    of adapters that stay beside them, by name. Raises CetaneError if nothing is there, or if it is
-    broken, unsupported or unsafe, and for an adapter that does not fit.
+    `lora` is the folder of a peft adapter that is merged into the tensors. `adapters` are folders
+    of adapters that stay beside them, by name.
+
+    Raises CetaneError if nothing is there, or if it is broken, unsupported or unsafe, and for an
+    adapter that does not fit.
     """
     opened = open_base(source, connect)
     if lora is not None:
@@ -70,8 +70,11 @@ def open_base(source: str | Path, connect: bool = True) -> Checkpoint:
         raise CetaneError(f"{path} is not a regular file", f"give {KINDS}")
     name = str(source)
     if is_remote(name):
-        folder = _download(name) if connect else downloaded(name)
+        folder = download(name) if connect else downloaded(name)
         return SafetensorsCheckpoint.open(folder, source=name)
+    shipped = Path(str(resources.files("cetane"))) / "data" / name
+    if is_file(shipped / "config.json"):
+        raise CetaneError(f"no such file or folder: {name}", f"cetane's own {name} is {shipped}")
     raise CetaneError(f"no such file or folder: {name}", f"give {KINDS}")
 
 
@@ -104,56 +107,3 @@ def _is_gguf(path: Path) -> bool:
             return file.read(len(MAGIC)) == MAGIC
     except OSError as error:
         raise CetaneError(f"cannot read {path}: {error}") from error
-
-
-def _download(repo_id: str) -> Path:
-    """The local folder of a hub model. A download that was cut off continues where it stopped."""
-    # Imported here: a local checkpoint should not pay for the hub's client.
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = snapshot_download(
-            repo_id,
-            allow_patterns=["*.json", "*.safetensors", *SOURCES, *TEMPLATE_FILES.values()],
-            # Other exports of the same weights. A star also stands for folders.
-            ignore_patterns=["*/*.json", "*/*.safetensors", "consolidated*"],
-        )
-    except Exception as error:  # the network, the hub and its HTTP client raise many kinds
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CetaneError(
-            f"cannot get {repo_id} from the Hugging Face hub, and no such path exists: {reason}",
-            "check the name, the network and, for gated models, `hf auth login`",
-        ) from error
-    if not any(Path(folder).glob("*.safetensors")):
-        names = _names_in(repo_id)
-        refuse_pickle(Path(repo_id, name) for name in names)
-        files = [name for name in names if name.endswith(".gguf")]
-        if files:
-            raise CetaneError(
-                f"{repo_id} holds GGUF files, and no safetensors",
-                f"hf download {repo_id} {files[0]} --local-dir . , then give that file",
-            )
-    return Path(folder)
-
-
-def downloaded(repo_id: str, revision: str | None = None) -> Path:
-    """The folder of a hub model in the hub's cache on this machine. Nothing is asked of the hub.
-
-    CetaneError if it is not there."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(repo_id, revision=revision, local_files_only=True))
-    except Exception as error:  # the client raises many kinds
-        raise CetaneError(
-            f"{repo_id} is not in this machine's cache of the Hugging Face hub"
-        ) from error
-
-
-def _names_in(repo_id: str) -> list[str]:
-    """The files of a hub model, if the hub answers. They only make an error message better."""
-    from huggingface_hub import list_repo_files
-
-    with suppress(Exception):
-        return sorted(list_repo_files(repo_id))
-    return []

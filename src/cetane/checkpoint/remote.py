@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from cetane.checkpoint.checkpoint import Identity
 from cetane.checkpoint.safetensors import SafetensorsCheckpoint
 from cetane.checkpoint.safetensors_files import INDEX, WEIGHTS, read_header, read_index
+from cetane.checkpoint.stored_tensors import Identity
 from cetane.checkpoint.tokenizer_files import TOKENIZER_FILES
 from cetane.errors import CetaneError
 from cetane.files import (

@@ -15,7 +15,8 @@ from dataclasses import astuple, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from cetane.checkpoint.checkpoint import Checkpoint, Identity
+from cetane.checkpoint.checkpoint import Checkpoint
+from cetane.checkpoint.stored_tensors import Identity
 from cetane.checkpoint.wrapped import WrappedCheckpoint
 from cetane.files import json_sha256
 
@@ -33,8 +34,9 @@ PIECE = 1 << 24
 class Rotation:
     """The rotation of every `size` channels in a row: x -> x Q.
 
-    Q is a diagonal of signs, times a Hadamard matrix of the power of two in `size`, times a Hartley
-    matrix of the rest (cos + sin). Both are symmetric, so turning back is as cheap.
+    Q is a diagonal of signs times two symmetric matrices, so turning back is as cheap. One is a
+    Hadamard matrix of the power of two in `size`, the other a Hartley matrix of the rest (cos +
+    sin).
     """
 
     size: int

@@ -7,17 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cetane.checkpoint.checkpoint import (
-    Checkpoint,
-    Identity,
-    StoredTensor,
-    identity_of,
-    read_range,
-)
+from cetane.checkpoint.checkpoint import Checkpoint
+from cetane.checkpoint.dtypes import to_torch
 from cetane.checkpoint.experts import stack_experts
-from cetane.checkpoint.integers import to_torch
 from cetane.checkpoint.quantized import QuantizedTensor, dequantized
 from cetane.checkpoint.safetensors_files import folder_tensors, gguf_hint, read_header
+from cetane.checkpoint.stored_tensors import Identity, StoredTensor, identity_of, read_range
 from cetane.checkpoint.text_part import has_text_part, text_config, text_tensors
 from cetane.checkpoint.tokenizer import Tokenizer
 from cetane.checkpoint.tokenizer_files import TOKENIZER_FILES
@@ -30,8 +25,28 @@ if TYPE_CHECKING:
 
 _PREFIX = "model."
 EMBEDDING, HEAD = f"{_PREFIX}embed_tokens.weight", "lm_head.weight"
+_BACKBONE = "backbone."
 NEOX_EMBEDDING, _NEOX_HEAD = "gpt_neox.embed_in.weight", "embed_out.weight"
+GPT2_EMBEDDING, OPT_EMBEDDING = "transformer.wte.weight", "model.decoder.embed_tokens.weight"
+EMBEDDINGS = (EMBEDDING, NEOX_EMBEDDING, GPT2_EMBEDDING, OPT_EMBEDDING)
+_COMMON = {
+    "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings", "num_heads": "num_attention_heads",
+    "num_layers": "num_hidden_layers",
+}  # fmt: skip
+"""The common names of what GPT-2 and GPT-Neo name otherwise."""
 _LFM2_TIE = "tie_embedding"
+_RENAMED = {
+    ".block_sparse_moe.gate.": ".mlp.gate.",
+    ".block_sparse_moe.router.layer.": ".block_sparse_moe.router.",
+    ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
+    ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
+    ".mlp.moe_statics.": ".mlp.gate.moe_statics.",
+    ".mlp.e_score_correction_bias": ".mlp.gate.e_score_correction_bias",
+    ".self_attn.gate_proj.": ".self_attn.g_proj.",
+}
+"""Parts of names on disk, and transformers' for them: of Mixtral, Granite-MoE, ERNIE, EXAONE
+and LFM3."""
 PIECE = 1 << 22
 """Bytes that are compared at a time."""
 
@@ -63,7 +78,7 @@ class SafetensorsCheckpoint(Checkpoint):
             config, tensors = text_config(config, path), text_tensors(tensors, path)
         else:
             config, tensors = as_whole_model(config), with_prefix(tensors)
-        tensors = stack_experts(tensors, path)
+        tensors = stack_experts(renamed(tensors), path)
         if config.get("tie_word_embeddings") is not False and has_own_head(tensors):
             config = config | {"tie_word_embeddings": False}
         super().__init__(source, config, tensors)
@@ -118,28 +133,55 @@ def as_whole_model(config: dict[str, Any]) -> dict[str, Any]:
 
     A Mistral that says which layers slide is a Ministral: `AutoConfig.from_pretrained` changes its
     type. A Mistral has one kind of layers, and would ignore it. LFM2 has a second name for the tie
-    of its head, which would win over the common name that cetane sets for a head of its own.
+    of its head. It would win over the common name that cetane sets for a head of its own. GPT-2 and
+    GPT-Neo have names of their own for common keys. transformers ties no head of a Nemotron-H,
+    whatever its config says.
     """
     kind = config.get("model_type")
     if kind == "mistral" and "layer_types" in config:
         return config | {"model_type": "ministral"}
+    if kind == "nemotron_h":
+        return config | {"tie_word_embeddings": False}
     if kind in ("lfm2", "lfm2_moe") and _LFM2_TIE in config:
         rest = {key: value for key, value in config.items() if key != _LFM2_TIE}
         return rest | {"tie_word_embeddings": config[_LFM2_TIE]}
+    if kind in ("gpt2", "gpt_neo"):
+        return {_COMMON.get(key, key): value for key, value in config.items()}
     return config
 
 
 def with_prefix(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """The tensors by the names of a model with a head.
 
-    A model without a head is saved without `model.` in front. transformers loads it into one with a
-    head too. Files of GPT-NeoX have the head under a name of its own.
+    A model without a head is saved without `model.` in front, or what else stands there.
+    transformers loads it into one with a head too. Files of GPT-NeoX have the head under a name of
+    its own, and those of Nemotron-H have `backbone.` in place of `model.`.
     """
+    if any(name.startswith(_BACKBONE) for name in tensors):
+        return {without_backbone(name): tensor for name, tensor in tensors.items()}
     if NEOX_EMBEDDING in tensors:
         return {HEAD if name == _NEOX_HEAD else name: t for name, t in tensors.items()}
-    if EMBEDDING.removeprefix(_PREFIX) not in tensors or EMBEDDING in tensors:
-        return tensors
-    return {n if n.startswith("lm_head.") else f"{_PREFIX}{n}": t for n, t in tensors.items()}
+    for table in EMBEDDINGS:
+        prefix, _, bare = table.partition(".")
+        if bare in tensors and table not in tensors:
+            named = tensors.items()
+            return {n if n.startswith("lm_head.") else f"{prefix}.{n}": t for n, t in named}
+    return tensors
+
+
+def renamed(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors by transformers' names, where those on disk are others."""
+    made = {}
+    for name, tensor in tensors.items():
+        for theirs, ours in _RENAMED.items():
+            name = name.replace(theirs, ours)
+        made[name] = tensor
+    return made
+
+
+def without_backbone(name: str) -> str:
+    """transformers' name of a tensor, by that of a Nemotron-H on disk."""
+    return f"{_PREFIX}{name.removeprefix(_BACKBONE)}" if name.startswith(_BACKBONE) else name
 
 
 def has_own_head(tensors: Mapping[str, StoredTensor]) -> bool:
@@ -148,7 +190,8 @@ def has_own_head(tensors: Mapping[str, StoredTensor]) -> bool:
     A config may say that they are tied; transformers 5 ties them only if they are equal
     (`PreTrainedModel.tie_weights`). Both are read up to the first piece that differs.
     """
-    head, table = tensors.get(HEAD), tensors.get(EMBEDDING, tensors.get(NEOX_EMBEDDING))
+    head = tensors.get(HEAD)
+    table = next((tensors[name] for name in EMBEDDINGS if name in tensors), None)
     if head is None or table is None:
         return False
     if (head.shape, head.stored_as) != (table.shape, table.stored_as):

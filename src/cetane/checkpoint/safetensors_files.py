@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cetane.checkpoint.checkpoint import StoredFile, StoredTensor, read_range
-from cetane.checkpoint.integers import BITS
+from cetane.checkpoint.dtypes import BITS
+from cetane.checkpoint.stored_tensors import StoredFile, StoredTensor, read_range
 from cetane.errors import CetaneError
 from cetane.files import read_json, refuse_pointer
 from cetane.validation import parse_json

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from cetane.checkpoint.checkpoint import Checkpoint, Identity
+from cetane.checkpoint.checkpoint import Checkpoint
+from cetane.checkpoint.stored_tensors import Identity
 from cetane.checkpoint.wrapped import WrappedCheckpoint
 from cetane.files import json_sha256
 

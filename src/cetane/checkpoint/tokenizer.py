@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import tokenizers
@@ -20,7 +17,8 @@ from cetane.checkpoint.chat_template import render
 from cetane.checkpoint.convert_tokenizer import SOURCES, converted
 from cetane.checkpoint.text_stream import TextStream
 from cetane.checkpoint.tokenizer_files import TEMPLATE_FILES, chat_templates, stop_tokens
-from cetane.checkpoint.trial import check_tokenizer
+from cetane.checkpoint.tokenizer_trial import check_tokenizer
+from cetane.checkpoint.tokenizers_library import check_unicode, interruptible, library_errors
 from cetane.errors import CetaneError
 from cetane.files import is_present, json_sha256, read_json_if_present
 
@@ -48,39 +46,6 @@ SPLITS = "split_special_tokens"
 """The key of tokenizer_config.json by which the text of a special token is plain text."""
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 """The names of special tokens of which the tokenizer itself makes use."""
-
-
-@contextmanager
-def library_errors(what: str) -> Iterator[None]:
-    """A context that turns all errors of the tokenizers library into CetaneErrors.
-
-    A panic of its Rust code is not an `Exception`.
-    """
-    try:
-        yield
-    except CetaneError:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise CetaneError(f"{what}: {error}") from error
-
-
-def interruptible(work: Callable[[], list[int]]) -> list[int]:
-    """What `work` returns, made in a thread of its own.
-
-    Python handles Ctrl-C only between its own instructions, so native code runs in another thread.
-    """
-    made: Future[list[int]] = Future()
-
-    def run() -> None:
-        try:
-            made.set_result(work())
-        except BaseException as error:
-            made.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return made.result()
 
 
 @dataclass(frozen=True)
@@ -226,8 +191,9 @@ class Tokenizer:
         return render(template, messages, add_generation_prompt, self.special_tokens, tools)
 
     def render_open_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The text of a conversation up to the end of its last message's content, so that a model
-        can go on with that message (transformers' `continue_final_message`).
+        """The text of a conversation up to the end of its last message's content.
+
+        A model can then go on with that message (transformers' `continue_final_message`).
 
         Raises CetaneError as `render_chat`, and if the template leaves out the last message.
         """
@@ -353,14 +319,6 @@ class Tokenizer:
         with library_errors("the tokenizer cannot encode this text"):
             ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
-
-
-def check_unicode(text: str) -> None:
-    """Raise CetaneError for a text with half a character, which the library cannot take."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise CetaneError("the text to encode is not valid Unicode") from error
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from cetane.checkpoint.checkpoint import StackedTensor, StoredTensor
+from cetane.checkpoint.stored_tensors import StackedTensor, StoredTensor
 from cetane.errors import CetaneError
 
 # Any of these keys marks the original form; transformers' form has none of them.

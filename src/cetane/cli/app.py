@@ -75,6 +75,11 @@ class Command(TyperCommand):
 class Commands(TyperGroup):
     """Finds a command by importing its module."""
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        names: Any = dict.fromkeys(COMMANDS)
+        self.commands = names  # from which typer guesses a misspelt name
+
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from cetane.cli.output import errors, warn
+from cetane.cli.output import errors, progress, several, warn
 from cetane.errors import CetaneError, steerless
 from cetane.files import cache_dir
 
 if TYPE_CHECKING:
+    from cetane.pipeline.answer_session import CompletionStream
     from cetane.pipeline.completion import Completion, Sampling
-    from cetane.pipeline.language_model import CompletionStream, LanguageModel
+    from cetane.pipeline.language_model import LanguageModel
     from cetane.pipeline.prompt import Message
 
 HELP = """\
@@ -105,9 +107,11 @@ class Chat:
 
 
 def show(stream: CompletionStream) -> Completion:
-    """Print an answer as it comes; Ctrl-C ends it."""
+    """Print an answer as it comes; Ctrl-C ends it. A long prompt is read for seconds before."""
     try:
-        for piece in stream:
+        with progress(f"reading {len(stream.ids)} tokens"):
+            first = next(stream, "")
+        for piece in chain([first], stream):
             print(steerless(piece), end="", flush=True)
     except KeyboardInterrupt:
         stream.close()
@@ -125,8 +129,8 @@ def ending(completion: Completion, context: int) -> str:
     }
     rate = completion.tokens_per_second
     speed = "" if rate is None else f", {rate:.1f} tokens/s"
-    count = len(completion.tokens)
-    return f"[{count} tokens{speed}, {reasons[completion.finish_reason]}]"
+    count = several(len(completion.tokens), "token")
+    return f"[{count}{speed}, {reasons[completion.finish_reason]}]"
 
 
 def ask() -> str:

@@ -120,7 +120,9 @@ def choose(model: str | None) -> tuple[str, Path]:
     from cetane.lab.workload import fetch_smollm2, smollm2, zaya_tiny
 
     if model is not None and model not in DEMOS:
-        raise CetaneError(f"no demo of {model!r}; known: {', '.join(DEMOS)}")
+        from cetane.validation import guess
+
+        raise CetaneError(f"no demo of {model!r}; {guess(model, DEMOS)}known: {', '.join(DEMOS)}")
     if model == "zaya-tiny":
         return model, zaya_tiny()
     try:

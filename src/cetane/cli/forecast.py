@@ -118,8 +118,9 @@ def show_residency(residency: PlannedResidency, speeds: bool) -> None:
         named = f"residency, {audit.basis} for {audit.target}: FAIL"
         show_warnings(f"{named}: {reason}" for reason in audit.reasons)
         show_why(residency.explanation)
-        alone = "; predicted speeds are those of the ANE alone" if speeds else ""
-        show_warnings([f"a port stops there without {ALLOW_OFF_ANE}{alone}"])
+        if residency.newer_system is None:
+            alone = "; predicted speeds are those of the ANE alone" if speeds else ""
+            show_warnings([f"a port stops there without {ALLOW_OFF_ANE}{alone}"])
 
 
 def show_capacities(forecast: Forecast) -> None:
@@ -135,11 +136,12 @@ def show_capacities(forecast: Forecast) -> None:
 
 
 def break_even(spec: DraftingTimes) -> str:
-    """The acceptance from which a verifier pays, in words."""
+    """An acceptance at which a verifier pays, in words: in whole percent, rounded up."""
     share = spec.break_even_share()
     if share is None:
         return "so no acceptance pays"
-    return f"so it pays if {share:.0%} of drafted tokens are accepted, without the time of drafting"
+    percent = max(1, ceil(100 * share))
+    return f"so it pays if {percent}% of drafted tokens are accepted, without the time of drafting"
 
 
 def interval(prediction: Prediction) -> str:

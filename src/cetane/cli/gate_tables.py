@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from cetane.cli.output import console, say, show_warnings, table, verdict, warn
+from cetane.cli.output import console, say, show_warnings, table, verdict, warn, warn_wrapped
 from cetane.hardware import LARGEST_FP16
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def show_why(explanation: Explanation | None) -> None:
     """Print why a port was refused, and the change that mends it."""
     if explanation is None:
         return
-    warn(f"{explanation.cause}: {explanation.sentence}")
+    warn_wrapped(f"{explanation.cause}: {explanation.sentence}")
     if explanation.recipe_change:
         warn(f"in the recipe:\n{explanation.recipe_change}")
 

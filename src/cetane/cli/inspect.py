@@ -29,7 +29,7 @@ def inspect(model: Model, lora: Lora = None, adapter: Adapters = None, json: Jso
         **{name: content[key] for name, key in names.items()},
         **({"text part of": content["part_of"]} if content["part_of"] else {}),
         "supported": supported(content),
-        "quantised": content["quantization"] or "no",
+        **({"quantised": content["quantization"]} if content["quantization"] else {}),
         "parameters": f"{content['parameters'] / 1e6:.1f} million",
         "dtypes": ", ".join(f"{count} of {kind}" for kind, count in content["dtypes"].items()),
     }

@@ -81,11 +81,13 @@ def list_experiments(
 def as_status(text: str) -> "Status":
     """A word of the legend, in any case."""
     from cetane.lab.experiment import STATUS_WORDS
+    from cetane.validation import guess
 
     for word in STATUS_WORDS:
         if text.lower() == word.lower():
             return word
-    raise CetaneError(f"no status {text!r}; known: {', '.join(STATUS_WORDS)}")
+    near = guess(text.capitalize(), STATUS_WORDS)
+    raise CetaneError(f"no status {text!r}; {near}known: {', '.join(STATUS_WORDS)}")
 
 
 @command("show int8-weights")
@@ -287,7 +289,7 @@ def report(
     opened = open_lab(lab)
     output = lab / "decision-log.md" if output is None else output
     check_writable(output)
-    write_text(output, markdown(opened.experiments(), opened.journal))
+    write_text(output, markdown(opened.logged(), opened.journal))
     if json:
         print_json({"page": str(output)})
     else:

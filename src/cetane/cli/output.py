@@ -75,12 +75,22 @@ def say(text: str) -> None:
     console.print(escaped(text), markup=False, soft_wrap=True)
 
 
+def several(count: int, thing: str) -> str:
+    """A number of things: "1 package", "5 packages"."""
+    return f"{count} {thing}{'' if count == 1 else 's'}"
+
+
 def say_wrapped(text: str) -> None:
     """Print a sentence that nobody copies: its lines end between words."""
-    indent = " " * (len(text) - len(text.lstrip()) + 2)
-    for line in textwrap.wrap(escaped(text), max(20, console.width), subsequent_indent=indent,
-                              break_long_words=False, break_on_hyphens=False):  # fmt: skip
+    for line in between_words(text, console.width):
         say(line)
+
+
+def between_words(text: str, width: int) -> list[str]:
+    """A sentence in lines of at most `width` characters, if its words let it."""
+    indent = " " * (len(text) - len(text.lstrip()) + 2)
+    return textwrap.wrap(escaped(text), max(20, width), subsequent_indent=indent,
+                         break_long_words=False, break_on_hyphens=False)  # fmt: skip
 
 
 def say_next(*words: object, options: Mapping[str, object] | None = None) -> None:
@@ -113,10 +123,17 @@ def warn(text: str) -> None:
     errors.print(escaped(text), markup=False, soft_wrap=True)
 
 
+def warn_wrapped(text: str) -> None:
+    """Print a sentence on the error stream. Its lines end between words on a terminal; a log has
+    it on one line, which a search finds."""
+    for line in between_words(text, errors.width) if errors.is_terminal else [text]:
+        warn(line)
+
+
 def show_warnings(warnings: Iterable[str]) -> None:
-    """Print warnings on the error stream, a line each."""
+    """Print warnings on the error stream, a sentence each."""
     for warning in warnings:
-        warn(f"warning: {warning}")
+        warn_wrapped(f"warning: {warning}")
 
 
 @contextmanager

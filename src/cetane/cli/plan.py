@@ -103,9 +103,13 @@ def plan(
         options = {
             "-r": None if recipe == "default" else recipe, "--context": context, "--bits": bits,
             "--set": settings, "--lora": lora, "--adapter": adapter, "--chip": chip, "--os": os,
-            ALLOW_OFF_ANE: residency is not None and not residency.audit.passed,
         }  # fmt: skip
-        say_next("port", model, options=options)
+        newer = residency.newer_system if residency else None
+        if newer is not None:
+            say_next("plan", model, options=options | {"--os": newer})
+        else:
+            refused = residency is not None and not residency.audit.passed
+            say_next("port", model, options=options | {ALLOW_OFF_ANE: refused})
 
 
 def rank_all(request: "Request", target: "Target", json: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cetane.cli.output import megabytes, say, say_wrapped, table, warn
+from cetane.cli.output import megabytes, say, say_wrapped, several, table, warn
 from cetane.compress import AUTO
 from cetane.hardware.chips import DEFAULT_CHIP, find_chip
 
@@ -41,8 +41,8 @@ def show_summary(plan: Plan) -> None:
     )
     say_wrapped(first)
     say_wrapped(
-        f"  {len(plan.shards)} packages, {len(plan.functions)} functions; calls of {widths(plan)} "
-        "tokens"
+        f"  {several(len(plan.shards), 'package')}, {several(len(plan.functions), 'function')}; "
+        f"calls of {widths(plan)} tokens"
     )
     say_wrapped(f"  weights {weights}, embedding {embedding}, cache {cache}")
     streaming = recipe.cache.streaming

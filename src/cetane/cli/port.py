@@ -41,8 +41,10 @@ from cetane.cli.output import (
     say_next,
     say_next_run,
     say_wrapped,
+    show_warnings,
     verdict,
     warn,
+    warn_wrapped,
 )
 
 if TYPE_CHECKING:
@@ -117,7 +119,7 @@ def port(
     if not json:
         show_plan(plan, chip, tables=verbose)
         if request.warning:
-            warn(f"warning: {request.warning}")
+            show_warnings([request.warning])
     with crew(workers, scheduler, store, rebuild) as opened, progress("port") as update:
         result = port_request(
             request, output, residency=asked, fix=fix, force=force, rebuild=rebuild,
@@ -200,7 +202,7 @@ def show_residency(result: PortResult, named: bool) -> None:
     if audit.tiny:
         say_wrapped(f"{judged}: so small a model stays on the CPU, by the rule tiny-program")
     for reason in audit.reasons:
-        warn(f"{judged}: {reason}")
+        warn_wrapped(f"{judged}: {reason}")
     if not named:
         say_wrapped(
             "no chip is named, so residency decides nothing: --chip a19-pro makes it a gate"

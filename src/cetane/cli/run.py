@@ -127,7 +127,8 @@ def answer(
         completion = show(model.stream(asked, max_new_tokens=max_new, **sampling))
         warn(ending(completion, model.context))
     else:
-        completion = model.generate(asked, max_new_tokens=max_new, **sampling)
+        with progress("answer"):
+            completion = model.generate(asked, max_new_tokens=max_new, **sampling)
         print_json(completion.as_json() | counted(model, completion if profiled else None))
     if profiled and not json:
         show_profile(model, completion)

@@ -104,12 +104,13 @@ def show(result: SweepResult, verbose: bool, model: str, asked: Mapping[str, obj
         say(f"{len(known) - len(shown)} more are larger and worse than these; -v lists all")
     for name, reason in result.refused.items():
         warn(f"left out: {name}: {reason}")
+    reasons: dict[tuple[str, str], list[str]] = {}
     for point in shown:
-        if point.predicted.weights_off_ane:
-            warn(
-                f"predicted: {point.predicted.weights_off_ane:.0%} of the weights of {point.name} "
-                f"are read off the ANE: {', '.join(point.predicted.rules)}"
-            )
+        if share := point.predicted.weights_off_ane:
+            why = f"{share:.0%} of the weights", ", ".join(point.predicted.rules)
+            reasons.setdefault(why, []).append(point.name)
+    for (share_of, rules), names in reasons.items():
+        warn(f"predicted: {share_of} are read off the ANE ({rules}) with {', '.join(names)}")
     if verbose:
         for point in known:
             said = " | ".join(" ".join(answer.text.split())[:60] for answer in point.smoke)

@@ -35,8 +35,8 @@ class Affine:
     """The inputs of `constexpr_blockwise_shift_scale`, without offset.
 
     `data` is int8 with the weight's shape (O, I, ...) and values of 8 or 4 `bits`, not packed.
-    `scale` is fp16 of the same rank. Its shape is (O, 1, ...) for one scale an output channel,
-    (1, 1, ...) for one scale in all, or (O, blocks, 1, ...), where blocks divides I.
+    `scale` is fp16 of the same rank. Its shape is (O, 1, ...) for one scale an output channel, or
+    (1, 1, ...) for one scale in all. Scales of blocks have (O, blocks, 1, ...); blocks divides I.
     """
 
     data: npt.NDArray[np.int8]

@@ -60,8 +60,8 @@ class Format(ABC):
         The weight is rounded to fp16 first, since programs compute in fp16. `Fp16` may return the
         weight itself, not a copy. `sensitivity` multiplies the squared error of each element; it is
         fp32 of a shape that broadcasts to the weight's. Only `weighted` formats use it.
-        Raises CetaneError for a value that fp16 cannot hold, for a shape that `check` refuses, and
-        for a sensitivity that is missing or does not fit.
+        Raises CetaneError for a value that fp16 cannot hold, a shape that `check` refuses, or a
+        sensitivity that is missing or does not fit.
         """
 
     def check(self, shape: Shape, name: str) -> None:  # noqa: B027, most formats take any shape

@@ -7,7 +7,7 @@ import numpy as np
 
 from cetane.compress.encoded import LARGEST, Affine, Encoded, Half, Palettized, largest_scale
 from cetane.compress.formats import Format, Palette, Shape
-from cetane.compress.problem import Indices, Matrix, Problem
+from cetane.compress.rounding_problem import Indices, Matrix, RoundingProblem
 from cetane.threads import over_rows
 
 RIDGE = 1e-4
@@ -37,7 +37,7 @@ class Levels(ABC):
         """The constants of a weight of this shape, with its columns in their first order again."""
 
 
-def first_levels(problem: Problem, form: Format) -> Levels:
+def first_levels(problem: RoundingProblem, form: Format) -> Levels:
     """The levels of the first round, by the Hessian's diagonal alone."""
     diagonal = np.ascontiguousarray(np.diagonal(problem.hessian))
     if isinstance(form, Palette):
@@ -63,7 +63,7 @@ def rounding_cost(weight: Matrix, scale: Matrix, limit: int, diagonal: Matrix) -
 class PaletteLevels(Levels):
     """One palette of vectors, fp32 `(groups, K, V)`, for each group of rows."""
 
-    problem: Problem
+    problem: RoundingProblem
     lut: Matrix
     form: Palette
 
@@ -118,7 +118,7 @@ class PaletteLevels(Levels):
 class LinearLevels(Levels):
     """Integers from −limit to limit times a scale `(O,)`, fp32 rounded to fp16."""
 
-    problem: Problem
+    problem: RoundingProblem
     scale: Matrix
     bits: int
 

@@ -1,6 +1,6 @@
 """Rounding that makes up for its own errors: GPTQ, for palettes of output groups and for integers.
 
-A layer's output errs by (weight − rounded) · x, so its squared error is a quadratic form with the
+A layer's output errs by (weight − rounded) · x. So its squared error is a quadratic form with the
 Hessian H = mean(x xᵀ) of the layer's inputs. Columns are rounded one after another. The error of a
 column moves the columns that are not rounded yet, so that the output changes least (Frantar et al.,
 arXiv 2210.17323). Then the levels, which are palettes or scales, are fitted to the same form, as
@@ -16,7 +16,7 @@ import numpy as np
 from cetane.compress.encoded import Encoded
 from cetane.compress.formats import Format, Linear, Palette, Shape
 from cetane.compress.levels import first_levels
-from cetane.compress.problem import Matrix, Problem, VectorProblem
+from cetane.compress.rounding_problem import Matrix, RoundingProblem, VectorRoundingProblem
 from cetane.compress.selection import AS_GPTQ, SecondOrder
 from cetane.errors import CetaneError
 
@@ -63,7 +63,7 @@ def encode(
     together = None if outputs is None else damped(outputs, OUTPUT_DAMPING)
     given = rows, damped(hessian, options.damping), together, options.order == "largest"
     vector = form.vector if isinstance(form, Palette) else 1
-    problem = Problem(*given) if vector == 1 else VectorProblem(*given, vector)
+    problem = RoundingProblem(*given) if vector == 1 else VectorRoundingProblem(*given, vector)
     levels = first_levels(problem, form)
     for _ in range(ROUNDS):
         indices = problem.round(levels.rows)

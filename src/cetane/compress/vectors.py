@@ -1,6 +1,6 @@
 """The loops over short vectors of weights, compiled by numba: palettes whose entries are vectors.
 
-k-means places the entries. Second-order rounding (`problem.VectorProblem`) chooses among them.
+k-means places the entries. Second-order rounding (`VectorRoundingProblem`) chooses among them.
 
 Import this only to encode, as `kernels` says. Nothing here calls `kernels`: numba's cache would not
 see it change.

@@ -12,6 +12,7 @@ from cetane.schema.interface import (
     Input,
     Mask,
     Position,
+    PositionRows,
     Rotary,
     TokenIds,
     WriteMask,
@@ -27,6 +28,9 @@ def host_input(item: Input, call: Call, tables: Tables, dtype: type) -> Array:
     valid = len(call.tokens)
     if isinstance(source, Embedding):
         rows: Array = tables.rows(source.table)[call.tokens].T.astype(dtype)
+        return hidden(rows, call.width, call.order)
+    if isinstance(source, PositionRows):
+        rows = tables.rows(source.table)[call.positions].T.astype(dtype)
         return hidden(rows, call.width, call.order)
     if isinstance(source, TokenIds):
         ids: Array = np.zeros((1, call.width), np.int32)

@@ -64,7 +64,9 @@ class Sampler:
             ("frequency penalty", self.frequency_penalty, -2.0, 2.0),
         ):
             if not low <= value <= high:
-                raise CetaneError(f"{name} = {value}: must be between {low} and {high}")
+                bounded = high < MOST_HEAT
+                words = f"between {low} and {high}" if bounded else f"finite, at least {low}"
+                raise CetaneError(f"{name} = {value}: must be {words}")
         for token, bias in self.logit_bias.items():
             if not bias < np.inf:  # minus infinity forbids a token
                 raise CetaneError(f"logit bias of token {token} = {bias}: must be finite or -inf")

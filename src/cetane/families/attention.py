@@ -50,6 +50,8 @@ class AttentionForm:
     """Whether each query head has a sink: one more score, of a key without a value."""
     output: str = "o_proj"
     """The checkpoint's name for the projection of what the heads give."""
+    inner_norm: str | None = None
+    """Its name for a norm of what all heads give, before that projection; None for none."""
     normed: tuple[str, str] = ("q_norm", "k_norm")
     """Its names for the norms of queries and keys."""
     normed_last: bool = False
@@ -144,6 +146,8 @@ class Attention(Mixer):
             self.readers = (*self.readers, form.gate)
         output = Projection(inner, size, "attention", form.out_bias, factor)
         self.add_module(form.output, output)
+        if form.inner_norm is not None:
+            self.add_module(form.inner_norm, RMSNorm(inner, eps))
         for name, count in zip(form.normed, (heads.query, heads.kv), strict=True):
             self.add_module(name, self.norm(count, eps))
         if form.sinks:
@@ -212,6 +216,8 @@ class Attention(Mixer):
         mixed = heads.merge(made)
         if self.form.gates == "channel":
             mixed = mixed * self.gates(x)
+        if self.form.inner_norm is not None:
+            mixed = self.get_submodule(self.form.inner_norm)(mixed)
         output: Tensor = self.get_submodule(self.form.output)(mixed)
         return output
 
@@ -264,6 +270,8 @@ class Attention(Mixer):
             return "they have learned sinks"
         if self.form.norms in ("stacked", "listed"):
             return "each has norms of its own"
+        if self.form.inner_norm is not None:
+            return "one norm is of all of them"
         return "a bound holds their scores" if self.heads.softcap is not None else ""
 
     def headed(self) -> tuple[tuple[str, int], ...]:
@@ -280,7 +288,8 @@ class Attention(Mixer):
 
     def value_space(self) -> ValueSpace | None:
         """None if something stands between values and output."""
-        if self.form.clip is not None or self.form.gates == "channel":
+        form = self.form
+        if form.clip is not None or form.gates == "channel" or form.inner_norm is not None:
             return None
         return ValueSpace("v_proj", self.writer, self.heads.dim)
 

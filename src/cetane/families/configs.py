@@ -21,7 +21,9 @@ SIZES = (
     "num_dense_layers", "n_group", "topk_group", "moe_num_shared_experts", "moe_layer_interval",
     "num_shared_experts", "shared_intermediate_size", "hidden_size_per_layer_input", "laurel_rank",
     "altup_num_inputs", "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head",
-    "mamba_d_conv",
+    "mamba_d_conv", "n_inner", "ffn_dim", "word_embed_proj_dim", "mamba_num_heads",
+    "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel",
+    "moe_shared_expert_intermediate_size",
 )  # fmt: skip
 """The keys of configs that hold sizes."""
 
@@ -40,6 +42,7 @@ LEAST = {
     ("granitemoehybrid", "num_local_experts"): 0,
     ("granitemoeshared", "shared_intermediate_size"): 0,
     ("lfm2_moe", "num_dense_layers"): 0,
+    ("nemotron_h", "moe_shared_expert_intermediate_size"): 0,
     ("qwen3_5_moe_text", "shared_expert_intermediate_size"): 0,
     ("qwen2_moe", "num_experts"): 0,
     ("qwen2_moe", "shared_expert_intermediate_size"): 0,
@@ -55,7 +58,7 @@ LARGEST_HEAD = 1 << 16
 """The limit of an attention head's width, in channels, which is also the width of real tables."""
 LARGEST_NUMBERS = {
     "rope_theta": 1e12, "factor": 1e6, "rms_norm_eps": 1.0, "norm_eps": 1.0,
-    "layer_norm_eps": 1.0, "norm_epsilon": 1.0, "logit_scale": 1e6,
+    "layer_norm_eps": 1.0, "norm_epsilon": 1.0, "layer_norm_epsilon": 1.0, "logit_scale": 1e6,
     "final_logit_softcapping": 1e6, "attn_logit_softcapping": 1e6, "clip_qkv": 1e6,
     "swiglu_alpha": 1e4, "swiglu_limit": 1e4, "logits_scaling": 1e6,
     "routed_scaling_factor": 1e6,
@@ -65,7 +68,8 @@ and logits change sign."""
 MOST = {
     "num_hidden_layers": 1024, "num_experts": 4096, "num_local_experts": 4096,
     "moe_num_experts": 4096, "n_routed_experts": 4096, "num_labels": 100_000, "conv_L_cache": 128,
-    "linear_conv_kernel_dim": 128, "mamba_d_conv": 128, "cca_time0": 128, "cca_time1": 128,
+    "linear_conv_kernel_dim": 128, "mamba_d_conv": 128, "conv_kernel": 128, "cca_time0": 128,
+    "cca_time1": 128,
 }  # fmt: skip
 """The limits of sizes that become lists or modules, one item for each."""
 MOST_MODULES = 2**15
@@ -144,9 +148,11 @@ def check_value(kind: str, name: str, value: Any) -> None:
 
 
 class SizedConfig(Protocol):
-    """The field that every transformers config has."""
+    """The fields that every transformers config has."""
 
     model_type: str
+    attribute_map: Mapping[str, str]
+    """The config's own names of some common keys."""
 
 
 class CheckedConfig:
@@ -165,8 +171,10 @@ class CheckedConfig:
 def check_sizes(config: SizedConfig) -> None:
     """Raise CetaneError for counts of layers and heads that no model has. transformers lets them
     pass."""
-    kind, own = config.model_type, vars(config)  # where layers differ, of those without their own
-    check_counts(kind, own)
+    own = dict(vars(config))  # where layers differ, of those without their own
+    own |= {common: own[name] for common, name in config.attribute_map.items() if name in own}
+    kind = config.model_type
+    check_counts(kind, own | {"num_hidden_layers": getattr(config, "num_hidden_layers", None)})
     query = own["num_attention_heads"]
     kv = own.get("num_key_value_heads", query)
     if kv is None or query % kv:

@@ -81,11 +81,13 @@ def decoder_model(
     where a context ends, by default where training did. `more` are other fields of `Model`.
     """
     positions, beyond = (config.max_position_embeddings, None) if reach is None else reach
-    if config.rope_parameters.get("rope_type") == "longrope":
+    kinds, factor = tuple(kinds), 1.0 if scale is None else scale
+    positioned = any(kind.positioned for kind in kinds)
+    rope = getattr(config, "rope_parameters", {})  # Nemotron-H has no positions
+    if positioned and rope.get("rope_type") == "longrope":
         # A text that grows into the second table would need new positions for all of its keys.
         positions, beyond = first_positions(config, positions), "has other rotary tables"
     made: dict[str, Source] = {"hidden": Embedding()}
-    kinds, factor = tuple(kinds), 1.0 if scale is None else scale
     for kind in kinds:
         made |= kind.host()
     if isinstance(embedding, float | int):

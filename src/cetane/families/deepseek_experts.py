@@ -66,7 +66,7 @@ def deepseek_mixture(config: DeepseekExpertConfig, options: ExpertOptions) -> Mi
     factor = config.routed_scaling_factor
     if config.model_type in PLAIN:
         return mixture_of(config, options, count, inner, False, factor)
-    check_groups(config)
+    groups, opened = expert_groups(config, count)
     return mixture_of(
         config,
         options,
@@ -75,8 +75,8 @@ def deepseek_mixture(config: DeepseekExpertConfig, options: ExpertOptions) -> Mi
         config.norm_topk_prob,
         factor,
         sigmoid=True,
-        groups=config.n_group,
-        open_groups=config.topk_group,
+        groups=groups,
+        open_groups=opened,
     )
 
 
@@ -102,9 +102,19 @@ def deepseek_block(
     )
 
 
-def check_groups(config: DeepseekExpertConfig) -> None:
-    """Raise CetaneError for groups of experts that transformers cannot compare."""
-    count, chosen = counts(config)[0], config.num_experts_per_tok
+class GroupedConfig(Protocol):
+    """The keys of a config whose experts come in groups."""
+
+    model_type: str
+    num_experts_per_tok: int
+    n_group: int | None
+    topk_group: int | None
+
+
+def expert_groups(config: GroupedConfig, count: int) -> tuple[int, int]:
+    """The groups of `count` experts, and the open ones. CetaneError for groups that transformers
+    cannot compare."""
+    chosen = config.num_experts_per_tok
     groups, opened = config.n_group, config.topk_group
     if not (groups and opened and opened <= groups and count % groups == 0 and count >= 2 * groups):
         raise invalid(
@@ -117,3 +127,4 @@ def check_groups(config: DeepseekExpertConfig) -> None:
             config.model_type,
             f"a token takes {chosen} experts of {opened} groups of {count // groups}",
         )
+    return groups, opened

@@ -17,6 +17,7 @@ from cetane.families.base import Flow, Memory, Part, RoutedBlock, Truth, Weight
 from cetane.families.blocks import NAMES, PartNames
 from cetane.families.configs import invalid
 from cetane.families.layers import (
+    GATED,
     MLP,
     Held,
     Leaf,
@@ -94,6 +95,8 @@ class Mixture:
     together: int
     factor: float = 1.0
     """The factor on outputs."""
+    gated: bool = True
+    """Whether an expert's activation is that of a gate, which multiplies its ups."""
     sigmoid: bool = False
     """Whether an expert's weight is the sigmoid of its own logit, not a share of all."""
     groups: int = 1
@@ -225,17 +228,18 @@ class StackedRows:
 
 
 class MixtureExperts(nn.Module):
-    """Some experts as one gated MLP: their inner channels lie side by side."""
+    """Some experts as one MLP: their inner channels lie side by side."""
 
     def __init__(self, mixture: Mixture, start: int, stop: int, bias: bool = False) -> None:
         """`bias` says whether gates and ups have biases."""
         super().__init__()
         self.start, self.stop = start, stop
         inner = (stop - start) * mixture.inner
-        self.gate_proj = Projection(mixture.hidden, inner, "experts", bias)
+        if mixture.gated:
+            self.gate_proj = Projection(mixture.hidden, inner, "experts", bias)
         self.up_proj = Projection(mixture.hidden, inner, "experts", bias)
         self.down_proj = Projection(inner, mixture.hidden, "experts", factor=mixture.factor)
-        self.act = activation(mixture.act)
+        self.act, self.gated = activation(mixture.act), mixture.gated
         self.stored = stored_rows(mixture)
 
     def forward(self, x: Tensor, weights: Tensor) -> Tensor:
@@ -243,7 +247,8 @@ class MixtureExperts(nn.Module):
 
         `weights (1, E, 1, T)` are those of all experts of the layer.
         """
-        inner = self.act(self.gate_proj(x)) * self.up_proj(x)
+        up = self.up_proj(x)
+        inner = self.act(self.gate_proj(x)) * up if self.gated else self.act(up)
         return self.down_proj(self.weighted(inner, weights))
 
     def weighted(self, inner: Tensor, weights: Tensor) -> Tensor:
@@ -259,14 +264,17 @@ class MixtureExperts(nn.Module):
 
 def stored_rows(mixture: Mixture) -> dict[str, StackedRows]:
     """The places of an MLP's weights. One tensor `(E, 2I, H)` has each expert's gate rows and then
-    its up rows; the other `(E, H, I)` has its output rows."""
+    its up rows, or `(E, I, H)` has its up rows; the other `(E, H, I)` has its output rows."""
     hidden, inner = mixture.hidden, mixture.inner
+    down = {"down_proj.weight": StackedRows("down_proj", (hidden, inner), side_by_side)}
+    if not mixture.gated:
+        pick = partial(rows_of, 0, inner)
+        return {"up_proj.weight": StackedRows("up_proj", (inner, hidden), pick)} | down
     gate_up = (2 * inner, hidden)
     return {
         "gate_proj.weight": StackedRows("gate_up_proj", gate_up, partial(rows_of, 0, inner)),
         "up_proj.weight": StackedRows("gate_up_proj", gate_up, partial(rows_of, inner, 2 * inner)),
-        "down_proj.weight": StackedRows("down_proj", (hidden, inner), side_by_side),
-    }
+    } | down
 
 
 def rows_of(start: int, stop: int, stored: Tensor) -> Tensor:
@@ -296,9 +304,11 @@ class SharedExpert(nn.Module):
         factor: float,
         bias: bool = False,
         gated: bool = False,
+        names: tuple[str, ...] = GATED,
     ) -> None:
+        """`names` are the checkpoint's for the MLP."""
         super().__init__()
-        self.expert = MLP(hidden, inner, act, bias, factor)
+        self.expert = MLP(hidden, inner, act, bias, factor, names=names)
         self.gate = Projection(hidden, 1, None) if gated else None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ The truth is transformers' `modeling_falcon_h1.py`.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from cetane.families.configs import invalid
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
 from cetane.families.kinds import LayerKind
 from cetane.families.layers import MLP, Held, Pick
-from cetane.families.mamba2 import NAME, Mamba2, Mamba2Config, MambaRows, mamba_heads
+from cetane.families.mamba2 import Gating, Mamba2, Mamba2Config, MambaRows, mamba2_form
 from cetane.families.model import Model
 from cetane.families.options import ResidualOptions
 from cetane.families.rotary import rotary_table
@@ -100,7 +100,8 @@ def author(config: FalconH1Config, options: ResidualOptions) -> Model:
     """The model for a config of one of `MODEL_TYPES`."""
     check(config)
     scale, size, eps = options.scale, config.hidden_size, config.rms_norm_eps
-    heads, space, norm = heads_of(config), mamba_heads(config), Norms(config, scale)
+    heads, norm = heads_of(config), Norms(config, scale)
+    space = mamba2_form(config, config.projectors_bias, gating(config))
     form = AttentionForm(qkv_bias=config.attention_bias, out_bias=config.attention_bias)
     kind = LayerKind(heads, rotary_table(config, heads.dim))
     gates, *convolved, steps = config.ssm_multipliers
@@ -118,14 +119,7 @@ def author(config: FalconH1Config, options: ResidualOptions) -> Model:
             attention = Attention(
                 size, eps, kind, form, attended, inverse=1 / config.attention_in_multiplier
             )
-            mamba = Mamba2(
-                config,
-                space,
-                answered,
-                inverse=1 / config.ssm_in_multiplier,
-                out_bias=config.projectors_bias,
-                gated=gating(config),
-            )
+            mamba = Mamba2(space, answered, inverse=1 / config.ssm_in_multiplier)
             inner, act, factor = config.intermediate_size, config.hidden_act, scale * down
             mlp = MLP(size, inner, act, config.mlp_bias, factor)
             layers.append(FalconH1Block(index, norm, attention, mamba, mlp, made, convolved))
@@ -137,11 +131,11 @@ def author(config: FalconH1Config, options: ResidualOptions) -> Model:
         embedding=config.embedding_multiplier,
         logits=config.lm_head_multiplier,
         norm="model.final_layernorm.weight",
-        memory=space.memory(NAME, config.mamba_d_conv),
+        memory=space.memory,
     )
 
 
-def gating(config: FalconH1Config) -> Literal["first", "last", "unnormed"]:
+def gating(config: FalconH1Config) -> Gating:
     """How gates and norms of Mamba-2's answers follow each other."""
     if not config.mamba_rms_norm:
         return "unnormed"

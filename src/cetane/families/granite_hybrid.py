@@ -17,7 +17,7 @@ from cetane.families.experts import ExpertOptions, SharedExpert, expert_channels
 from cetane.families.kinds import LayerKind, check_types
 from cetane.families.layers import MLP
 from cetane.families.llama import LlamaConfig, multiplied
-from cetane.families.mamba2 import NAME, Mamba2, Mamba2Config, MambaRows, mamba_heads
+from cetane.families.mamba2 import Mamba2, Mamba2Config, MambaRows, mamba2_form
 from cetane.families.mixtral import GraniteBlock
 from cetane.families.model import Model
 from cetane.families.rotary import rotary_table
@@ -56,7 +56,7 @@ def author(config: GraniteHybridConfig, options: ExpertOptions) -> Model:
     own, scale = multiplied(config, 1 / config.logits_scaling), options.scale
     size, inner, act = config.hidden_size, config.shared_intermediate_size, config.hidden_act
     norm, added, types = Norms(config, scale), scale * own.residual, config.layer_types
-    heads, mamba = heads_of(config, own.scores), mamba_heads(config)
+    heads, mamba = heads_of(config, own.scores), mamba2_form(config, config.mamba_proj_bias)
     positioned = config.position_embedding_type == "rope"
     kind = LayerKind(heads, rotary_table(config, heads.dim), positioned=positioned)
     count, narrow = config.num_local_experts, config.intermediate_size
@@ -69,7 +69,7 @@ def author(config: GraniteHybridConfig, options: ExpertOptions) -> Model:
             mixer: Mixer = (
                 Attention(size, config.rms_norm_eps, kind, own.form, added)
                 if attends
-                else Mamba2(config, mamba, added, out_bias=config.mamba_proj_bias)
+                else Mamba2(mamba, added)
             )
             if experts is None:
                 mlp = MLP(size, inner, act, factor=added, names=MLP_NAMES)
@@ -90,6 +90,6 @@ def author(config: GraniteHybridConfig, options: ExpertOptions) -> Model:
         [kind] if ATTENDING in types else [],
         embedding=own.embedding,
         logits=own.logits,
-        memory=mamba.memory(NAME, config.mamba_d_conv) if MIXING in types else {},
+        memory=mamba.memory if MIXING in types else {},
         channels=expert_channels(experts),
     )

@@ -378,9 +378,11 @@ class MLP(nn.Module):
         factor: float = 1.0,
         inverse: float = 1.0,
         names: tuple[str, ...] = GATED,
+        inner_norm: tuple[str, RMSNorm] | None = None,
     ) -> None:
         """`act` is a name, or an activation with parameters. The input is `inverse` times the
-        model's; `names` are the checkpoint's."""
+        model's; `names` are the checkpoint's. `inner_norm` is a norm of the inner channels, with
+        its name."""
         super().__init__()
         self.readers, self.writer = names[:-1], names[-1]
         """The projections of its input, and the one that makes its output."""
@@ -388,17 +390,24 @@ class MLP(nn.Module):
             self.add_module(reader, Projection(hidden, inner, "mlp", bias, inverse=inverse))
         self.add_module(self.writer, Projection(inner, hidden, "mlp", bias, factor))
         self.act = activation(act) if isinstance(act, str) else act
+        self.inner_norm = None if inner_norm is None else inner_norm[0]
+        if inner_norm is not None:
+            self.add_module(*inner_norm)
 
     def forward(self, x: Tensor) -> Tensor:
         first, *more = (self.get_submodule(name)(x) for name in self.readers)
         inner = self.act(first)
         for up in more:
             inner = inner * up
+        if self.inner_norm is not None:
+            inner = self.get_submodule(self.inner_norm)(inner)
         made: Tensor = self.get_submodule(self.writer)(inner)
         return made
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        """See `Block.exchanges`. Nothing passes an activation."""
+        """See `Block.exchanges`. Nothing passes an activation or a norm."""
+        if self.inner_norm is not None:
+            return ()
         return tuple(
             Exchange((self.writer,), (f"{up}.weight", f"{up}.bias")) for up in self.readers[1:]
         )

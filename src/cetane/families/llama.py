@@ -14,6 +14,8 @@
 - HyperCLOVA X has Granite's multipliers, and norms after attention and MLP too;
 - Gemma's checkpoints store gains less one, and its embeddings have a factor;
 - Apertus has an activation with parameters, xIELU, in MLPs without gates;
+- BitNet has a norm of what the heads give and one of an MLP's inner channels, before what reads
+  them;
 - nanochat has norms without gains everywhere, on the embedding too. Heads rotate the other way.
 
 The truth is transformers' `modeling_{model_type}.py`.
@@ -39,9 +41,9 @@ from cetane.families.stored import ExchangedHalvesBlock, FusedBlock, Interleaved
 
 Options = ResidualOptions
 MODEL_TYPES = (
-    "apertus", "arcee", "cwm", "ernie4_5", "gemma", "granite", "helium", "hunyuan_v1_dense",
-    "hyperclovax", "llama", "ministral", "ministral3", "mistral", "nanochat", "phi3", "qwen2",
-    "qwen3", "seed_oss", "smollm3",
+    "apertus", "arcee", "bitnet", "cwm", "ernie4_5", "gemma", "granite", "helium",
+    "hunyuan_v1_dense", "hyperclovax", "llama", "ministral", "ministral3", "mistral", "nanochat",
+    "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
 )  # fmt: skip
 AROUND = SandwichNames(
     after="post_norm1", mlp_norm="post_attention_layernorm", mlp_after="post_norm2"
@@ -133,6 +135,8 @@ class Traits(Multipliers):
     names: PartNames = NAMES
     softcap: float | None = None
     """The bound of logits."""
+    inner_norm: str | None = None
+    """The checkpoint's name for a norm of an MLP's inner channels."""
 
 
 def traits(config: LlamaConfig) -> Traits:
@@ -153,6 +157,10 @@ def traits(config: LlamaConfig) -> Traits:
             own = config.attention_bias
             form = AttentionForm(qkv_bias=own, out_bias=own)
             return Traits(form, config.mlp_bias, UNGATED)
+        case "bitnet":
+            own = config.attention_bias
+            form = AttentionForm(own, own, inner_norm="attn_sub_norm")
+            return Traits(form, inner_norm="ffn_sub_norm")
         case "cwm":
             return Traits(AttentionForm(), config.mlp_bias)
         case "ernie4_5":
@@ -209,7 +217,11 @@ def author(config: LlamaConfig, options: ResidualOptions) -> Model:
         for index, kind in enumerate(kinds):
             factor = 1.0 if around else added  # behind a norm, its gains have the factor
             attention = Attention(size, eps, kind, own.form, factor)
-            mlp = MLP(size, inner, activation_of(config), own.mlp_bias, factor, names=own.mlp_names)
+            middle = None if own.inner_norm is None else (own.inner_norm, RMSNorm(inner, eps))
+            mlp = MLP(
+                size, inner, activation_of(config), own.mlp_bias, factor,
+                names=own.mlp_names, inner_norm=middle,
+            )  # fmt: skip
             if around:
                 layers.append(SandwichBlock(index, attention, mlp, norm, after, AROUND))
             else:
@@ -240,8 +252,12 @@ def reach(config: LlamaConfig) -> Reach:
 
 
 def check(config: LlamaConfig) -> None:
-    """Raise CetaneError for a Ministral 3 without the numbers of its factor on late queries:
-    transformers cannot run it."""
+    """Raise CetaneError for what transformers cannot run: a BitNet whose heads are not as wide
+    together as the residual stream, and a Ministral 3 without the numbers of its factor on late
+    queries."""
+    heads, size = config.num_attention_heads, config.hidden_size
+    if config.model_type == "bitnet" and heads * (dim := heads_of(config).dim) != size:
+        raise invalid("bitnet", f"{heads} heads of {dim} channels are not hidden_size = {size}")
     if config.model_type != "ministral3":
         return
     for key in ("llama_4_scaling_beta", "original_max_position_embeddings"):

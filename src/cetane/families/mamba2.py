@@ -6,8 +6,9 @@ answers are a product of queries and keys, in which every token fades by the dec
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import Literal, Protocol
 
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from cetane.families.axes import Axes
 from cetane.families.base import Flow, Memory, Weight
 from cetane.families.blocks import Mixer
-from cetane.families.configs import invalid, unsupported
+from cetane.families.configs import invalid
 from cetane.families.layers import (
     CausalTaps,
     Held,
@@ -27,14 +28,22 @@ from cetane.families.layers import (
     normalize,
 )
 from cetane.families.matrices import Decays, MatrixHeads, fading
+from cetane.families.model import History, Matrix
 from cetane.families.stored import FUSED, FusedRows
+from cetane.hardware import LARGEST_FP16
 
 NAME = "ssm"
 """The name of the matrices of all layers."""
+Gating = Literal["first", "last", "unnormed"]
+"""How gates and norms of answers follow each other."""
+Bounds = tuple[float | None, float | None]
+"""The least and the largest step of a token; None for no bound. transformers applies them to a
+text, and leaves them out for a token alone. A port always applies them: its answers do not depend
+on how tokens come."""
 
 
 class Mamba2Config(Protocol):
-    """The keys of every config with such layers."""
+    """The keys of most configs with such layers."""
 
     model_type: str
     hidden_size: int
@@ -50,15 +59,60 @@ class Mamba2Config(Protocol):
     time_step_limit: tuple[float, float] | None
 
 
-def mamba_heads(config: Mamba2Config) -> MatrixHeads:
-    """The heads of a config. CetaneError for groups that do not divide the heads, and for bounds of
-    steps: transformers applies them to a text, and not to a single token."""
+@dataclass(frozen=True, kw_only=True)
+class Mamba2Form:
+    """What such layers have, by whatever names a config says it."""
+
+    size: int
+    """The channels of their input and output."""
+    heads: MatrixHeads
+    taps: int
+    act: str
+    """What follows the convolution."""
+    eps: float
+    bounds: Bounds = (None, None)
+    bias: bool = False
+    """Whether the projections of the input have biases."""
+    out_bias: bool = False
+    conv_bias: bool = True
+    gated: Gating = "first"
+
+    @property
+    def memory(self) -> dict[str, History | Matrix]:
+        """What the layers keep."""
+        return self.heads.memory(NAME, self.taps)
+
+
+def mamba2_form(config: Mamba2Config, out_bias: bool, gated: Gating = "first") -> Mamba2Form:
+    """The layers of a config with the usual keys."""
     kind, heads, groups = config.model_type, config.mamba_n_heads, config.mamba_n_groups
+    least, largest = config.time_step_limit or (0.0, inf)
+    return Mamba2Form(
+        size=config.hidden_size,
+        heads=grouped(kind, heads, groups, config.mamba_d_state, config.mamba_d_head),
+        taps=config.mamba_d_conv,
+        act=config.hidden_act,
+        eps=config.rms_norm_eps,
+        bounds=step_bounds(kind, least, largest),
+        bias=config.mamba_proj_bias,
+        out_bias=out_bias,
+        conv_bias=config.mamba_conv_bias,
+        gated=gated,
+    )
+
+
+def grouped(kind: str, heads: int, groups: int, keys: int, values: int) -> MatrixHeads:
+    """The heads of a model type. CetaneError for groups that do not divide them."""
     if heads % groups:
-        raise invalid(kind, f"mamba_n_heads = {heads} is not a multiple of {groups} mamba_n_groups")
-    if tuple(config.time_step_limit or ()) not in ((), (0.0, float("inf"))):
-        raise unsupported(kind, f"time_step_limit = {config.time_step_limit}")
-    return MatrixHeads(groups, heads // groups, config.mamba_d_state, config.mamba_d_head)
+        raise invalid(kind, f"{heads} heads of Mamba-2 are not a multiple of {groups} groups")
+    return MatrixHeads(groups, heads // groups, keys, values)
+
+
+def step_bounds(kind: str, least: float, largest: float) -> Bounds:
+    """The bounds of steps. CetaneError for those between which no step is."""
+    if not 0 <= least <= largest or not largest or least > LARGEST_FP16:
+        raise invalid(kind, f"bounds of steps from {least} to {largest}: none is between them")
+    return least or None, largest if largest <= LARGEST_FP16 else None
 
 
 def state_space(
@@ -95,9 +149,15 @@ class StateSpace(Decays):
 
     D: Tensor
 
-    def __init__(self, heads: int) -> None:
+    def __init__(self, heads: int, bounds: Bounds) -> None:
+        """`bounds` are those of steps."""
         super().__init__(heads)
         self.hold_channels("D", heads)
+        self.bounds = bounds
+
+    def steps(self, x: Tensor) -> Tensor:
+        free = super().steps(x)
+        return free if self.bounds == (None, None) else free.clamp(*self.bounds)
 
 
 class GroupNorm(Leaf):
@@ -122,32 +182,24 @@ class Mamba2(Mixer):
     readers = ("in_proj_z", "in_proj_xbc", "in_proj_dt")
     writer = "out_proj"
 
-    def __init__(
-        self,
-        config: Mamba2Config,
-        heads: MatrixHeads,
-        factor: float,
-        inverse: float = 1.0,
-        out_bias: bool = False,
-        gated: Literal["first", "last", "unnormed"] = "first",
-    ) -> None:
+    def __init__(self, form: Mamba2Form, factor: float, inverse: float = 1.0) -> None:
         """`factor` multiplies its output. Its input is `inverse` times the model's."""
         super().__init__()
-        size, bias, taps = config.hidden_size, config.mamba_proj_bias, config.mamba_d_conv
+        size, bias, heads = form.size, form.bias, form.heads
         values, keys = heads.count * heads.values, heads.key_heads * heads.keys
-        self.heads, self.axes, self.gated = heads, Axes(), gated
+        self.heads, self.axes, self.gated = heads, Axes(), form.gated
         self.sizes = [values, keys, keys]
-        self.keeps = (*(("conv",) if taps > 1 else ()), NAME)
+        self.keeps = (*(("conv",) if form.taps > 1 else ()), NAME)
         self.in_proj_z = Projection(size, values, "attention", bias, inverse=inverse)
         self.in_proj_xbc = Projection(size, heads.channels, "attention", bias, inverse=inverse)
         self.in_proj_dt = Projection(size, heads.count, None, bias, inverse=inverse)
-        self.conv1d = CausalTaps(heads.channels, taps, config.mamba_conv_bias)
-        self.act = activation(config.hidden_act)
-        self.space = StateSpace(heads.count)
-        if gated != "unnormed":
-            eps, groups = config.rms_norm_eps, heads.key_heads
+        self.conv1d = CausalTaps(heads.channels, form.taps, form.conv_bias)
+        self.act = activation(form.act)
+        self.space = StateSpace(heads.count, form.bounds)
+        if form.gated != "unnormed":
+            eps, groups = form.eps, heads.key_heads
             self.norm = RMSNorm(values, eps) if groups == 1 else GroupNorm(values, groups, eps)
-        self.out_proj = Projection(values, size, "attention", out_bias, factor)
+        self.out_proj = Projection(values, size, "attention", form.out_bias, factor)
 
     def forward(self, x: Tensor, flow: Flow, memory: Memory) -> Tensor:
         heads = self.heads

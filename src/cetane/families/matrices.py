@@ -73,8 +73,12 @@ class Decays(Leaf):
         self.hold_channels("dt_bias", heads)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        steps = softplus(x + self.dt_bias)
+        steps = self.steps(x)
         return steps, steps * self.A_log
+
+    def steps(self, x: Tensor) -> Tensor:
+        """The sizes of the steps, without bounds."""
+        return softplus(x + self.dt_bias)
 
 
 def minus_exp(stored: Tensor) -> Tensor:

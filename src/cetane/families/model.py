@@ -70,10 +70,13 @@ class StoredTable:
     factor: float = 1.0
     rows: int | None = None
     """The rows of the weight, if the table has more: those are its first row. None for all."""
+    first: int = 0
+    """The row of the weight that is the table's first."""
 
     def read(self, source: Weights, start: int = 0, stop: int | None = None) -> Tensor:
         """fp32 `(V, C)`, or some rows. CetaneError for NaN, infinity and values beyond fp16."""
-        stored = source.read(self.weight) if stop is None else self._rows(source, start, stop)
+        end = None if stop is None else stop + self.first
+        stored = self._rows(source, start + self.first, end)
         table = stored.float()
         if self.bias is not None:
             table += source.read(self.bias).float()
@@ -84,8 +87,10 @@ class StoredTable:
         check_finite(self.weight, table)
         return table
 
-    def _rows(self, source: Weights, start: int, stop: int) -> Tensor:
+    def _rows(self, source: Weights, start: int, stop: int | None) -> Tensor:
         """Some rows of the weight."""
+        if stop is None:
+            return source.read(self.weight)[start:]
         end = stop if self.rows is None else min(stop, self.rows)
         parts = [source.read_rows(self.weight, start, end)] if start < end else []
         if end < stop:
@@ -96,7 +101,8 @@ class StoredTable:
 
 @dataclass(frozen=True)
 class TokenTable:
-    """A table that the host keeps, with a row of `channels` for each of `rows` tokens."""
+    """A table that the host keeps, with a row of `channels` for each of `rows` tokens, or for as
+    many positions."""
 
     rows: int
     channels: int

@@ -15,6 +15,7 @@ FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
     "input_linear": ("gate_proj", "up_proj"),
+    "c_attn": ("q_proj", "k_proj", "v_proj"),
     "query_key_value": ("q_proj", "k_proj", "v_proj"),
     "in_proj": ("in_proj_z", "in_proj_xbc", "in_proj_dt"),
 }

@@ -1,7 +1,7 @@
 """Fast attention for a transformers model while it is fitted.
 
 Several tokens take torch's own attention, and a single token takes two products. With a cache of
-200 tokens torch's attention takes a tenth of the time of transformers' "eager" one, which copies
+200 tokens torch's attention takes a tenth of the time of transformers' "eager" one. That copies
 the keys for every query head. For single tokens in bfloat16 it takes five times as long as two
 products. These were 70 % of the time in which SmolLM2 wrote.
 """

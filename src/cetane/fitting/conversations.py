@@ -19,7 +19,7 @@ from torch import Tensor
 from cetane.checkpoint import Tokenizer
 from cetane.fitting.cache import extending, roomy_cache
 from cetane.fitting.openings import questions
-from cetane.fitting.text import drawn_from
+from cetane.fitting.own_text import drawn_from
 from cetane.gates.probes import asked
 
 

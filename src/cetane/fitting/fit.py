@@ -19,14 +19,21 @@ from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import Progress, check_writable, claimed, disk_errors, json_sha256, remove
 from cetane.fitting.attention import fuse_attention
-from cetane.fitting.experts import DOWN, GATE_UP, modules_of_experts, own_copy, put
-from cetane.fitting.human_text import EDITION, check_text, human_text, length_of, start_of
-from cetane.fitting.importance import Importance, importance, keep, load
+from cetane.fitting.bfloat16 import narrowed
+from cetane.fitting.experts import ExpertCollector, modules_of_experts, own_copy, put
+from cetane.fitting.human_text import EDITION, check_text, human_text, length_of, start_token
+from cetane.fitting.importance import (
+    Collector,
+    Importance,
+    importance,
+    keep_importance,
+    load_importance,
+)
 from cetane.fitting.lessons import lessons
 from cetane.fitting.openings import openings
+from cetane.fitting.own_text import write_text
 from cetane.fitting.rounding import Rounder, linear_layers, picked_rows
-from cetane.fitting.teacher import Answers, narrowed
-from cetane.fitting.text import write_text
+from cetane.fitting.teacher import Answers
 from cetane.fitting.tunable import Tunable, tunable
 from cetane.fitting.tune import Student, Tuner
 from cetane.gates.reference import RESIDENT, Reference
@@ -40,7 +47,7 @@ from cetane.schema.changes import override
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
 
-VERSION, READING = 11, 8
+VERSION, READING = 12, 8
 """The versions of fitted constants, and of what they are fitted on: texts, importance and lessons.
 Those of another version are made anew. A change of rounding alone keeps texts, which take most of
 the time. Another version of Python keeps them too: its documentation differs, but serves as
@@ -61,8 +68,8 @@ def fit(checkpoint: Checkpoint, planner: Planner, progress: Progress) -> FittedF
     """The constants of a planner's compression, from the cache folder if they are there.
 
     Only weights whose formats have a second order are fitted; all others are encoded plainly.
-    Raises CetaneError if there is no such weight, for a text that is too short, and for tuning a
-    model that does not fit in memory.
+    Raises CetaneError if there is no such weight, and for a text that is too short. So it does for
+    tuning a model that does not fit in memory.
     """
     compression, formats = planner.recipe.compression, fitted_formats(planner)
     key = key_of(checkpoint, formats, compression)
@@ -163,7 +170,7 @@ class Fitter:
             path: own["weight"] for path, own in reference.names.items() if "weight" in own
         }
         self.tensors = reference.names
-        self.start, self.length = start_of(checkpoint), length_of(planner)
+        self.start, self.length = start_token(checkpoint), length_of(planner)
         self.planner, self.tokenizer = planner, checkpoint.tokenizer
         given = planner.recipe.compression.text
         self.given_hash = "" if given is None else given.sha256
@@ -189,19 +196,25 @@ class Fitter:
 
         Both depend on no format, so all formats share one file of them.
         """
-        layers = linear_layers(self.model, self.names, frozenset(names))
+        wanted = frozenset(names)
+        layers = linear_layers(self.model, self.names, wanted)
+        collectors = [Collector(name, layer) for name, layer in layers.items()]
+        for module, own in modules_of_experts(self.model, self.tensors):
+            if wanted & set(own.values()):
+                collectors.append(ExpertCollector(own, module))
         size = [SEQUENCES, READ, self.length]
-        content = [READING, self.checkpoint.content, *size, sorted(layers), self.given_hash]
+        read = sorted(one.name for one in collectors)
+        content = [READING, self.checkpoint.content, *size, read, self.given_hash]
         path = folder() / f"{json_sha256(content)}.importance"
-        known = load(path)
+        known = load_importance(path)
         if known is not None:
             return known
         text = self.text()
         with narrowed(self.model):
-            made = importance(self.model, layers, text, self.progress)
+            made = importance(self.model, collectors, text, self.progress)
         give_back()  # the pass's gradients
         with suppress(CetaneError), disk_errors(path):  # a cache may be full or locked
-            keep(path, text, made)
+            keep_importance(path, text, made)
         return text, made
 
     def tuned(
@@ -210,8 +223,8 @@ class Fitter:
         """Constants that were tuned for some minutes, from the `first` ones on.
 
         If tuning makes the model worse, all first ones stay. Else those stay whose weight moved so
-        far that the gate would take it for another one, and those of experts and of rows in another
-        order, which do not learn.
+        far that the gate would take it for another one. Experts, and rows in another order, do not
+        learn, so theirs stay too.
         `partial` is the tuner's checkpoint.
         """
         started = time.perf_counter()
@@ -227,7 +240,7 @@ class Fitter:
             weight = None if made is None else tunable(made, layer.weight.detach().float())
             if made is not None and weight is not None:
                 constants[name], weights[name] = made, weight
-        kept = self.parts_of(first, formats)
+        unlearnt = self.parts_of(first, formats)
         student = Student(self.model, layers, weights)
         spent = (time.perf_counter() - started) / 60
         if Tuner(student, answers, partial, self.progress).run(max(minutes - spent, minutes / 2)):
@@ -236,31 +249,31 @@ class Fitter:
                 learnt = weight.encoded()
                 if self.near(name, learnt, formats[name]):
                     constants[name] = learnt
-        return constants | kept
+        return constants | unlearnt
 
     def parts_of(self, first: FittedConstants, formats: Mapping[str, Format]) -> dict[str, Encoded]:
         """The `first` constants of experts and of rows in another order, with which the model
         computes from now on."""
         stored = {
-            names[part]: own_copy(getattr(module, part))
+            name: own_copy(getattr(module, part))
             for module, names in modules_of_experts(self.model, self.tensors)
-            for part in (GATE_UP, DOWN)
+            for part, name in names.items()
         }
         parts = fitted_parts(self.planner, formats)
         layers = linear_layers(self.model, self.names, {weight.name for weight in parts.values()})
         stored |= {name: own_copy(layer.weight) for name, layer in layers.items()}
-        kept: dict[str, Encoded] = {}
+        constants: dict[str, Encoded] = {}
         for name, weight in parts.items():
             made = first.of(name, weight.shape[:2], formats[name], None, None)
             if made is None:
                 continue
-            kept[name] = made
+            constants[name] = made
             if weight.of_experts:
                 put(weight, stored[weight.name], made.decode())
             else:
                 own = stored[weight.name]
                 own[picked_rows(weight)] = torch.from_numpy(made.decode()).to(own)
-        return kept
+        return constants
 
     def near(self, name: str, made: Encoded, form: Format) -> bool:
         """Whether the gate takes constants for those of this tensor.

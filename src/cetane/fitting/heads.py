@@ -17,6 +17,7 @@ from torch import Tensor
 from cetane.checkpoint import SeenByHeads
 from cetane.files import Progress
 from cetane.fitting.pass_keys import PassKeys
+from cetane.gates.reference import decoder_of
 from cetane.gates.streaming import StreamingAttention, attending, everywhere, near
 from cetane.hardware.quiet import quiet_transformers
 
@@ -123,7 +124,9 @@ def gate_scores(
 def hidden(model: Any, tokens: Sequence[int], at: Sequence[int]) -> Tensor:
     """The last hidden states of some tokens, `(n, C)`."""
     with quiet_transformers():
-        states: Tensor = model.base_model(torch.tensor([tokens]), use_cache=False).last_hidden_state
+        states: Tensor = decoder_of(model)(
+            torch.tensor([tokens]), use_cache=False
+        ).last_hidden_state
     return states[0, at].float()
 
 

@@ -99,10 +99,10 @@ def windows(checkpoint: Checkpoint, given: TextFile | None, length: int) -> Tens
     """`human_text`, kept for the next step that reads it: the plan reads it first, and to encode
     4 MB takes seconds."""
     texts = documentation() if given is None else spread(given.read())
-    return windows_of(texts, checkpoint.tokenizer, start_of(checkpoint), length)
+    return windows_of(texts, checkpoint.tokenizer, start_token(checkpoint), length)
 
 
-def start_of(checkpoint: Checkpoint) -> int:
+def start_token(checkpoint: Checkpoint) -> int:
     """The token that texts begin with."""
     start, ends = checkpoint.tokenizer.bos_id, checkpoint.tokenizer.eos_ids
     return next(iter(ends), 0) if start is None else start

@@ -12,7 +12,7 @@ It is too large to keep. Of each layer two factors stand for it, as in K-FAC (ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from cetane.files import Progress, keep_tensors, kept_tensors
 from cetane.fitting.losses import in_pieces
-from cetane.gates.reference import logits_of
+from cetane.gates.reference import decoder_of, logits_of
 from cetane.hardware.memory import give_back
 
 Matrix = npt.NDArray[np.float32]
@@ -110,12 +110,14 @@ def mean_of(pieces: Iterable[Matrix], size: int, count: int) -> Matrix:
 class Collector:
     """Gathers the importance of one layer from its outputs' gradients."""
 
-    def __init__(self, layer: nn.Linear) -> None:
-        self.count = outputs = len(layer.weight)
-        self.sum = torch.zeros(outputs, outputs) if outputs <= LARGEST else None
+    def __init__(self, name: str, layer: nn.Module) -> None:
+        """`name` is the checkpoint's."""
+        self.name, self.layer = name, layer
+        self.outputs = 0
+        self.sum: Tensor | None = None
         self.squares: list[Tensor] = []
 
-    def watch(self, _layer: nn.Module, _inputs: Any, outputs: Tensor) -> None:
+    def watch(self, _layer: nn.Module, _given: Any, outputs: Tensor) -> None:
         """A forward hook. Outputs that depend on no token have no gradient: ZAYA projects zeros
         too, for the token before the first."""
         if outputs.requires_grad:
@@ -124,37 +126,43 @@ class Collector:
     def add(self, gradient: Tensor) -> None:
         rows = gradient.reshape(-1, gradient.shape[-1])
         self.squares.append(torch.linalg.vector_norm(rows.float(), dim=1).square().cpu())
-        if self.sum is not None:
-            # in the gradient's own dtype, bfloat16: each product is rounded, their sum is not.
-            # numpy took six times as long, since torch's threads wait for work in a loop
-            self.sum += (rows.T @ rows).cpu()
+        self.outputs = rows.shape[1]
+        if self.outputs > LARGEST:
+            return
+        if self.sum is None:
+            self.sum = torch.zeros(self.outputs, self.outputs)
+        # in the gradient's own dtype, bfloat16: each product is rounded, their sum is not.
+        # numpy took six times as long, since torch's threads wait for work in a loop
+        self.sum += (rows.T @ rows).cpu()
 
-    def made(self) -> Importance:
+    def importance(self) -> Importance:
         squares = torch.cat(self.squares)
         tokens = EVEN + (1 - EVEN) * squares / squares.mean().clamp(min=1e-30)
-        scale = float(squares.mean() / self.count)  # in fp32, as it is kept
+        scale = float(squares.mean() / self.outputs)  # in fp32, as it is kept
         if self.sum is None:
             return Importance(tokens, None, scale)
         # in place: of SmolLM2's layers together, a copy would be 0.7 GB
         self.sum /= self.sum.diagonal().mean().clamp(min=1e-30)
         return Importance(tokens, self.sum, scale)
 
+    def made(self) -> dict[str, Importance]:
+        """The importance by name; empty if no token reached the layer."""
+        return {self.name: self.importance()} if self.squares else {}
+
 
 def importance(
-    model: Any, layers: Mapping[str, nn.Linear], text: Tensor, progress: Progress
+    model: Any, collectors: Sequence[Collector], text: Tensor, progress: Progress
 ) -> dict[str, Importance]:
     """The importance of a transformers model's layers, by name, for text that it wrote.
 
     `text` is int64 `(B, T)`. Layers that no token reaches are left out.
     """
-    collectors = {name: Collector(layer) for name, layer in layers.items()}
     parts = text.split(max(1, ROWS // text.shape[1]))
     with ExitStack() as stack, torch.enable_grad():
         embedding = model.get_input_embeddings().register_forward_hook(with_gradient)
         stack.callback(embedding.remove)
-        for name, layer in layers.items():
-            hook = layer.register_forward_hook(collectors[name].watch)
-            stack.callback(hook.remove)
+        for collector in collectors:
+            stack.callback(collector.layer.register_forward_hook(collector.watch).remove)
         for number, part in enumerate(parts):
             progress("what errors change", number, len(parts))
             loss_of(model, part.to(model.device)).backward()
@@ -162,7 +170,7 @@ def importance(
             if number % PASSES == PASSES - 1:
                 give_back()
     progress("what errors change", len(parts), len(parts))
-    return {name: one.made() for name, one in collectors.items() if one.squares}
+    return {name: one for own in collectors for name, one in own.made().items()}
 
 
 def with_gradient(_module: nn.Module, _inputs: Any, hidden: Tensor) -> Tensor:
@@ -173,7 +181,7 @@ def with_gradient(_module: nn.Module, _inputs: Any, hidden: Tensor) -> Tensor:
 def loss_of(model: Any, tokens: Tensor) -> Tensor:
     """The sum of the losses of all next tokens. The head computes in pieces too: all logits of 512
     tokens of Gemma's 262,144 take 0.5 GB, and as much for each step of their gradients."""
-    hidden = model.base_model(tokens, use_cache=False).last_hidden_state
+    hidden = decoder_of(model)(tokens, use_cache=False).last_hidden_state
     targets = nn.functional.pad(tokens[:, 1:], (0, 1), value=UNKNOWN).flatten()
 
     def of_rows(own: Tensor, rows: slice) -> Tensor:
@@ -185,7 +193,7 @@ def loss_of(model: Any, tokens: Tensor) -> Tensor:
     return in_pieces(hidden.flatten(0, 1), of_rows)
 
 
-def keep(path: Path, text: Tensor, importances: Mapping[str, Importance]) -> None:
+def keep_importance(path: Path, text: Tensor, importances: Mapping[str, Importance]) -> None:
     """Keep a text and the importance of layers there."""
     tensors = {TEXT: text}
     for name, one in importances.items():
@@ -195,8 +203,8 @@ def keep(path: Path, text: Tensor, importances: Mapping[str, Importance]) -> Non
     keep_tensors(path, tensors)
 
 
-def load(path: Path) -> tuple[Tensor, dict[str, Importance]] | None:
-    """What `keep` wrote; None if it is missing or has changed."""
+def load_importance(path: Path) -> tuple[Tensor, dict[str, Importance]] | None:
+    """What `keep_importance` wrote; None if it is missing or has changed."""
     tensors = kept_tensors(path)
     if tensors is None:
         return None

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from cetane.errors import CetaneError
 from cetane.files import Progress, disk_errors, keep_tensors, kept_tensors
-from cetane.fitting.teacher import Answers, ask, narrowed
-from cetane.fitting.text import write_text
+from cetane.fitting.bfloat16 import narrowed
+from cetane.fitting.own_text import write_text
+from cetane.fitting.teacher import Answers, ask
 
 SEQUENCES, READ = 96, 32
 """A batch: the sequences that the model writes, and the windows of human text beside them."""

@@ -86,7 +86,7 @@ def hide(
             random.permutation(NAMES)[:keys], random.integers(0, 10, (keys, DIGITS)), strict=True
         )
     ]
-    text, stop, places = start_of(tokenizer), plain(".\n"), []
+    text, stop, places = start_tokens(tokenizer), plain(".\n"), []
     spent = len(text) + sum(2 * len(lead) + 2 * len(key) + len(stop) for lead, key in said)
     room = tokens - spent
     if room < keys:
@@ -109,7 +109,7 @@ def hide(
     return PassKeys((*text, *hay[at:]), tuple(questions))
 
 
-def start_of(tokenizer: Tokenizer) -> list[int]:
+def start_tokens(tokenizer: Tokenizer) -> list[int]:
     """The tokens that a text begins with."""
     return tokenizer.encode("")[:1]
 

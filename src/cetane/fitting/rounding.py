@@ -24,9 +24,10 @@ from cetane.compress.encoded import stacked
 from cetane.compress.selection import AS_GPTQ, Method, SecondOrder
 from cetane.families import Weight, check_finite
 from cetane.files import Progress
+from cetane.fitting.bfloat16 import bfloat16_products
 from cetane.fitting.experts import (
     DOWN,
-    GATE_UP,
+    ExpertProducts,
     RoutedExperts,
     modules_of_experts,
     own_copy,
@@ -34,7 +35,6 @@ from cetane.fitting.experts import (
     views_of,
 )
 from cetane.fitting.importance import PASSES, Importance, Matrix, mean_product
-from cetane.fitting.teacher import bfloat16_products
 from cetane.gates.resemblance import arrays, too_far
 from cetane.hardware.memory import give_back
 
@@ -194,36 +194,50 @@ class Rounder:
         self, names: Mapping[str, str], module: Any, given: tuple[Tensor, ...]
     ) -> None:
         """Round the experts of a layer that are about to compute. `names` are the checkpoint's, by
-        the tensors of the module."""
-        own = [[w for w in self.experts if w.name == names[part]] for part in (GATE_UP, DOWN)]
+        the tensors of the module, in the order in which it computes."""
+        own = [[w for w in self.experts if w.name == name] for name in names.values()]
         if not any(own) or any(w.matrix in self.constants for w in chain(*own)):
             return
-        routed = RoutedExperts(module, given)
-        for part, weights in zip((GATE_UP, DOWN), own, strict=True):
-            check_finite(names[part], getattr(module, part))
+        important = self.importances.get(names[DOWN])
+        counts = None if important is None else important.tokens
+        products = ExpertProducts(RoutedExperts(module, given), counts)
+        for (part, name), weights in zip(names.items(), own, strict=True):
+            check_finite(name, getattr(module, part))
             stored = own_copy(getattr(module, part))
             for weight in weights:
                 self.report(weight.matrix)
-                made = self.expert_constants(weight, views_of(weight, stored), routed)
+                made = self.expert_constants(weight, views_of(weight, stored), products)
                 self.constants[weight.matrix] = made
                 put(weight, stored, made.decode())
             give_back()
 
     def expert_constants(
-        self, weight: Weight, parts: Sequence[Tensor], routed: RoutedExperts
+        self, weight: Weight, parts: Sequence[Tensor], products: ExpertProducts
     ) -> Encoded:
         """The constants of a matrix of some experts, which has a part of each."""
         assert weight.rows is not None
-        form, (first, stop) = self.formats[weight.matrix], weight.rows
+        first, stop = weight.rows
         if weight.side_by_side:
             whole = torch.cat(list(parts), 1).numpy()
-            return self.encode(whole, form, routed.inner_products(first, stop))
+            return self.part(weight, whole, products.inner(first, stop))
         return stacked(
             [
-                self.encode(part.contiguous().numpy(), form, routed.input_products(expert))
+                self.part(weight, part.contiguous().numpy(), products.inputs(expert))
                 for expert, part in zip(range(first, stop), parts, strict=True)
             ]
         )
+
+    def part(self, weight: Weight, values: Matrix, hessian: Matrix) -> Encoded:
+        """The constants of the values `(O, I)` of an expert, or of experts side by side, by the
+        products of their inputs. Their harm is added to the matrix's."""
+        important, form = self.importances.get(weight.name), self.formats[weight.matrix]
+        if important is None:
+            return self.encode(values, form, hessian)
+        outputs = important.outputs
+        made = self.encode(values, form, hessian, None if outputs is None else outputs.numpy())
+        off = values - made.decode().astype(np.float32)
+        self.harms[weight.matrix] = self.harms.get(weight.matrix, 0) + important.harm(off, hessian)
+        return made
 
     def encode(
         self, weight: Matrix, form: Format, hessian: Matrix, outputs: Matrix | None = None

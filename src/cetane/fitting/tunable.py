@@ -24,8 +24,8 @@ from cetane.fitting.loops import TINY
 FIRST, SECOND = 0.9, 0.98
 """Decay of the means of gradients and of their squares, a step (Adam, arXiv 1412.6980)."""
 DEPTH = 0.5
-"""An element's wish begins at this share of the way from its level to its weight, or to the level's
-border, if the weight lies beyond it."""
+"""An element's wish begins at this share of the way from its level to its weight. The way ends at
+the level's border if the weight lies beyond it."""
 
 
 class Tunable(ABC):

@@ -21,7 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from cetane.files import Progress, disk_errors, replacing
-from cetane.fitting.teacher import Answers, bfloat16_products, has_bfloat16
+from cetane.fitting.bfloat16 import bfloat16_products, has_bfloat16
+from cetane.fitting.teacher import Answers
 from cetane.fitting.tunable import Tunable
 from cetane.threads import available
 

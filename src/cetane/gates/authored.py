@@ -11,6 +11,7 @@ from cetane.engine.engine import Engine
 from cetane.families import Shard, Weights
 from cetane.gates.bounds import Tightened
 from cetane.gates.experts import show
+from cetane.gates.heads import Chooser
 from cetane.gates.model_results import ModelResults
 from cetane.gates.observe import observe, structure_tasks
 from cetane.gates.probe_sizes import filled, tokens_for_experts
@@ -52,6 +53,10 @@ class ModuleReadings:
     def roundings(self, shard: str) -> dict[str, int]:
         """The number of tensors that each function of a shard rounds."""
         return {name: one.roundings for name, one in records(self.planner, shard).items()}
+
+    def choosers(self, shard: str) -> dict[str, Chooser | None]:
+        """None: modules choose by no tables."""
+        return {}
 
     @property
     def unrounded(self) -> Planner:

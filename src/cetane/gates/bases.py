@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from cetane.checkpoint import Checkpoint
+from cetane.checkpoint.hub import downloaded
 from cetane.checkpoint.lora import FLOATS, Lora
-from cetane.checkpoint.open import downloaded, open_base
+from cetane.checkpoint.open import open_base
 from cetane.errors import CetaneError
 from cetane.gates.verdict import Check, at_most
 

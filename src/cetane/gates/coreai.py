@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from cetane.bundle import Bundle
+from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
 from cetane.export.coreai import AssetRunner, contexts
@@ -24,7 +25,10 @@ POSITIONS, BEYOND = (3, 11, 12, 80), 44
 """The places at which logits are compared, in fed tokens. 3 is a first call. 11 and 12 compute a
 block again. 80 needs every function of a context. One more place lies `BEYOND` tokens after the end
 of the first context if an asset has a second one, and after the end of each window. Core AI's CPU
-interpreter is slow, so the places are few, and a third context is not judged."""
+interpreter is slow, so the places are few, and of a third context only the end is judged."""
+ENDING = 64
+"""The last tokens of the longest context, which are judged with nothing before them: one call. The
+asset holds the angles of every position."""
 WIDEST = 1024
 """The widest window whose end is judged. SmolLM2 takes half a CPU second a token, so a window of
 4,096 would take half an hour."""
@@ -56,23 +60,36 @@ def judge_coreai(bundle: Bundle, asset: Path) -> CoreAIResult:
     first, *longer = contexts(plan.recipe.cache.context)
     ends = [window for window in windows(plan) if window <= WIDEST] + [first] * bool(longer)
     places = sorted({*POSITIONS, *(min(end + BEYOND, plan.recipe.cache.context) for end in ends)})
-    tokens = text_tokens(bundle.tokenizer, places[-1])
-    ours = Engine(plan, PortableBackend(bundle), bundle.tables()).session().feed(tokens, "all")
+    tokens = text_tokens(bundle.tokenizer, max(places[-1], ENDING))
+    engine = Engine(plan, PortableBackend(bundle), bundle.tables())
+    ours = engine.session().feed(tokens[: places[-1]], "all")
     assert ours is not None
-    limit, checks, fed = limits(), [], 0
+    checks, fed = list[Check](), 0
     with AssetRunner(asset) as runner:
         for place in places:
             theirs, fed = runner.feed(tokens[fed:place]), place
-            truth = ours[place - 1]
-            cosine = float(metrics.cosine(theirs[None], truth[None])[0])
-            kl = float(metrics.divergence(theirs[None], truth[None])[0])  # sees a wrong scale
-            cost = float(truth.max() - truth[int(np.argmax(theirs))])
-            checks += [
-                at_least(f"cosine after {place} tokens", cosine, limit.fp16.logit_cosine),
-                at_most(f"KL after {place} tokens", kl, limit.fp16.kl),
-                at_most(f"margin of the choice after {place} tokens", cost, limit.evidence.margin),
-            ]
+            checks += place_checks(f"after {place} tokens", theirs, ours[place - 1])
+        if places[-1] < plan.recipe.cache.context:
+            first = plan.recipe.cache.context - ENDING
+            runner.start(first)
+            theirs = runner.feed(tokens[:ENDING])
+            last = engine.session(start=first).feed(tokens[:ENDING], "last")
+            assert last is not None
+            checks += place_checks("at the end of the context", theirs, last)
     return CoreAIResult(checks=tuple(checks))
+
+
+def place_checks(where: str, theirs: Array, truth: Array) -> list[Check]:
+    """The checks of one token's logits `(V,)`: the asset's, and the bundle's."""
+    limit = limits()
+    cosine = float(metrics.cosine(theirs[None], truth[None])[0])
+    kl = float(metrics.divergence(theirs[None], truth[None])[0])  # sees a wrong scale
+    cost = float(truth.max() - truth[int(np.argmax(theirs))])
+    return [
+        at_least(f"cosine {where}", cosine, limit.fp16.logit_cosine),
+        at_most(f"KL {where}", kl, limit.fp16.kl),
+        at_most(f"margin of the choice {where}", cost, limit.evidence.margin),
+    ]
 
 
 def windows(plan: Plan) -> list[int]:

@@ -20,8 +20,9 @@ from cetane.checkpoint import Checkpoint
 from cetane.engine.authored import StoredRows
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
+from cetane.export.coreml_llm.app_folder import AppFolder, AppRows, read_folder
 from cetane.export.coreml_llm.folder import HALVES
-from cetane.export.coreml_llm.host import AppFolder, AppHost, AppRows, Chosen, read_folder
+from cetane.export.coreml_llm.host import AppHost, Chosen
 from cetane.families import TokenTable, Weights
 from cetane.files import Progress
 from cetane.gates.beside_shards import same_rows

@@ -10,8 +10,8 @@ only distances between tokens, so its truth is the same there.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import cycle, islice
-from typing import get_args
+from itertools import chain, cycle, islice
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -43,8 +43,6 @@ from cetane.validation import Data
 
 WINDOWS, DRAFTS = 3, 16
 """The most windows that are judged, and the most drafts in each."""
-PIECES = (5, 1, 2, 1, 4, 3)
-"""The tokens between drafts, in turn. Some pieces need more than one call."""
 
 
 class DraftHeadScore(Data):
@@ -90,16 +88,21 @@ def judge_draft_head(
     trained = load_trained(draft_head)
     held = draft_head.held_out()[:WINDOWS]
     windows = collect(engine, held.reshape(-1).tolist(), held.shape[1], progress)
-    wanted = truth(trained, windows, bundle.tables().embedding)
+    functions = {function.name: function for function in draft_head.manifest.functions}
+    follow = functions.get("follow")
+    width, steps = follow.tokens if follow else 1, draft_head.manifest.steps
+    drafts = [*drafts_of(len(held), held.shape[1], steps, width)]
+    wanted = truth(trained, windows, drafts, bundle.tables().embedding)
     kinds: tuple[DraftHeadArithmetic, ...] = get_args(DraftHeadArithmetic)
     starts = window_starts(draft_head, held.shape[1])
+    ways = [False, True] if "read" in functions else [False]
     scores = []
     for done, arithmetic in enumerate(kinds):
         progress(f"{draft_head.name} in {arithmetic}", done, len(kinds))
         backend = PortableBackend(draft_head, arithmetic)
         runners = [open_runner(draft_head, bundle, backend, start) for start in starts]
-        logits = [drafted(runner, windows) for runner in runners]
-        scores.append(score(arithmetic, np.concatenate(logits), np.tile(wanted, (len(starts), 1))))
+        logits = [drafted(runner, windows, drafts, wide) for runner in runners for wide in ways]
+        scores.append(score(arithmetic, np.concatenate(logits), np.tile(wanted, (len(logits), 1))))
     checks = (*same_interface(draft_head, trained, tapped_shards(engine.plan)), *judge(scores))
     return DraftHeadResult(
         passed=all(check.passed for check in checks),
@@ -167,49 +170,61 @@ def window_starts(draft_head: DraftHead, length: int) -> list[int]:
     return list(dict.fromkeys([0, *ends]))
 
 
-def places(length: int, steps: int) -> Iterator[tuple[int, int]]:
-    """The tokens that each draft of a window adds, as first and end.
+class Place(NamedTuple):
+    """The tokens of a window that a draft follows: those of earlier drafts, and its own from number
+    `start` up to `stop`."""
 
-    The first draft follows a prompt, a quarter of the window. The others follow `PIECES`, but for
-    the last: it ends the window.
+    window: int
+    start: int
+    stop: int
+
+
+def drafts_of(windows: int, length: int, steps: int, width: int) -> Iterator[Place]:
+    """All drafts in windows of `length` tokens. A call that follows accepted tokens takes `width`.
+
+    Of every window, the first draft follows a prompt, a quarter of the window. The others follow
+    from one token to one more than a call takes, in turn: each column of the call gives logits. The
+    last draft ends the window.
     """
-    start, upto, last = 0, max(1, length // 4), length - steps
-    for piece in islice(cycle(PIECES), DRAFTS - 1):
-        if upto >= last:
-            break
-        yield start, upto
-        start, upto = upto, upto + piece
-    if start < last:
-        yield start, last
+    pieces = cycle(range(1, width + 2))
+    for window in range(windows):
+        start, last = 0, length - steps
+        for piece in islice(chain([max(1, length // 4)], pieces), DRAFTS - 1):
+            if start + piece >= last:
+                break
+            yield Place(window, start, start + piece)
+            start += piece
+        yield Place(window, start, last)
 
 
 @torch.inference_mode()
-def truth(draft_head: TorchDraftHead, windows: Windows, embedding: TokenRows) -> Array:
+def truth(
+    draft_head: TorchDraftHead, windows: Windows, drafts: Sequence[Place], embedding: TokenRows
+) -> Array:
     """The logits `(tokens, R)` of the torch draft head, for every token of every draft."""
-    length, steps = windows.tokens.shape[1], draft_head.config.steps
     embedded = torch.from_numpy(np.array(embedding[windows.tokens.numpy()], np.float32))
     made = draft_head.teach(windows.features.float(), embedded)
-    rows = [
-        logits[window, upto - 1]
-        for window in range(len(windows))
-        for _, upto in places(length, steps)
-        for logits in made
-    ]
+    rows = [logits[window, stop - 1] for window, _, stop in drafts for logits in made]
     return torch.stack(rows).numpy()
 
 
-def drafted(runner: MedusaRunner | Eagle3Runner, windows: Windows) -> Array:
-    """The shard's logits `(tokens, R)`, in the order of `truth`."""
+def drafted(
+    runner: MedusaRunner | Eagle3Runner, windows: Windows, drafts: Sequence[Place], wide: bool
+) -> Array:
+    """The shard's logits `(tokens, R)`, in the order of `truth`. Prompts are read in `wide` calls,
+    or as accepted tokens are."""
+    features, tokens = windows.features.float().numpy(), windows.tokens.tolist()
     rows: list[Array] = []
-    for features, tokens in zip(windows.features.float().numpy(), windows.tokens, strict=True):
-        text = tokens.tolist()
-        runner.forget()
-        for start, upto in places(len(text), runner.steps):
-            if isinstance(runner, MedusaRunner):
-                rows.extend(runner.draft(features[upto - 1, -1]))
-                continue
-            rows.append(runner.follow(features[start:upto], text[start + 1 : upto + 1]))
-            rows += [runner.step(token) for token in text[upto + 1 : upto + runner.steps]]
+    for window, start, stop in drafts:
+        if not start:
+            runner.forget()
+        read, text = features[window], tokens[window]
+        if isinstance(runner, MedusaRunner):
+            rows.extend(runner.draft(read[stop - 1, -1]))
+            continue
+        runner.wide = wide
+        rows.append(runner.follow(read[start:stop], text[start + 1 : stop + 1]))
+        rows += [runner.step(token) for token in text[stop + 1 : stop + runner.steps]]
     return np.stack(rows)
 
 

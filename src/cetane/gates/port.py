@@ -21,6 +21,7 @@ from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend, ShardPaths
 from cetane.families import SOFTPLUS_MOST, Weights
 from cetane.gates.experts import routed_blocks, showing
+from cetane.gates.heads import Chooser, choices, chooser, head_choices
 from cetane.gates.readings import Activation, Readable
 from cetane.gates.twin import TwinBackend, keeping_numbers, result_names, roundings, unquantized
 from cetane.lower.template import shard_weights
@@ -179,6 +180,17 @@ class Packaged:
 
     def roundings(self, shard: str) -> dict[str, int]:
         return {name: len(roundings(index)) for name, index, _ in self.functions(shard)}
+
+    def choosers(self, shard: str) -> dict[str, Chooser | None]:
+        planned = {f.name: f for f in self.plan.by_name[shard].functions if head_choices(f)}
+        found = dict[str, Chooser | None]()
+        for name, index, _ in self.functions(shard) if planned else ():
+            if name in planned:
+                used = result_names(used_in(self.planner, shard, name))
+                for rows, value in choices(index.function, used):
+                    made = chooser(index.function, planned[name], rows, value)
+                    found[f"{name}, rows from {rows[0]}"] = made
+        return found
 
     def constants(self, shard: str) -> Iterator[Stored]:
         graphs = {graph.function.name: graph for graph in self.planner.graphs(shard)}

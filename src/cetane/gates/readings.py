@@ -1,10 +1,11 @@
-"""Readings: epsilons, activations, bounds, rotary tables and roundings. No probe shows them well:
-gates read them.
+"""Readings: epsilons, activations, bounds, rotary tables, roundings and choices. No probe shows
+them well: gates read them.
 
 An epsilon has no effect beside an ordinary residual stream. The two forms of GELU differ by at most
 5e-4, and not near zero. A bound has no effect on tokens that do not reach it, and a probe has few
 of a model's tokens. A wrong rotary base changes the first positions only a little.
 A twin rounds no keys and values, so it does not show whether the port rounds them.
+A head chooses by tables of numbers, and a probe chooses few rows.
 """
 
 import inspect
@@ -20,10 +21,11 @@ from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.families import LEAST_SCALE, RAISED_ANSWERS, last_to_halves
 from cetane.gates.bounds import Tightened
+from cetane.gates.heads import Chooser
 from cetane.gates.model_results import ModelResults
 from cetane.gates.observe import ProbeTask, observe, whole_calls
 from cetane.gates.probes import SEED
-from cetane.gates.reference import Reference
+from cetane.gates.reference import Reference, decoder_of
 from cetane.gates.structure import deviations
 from cetane.gates.verdict import Check, at_most
 from cetane.hardware import LARGEST_FP16
@@ -33,7 +35,7 @@ from cetane.schema.function import Route, Step
 from cetane.schema.plan import Plan
 from cetane.validation import Data
 
-Kind = Literal["epsilons", "activations", "bounds", "rotary tables", "roundings"]
+Kind = Literal["epsilons", "activations", "bounds", "rotary tables", "roundings", "choices"]
 Activation = Callable[[Array], Array]
 GRID = np.linspace(-10, 10, 2001, dtype=np.float32)
 """The points at which activations are compared. Beyond them, all activations are 0 or x."""
@@ -44,8 +46,9 @@ POSITIONS = 512
 NEAR_ANGLE = 1e-3
 """The largest distance of cosines and sines. Both sides round the same products, so right ones
 agree to some 1e-7."""
-GUARD = 1e-3
-"""A bound below this magnitude only keeps a division or a logarithm from zero."""
+GUARD = LEAST_SCALE
+"""A bound up to this magnitude, cetane's own among them, only keeps a division or a logarithm from
+zero. The least step of Nemotron-H's Mamba-2, 0.001, is above it."""
 MOST_CODE = 127
 """The largest code that rounding to 8 bits gives."""
 OWN_BOUND = 1.0
@@ -69,6 +72,10 @@ class Readable(Protocol):
     def roundings(self, shard: str) -> dict[str, int]:
         """By function of a shard, the number of tensors of keys or values that it rounds before it
         reads them and gives them to a cache of 8 bits."""
+
+    def choosers(self, shard: str) -> dict[str, Chooser | None]:
+        """By function and slice of the head, what chooses a row; None if that is not by the logits
+        alone."""
 
     @property
     def shipped(self) -> Engine:
@@ -96,6 +103,7 @@ def misread(port: Readable, reference: Reference) -> Iterator[Misread]:
     yield from wrong_rotary(port, reference)
     wrong = [*wrong_roundings(port)]
     yield from wrong or coarse_roundings(port)
+    yield from wrong_choices(port)
 
 
 def wrong_epsilons(port: Readable, reference: Reference) -> Iterator[Misread]:
@@ -222,13 +230,22 @@ def random_calls(plan: Plan) -> list[ProbeTask]:
 
 
 def tighter(reference: Reference) -> dict[float, float]:
-    """By the model's bounds on activations, bounds that most activations reach."""
-    clamps = [(bounding(own.bounds), own.magnitude) for own in reference.bounds.values()]
-    clamps = [(values, size) for values, size in clamps if values and 0 < size < np.inf]
-    shares = [size / max(map(abs, values)) for values, size in clamps]
-    factor = 2.0 ** min([0, *(math.floor(math.log2(share)) for share in shares)])
-    numbers = {value for values, _ in clamps for value in values}
-    return {value: factor * value for value in sorted(numbers - {OWN_BOUND})}
+    """By the model's bounds on activations, bounds that most activations reach.
+
+    A positive one that holds only from below rises. The others fall, all by one factor."""
+    raised, falling, factor = dict[float, float](), set[float](), 1.0
+    for own in reference.bounds.values():
+        values = bounding(own.bounds)
+        if not values or not 0 < own.magnitude < np.inf:
+            continue
+        power = math.log2(own.magnitude / max(map(abs, values)))
+        if np.inf in own.bounds and min(values) > 0:
+            risen = values[0] * 2.0 ** max(0, math.ceil(power))
+            raised[values[0]] = max(risen, raised.get(values[0], 0))
+        else:
+            falling |= {*values}
+            factor = min(factor, 2.0 ** math.floor(power))
+    return raised | {value: factor * value for value in sorted(falling - {OWN_BOUND})}
 
 
 def bounds(reference: Reference) -> Iterator[tuple[set[str], list[float]]]:
@@ -267,7 +284,7 @@ def wrong_rotary(port: Readable, reference: Reference) -> Iterator[Misread]:
 def rotary_tables(reference: Reference, positions: torch.Tensor) -> Iterator[Array]:
     """The model's cosines and sines `(2, n, D)` of positions `(n,)`, for every kind of layer; none
     of a model without positions."""
-    parts = dict(reference.model.base_model.named_children())
+    parts = dict(decoder_of(reference.model).named_children())
     rotary = next((parts[name] for name in ROTARY_NAMES if name in parts), None)
     if rotary is None:
         return
@@ -313,6 +330,19 @@ def coarse_roundings(port: Readable) -> Iterator[Misread]:
         if worst != MOST_CODE:
             problem = f"{name} rounds keys and values to {worst:.4g} steps, not to {MOST_CODE}"
             yield Misread(kind="roundings", shard=shard, problem=problem)
+
+
+def wrong_choices(port: Readable) -> Iterator[Misread]:
+    """Functions that do not choose a row of the head where its logit is the largest."""
+    for shard in port.planner.members:
+        for name, chooser in port.choosers(shard).items():
+            if chooser is None:
+                problem = f"{name} does not choose by its logits alone"
+            elif wrong := chooser.wrong_rows():
+                problem = f"{name} chooses {len(wrong)} rows wrongly, such as row {wrong[0]}"
+            else:
+                continue
+            yield Misread(kind="choices", shard=shard, problem=problem)
 
 
 class Codes:

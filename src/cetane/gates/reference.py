@@ -250,7 +250,7 @@ class Reference:
             yield
             return
         factors = torch.tensor(scales)[:, None, None]
-        decoder = self.model.base_model
+        decoder = decoder_of(self.model)
         if hasattr(decoder, "input_hidden_states_scale"):  # an affine follows the embedding
             hook = decoder.layers[0].register_forward_pre_hook(
                 lambda _, args, kwargs: scaled_input(factors, args, kwargs), with_kwargs=True
@@ -326,6 +326,12 @@ class Reference:
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+def decoder_of(model: Any) -> Any:
+    """All of a transformers model but its head. Llama 4's text model calls itself its base."""
+    base = model.base_model
+    return model.model if base is model else base
 
 
 def logits_of(model: Any, normed: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from cetane.schema.interface import (
     Input,
     Mask,
     Output,
+    PositionRows,
     Rotary,
     State,
     ToTensor,
@@ -212,7 +213,7 @@ def tables(bundle: Bundle) -> Iterator[PackageProblem]:
             source, channels = item.source, prod(item.shape) // function.tokens
             if isinstance(source, Rotary):
                 where, there = rotary_path(source.table), rotary[source.table][2]
-            elif isinstance(source, Embedding):
+            elif isinstance(source, Embedding | PositionRows):
                 where, there = f"table {source.table}", plan.tables[source.table].channels
             else:
                 continue

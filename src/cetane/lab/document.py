@@ -12,6 +12,7 @@ from cetane import templates
 from cetane.lab.entry import ArmTexts, entries
 from cetane.lab.experiment import Arm, ArmName, Experiment
 from cetane.lab.journal import Figure, Journal
+from cetane.lab.library import load_experiments, shipped_experiments
 
 ANSWERS = 3
 """The number of an arm's answers that the page shows; the journal has all."""
@@ -24,7 +25,8 @@ LONG = 8
 def markdown(experiments: dict[str, Experiment], journal: Journal) -> str:
     """The page. The same files always give the same page."""
     reports = [entry.report() for entry in entries(experiments.values(), journal)]
-    return environment().get_template("log.md.j2").render(reports=reports)
+    published = load_experiments(shipped_experiments()).keys() <= experiments.keys()
+    return environment().get_template("log.md.j2").render(reports=reports, published=published)
 
 
 @cache

@@ -156,7 +156,8 @@ def fields(tables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 class Workload(NamesFile):
     """The model, text and prompts of both arms."""
 
-    model: Literal["zaya-tiny", "gemma-tiny", "smollm2", "gemma4-synthetic", "gemma3"]
+    model: str = Field(pattern=ID)
+    """One of `lab/workload.py`'s `MODELS`, or a name whose path every run gets."""
     text: str = "stdlib"
     """`stdlib`, the documentation of Python's standard library, or the path of a file."""
     tokens: int = Field(default=512, ge=2)

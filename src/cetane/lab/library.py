@@ -51,12 +51,23 @@ class Lab:
         own = load_experiments(self.folder) if self.folder.is_dir() else {}
         return own or self.experiments()
 
+    def logged(self) -> dict[str, Experiment]:
+        """The experiments of the decision log: the user's, and those that were run or decided here;
+        all, if there are none."""
+        known, files = self.experiments(), self.files()
+        mine = {event.experiment for event in self.journal.own()}
+        mine |= {name for name, path in files.items() if path.parent == self.folder}
+        return {name: one for name, one in known.items() if name in mine} or known
+
     def find(self, name: str) -> Experiment:
-        """An experiment by id, whose recipes exist. Raises CetaneError with the alternatives."""
+        """An experiment by id, whose recipes exist. Raises CetaneError with the nearest id."""
         known = self.files()
         if name in known:
             return load_runnable(known[name])
-        raise CetaneError(f"no experiment {name!r}; {guess(name, known)}known: {', '.join(known)}")
+        raise CetaneError(
+            f"no experiment {name!r}; {guess(name, known)}".rstrip("; "),
+            "cetane lab list has the ids; --lab names the folder of your own",
+        )
 
     def entry(self, name: str) -> Entry:
         """An experiment with its runs and its verdict."""

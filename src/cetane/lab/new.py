@@ -15,7 +15,7 @@ hypothesis = "What is expected, with numbers, and why."
 metrics = ["weight_bytes", "perplexity_ratio", "decode_ms", "predicted_ms", "residency"]
 
 [workload]
-model = "zaya-tiny"
+model = "zaya-tiny"  # or any name: cetane lab run {name} --where NAME=PATH says where it lies
 tokens = 512
 
 [baseline]

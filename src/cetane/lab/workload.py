@@ -22,9 +22,12 @@ from cetane.lab.synthetic import Shapes, write_gemma4
 from cetane.planner import ModelSource
 from cetane.prompts import suite
 from cetane.sweeps.smoke import load_prompts
+from cetane.validation import guess
 
 MODULES = ("argparse", "collections", "datetime", "functools", "itertools", "json", "logging")
 """Modules of the standard library, whose documentation is a text that every Python has."""
+MODELS = ("zaya-tiny", "gemma-tiny", "smollm2", "gemma4-synthetic")
+"""The models that need no path."""
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 BUILD = Path("build")
 
@@ -90,7 +93,7 @@ class Setting:
         """The path of a model."""
         if name in self.models:
             return self.models[name]
-        where = f"cetane lab run --where {name}=PATH"
+        where = f"--where {name}=PATH"
         match name:
             case "zaya-tiny":
                 return zaya_tiny()
@@ -104,7 +107,8 @@ class Setting:
                     raise CetaneError(error.message, hint) from error
             case "gemma4-synthetic":
                 return write_gemma4(self.folder / "models" / name, zaya_tiny())
-        raise CetaneError(f"{name} does not come with cetane", f"give its path: {where}")
+        near = guess(name, MODELS)
+        raise CetaneError(f"{name} does not come with cetane", f"{near}give its path: {where}")
 
     def text(self, workload: Workload) -> Path:
         """The file of a workload's text."""
@@ -172,5 +176,6 @@ def named_prompts(name: str) -> dict[str, str]:
         return {prompt.id: prompt.text for prompt in load_prompts()}
     categories = suite()
     if name not in categories:
-        raise CetaneError(f"no prompts {name!r}; known: {', '.join(['smoke', *categories])}")
+        known = ["smoke", *categories]
+        raise CetaneError(f"no prompts {name!r}; {guess(name, known)}known: {', '.join(known)}")
     return {f"{name}-{index}": text for index, text in enumerate(categories[name], 1)}

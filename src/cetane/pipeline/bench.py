@@ -29,6 +29,7 @@ from cetane.speculate.open import (
     longest_draft,
     open_drafters,
 )
+from cetane.validation import guess
 
 IDLE = 0.5
 """The load, in processes of the last minute, up to which a machine counts as idle."""
@@ -136,7 +137,8 @@ def suite_tokens(
     chosen = list(categories) or list(known)
     unknown = [name for name in chosen if name not in known]
     if unknown:
-        raise CetaneError(f"no category {unknown[0]!r}; known: {', '.join(known)}")
+        near = guess(unknown[0], known)
+        raise CetaneError(f"no category {unknown[0]!r}; {near}known: {', '.join(known)}")
     ids = {name: [asked(bundle.tokenizer, text) for text in known[name][:most]] for name in chosen}
     for name, group in ids.items():
         longest = max(map(len, group))

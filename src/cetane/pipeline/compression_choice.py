@@ -208,8 +208,6 @@ class CompressionChoice:
             said += f"; {LARGE} for weights that it does not divide"
         if self.fitted.unmixed is not None and not judgement.passed:
             said += f"; {self.fitted.unmixed}"
-        if self.recipe.compression.mix_to is not None and self.fitted.left_out is not None:
-            said += f"; {self.fitted.left_out}"
         if smaller := [why for other, why in self.refused.items() if other != name]:
             said += f"; smaller is not proven {quality}: {'; '.join(smaller)}"
         self.judge.release()

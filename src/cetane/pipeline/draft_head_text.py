@@ -11,9 +11,9 @@ from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
 from cetane.files import Progress, cache_dir, disk_errors, json_sha256, keep_tensors, kept_tensors
 from cetane.fitting.attention import fuse_attention
+from cetane.fitting.bfloat16 import narrowed
 from cetane.fitting.conversations import write_conversations
 from cetane.fitting.openings import questions
-from cetane.fitting.teacher import narrowed
 from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Reference
 from cetane.pipeline.draft_head_result import DraftHeadSettings

@@ -68,18 +68,6 @@ class FittedMixes:
         known = {} if fitted is None else fitted.read().harms
         return [p for p in self.parts if all(w.matrix in known for w in p.weights)], known
 
-    @property
-    def left_out(self) -> str | None:
-        """The parts that no mix gives more bits, in words, though others may have some; None for
-        none."""
-        known = self.harmed[1]
-        kinds = {p.kind for p in self.parts if any(w.matrix not in known for w in p.weights)}
-        if not known or not kinds:
-            return None
-        return (
-            f"no mix has more bits for {' and '.join(sorted(kinds))}: their loss is not predicted"
-        )
-
     @cached_property
     def parts(self) -> list[MixedPart]:
         """The fitted weights in the recipe's default format, as parts by kind and by depth."""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from cetane.checkpoint import SeenByHeads, Tokenizer
 from cetane.errors import CetaneError
 from cetane.families import streaming_layers
-from cetane.files import Progress, check_writable, disk_errors, silent, write_json
+from cetane.files import Progress, disk_errors, silent, write_json
 from cetane.gates.probes import english
-from cetane.pipeline.request import Request
+from cetane.pipeline.request import Request, check_named_file
 from cetane.planner import Planner, as_recipe_asks
-from cetane.schema.streaming import HeadScores, ScoreMethod, Streaming
+from cetane.schema.streaming import HeadScores, ScoreMethod, Streaming, load_scores
 
 if TYPE_CHECKING:
     from cetane.fitting.pass_keys import PassKeys
@@ -118,9 +118,7 @@ def check_heads_request(request: Request, output: Path, tokens: int) -> None:
         )
     if tokens < LEAST:
         raise CetaneError(f"--tokens {tokens}: too few to judge", f"give {LEAST} or more")
-    if output.is_dir():
-        raise CetaneError(f"--output {output}: is a folder", "name a file in it")
-    check_writable(output)
+    check_named_file(output, load_scores)
 
 
 def scoring_texts(request: Request, hay: list[int], tokens: int, count: int) -> list[PassKeys]:

@@ -25,17 +25,12 @@ from cetane.gates.residency.store import UNWRITTEN, InBundle
 from cetane.gates.residency.target import target_of
 from cetane.hardware.chips import Chip, chip_named
 from cetane.kit.device import DEVICE, DeviceResult
-from cetane.kit.judge import check_origin, check_reason, expected_of, judge, ties
+from cetane.kit.evidence_rows import EvidenceRow, evidence_rows, write_rows
+from cetane.kit.expectation import expected_of
+from cetane.kit.judge import judge, ties
 from cetane.kit.measurements import Measurements, RecordedBundle, read_measurements
-from cetane.kit.speed import (
-    EvidenceRow,
-    SpeedCompared,
-    compare,
-    evidence,
-    figures,
-    ratios,
-    write_rows,
-)
+from cetane.kit.plausible import check_origin, check_reason
+from cetane.kit.speed import SpeedCompared, compare, figures, ratios
 from cetane.measuring.energy import CAVEATS
 from cetane.mil import load
 from cetane.mil.program import Program
@@ -234,7 +229,7 @@ class BundleImport:
             return [], []
         predictor = Predictor(self.chip)
         source = f"a kit on {self.machine}, {self.measurements.date}"
-        rows = evidence(self.recorded, self.figures, planner, predictor, source)
+        rows = evidence_rows(self.recorded, self.figures, planner, predictor, source)
         return list(compare(self.figures, planner, predictor)), list(rows)
 
 

@@ -1,7 +1,6 @@
 """Text generation with a bundle: one answer, a stream, a conversation, or logits."""
 
-import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -10,98 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from cetane.bundle import Bundle
-from cetane.engine.generate import Ending, generate
 from cetane.engine.open import open_engine
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
-from cetane.engine.session import Session
 from cetane.errors import CetaneError
 from cetane.mil.fast import share_threads
 from cetane.mil.fast.compiled import compile_loop
-from cetane.pipeline.completion import AnswerOptions, Completion, FinishReason, Sampling
+from cetane.pipeline.answer_session import AnswerSession, CompletionStream
+from cetane.pipeline.completion import AnswerOptions, Completion, Sampling
 from cetane.pipeline.prompt import SHORTER, Message, Prompt, TooLong, prompt_ids
-from cetane.speculate.open import AUTO, DrafterOptions, open_speculator
-from cetane.speculate.speculator import Speculator
+from cetane.speculate.open import AUTO, DrafterOptions
 from cetane.validation import validated
 
 ANSWER_TOKENS = 512
 """The most tokens of an answer, by default."""
-
-
-class CompletionStream(Iterator[str]):
-    """The pieces of an answer's text, as they come; every piece is whole characters.
-
-    `completion` is the answer so far. `close` ends it early. A model writes one answer at a time:
-    the first piece of the next one ends this one.
-    """
-
-    def __init__(
-        self,
-        model: "LanguageModel",
-        ids: Sequence[int],
-        most: int,
-        settings: Sampler,
-        continues: bool,
-    ) -> None:
-        """`continues`: whether the answer continues the prompt's text; the answer to a conversation
-        is a text of its own."""
-        self.ids, self.most, self.settings, self.adapter = ids, most, settings, model.adapter
-        self._decoder = model.bundle.tokenizer.stream(ids if continues else ())
-        self._tokens: list[int] = []
-        self._seconds = (0.0, 0.0)
-        """To the first token, and from there on."""
-        self._text = ""
-        self._reason: FinishReason = "interrupted"
-        self._overtaken = False
-        self._pieces = self._write(model)
-
-    @property
-    def completion(self) -> Completion:
-        """The answer so far."""
-        return Completion(
-            self._text, tuple(self._tokens), self._reason, len(self.ids), *self._seconds
-        )
-
-    def __next__(self) -> str:
-        """The next piece. CetaneError after the model has begun another answer."""
-        if self._overtaken:
-            raise CetaneError(
-                "this answer ended when the model began another one",
-                "read one answer to its end, or load the bundle twice",
-            )
-        return next(self._pieces)
-
-    def close(self) -> None:
-        """End the generation."""
-        self._pieces.close()
-
-    def _overtake(self) -> None:
-        """End the generation for another one."""
-        self._overtaken = True
-        self.close()
-
-    def _write(self, model: "LanguageModel") -> Generator[str, None, None]:
-        text = self._decoder
-        started = time.perf_counter()
-        generation = model._begin(self)
-        while True:
-            try:
-                token = next(generation)
-            except StopIteration as end:
-                reason: Ending = end.value
-                break
-            passed = time.perf_counter() - started
-            first = self._seconds[0] or passed
-            self._seconds = (first, passed - first)
-            self._tokens.append(token)
-            if piece := text.push(token):
-                self._text += piece
-                yield piece
-        model._end([*self.ids, *self._tokens])
-        self._reason = reason
-        if piece := text.finish().rstrip("\N{REPLACEMENT CHARACTER}"):  # half a character
-            self._text += piece
-            yield piece
 
 
 class LanguageModel:
@@ -118,17 +39,8 @@ class LanguageModel:
     ) -> None:
         self.bundle = bundle
         self.engine = open_engine(bundle, backend)
-        self._sampler = Sampler()
-        self._speculator: Speculator | None = None
-        self._drafts_seeded = drafter is not None and drafter.drafter != AUTO
-        if drafter is not None:
-            self._speculator = open_speculator(drafter, bundle, self.engine, self._sampler, backend)
-        self._writing: CompletionStream | None = None
-        """The answer that is being written."""
-        self._session: Session | None = None
-        self._held: list[int] = []
+        self._answers = AnswerSession(bundle, self.engine, backend, drafter)
         self._adapter: str | None = None
-        self._closed = False
 
     @property
     def adapter(self) -> str | None:
@@ -190,7 +102,7 @@ class LanguageModel:
             )
         self.bundle.tokenizer.check_known(ids, self.bundle.plan.vocab)  # before the answer begins
         continues = not any(isinstance(item, Mapping) for item in prompt)
-        return CompletionStream(self, ids, most, settings, continues)
+        return CompletionStream(self._answers, ids, most, settings, self.adapter, continues)
 
     def generate(
         self, prompt: Prompt, *, max_new_tokens: int = ANSWER_TOKENS, **sampling: Unpack[Sampling]
@@ -248,16 +160,12 @@ class LanguageModel:
 
     def speculation(self) -> dict[str, Any] | None:
         """Counters of the drafter so far; None without one."""
-        return None if self._speculator is None else self._speculator.summary()
+        return self._answers.speculation()
 
     def close(self) -> None:
         """Save what the drafters have learned. The model cannot write afterwards: it ends an answer
         that nobody has read to its end."""
-        self._closed = True
-        if self._writing is not None:
-            self._writing.close()
-        if self._speculator is not None:
-            self._speculator.close()
+        self._answers.close()
 
     def __enter__(self) -> Self:
         return self
@@ -269,41 +177,6 @@ class LanguageModel:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _new_session(self) -> Session:
-        """A session for the drafters, if there are any, and for plain generation otherwise."""
-        speculator = self._speculator
-        return self.engine.session() if speculator is None else speculator.session(self.engine)
-
-    def _begin(self, stream: CompletionStream) -> Generator[int, None, Ending]:
-        """Generate an answer; the session may already hold the first part of its prompt.
-
-        CetaneError once the model is closed."""
-        if self._closed:
-            raise CetaneError(f"{self.bundle.path}: the model is closed", "load it again")
-        if self._writing is not None:
-            self._writing._overtake()
-        self._writing = stream
-        settings, ids = stream.settings, list(stream.ids)
-        vars(self._sampler).update(vars(settings))  # a draft model samples with the same object
-        seeded = settings.seed is not None  # promises the same text; other calls round differently
-        if self._speculator is not None:
-            self._speculator.resting = seeded and not self._drafts_seeded
-        held, self._held = self._held, []  # unknown until `_end`, should this end early
-        continued = 0 < len(held) < len(ids) and ids[: len(held)] == held
-        if self._session is None or seeded or not continued:
-            self._session = None  # frees its memory before the next session takes as much
-            self._session, held = self._new_session(), []
-        self._session.adapter = stream.adapter
-        return generate(
-            self._session, ids[len(held) :], self._sampler, stream.most,
-            self.bundle.tokenizer.eos_ids, self._speculator,
-        )  # fmt: skip
-
-    def _end(self, text: list[int]) -> None:
-        """Remember a generation that ended by itself; `text` is its prompt and its answer."""
-        assert self._session is not None
-        self._writing, self._held = None, text[: self._session.position]
 
 
 def load(

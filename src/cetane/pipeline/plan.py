@@ -14,7 +14,7 @@ from cetane.gates.residency.audit import Audit, audit
 from cetane.gates.residency.rule import load_rules
 from cetane.gates.residency.sketch import sketch
 from cetane.gates.residency.store import summary
-from cetane.gates.residency.target import Target
+from cetane.gates.residency.target import Target, oldest_system
 from cetane.hardware.chips import DEFAULT_CHIP, Chip, find_chip
 from cetane.perf.breakeven import DraftingTimes
 from cetane.perf.capacities import CapacityCost, capacity_costs
@@ -82,6 +82,12 @@ class PlannedResidency:
         from cetane.gates.explain import explain_residency
 
         return explain_residency(self.audit, self.planner.plan())
+
+    @property
+    def newer_system(self) -> int | None:
+        """The number of the oldest system that loads the port, if the target's does not."""
+        oldest = oldest_system(self.planner.recipe.target.deployment)
+        return oldest if self.target.os < oldest else None
 
     def as_json(self) -> dict[str, Any]:
         """The verdict as a bundle keeps it, and its explanation."""

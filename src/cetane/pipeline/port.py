@@ -12,7 +12,7 @@ from cetane.errors import CetaneError
 from cetane.files import Progress, claimed, disk_errors, silent
 from cetane.gates.explain import Explanation
 from cetane.gates.reference import forget_reference
-from cetane.gates.residency.target import DEFAULT_OS, Target
+from cetane.gates.residency.target import DEFAULT_OS, Target, oldest_system
 from cetane.hardware.chips import DEFAULT_CHIP
 from cetane.hardware.memory import give_back, keep_little
 from cetane.pipeline.attempt import Attempt, PortHistory
@@ -114,6 +114,18 @@ def residency_for(chip: str | None, os: float, required: bool | None) -> PortTar
     return PortTarget(target, named, named if required is None else required)
 
 
+def check_system(recipe: Recipe, asked: PortTarget) -> None:
+    """CetaneError if the port must run on a system that does not load its programs."""
+    oldest = oldest_system(recipe.target.deployment)
+    if asked.required and asked.target.os < oldest:
+        raise CetaneError(
+            f"a port with target.deployment = '{recipe.target.deployment}' needs system {oldest} "
+            f"or a newer one, not {asked.target.os:g}: older ones do not know its ops",
+            f"--os {oldest}, or newer; --os 18 is iOS 18 or macOS 15, for which target.deployment "
+            "is iOS18",
+        )
+
+
 def port_request(
     request: Request,
     output: str | Path | None,
@@ -128,6 +140,7 @@ def port_request(
     """Port a request, as `port` does. The caller can show the request's plan before."""
     target = request.target(output)
     _ = request.planner  # refuses before any work
+    check_system(request.recipe, residency)
     with one_reference():
         clock = Clock()
         choices = recipes_for(request, residency, progress)

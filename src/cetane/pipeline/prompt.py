@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral
 
 from cetane.checkpoint import Tokenizer
-from cetane.checkpoint.tokenizer import interruptible
+from cetane.checkpoint.tokenizers_library import interruptible
 from cetane.errors import CetaneError
 
 Message = Mapping[str, str]

@@ -1,7 +1,7 @@
 """What a user asks to be built: a checkpoint, a recipe with some values replaced, and a place."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,8 +13,9 @@ from cetane.compress import Palette, parse_format
 from cetane.compress.recipe_file import TextFile
 from cetane.compress.selection import UNFITTED
 from cetane.errors import CetaneError
-from cetane.files import nameable
+from cetane.files import check_outside, check_writable, is_present, nameable
 from cetane.schema.changes import decided, keys_in, load_changed, override, without_reasons
+from cetane.schema.manifest import MANIFEST, TOKENIZER
 from cetane.schema.recipe import ALIGNED, Recipe, load_recipe, shipped
 
 if TYPE_CHECKING:  # plans need torch; a bundle that comes from a store needs no plan
@@ -41,6 +42,7 @@ bits counts bytes, so a mix there takes hardly more."""
 MIX, TURN = "compression.mix_to", "compression.rotate"
 """Keys that `--bits` sets."""
 PREFILL = "tokens.prefill"
+MINUTES = "compression.minutes"
 NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 """The pattern of a budget's number. More digits overflow a float."""
 
@@ -167,6 +169,12 @@ def make_request(
     final = decided(override(without_reasons(chosen, keys_in(wanted)), wanted), {}, reasons)
     if read is not None:
         final.compression.find_as(read)
+    method = final.compression.method
+    if MINUTES in keys_in(wanted) and method != "tuned":
+        raise CetaneError(
+            f'{MINUTES}: only tuning takes minutes, and compression.method is "{method}"',
+            "add --set compression.method=tuned, or leave the minutes out",
+        )
     if final.compression.rotate or final.cache.streaming is not None:
         from cetane.planner import as_recipe_asks
 
@@ -298,6 +306,27 @@ def fitting_prefill(recipe: Recipe, wanted: Mapping[str, Any]) -> dict[str, int]
     cache = override(recipe, {**wanted, PREFILL: 2}).cache  # 2 fit everywhere
     room = min((cache.context, *cache.capacities))
     return {PREFILL: room} if room < tokens else {}
+
+
+def check_named_file(output: Path, read: Callable[[Path], object]) -> None:
+    """Make the folder of a file that recipes shall name, and that `read` reads.
+
+    CetaneError for a place that takes none: a folder, a bundle, which lists its files, and a file
+    that `read` refuses, since it is not an earlier one.
+    """
+    if output.is_dir():
+        raise CetaneError(f"--output {output}: is a folder", "name a file in it")
+    for folder in output.resolve().parents:
+        if all((folder / name).exists() for name in (MANIFEST, TOKENIZER)):
+            check_outside(output, folder)
+    if is_present(output):
+        try:
+            read(output)
+        except CetaneError as error:
+            raise CetaneError(
+                f"--output {output}: another file is there", "name a new file, or remove that one"
+            ) from error
+    check_writable(output)
 
 
 def shipped_recipes() -> dict[str, list[Recipe]]:

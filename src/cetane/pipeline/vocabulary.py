@@ -18,10 +18,10 @@ from cetane.errors import CetaneError
 from cetane.files import Progress, disk_errors, sha256, silent
 from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Reference, reference_of
-from cetane.pipeline.request import Request
+from cetane.pipeline.request import Request, check_named_file
 from cetane.planner import Planner
 from cetane.planner.weights import format_of
-from cetane.schema.subset import Subset, TextCoverage, as_ranges
+from cetane.schema.subset import Subset, TextCoverage, as_ranges, load_subset
 
 if TYPE_CHECKING:
     from cetane.schema.subset import Ids
@@ -195,13 +195,10 @@ def choose_vocabulary(
 
     Without `held_out`, a tenth of the texts judges the choice. The model's choices are computed
     after about `choices` tokens; 0 leaves them out. Writes the subset to `output`. CetaneError for
-    a text that is unreadable or too short, and for an `output` that is a folder.
+    a text that is unreadable or too short, and for an `output` that takes no such file.
     """
     planner, tokenizer = request.planner, request.checkpoint.tokenizer
-    if output.is_dir():
-        raise CetaneError(f"--output {output}: is a folder", "name a file in it")
-    with disk_errors(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
+    check_named_file(output, load_subset)
     chosen = [covered_text(tokenizer, path) for path in texts]
     if held_out:
         held = [covered_text(tokenizer, path) for path in held_out]

@@ -14,6 +14,7 @@ from cetane.schema.interface import (
     Input,
     Mask,
     Output,
+    PositionRows,
     Rotary,
     Shape,
     ToChoice,
@@ -128,7 +129,7 @@ class GraphMaker:
         shape: Shape
         if isinstance(source, TokenIds):
             return Input(name=name, shape=(1, tokens), dtype="int32", source=source)
-        if isinstance(source, Embedding):
+        if isinstance(source, Embedding | PositionRows):
             shape = self._shape(name, tokens)
         elif isinstance(source, Rotary):
             shape = (1, 1, self.model.rotary[source.table].width, tokens)

@@ -131,7 +131,8 @@ def needed_tensors(model: Model) -> Iterator[tuple[str, Shape]]:
     for name in filter(None, (table.bias, table.scale)):
         yield name, (model.hidden,)
     for other in model.tables.values():
-        yield other.table.weight, (other.table.rows or other.rows, other.channels)
+        rows = other.table.first + (other.table.rows or other.rows)
+        yield other.table.weight, (rows, other.channels)
 
 
 def check_shape(checkpoint: ModelSource, name: str, wanted: Shape) -> None:

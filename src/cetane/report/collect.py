@@ -28,10 +28,11 @@ from cetane.report.content.sweep import SweepQuality
 from cetane.report.content.verdicts import GateVerdict, OutcomeWord
 from cetane.report.developers import for_developers
 from cetane.report.device import on_device
+from cetane.report.gate_results import GateResults, changed_at, command
 from cetane.report.key_figures import key_figures
 from cetane.report.placement import residency
 from cetane.report.sizes import sizes
-from cetane.report.verdicts import Gates, changed_at, command, verdicts
+from cetane.report.verdicts import verdicts
 from cetane.schema.changes import told_changes
 from cetane.schema.manifest import MANIFEST
 
@@ -54,7 +55,7 @@ def bundle_report(
     named = None if chip is None else chip.id
     placed, unused = audit_for(named, None, programs, artifact.packages, artifact.measured())
     chip = chip or find_chip(placed.target.chip)
-    gates = Gates(bundle)
+    gates = GateResults(bundle)
     judged = tuple(verdicts(gates, placed, unused))
     golden, disk = gates.golden, sizes(bundle, programs)
     path = shlex.quote(str(bundle.path))
@@ -143,7 +144,7 @@ def ranges(golden: GoldenResult) -> Ranges:
     )
 
 
-def perplexity(gates: Gates) -> Perplexity | Absent:
+def perplexity(gates: GateResults) -> Perplexity | Absent:
     """The perplexities that `cetane validate --perplexity` kept."""
     kept = gates.perplexity
     if kept is None:
@@ -162,7 +163,7 @@ def perplexity(gates: Gates) -> Perplexity | Absent:
     )
 
 
-def tasks(gates: Gates) -> Tasks | Absent:
+def tasks(gates: GateResults) -> Tasks | Absent:
     """The figures that `cetane eval` kept for the base, without an adapter."""
     kept = gates.read("evaluation", Evaluation)
     if kept is None:
@@ -180,7 +181,7 @@ def tasks(gates: Gates) -> Tasks | Absent:
     )
 
 
-def provenance(bundle: Bundle, gates: Gates) -> Iterator[Fact]:
+def provenance(bundle: Bundle, gates: GateResults) -> Iterator[Fact]:
     """The bundle's origin: its checkpoint, recipe, producers and gate runs."""
     manifest = bundle.manifest
     yield Fact(name="checkpoint", value=manifest.source)

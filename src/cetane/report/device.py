@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from cetane.kit.device import DEVICE, ENERGY, DeviceResult, EnergyResult
 from cetane.report.content.page import Absent
 from cetane.report.content.speed import DeviceRow, OnDevice, RefutedRule
-from cetane.report.verdicts import Gates, said
+from cetane.report.gate_results import GateResults
+from cetane.report.verdicts import outcome_word
 
 
-def on_device(gates: Gates) -> OnDevice | Absent:
+def on_device(gates: GateResults) -> OnDevice | Absent:
     """The imported record of a device."""
     result = gates.read(DEVICE, DeviceResult)
     if result is None:
@@ -21,7 +22,7 @@ def on_device(gates: Gates) -> OnDevice | Absent:
         machine=result.machine,
         date=result.date,
         compute_units=result.compute_units,
-        outcome=said(result.passed),
+        outcome=outcome_word(result.passed),
         rows=tuple(rows(result, energy(gates, result))),
         rules=tuple(
             RefutedRule(rule=r.rule, predicted=r.predicted, wrong=r.wrong, ops=r.ops,
@@ -36,7 +37,7 @@ def on_device(gates: Gates) -> OnDevice | Absent:
     )  # fmt: skip
 
 
-def energy(gates: Gates, result: DeviceResult) -> float | None:
+def energy(gates: GateResults, result: DeviceResult) -> float | None:
     """Joules per token: from the kit, else from a meter's file that was imported alone."""
     if result.figures.joules_per_token is not None:
         return result.figures.joules_per_token

@@ -10,13 +10,13 @@ from cetane.gates.verdict import Check
 from cetane.report.content.figures import DiskUse
 from cetane.report.content.page import Absent, KeyFigure
 from cetane.report.content.speed import CallTimes, OnDevice
-from cetane.report.verdicts import Gates
+from cetane.report.gate_results import GateResults
 from cetane.schema.recipe import Quality
 
 
 def key_figures(
     bundle: Bundle,
-    gates: Gates,
+    gates: GateResults,
     audit: Audit,
     disk: DiskUse,
     times: CallTimes | Absent,
@@ -46,7 +46,7 @@ def key_figures(
         note=f"by rules, {audit.target}" if audit.basis == "predicted" else str(audit.target),
     )
     if isinstance(device, OnDevice):
-        yield from on_device(device)
+        yield from measured_figures(device)
     if isinstance(times, CallTimes):
         decode = times.modes[0]
         yield KeyFigure(
@@ -107,7 +107,7 @@ def agreement(golden: GoldenResult, quality: Quality) -> Iterator[KeyFigure]:
         )
 
 
-def on_device(device: OnDevice) -> Iterator[KeyFigure]:
+def measured_figures(device: OnDevice) -> Iterator[KeyFigure]:
     """Speed and energy as a device measured them."""
     for row in device.rows:
         if row.name in ("decoding", "energy of a token"):

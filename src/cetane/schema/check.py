@@ -18,6 +18,7 @@ from cetane.schema.interface import (
     Input,
     Mask,
     Position,
+    PositionRows,
     Rotary,
     ToCache,
     ToChoice,
@@ -40,8 +41,16 @@ def check_tables(plan: Plan) -> None:
             source = item.source
             if isinstance(source, Rotary) and source.table not in plan.rotary:
                 raise ValueError(f"{shard}/{name}: no rotary table {source.table}")
-            if isinstance(source, Embedding) and source.table not in plan.tables:
+            if not isinstance(source, Embedding | PositionRows):
+                continue
+            if source.table not in plan.tables:
                 raise ValueError(f"{shard}/{name}: no table {source.table}")
+            least = ("context", plan.recipe.cache.context)
+            if isinstance(source, Embedding):
+                least = ("vocabulary", plan.vocab)
+            if plan.tables[source.table].rows < least[1]:
+                where = f"{shard}/{name}: table {source.table}"
+                raise ValueError(f"{where} has fewer rows than the {least[0]}, {least[1]}")
 
 
 def check_capacities(plan: Plan) -> None:

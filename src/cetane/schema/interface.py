@@ -43,6 +43,13 @@ class Embedding(Data):
     table: str = "tokens"
 
 
+class PositionRows(Data):
+    """Rows of a table that the host keeps, one for each position of the call, `(1, C, 1, T)`."""
+
+    host: Literal["position_rows"] = "position_rows"
+    table: str
+
+
 class TokenIds(Data):
     """The token ids, int32 `(1, T)`, for a shard that holds the embedding."""
 
@@ -117,6 +124,7 @@ class FromMatrix(Data):
 
 Source = Annotated[
     Embedding
+    | PositionRows
     | TokenIds
     | Rotary
     | Mask

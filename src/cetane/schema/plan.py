@@ -82,6 +82,9 @@ class Plan(Data):
         subset = self.recipe.head.subset
         if subset is not None and subset.vocabulary != self.vocab:
             raise ValueError(f"a subset of {subset.vocabulary} tokens, but a model of {self.vocab}")
+        tokens = TablePlan(rows=self.vocab, channels=self.hidden)
+        if self.tables.get("tokens", tokens) != tokens:
+            raise ValueError(f"the table of tokens is not {self.vocab} by {self.hidden}")
         check_tables(self)
         for mode, steps in self.modes.items():
             ModeCheck(self, mode).steps(steps)
@@ -89,11 +92,6 @@ class Plan(Data):
             check_adapter(self, name, adapter)
         check_caches(self.caches, [f for f in self.functions.values() if f.capacity is None])
         check_capacities(self)
-        tokens = TablePlan(rows=self.vocab, channels=self.hidden)
-        if self.tables.get("tokens", tokens) != tokens:
-            raise ValueError(f"the table of tokens is not {self.vocab} by {self.hidden}")
-        if any(table.rows < self.vocab for table in self.tables.values()):
-            raise ValueError(f"a table has fewer rows than the vocabulary, {self.vocab}")
         return self
 
     @property

@@ -15,7 +15,7 @@ from cetane.schema.interface import Order
 from cetane.schema.slots import CacheFormat, ContractName
 from cetane.schema.streaming import Streaming, load_scores
 from cetane.schema.subset import SUBSET, Subset, load_subset
-from cetane.validation import Data, read_already, validated
+from cetane.validation import Data, guess, read_already, validated
 
 Mode = Literal["decode", "verify", "prefill"]
 Quality = Literal["near-lossless", "good", "usable"]
@@ -250,6 +250,11 @@ class Recipe(Data):
             )
         if self.layout.routed and self.tokens.shapes == "range":
             raise ValueError("layout.routed needs static shapes: tokens.shapes = 'static'")
+        if self.head.choose is True and self.tokens.shapes == "range":
+            raise ValueError(
+                "head.choose = true needs static shapes: tokens.shapes = 'static', "
+                "or head.choose = 'argmax'"
+            )
         missing = set(self.layout.routed) - set(self.tokens.by_mode())
         if missing:
             raise ValueError(f"layout.routed: the recipe has no mode {min(missing)}")
@@ -281,7 +286,10 @@ def read_recipe(source: str) -> tuple[dict[str, Any], Path]:
     known = shipped()
     path = Path(source) if source.endswith(".toml") else known.get(source)
     if path is None or not path.is_file():
-        raise CetaneError(f"no recipe {source!r}; known: {', '.join(known)}, or a path to a .toml")
+        near = guess(source, known)
+        raise CetaneError(
+            f"no recipe {source!r}; {near}known: {', '.join(known)}, or a path to a .toml"
+        )
     content = {"name": path.stem} | read_toml(path)
     head = content.get("head")
     if isinstance(head, dict) and isinstance(head.get("subset"), str):

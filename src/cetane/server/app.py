@@ -19,17 +19,19 @@ from starlette.requests import ClientDisconnect
 from cetane.checkpoint.tokenizer import ROLES
 from cetane.errors import CetaneError
 from cetane.files import shipped_text
-from cetane.server.asks import chat_asks, check_known, completion_asks
-from cetane.server.bodies import read
+from cetane.server.answer_form import AnswerForm
+from cetane.server.asks import chat_asks, completion_asks
+from cetane.server.bodies import parse, read
+from cetane.server.chat_form import ChatForm
+from cetane.server.completion_form import CompletionForm
 from cetane.server.errors import ApiError
-from cetane.server.forms import AnswerForm, ChatForm, CompletionForm
 from cetane.server.hosts import KnownHosts
+from cetane.server.prompts import check_known
 from cetane.server.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
-    parse,
 )
 from cetane.server.responses import GONE, in_api_form, respond, unless_gone
 from cetane.server.served import Served
@@ -141,6 +143,14 @@ def model(name: str, served: Served, settings: Settings) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def not_routed(http: Request, error: HTTPException) -> ApiError:
+    """The error about a request of no route. It has the path: clients of OpenAI's take a 404
+    without one for a missing model."""
+    known = "; known: /v1/chat/completions, /v1/completions, /v1/models"
+    said = f"{error.detail}: {http.method} {http.url.path}"
+    return ApiError(error.status_code, said + known * (error.status_code == 404))
+
+
 def create_app(service: Service) -> FastAPI:
     """The ASGI application of a service."""
     app = FastAPI(
@@ -162,9 +172,7 @@ def create_app(service: Service) -> FastAPI:
     handlers: dict[type[Exception], Callable[[Request, Any], Response]] = {
         ApiError: lambda _, error: in_api_form(error),
         CetaneError: lambda _, error: in_api_form(ApiError(400, str(error))),
-        HTTPException: lambda http, error: in_api_form(
-            ApiError(error.status_code, f"{error.detail}: {http.method} {http.url.path}")
-        ),
+        HTTPException: lambda http, error: in_api_form(not_routed(http, error)),
         ClientDisconnect: lambda *_: GONE,
         Exception: lambda *_: in_api_form(ApiError(500, "the server failed; its log says why")),
     }

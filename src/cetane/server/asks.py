@@ -1,28 +1,23 @@
-"""From requests to asks: prompts as tokens, and options as this model can honour them."""
+"""From requests to asks: every choice with its options, as this model can honour them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from cetane.errors import CetaneError
 from cetane.pipeline.completion import Sampling
-from cetane.server.compiler import check_compiles
 from cetane.server.errors import ApiError, unsupported
 from cetane.server.grammar import GrammarConstraint, grammar_of
+from cetane.server.grammar_trial import check_compiles
+from cetane.server.prompts import chat_ids, check_prompt, completion_prompts
 from cetane.server.requests import (
-    AssistantMessage,
-    ChatMessage,
     ChatRequest,
     CompletionRequest,
-    Content,
     GenerationRequest,
-    NamedTool,
-    ToolMessage,
 )
 from cetane.server.served import Served
 from cetane.server.settings import Settings
-from cetane.server.tools import described, forced_grammar, strict_grammar
+from cetane.server.tools import forced_grammar, strict_grammar
 from cetane.server.writing import Ask
-from cetane.validation import MOST_DIGITS, parse_json
+from cetane.validation import MOST_DIGITS
 
 COMPLETION = 16
 """The most tokens of a completion whose request says none, as in OpenAI's API."""
@@ -98,27 +93,6 @@ def asks(
     ]
 
 
-def check_prompt(ids: Sequence[int], served: Served, param: str) -> None:
-    """Raise ApiError for a prompt that the model cannot take."""
-    if not ids:
-        raise ApiError(400, f"{param}: the prompt has no tokens", param, "invalid_value")
-    if len(ids) > served.context:
-        raise ApiError(
-            400,
-            f"{param}: the prompt has {len(ids)} tokens, the context holds {served.context}",
-            param, "context_length_exceeded",
-        )  # fmt: skip
-    check_known(ids, served, param)
-
-
-def check_known(ids: Sequence[int], served: Served, param: str) -> None:
-    """Raise ApiError for a token that the model does not have."""
-    try:
-        served.tokenizer.check_known(ids, served.plan.vocab)
-    except CetaneError as error:
-        raise ApiError(400, f"{param}: {error.message}", param) from error
-
-
 def check_choices(
     request: GenerationRequest, served: Served, top: int | None, grammar: str | None
 ) -> None:
@@ -185,95 +159,3 @@ def chat_grammar(request: ChatRequest, served: Served) -> str | None:
     if asked is None and served.constrains:
         return strict_grammar(request, template)
     return asked
-
-
-def chat_ids(request: ChatRequest, served: Served) -> list[int]:
-    """The tokens of a conversation, by the model's own template."""
-    tools = [] if request.tool_choice == "none" else request.tools
-    if isinstance(request.tool_choice, NamedTool):
-        name = request.tool_choice.function.name
-        tools = [tool for tool in tools if tool.function.name == name]
-    template = served.tokenizer.template_for(tools)
-    if template is None:
-        raise unsupported(
-            "messages", "this model has no chat template, so it is only for /v1/completions"
-        )
-    if tools and "tools" not in template:
-        raise unsupported("tools", "the model's chat template knows no tools")
-    messages = [plain(message) for message in request.messages]
-    try:
-        text = served.tokenizer.render_chat(messages, tools=described(tools))
-    except CetaneError as error:
-        raise ApiError(400, f"messages: {error.message}", "messages", "invalid_value") from error
-    return encoded(text, served, "messages", special=False)  # the template writes them itself
-
-
-def encoded(text: str, served: Served, param: str, special: bool) -> list[int]:
-    """The tokens of a prompt, with special tokens around them or without. Raises ApiError for a
-    text that is too long whatever its tokens are, since encoding it would take seconds."""
-    size, most = len(text.encode(errors="replace")), served.context * served.tokenizer.longest
-    if size > most:
-        raise ApiError(
-            400, f"{param}: the prompt has {size} bytes, the context holds at most {most}",
-            param, "context_length_exceeded",
-        )  # fmt: skip
-    try:
-        return served.tokenizer.encode_aside(text, add_special_tokens=special)
-    except CetaneError as error:
-        raise ApiError(400, f"{param}: {error.message}", param, "invalid_value") from error
-
-
-def plain(message: ChatMessage) -> Mapping[str, Any]:
-    """A message as chat templates read it: content as text, arguments of calls as objects.
-
-    Templates ask whether there is content, and a call may have none.
-    """
-    role = "system" if message.role == "developer" else message.role
-    content: dict[str, Any] = {"role": role}
-    if message.content is not None:
-        content["content"] = text_of(message.content)
-    if message.name is not None:
-        content["name"] = message.name
-    if isinstance(message, ToolMessage):
-        content["tool_call_id"] = message.tool_call_id
-    if isinstance(message, AssistantMessage) and message.tool_calls:
-        content["tool_calls"] = [
-            {"id": call.id, "type": "function",
-             "function": {"name": call.function.name, "arguments": read(call.function.arguments)}}
-            for call in message.tool_calls
-        ]  # fmt: skip
-    return content
-
-
-def read(arguments: str) -> Any:
-    """The arguments of an earlier call, which clients send as a text of JSON. An empty text, as
-    some clients send for a function without parameters, has none."""
-    param = "messages"
-    try:
-        return parse_json(arguments.strip() or "{}", f"{param}: the arguments field of a tool call")
-    except CetaneError as error:
-        raise ApiError(400, error.message, param, "invalid_value") from error
-
-
-def text_of(content: Content) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(part.text for part in content)
-
-
-def completion_prompts(
-    request: CompletionRequest, served: Served, settings: Settings
-) -> list[list[int]]:
-    """The prompts of a request for completions, as tokens."""
-    prompt = request.prompt
-    if isinstance(prompt, str):
-        return [encoded(prompt, served, "prompt", special=True)]
-    if all(isinstance(part, int) for part in prompt):
-        return [[part for part in prompt if isinstance(part, int)]]
-    if len(prompt) > settings.prompts:
-        raise ApiError(400, f"prompt: more than {settings.prompts} prompts", "prompt")
-    return [
-        encoded(part, served, "prompt", special=True) if isinstance(part, str) else list(part)
-        for part in prompt
-        if not isinstance(part, int)
-    ]

@@ -6,14 +6,7 @@ Unknown fields are refused, and so are values that the server would not honour.
 from collections import Counter
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
-
-from cetane.errors import CetaneError
-from cetane.server.errors import ApiError
-from cetane.validation import parse_json, worded
-
-Kind = TypeVar("Kind", bound="RequestBody")
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 class RequestBody(BaseModel):
@@ -43,8 +36,6 @@ Item = TypeVar("Item")
 Items = Annotated[list[Item], Field(fail_fast=True)]
 """A list that fails at its first wrong item: errors for a million would take many seconds."""
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
-
-
 MOST_BIAS = 100
 """The largest bias of a token, by OpenAI's API."""
 
@@ -279,6 +270,16 @@ class ChatRequest(GenerationRequest):
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
     @property
+    def callable_tools(self) -> list[Tool]:
+        """The tools that `tool_choice` leaves: none, the one that it names, or all."""
+        if self.tool_choice == "none":
+            return []
+        if isinstance(self.tool_choice, NamedTool):
+            wanted = self.tool_choice.function.name
+            return [tool for tool in self.tools if tool.function.name == wanted]
+        return self.tools
+
+    @property
     def constrained(self) -> bool:
         strict = any(tool.function.strict for tool in self.tools)
         return super().constrained or self.forces_call or strict
@@ -315,49 +316,3 @@ class DetokenizeRequest(RequestBody):
 
     model: str | None = None
     tokens: Ids
-
-
-def parse(kind: type[Kind], body: bytes) -> Kind:
-    """The request in a body. Raises ApiError that names the wrong field."""
-    try:
-        content = parse_json(body, "the request's body", unique=True)  # a proxy may see the first
-    except CetaneError as error:
-        raise ApiError(400, error.message, code="invalid_json") from error
-    if not isinstance(content, dict):
-        raise ApiError(400, "the request's body is not a JSON object", code="invalid_json")
-    try:
-        return kind.model_validate(content)
-    except ValidationError as error:
-        raise wrong_field(error, kind, content) from error
-    except (RecursionError, UnicodeError, OverflowError) as error:
-        raise ApiError(400, f"the request's body: {error}", code="invalid_json") from error
-
-
-def wrong_field(
-    error: ValidationError, kind: type[RequestBody], content: dict[str, Any]
-) -> ApiError:
-    """The error for the first wrong field of a request's content."""
-    every = error.errors(include_url=False, include_context=False)
-    of_first = [one for one in every if one["loc"][:1] == every[0]["loc"][:1]]
-    first = max(of_first, key=lambda one: len(one["loc"]))  # of a union, the kind that fits best
-    text, path = worded(first, kind), place(first, content)
-    param, colon, _ = text.partition(":")  # the text of a rule about several fields names one
-    if path:
-        param = ".".join(path)
-        text = f"{param}: {text}"
-    known = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
-    code = known.get(first["type"], "invalid_value")
-    return ApiError(400, text, param if path or colon else None, code)
-
-
-def place(error: ErrorDetails, content: Any) -> list[str]:
-    """The keys of the request's content that lead to an error. Pydantic's location also names the
-    kinds of unions, which no client knows."""
-    path, location = [], error["loc"]
-    for number, part in enumerate(location, 1):
-        absent = error["type"] == "missing" and number == len(location)
-        inside = part in (content if isinstance(content, dict) else ())
-        if inside or absent or (isinstance(content, list) and isinstance(part, int)):
-            path.append(str(part))
-            content = None if absent else content[part]
-    return path

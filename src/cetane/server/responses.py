@@ -11,8 +11,8 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from cetane.server.answer_form import AnswerForm
 from cetane.server.errors import ApiError
-from cetane.server.forms import AnswerForm
 from cetane.server.worker import Worker
 
 Result = TypeVar("Result")

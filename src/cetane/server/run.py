@@ -33,6 +33,11 @@ class Server(uvicorn.Server):
         """Called by the event loop soon after the signal. `handle_exit` must not close: it may
         interrupt this thread where it holds a lock of the metrics."""
         self.service.close()
+        if any(worker.answering for worker in self.service.workers):
+            logging.getLogger("uvicorn.error").warning(
+                "stopping: running answers have %g s; another Ctrl-C ends them",
+                self.service.settings.grace,
+            )
         await super().shutdown(sockets)
 
 

@@ -17,8 +17,8 @@ from typing import Any
 from llguidance import LLMatcher, StructTag
 
 from cetane.server.answers import CalledFunction, MadeCall
-from cetane.server.grammar import COMPACT, lark_json, mended
-from cetane.server.requests import ChatRequest, NamedTool, Tool
+from cetane.server.requests import ChatRequest, Tool
+from cetane.server.schemas import COMPACT, lark_json, mended
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 LEADING = ("[TOOL_CALLS]", "<|python_tag|>")
@@ -121,15 +121,10 @@ def one_call(value: Any, names: Sequence[str]) -> MadeCall | None:
 
 def forced_grammar(request: ChatRequest, template: str) -> str | None:
     """The grammar of a call that the request forces, in the template's form; None without one."""
-    choice = request.tool_choice
-    if choice == "required":
-        tools = request.tools
-    elif isinstance(choice, NamedTool):
-        tools = [tool for tool in request.tools if tool.function.name == choice.function.name]
-    else:
+    if not request.forces_call:
         return None
     arguments = "parameters" if '"parameters": ' in template and OPEN not in template else None
-    schemas = [call_schema(tool, arguments or "arguments") for tool in tools]
+    schemas = [call_schema(tool, arguments or "arguments") for tool in request.callable_tools]
     term = lark_json(schemas[0] if len(schemas) == 1 else {"anyOf": schemas})
     start = f'"{OPEN}\\n" call "\\n{CLOSE}"' if OPEN in template else "call"
     return str(LLMatcher.grammar_from_lark(f"start: {start}\ncall: {term}"))

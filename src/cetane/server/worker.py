@@ -143,6 +143,11 @@ class Worker:
             self._gauge()
             self._changed.notify()
 
+    @property
+    def answering(self) -> bool:
+        """Whether an answer is being written."""
+        return self._running is not None
+
     def join(self) -> None:
         """Wait until the running job has ended."""
         if self._thread is not None:
@@ -180,7 +185,7 @@ class Worker:
             self._end("left")
         except OutOfTime:
             self._end("timeout")
-            job.put(late())
+            job.put(closing() if self._closing else late())
         except ApiError as error:  # a limit of the request's own grammar
             self._end("failed")
             job.put(error)

@@ -15,6 +15,8 @@ from cetane.files import LARGEST
 RANGE = re.compile(r"bytes=([0-9]+)-([0-9]+)")
 PIECE = 1 << 20
 """Bytes that are read at a time."""
+ABSENT = (403, 404, 410)
+"""Statuses of a file that is not there: public buckets say 403, to hide what they hold."""
 
 
 class Answer(aiohttp.ClientResponse):
@@ -40,3 +42,8 @@ class Answer(aiohttp.ClientResponse):
 async def client(**options: Any) -> aiohttp.ClientSession:
     """A session for fsspec, whose answers have these limits."""
     return aiohttp.ClientSession(response_class=Answer, **options)
+
+
+def failed(error: BaseException | None) -> bool:
+    """Whether a server failed, which fsspec tells as a file that is not there."""
+    return isinstance(error, aiohttp.ClientError) and getattr(error, "status", None) not in ABSENT

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 PROTOCOLS = ("file", "memory", "http", "https", "s3", "gs", "hf")
 """fsspec's file systems that hold plain files: no chains, archives or links."""
+HTTP = ("http", "https")
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "http": "aiohttp", "https": "aiohttp"}
 """The package that fsspec needs for a protocol."""
 
@@ -83,7 +84,14 @@ class Remote:
     def size(self, name: str) -> int | None:
         self.system.invalidate_cache()  # of listings: others write too
         info = info_of(self.system, f"{self.root}/{name}")
-        return None if info is None else int(info["size"])
+        if info is None:
+            return None
+        if not isinstance(info["size"], int):
+            raise CetaneError(
+                f"{self.root}/{name}: the server does not tell its size",
+                "it must send Content-Length; name another store",
+            )
+        return info["size"]
 
     def put(self, source: Path, name: str) -> None:
         path = f"{self.root}/{name}"
@@ -101,11 +109,24 @@ def info_of(system: "AbstractFileSystem", path: str) -> dict[str, Any] | None:
         try:
             info: dict[str, Any] = system.info(path)
         except FileNotFoundError as error:
-            cause = error.__cause__
-            if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
-                raise cause from error  # fsspec says so too of a server that does not answer
-            return None
+            fault = fault_of(error, path)
+            if fault is None:
+                return None
+            raise fault from error
     return info
+
+
+def fault_of(error: FileNotFoundError, path: str) -> BaseException | None:
+    """Why there was no answer; None if the file is not there. fsspec says so too of a server that
+    fails, or that cannot be reached."""
+    cause = error.__cause__
+    if isinstance(cause, OSError):
+        return None if isinstance(cause, FileNotFoundError) else cause
+    if split(path)[0] not in HTTP:
+        return None
+    from cetane.store.http import failed
+
+    return cause if failed(cause) else None
 
 
 def place_of(url: str) -> StorePlace:
@@ -147,7 +168,7 @@ def file_system(url: str) -> tuple[Any, str]:
 def limits_of(protocol: str) -> dict[str, Any]:
     """The options of fsspec's file system that limit what a server may send. Object stores are
     trusted to send what is asked for."""
-    if protocol not in ("http", "https"):
+    if protocol not in HTTP:
         return {}
     from cetane.store.http import client  # here: only these protocols need aiohttp
 

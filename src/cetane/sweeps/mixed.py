@@ -13,7 +13,8 @@ from cetane.compress.allocate import Option, allocate
 from cetane.files import Progress
 from cetane.pipeline.mixed_parts import MixedPart
 from cetane.planner import Planner
-from cetane.sweeps.grid import Candidate, load_grid
+from cetane.sweeps.candidates import Candidate
+from cetane.sweeps.grid import load_grid
 
 
 @dataclass(frozen=True)

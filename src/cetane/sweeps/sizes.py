@@ -5,7 +5,8 @@ from functools import cached_property
 from cetane.compress import Selection
 from cetane.planner import Planner
 from cetane.planner.weights import format_of, weight_count
-from cetane.sweeps.grid import candidate, parse_way, weights
+from cetane.sweeps.candidates import candidate, weights
+from cetane.sweeps.grid import parse_way
 
 
 class Sizes:

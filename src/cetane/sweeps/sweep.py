@@ -23,7 +23,8 @@ from cetane.schema.manifest import producers
 from cetane.schema.recipe import RECIPE, Recipe, parse_recipe, recipe_files
 from cetane.sweeps import mixed, moments, smoke
 from cetane.sweeps.basis import Basis
-from cetane.sweeps.grid import Candidate, candidate, parse_way
+from cetane.sweeps.candidates import Candidate, candidate
+from cetane.sweeps.grid import parse_way
 from cetane.sweeps.on_chip import predict
 from cetane.sweeps.passage import Passage
 from cetane.sweeps.points import (

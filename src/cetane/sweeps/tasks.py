@@ -18,7 +18,8 @@ from cetane.schema.recipe import Recipe
 from cetane.store.settings import shared_store
 from cetane.store.store import Store
 from cetane.sweeps import mixed
-from cetane.sweeps.grid import Candidate, Way, candidate, parse_way
+from cetane.sweeps.candidates import Candidate, candidate
+from cetane.sweeps.grid import Way, parse_way
 from cetane.sweeps.passage import Passage
 from cetane.sweeps.points import LayerScore, Point
 from cetane.sweeps.sweep import Sweep

@@ -18,6 +18,7 @@ from tests.families.gemma_models import (
     build_gemma4,
     build_vaultgemma,
 )
+from tests.families.test_bamba import build_bamba
 from tests.families.test_deepseek import MODELS as LATENT_MODELS
 from tests.families.test_deepseek import build as build_latent
 from tests.families.test_falcon_h1 import build_falcon
@@ -29,6 +30,7 @@ from tests.families.test_llama import MINISTRAL, MULTIPLIERS, ROPES, STRETCHED
 from tests.families.test_llama4 import build_llama4
 from tests.families.test_mixtral import MODELS as MIXTURES
 from tests.families.test_mixtral import build as build_mixture
+from tests.families.test_nemotron_h import build_nemotron
 from tests.families.test_qwen3_next import MODELS
 from tests.families.zaya_models import build_zaya
 
@@ -57,6 +59,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "nanochat": lambda: build_model("nanochat", num_hidden_layers=3),
     "arcee": lambda: build_model("arcee", num_hidden_layers=3),
+    "bitnet": lambda: build_model("bitnet", num_hidden_layers=3, hidden_act="relu2"),
     "cwm": lambda: build_model("cwm", num_hidden_layers=5, sliding_window=32, bos_token_id=0),
     "ernie4_5": lambda: build_model("ernie4_5", num_hidden_layers=3),
     "helium": lambda: build_model("helium", num_hidden_layers=3),
@@ -71,6 +74,14 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "cohere": lambda: build_layer_normed("cohere", num_hidden_layers=3, use_qk_norm=True),
     "cohere2": lambda: build_layer_normed("cohere2", num_hidden_layers=4, sliding_window=32),
     "gpt_neox": lambda: build_layer_normed("gpt_neox", num_hidden_layers=3),
+    "gpt2": lambda: build_model("gpt2", num_hidden_layers=3),
+    "gpt_neo": lambda: build_model(
+        "gpt_neo",
+        num_hidden_layers=3,
+        attention_types=[[["local", "global", "local"], 1]],
+        window_size=32,
+    ),
+    "opt": lambda: build_model("opt", num_hidden_layers=3, ffn_dim=80),
     "jais2": lambda: build_layer_normed("jais2", num_hidden_layers=3),
     "persimmon": lambda: build_layer_normed("persimmon", num_hidden_layers=3),
     "nemotron": lambda: build_layer_normed("nemotron", num_hidden_layers=3),
@@ -124,6 +135,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "granitemoehybrid": lambda: build_hybrid("mixture", logits_scaling=1.0),
     "falcon_h1": lambda: build_falcon(num_hidden_layers=3),
+    "bamba": build_bamba,
+    "nemotron_h": lambda: build_nemotron("mixture"),
     "mixtral": lambda: build_mixture("mixtral", num_hidden_layers=3, num_local_experts=4),
     "qwen2_moe": lambda: build_mixture(
         "qwen2_moe",

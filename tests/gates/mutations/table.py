@@ -25,8 +25,13 @@ from cetane.engine.slots import EMPTY, call_slots
 from cetane.families.attention import ListedNorms, StackedNorms, UnitNorm
 from cetane.families.base import Block, RoutedBlock, Weight
 from cetane.families.blocks import ParallelBlock, PreNormBlock
+from cetane.families.falcon_h1 import FalconH1Block
 from cetane.families.gemma import OwnAttention, SharedAttention, shared_names
-from cetane.families.layers import LayerNorm, Norm, RMSNorm, normalize
+from cetane.families.gpt2 import POSITIONS
+from cetane.families.layers import CausalTaps, LayerNorm, Norm, RMSNorm, normalize
+from cetane.families.mamba2 import GroupNorm, Mamba2
+from cetane.families.matrices import Decays
+from cetane.families.model import Matrix
 from cetane.families.rotary import RotaryTable
 from cetane.families.zaya_departures import DEPARTURES
 from cetane.schema.interface import FromCache, FromHistory, FromMatrix, Kept, Mask
@@ -131,13 +136,14 @@ def mixer(port: AuthoredPort) -> Any:
 
 
 ALSO = {
-    "self_attn": ("attention",),
+    "self_attn": ("attention", "attn"),
     "q_proj": ("q_b_proj",), "o_proj": ("out_proj", "dense"),
     "q_norm": ("q_layernorm", "query_layernorm"), "k_norm": ("k_layernorm", "key_layernorm"),
     "mlp": ("feed_forward",), "gate_proj": ("w1",),
     "up_proj": ("w3", "c_fc", "fc1", "dense_h_to_4h"),
     "down_proj": ("w2", "c_proj", "fc2", "dense_4h_to_h"),
-    "input_layernorm": ("operator_norm",), "post_attention_layernorm": ("ffn_norm",),
+    "input_layernorm": ("operator_norm", "norm", "ln_1", "self_attn_layer_norm"),
+    "post_attention_layernorm": ("ffn_norm", "ln_2", "final_layer_norm"),
 }  # fmt: skip
 """Llama's names, and other families' for the same parts."""
 
@@ -343,6 +349,19 @@ def _(port: AuthoredPort) -> None:
         flow.update({cos: torch.ones_like(flow[cos]), sin: torch.zeros_like(flow[sin])})
 
     around(block, change)
+
+
+@mutation("learned positions left out", "graph")
+def _(port: AuthoredPort) -> None:
+    first = port.planner.model.layers[0]
+    if POSITIONS not in first.reads:
+        raise Inapplicable
+    forward = first.forward
+
+    def without(flow: Any, memory: Any) -> None:
+        forward(flow | {POSITIONS: torch.zeros_like(flow["hidden"])}, memory)
+
+    first.forward = without  # type: ignore[method-assign]
 
 
 @mutation("keys one rotary row ahead of queries", "graph")
@@ -780,6 +799,23 @@ def _(port: AuthoredPort) -> None:
     does_not_rewind(port, "matrices", FromMatrix)
 
 
+@mutation("a rewind keeps a larger capacity", "host", **GROWS)
+def _(port: AuthoredPort) -> None:
+    """But not its slots, so no call after it fits."""
+
+    def change(session: Session) -> None:
+        memory, rewind = session.memory, session.memory.rewind
+
+        def changed(mark: Mark) -> None:
+            larger = memory.capacity, memory.groups
+            rewind(mark)
+            memory.capacity, memory.groups = larger
+
+        memory.rewind = changed  # type: ignore[method-assign]
+
+    port.sessions.append(change)
+
+
 @mutation("a mark shares its windows with later calls", "host")
 def _(port: AuthoredPort) -> None:
     if not any(group.limited for group in port.plan.caches.values()) or port.plan.forgets:
@@ -878,6 +914,15 @@ def short_convolution(port: AuthoredPort) -> Any:
     raise Inapplicable
 
 
+def convolution_of(port: AuthoredPort) -> CausalTaps:
+    """The taps of the first layer that has some."""
+    made = (m for block in port.planner.model.layers for m in block.modules())
+    for module in made:
+        if isinstance(module, CausalTaps) and len(module.taps) > 1:
+            return module
+    raise Inapplicable
+
+
 @mutation("a convolution's gates swapped", "graph")
 def _(port: AuthoredPort) -> None:
     conv = short_convolution(port)
@@ -891,9 +936,16 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("a convolution's taps in the wrong order", "graph")
 def _(port: AuthoredPort) -> None:
-    conv = short_convolution(port)
-    forward = conv.conv.forward
-    conv.conv.forward = lambda x: forward(x.flip(-1)).flip(-1)
+    taps = convolution_of(port)
+    forward, time = taps.forward, taps.time
+    taps.forward = lambda x: forward(x.flip(time)).flip(time)  # type: ignore[method-assign]
+
+
+@mutation("a convolution one token late", "graph")
+def _(port: AuthoredPort) -> None:
+    taps = convolution_of(port)
+    forward = taps.forward
+    taps.forward = lambda x: forward(x.roll(1, taps.time))  # type: ignore[method-assign]
 
 
 @mutation("history of the convolutions one column off", "host")
@@ -1072,12 +1124,13 @@ def _(port: AuthoredPort) -> None:
             owner.act = torch.nn.ReLU()
 
 
-@mutation("gelu for its tanh form, or for silu", "graph")
+@mutation("gelu in its other form, or for silu", "graph")
 def _(port: AuthoredPort) -> None:
     mlp = layer_part(port, "mlp")
     for owner in (mlp, *getattr(mlp, "experts", ())):
         if hasattr(owner, "act"):
-            owner.act = torch.nn.GELU()
+            exact = owner.act is torch.nn.functional.gelu
+            owner.act = torch.nn.GELU("tanh" if exact else "none")
 
 
 @mutation("MLP skipped", "graph")
@@ -1379,14 +1432,167 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("matrices forgotten", "host")
 def _(port: AuthoredPort) -> None:
-    if "delta" not in port.planner.model.memory:
+    memory = port.planner.model.memory
+    names = [name for name, kept in memory.items() if isinstance(kept, Matrix)]
+    if not names:
         raise Inapplicable
 
     def change(_: str, __: str, inputs: dict[str, Any]) -> None:
-        if "delta" in inputs:
-            inputs["delta"] = np.zeros_like(inputs["delta"])
+        for name in names:
+            if name in inputs:
+                inputs[name] = np.zeros_like(inputs[name])
 
     port.before.append(change)
+
+
+# Mamba-2 ------------------------------------------------------------------------------------------
+
+
+def state_space(port: AuthoredPort) -> Mamba2:
+    """The mixer of the first layer of Mamba-2."""
+    for block in port.planner.model.layers:
+        for module in block.modules():
+            if isinstance(module, Mamba2):
+                return module
+    raise Inapplicable
+
+
+def with_numbers(port: AuthoredPort, name: str, change: Callable[[Tensor], Tensor]) -> None:
+    """Let a layer of Mamba-2 compute with other values of a parameter of its state space."""
+    mixer = state_space(port)
+    forward = mixer.forward
+
+    def changed(*args: Any) -> Any:
+        own = mixer.space._parameters
+        before = own[name]
+        assert before is not None
+        own[name] = change(before)  # type: ignore[assignment]
+        try:
+            return forward(*args)
+        finally:
+            own[name] = before
+
+    mixer.forward = changed  # type: ignore[method-assign]
+
+
+def stepped(port: AuthoredPort, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
+    """Change the steps and the decays of a layer."""
+    space = state_space(port).space
+    forward = space.forward
+    space.forward = lambda x: change(*forward(x))  # type: ignore[method-assign]
+
+
+def convolved(port: AuthoredPort, change: Callable[[Tensor, Tensor, Tensor], Any]) -> None:
+    """Change the values, keys and queries of a layer, `(1, channels, 1, T)` each."""
+    mixer = state_space(port)
+    act = mixer.act
+    mixer.act = lambda x: torch.cat(change(*act(x).split(mixer.sizes, dim=1)), 1)
+
+
+@mutation("decays of Mamba-2 with the other sign", "graph")
+def _(port: AuthoredPort) -> None:
+    stepped(port, lambda steps, decays: (steps, -decays))
+
+
+@mutation("decays of Mamba-2 left out", "graph")
+def _(port: AuthoredPort) -> None:
+    stepped(port, lambda steps, decays: (steps, torch.zeros_like(decays)))
+
+
+@mutation("decays of Mamba-2 of the next head", "graph")
+def _(port: AuthoredPort) -> None:
+    stepped(port, lambda steps, decays: (steps, decays.roll(1, 1)))
+
+
+@mutation("decays of Mamba-2 of stored logarithms", "graph")
+def _(port: AuthoredPort) -> None:
+    with_numbers(port, "A_log", lambda rates: -(-rates).log())
+
+
+@mutation("steps of Mamba-2 do not multiply inputs", "graph")
+def _(port: AuthoredPort) -> None:
+    stepped(port, lambda steps, decays: (torch.ones_like(steps), decays))
+
+
+@mutation("biases of steps of Mamba-2 left out", "graph")
+def _(port: AuthoredPort) -> None:
+    with_numbers(port, "dt_bias", torch.zeros_like)
+
+
+@mutation("bounds of steps of Mamba-2 left out", "graph")
+def _(port: AuthoredPort) -> None:
+    space = state_space(port).space
+    if space.bounds == (None, None):
+        raise Inapplicable
+    space.bounds = None, None
+
+
+@mutation("bounds of steps of Mamba-2 on values alone", "graph")
+def _(port: AuthoredPort) -> None:
+    space = state_space(port).space
+    if space.bounds == (None, None):
+        raise Inapplicable
+    bounded = space.forward
+    space.forward = lambda x: (  # type: ignore[method-assign]
+        bounded(x)[0],
+        Decays.steps(space, x) * space.A_log,
+    )
+
+
+@mutation("a token's own input to Mamba-2 left out", "graph")
+def _(port: AuthoredPort) -> None:
+    with_numbers(port, "D", torch.zeros_like)
+
+
+@mutation("keys and queries of Mamba-2 swapped", "graph")
+def _(port: AuthoredPort) -> None:
+    convolved(port, lambda v, k, q: (v, q, k))
+
+
+@mutation("keys and queries of Mamba-2 of the next group", "graph")
+def _(port: AuthoredPort) -> None:
+    heads = state_space(port).heads
+    if heads.key_heads == 1:
+        raise Inapplicable
+    convolved(port, lambda v, k, q: (v, k.roll(heads.keys, 1), q.roll(heads.keys, 1)))
+
+
+@mutation("an activation behind a convolution of Mamba-2 left out", "graph")
+def _(port: AuthoredPort) -> None:
+    state_space(port).act = lambda x: x
+
+
+@mutation("gates of Mamba-2 left out", "graph")
+def _(port: AuthoredPort) -> None:
+    mixer = state_space(port)
+    gate = mixer.gate
+    mixer.gate = lambda answers, gates: gate(  # type: ignore[method-assign]
+        answers, torch.ones_like(gates)
+    )
+
+
+@mutation("gates of Mamba-2 on the other side of their norm", "graph")
+def _(port: AuthoredPort) -> None:
+    mixer = state_space(port)
+    if mixer.gated == "unnormed":
+        raise Inapplicable
+    mixer.gated = "last" if mixer.gated == "first" else "first"
+
+
+@mutation("groups of Mamba-2 normed together", "graph")
+def _(port: AuthoredPort) -> None:
+    norm = getattr(state_space(port), "norm", None)
+    if not isinstance(norm, GroupNorm):
+        raise Inapplicable
+    norm.groups, norm.size = 1, norm.size * norm.groups
+
+
+@mutation("factors on what projections make left out", "reading")
+def _(port: AuthoredPort) -> None:
+    block = port.planner.model.layers[LAYER]
+    if not isinstance(block, FalconH1Block):
+        raise Inapplicable
+    block.made = {}
 
 
 @mutation("router state one layer late", "graph")

@@ -13,7 +13,7 @@ from tests.conftest import InMemoryCheckpoint, build_model
 from tests.engine.test_subset import subset_recipe
 from tests.families.gemma_models import build_gemma3, build_gemma4
 from tests.families.gemma_models import recipe as make_recipe
-from tests.families.parity import engine_of, tokens, truth
+from tests.families.parity import engine_of, in_turn, tokens, truth
 from tests.families.zaya_models import recipe as zaya_recipe
 from tests.speculate.draft_head_models import (
     STEPS,
@@ -31,7 +31,6 @@ from cetane.engine.sampling import Sampler
 from cetane.engine.verify import Draft
 from cetane.mil import load
 from cetane.schema.recipe import Recipe
-from cetane.schema.slots import CONTRACTS
 from cetane.speculate.draft_heads.drafter import drafter_of, open_drafter
 from cetane.speculate.draft_heads.features import Taps, tapped_shards
 from cetane.speculate.draft_heads.modules import TorchDraftHead
@@ -135,8 +134,7 @@ def features_of(engine: Engine, ids: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("contract", CONTRACTS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "contract"), in_turn(FAMILIES))
 def test_drafts_are_those_of_the_torch_head(
     engines: Callable[[str, str], Engine], tmp_path: Path, family: str, contract: str, kind: str
 ) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cetane.checkpoint.quantized.awq import read_awq
+from cetane.checkpoint.quantized.bitnet import read_bitnet
 from cetane.checkpoint.quantized.bitsandbytes import read_bitsandbytes
 from cetane.checkpoint.quantized.compressed_tensors import read_compressed_tensors
 from cetane.checkpoint.quantized.fp8 import read_fp8
@@ -36,6 +37,7 @@ RULES: dict[str, Callable[[QuantizedTensors], Tensors]] = {
     "awq": read_awq,
     "gptq": read_gptq,
     "bitsandbytes": read_bitsandbytes,
+    "bitnet": read_bitnet,
     "mlx": read_mlx,
     "mxfp4": read_mxfp4,
 }
@@ -78,9 +80,10 @@ def refuse_leftovers(tensors: Tensors, path: Path) -> None:
     """Raise CetaneError for a leftover companion, or for integers under a weight's name."""
     for name, tensor in tensors.items():
         base = next((name.removesuffix(end) for end in COMPANIONS if name.endswith(end)), None)
-        beside = {f"{base}.weight", f"{base}.qweight", f"{base}_blocks", base}
         alone = name.endswith((".qweight", "_packed", "_blocks", ".SCB")) and tensor.dtype != "F32"
-        if ".quant_state." in name or (base is not None and (alone or beside & set(tensors))):
+        beside = (f"{base}.weight", f"{base}.qweight", f"{base}_blocks", base)
+        companion = base is not None and (alone or any(other in tensors for other in beside))
+        if companion or ".quant_state." in name:
             raise refusal(path, "unnamed", f"{name} belongs to a quantised weight")
         # Experts that are stored as one tensor have no `.weight`.
         if name.endswith((".weight", "_proj")) and tensor.dtype not in FLOATS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from cetane.checkpoint.integers import from_fours
+from cetane.checkpoint.quantized.packed import from_fours
 from cetane.checkpoint.quantized.tensors import FLOATS, QuantizedTensors, Tensors
 from cetane.validation import parse_json
 

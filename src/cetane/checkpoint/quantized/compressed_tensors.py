@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cetane.checkpoint.integers import from_words, to_torch
+from cetane.checkpoint.dtypes import to_torch
+from cetane.checkpoint.quantized.packed import from_words
 from cetane.checkpoint.quantized.scales import is_pair, scaled
 from cetane.checkpoint.quantized.tensors import QuantizedTensors, Tensors
 

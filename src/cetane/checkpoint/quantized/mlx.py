@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cetane.checkpoint.integers import from_words
+from cetane.checkpoint.quantized.packed import from_words
 from cetane.checkpoint.quantized.tensors import QuantizedTensors, Tensors
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cetane.checkpoint.checkpoint import StoredTensor
-from cetane.checkpoint.integers import to_torch
+from cetane.checkpoint.dtypes import to_torch
+from cetane.checkpoint.stored_tensors import StoredTensor
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:

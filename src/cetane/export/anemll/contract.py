@@ -12,6 +12,8 @@ STATE = "model_model_kv_cache_0"
 INFER, PREFILL = "infer", "prefill"
 ROTATE = "_rotate"
 """The ending of functions for positions beyond the window."""
+BATCH = 64
+"""Tokens of a prefill for a recipe that has none; their own default."""
 PARTS = {"gemma2": 16, "gemma3_text": 16, "qwen2": 16, "qwen3": 16}
 """Parts of the logits that their converters make, by architecture; 8 for others."""
 PREFIXES = {"gemma3_text": "gemma3", "gemma2": "gemma2", "qwen2": "qwen25"}

@@ -1,8 +1,8 @@
 """ANEMLL's hosts as they are, in numpy: what they read of a folder, and what they do around its
 packages (`YAMLConfig.swift`, `ModelLoader.swift`, `InferenceManager.swift`, `chat.py`; 45ce981).
 
-Their oddities are kept: the last token of a prompt is fed twice, masks hold minus infinity, a
-rotate function is left out silently, and a full context is cut to whole batches and fed anew.
+Their oddities are kept. The last token of a prompt is fed twice, and masks hold minus infinity. A
+rotate function is left out silently. A full context is cut to whole batches and fed anew.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -6,7 +6,8 @@ from typing import Any
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
-from cetane.export.contract.folder import DOCUMENT, HOST, contract_of, parts_of, rendered
+from cetane.export.contract.folder import contract_of, parts_of
+from cetane.export.contract.texts import DOCUMENT, HOST, rendered
 from cetane.files import FileRecord, check_files, read_json, read_text
 from cetane.schema.draft_head import FOLDER
 from cetane.schema.manifest import CONTRACT

@@ -16,6 +16,7 @@ from cetane.schema.interface import (
     Mask,
     Output,
     Position,
+    PositionRows,
     Rotary,
     ToCache,
     ToChoice,
@@ -166,6 +167,8 @@ def given(plan: Plan, item: Input) -> str:
     match item.source:
         case Embedding(table=table):
             return f"the rows of the call's tokens in {table_path(table)}, as columns"
+        case PositionRows(table=table):
+            return f"the rows of the call's positions in {table_path(table)}, as columns"
         case TokenIds():
             return "the token ids of the call"
         case Rotary(table=table, part=part):

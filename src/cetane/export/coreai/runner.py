@@ -58,9 +58,10 @@ class AssetRunner:
         self.loop.run(self.stack.aclose())
         self.loop.close()
 
-    def start(self) -> None:
-        """Start a sequence, with empty caches."""
-        self.tokens: list[int] = []
+    def start(self, first: int = 0) -> None:
+        """Start a sequence, with empty caches. Its first token is at position `first`, a multiple
+        of every width."""
+        self.first, self.tokens = first, list[int]()
         self.states: dict[str, NDArray] = {}
         self.length = 0
 
@@ -70,16 +71,17 @@ class AssetRunner:
         As in Apple's engine, calls are `prompt_opt` while more tokens are left than a call holds.
         Raises CetaneError for no tokens, and beyond the asset's context.
         """
-        position = len(self.tokens)
+        position = self.first + len(self.tokens)
         self.tokens += tokens
         logits: Logits | None = None
         if not tokens:
             raise CetaneError("a call needs a token")
-        while position < len(self.tokens):
-            left = len(self.tokens) - position
+        end = self.first + len(self.tokens)
+        while position < end:
+            left = end - position
             width = next((w for w in self.widths if w >= left), self.widths[-1])
             start = position // width * width
-            stop = min(start + width, len(self.tokens))
+            stop = min(start + width, end)
             kind = contract.PROMPT if left > self.widths[-1] else contract.EXTEND
             made = self._call(kind, self._context(position), width, start, stop)
             if kind == contract.EXTEND:
@@ -100,10 +102,10 @@ class AssetRunner:
     def _call(self, kind: str, context: int, width: int, start: int, stop: int) -> Any:
         """The logits of one call `(1, 1, T, V)`; of `prompt_opt` a number without meaning."""
         tokens = np.zeros((1, width), np.int32)
-        tokens[0, : stop - start] = self.tokens[start:stop]
+        tokens[0, : stop - start] = self.tokens[start - self.first : stop - self.first]
         mask = np.full((1, context, 1, width), MASKED, np.float16)
         for query in range(stop - start):
-            mask[0, : start + query + 1, 0, query] = 0
+            mask[0, self.first : start + query + 1, 0, query] = 0
         rows = self.run(
             contract.gather_name(width),
             {contract.TOKENS: array(tokens), contract.TABLE: self.table},

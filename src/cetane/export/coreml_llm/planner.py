@@ -16,33 +16,16 @@ from cetane.export.coreml_llm.contract import (
     SLIDING,
     VERIFY,
     VERIFYING,
-    WIDTH,
     PackageSizes,
     commits,
     theirs,
 )
-from cetane.export.refusals import (
-    ANY_BUNDLE,
-    refuse_capacities,
-    refuse_int4_rows,
-    refuse_int8_caches,
-    refuse_streaming,
-    refuse_wide_slices,
-)
+from cetane.export.coreml_llm.refusals import OTHER_RECIPE, refuse
 from cetane.families import CacheForm, CacheGroup, Head, ReadOnly
-from cetane.planner import (
-    CachePlan,
-    FunctionGraph,
-    ModelSource,
-    Planner,
-    by_layer,
-    chunk_bounds,
-)
+from cetane.planner import CachePlan, FunctionGraph, ModelSource, Planner, by_layer, chunk_bounds
 from cetane.schema.function import Function
 from cetane.schema.interface import FromTensor, Input, Output, ToTensor
 from cetane.schema.recipe import LayoutSection, Mode, Recipe
-
-HINT = "port with one of the recipes gemma4-1chunk to gemma4-4chunk"
 
 
 class ContractCaches(CachePlan):
@@ -97,6 +80,14 @@ class ContractPlanner(Planner):
     def group(self, name: str) -> CacheGroup:
         """The cache group of a kind of layer."""
         return self.memory.groups[name]
+
+    @property
+    def first_reader(self) -> int:
+        """The first layer that reads the caches of earlier ones; -1 if none does."""
+        shared = set(self.model.shared)
+        return min(
+            (block.layer for block in self.model.layers if shared & set(block.reads)), default=-1
+        )
 
     def sizes(self) -> PackageSizes:
         """The model's sizes in their contract."""
@@ -191,8 +182,8 @@ class PrefillPlanner(ContractPlanner):
 
     cache_plan = PrefillCaches
 
-    def __init__(self, checkpoint: ModelSource, recipe: Recipe, like: Planner) -> None:
-        shared, layers = first_reader(like), by_layer(like.model.layers)
+    def __init__(self, checkpoint: ModelSource, recipe: Recipe, like: ContractPlanner) -> None:
+        shared, layers = like.first_reader, by_layer(like.model.layers)
         if len(like.members) in VERIFYING:
             cuts = chunk_bounds(recipe.layout, layers)[1:-1]
             cuts = sorted({*cuts, shared}) if len(cuts) == 2 else cuts
@@ -202,7 +193,7 @@ class PrefillPlanner(ContractPlanner):
             raise CetaneError(
                 f"CoreML-LLM's first two prefill packages own all caches: layers up to {shared}, "
                 f"but this layout is cut at {', '.join(map(str, cuts))}",
-                HINT,
+                OTHER_RECIPE,
             )
         layout = LayoutSection(kind="chunks", cuts=tuple(cuts), head="last")
         super().__init__(checkpoint, recipe.model_copy(update={"layout": layout}), like)
@@ -235,20 +226,6 @@ class PrefillPlanner(ContractPlanner):
         return super().their_names(shard, mode, plain) | kept_names
 
 
-def first_reader(planner: Planner) -> int:
-    """The first layer that reads the caches of earlier ones."""
-    shared = set(planner.model.shared)
-    return min(
-        (block.layer for block in planner.model.layers if shared & set(block.reads)), default=-1
-    )
-
-
-def second_layer(planner: Planner) -> int:
-    """The first layer of the second package."""
-    _, blocks, *_ = planner.members.values()
-    return blocks[0].layer
-
-
 def swapped(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape with channels last."""
     *outer, channels, tokens = shape
@@ -263,86 +240,3 @@ def planners(checkpoint: Checkpoint, recipe: Recipe) -> list[ContractPlanner]:
     first = ContractPlanner(checkpoint, recipe)
     refuse(first)
     return [first, *([PrefillPlanner(checkpoint, recipe, first)] if recipe.tokens.prefill else [])]
-
-
-def refuse(planner: ContractPlanner) -> None:
-    """Raise CetaneError for a plan that their runtime cannot load."""
-    recipe = planner.recipe
-    if planner.checkpoint.config["model_type"] != "gemma4_text" or not planner.model.tables:
-        raise CetaneError(
-            "the layout coreml-llm is for Gemma 4 with per-layer embeddings",
-            ANY_BUNDLE,
-        )
-    if not SHARED.keys() <= planner.memory.slots.keys():
-        raise CetaneError(
-            "CoreML-LLM's runtime needs sliding and full layers, this model has only "
-            f"{', '.join(planner.memory.slots)} ones",
-            ANY_BUNDLE,
-        )
-    refuse_capacities(recipe, "CoreML-LLM's runtime")
-    refuse_int8_caches(recipe, "CoreML-LLM's runtime")
-    refuse_int4_rows(recipe, "CoreML-LLM's runtime", "int8")
-    refuse_streaming(recipe, "CoreML-LLM's runtime")
-    refuse_packages(planner)
-    refuse_caches(planner)
-    refuse_output_head(planner)
-    if recipe.embedding.inside:
-        raise CetaneError(
-            "CoreML-LLM's runtime looks tokens up itself", "port with --set embedding.inside=false"
-        )
-    if any(planner.group(name).dim > WIDTH for name in SHARED):
-        raise CetaneError(
-            f"CoreML-LLM's runtime has attention heads of at most {WIDTH} channels", ANY_BUNDLE
-        )
-
-
-def refuse_packages(planner: ContractPlanner) -> None:
-    """Raise CetaneError for another number of packages, or another cut, than their runtime has."""
-    layout = planner.recipe.layout
-    apart = layout.kind != "single" and layout.head != "last"
-    if len(planner.members) not in CHUNKS or apart:
-        raise CetaneError(
-            f"CoreML-LLM's runtime loads 1 to 4 packages, the last with the head, not "
-            f"{len(planner.members)}{' with a head apart' if apart else ''}",
-            HINT,
-        )
-    if len(planner.members) == 2 and second_layer(planner) != first_reader(planner):
-        raise CetaneError(
-            f"CoreML-LLM's first merged package owns all caches: layers up to "
-            f"{first_reader(planner)}, but this layout is cut at {second_layer(planner)}",
-            HINT,
-        )
-
-
-def refuse_caches(planner: ContractPlanner) -> None:
-    """Raise CetaneError for caches of another contract, layout or length than theirs."""
-    layout = planner.recipe.tensor_layout
-    for name, contract in (("full", "blend"), ("sliding", "shift")):
-        if planner.memory.slots[name].contract != contract or layout != "c1t":
-            raise CetaneError(
-                f"CoreML-LLM's {name} layers have {contract} caches of layout c1t, this bundle's "
-                f"{planner.memory.slots[name].contract} caches of layout {layout}",
-                HINT,
-            )
-    if not planner.memory.slots["sliding"].limited or planner.memory.slots["full"].limited:
-        raise CetaneError(
-            "CoreML-LLM's sliding layers keep a window, its full layers the context", HINT
-        )
-    window, count = planner.group("sliding").window, planner.memory.slots["sliding"].count
-    if window != count:
-        raise CetaneError(
-            f"CoreML-LLM's sliding caches hold the model's window of {window} tokens, but cetane's "
-            f"hold {count}, a multiple of 32",
-            ANY_BUNDLE,
-        )
-
-
-def refuse_output_head(planner: ContractPlanner) -> None:
-    """Raise CetaneError for a head of some tokens only, or with slices that are too wide."""
-    if planner.recipe.head.subset is not None:
-        raise CetaneError(
-            "CoreML-LLM's runtime needs a head with all tokens", "port without head.subset"
-        )
-    *_, last = planner.members
-    rows = max(head.stop - head.start for head in planner.heads_of(last))
-    refuse_wide_slices(rows, planner.model.vocab)

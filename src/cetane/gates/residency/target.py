@@ -61,3 +61,8 @@ def opset_of(deployment: str) -> str:
     """The opset of programs for a deployment target, as "iOS18" in a recipe."""
     (opset,) = [o for o, system in OLDEST.items() if deployment == f"iOS{system}"]
     return opset
+
+
+def oldest_system(deployment: str) -> int:
+    """The number of the oldest system that loads programs for a deployment target."""
+    return OLDEST[opset_of(deployment)]

@@ -129,6 +129,9 @@ class Eagle3Runner(DraftHeadRunner):
     """
 
     warm = frozenset({"draft"})
+    wide: bool | None = None
+    """Whether `read` makes wide calls. None for what takes less time, which is never certain, so
+    gates say it."""
 
     def forget(self) -> None:
         super().forget()
@@ -172,18 +175,24 @@ class Eagle3Runner(DraftHeadRunner):
         """Run over accepted tokens as `follow` does, without logits: few of them by `follow`, where
         that takes less time than a wide call."""
         self.memory.rewind(self.accepted)
-        follow, done = self.functions["follow"], 0
+        done = 0
         while done < len(after):
-            calls = -(-(len(after) - done) // follow.tokens)
-            wide = "read" in self.functions and (
-                calls * self.seconds["follow"].usual > self.seconds["read"].usual
-            )
-            function = self.functions["read"] if wide else follow
+            function = self._reading(len(after) - done)
             part = features[done : done + function.tokens]
             tokens = after[done : done + function.tokens]
             self.call(function, tokens, features=part.reshape(len(part), -1))
             done += len(tokens)
         self.accepted = self.memory.mark()
+
+    def _reading(self, count: int) -> Function:
+        """The function that reads so many tokens, or the first of them."""
+        follow, read = self.functions["follow"], self.functions.get("read")
+        if read is None:
+            return follow
+        wide, calls = self.wide, -(-count // follow.tokens)
+        if wide is None:
+            wide = calls * self.seconds["follow"].usual > self.seconds["read"].usual
+        return read if wide else follow
 
     def step(self, token: int) -> Array:
         """Continue with a drafted token. Returns the logits `(R,)` of the token after it."""

@@ -8,16 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from cetane.errors import CetaneError
 from cetane.mil.constants import Constants
-from cetane.mil.dtypes import NUMPY
 from cetane.mil.fast.arrays import HELD_AS
-from cetane.mil.fast.context import VIEW
 from cetane.mil.fast.tape.code import (
     ARENA,
     EXACT,
     FIRST,
-    LARGEST,
     RUNS_AT,
     WEIGHTS,
     Instruction,
@@ -28,29 +24,19 @@ from cetane.mil.fast.tape.code import (
     strides_of,
     tape_of,
 )
+from cetane.mil.fast.tape.integers import IntegerBounds, is_integer
+from cetane.mil.fast.tape.last_reads import LastReads
 from cetane.mil.fast.tape.store import ConstantStore
+from cetane.mil.fast.tape.unsupported import Unsupported
 from cetane.mil.fast.translate import live_ops
 from cetane.mil.index import FunctionIndex
-from cetane.mil.program import Argument, MilFunction, Op, TensorType
+from cetane.mil.program import Argument, MilFunction, Op
 
 SHARED = 1 << 12
 """The fewest elements of an instruction that threads share. The inputs of a product have about as
 many in a call of few tokens: there, sharing saves more time than the threads' wait costs."""
 ROWS_FIRST = 1 << 14
 """The fewest elements of logits that lie in memory token by token."""
-ALIASES = frozenset(
-    ("reshape", "transpose", "slice_by_index", "split", "expand_dims", "squeeze", "identity", VIEW,
-     "read_state", "write_state", "cast")
-)  # fmt: skip
-"""Ops whose results may be parts of their operands."""
-ON_INTEGERS = ALIASES | {"concat", "gather", "add", "sub", "maximum", "minimum", "select"}
-"""Ops that may give integers, as long as float32 holds their results."""
-NUMBERS_OF = ("x", "y", "a", "b", "values")
-"""The inputs of `ON_INTEGERS` whose numbers, or sums of them, are the result."""
-
-
-class Unsupported(CetaneError):
-    """A tape has no instruction for an op, so another executor runs the function."""
 
 
 def write_tape(function: MilFunction, store: ConstantStore) -> Tape:
@@ -90,8 +76,7 @@ class Writer:
         """Contiguous copies of joined places, while both keep their values."""
         self._moved: dict[int, int] = {}
         """The bases in which blocks lie, in place of the arena."""
-        self._bounds: dict[str, int] = {}
-        """The largest magnitude of integers, by their value's name."""
+        self._integers = IntegerBounds(self.constants)
         for type_ in (*function.inputs.values(), *function.outputs.values()):
             if type_.dtype not in HELD_AS:
                 raise Unsupported(f"a tape holds no {type_.dtype}")
@@ -112,7 +97,7 @@ class Writer:
             for op in live_ops(function)
             if not op.outputs or not all(value.name in self.constants for value in op.outputs)
         ]
-        self._roots, self._last_reads = last_reads(function, self._ops)
+        self._last_reads = LastReads(function, self._ops)
         self._time = 0
         """The number of the op that is written."""
 
@@ -138,7 +123,7 @@ class Writer:
             return
         if op.kind not in INSTRUCTIONS or op.bodies:
             raise Unsupported(f"a tape has no {op.kind}")
-        self._check_integers(op)
+        self._integers.add(op)
         result = INSTRUCTIONS[op.kind].call(self, **self._arguments(op))
         places = result if isinstance(result, tuple) else (result,)
         for place, value in zip(places, op.outputs, strict=True):
@@ -181,26 +166,6 @@ class Writer:
         else:
             self.copy(place, target)
 
-    def _check_integers(self, op: Op) -> None:
-        """Raise Unsupported for an op that computes integers that float32 may not hold."""
-        integers = [value.name for value in op.outputs if value.type and is_integer(value.type)]
-        if not integers:
-            return
-        if op.kind not in ON_INTEGERS:
-            raise Unsupported(f"a tape has no {op.kind} of integers")
-        given = [self._bound(a) for name in NUMBERS_OF for a in op.inputs.get(name, ())]
-        bound = sum(given) if op.kind in ("add", "sub") else max(given, default=LARGEST)
-        if bound > EXACT:
-            raise Unsupported(f"integers of {op.kind} may be larger than {EXACT}")
-        self._bounds |= dict.fromkeys(integers, bound)
-
-    def _bound(self, argument: Argument) -> int:
-        """The largest magnitude of an integer; what a call is given has at most `LARGEST`."""
-        if argument in self.constants:
-            numbers = self.constants.array(argument)
-            return int(np.abs(numbers.astype(np.int64)).max(initial=0))
-        return self._bounds.get(str(argument), LARGEST)
-
     def _arguments(self, op: Op) -> dict[str, Any]:
         from cetane.mil.fast.tape.ops import INSTRUCTIONS
 
@@ -225,7 +190,7 @@ class Writer:
         if argument not in self.constants:
             raise Unsupported(f"{argument} has no place")
         type_ = self.constants.type(argument)
-        if is_integer(type_) and self._bound(argument) > EXACT:
+        if is_integer(type_) and self._integers.of(argument) > EXACT:
             raise Unsupported(f"a constant has integers larger than {EXACT}")
         shape = _sizes(type_.static_shape, str(argument))
         key = self.constants.key(argument)
@@ -356,47 +321,14 @@ class Writer:
             changeable
             and not self._lasts(place)
             and place.contiguous
-            and self._last_read(x) <= self._time
+            and self._last_reads.of(x) <= self._time
         ):
             return place
         return self.copy(place, self.new(place.shape))
 
-    def _last_read(self, x: Argument) -> int:
-        """The number of the last op that reads a value; the number of ops for an unknown value."""
-        root = self._roots.get(str(x), str(x))
-        return self._last_reads.get(root, len(self._ops))
-
-
-def last_reads(function: MilFunction, ops: Sequence[Op]) -> tuple[dict[str, str], dict[str, int]]:
-    """The *root* of each value that may be a part of another one, which is that one; and by root,
-    the number of the last op that reads it or a part of it. Results are read after all ops."""
-    roots: dict[str, str] = {}
-    states: dict[str, str] = {}
-    last: dict[str, int] = {}
-    for time, op in enumerate(ops):
-        for name in op.references():
-            last[roots.get(name, name)] = time
-        if op.kind == "write_state":
-            data = str(op.inputs["data"][0])
-            states[str(op.inputs["input"][0])] = roots.get(data, data)
-        elif op.kind == "read_state":
-            state = str(op.inputs["input"][0])
-            roots[op.outputs[0].name] = states.get(state, state)
-        elif op.kind in ALIASES:
-            x = str(op.inputs["x"][0])
-            roots |= {value.name: roots.get(x, x) for value in op.outputs}
-    for name in (*function.body.outputs, *states.values()):
-        last[roots.get(name, name)] = len(ops)
-    return roots, last
-
 
 def _array_at(base: int, shape: tuple[int, ...]) -> Place:
     return Place(base, 0, shape, strides_of(shape))
-
-
-def is_integer(type_: TensorType) -> bool:
-    """Whether a tensor holds integers."""
-    return np.dtype(NUMPY[type_.dtype]).kind in "iu"
 
 
 def _sizes(shape: tuple[int, ...] | None, name: str) -> tuple[int, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from cetane.mil.fast.context import WIDENED
 from cetane.mil.fast.tape.code import Binary, Opcode, Place, Unary
 from cetane.mil.fast.tape.ops.registry import enters
-from cetane.mil.fast.tape.writer import Unsupported, Writer
+from cetane.mil.fast.tape.unsupported import Unsupported
+from cetane.mil.fast.tape.writer import Writer
 from cetane.mil.shapes import broadcast
 
 _UNARY = {

@@ -7,7 +7,8 @@ import math
 from cetane.mil.fast.tape.code import Opcode, Place
 from cetane.mil.fast.tape.ops.registry import enters
 from cetane.mil.fast.tape.ops.shape import part, reshaped
-from cetane.mil.fast.tape.writer import Unsupported, Writer
+from cetane.mil.fast.tape.unsupported import Unsupported
+from cetane.mil.fast.tape.writer import Writer
 from cetane.mil.program import Argument
 
 SPANS = 2

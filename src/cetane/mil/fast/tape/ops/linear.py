@@ -8,7 +8,8 @@ from cetane.mil.fast.tape.code import Binary, Opcode, Place, Unary
 from cetane.mil.fast.tape.ops.elementwise import combined
 from cetane.mil.fast.tape.ops.registry import Places, enters
 from cetane.mil.fast.tape.ops.shape import part, transpose
-from cetane.mil.fast.tape.writer import Unsupported, Writer
+from cetane.mil.fast.tape.unsupported import Unsupported
+from cetane.mil.fast.tape.writer import Writer
 from cetane.mil.program import Argument
 from cetane.mil.shapes import broadcast
 

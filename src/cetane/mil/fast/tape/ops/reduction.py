@@ -8,7 +8,8 @@ from cetane.mil.fast.context import RMS_NORM
 from cetane.mil.fast.tape.code import Opcode, Place, Reduction
 from cetane.mil.fast.tape.ops.registry import enters
 from cetane.mil.fast.tape.ops.shape import reshaped, transpose
-from cetane.mil.fast.tape.writer import SHARED, Unsupported, Writer
+from cetane.mil.fast.tape.unsupported import Unsupported
+from cetane.mil.fast.tape.writer import SHARED, Writer
 
 _REDUCTIONS = {
     "reduce_sum": Reduction.SUM, "reduce_mean": Reduction.MEAN, "reduce_max": Reduction.MAX,

@@ -6,7 +6,8 @@ from cetane.mil.fast.context import VIEW
 from cetane.mil.fast.tape.code import MOST_AXES, Opcode, Place
 from cetane.mil.fast.tape.ops.registry import enters
 from cetane.mil.fast.tape.ops.shape import part
-from cetane.mil.fast.tape.writer import Unsupported, Writer
+from cetane.mil.fast.tape.unsupported import Unsupported
+from cetane.mil.fast.tape.writer import Writer
 from cetane.mil.program import Argument
 
 Mask = list[bool] | None

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cetane.files import silent
-from cetane.fitting.text import LEAST, drawn_from, write_text
+from cetane.fitting.own_text import LEAST, drawn_from, write_text
 
 START = 7
 

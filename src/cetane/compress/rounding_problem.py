@@ -17,7 +17,7 @@ ROWS = 64
 A multiple of the rows that share an index."""
 
 
-class Problem:
+class RoundingProblem:
     """A weight `(O, I)` and the quadratic form that its errors are measured in.
 
     Columns are kept in the order of their rounding. With `by_size`, those with the largest diagonal
@@ -147,7 +147,7 @@ class Problem:
         return np.float32(falls / max(float(np.vdot(step @ self.hessian, other)), 1e-30))
 
 
-class VectorProblem(Problem):
+class VectorRoundingProblem(RoundingProblem):
     """A problem whose indices each stand for a vector: V neighbouring rows of one column.
 
     `levels (O / V, V, K)` are the palettes, for each vector of rows. An index is chosen for what

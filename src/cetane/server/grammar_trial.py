@@ -1,4 +1,4 @@
-"""The compiler: a trial of every grammar, before the server itself compiles it.
+"""The trial of a grammar: a child process compiles it once, before the server itself does.
 
 llguidance trusts its grammars. One of a few hundred bytes can keep it busy for ever or end the
 process: a chain of 3,000 rules overflows its stack. Neither can be caught, so a child process

@@ -1,4 +1,4 @@
-"""The compiler: what it refuses, and whom a slow grammar does not stop."""
+"""The trial of grammars: what it refuses, and whom a slow grammar does not stop."""
 
 import json
 import threading
@@ -14,9 +14,9 @@ from llguidance import LLMatcher
 from tests.server.test_hostile import ASKED, connect, head, post
 
 from cetane.errors import CetaneError
-from cetane.server import compiler
-from cetane.server.grammar import json_grammar
+from cetane.server import grammar_trial
 from cetane.server.lane import Lane
+from cetane.server.schemas import json_grammar
 
 CONSTRAINED = ASKED | {"response_format": {"type": "regex", "regex": "[a-z]+"}}
 
@@ -37,14 +37,14 @@ GRAMMARS = {
 
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_a_trial(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "SANDBOX", replace(compiler.SANDBOX, seconds=1))
+    monkeypatch.setattr(grammar_trial, "SANDBOX", replace(grammar_trial.SANDBOX, seconds=1))
     grammar, passes = GRAMMARS[name]
-    compiler.check_compiles.cache_clear()
+    grammar_trial.check_compiles.cache_clear()
     if passes:
-        compiler.check_compiles(grammar)
+        grammar_trial.check_compiles(grammar)
     else:
         with pytest.raises(CetaneError, match="more than 5 s or 2 GB, or is nested too deeply"):
-            compiler.check_compiles(grammar)
+            grammar_trial.check_compiles(grammar)
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
-"""Stored tensors as torch tensors, and small integers unpacked from words."""
+"""The dtypes of safetensors, and stored tensors of them as torch tensors."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cetane.checkpoint.checkpoint import StoredTensor
+from cetane.checkpoint.stored_tensors import StoredTensor
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
@@ -49,20 +49,3 @@ def to_torch(stored: StoredTensor) -> torch.Tensor:
     if stored.nbytes == 0:
         return torch.empty(stored.shape, dtype=dtype)
     return torch.frombuffer(stored.read(), dtype=dtype).reshape(stored.shape)
-
-
-def from_words(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """int32 `(R, C * 32 / bits)`, unpacked from words `(R, C)`, each from its lowest bits up."""
-    import torch
-
-    shifts = torch.arange(0, 32, bits, dtype=torch.int64)
-    wide = words.to(torch.int64)[:, :, None] >> shifts
-    return (wide & ((1 << bits) - 1)).to(torch.int32).reshape(len(words), -1)
-
-
-def from_fours(data: torch.Tensor) -> torch.Tensor:
-    """int64 indices, unpacked from bytes that hold two each, the high half first."""
-    import torch
-
-    flat = data.reshape(-1).to(torch.int64)
-    return torch.stack([flat >> 4, flat & 15], 1).reshape(-1)
