@@ -30,9 +30,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.conftest import build_model
 from tests.families import (
     gemma_models,
+    test_afmoe,
     test_bamba,
     test_deepseek,
     test_falcon_h1,
+    test_flex_olmo,
     test_glm4,
     test_gpt2,
     test_gpt_oss,
@@ -101,6 +103,8 @@ FAMILIES = {
     ),
     "lfm3": Family(named("lfm3", test_lfm2.later_configs()), build_model),
     "mixtral": Family(test_mixtral.configs(), test_mixtral.build, len(test_mixtral.MODELS)),
+    "flex_olmo": Family(named("flex_olmo", test_flex_olmo.configs()), test_mixtral.build),
+    "afmoe": Family(named("afmoe", test_afmoe.configs()), of_one_kind(test_afmoe.build_afmoe)),
     "gpt_oss": Family(
         named("gpt_oss", test_gpt_oss.configs()), of_one_kind(test_gpt_oss.build_oss)
     ),

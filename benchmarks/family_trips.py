@@ -92,7 +92,7 @@ def trips() -> dict[str, Trip]:
     missing = sorted(set(families()) - set(made))
     assert not missing, f"no tiny model of {missing}"
     rows = {name: Trip(made[name]) for name in families()}
-    for name in ("mixtral", "qwen3_next", "zaya"):
+    for name in ("flex_olmo", "mixtral", "qwen3_next", "zaya"):
         rows[f"{name}, routed"] = Trip(made[name], ROUTED)
     return rows | {
         "gemma4_text, four packages": Trip(

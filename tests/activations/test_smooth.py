@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model, tiny_recipe
 from tests.families.gemma_models import build_gemma3
+from tests.families.test_afmoe import MODEL as AFMOE
 from tests.families.test_bamba import MODEL as BAMBA
 from tests.families.test_falcon_h1 import MODEL as FALCON
 from tests.families.test_granite_hybrid import MODELS as GRANITE_HYBRIDS
@@ -53,6 +54,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm3": {"layer_types": ["conv", "full_attention"]},
     "granitemoehybrid": GRANITE_HYBRIDS["dense"], "falcon_h1": FALCON, "bamba": BAMBA,
+    "afmoe": AFMOE,
 }  # fmt: skip
 
 

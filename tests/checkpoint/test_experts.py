@@ -26,6 +26,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "dots1": DEEPSEEK,
     "exaone_moe": {"num_experts": 3, "moe_intermediate_size": 20},
     "nemotron_h": NEMOTRONS["mixture"],
+    "flex_olmo": {"num_experts": 3},
+    "afmoe": {"num_experts": 3, "moe_intermediate_size": 20, "num_dense_layers": 1},
     "mellum": {"num_experts": 3, "moe_intermediate_size": 20},
     "solar_open": DEEPSEEK,
     "qwen2_moe": {"num_experts": 5, "moe_intermediate_size": 20},

@@ -43,10 +43,10 @@ _RENAMED = {
     ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
     ".mlp.moe_statics.": ".mlp.gate.moe_statics.",
     ".mlp.e_score_correction_bias": ".mlp.gate.e_score_correction_bias",
-    ".self_attn.gate_proj.": ".self_attn.g_proj.",
 }
-"""Parts of names on disk, and transformers' for them: of Mixtral, Granite-MoE, ERNIE, EXAONE
-and LFM3."""
+"""Parts of names on disk, and transformers' for them: of Mixtral, Granite-MoE, ERNIE and EXAONE."""
+_RENAMED_OF = {"lfm3": {".self_attn.gate_proj.": ".self_attn.g_proj."}}
+"""The same for one model type, where transformers has other types with such names."""
 PIECE = 1 << 22
 """Bytes that are compared at a time."""
 
@@ -78,7 +78,7 @@ class SafetensorsCheckpoint(Checkpoint):
             config, tensors = text_config(config, path), text_tensors(tensors, path)
         else:
             config, tensors = as_whole_model(config), with_prefix(tensors)
-        tensors = stack_experts(renamed(tensors), path)
+        tensors = stack_experts(renamed(tensors, config.get("model_type")), path)
         if config.get("tie_word_embeddings") is not False and has_own_head(tensors):
             config = config | {"tie_word_embeddings": False}
         super().__init__(source, config, tensors)
@@ -169,11 +169,12 @@ def with_prefix(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     return tensors
 
 
-def renamed(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The tensors by transformers' names, where those on disk are others."""
-    made = {}
+def renamed(tensors: Mapping[str, StoredTensor], kind: Any) -> dict[str, StoredTensor]:
+    """The tensors of a model of the type `kind` by transformers' names, where those on disk are
+    others."""
+    made, names = {}, _RENAMED | _RENAMED_OF.get(str(kind), {})
     for name, tensor in tensors.items():
-        for theirs, ours in _RENAMED.items():
+        for theirs, ours in names.items():
             name = name.replace(theirs, ours)
         made[name] = tensor
     return made

@@ -46,6 +46,8 @@ class AttentionForm:
     each channel, or for each head."""
     gate: str = "gate_proj"
     """The checkpoint's name for this projection."""
+    gate_bias: bool = False
+    """Whether this projection has biases; only gates of channels have some."""
     sinks: bool = False
     """Whether each query head has a sink: one more score, of a key without a value."""
     output: str = "o_proj"
@@ -138,7 +140,7 @@ class Attention(Mixer):
         self.v_proj = Projection(size, shared, "attention", bias, inverse=inverse)
         if form.gates is not None:
             gate = (
-                Projection(size, inner, "attention", bias, inverse=inverse)
+                Projection(size, inner, "attention", form.gate_bias, inverse=inverse)
                 if form.gates == "channel"
                 else Projection(size, heads.query, None, inverse=inverse)  # fewer rows than a group
             )

@@ -163,7 +163,7 @@ class SandwichNames(PartNames):
 
 
 class SandwichBlock(PreNormBlock):
-    """A mixer and an MLP, each normed before and after.
+    """A mixer, and perhaps an MLP, each normed before and after.
 
     The residual stream may be `scale` times the model's. The norms before undo the factor, and the
     gains of the norms after include it.
@@ -175,15 +175,16 @@ class SandwichBlock(PreNormBlock):
         self,
         index: int,
         mixer: Mixer,
-        mlp: MLP,
+        mlp: MLP | None,
         before: Callable[[], RMSNorm],
         after: Callable[[], RMSNorm],
         names: SandwichNames = SandwichNames(),
     ) -> None:
         """`before` and `after` make norms of the two sides."""
-        super().__init__(index, before(), mixer, before(), mlp, names)
+        super().__init__(index, before(), mixer, before() if mlp else None, mlp, names)
         self.add_module(names.after, after())
-        self.add_module(names.mlp_after, after())
+        if mlp is not None:
+            self.add_module(names.mlp_after, after())
 
     def spaces(self) -> Spaces | None:
         """Only values turn: norms make what is added to the residual stream."""
@@ -193,8 +194,10 @@ class SandwichBlock(PreNormBlock):
         names, h = self.names, flow["hidden"]
         x = self.part(names.mixer)(self.part(names.norm)(h), flow, memory)
         h = h + self.part(names.after)(x)
-        x = self.part(names.mlp)(self.part(names.mlp_norm)(h))
-        flow["hidden"] = h + self.part(names.mlp_after)(x)
+        if self.with_mlp:
+            x = self.part(names.mlp)(self.part(names.mlp_norm)(h))
+            h = h + self.part(names.mlp_after)(x)
+        flow["hidden"] = h
 
 
 def under(module: str, paths: tuple[str, ...]) -> tuple[str, ...]:

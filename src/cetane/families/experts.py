@@ -13,7 +13,7 @@ from torch import Tensor, nn, sigmoid, softmax
 
 from cetane.errors import CetaneError
 from cetane.families.axes import Axes
-from cetane.families.base import Flow, Memory, Part, RoutedBlock, Truth, Weight
+from cetane.families.base import Block, Flow, Memory, Part, RoutedBlock, Truth, Weight
 from cetane.families.blocks import NAMES, PartNames
 from cetane.families.configs import invalid
 from cetane.families.layers import (
@@ -37,6 +37,8 @@ FAR = 2.0**15
 """More than what chooses experts lies apart, and within fp16's range below any of it."""
 NORMED = "normed"
 """The tensor that a layer's experts read."""
+SUM = "sum"
+"""The tensor to which a layer's experts add, if a norm follows."""
 
 
 class ExpertOptions(ResidualOptions):
@@ -105,6 +107,8 @@ class Mixture:
     """The groups from which a token takes its experts: those whose two best sum to the most."""
     added: float = 0.0
     """What is added to the sum by which weights are divided."""
+    inverse: float = 1.0
+    """What router and experts read is so many times the model's own."""
 
     def __post_init__(self) -> None:
         if not (self.chosen and self.count and 1 <= self.chosen <= self.count):
@@ -235,10 +239,11 @@ class MixtureExperts(nn.Module):
         super().__init__()
         self.start, self.stop = start, stop
         inner = (stop - start) * mixture.inner
+        hidden, inverse = mixture.hidden, mixture.inverse
         if mixture.gated:
-            self.gate_proj = Projection(mixture.hidden, inner, "experts", bias)
-        self.up_proj = Projection(mixture.hidden, inner, "experts", bias)
-        self.down_proj = Projection(inner, mixture.hidden, "experts", factor=mixture.factor)
+            self.gate_proj = Projection(hidden, inner, "experts", bias, inverse=inverse)
+        self.up_proj = Projection(hidden, inner, "experts", bias, inverse=inverse)
+        self.down_proj = Projection(inner, hidden, "experts", factor=mixture.factor)
         self.act, self.gated = activation(mixture.act), mixture.gated
         self.stored = stored_rows(mixture)
 
@@ -317,7 +322,7 @@ class SharedExpert(nn.Module):
 
 
 class MixtureBlock(RoutedBlock):
-    """A layer's router and experts, behind a norm. The residual stream may be scaled."""
+    """A layer's router and experts, perhaps behind a norm. The residual stream may be scaled."""
 
     reads = ("hidden",)
     adds = True
@@ -328,7 +333,7 @@ class MixtureBlock(RoutedBlock):
         self,
         mixture: Mixture,
         index: int,
-        norm: RMSNorm,
+        norm: RMSNorm | None,
         router: str = "gate",
         bias: bool = False,
         group: Callable[[Mixture, int, int], MixtureExperts] = MixtureExperts,
@@ -343,10 +348,12 @@ class MixtureBlock(RoutedBlock):
         self.mixture, self.chosen, self.together = mixture, mixture.chosen, mixture.together
         self.axes, self.router_name, self.names = Axes(), router, names
         self.shared, self.shared_name = shared, shared_name
+        self.read = "hidden" if norm is None else NORMED
         self.add_module(names.mlp_norm, norm)
-        self.router_proj = Projection(mixture.hidden, mixture.count, None, bias)
+        size, count = mixture.hidden, mixture.count
+        self.router_proj = Projection(size, count, None, bias, inverse=mixture.inverse)
         self.correction_name = correction
-        self.correction = Correction(mixture.count) if correction else None
+        self.correction = Correction(count) if correction else None
         self.groups = nn.ModuleList(group(mixture, *bounds) for bounds in mixture.bounds())
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
@@ -380,32 +387,48 @@ class MixtureBlock(RoutedBlock):
     def forward(self, flow: Flow, memory: Memory) -> None:
         self.route(flow)
         for number in range(len(self.groups)):
-            flow["hidden"] = flow["hidden"] + self.share(number, flow)
+            flow[self.sum] = flow[self.sum] + self.share(number, flow)
 
     def route(self, flow: Flow) -> None:
-        flow[NORMED] = self.get_submodule(self.names.mlp_norm)(flow["hidden"])
-        logits = self.router_proj(flow[NORMED])
+        if self.read == NORMED:
+            flow[NORMED] = self.get_submodule(self.names.mlp_norm)(flow["hidden"])
+        logits = self.router_proj(flow[self.read])
         flow[WEIGHTS] = self.mixture.weigh(logits, self.axes, self.correction)
+        self.begin(flow)
+
+    def begin(self, flow: Flow) -> None:
+        """Begin the sum of experts, with those that all tokens share."""
         if self.shared is not None:
-            flow["hidden"] = flow["hidden"] + self.shared(flow[NORMED])
+            flow["hidden"] = flow["hidden"] + self.shared(flow[self.read])
+
+    @property
+    def sum(self) -> str:
+        """The tensor to which each group of experts adds."""
+        return self.writes[0]
 
     def share(self, number: int, flow: Flow) -> Tensor:
         """What a group of experts adds."""
-        shared: Tensor = self.groups[number](flow[NORMED], flow[WEIGHTS])
+        shared: Tensor = self.groups[number](flow[self.read], flow[WEIGHTS])
         return shared
 
     def run_group(self, number: int, flow: Flow) -> None:
-        flow["hidden"] = self.share(number, flow)
+        flow[self.sum] = self.share(number, flow)
 
     def router(self) -> Part:
+        normed = (NORMED,) if self.read == NORMED else ()
         return MixtureRouter(
             name=f"{self.name}-router",
             whole=self,
             modules=(self.names.mlp_norm, "router_proj", "correction", "shared"),
             reads=("hidden",),
-            writes=(NORMED, WEIGHTS, *(("hidden",) if self.shared is not None else ())),
+            writes=(*normed, WEIGHTS, *((self.sum,) if self.begins else ())),
             run=self.route,
         )
+
+    @property
+    def begins(self) -> bool:
+        """Whether the router writes the sum before any expert adds to it."""
+        return self.shared is not None
 
     def experts(self) -> tuple[Part, ...]:
         return tuple(
@@ -413,12 +436,43 @@ class MixtureBlock(RoutedBlock):
                 name=f"{self.name}-expert-{number:02}",
                 whole=self,
                 modules=(f"groups.{number}",),
-                reads=(NORMED, WEIGHTS),
-                writes=("hidden",),
+                reads=(self.read, WEIGHTS),
+                writes=(self.sum,),
                 run=partial(self.run_group, number),
             )
             for number in range(len(self.groups))
         )
+
+
+class SummedBlock(MixtureBlock):
+    """Router and experts whose sum `SUM` goes through a norm, `SumNorm`, before it is added to the
+    residual stream."""
+
+    writes = (SUM,)
+    begins = True
+
+    def truths(self) -> dict[str, Truth]:
+        return {SUM: (f"{self.prefix}{self.names.mlp}", 0)}
+
+    def begin(self, flow: Flow) -> None:
+        """The host adds what experts give, so without shared ones the sum begins with zeros."""
+        x = flow[self.read]
+        flow[SUM] = x * 0 if self.shared is None else self.shared(x)
+
+
+class SumNorm(Block):
+    """The norm behind a `SummedBlock`, and the residual stream's sum with what it gives."""
+
+    reads = ("hidden", SUM)
+
+    def __init__(self, index: int, name: str, norm: RMSNorm) -> None:
+        """`name` is the checkpoint's for the norm."""
+        super().__init__(f"norm-{index:02}", index, f"model.layers.{index}.")
+        self.normed = name
+        self.add_module(name, norm)
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        flow["hidden"] = flow["hidden"] + self.get_submodule(self.normed)(flow[SUM])
 
 
 class MixtureRouter(Part):

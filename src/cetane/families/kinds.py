@@ -18,8 +18,8 @@ from cetane.schema.interface import Mask, Rotary, Source
 KINDS = {"sliding_attention": "sliding", "full_attention": "full"}
 """The names of kinds, by the `layer_types` of a config."""
 ALWAYS_WINDOWED = (
-    "cohere2", "cwm", "gemma2", "gemma3_text", "gpt_oss", "ministral", "olmo3", "qwen2_moe",
-    "vaultgemma",
+    "afmoe", "cohere2", "cwm", "gemma2", "gemma3_text", "gpt_oss", "ministral", "olmo3",
+    "qwen2_moe", "vaultgemma",
 )  # fmt: skip
 """The model types of which transformers makes the mask of a window even if no layer slides."""
 ALL = "kv"

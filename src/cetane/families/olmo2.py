@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from cetane.families.attention import Attention, AttentionForm
-from cetane.families.base import Block, Flow, Memory, Spaces
+from cetane.families.base import Block, Flow, Memory, Spaces, Truth
 from cetane.families.blocks import values_within, within
 from cetane.families.decoder import DecoderConfig, decoder_model, heads_of
 from cetane.families.kinds import DEFAULT, LayerKind, kind_names
@@ -39,11 +39,14 @@ class OlmoConfig(DecoderConfig, Protocol):
 
 
 class OlmoLayer(Block):
-    """Attention and MLP, each normed after. The residual stream is `scale` times the model's: what
-    reads it undoes the factor, and the gains of the norms include it."""
+    """Attention, and an MLP in a `dense` layer, each normed after. The residual stream is `scale`
+    times the model's: what reads it undoes the factor, and the gains of the norms include it."""
 
-    def __init__(self, config: OlmoConfig, index: int, kind: LayerKind, scale: float) -> None:
-        super().__init__(f"layer-{index:02}", index, f"model.layers.{index}.")
+    def __init__(
+        self, config: OlmoConfig, index: int, kind: LayerKind, scale: float, dense: bool = True
+    ) -> None:
+        name = f"{'layer' if dense else 'attn'}-{index:02}"
+        super().__init__(name, index, f"model.layers.{index}.")
         self.reads, self.keeps = ("hidden", *kind.reads), (kind.name,)
         size, eps = config.hidden_size, config.rms_norm_eps
         form = AttentionForm(norms="head")
@@ -52,13 +55,20 @@ class OlmoLayer(Block):
             form = AttentionForm(qkv_bias=bias, out_bias=bias, norms="whole")
         self.self_attn = Attention(size, eps, kind, form, inverse=scale)
         self.post_attention_layernorm = RMSNorm(size, eps, factor=scale)
-        self.mlp = MLP(size, config.intermediate_size, config.hidden_act, inverse=scale)
-        self.post_feedforward_layernorm = RMSNorm(size, eps, factor=scale)
+        self.dense = dense
+        if dense:
+            self.mlp = MLP(size, config.intermediate_size, config.hidden_act, inverse=scale)
+            self.post_feedforward_layernorm = RMSNorm(size, eps, factor=scale)
+
+    def truths(self) -> dict[str, Truth]:
+        """No module of transformers gives the sum after attention."""
+        return super().truths() if self.dense else {}
 
     def exchanges(self) -> tuple[Exchange, ...]:
         """Nothing stands before what reads the residual stream."""
         own = [within("self_attn", one) for one in self.self_attn.exchanges()]
-        return (*own, *(within("mlp", one) for one in self.mlp.exchanges()))
+        mlp = self.mlp.exchanges() if self.dense else ()
+        return (*own, *(within("mlp", one) for one in mlp))
 
     def spaces(self) -> Spaces:
         """Norms make what is added to the residual stream."""
@@ -67,7 +77,9 @@ class OlmoLayer(Block):
     def forward(self, flow: Flow, memory: Memory) -> None:
         h = flow["hidden"]
         h = h + self.post_attention_layernorm(self.self_attn(h, flow, memory))
-        flow["hidden"] = h + self.post_feedforward_layernorm(self.mlp(h))
+        if self.dense:
+            h = h + self.post_feedforward_layernorm(self.mlp(h))
+        flow["hidden"] = h
 
 
 def author(config: OlmoConfig, options: ResidualOptions) -> Model:

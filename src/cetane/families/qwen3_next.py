@@ -120,7 +120,7 @@ def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
     kind = LayerKind(heads, rotary_table(config, heads.dim, part=part))
     norm, bias = Norms(config, scale, unit_offset=True), config.attention_bias
     form = AttentionForm(
-        qkv_bias=bias, out_bias=bias, norms="head", unit_offset=True, gates="channel"
+        bias, bias, norms="head", unit_offset=True, gates="channel", gate_bias=bias
     )
     together, dense = stored_together(config.model_type, delta, heads), dense_layers(config)
     experts = None if all(dense) else mixture(config, options)

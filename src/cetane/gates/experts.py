@@ -32,11 +32,11 @@ Choices = Mapping[int, tuple[Array, Array]]
 LEAST_TIE = 2e-6
 """Nats within which fp32 perhaps does not tell two experts apart: some steps of a probability. The
 steps of larger numbers are larger."""
-LOGITS_AT = {"HunYuanMoEV1Gate": 0, "Llama4Router": 1}
+LOGITS_AT = {"AfmoeTokenChoiceRouter": 0, "HunYuanMoEV1Gate": 0, "Llama4Router": 1}
 """Which output of a router is its logits, where its name or the place is not the usual one."""
 BY_SIGMOIDS = {
-    "DeepseekV3TopkRouter", "Dots1TopkRouter", "ExaoneMoeTopkRouter", "Glm4MoeLiteTopkRouter",
-    "Glm4MoeTopkRouter", "Lfm2MoeTopKRouter", "SolarOpenTopkRouter",
+    "AfmoeTokenChoiceRouter", "DeepseekV3TopkRouter", "Dots1TopkRouter", "ExaoneMoeTopkRouter",
+    "Glm4MoeLiteTopkRouter", "Glm4MoeTopkRouter", "Lfm2MoeTopKRouter", "SolarOpenTopkRouter",
 }  # fmt: skip
 """The routers that compare the sigmoids of logits, perhaps with a correction."""
 CORRECTED = {"Ernie4_5_MoeTopKRouter"}

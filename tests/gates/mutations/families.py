@@ -18,6 +18,7 @@ from tests.families.gemma_models import (
     build_gemma4,
     build_vaultgemma,
 )
+from tests.families.test_afmoe import build_afmoe
 from tests.families.test_bamba import build_bamba
 from tests.families.test_deepseek import MODELS as LATENT_MODELS
 from tests.families.test_deepseek import build as build_latent
@@ -157,6 +158,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "olmoe": lambda: build_mixture(
         "olmoe", num_hidden_layers=3, num_experts=5, num_experts_per_tok=2, clip_qkv=0.5
     ),
+    "flex_olmo": lambda: build_mixture(
+        "flex_olmo", num_hidden_layers=3, num_experts=5, num_experts_per_tok=2
+    ),
+    "afmoe": lambda: build_afmoe(sliding_window=32),
     "llama4": lambda: build_llama4(
         attention_chunk_size=256,
         floor_scale=256,
