@@ -46,6 +46,7 @@ from tests.families import (
     test_mixtral,
     test_nemotron_h,
     test_olmo2,
+    test_olmo_hybrid,
     test_qwen3_next,
     test_zaya,
 )
@@ -114,6 +115,7 @@ FAMILIES = {
     "falcon_h1": Family(named("falcon_h1", test_falcon_h1.configs()), test_mixtral.build),
     "bamba": Family(named("bamba", test_bamba.configs()), test_mixtral.build),
     "nemotron_h": Family(named("nemotron_h", test_nemotron_h.configs()), test_mixtral.build),
+    "olmo_hybrid": Family(named("olmo_hybrid", test_olmo_hybrid.configs()), test_mixtral.build),
     "gemma2": Family(
         named("gemma2", gemma_models.gemma2_configs()), of_one_kind(gemma_models.build_gemma2)
     ),

@@ -12,6 +12,7 @@ from tests.families.test_afmoe import MODEL as AFMOE
 from tests.families.test_bamba import MODEL as BAMBA
 from tests.families.test_falcon_h1 import MODEL as FALCON
 from tests.families.test_granite_hybrid import MODELS as GRANITE_HYBRIDS
+from tests.families.test_olmo_hybrid import MODEL as OLMO_HYBRID
 
 from cetane.activations.smooth import Smoothed, smooth, smoothing_planner
 from cetane.checkpoint import Checkpoint
@@ -54,7 +55,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm3": {"layer_types": ["conv", "full_attention"]},
     "granitemoehybrid": GRANITE_HYBRIDS["dense"], "falcon_h1": FALCON, "bamba": BAMBA,
-    "afmoe": AFMOE,
+    "afmoe": AFMOE, "olmo_hybrid": OLMO_HYBRID,
 }  # fmt: skip
 
 

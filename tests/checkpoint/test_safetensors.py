@@ -4,6 +4,7 @@ import json
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 import torch
 import transformers
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tests.conftest import build_model, tiny_recipe
 from tests.families.parity import TOLERANCE, tokens, truth
+from tests.families.test_olmo_hybrid import build_olmo_hybrid
 
 from cetane.checkpoint import open_checkpoint
 from cetane.checkpoint.dtypes import READ
@@ -424,3 +426,35 @@ def test_a_link_that_leads_nowhere(tmp_path: Path, to: str) -> None:
     (folder / "model.safetensors").symlink_to(to)
     with pytest.raises(CetaneError, match="safetensors is missing"):
         open_checkpoint(folder)
+
+
+def saved_olmo_hybrid(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> Any:
+    """An OLMo Hybrid, saved with the taps of queries, keys and values where released files divide
+    them."""
+    model = build_olmo_hybrid()
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for layer in (0, 2):
+        home = f"model.layers.{layer}.linear_attn"
+        taps = model.get_submodule(home).conv1d.weight.detach().split([16, 16, 48])
+        for letter, part in zip("qkv", taps, strict=True):
+            tensors[f"{home}.{letter}_conv1d.weight"] = part.contiguous()
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    return model
+
+
+def test_names_of_an_olmo_hybrid_on_disk(tmp_path: Path) -> None:
+    model = saved_olmo_hybrid(tmp_path, lambda _: None)
+    checkpoint, expected = open_checkpoint(tmp_path), model.state_dict()
+    assert checkpoint.names() == sorted(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(checkpoint.read(name), tensor)
+
+
+@pytest.mark.parametrize("part", [None, torch.ones(16, 1, 3), torch.ones(16, 1, 4).half()])
+def test_taps_that_are_missing_or_differ(part: torch.Tensor | None, tmp_path: Path) -> None:
+    name = "model.layers.2.linear_attn.k_conv1d.weight"
+    saved_olmo_hybrid(tmp_path, lambda t: t.pop(name) if part is None else t.update({name: part}))
+    with pytest.raises(CetaneError, match="not all there, or differ"):
+        open_checkpoint(tmp_path)

@@ -20,6 +20,7 @@ from tests.families.test_layer_normed import build as build_layer_normed
 from tests.families.test_lfm2 import build_lfm2_moe
 from tests.families.test_llama4 import build_llama4
 from tests.families.test_mixtral import build
+from tests.families.test_olmo_hybrid import build_olmo_hybrid
 from tests.families.test_qwen3_next import LAYERS
 from tests.families.zaya_models import build_zaya
 
@@ -68,6 +69,7 @@ MODELS = {
         hidden_act="gelu", mamba_rms_norm=True, time_step_limit=(0.0, 50.0)
     ),
     "qwen3_5": lambda: build("qwen3_5_text", **LAYERS, hidden_act="gelu"),
+    "olmo_hybrid": lambda: build_olmo_hybrid(hidden_act="gelu"),
 }
 
 
@@ -119,7 +121,9 @@ def test_another_epsilon(authored: Authored) -> None:
 
 
 @pytest.mark.parametrize(
-    ("authored", "family"), [("gemma4", gemma), ("qwen3_5", delta)], indirect=["authored"]
+    ("authored", "family"),
+    [("gemma4", gemma), ("qwen3_5", delta), ("olmo_hybrid", delta)],
+    indirect=["authored"],
 )
 def test_another_epsilon_without_a_module(
     authored: Authored, family: ModuleType, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,13 @@ from cetane.checkpoint.dtypes import to_torch
 from cetane.checkpoint.experts import stack_experts
 from cetane.checkpoint.quantized import QuantizedTensor, dequantized
 from cetane.checkpoint.safetensors_files import folder_tensors, gguf_hint, read_header
-from cetane.checkpoint.stored_tensors import Identity, StoredTensor, identity_of, read_range
+from cetane.checkpoint.stored_tensors import (
+    Identity,
+    JoinedTensor,
+    StoredTensor,
+    identity_of,
+    read_range,
+)
 from cetane.checkpoint.text_part import has_text_part, text_config, text_tensors
 from cetane.checkpoint.tokenizer import Tokenizer
 from cetane.checkpoint.tokenizer_files import TOKENIZER_FILES
@@ -45,8 +51,16 @@ _RENAMED = {
     ".mlp.e_score_correction_bias": ".mlp.gate.e_score_correction_bias",
 }
 """Parts of names on disk, and transformers' for them: of Mixtral, Granite-MoE, ERNIE and EXAONE."""
-_RENAMED_OF = {"lfm3": {".self_attn.gate_proj.": ".self_attn.g_proj."}}
-"""The same for one model type, where transformers has other types with such names."""
+_RENAMED_OF = {
+    "lfm3": {".self_attn.gate_proj.": ".self_attn.g_proj."},
+    "olmo_hybrid": {
+        ".attention_layer_norm.": ".input_layernorm.",
+        ".feedforward_layer_norm.": ".post_attention_layernorm.",
+    },
+}
+"""The same for one model type each."""
+_Q_TAPS = ".q_conv1d.weight"
+"""The end of the name of taps of queries, on disk."""
 PIECE = 1 << 22
 """Bytes that are compared at a time."""
 
@@ -78,7 +92,8 @@ class SafetensorsCheckpoint(Checkpoint):
             config, tensors = text_config(config, path), text_tensors(tensors, path)
         else:
             config, tensors = as_whole_model(config), with_prefix(tensors)
-        tensors = stack_experts(renamed(tensors, config.get("model_type")), path)
+        tensors = renamed(tensors, config.get("model_type"))
+        tensors = stack_experts(joined_taps(tensors, path), path)
         if config.get("tie_word_embeddings") is not False and has_own_head(tensors):
             config = config | {"tie_word_embeddings": False}
         super().__init__(source, config, tensors)
@@ -177,6 +192,27 @@ def renamed(tensors: Mapping[str, StoredTensor], kind: Any) -> dict[str, StoredT
         for theirs, ours in names.items():
             name = name.replace(theirs, ours)
         made[name] = tensor
+    return made
+
+
+def joined_taps(tensors: dict[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
+    """The tensors, with the taps of queries, keys and values of an OLMo Hybrid in one.
+
+    `path` is the checkpoint's config.json. Raises CetaneError for taps that are missing or differ.
+    """
+    homes = [name.removesuffix(_Q_TAPS) for name in tensors if name.endswith(_Q_TAPS)]
+    if not homes:
+        return tensors
+    made = dict(tensors)
+    for home in homes:
+        parts = [made.pop(f"{home}.{letter}_conv1d.weight", None) for letter in "qkv"]
+        found = tuple(part for part in parts if part is not None)
+        if len(found) < 3 or len({(part.shape[1:], part.dtype) for part in found}) > 1:
+            raise CetaneError(
+                f"{path.parent}: the taps of q, k and v of {home} are not all there, or differ",
+                "download the rest, or load the model with transformers and save it in one dtype",
+            )
+        made[f"{home}.conv1d.weight"] = JoinedTensor.join(found)
     return made
 
 

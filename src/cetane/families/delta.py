@@ -6,6 +6,7 @@ the corrections of all tokens solve a triangular system, (I + A) x = r.
 """
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from cetane.families.axes import Axes
 from cetane.families.base import Flow, Memory
 from cetane.families.blocks import Mixer
+from cetane.families.configs import invalid
 from cetane.families.layers import (
     CausalTaps,
     Projection,
@@ -21,6 +23,33 @@ from cetane.families.layers import (
     normalize,
 )
 from cetane.families.matrices import Decays, MatrixHeads, fading
+
+LAYER_TYPES = ("linear_attention", "full_attention")
+"""The types of layers of a model with this rule, as its config names them."""
+
+
+class DeltaConfig(Protocol):
+    """The keys of a config that describe the rule's heads."""
+
+    model_type: str
+    linear_conv_kernel_dim: int
+    linear_key_head_dim: int
+    linear_value_head_dim: int
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+
+
+def delta_heads(config: DeltaConfig) -> MatrixHeads:
+    """The heads of the delta rule. CetaneError for value heads that do not come in groups."""
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    if values % keys:
+        raise invalid(
+            config.model_type,
+            f"linear_num_value_heads = {values} is not a multiple of linear_num_key_heads = {keys}",
+        )
+    groups = values // keys
+    return MatrixHeads(keys, groups, config.linear_key_head_dim, config.linear_value_head_dim)
+
 
 BLOCK = 4
 """The tokens whose corrections are solved for at once: (I + A)^-1 = (I - A)(I + A^2) as A^4 = 0.
@@ -92,20 +121,39 @@ changes no digit. Programs keep the norm's epsilon in fp16, where 1e-6 is 1.013e
 subnormal numbers. That shows where answers are small, as those of random weights."""
 
 
+APART = ("q_proj", "k_proj", "v_proj")
+"""The projections of queries, keys and values, where they are three."""
+
+
 class DeltaNet(Mixer):
     """The gated delta rule behind a short convolution, for `size` channels. `act` follows the
     convolution, `factor` multiplies the output."""
 
     def __init__(
-        self, size: int, heads: MatrixHeads, taps: int, act: str, eps: float, factor: float
+        self,
+        size: int,
+        heads: MatrixHeads,
+        taps: int,
+        act: str,
+        eps: float,
+        factor: float,
+        most: float = 1.0,
+        apart: bool = False,
     ) -> None:
+        """`most` is the largest rate of correction. `apart` says whether queries, keys and values
+        have projections of their own."""
         super().__init__()
+        self.most, self.apart = most, apart
         self.act = activation(act)
         self.heads, self.axes, self.taps = heads, Axes(), taps
         self.keeps = (*(("conv",) if taps > 1 else ()), "delta")
         values = heads.count * heads.values
         self.sizes = [heads.key_heads * heads.keys] * 2 + [values]
-        self.in_proj_qkv = Projection(size, heads.channels, "attention")
+        if apart:
+            for name, outputs in zip(APART, self.sizes, strict=True):
+                self.add_module(name, Projection(size, outputs, "attention"))
+        else:
+            self.in_proj_qkv = Projection(size, heads.channels, "attention")
         self.in_proj_z = Projection(size, values, "attention")
         self.in_proj_b = Projection(size, heads.count, None)
         self.in_proj_a = Projection(size, heads.count, None)
@@ -116,18 +164,26 @@ class DeltaNet(Mixer):
 
     def forward(self, x: Tensor, flow: Flow, memory: Memory) -> Tensor:
         heads, silu = self.heads, nn.functional.silu  # the gate's, whatever the config says
-        mixed = self.in_proj_qkv(x)
+        mixed = self.projected(x)
         mixed = self.act(self.conv1d(memory["conv"](mixed) if self.taps > 1 else mixed))
         q, k, v = mixed.split(self.sizes, dim=1)
         q, k = (self.unit(one.reshape(1, heads.key_heads, heads.keys, -1)) for one in (q, k))
         v = v.reshape(1, heads.count, heads.values, -1)
         rates = torch.sigmoid(self.in_proj_b(x))
+        rates = rates * self.most if self.most != 1 else rates
         q = q * (heads.keys**-0.5 * RAISED_ANSWERS)
         _, decays = self.decays(self.in_proj_a(x))
         rule = delta_rule(heads, self.axes, q, k, v, decays, rates)
         answers = self.norm(memory["delta"](rule))
         gated = answers * silu(self.in_proj_z(x).reshape(answers.shape))
         return self.out_proj(gated.reshape(self.axes.shape(self.sizes[2], gated.shape[-1])))
+
+    def projected(self, x: Tensor) -> Tensor:
+        """Queries, keys and values, one below the other."""
+        if not self.apart:
+            made: Tensor = self.in_proj_qkv(x)
+            return made
+        return torch.cat([self.get_submodule(name)(x) for name in APART], dim=1)
 
     def unit(self, x: Tensor) -> Tensor:
         """Queries or keys `(1, heads, keys, T)`, each divided by its length.

@@ -14,9 +14,8 @@ import torch
 from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block, Weight
 from cetane.families.blocks import Mixer, PartNames, PreNormBlock
-from cetane.families.configs import invalid
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
-from cetane.families.delta import DeltaNet
+from cetane.families.delta import LAYER_TYPES, DeltaConfig, DeltaNet, delta_heads
 from cetane.families.experts import (
     ExpertOptions,
     Mixture,
@@ -27,7 +26,7 @@ from cetane.families.experts import (
     mixture_of,
 )
 from cetane.families.grouped_query import AttentionHeads
-from cetane.families.kinds import LayerKind
+from cetane.families.kinds import KindsConfig, LayerKind, check_types
 from cetane.families.layers import MLP, Held, RowPick
 from cetane.families.matrices import MatrixHeads
 from cetane.families.model import Model
@@ -40,18 +39,12 @@ MODEL_TYPES = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
 
-class Qwen3NextConfig(DecoderConfig, Protocol):
+class Qwen3NextConfig(DecoderConfig, DeltaConfig, KindsConfig, Protocol):
     """The keys that are read from a config of one of `MODEL_TYPES`."""
 
     head_dim: int
     hidden_act: str
     attention_bias: bool
-    layer_types: list[str]
-    linear_conv_kernel_dim: int
-    linear_key_head_dim: int
-    linear_value_head_dim: int
-    linear_num_key_heads: int
-    linear_num_value_heads: int
     num_experts: int
     num_experts_per_tok: int
     moe_intermediate_size: int
@@ -112,7 +105,7 @@ class MixBlock(PreNormBlock):
 
 def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
     """The model for a config of one of `MODEL_TYPES`."""
-    check(config)
+    check_types(config, LAYER_TYPES)
     scale, size = options.scale, config.hidden_size
     act, eps = config.hidden_act, config.rms_norm_eps
     heads, delta, taps = heads_of(config), delta_heads(config), config.linear_conv_kernel_dim
@@ -153,13 +146,6 @@ def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
     )
 
 
-def delta_heads(config: Qwen3NextConfig) -> MatrixHeads:
-    """The heads of the delta rule."""
-    keys = config.linear_num_key_heads
-    groups = config.linear_num_value_heads // keys
-    return MatrixHeads(keys, groups, config.linear_key_head_dim, config.linear_value_head_dim)
-
-
 def dense_layers(config: Qwen3NextConfig) -> list[bool]:
     """Whether every layer has one MLP for all tokens. Qwen3.5 has experts in all layers or in
     none."""
@@ -174,17 +160,3 @@ def mixture(config: Qwen3NextConfig, options: ExpertOptions) -> Mixture:
     normalised = config.model_type != "qwen3_next" or config.norm_topk_prob
     inner = config.moe_intermediate_size
     return mixture_of(config, options, config.num_experts, inner, normalised)
-
-
-def check(config: Qwen3NextConfig) -> None:
-    """Raise CetaneError for a config that is not consistent."""
-    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
-    if values % keys:
-        raise invalid(
-            config.model_type,
-            f"linear_num_value_heads = {values} is not a multiple of linear_num_key_heads = {keys}",
-        )
-    for kind in config.layer_types:
-        if kind not in ("linear_attention", "full_attention"):
-            known = "linear_attention, full_attention"
-            raise invalid(config.model_type, f"layer_types: {kind!r}; known: {known}")

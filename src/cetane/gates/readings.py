@@ -132,7 +132,8 @@ def epsilons(reference: Reference) -> set[float]:
     deltas = delta_rules(reference)
     # The delta rule adds 1e-6 to the square of a length (transformers' `l2norm`), not to its mean.
     own |= {1e-6 / module.head_k_dim for module in deltas}
-    own |= {module.norm.variance_epsilon * RAISED_ANSWERS**2 for module in deltas}
+    norms = [getattr(module, "norm", None) or module.o_norm for module in deltas]
+    own |= {norm.variance_epsilon * RAISED_ANSWERS**2 for norm in norms}
     return own | ({0.0} if bare or reference.model.config.model_type == "zaya" else set())
 
 

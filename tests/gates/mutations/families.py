@@ -32,6 +32,7 @@ from tests.families.test_llama4 import build_llama4
 from tests.families.test_mixtral import MODELS as MIXTURES
 from tests.families.test_mixtral import build as build_mixture
 from tests.families.test_nemotron_h import build_nemotron
+from tests.families.test_olmo_hybrid import build_olmo_hybrid
 from tests.families.test_qwen3_next import MODELS
 from tests.families.zaya_models import build_zaya
 
@@ -138,6 +139,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "falcon_h1": lambda: build_falcon(num_hidden_layers=3),
     "bamba": build_bamba,
     "nemotron_h": lambda: build_nemotron("mixture"),
+    "olmo_hybrid": build_olmo_hybrid,
     "mixtral": lambda: build_mixture("mixtral", num_hidden_layers=3, num_local_experts=4),
     "qwen2_moe": lambda: build_mixture(
         "qwen2_moe",

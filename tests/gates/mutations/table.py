@@ -25,6 +25,8 @@ from cetane.engine.slots import EMPTY, call_slots
 from cetane.families.attention import ListedNorms, StackedNorms, UnitNorm
 from cetane.families.base import Block, RoutedBlock, Weight
 from cetane.families.blocks import ParallelBlock, PreNormBlock
+from cetane.families.delta import DeltaNet
+from cetane.families.experts import SumNorm
 from cetane.families.falcon_h1 import FalconH1Block
 from cetane.families.gemma import OwnAttention, SharedAttention, shared_names
 from cetane.families.gpt2 import POSITIONS
@@ -1396,6 +1398,25 @@ def _(port: AuthoredPort) -> None:
         if block.correction is None:
             raise Inapplicable
         block.correction.forward = lambda scores: scores
+
+
+@mutation("the sum of experts not normed", "graph")
+def _(port: AuthoredPort) -> None:
+    norms = [block for block in port.planner.model.layers if isinstance(block, SumNorm)]
+    if not norms:
+        raise Inapplicable
+    for block in norms:
+        block.get_submodule(block.normed).forward = lambda x: x  # type: ignore[method-assign]
+
+
+@mutation("rates of correction half as large", "graph")
+def _(port: AuthoredPort) -> None:
+    modules = (part for block in port.planner.model.layers for part in block.modules())
+    rules = [part for part in modules if isinstance(part, DeltaNet) and part.most != 1]
+    if not rules:
+        raise Inapplicable
+    for rule in rules:
+        rule.most /= 2
 
 
 @mutation("experts of any group", "graph")
