@@ -11,6 +11,7 @@ from tests.conftest import build_model
 from tests.families.test_falcon_h1 import MODEL as FALCON
 from tests.families.test_granite_hybrid import MODELS as GRANITE_HYBRIDS
 from tests.families.test_nemotron_h import MODELS as NEMOTRONS
+from tests.families.test_olmo_hybrid import MODEL as OLMO_HYBRID
 from tests.peft_folders import save_adapter
 from transformers import DynamicCache
 
@@ -86,6 +87,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "falcon_h1": FALCON,
     "granitemoehybrid": GRANITE_HYBRIDS["dense"],
     "nemotron_h": NEMOTRONS["dense"],
+    "olmo_hybrid": OLMO_HYBRID,
 }
 WITHOUT_OUTPUTS = ["in_proj", "q_proj", "k_proj", "v_proj", "up_proj", "down_proj"]
 TARGETS = {"falcon_h1": WITHOUT_OUTPUTS, "nemotron_h": WITHOUT_OUTPUTS}

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 import torch
 from tests.families.parity import engine_of, tokens
+from tests.families.test_afmoe import build_afmoe
 from tests.families.test_falcon_h1 import build_falcon
 from tests.families.test_granite_hybrid import build_hybrid
 from tests.families.test_nemotron_h import build_nemotron
+from tests.families.test_olmo_hybrid import build_olmo_hybrid
 from tests.families.zaya_models import recipe
 
 from cetane.speculate.draft_heads.features import Taps, tapped_blocks, tapped_shards
@@ -18,11 +20,13 @@ MODELS: dict[str, Any] = {
     "granitemoehybrid, experts": lambda: build_hybrid("mixture"),
     "falcon_h1": build_falcon,
     "nemotron_h": lambda: build_nemotron("mixture"),
+    "olmo_hybrid": build_olmo_hybrid,
+    "afmoe, which norms the sum of experts": build_afmoe,
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_layers_of_mamba_2(name: str) -> None:
+def test_layers_of_several_kinds(name: str) -> None:
     """Beside drafts that are refused: a draft head must not see their states."""
     model = MODELS[name]()
     engine = engine_of(model, recipe("readonly", "per-layer"))
