@@ -12,7 +12,7 @@ import pytest
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 from cetane.store import http
-from cetane.store.places import file_system
+from cetane.store.places import file_system, remote_errors
 from cetane.store.store import Store
 
 
@@ -36,11 +36,11 @@ class Server(BaseHTTPRequestHandler):
 
 class Failing(BaseHTTPRequestHandler):
     """Answers with the status that the path names, without a body or a length; a redirect leads to
-    a file."""
+    a file, or back to where it began."""
 
     def do_HEAD(self) -> None:
         self.send_response(int(self.path.split("/")[1]))
-        self.send_header("Location", "file:///etc/passwd")
+        self.send_header("Location", self.path if "round" in self.path else "file:///etc/passwd")
         self.end_headers()
 
     do_GET = do_HEAD
@@ -98,6 +98,15 @@ def test_a_server_that_fails_is_no_file_that_is_missing(failing: str, status: in
     assert "credentials" in (refusal.value.hint or "")
     with pytest.raises(CetaneError, match="cannot read "):
         Store(f"{failing}/{status}").find("0" * 64)
+
+
+def test_redirects_without_end_are_called_so(failing: str) -> None:
+    """The reason was "0, message=''"."""
+    with pytest.raises(CetaneError, match=r"cannot read .*: the server redirects again and again"):
+        open_checkpoint(f"{failing}/302/round")
+    system, path = file_system(f"{failing}/302/round")
+    with pytest.raises(CetaneError, match="redirects again"), remote_errors("cannot read"):
+        system.cat_file(path, start=0, end=100)
 
 
 @pytest.mark.parametrize("status", [403, 404, 410])

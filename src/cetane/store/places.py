@@ -183,7 +183,13 @@ def remote_errors(what: str) -> Iterator[None]:
     except (CetaneError, FileNotFoundError):
         raise
     except Exception as error:  # every file system has errors of its own
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CetaneError(
-            f"{what}: {reason}", "check the address, the network and the credentials"
+            f"{what}: {reason(error)}", "check the address, the network and the credentials"
         ) from error
+
+
+def reason(error: Exception) -> str:
+    """The first line of an error, or its kind. aiohttp has no words for too many redirects."""
+    if type(error).__name__ == "TooManyRedirects":
+        return "the server redirects again and again, and never gives the file"
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
