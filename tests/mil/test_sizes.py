@@ -1,5 +1,6 @@
 """Tiny programs that ask for much: refused before anything is allocated."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -215,3 +216,63 @@ def test_a_loop_that_gets_more_than_it_says() -> None:
     check_function(function)
     with pytest.raises(CetaneError, match=r"w has the shape \(3,\), but is declared as fp32 \(2\)"):
         Executable(function, "fp32")({"x": np.ones(3, np.float32)})
+
+
+def many(made: Callable[[int], Op], count: int) -> list[Op]:
+    """Ops of which the last adds up the first, so that all are held at one time."""
+    ops = [made(number) for number in range(count)]
+    shape = (1, 2**28)
+    for number in range(1, count):
+        left = "a0" if number == 1 else f"s{number - 1}"
+        ops.append(op("add", f"s{number}", "fp32", shape, x=left, y=f"a{number}"))
+    return [*ops, op("slice_by_size", "y", "fp32", (1, 1), x=ops[-1].name,
+                     begin=constant([0, 0]), size=constant([1, 1]))]  # fmt: skip
+
+
+def tiled(number: int) -> Op:
+    return op("tile", f"a{number}", "fp32", (1, 2**28), x="x", reps=constant([1, 2**28]))
+
+
+def filled(number: int) -> Op:
+    """A constant, which is made before the first run and kept."""
+    one = op("fill", f"a{number}", "fp32", (1, 2**28), value=zeros())
+    return replace(one, inputs=one.inputs | {"shape": (constant([1, 2**28]),)})
+
+
+@pytest.mark.parametrize("made", [tiled, filled])
+def test_more_than_memory_of_values_that_each_fit(made: Callable[[int], Op]) -> None:
+    """Forty such lines took 40 GB."""
+    program({"x": (1, 1)}, *many(made, 3))
+    with pytest.raises(CetaneError, match="its ops hold more than 2,147,483,649 elements"):
+        program({"x": (1, 1)}, *many(made, 9))
+
+
+def test_constants_that_are_made_of_others_which_stay() -> None:
+    one = filled(0)
+    sums = [op("add", f"b{n}", "fp32", (1, 2**28), x="a0", y="a0") for n in range(9)]
+    with pytest.raises(CetaneError, match="its ops hold more than"):
+        program({"x": (1, 1)}, one, *sums, op("identity", "y", "fp32", (1, 1), x="x"))
+
+
+def test_values_that_are_freed_are_not_counted() -> None:
+    """Nor are constants that are moved, which are as large as their file."""
+    wide = [tiled(number) for number in range(20)]
+    program({"x": (1, 1)}, *wide, op("identity", "y", "fp32", (1, 1), x="x"))
+    moved = [
+        op("transpose", f"a{n}", "fp32", (2**28, 1), x=zeros(1, 2**28), perm=constant([1, 0]))
+        for n in range(20)
+    ]
+    program({"x": (1, 1)}, *moved, op("identity", "y", "fp32", (1, 1), x="x"))
+
+
+def test_values_inside_a_loop_are_counted() -> None:
+    ops = many(tiled, 9)
+    inner = Body((typed("x0", (1, 1)),), tuple(ops), ("y",))
+    again = Body((typed("x0", (1, 1)),), (op("less", "c", "bool", (1, 1), x="x0", y="x0"),), ("c",))
+    loop = Op("while_loop", "z", {"loop_vars": ("x",)}, (typed("z", (1, 1)),), (again, inner))
+    function = MilFunction(
+        "main", {"x": TensorType((1, 1), "fp32")}, {"z": TensorType((1, 1), "fp32")}, {},
+        Body((), (loop,), ("z",)),
+    )  # fmt: skip
+    with pytest.raises(CetaneError, match="its ops hold more than"):
+        check_function(function)

@@ -10,7 +10,7 @@ from cetane.errors import CetaneError
 from cetane.mil.constants import Constants
 from cetane.mil.guard import failures_at
 from cetane.mil.implementation import Implementation
-from cetane.mil.index import FunctionIndex, flatten, foldable, names_of
+from cetane.mil.index import FunctionIndex, flatten, foldable, last_uses, names_of
 from cetane.mil.ops import OPS
 from cetane.mil.program import (
     Argument,
@@ -124,7 +124,7 @@ class _Binder:
         """`outer` are the known values around the body, which its ops may also use."""
         known = dict(outer)
         steps = []
-        for op, frees in zip(body.ops, _last_uses(body), strict=True):
+        for op, frees in zip(body.ops, last_uses(body), strict=True):
             outputs = tuple(value.name for value in op.outputs)
             if op.kind == "const":
                 known.update(self._const(op))
@@ -310,16 +310,3 @@ def _shaped(passing: str, items: list[Any]) -> Any:
         return items
     (item,) = items
     return item.tolist() if passing == "plain" and isinstance(item, Tensor) else item
-
-
-def _last_uses(body: Body) -> list[tuple[str, ...]]:
-    """For each op, the names of the body's values that no later op reads."""
-    needed = set(body.outputs)
-    defined = {value.name for value in body.inputs}
-    defined.update(value.name for op in body.ops for value in op.outputs)
-    frees = []
-    for op in reversed(body.ops):
-        names = {*op.references(), *(value.name for value in op.outputs)}
-        frees.append(tuple(sorted((names & defined) - needed)))
-        needed |= names
-    return frees[::-1]

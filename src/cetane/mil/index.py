@@ -97,3 +97,16 @@ def foldable(op: Op) -> bool:
     Ops of a rewrite have a colon in their kind; they are never folded.
     """
     return op.kind not in AT_RUN_TIME and ":" not in op.kind
+
+
+def last_uses(body: Body) -> list[tuple[str, ...]]:
+    """For each op, the names of the body's values that no later op reads."""
+    needed = set(body.outputs)
+    defined = {value.name for value in body.inputs}
+    defined.update(value.name for op in body.ops for value in op.outputs)
+    frees = []
+    for op in reversed(body.ops):
+        names = {*op.references(), *(value.name for value in op.outputs)}
+        frees.append(tuple(sorted((names & defined) - needed)))
+        needed |= names
+    return frees[::-1]

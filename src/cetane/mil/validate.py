@@ -1,8 +1,9 @@
 """Checks of a program before anything runs, audits or exports it.
 
 `reader.load` calls `check_program`, so every `Program` from a file is valid. Names are plain and
-unique, and references resolve to earlier values. Bodies are not nested too deep, and no value is
-too large. Declared types agree with the types that ops compute, as far as those are known.
+unique, and references resolve to earlier values. Bodies are not nested too deep. No value is too
+large, nor are those that are held at one time. Declared types agree with the types that ops
+compute, as far as those are known.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import NUMPY
 from cetane.mil.guard import failures_at
+from cetane.mil.held import check_held
 from cetane.mil.op_types import check_operands, result_types
 from cetane.mil.opsets import VERSIONS, needs
 from cetane.mil.program import (
@@ -58,6 +60,7 @@ def check_program(program: Program) -> None:
 def check_function(function: MilFunction) -> None:
     """`check_program` for one function. Raises ValueError or CetaneError."""
     _Checker(function).check()
+    check_held(function)
 
 
 class _Checker:

@@ -1,0 +1,71 @@
+"""The memory that a function's ops hold: results that are still read later, and constants.
+
+Each value alone has a limit, but a few lines can ask for any number of them.
+"""
+
+from math import prod
+
+from cetane.errors import CetaneError
+from cetane.mil.index import FunctionIndex, last_uses
+from cetane.mil.program import Argument, Body, MilFunction, Op, TensorType
+
+MOST_HELD = 2**31
+"""The most elements that ops hold at one time, beside as many as the function is given: 8 GiB in
+fp32. Ports hold some millions."""
+
+
+def check_held(function: MilFunction) -> None:
+    """Raise CetaneError if the ops of a valid function hold too much. A flexible axis counts as its
+    smallest size."""
+    most = MOST_HELD + sum(map(elements, (*function.inputs.values(), *function.states.values())))
+    if Held(function).peak(function.body) > most:
+        raise CetaneError(f"its ops hold more than {most:,} elements at one time")
+
+
+class Held:
+    """The elements that executors hold while they run a function, and before."""
+
+    def __init__(self, function: MilFunction) -> None:
+        self._index = FunctionIndex(function)
+        self._folded = sum(map(self._added, self._index.ops))
+        """They are computed once, and kept for all runs."""
+
+    def peak(self, body: Body) -> int:
+        """The most elements at one time, of the results of a body and of the bodies in it."""
+        held: dict[str, int] = {}
+        now = most = self._folded
+        for op, frees in zip(body.ops, last_uses(body), strict=True):
+            inside = max((self.peak(inner) - self._folded for inner in op.bodies), default=0)
+            if op.kind != "read_state":  # which copies nothing
+                own = {v.name: elements(v.type) for v in op.outputs if not self._fixed(v.name)}
+                held |= own
+                now += sum(own.values())
+            most = max(most, now + inside)
+            now -= sum(held.pop(name, 0) for name in frees)
+        return most
+
+    def _fixed(self, name: str) -> bool:
+        return name in self._index.fixed
+
+    def _added(self, op: Op) -> int:
+        """The elements of constant results, without those of arguments that nobody else reads: they
+        go when the results are made. So a weight that is moved has the size of its file;
+        `shapes/constexpr.py` bounds what decodes it."""
+        if op.kind.startswith("const") or not all(self._fixed(v.name) for v in op.outputs):
+            return 0
+        made = sum(elements(value.type) for value in op.outputs)
+        return max(0, made - sum(map(self._size, self._own(op))))
+
+    def _own(self, op: Op) -> set[Argument]:
+        """The arguments that only this op reads."""
+        given = {argument for arguments in op.inputs.values() for argument in arguments}
+        return {a for a in given if not isinstance(a, str) or len(self._index.readers[a]) == 1}
+
+    def _size(self, argument: Argument) -> int:
+        return elements(self._index.type(argument))
+
+
+def elements(type_: TensorType | None) -> int:
+    """The elements of a value; 0 for a list or a dictionary."""
+    shape = () if type_ is None else type_.shape
+    return prod(size if isinstance(size, int) else size.lower for size in shape) * bool(type_)
