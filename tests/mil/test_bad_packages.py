@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cetane.errors import CetaneError
-from cetane.mil import load, reader
+from cetane.mil import held, load, reader
 from cetane.mil.executor import Executable
 
 SPEC = "Data/com.apple.CoreML/model.mlmodel"
@@ -267,6 +267,29 @@ def test_inputs_larger_than_memory(package: Path) -> None:
 
     edit_spec(package, edit)
     refuses(package, "has more than 268435456 elements")
+
+
+def test_a_weight_that_is_read_again_and_again(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time takes memory of its own: ten thousand constants of one 10 MB would take 200 GB."""
+
+    def edit(spec: Any) -> None:
+        add = first(spec, "add")
+        (function,) = spec.mlProgram.functions.values()
+        (body,) = function.block_specializations.values()
+        (own,) = (
+            op for op in body.operations if op.outputs[0].name == add.inputs["y"].arguments[0].name
+        )
+        for number in range(3):
+            again = body.operations.add()
+            again.CopyFrom(own)
+            again.outputs[0].name = f"again_{number}"
+
+    monkeypatch.setattr(held, "MOST_HELD", 30)
+    load(package)
+    edit_spec(package, edit)
+    refuses(package, "its ops hold more than 42 elements at one time")
 
 
 def test_missing_weights(package: Path) -> None:

@@ -81,12 +81,7 @@ class Constants:
         """
         literal = self._literal(argument)
         if literal is not None:
-            read = literal.numpy
-            if isinstance(read, partial):
-                file = getattr(read.func, "__self__", None)
-                if isinstance(file, BlobFile | Substitute):
-                    return (file.path, *read.args)
-            return (str(literal.type), literal.numpy().tobytes())
+            return place(literal) or (str(literal.type), literal.numpy().tobytes())
         op = self._index.producers[str(argument)]
         position = [value.name for value in op.outputs].index(str(argument))
         inputs = sorted(op.inputs.items())
@@ -116,6 +111,16 @@ class Constants:
                 needed.update(op.references())
                 ops.append(op)
         return ops[::-1]
+
+
+def place(literal: StoredConstant) -> Hashable:
+    """The place of a literal in a weight file; None for one in the program."""
+    read = literal.numpy
+    if isinstance(read, partial):
+        file = getattr(read.func, "__self__", None)
+        if isinstance(file, BlobFile | Substitute):
+            return (file.path, *read.args)
+    return None
 
 
 def stored(array: Array, type_: TensorType) -> Array:
