@@ -1,5 +1,6 @@
 """Draft heads: what they see, that they learn, that they are judged aligned, and their files."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -229,6 +230,29 @@ def test_files_that_are_no_heads(tmp_path: Path, damage: str) -> None:
                 about = about.replace("medusa", "pickle")
         save_file(tensors, path, {"cetane": about} if about else {})
     with pytest.raises(CetaneError, match="not a draft head"):
+        load_draft_head(path)
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({"eps": float("nan")}, "eps: "),
+        ({"eps": float("inf")}, "eps: "),
+        ({"eps": -1.0}, "eps: "),
+        ({"scale": 1e300}, "scale: "),
+        (None, "its metadata has no cetane"),
+    ],
+)
+def test_numbers_that_no_draft_head_has(
+    tmp_path: Path, about: dict[str, float] | None, message: str
+) -> None:
+    """Some were found after the hidden states were collected, in a file that was removed; others
+    only by the gate."""
+    path = tmp_path / "head.safetensors"
+    head = make_draft_head(config("medusa"))
+    told = json.dumps(head.config.model_dump() | (about or {}))
+    save_file(head.state_dict(), path, {"other": ""} if about is None else {"cetane": told})
+    with pytest.raises(CetaneError, match=f"{path}: not a draft head: .*{message}"):
         load_draft_head(path)
 
 

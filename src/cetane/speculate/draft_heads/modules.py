@@ -43,7 +43,7 @@ class DraftHeadConfig(Data):
     """Tokens that it can propose."""
     steps: int = Field(ge=1, le=16)
     """Tokens that it was trained to draft."""
-    eps: float
+    eps: float = Field(ge=0, le=1)
     softcap: float | None = Field(default=None, gt=0)
     """The softcap of the target's logits. Only training applies it: a softcap does not change which
     logits are largest."""
@@ -51,7 +51,7 @@ class DraftHeadConfig(Data):
     """Digest of the bundle whose hidden states it reads; empty if it belongs to none yet."""
     depths: tuple[str, ...] = ()
     """The blocks of the target whose hidden states it reads; empty if that is not known."""
-    scale: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    scale: float = Field(default=1.0, gt=0, le=1)
     """The factor on these hidden states (`family.residual_scale`)."""
     turned: bool = False
     """Whether these hidden states, and the embeddings, have turned channels
@@ -157,7 +157,10 @@ def load_draft_head(path: Path, without: frozenset[str] = frozenset()) -> TorchD
     """
     try:
         with safe_open(path, "pt") as file:
-            about = parse_json((file.metadata() or {})["cetane"], "its metadata")
+            metadata = file.metadata() or {}
+            if "cetane" not in metadata:
+                raise ValueError("its metadata has no cetane, which describes a draft head")
+            about = parse_json(metadata["cetane"], "its metadata")
             config = validated(DraftHeadConfig, about, "its metadata")
             with torch.device("meta"):
                 draft_head = TorchDraftHead.kinds[config.kind](config)
