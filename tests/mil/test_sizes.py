@@ -113,6 +113,15 @@ def test_an_element_of_a_list_that_is_read_often() -> None:
         OPS["list_gather"].call(ls=often, indices=[0] * WIDE)
 
 
+def test_a_list_of_elements_that_each_fit() -> None:
+    """A loop may write 100,000 of them."""
+    ls = TensorList((), None)
+    for index in range(16):
+        ls = OPS["list_write"].call(ls=ls, index=index, value=torch.zeros(()).expand(2**24))
+    with pytest.raises(ValueError, match="elements"):
+        OPS["list_write"].call(ls=ls, index=16, value=torch.zeros(1))
+
+
 @pytest.mark.parametrize("entries", [1, 3, 5])
 def test_a_palette_whose_indices_have_no_whole_bits(entries: int) -> None:
     """Of iOS 16, which packs them. A palette of three was read with indices of one bit."""

@@ -59,10 +59,14 @@ def check_index(index: int) -> None:
 
 
 def _written(ls: TensorList, values: dict[int, Tensor]) -> TensorList:
-    """The list with new elements. A write beyond the end makes the list longer."""
+    """The list with new elements. A write beyond the end makes the list longer.
+
+    Raises ValueError if all elements together are too large for one value: a loop may write many.
+    """
     for index in values:
         check_index(index)
     elements = dict(enumerate(ls.elements)) | values
+    bounded([sum(element.numel() for element in elements.values() if element is not None)])
     empty = ls.empty
     if empty is None and values:
         empty = torch.zeros_like(next(iter(values.values())))
