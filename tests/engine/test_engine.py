@@ -3,6 +3,7 @@
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -508,6 +509,20 @@ def test_a_session_that_failed_is_over(tiny_engine) -> None:
     with pytest.raises(CetaneError, match="a call of this session failed"):
         engine.session().take(session)
     assert engine.session().feed([1, 2, 3, 4]) is not None
+
+
+def test_a_failing_call_names_its_shard(tiny_engine) -> None:
+    """A bundle has dozens of them. A message that has the name already stays as it is."""
+    engine = tiny_engine()
+    shard = engine.open("head-0")
+    for message, told in (
+        ("function decode, pow op_1: overflow", "head-0: function decode, pow op_1: overflow"),
+        ("b/head-0.mlpackage is damaged", "b/head-0.mlpackage is damaged"),
+    ):
+        shard.call = Mock(side_effect=CetaneError(message, "port again"))
+        with pytest.raises(CetaneError) as refusal:
+            engine.session().feed([1])
+        assert (refusal.value.message, refusal.value.hint) == (told, "port again")
 
 
 def test_a_program_that_is_not_its_plan(tiny_engine) -> None:

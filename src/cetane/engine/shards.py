@@ -77,7 +77,7 @@ class OpenShards:
     def make_state(self, name: str, function: Function) -> Any:
         """New MLStates for the functions of one owner."""
         shard = self.open(name)
-        with self._clock("load"):
+        with self._clock("load"), self._named(name):
             return shard.make_state(function.name)
 
     def narrower(self, name: str, function: Function) -> dict[int, str]:
@@ -85,21 +85,22 @@ class OpenShards:
         key = name, function.name
         if key not in self._narrower:
             shard = self.open(name) if self.resident and self.backend.by_rows else None
-            self._narrower[key] = (
-                shard.narrower(function.name) if isinstance(shard, NarrowerShard) else {}
-            )
+            with self._named(name):
+                self._narrower[key] = (
+                    shard.narrower(function.name) if isinstance(shard, NarrowerShard) else {}
+                )
         return self._narrower[key]
 
     def call(
         self, name: str, function: Function, inputs: Arrays, state: Any, width: int | None = None
     ) -> Arrays:
         """Run a function of a shard, in its form for `width` tokens if that is given. Raises
-        CetaneError if its outputs do not fit the plan."""
+        CetaneError if it fails, or if its outputs do not fit the plan."""
         shard, tokens = self.open(name), function.tokens
         width = tokens if width is None else width
         called = function.name if width == tokens else self.narrower(name, function)[width]
         before = self.seconds[name]
-        with self._clock(name):
+        with self._clock(name), self._named(name):
             outputs = shard.call(called, inputs, state)
         self.times[name, called].append(self.seconds[name] - before)
         for item in function.outputs:  # plans and packages are not trusted
@@ -144,6 +145,16 @@ class OpenShards:
 
     def _in_shards(self) -> float:
         return sum(seconds for name, seconds in self.seconds.items() if name != "host")
+
+    @contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        """A context whose errors name the shard, as the path of its package does."""
+        try:
+            yield
+        except CetaneError as error:
+            if name in error.message:
+                raise
+            raise CetaneError(f"{name}: {error.message}", error.hint) from error
 
     @contextmanager
     def _clock(self, name: str) -> Iterator[None]:
