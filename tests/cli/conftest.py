@@ -69,6 +69,7 @@ def cetane(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     def run(*arguments: object, stdin: str = "") -> Result:
         monkeypatch.setattr(sys, "argv", ["cetane", *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # `main` sets its own
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()

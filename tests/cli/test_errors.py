@@ -602,6 +602,32 @@ def test_an_interrupt_says_so(cetane: Cetane, monkeypatch: pytest.MonkeyPatch) -
     assert (found.code, found.out, found.err) == (130, "", "stopped\n")
 
 
+DROPPED = """
+import signal, time, weakref
+from cetane import doctor
+from cetane.cli import main
+
+class Gone: ...
+
+def leftovers():
+    gone = Gone()
+    seen = weakref.ref(gone, lambda _: signal.raise_signal(signal.SIGINT))
+    del gone
+    time.sleep(10)
+
+doctor.leftovers = leftovers
+main()
+"""
+
+
+def test_an_interrupt_that_python_drops() -> None:
+    """In a callback of a weak reference, such as an import's. It printed a traceback, and the
+    command went on."""
+    run = [sys.executable, "-c", DROPPED, "gc"]
+    ended = subprocess.run(run, capture_output=True, text=True, check=False, timeout=9)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "stopped\n")
+
+
 def test_an_interrupted_port_says_that_it_resumes(
     cetane: Cetane,
     folder: Path,

@@ -1,7 +1,9 @@
 """The command line: a command parses its options, calls the API and prints."""
 
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +26,7 @@ def main() -> None:
     """Run a command. Exit codes: 0 pass, 1 a gate failed, 2 wrong use or bad input, 3 a fault of
     cetane's own, 130 stopped, 141 nobody reads the output."""
     open_streams()
+    sys.unraisablehook = stop_again
     if isinstance(sys.stdout, TextIOWrapper):  # a model writes what not every terminal can show
         sys.stdout.reconfigure(errors="replace")
     try:
@@ -47,6 +50,15 @@ def open_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
+def stop_again(dropped: "sys.UnraisableHookArgs") -> None:
+    """Send Ctrl-C again soon, where Python would print a traceback and go on: it came in a callback
+    of a weak reference, of which every import has one."""
+    if issubclass(dropped.exc_type, KeyboardInterrupt):
+        threading.Timer(0.01, os.kill, [os.getpid(), signal.SIGINT]).start()
+    else:
+        sys.__unraisablehook__(dropped)
 
 
 @contextmanager
