@@ -182,6 +182,13 @@ def test_an_unknown_adapter_is_refused(adapted: Any, engine: Engine) -> None:
         load(adapted.bundle.path, adapter="other")
 
 
+def test_a_bundle_without_adapters_says_how_to_get_some(engine: Engine) -> None:
+    plan = engine.plan.model_copy(update={"adapters": {}})
+    with pytest.raises(CetaneError, match="no adapter 'a'; known: none") as refusal:
+        plan.on("a")
+    assert "--adapter NAME=FOLDER" in (refusal.value.hint or "")
+
+
 def test_a_language_model_switches(adapted: Any) -> None:
     with load(adapted.bundle.path, adapter="plain") as model:
         for adapter in ("plain", None, "dora"):

@@ -141,7 +141,10 @@ class Plan(Data):
             return self
         if adapter not in self.adapters:
             known = ", ".join(self.adapters) or "none"
-            raise CetaneError(f"no adapter {adapter!r}; known: {known}")
+            keeps = "cetane port MODEL --adapter NAME=FOLDER keeps adapters beside a model"
+            raise CetaneError(
+                f"no adapter {adapter!r}; known: {known}", None if self.adapters else keeps
+            )
         smaller = tuple(
             one.model_copy(update={"modes": one.adapters[adapter]}) for one in self.smaller
         )
