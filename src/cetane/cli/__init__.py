@@ -56,7 +56,8 @@ def stop_again(dropped: "sys.UnraisableHookArgs") -> None:
     """Send Ctrl-C again soon, where Python would print a traceback and go on: it came in a callback
     of a weak reference, of which every import has one."""
     if issubclass(dropped.exc_type, KeyboardInterrupt):
-        threading.Timer(0.01, os.kill, [os.getpid(), signal.SIGINT]).start()
+        # not at once: the callback may still run, which would drop it again
+        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
     else:
         sys.__unraisablehook__(dropped)
 
