@@ -354,4 +354,6 @@ def test_keys_and_values_that_are_rounded_coarsely(
 
 def test_what_was_misread_is_red() -> None:
     problem = Misread(kind="activations", shard="s", problem="x")
-    assert [check.passed for check in judge_readings([problem])] == [True, False, True, True, True]
+    assert [check.passed for check in judge_readings([problem])] == [
+        True, False, True, True, True, True,
+    ]  # fmt: skip

@@ -30,12 +30,12 @@ def test_a_model_with_other_experts() -> None:
     assert "vocab_size" not in told.keys
 
 
-def test_a_model_with_more_norms() -> None:
-    """bitnet: a Llama with a norm before the last product of attention and of the MLP."""
-    told = near("bitnet")
+def test_a_model_with_another_attention() -> None:
+    """diffllama: a Llama whose attention takes two maps from each other."""
+    told = near("diffllama")
     assert (told.model_type, told.missing) == ("llama", ())
-    assert told.reads == told.tensors - 4
-    assert "model.layers.*.mlp.ffn_sub_norm.weight" in told.unread
+    assert told.reads == told.tensors - 8
+    assert "model.layers.*.self_attn.lambda_k1" in told.unread
     assert "num_hidden_layers" not in told.keys
 
 
@@ -52,7 +52,7 @@ def test_a_model_with_other_names() -> None:
 
 def test_what_a_config_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers' defaults are 48 layers of 512 experts: they took a minute."""
-    checkpoint = InMemoryCheckpoint(build_model("bitnet"))
+    checkpoint = InMemoryCheckpoint(build_model("diffllama"))
     whole = nearest_family(checkpoint)
     del checkpoint.config["num_hidden_layers"]
     configs: list[dict[str, Any]] = []
@@ -69,7 +69,7 @@ def test_what_a_config_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_layers_that_the_tensors_cannot_fill(monkeypatch: pytest.MonkeyPatch) -> None:
     """A config of a few bytes makes no family build a thousand layers."""
-    checkpoint = InMemoryCheckpoint(build_model("bitnet"))
+    checkpoint = InMemoryCheckpoint(build_model("diffllama"))
     checkpoint.config["num_hidden_layers"] = 1000
     monkeypatch.setattr("cetane.planner.nearest.author", None)
     recipe = parse_recipe({"name": "test", "cache": {"context": 128}}, "test")
@@ -85,11 +85,11 @@ def test_the_page_on_adding_is_there() -> None:
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ("bitnet", "llama, which reads 21 of its 25 tensors"),
+        ("diffllama", "llama, which reads 21 of its 29 tensors"),
         (
-            "flex_olmo",
-            "mixtral, which reads 19 of its 25 tensors, and misses "
-            "model.layers.*.input_layernorm.weight",
+            "phimoe",
+            "nemotron, which reads 20 of its 26 tensors, and misses "
+            "model.layers.*.mlp.down_proj.weight and 1 more",
         ),
     ],
 )

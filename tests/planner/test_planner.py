@@ -463,6 +463,11 @@ def test_a_missing_tensor_that_has_another_name(before: str, after: str | None, 
     assert hint in str(caught.value.hint)
 
 
+def grown(content: dict[str, Any], rows: int) -> None:
+    """A vocabulary that the table of tokens has, and the head has not."""
+    content["vocab"] = content["tables"]["tokens"]["rows"] = rows
+
+
 def uncalled(content: dict[str, Any], host: str) -> None:
     """A function that no mode calls, which takes rows of a table that is not there."""
     for shard in content["shards"]:
@@ -496,7 +501,8 @@ def first(content: dict[str, Any], part: str) -> dict[str, Any]:
         (lambda c: c.update(rotary=[]), "no rotary table default"),
         (lambda c: uncalled(c, "rotary"), "/uncalled: no rotary table unknown"),
         (lambda c: uncalled(c, "embedding"), "/uncalled: no table unknown"),
-        (lambda c: c.update(vocab=289), "288 logits for 289 tokens"),
+        (lambda c: c.update(vocab=289), "the table of tokens is not 289 by 64"),
+        (lambda c: grown(c, 289), "288 logits for 289 tokens"),
         (
             lambda c: first(c, "outputs").update(
                 sink={"host": "cache", "name": "x", "group": "kv", "write": "append"}
