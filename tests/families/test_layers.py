@@ -1,5 +1,6 @@
 """The shared primitives against transformers' and torch's own."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from cetane.families.axes import tensor_layout
 from cetane.families.layers import (
     ACTIVATIONS,
+    XIELU,
     CausalConvolution,
     CausalTaps,
     LayerNorm,
@@ -167,3 +169,13 @@ def test_normalize(scale: float) -> None:
     result = normalize(x, 8, 1e-12, axis=2)
     torch.testing.assert_close(result, x / x.norm(dim=2, keepdim=True) * 8**0.5)
     assert not normalize(torch.zeros(1, 8, 1, 1), 8, 1e-12, axis=1).any()
+
+
+def test_xielus_parameters_are_computed_in_fp32() -> None:
+    """The released models store them in bfloat16, and the reference reads them in fp32."""
+    stored = torch.linspace(-3, 3, 13).bfloat16()
+    wanted = np.log1p(np.exp(stored.double().numpy()))
+    for name in ("alpha_p", "alpha_n"):
+        pick = XIELU().held[name].pick
+        assert pick is not None
+        np.testing.assert_allclose(pick(stored).numpy(), wanted, rtol=1e-6)

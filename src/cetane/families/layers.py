@@ -413,6 +413,11 @@ class MLP(nn.Module):
         )
 
 
+def positive(stored: Tensor) -> Tensor:
+    """The positive number that a stored x stands for, log(1 + e^x), in fp32: bfloat16 is coarse."""
+    return nn.functional.softplus(stored.float())
+
+
 class XIELU(Leaf):
     """xIELU (arXiv 2411.13010): `a x^2 + beta x` above zero, `b (e^x - 1 - x) + beta x` below it.
 
@@ -427,8 +432,8 @@ class XIELU(Leaf):
     def __init__(self) -> None:
         super().__init__()
         one = (1, 1, 1, 1)
-        self.hold("alpha_p", one, (1,), pick=nn.functional.softplus)
-        self.hold("alpha_n", one, (1,), pick=nn.functional.softplus)
+        self.hold("alpha_p", one, (1,), pick=positive)
+        self.hold("alpha_n", one, (1,), pick=positive)
         self.hold("beta", one, ())
         self.hold("eps", one, ())
 
