@@ -179,16 +179,24 @@ class Rounder:
         self, name: str, weight: Tensor, hessian: Matrix, important: Importance | None
     ) -> Tensor:
         """A weight `(O, I)` as its constants decode to, fp32; keeps these."""
-        outputs = None if important is None else important.outputs
-        values = weight.numpy()
-        made = self.encode(
-            values, self.formats[name], hessian, None if outputs is None else outputs.numpy()
-        )
+        made, decoded = self.fitted(name, weight.numpy(), hessian, important)
         self.constants[name] = made
+        return torch.from_numpy(decoded)
+
+    def fitted(
+        self, matrix: str, values: Matrix, hessian: Matrix, important: Importance | None
+    ) -> tuple[Encoded, Matrix]:
+        """The constants of the values `(O, I)` of a matrix, or of one expert's part of it, and what
+        they decode to, fp32. Their harm is added to the matrix's."""
+        outputs = None if important is None else important.outputs
+        made = self.encode(
+            values, self.formats[matrix], hessian, None if outputs is None else outputs.numpy()
+        )
         decoded = made.decode().astype(np.float32)
         if important is not None:
-            self.harms[name] = important.harm(values - decoded, hessian)
-        return torch.from_numpy(decoded)
+            harm = important.harm(values - decoded, hessian)
+            self.harms[matrix] = self.harms.get(matrix, 0.0) + harm
+        return made, decoded
 
     def round_experts(
         self, names: Mapping[str, str], module: Any, given: tuple[Tensor, ...]
@@ -216,28 +224,18 @@ class Rounder:
     ) -> Encoded:
         """The constants of a matrix of some experts, which has a part of each."""
         assert weight.rows is not None
-        first, stop = weight.rows
+        (first, stop), important = weight.rows, self.importances.get(weight.name)
         if weight.side_by_side:
             whole = torch.cat(list(parts), 1).numpy()
-            return self.part(weight, whole, products.inner(first, stop))
+            return self.fitted(weight.matrix, whole, products.inner(first, stop), important)[0]
         return stacked(
             [
-                self.part(weight, part.contiguous().numpy(), products.inputs(expert))
+                self.fitted(
+                    weight.matrix, part.contiguous().numpy(), products.inputs(expert), important
+                )[0]
                 for expert, part in zip(range(first, stop), parts, strict=True)
             ]
         )
-
-    def part(self, weight: Weight, values: Matrix, hessian: Matrix) -> Encoded:
-        """The constants of the values `(O, I)` of an expert, or of experts side by side, by the
-        products of their inputs. Their harm is added to the matrix's."""
-        important, form = self.importances.get(weight.name), self.formats[weight.matrix]
-        if important is None:
-            return self.encode(values, form, hessian)
-        outputs = important.outputs
-        made = self.encode(values, form, hessian, None if outputs is None else outputs.numpy())
-        off = values - made.decode().astype(np.float32)
-        self.harms[weight.matrix] = self.harms.get(weight.matrix, 0) + important.harm(off, hessian)
-        return made
 
     def encode(
         self, weight: Matrix, form: Format, hessian: Matrix, outputs: Matrix | None = None
