@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.families.parity import FEEDS, assert_parity, cuts
-from tests.families.test_granite_hybrid import LIMITS
+from tests.families.test_granite_hybrid import mamba_keys
 from tests.families.test_llama import ROPES
 from tests.families.test_mixtral import build
 from tests.families.zaya_models import recipe
@@ -75,15 +75,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "attention_bias": draw(st.booleans()),
         "mlp_bias": draw(st.booleans()),
         "tie_word_embeddings": draw(st.booleans()),
-        "mamba_n_heads": values,
-        "mamba_n_groups": groups,
-        "mamba_d_head": "auto",
-        "mamba_d_state": draw(st.integers(2, 12)),
-        "mamba_d_conv": draw(st.integers(1, 5)),
-        "mamba_expand": draw(st.integers(1, 2)),
-        "mamba_conv_bias": draw(st.booleans()),
-        "mamba_proj_bias": draw(st.booleans()),
-        "time_step_limit": draw(LIMITS),
+        **mamba_keys(draw, values, groups),
     }
 
 

@@ -103,6 +103,21 @@ def test_flexible_shapes_are_refused() -> None:
         engine_of(build_hybrid("dense"), recipe(shapes="range"))
 
 
+def mamba_keys(draw: st.DrawFn, heads: int, groups: int) -> dict[str, Any]:
+    """The keys of layers of Mamba-2 that most of their configs have."""
+    return {
+        "mamba_n_heads": heads,
+        "mamba_n_groups": groups,
+        "mamba_d_head": "auto",
+        "mamba_d_state": draw(st.integers(2, 12)),
+        "mamba_d_conv": draw(st.integers(1, 5)),
+        "mamba_expand": draw(st.integers(1, 2)),
+        "mamba_conv_bias": draw(st.booleans()),
+        "mamba_proj_bias": draw(st.booleans()),
+        "time_step_limit": draw(LIMITS),
+    }
+
+
 @st.composite
 def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     kv, layers = draw(st.integers(1, 2)), draw(st.integers(1, 3))
@@ -123,15 +138,7 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         "attention_bias": draw(st.booleans()),
         "tie_word_embeddings": draw(st.booleans()),
         "position_embedding_type": draw(st.sampled_from([None, "rope"])),
-        "mamba_n_heads": values,
-        "mamba_n_groups": groups,
-        "mamba_d_head": "auto",
-        "mamba_d_state": draw(st.integers(2, 12)),
-        "mamba_d_conv": draw(st.integers(1, 5)),
-        "mamba_expand": draw(st.integers(1, 2)),
-        "mamba_conv_bias": draw(st.booleans()),
-        "mamba_proj_bias": draw(st.booleans()),
-        "time_step_limit": draw(LIMITS),
+        **mamba_keys(draw, values, groups),
         "num_local_experts": experts,
         "num_experts_per_tok": draw(st.integers(min(1, experts), experts)),
     }
