@@ -15,6 +15,7 @@ from cetane.gates.experts import with_output
 from cetane.lower.tracing import LabelledWeight
 from cetane.mil import MilFunction
 from cetane.mil.executor import Executable
+from cetane.mil.index import ops_that_make
 from cetane.mil.program import NamedValue
 from cetane.schema.function import Function
 from cetane.schema.interface import ToChoice, ToLogits
@@ -149,20 +150,16 @@ def chooser(
         for item in own.outputs
         if isinstance(item.sink, ToChoice) and (item.sink.start, item.sink.stop) == rows
     }
-    needed, ops = {*sinks}, []
-    for op in reversed(function.ops):
-        made = {one.name for one in op.outputs}
-        if needed & made and value.name not in made:
-            ops.append(op)
-            needed.update(op.references())
-    if needed & {*function.inputs, *function.states}:
+    ops = ops_that_make(function, sinks, given=(value.name,))
+    read = {*sinks, *(name for op in ops for name in op.references())}
+    if read & {*function.inputs, *function.states}:
         return None
     part = replace(
         function,
         inputs={value.name: value.type},
         outputs={name: function.outputs[name] for name in sinks},
         states={},
-        body=replace(function.body, inputs=(value,), ops=(*reversed(ops),), outputs=(*sinks,)),
+        body=replace(function.body, inputs=(value,), ops=tuple(ops), outputs=(*sinks,)),
         interface=None,
     )
     return Chooser(part, own.tokens, sinks)

@@ -13,7 +13,7 @@ from cetane.mil.blob import BlobFile
 from cetane.mil.decode import DECODERS, MOVES
 from cetane.mil.dtypes import NUMPY, Array
 from cetane.mil.guard import failures_at
-from cetane.mil.index import FunctionIndex
+from cetane.mil.index import FunctionIndex, ops_that_make
 from cetane.mil.program import Argument, Body, MilFunction, Op, StoredConstant, TensorType
 from cetane.mil.substitute import Substitute
 
@@ -97,20 +97,11 @@ class Constants:
     def _by_reference(self, name: str) -> Array:
         from cetane.mil.executor import Executable  # needs torch
 
-        body = Body((), tuple(self._closure(name)), (name,))
+        ops = ops_that_make(self._index.function, (name,))
+        body = Body((), tuple(ops), (name,))
         function = MilFunction("constant", {}, {name: self.type(name)}, {}, body)
         value: Array = Executable(function)({})[name]
         return value
-
-    def _closure(self, name: str) -> list[Op]:
-        """The ops that make a value, in execution order."""
-        needed = {name}
-        ops = []
-        for op in reversed(self._index.function.ops):
-            if any(value.name in needed for value in op.outputs):
-                needed.update(op.references())
-                ops.append(op)
-        return ops[::-1]
 
 
 def place(literal: StoredConstant) -> Hashable:

@@ -6,7 +6,7 @@ made before it is read (`validate`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from functools import cached_property
 
 from cetane.mil.program import Argument, Body, MilFunction, Op, StoredConstant, TensorType
@@ -97,6 +97,20 @@ def foldable(op: Op) -> bool:
     Ops of a rewrite have a colon in their kind; they are never folded.
     """
     return op.kind not in AT_RUN_TIME and ":" not in op.kind
+
+
+def ops_that_make(
+    function: MilFunction, names: Iterable[str], given: Container[str] = ()
+) -> list[Op]:
+    """The ops of a function that make some values, in execution order. None that makes a `given`
+    value is among them."""
+    needed, made = {*names}, list[Op]()
+    for op in reversed(function.ops):
+        outputs = [value.name for value in op.outputs]
+        if needed.intersection(outputs) and not any(name in given for name in outputs):
+            needed.update(op.references())
+            made.append(op)
+    return made[::-1]
 
 
 def last_uses(body: Body) -> list[tuple[str, ...]]:
