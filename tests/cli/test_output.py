@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cetane.cli import output
+from cetane.cli import fail, output
 from cetane.cli.app import COMMANDS, app
 from cetane.gates.residency.target import DEFAULT_OS
 from cetane.hardware.chips import DEFAULT_CHIP
@@ -161,3 +161,16 @@ def test_a_stranger_moves_no_cursor(written: io.StringIO) -> None:
     text = written.getvalue()
     assert text.count(r"a\x1b[2Jb\x1b]0;owned\x07\u202ec") == 5
     assert text.replace("\n", "").isprintable()
+
+
+def test_a_name_between_colons_stays(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rich made an emoji of `:dog:`, so the path that was printed did not exist."""
+    monkeypatch.setattr(output.console, "width", 80)
+    output.say("wrote a:dog:b")
+    output.table("of a:dog:b", ["name"], [["a:dog:b"]])
+    output.warn("a:dog:b is old")
+    assert fail("a:dog:b is missing", "give a:dog:b") == 2
+    out, err = capsys.readouterr()
+    assert (out.count("a:dog:b"), err.count("a:dog:b")) == (3, 3)

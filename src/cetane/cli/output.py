@@ -24,8 +24,8 @@ from cetane.errors import escaped
 if TYPE_CHECKING:
     from cetane.files import Progress
 
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+console = Console(highlight=False, emoji=False)
+errors = Console(stderr=True, highlight=False, emoji=False)
 LINE_EVERY = 5.0
 """Seconds between two lines of progress, without a terminal."""
 FIRST_LINE_AFTER = 2.0
