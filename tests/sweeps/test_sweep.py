@@ -49,6 +49,7 @@ from cetane.sweeps.points import JudgedText, Point, SweptModel, best, pareto
 from cetane.sweeps.run import Budget, run_sweep
 from cetane.sweeps.sweep import POINTS, Sweep, write_recipe
 from cetane.sweeps.tasks import SweepTasks, opened
+from cetane.validation import MOST_DRAWN
 
 TEXT = "The rating of how readily a fuel ignites is its cetane number. " * 60
 NAME = "palette3-kmeans-group8"
@@ -509,17 +510,20 @@ def test_a_recipe_of_a_sweep_has_its_text_beside_it(
     assert read.read() == "What our users ask.\r\n"
 
 
-def test_a_plot_takes_any_name(tmp_path: Path) -> None:
-    """A name is no formula, and its letters may be missing in the font."""
+@pytest.mark.parametrize("bits", [3.0, MOST_DRAWN])
+def test_a_plot_takes_any_name_and_size(tmp_path: Path, bits: float) -> None:
+    """A name is no formula, and its letters may be missing in the font. A line of a stranger's
+    folder may hold any number: with a tick for each bit, it took all memory, or failed."""
     point = Point.model_construct(
-        name=NAME, method="kmeans", group="32", bits_per_weight=3.0, weight_bytes=1000, kl=0.1,
-        perplexity=9.0, model=SweptModel(source="漢 $\\frac$", fingerprint=""),
+        name="4 $\\frac", method="kmeans", group="32", bits_per_weight=bits, weight_bytes=1000,
+        kl=0.1, perplexity=9.0, model=SweptModel(source="漢 $\\frac$", fingerprint=""),
         text=JudgedText(name="5 $\\x$ é.txt", sha256="0" * 64, tokens=9),
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         plot([point], point, tmp_path)
-    assert "漢 $\\frac$: 9 tokens of 5 $\\x$ é.txt" in (tmp_path / "sweep.svg").read_text("utf-8")
+    written = (tmp_path / "sweep.svg").read_text("utf-8")
+    assert "漢 $\\frac$: 9 tokens of 5 $\\x$ é.txt" in written and "chosen: 4 $\\frac" in written
 
 
 def test_a_method_leaves_out_what_it_cannot_find(
