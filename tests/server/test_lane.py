@@ -85,7 +85,7 @@ class Body:
 
 
 def test_a_lane_holds_no_request_that_it_has_refused() -> None:
-    """A body of 4 MB can make 0.7 GB of objects. They stayed until the next large request came."""
+    """A body of 4 MB can make 0.1 GB of objects. They stayed until the next large request came."""
     held: list[weakref.ref[Body]] = []
 
     def work() -> None:
