@@ -17,7 +17,7 @@ FILES = 10_240
 are usual."""
 PIECE = 1 << 13
 """Bytes of a connection that are read at a time, before others get their turn. asyncio reads 32
-times as many: in chunks of one byte these keep h11 busy for half a second."""
+times as many: in chunks of one byte these keep h11 busy for 0.3 s."""
 DROP_UNSENT = struct.pack("ii", 1, 0)
 """SO_LINGER, so that the system does not keep what the client has not read."""
 
