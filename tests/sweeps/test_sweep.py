@@ -515,7 +515,7 @@ def test_a_plot_takes_any_name_and_size(tmp_path: Path, bits: float) -> None:
     """A name is no formula, and its letters may be missing in the font. A line of a stranger's
     folder may hold any number: with a tick for each bit, it took all memory, or failed."""
     point = Point.model_construct(
-        name="4 $\\frac", method="kmeans", group="32", bits_per_weight=bits, weight_bytes=1000,
+        name="4 $\\frac$", method="kmeans", group="32", bits_per_weight=bits, weight_bytes=1000,
         kl=0.1, perplexity=9.0, model=SweptModel(source="漢 $\\frac$", fingerprint=""),
         text=JudgedText(name="5 $\\x$ é.txt", sha256="0" * 64, tokens=9),
     )  # fmt: skip
@@ -523,7 +523,7 @@ def test_a_plot_takes_any_name_and_size(tmp_path: Path, bits: float) -> None:
         warnings.simplefilter("error", UserWarning)
         plot([point], point, tmp_path)
     written = (tmp_path / "sweep.svg").read_text("utf-8")
-    assert "漢 $\\frac$: 9 tokens of 5 $\\x$ é.txt" in written and "chosen: 4 $\\frac" in written
+    assert "漢 $\\frac$: 9 tokens of 5 $\\x$ é.txt" in written and "chosen: 4 $\\frac$" in written
 
 
 def test_a_method_leaves_out_what_it_cannot_find(
