@@ -57,7 +57,10 @@ def commands(command: Any, path: str) -> Iterator[dict[str, Any]]:
             "about": " ".join((command.help or "").split()),
             "example": re.sub(r"\[/?\w*\]", "", command.epilog or ""),
             "arguments": [
-                {"name": p.metavar or p.name.upper(), "about": " ".join((p.help or "").split())}
+                {
+                    "name": "` or `".join((p.metavar or p.name.upper()).split("|")),
+                    "about": " ".join((p.help or "").split()),
+                }
                 for p in command.params
                 if p.param_type_name == "argument"
             ],

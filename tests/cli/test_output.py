@@ -102,6 +102,14 @@ def test_help_names_every_option_in_80_columns(name: str, monkeypatch: pytest.Mo
             assert option in text or not option.startswith("-")
 
 
+def test_help_has_a_line_for_each_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a screen shows all commands at once."""
+    monkeypatch.setenv("COLUMNS", "80")
+    written = CliRunner().invoke(app, ["--help"]).output
+    lines = [line.strip("\u2502 ") for line in written.splitlines() if line[:1] == "\u2502"]
+    assert [line.split()[0] for line in lines] == ["--version", "--help", *COMMANDS]
+
+
 def test_help_states_the_defaults_that_commands_take() -> None:
     """Those that are constants of modules which the help does not import."""
     audit, sweep, diff = (

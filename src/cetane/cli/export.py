@@ -48,10 +48,11 @@ def export(
     lora: Lora = None,
     json: Json = False,
 ) -> None:
-    """Write a bundle for an app: in the form of its runtime, or with a description for your own.
+    """Write a bundle for your app, or for another runtime.
 
-    Exit code 1 when the folder breaks the other runtime's contract, or when it does not compute
-    what the bundle does: so played by ANEMLL's rules here, or in Apple's runtime.
+    cetane checks a folder for another runtime. It plays a folder for ANEMLL or CoreML-LLM by their
+    rules, and runs one for Core AI in Apple's own runtime. Exit code 1 when the folder breaks the
+    runtime's contract, or computes something else than the bundle.
     """
     if layout == "anemll" or layout == "coreml-llm":
         for_runtime(source, output, layout, package, model, lora, json)

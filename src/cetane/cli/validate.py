@@ -68,10 +68,10 @@ def validate(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Compare a bundle with the Hugging Face model, and its draft heads with the trained ones.
+    """Compare a bundle with the Hugging Face model.
 
-    First, its packages and tables are compared with its manifest and with each other. Exit code 1
-    when a gate fails.
+    First, it compares packages and tables with the manifest and with each other. It also compares
+    draft heads with the trained ones. Exit code 1 when a gate fails.
 
     --layer and --full judge shards alone, each on the model's own tensors. They take seconds, and
     prove less.
