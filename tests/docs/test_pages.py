@@ -97,10 +97,12 @@ def commands() -> Iterator[tuple[str, list[str]]]:
                     yield page.name, shlex.split(line, comments=True)[1:]
 
 
+SHIPPED = sorted(path for end in ("md", "md.j2") for path in (ROOT / "src").rglob(f"*.{end}"))
+"""Pages that lie beside bundles and exports, or their templates."""
 TYPED = re.compile(r"(cetane|dask|make|pip|python|uv|\.venv\S+) ")
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*WRITTEN, *SHIPPED], ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_shell_takes_the_commands_as_printed(page: Path) -> None:
     """zsh, the shell of a Mac, takes a comment for arguments, and a list in brackets for a pattern
     of files."""
