@@ -110,6 +110,14 @@ def test_help_has_a_line_for_each_command(monkeypatch: pytest.MonkeyPatch) -> No
     assert [line.split()[0] for line in lines] == ["--version", "--help", *COMMANDS]
 
 
+@pytest.mark.parametrize(("name", "options"), [("validate", 3), ("export", 2)])
+def test_help_of_a_finished_bundle_asks_only_what_has_moved(name: str, options: int) -> None:
+    """Neither command adds an adapter to a bundle."""
+    text = " ".join(CliRunner().invoke(app, [name, "--help"]).output.split())
+    assert text.count("if it has moved since the build") == options
+    assert "peft" not in text
+
+
 def test_help_states_the_defaults_that_commands_take() -> None:
     """Those that are constants of modules which the help does not import."""
     audit, sweep, diff = (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from cetane.cli.options import Checkpoint, Json, Lora, refuse
+from cetane.cli.options import Checkpoint, Json, MovedLora, refuse
 from cetane.cli.output import (
     conclude,
     console,
@@ -45,7 +45,7 @@ def export(
         ),
     ] = None,
     model: Checkpoint = None,
-    lora: Lora = None,
+    lora: MovedLora = None,
     json: Json = False,
 ) -> None:
     """Write a bundle for your app, or for another runtime.

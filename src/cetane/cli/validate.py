@@ -6,10 +6,10 @@ from typing import Annotated, TypedDict
 import typer
 
 from cetane.cli.options import (
-    Adapters,
     Checkpoint,
     Json,
-    Lora,
+    MovedAdapters,
+    MovedLora,
     Verbose,
     parse_adapters,
     parse_ids,
@@ -57,8 +57,8 @@ def validate(
         typer.Argument(metavar="BUNDLE", help="A bundle, or a folder for ANEMLL or CoreML-LLM."),
     ],
     model: Checkpoint = None,
-    lora: Lora = None,
-    adapter: Adapters = None,
+    lora: MovedLora = None,
+    adapter: MovedAdapters = None,
     text: TextOption = None,
     tokens: Annotated[int, typer.Option(min=2, help="The most tokens of the text.")] = TOKENS,
     layer: LayerOption = None,
