@@ -51,7 +51,8 @@ from tests.families import (
     test_zaya,
 )
 from tests.families.parity import FEEDS, engine_of, run, run_drafts, truth
-from tests.families.zaya_models import build_zaya, margin, recipe
+from tests.families.recipes import recipe
+from tests.families.zaya_models import build_zaya, margin
 
 from cetane.schema.slots import CONTRACTS
 

@@ -26,6 +26,7 @@ from tests.families import (
     zaya_models,
 )
 from tests.families.parity import engine_of, with_tables_on_disk
+from tests.families.recipes import recipe
 
 from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
@@ -44,16 +45,16 @@ MEMORY = ("packages", "tables", "caches", "states", "call", "activations", "peak
 TOGETHER = {"together": 2, "residual_scale": 2**-5}
 ROUTED = {"kind": "per-block", "routed": ("decode", "verify", "prefill")}
 FAMILIES: dict[str, Callable[[str], Engine]] = {
-    "zaya": lambda contract: engine_of(zaya(), zaya_models.recipe(contract, **ROUTED, slices=2)),
+    "zaya": lambda contract: engine_of(zaya(), recipe(contract, **ROUTED, slices=2)),
     "gemma 3": lambda contract: engine_of(
         gemma_models.build_gemma3(),
         gemma_models.recipe(contract, tokens={"verify": 4, "prefill": 24}),
     ),
     "qwen3_next": lambda contract: engine_of(
         test_mixtral.build("qwen3_next", **test_qwen3_next.MODELS["qwen3_next"]),
-        zaya_models.recipe(contract, "per-block", routed=("decode", "verify"), family=TOGETHER),
+        recipe(contract, "per-block", routed=("decode", "verify"), family=TOGETHER),
     ),
-    "gpt2": lambda contract: engine_of(build_model("gpt2"), zaya_models.recipe(contract)),
+    "gpt2": lambda contract: engine_of(build_model("gpt2"), recipe(contract)),
     "gemma 4": lambda contract: engine_of(
         gemma_models.build_gemma4(), gemma_models.recipe(contract, head={"choose": True})
     ),

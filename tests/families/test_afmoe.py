@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of, in_turn
+from tests.families.recipes import DECODE, mixture_recipes, recipe, with_routes
 from tests.families.test_llama import ROPES
-from tests.families.test_mixtral import DECODE, build, recipes
-from tests.families.zaya_models import recipe
+from tests.families.test_mixtral import build
 
 from cetane.errors import CetaneError
 from cetane.schema.recipe import Recipe
@@ -109,8 +109,8 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(max_examples=15, derandomize=True)
-@given(configs(), recipes(), st.booleans(), cuts)
+@given(configs(), mixture_recipes, st.booleans(), cuts)
 def test_anything(config: dict[str, Any], made: Recipe, routed: bool, pieces: list[int]) -> None:
     if routed and config["num_dense_layers"] < config["num_hidden_layers"]:
-        made = made.model_copy(update={"layout": made.layout.model_copy(update={"routed": DECODE})})
+        made = with_routes(made)
     assert_parity(build_afmoe(**config), made, {"pieces": pieces})

@@ -7,10 +7,10 @@ import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.parity import FEEDS, assert_parity
+from tests.families.recipes import recipe
 from tests.families.test_deepseek import CONFIG as DEEPSEEK
 from tests.families.test_deepseek import ONE_GROUP
 from tests.families.test_lfm2 import EXPERTS
-from tests.families.test_llama import recipe
 from tests.families.test_mixtral import MODELS as MIXTURES
 from tests.families.test_mixtral import build
 from tests.families.test_qwen3_next import MODELS
@@ -383,7 +383,7 @@ UNREAD = {
 )
 def test_numbers_that_have_no_effect(kind: str, change: dict[str, Any]) -> None:
     """transformers runs these configs, and the port is the same model."""
-    assert_parity(build(kind, **change), recipe(), {"uneven": FEEDS["uneven"]})
+    assert_parity(build(kind, **change), recipe(kind="single"), {"uneven": FEEDS["uneven"]})
 
 
 NO_WINDOW = {"layer_types": FULL, "sliding_window": None}

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.parity import FEEDS, assert_parity, cuts, in_turn
-from tests.families.test_llama import ROPES, recipe, recipes
+from tests.families.recipes import recipe, recipes
+from tests.families.test_llama import ROPES
 
 from cetane.errors import CetaneError
 from cetane.families import author, rotated
@@ -105,7 +106,7 @@ def test_models(name: str, contract: str) -> None:
 @pytest.mark.parametrize("name", ["cohere", "phi, tied, normed heads", "stablelm"])
 def test_a_smaller_residual_stream_is_the_same_model(name: str) -> None:
     kind, config = MODELS[name]
-    scaled = recipe("readonly", "chunks").model_copy(update={"family": {"residual_scale": 2**-5}})
+    scaled = recipe("readonly", "chunks", family={"residual_scale": 2**-5})
     assert_parity(build(kind, **config), scaled, {"uneven": FEEDS["uneven"]})
 
 

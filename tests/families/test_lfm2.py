@@ -10,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.parity import FEEDS, assert_parity, cuts, in_turn
-from tests.families.test_llama import recipe, recipes
-from tests.families.test_mixtral import DECODE, build
-from tests.families.test_mixtral import recipes as mixture_recipes
-from tests.families.zaya_models import recipe as mixture_recipe
+from tests.families.recipes import DECODE, mixture_recipes, recipe, recipes, with_routes
+from tests.families.test_mixtral import build
 from transformers import AutoConfig
 from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeTopKRouter
 
@@ -112,7 +110,7 @@ def test_lfm3(name: str, contract: str) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), [*product(["lfm2"], MODELS), *product(["lfm3"], LATER)])
 def test_a_smaller_residual_stream_is_the_same_model(kind: str, name: str) -> None:
-    scaled = recipe("readonly", "chunks").model_copy(update={"family": {"residual_scale": 2**-5}})
+    scaled = recipe("readonly", "chunks", family={"residual_scale": 2**-5})
     model = build_model(kind, **(MODELS | LATER)[name])
     assert_parity(model, scaled, {"uneven": FEEDS["uneven"]})
 
@@ -176,14 +174,14 @@ def test_any_lfm3(config: dict[str, Any], recipe: Recipe, pieces: list[int]) -> 
 
 @pytest.mark.parametrize(("name", "contract"), in_turn(MIXTURES))
 def test_mixtures(name: str, contract: str) -> None:
-    made = mixture_recipe(contract, "chunks", slices=3)
+    made = recipe(contract, "chunks", slices=3)
     assert_parity(build_lfm2_moe(**MIXTURES[name]), made, FEEDS, drafts=True)
 
 
 @pytest.mark.parametrize(("kind", "together"), [("per-block", 1), ("single", 4)])
 def test_routed_experts_are_the_same_model(kind: str, together: int) -> None:
     family = {"together": together, "residual_scale": 2**-5}
-    routed = mixture_recipe("readonly", kind, routed=DECODE, family=family)
+    routed = recipe("readonly", kind, routed=DECODE, family=family)
     feeds = {name: FEEDS[name] for name in ("steps of 4", "uneven")}
     model = build_lfm2_moe(**MIXTURES["shares of no sum, with a factor"])
     assert_parity(model, routed, feeds, drafts=True)
@@ -231,9 +229,9 @@ def mixture_configs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(max_examples=12, derandomize=True)
-@given(mixture_configs(), mixture_recipes(), st.booleans(), cuts)
+@given(mixture_configs(), mixture_recipes, st.booleans(), cuts)
 def test_any_mixture(config: dict[str, Any], made: Recipe, routed: bool, pieces: list[int]) -> None:
     model = build_lfm2_moe(**config)
     if routed and any("experts" in name for name in model.state_dict()):
-        made = made.model_copy(update={"layout": made.layout.model_copy(update={"routed": DECODE})})
+        made = with_routes(made)
     assert_parity(model, made, {"pieces": pieces})

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.parity import (
-    CONTEXT,
     FEEDS,
     assert_close,
     assert_parity,
@@ -22,9 +21,10 @@ from tests.families.parity import (
     in_turn,
     truth,
 )
+from tests.families.recipes import recipe, recipes
 
 from cetane.planner import Planner
-from cetane.schema.recipe import Recipe, parse_recipe
+from cetane.schema.recipe import Recipe
 from cetane.schema.slots import CONTRACTS
 
 ROPES: dict[str, dict[str, Any]] = {
@@ -237,24 +237,6 @@ def truth_of(name: str) -> Any:
     return truth(model_of(name))
 
 
-def recipe(
-    contract: str = "readonly",
-    kind: str = "single",
-    order: str = "c1t",
-    slices: int = 1,
-    **tokens: Any,
-) -> Recipe:
-    content = {
-        "name": "test",
-        "tensor_layout": order,
-        "layout": {"kind": kind},
-        "cache": {"contract": contract, "context": CONTEXT},
-        "tokens": {"verify": 4, "prefill": 8} | tokens,
-        "head": {"slices": slices},
-    }
-    return parse_recipe(content, "test")
-
-
 @pytest.mark.parametrize(("name", "contract"), in_turn(MODELS))
 def test_models(name: str, contract: str) -> None:
     engine = engine_of(model_of(name), recipe(contract, "chunks", slices=3))
@@ -263,7 +245,7 @@ def test_models(name: str, contract: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_smaller_residual_stream_is_the_same_model(name: str) -> None:
-    scaled = recipe("readonly", "chunks").model_copy(update={"family": {"residual_scale": 2**-5}})
+    scaled = recipe("readonly", "chunks", family={"residual_scale": 2**-5})
     engine = engine_of(model_of(name), scaled)
     assert_close(engine, truth_of(name), {"uneven": FEEDS["uneven"]})
 
@@ -371,17 +353,6 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     return kind, config
 
 
-recipes = st.builds(
-    recipe,
-    contract=st.sampled_from(list(CONTRACTS)),
-    kind=st.sampled_from(["single", "chunks", "per-block"]),
-    order=st.sampled_from(["c1t", "ct1"]),
-    slices=st.integers(1, 10),
-    verify=st.none() | st.integers(2, 6),
-    prefill=st.none() | st.integers(2, 32),
-)
-
-
 @settings(max_examples=60, derandomize=True)
 @given(configs(), recipes, cuts)
 def test_anything(config: tuple[str, dict[str, Any]], recipe: Recipe, pieces: list[int]) -> None:
@@ -390,7 +361,7 @@ def test_anything(config: tuple[str, dict[str, Any]], recipe: Recipe, pieces: li
 
 def test_longrope_holds_for_the_context_of_its_training() -> None:
     kind, config = MODELS["phi3, longrope"]
-    planner = Planner(InMemoryCheckpoint(build_model(kind, **config)), recipe())
+    planner = Planner(InMemoryCheckpoint(build_model(kind, **config)), recipe(kind="single"))
     assert planner.model.max_context == 64
 
 
@@ -401,7 +372,7 @@ def test_configs_as_they_were_written_before_rope_parameters(name: str) -> None:
     config = model.config.to_dict()
     del config["rope_parameters"]
     config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
-    assert_parity(model, recipe(), {"prefill": FEEDS["prefill"]}, config)
+    assert_parity(model, recipe(kind="single"), {"prefill": FEEDS["prefill"]}, config)
 
 
 @pytest.mark.parametrize(
@@ -422,4 +393,4 @@ def test_parity_sees_an_option_that_is_not_ported(
     model = build_model(kind, **option)
     wrong = model.config.to_dict() | off
     with pytest.raises(AssertionError, match="prefill"):
-        assert_parity(model, recipe(), {"prefill": FEEDS["prefill"]}, wrong)
+        assert_parity(model, recipe(kind="single"), {"prefill": FEEDS["prefill"]}, wrong)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint
 from tests.families.parity import CONTEXT, FEEDS, assert_parity, cuts, engine_of
+from tests.families.recipes import DECODE, recipe
 from tests.families.test_llama import ROPES
-from tests.families.test_mixtral import DECODE, build
-from tests.families.zaya_models import recipe
+from tests.families.test_mixtral import build
 
 from cetane.errors import CetaneError
 from cetane.families.axes import Axes

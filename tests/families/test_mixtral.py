@@ -9,17 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import build_model
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of, in_turn
+from tests.families.recipes import DECODE, mixture_recipes, recipe, with_routes
 from tests.families.test_llama import MULTIPLIERS, ROPES, STRETCHED
 from tests.families.test_olmo2 import OWN_ROPES
-from tests.families.zaya_models import recipe
 
 from cetane.errors import CetaneError
 from cetane.families.axes import Axes
 from cetane.families.experts import Mixture
 from cetane.schema.recipe import Recipe
-from cetane.schema.slots import CONTRACTS
 
-DECODE = ("decode", "verify")
 DEEPSEEK: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "n_routed_experts": 5,
@@ -326,23 +324,12 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     return kind, config
 
 
-@st.composite
-def recipes(draw: st.DrawFn) -> Recipe:
-    return recipe(
-        draw(st.sampled_from(CONTRACTS)),
-        draw(st.sampled_from(["per-block", "per-layer", "single"])),
-        order=draw(st.sampled_from(["c1t", "ct1"])),
-        slices=draw(st.integers(1, 3)),
-        family={"together": draw(st.integers(1, 9))},
-    )
-
-
 @settings(max_examples=20, derandomize=True)
-@given(configs(), recipes(), st.booleans(), cuts)
+@given(configs(), mixture_recipes, st.booleans(), cuts)
 def test_anything(
     config: tuple[str, dict[str, Any]], made: Recipe, routed: bool, pieces: list[int]
 ) -> None:
     model = build(config[0], **config[1])
     if routed and any("experts" in name for name in model.state_dict()):
-        made = made.model_copy(update={"layout": made.layout.model_copy(update={"routed": DECODE})})
+        made = with_routes(made)
     assert_parity(model, made, {"pieces": pieces})

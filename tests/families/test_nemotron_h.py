@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
-from tests.families.test_mixtral import DECODE, build
-from tests.families.zaya_models import recipe
+from tests.families.recipes import DECODE, recipe
+from tests.families.test_mixtral import build
 
 from cetane.errors import CetaneError
 from cetane.schema.slots import CONTRACTS

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 from tests.conftest import InMemoryCheckpoint
+from tests.families.recipes import recipe
 from tests.families.test_mixtral import MODELS, build
 from tests.families.test_qwen3_next import MODELS as DELTAS
-from tests.families.zaya_models import recipe
 
 from cetane.families import Held, RoutedBlock, Weight
 from cetane.gates.weights import unused_parameters

@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.families import test_mixtral
 from tests.families.parity import engine_of
-from tests.families.zaya_models import recipe as routed_recipe
+from tests.families.recipes import recipe as routed_recipe
 
 from cetane.kit.expectation import (
     Expectation,

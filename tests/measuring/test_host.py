@@ -16,7 +16,7 @@ from tests.families import (
     test_streaming,
 )
 from tests.families.parity import engine_of, with_tables_on_disk
-from tests.families.zaya_models import recipe
+from tests.families.recipes import recipe
 
 from cetane.bundle import Bundle
 from cetane.engine.engine import Engine

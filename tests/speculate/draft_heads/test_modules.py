@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.parity import engine_of, tokens
-from tests.families.test_mixtral import DECODE, build
+from tests.families.recipes import DECODE
+from tests.families.recipes import recipe as routed_recipe
+from tests.families.test_mixtral import build
 from tests.families.test_qwen3_next import MODELS as DELTAS
-from tests.families.zaya_models import recipe as routed_recipe
 from tests.speculate.lessons import KINDS, STEPS, config, counting, untrained
 from torch.nn import functional as F
 
