@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.families.config_parts import ROPES
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of, in_turn
 from tests.families.recipes import DECODE, mixture_recipes, recipe, with_routes
-from tests.families.test_llama import ROPES
 from tests.families.test_mixtral import build
 
 from cetane.errors import CetaneError

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.families.config_parts import ROPES
 from tests.families.parity import FEEDS, assert_parity, cuts
 from tests.families.recipes import recipe
 from tests.families.test_granite_hybrid import mamba_keys
-from tests.families.test_llama import ROPES
 from tests.families.test_mixtral import build
 
 from cetane.schema.slots import CONTRACTS

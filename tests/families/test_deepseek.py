@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.families.config_parts import LONGROPE, ROPES
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of, in_turn
 from tests.families.recipes import DECODE, recipe
-from tests.families.test_llama import LONGROPE, ROPES
 from tests.families.test_mixtral import build
 
 from cetane.errors import CetaneError

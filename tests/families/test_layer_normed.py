@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint, build_model
+from tests.families.config_parts import ROPES
 from tests.families.parity import FEEDS, assert_parity, cuts, in_turn
 from tests.families.recipes import recipe, recipes
-from tests.families.test_llama import ROPES
 
 from cetane.errors import CetaneError
 from cetane.families import author, rotated

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint
+from tests.families.config_parts import ROPES
 from tests.families.parity import CONTEXT, FEEDS, assert_parity, cuts, engine_of
 from tests.families.recipes import DECODE, recipe
-from tests.families.test_llama import ROPES
 from tests.families.test_mixtral import build
 
 from cetane.errors import CetaneError

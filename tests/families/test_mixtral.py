@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import build_model
+from tests.families.config_parts import MULTIPLIERS, OWN_ROPES, ROPES, STRETCHED
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of, in_turn
 from tests.families.recipes import DECODE, mixture_recipes, recipe, with_routes
-from tests.families.test_llama import MULTIPLIERS, ROPES, STRETCHED
-from tests.families.test_olmo2 import OWN_ROPES
 
 from cetane.errors import CetaneError
 from cetane.families.axes import Axes

@@ -6,16 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import build_model
+from tests.families.config_parts import OWN_ROPES, ROPES
 from tests.families.parity import FEEDS, assert_parity, cuts, in_turn
 from tests.families.recipes import recipe, recipes
-from tests.families.test_llama import ROPES
 
 from cetane.schema.recipe import Recipe
 
-OWN_ROPES = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-    "full_attention": ROPES["yarn"],
-}
 PARTIAL_ROPES = {
     name: ROPES["default"] | {"partial_rotary_factor": 0.5}
     for name in ("sliding_attention", "full_attention")

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.families.config_parts import ROPES
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
 from tests.families.recipes import recipe
-from tests.families.test_llama import ROPES
 from tests.families.test_mixtral import build
 
 from cetane.errors import CetaneError

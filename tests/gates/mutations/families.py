@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from tests.conftest import build_model, build_tokenizer
+from tests.families.config_parts import MINISTRAL, MULTIPLIERS, ROPES, STRETCHED
 from tests.families.gemma_models import (
     FULL,
     SLIDING,
@@ -27,7 +28,6 @@ from tests.families.test_gpt_oss import build_oss
 from tests.families.test_granite_hybrid import build_hybrid
 from tests.families.test_layer_normed import build as build_layer_normed
 from tests.families.test_lfm2 import build_lfm2_moe
-from tests.families.test_llama import MINISTRAL, MULTIPLIERS, ROPES, STRETCHED
 from tests.families.test_llama4 import build_llama4
 from tests.families.test_mixtral import MODELS as MIXTURES
 from tests.families.test_mixtral import build as build_mixture
