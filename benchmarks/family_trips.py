@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.conftest import build_tokenizer
 from tests.export import test_coreml_llm
 from tests.families.gemma_models import build_gemma4
-from tests.families.test_llama4 import build_llama4
+from tests.families.mixture_models import build_llama4
 from tests.gates.mutations.families import FAMILIES
 from tests.lower.test_parity import half_logits_of
 

@@ -15,8 +15,8 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.conftest import build_model, tiny_recipe
+from tests.families.matrix_models import build_olmo_hybrid
 from tests.families.parity import TOLERANCE, tokens, truth
-from tests.families.test_olmo_hybrid import build_olmo_hybrid
 
 from cetane.checkpoint import open_checkpoint
 from cetane.checkpoint.dtypes import READ

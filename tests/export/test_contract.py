@@ -20,11 +20,11 @@ from tests.conftest import VARIANTS, build_model
 from tests.families import (
     gemma_models,
     test_int8_caches,
-    test_mixtral,
-    test_qwen3_next,
     test_streaming,
     zaya_models,
 )
+from tests.families.matrix_models import QWEN_NEXT
+from tests.families.mixture_models import build_mixture
 from tests.families.parity import engine_of, with_tables_on_disk
 from tests.families.recipes import recipe
 
@@ -51,7 +51,7 @@ FAMILIES: dict[str, Callable[[str], Engine]] = {
         gemma_models.recipe(contract, tokens={"verify": 4, "prefill": 24}),
     ),
     "qwen3_next": lambda contract: engine_of(
-        test_mixtral.build("qwen3_next", **test_qwen3_next.MODELS["qwen3_next"]),
+        build_mixture("qwen3_next", **QWEN_NEXT["qwen3_next"]),
         recipe(contract, "per-block", routed=("decode", "verify"), family=TOGETHER),
     ),
     "gpt2": lambda contract: engine_of(build_model("gpt2"), recipe(contract)),

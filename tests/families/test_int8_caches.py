@@ -10,11 +10,10 @@ import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.gemma_models import build_gemma2, build_gemma3, build_gemma4
+from tests.families.latent_models import DEEPSEEK
+from tests.families.matrix_models import QWEN_NEXT
+from tests.families.mixture_models import build_mixture, build_oss
 from tests.families.parity import assert_close, engine_of, tokens, truth
-from tests.families.test_deepseek import CONFIG as LATENTS
-from tests.families.test_gpt_oss import build_oss
-from tests.families.test_mixtral import build
-from tests.families.test_qwen3_next import MODELS as DELTAS
 from tests.families.zaya_models import build_zaya
 
 from cetane.errors import CetaneError
@@ -39,7 +38,7 @@ BUILDERS: dict[str, Callable[[], Any]] = {
     "gemma4": lambda: build_gemma4(**NO_TIES),
     "zaya": build_zaya,
     "gpt_oss": build_oss,
-    "qwen3_next": lambda: build("qwen3_next", **DELTAS["qwen3_next"]),
+    "qwen3_next": lambda: build_mixture("qwen3_next", **QWEN_NEXT["qwen3_next"]),
 }
 
 
@@ -166,9 +165,9 @@ def test_a_token_that_sees_nothing_is_finite() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: build("deepseek_v2", **LATENTS), "its layers keep latents"),
-        (lambda: build("qwen3_next", **DELTAS["qwen3_next"] | {
-            "layer_types": ["linear_attention"] * DELTAS["qwen3_next"]["num_hidden_layers"]}),
+        (lambda: build_mixture("deepseek_v2", **DEEPSEEK), "its layers keep latents"),
+        (lambda: build_mixture("qwen3_next", **QWEN_NEXT["qwen3_next"] | {
+            "layer_types": ["linear_attention"] * QWEN_NEXT["qwen3_next"]["num_hidden_layers"]}),
          "its layers keep no keys and values"),
     ],
 )  # fmt: skip

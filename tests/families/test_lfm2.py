@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint, build_model
+from tests.families.mixture_models import LFM2_EXPERTS, build_lfm2_moe
 from tests.families.parity import FEEDS, assert_parity, cuts, in_turn
 from tests.families.recipes import DECODE, mixture_recipes, recipe, recipes, with_routes
-from tests.families.test_mixtral import build
 from transformers import AutoConfig
 from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeTopKRouter
 
@@ -66,34 +66,18 @@ LATER: dict[str, dict[str, Any]] = {
     },
 }
 """LFM3."""
-EXPERTS: dict[str, Any] = {
-    "num_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 20,
-    "num_dense_layers": 1,
-}
 MIXTURES: dict[str, dict[str, Any]] = {
-    "one layer attends": MODELS["one layer attends"] | EXPERTS,
+    "one layer attends": MODELS["one layer attends"] | LFM2_EXPERTS,
     "shares of no sum, with a factor": {
         **MODELS["biases, four taps"],
-        **EXPERTS,
+        **LFM2_EXPERTS,
         "norm_topk_prob": False,
         "routed_scaling_factor": 1.7,
     },
-    "no biases of experts": MODELS["one tap"] | EXPERTS | {"use_expert_bias": False},
-    "no dense layer": MODELS["one tap"] | EXPERTS | {"num_dense_layers": 0},
-    "no experts": MODELS["one tap"] | EXPERTS | {"num_dense_layers": 4},
+    "no biases of experts": MODELS["one tap"] | LFM2_EXPERTS | {"use_expert_bias": False},
+    "no dense layer": MODELS["one tap"] | LFM2_EXPERTS | {"num_dense_layers": 0},
+    "no experts": MODELS["one tap"] | LFM2_EXPERTS | {"num_dense_layers": 4},
 }
-
-
-@torch.no_grad()
-def build_lfm2_moe(**config: Any) -> Any:
-    """A random model whose experts are not compared by their weights alone."""
-    model = build("lfm2_moe", **EXPERTS | config)
-    for name, biases in model.named_buffers():
-        if name.endswith("expert_bias"):
-            biases.normal_(std=0.3)
-    return model
 
 
 @pytest.mark.parametrize(("name", "contract"), in_turn(MODELS))

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.conftest import build_model
 from tests.families.config_parts import MULTIPLIERS, OWN_ROPES, ROPES, STRETCHED
+from tests.families.mixture_models import MIXTURES, build_mixture
 from tests.families.parity import FEEDS, assert_parity, cuts, engine_of, in_turn
 from tests.families.recipes import DECODE, mixture_recipes, recipe, with_routes
 
@@ -16,105 +16,6 @@ from cetane.errors import CetaneError
 from cetane.families.axes import Axes
 from cetane.families.experts import Mixture
 from cetane.schema.recipe import Recipe
-
-DEEPSEEK: dict[str, Any] = {
-    "first_k_dense_replace": 1,
-    "n_routed_experts": 5,
-    "num_experts_per_tok": 3,
-    "n_shared_experts": 2,
-    "moe_intermediate_size": 14,
-    "routed_scaling_factor": 1.5,
-    "norm_topk_prob": True,
-}
-"""Experts as DeepSeek-V3 has them."""
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "dots1": (
-        "dots1",
-        DEEPSEEK
-        | {
-            "n_routed_experts": 12,
-            "n_group": 4,
-            "topk_group": 2,
-            "sliding_window": 7,
-            "max_window_layers": 1,
-        },
-    ),
-    "ernie4_5_moe": (
-        "ernie4_5_moe",
-        {
-            "moe_num_experts": 6,
-            "moe_k": 3,
-            "moe_intermediate_size": 20,
-            "moe_num_shared_experts": 2,
-            "moe_layer_start_index": 1,
-        },
-    ),
-    "exaone_moe": (
-        "exaone_moe",
-        {
-            "num_hidden_layers": 3,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "mlp_layer_types": ["dense", "sparse", "sparse"],
-            "sliding_window": 7,
-            "num_experts": 6,
-            "num_experts_per_tok": 2,
-            "num_shared_experts": 2,
-            "moe_intermediate_size": 14,
-            "n_group": 3,
-            "topk_group": 2,
-        },
-    ),
-    "glm4_moe": ("glm4_moe", DEEPSEEK | {"use_qk_norm": True}),
-    "granitemoe": ("granitemoe", {"num_local_experts": 5, "num_experts_per_tok": 3} | MULTIPLIERS),
-    "granitemoeshared": (
-        "granitemoeshared",
-        {"num_local_experts": 5, "num_experts_per_tok": 3, "shared_intermediate_size": 28}
-        | MULTIPLIERS,
-    ),
-    "hunyuan_v1_moe": ("hunyuan_v1_moe", {"num_experts": 5, "moe_topk": [2, 3]}),
-    "mellum": (
-        "mellum",
-        {
-            "num_hidden_layers": 3,
-            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-            "mlp_layer_types": ["sparse", "sparse", "dense"],
-            "sliding_window": 7,
-            "num_experts": 5,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 20,
-            "rope_parameters": OWN_ROPES,
-        },
-    ),
-    "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": 7}),
-    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "clip_qkv": 0.5}),
-    "qwen2_moe": (
-        "qwen2_moe",
-        {
-            "num_experts": 5,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 12,
-            "shared_expert_intermediate_size": 28,
-            "num_hidden_layers": 3,
-            "decoder_sparse_step": 2,
-            "use_sliding_window": True,
-            "sliding_window": 7,
-            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-        },
-    ),
-    "qwen3_moe": (
-        "qwen3_moe",
-        {
-            "num_experts": 7,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 20,
-            "num_hidden_layers": 3,
-            "mlp_only_layers": [1],
-            "norm_topk_prob": True,
-        },
-    ),
-    "solar_open": ("solar_open", DEEPSEEK | {"attention_bias": True}),
-}
-
 
 COUNTS = {
     "dots1": "n_routed_experts",
@@ -133,36 +34,23 @@ IGNORED: dict[str, dict[str, Any]] = {
 """Keys of other model types."""
 
 
-@torch.no_grad()
-def build(kind: str, **config: Any) -> Any:
-    """A random model, with numbers that correct the choice of experts where it has some. Like
-    released ones, they are far from zero."""
-    model = build_model(kind, **config)
-    model.config._experts_implementation = "eager"  # the plainest arithmetic
-    for module in model.modules():
-        for numbers in module.buffers(recurse=False):
-            if numbers is getattr(module, "e_score_correction_bias", None):
-                numbers.copy_(8 + 0.2 * torch.randn_like(numbers))
-    return model
-
-
-@pytest.mark.parametrize(("name", "contract"), in_turn(MODELS))
+@pytest.mark.parametrize(("name", "contract"), in_turn(MIXTURES))
 def test_models(name: str, contract: str) -> None:
-    kind, config = MODELS[name]
-    model = build(kind, **config)
+    kind, config = MIXTURES[name]
+    model = build_mixture(kind, **config)
     assert_parity(model, recipe(contract, "chunks", slices=3), FEEDS, drafts=True)
 
 
 @pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_moe"])
 def test_a_model_without_experts(kind: str) -> None:
-    model = build(kind, num_experts=0)
+    model = build_mixture(kind, num_experts=0)
     assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
 
 
 @pytest.mark.parametrize("name", IGNORED)
 def test_keys_of_other_model_types_are_ignored(name: str) -> None:
-    kind, config = MODELS[name]
-    model = build(kind, **config | IGNORED[name])
+    kind, config = MIXTURES[name]
+    model = build_mixture(kind, **config | IGNORED[name])
     assert_parity(model, recipe(), {"uneven": FEEDS["uneven"]})
 
 
@@ -185,11 +73,11 @@ def test_keys_of_other_model_types_are_ignored(name: str) -> None:
     ],
 )
 def test_routed_experts_are_the_same_model(name: str, kind: str, together: int) -> None:
-    model_type, config = MODELS[name]
+    model_type, config = MIXTURES[name]
     family = {"together": together, "residual_scale": 2**-5}
     routed = recipe("readonly", kind, routed=DECODE, family=family)
     feeds = {name: FEEDS[name] for name in ("steps of 4", "uneven")}
-    assert_parity(build(model_type, **config), routed, feeds, drafts=True)
+    assert_parity(build_mixture(model_type, **config), routed, feeds, drafts=True)
 
 
 def test_the_weights_are_those_of_topk() -> None:
@@ -210,7 +98,7 @@ def test_the_weights_are_those_of_topk() -> None:
 
 @pytest.mark.parametrize("chosen", [0, 5])
 def test_a_token_cannot_take_more_experts_than_there_are(chosen: int) -> None:
-    model = build("mixtral", num_local_experts=4)
+    model = build_mixture("mixtral", num_local_experts=4)
     model.config.num_experts_per_tok = chosen
     with pytest.raises(CetaneError, match=r"experts"):
         engine_of(model, recipe())
@@ -232,7 +120,7 @@ def grouped(draw: st.DrawFn, size: int) -> dict[str, Any]:
 @st.composite
 def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     kv, ratio = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4]))
-    kind = draw(st.sampled_from(sorted(MODELS)))
+    kind = draw(st.sampled_from(sorted(MIXTURES)))
     experts, layers = draw(st.integers(1, 9)), draw(st.integers(1, 3))
     dim = draw(st.sampled_from([8, 12]))
     config: dict[str, Any] = {
@@ -328,7 +216,7 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 def test_anything(
     config: tuple[str, dict[str, Any]], made: Recipe, routed: bool, pieces: list[int]
 ) -> None:
-    model = build(config[0], **config[1])
+    model = build_mixture(config[0], **config[1])
     if routed and any("experts" in name for name in model.state_dict()):
         made = with_routes(made)
     assert_parity(model, made, {"pieces": pieces})

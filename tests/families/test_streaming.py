@@ -8,10 +8,9 @@ import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.gemma_models import FEEDS, build_gemma2, build_gemma3, build_gemma4
+from tests.families.matrix_models import QWEN_NEXT
+from tests.families.mixture_models import build_mixture, build_oss
 from tests.families.parity import TOLERANCE, assert_close, run_drafts, tokens
-from tests.families.test_gpt_oss import build_oss
-from tests.families.test_mixtral import build
-from tests.families.test_qwen3_next import MODELS
 
 from cetane.checkpoint import StreamedCheckpoint
 from cetane.engine.authored import authored_engine
@@ -118,10 +117,10 @@ def test_families(kind: str, config: dict[str, Any]) -> None:
     assert_close(engine, masked(model, KEPT), {name: FEEDS[name] for name in ("uneven",)})
 
 
-@pytest.mark.parametrize("kind", sorted(MODELS))
+@pytest.mark.parametrize("kind", sorted(QWEN_NEXT))
 def test_gated_attention(kind: str) -> None:
     """Qwen3.5's gates lie in one tensor with the queries, head by head, and move with them."""
-    model = build(kind, **MODELS[kind], max_position_embeddings=256)
+    model = build_mixture(kind, **QWEN_NEXT[kind], max_position_embeddings=256)
     expected = masked(model, {1: (1,)})
     assert np.abs(expected - masked(model, {})).max() > 1e-2
     engine = engine_of(model, recipe([[], [0.1, 0.9], []]))

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model, build_tokenizer
-from tests.families.test_deepseek import MODELS as LATENT_MODELS
-from tests.families.test_deepseek import build as build_latent
-from tests.families.test_gpt_oss import build_oss
-from tests.families.test_mixtral import build as build_mixture
+from tests.families.latent_models import LATENT_MODELS
+from tests.families.mixture_models import build_mixture, build_oss
 
 from cetane.checkpoint import open_checkpoint
 from cetane.gates.experts import RouterScores
@@ -72,7 +70,7 @@ def test_a_package_shows_its_experts(
     are functions."""
     kind, config = LATENT_MODELS["deepseek_v3"]
     model = (
-        build_latent(kind, **config)
+        build_mixture(kind, **config)
         if grouped
         else build_oss(limit=0.3, num_hidden_layers=2, num_local_experts=3)
     )
@@ -210,7 +208,7 @@ def test_margins_of_a_router_that_is_corrected(name: str) -> None:
     """By hand, token by token: of groups, and of the experts in those that are open. Differences
     are over the steeper sigmoid's slope."""
     kind, config = LATENT_MODELS[name]
-    model = build_latent(kind, **config)
+    model = build_mixture(kind, **config)
     router, rows = model.model.layers[1].mlp.gate, []
     router.register_forward_hook(lambda _, __, output: rows.append(output[0].double()))
     (seen,) = Reference(InMemoryCheckpoint(model)).run([TOKENS])
@@ -246,7 +244,7 @@ def test_a_step_of_fp32_beside_a_large_correction_is_a_tie() -> None:
     """It is 4e-6 near 40. These sums lie between two steps, so logits that err by 1e-7 move some to
     the other one."""
     kind, config = LATENT_MODELS["moonlight"]
-    router = build_latent(kind, **config).model.layers[1].mlp.gate
+    router = build_mixture(kind, **config).model.layers[1].mlp.gate
     router.e_score_correction_bias.fill_(40)
     logits = 2**-17 + 1e-7 * torch.randn(200, router.num_experts)
     nudged = logits + 1e-7 * torch.randn_like(logits)

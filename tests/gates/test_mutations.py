@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import build_model
-from tests.families.test_gpt_oss import build_oss
+from tests.families.mixture_models import build_oss
 
 from cetane.engine.backend import Arrays
 from cetane.gates.golden import Proof

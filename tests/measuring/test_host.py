@@ -11,10 +11,10 @@ from tests.conftest import build_model
 from tests.families import (
     gemma_models,
     test_int8_caches,
-    test_mixtral,
-    test_qwen3_next,
     test_streaming,
 )
+from tests.families.matrix_models import QWEN_NEXT
+from tests.families.mixture_models import build_mixture
 from tests.families.parity import engine_of, with_tables_on_disk
 from tests.families.recipes import recipe
 
@@ -122,7 +122,7 @@ def test_a_kit_ships_the_scales(rows: str, tiny_bundle: Callable[..., Bundle]) -
 
 def test_matrices_and_several_experts(tmp_path: Path) -> None:
     """Qwen3-Next, with two experts in each function. Its host keeps fp16, so logits are near."""
-    model = test_mixtral.build("qwen3_next", **test_qwen3_next.MODELS["qwen3_next"])
+    model = build_mixture("qwen3_next", **QWEN_NEXT["qwen3_next"])
     routed = recipe(
         "readonly", "chunks", routed=("decode",), family={"together": 2, "residual_scale": 2**-5}
     )
