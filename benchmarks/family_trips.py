@@ -4,7 +4,7 @@
 
 `cetane port`, `cetane run`, `cetane serve` with OpenAI's own client, and `cetane export` in every
 layout. Weights are fp16 on both sides, so the greedy tokens must be transformers'. What an export
-wrote is run: by its own host, or by the rules of the runtime that it is for (tests/export).
+wrote is run: by its own host, or by the rules of the runtime that it is for.
 """
 
 import argparse
@@ -34,6 +34,8 @@ import transformers
 import cetane.bridge
 from cetane.cli import main as cetane_main
 from cetane.export.anemll.host import ChatHost, Folder
+from cetane.export.coreml_llm.app_folder import read_folder
+from cetane.export.coreml_llm.host import AppHost
 from cetane.families import families
 from cetane.files import remove
 from common import WORK, put_lines
@@ -241,10 +243,10 @@ def by_coreai(folder: Path, bundle: Path, truth: Truth) -> str:
 
 def by_coreml_llm(folder: Path, bundle: Path, truth: Truth) -> str:
     """The rules of CoreML-LLM's Swift runtime."""
-    session = test_coreml_llm.packages(folder)
-    answer = [session.prefill(truth.prompt)[0]]
+    session = AppHost(read_folder(folder))
+    answer = [session.prefill(truth.prompt).token]
     while len(answer) < NEW:
-        answer.append(session.decode(answer[-1])[0])
+        answer.append(session.decode(answer[-1]).token)
     return truth.compare(answer)
 
 
