@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from pydantic import ValidationError
-from tests.conftest import InMemoryCheckpoint, build_model
+from tests.conftest import InMemoryCheckpoint, UnreadCheckpoint, build_model, without_weights
 
 from cetane.errors import CetaneError
 from cetane.planner import Planner
@@ -34,17 +33,10 @@ LAYER = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 96 * 64  # q, k and v, o, mlp
 GAINS = 2 * 64  # two norms a layer
 
 
-class Shapes(InMemoryCheckpoint):
-    """A checkpoint that planning must not read from."""
-
-    def read(self, name: str) -> torch.Tensor:
-        raise AssertionError(f"read {name}")
-
-
 def planner(config: dict[str, Any] | None = None, **content: Any) -> Planner:
     content = {"name": "test", "cache": {"context": 128}} | content
     model = build_model("llama", **(config or {}))
-    return Planner(Shapes(model), parse_recipe(content, "test"))
+    return Planner(UnreadCheckpoint(model), parse_recipe(content, "test"))
 
 
 def plan(config: dict[str, Any] | None = None, **content: Any) -> Plan:
@@ -114,7 +106,7 @@ def test_chunks_are_alike_where_kinds_of_layers_repeat() -> None:
     for layers, chunks in ((kinds * 3, 3), (kinds * 4, 4), ([*kinds * 2, kinds[0]], 4)):
         model = build_model("gemma3_text", num_hidden_layers=len(layers), layer_types=layers)
         recipe = parse_recipe({"name": "test", "cache": {"context": 128}}, "test")
-        made = Planner(Shapes(model), recipe).plan()
+        made = Planner(UnreadCheckpoint(model), recipe).plan()
         assert sum(shard.kind == "layers" for shard in made.shards) == chunks
 
 
@@ -315,7 +307,7 @@ def test_summary() -> None:
 
 def test_windows_become_masks_of_their_own() -> None:
     config = {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1}
-    checkpoint = Shapes(build_model("qwen2", **config))
+    checkpoint = UnreadCheckpoint(build_model("qwen2", **config))
     recipe = parse_recipe({"name": "test", "cache": {"context": 64}}, "test")
     shards = Planner(checkpoint, recipe).plan().by_name
     windows = {
@@ -338,7 +330,10 @@ def test_caches_of_no_window_have_no_contract_of_their_own(
     kind: str, config: dict[str, Any], why: str
 ) -> None:
     content = {"name": "test", "cache": {"context": 64, "sliding": "shift"}}
-    checkpoint, recipe = Shapes(build_model(kind, **config)), parse_recipe(content, "test")
+    checkpoint, recipe = (
+        UnreadCheckpoint(build_model(kind, **config)),
+        parse_recipe(content, "test"),
+    )
     with pytest.raises(CetaneError, match=rf"cache\.sliding: {why}"):
         Planner(checkpoint, recipe)
 
@@ -434,7 +429,7 @@ def test_unknown_keys_in_a_plan_are_refused(path: tuple[Any, ...]) -> None:
 
 
 def test_more_layers_than_tensors_are_refused_before_any_is_made() -> None:
-    checkpoint = Shapes(build_model("llama"))
+    checkpoint = UnreadCheckpoint(build_model("llama"))
     checkpoint.config = checkpoint.config | {"num_hidden_layers": 10**9}
     with pytest.raises(CetaneError, match="1000000000 layers, but there are only"):
         Planner(checkpoint, parse_recipe({"name": "test", "cache": {"context": 64}}, "test"))
@@ -537,7 +532,7 @@ TINY_ZAYA: dict[str, Any] = {
 def zaya(config: dict[str, Any] | None = None, **content: Any) -> Planner:
     content = {"name": "test", "cache": {"context": 128}} | content
     model = build_model("zaya", **(TINY_ZAYA | (config or {})))
-    return Planner(Shapes(model), parse_recipe(content, "test"))
+    return Planner(UnreadCheckpoint(model), parse_recipe(content, "test"))
 
 
 def sources(function: Function) -> dict[str, str]:
@@ -688,24 +683,13 @@ def test_modules_of_a_routed_plan(contract: str, routed: list[str], kind: str) -
             assert [tuple(o.shape) for o in outputs] == [o.shape for o in function.outputs]
 
 
-class Deep(Shapes):
-    """ZAYA1-8B as transformers knows it, without a single weight."""
-
-    def __init__(self) -> None:
-        config = transformers.AutoConfig.for_model("zaya")
-        with torch.device("meta"):
-            super().__init__(transformers.AutoModelForCausalLM.from_config(config))
-
-    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        raise AssertionError(f"read {name}")
-
-
 @pytest.fixture(scope="module")
-def zaya8b() -> Deep:
-    return Deep()
+def zaya8b() -> UnreadCheckpoint:
+    """transformers' own sizes of a ZAYA."""
+    return without_weights({"model_type": "zaya"})
 
 
-def of8b(checkpoint: Deep, **content: Any) -> Plan:
+def of8b(checkpoint: UnreadCheckpoint, **content: Any) -> Plan:
     content = {
         "name": "test",
         "cache": {"context": 2048},
@@ -725,8 +709,13 @@ def of8b(checkpoint: Deep, **content: Any) -> Plan:
     ],
     ids=["fp16", "int8", "palette4"],
 )
-def test_zaya1_8b(zaya8b: Deep, compression: dict[str, Any], attention: float, experts: float,
-                  head: float) -> None:  # fmt: skip
+def test_zaya1_8b(
+    zaya8b: UnreadCheckpoint,
+    compression: dict[str, Any],
+    attention: float,
+    experts: float,
+    head: float,
+) -> None:
     made = of8b(zaya8b, compression=compression)
     kinds = ("attn", "moe") * 40
     assert [shard.name[:-3] for shard in made.shards[:-3]] == list(kinds)
@@ -741,7 +730,7 @@ def test_zaya1_8b(zaya8b: Deep, compression: dict[str, Any], attention: float, e
 
 
 @pytest.mark.parametrize("kind", ["per-block", "single"])
-def test_a_large_plan_takes_seconds(zaya8b: Deep, kind: str) -> None:
+def test_a_large_plan_takes_seconds(zaya8b: UnreadCheckpoint, kind: str) -> None:
     """2283 functions: one for each of 17 experts, 40 layers and 3 modes, and those before them."""
     started = time.process_time()
     made = of8b(zaya8b, layout={"kind": kind, "routed": ["decode", "verify", "prefill"]})
