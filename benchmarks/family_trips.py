@@ -47,7 +47,7 @@ from tests.export import test_coreml_llm
 from tests.families.gemma_models import build_gemma4
 from tests.families.mixture_models import build_llama4
 from tests.gates.mutations.families import FAMILIES
-from tests.lower.test_parity import half_logits_of
+from tests.lower.half_weights import half_logits_of
 
 PAGE = Path(__file__).parents[1] / "docs/reference/models.md"
 PROMPT, NEW = 39, 16

@@ -17,7 +17,7 @@ import torch
 from tests.conftest import InMemoryCheckpoint, build_tokenizer
 from tests.families.gemma_models import FULL, SLIDING, build_gemma3, build_gemma4, recipe
 from tests.families.parity import tokens
-from tests.lower.test_parity import HalfWeights, half_logits_of
+from tests.lower.half_weights import HalfWeights, half_logits_of
 
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError

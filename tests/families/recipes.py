@@ -3,11 +3,13 @@
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 from tests.families.parity import CONTEXT
 
 from cetane.schema.recipe import Recipe, parse_recipe
 from cetane.schema.slots import CONTRACTS
+from cetane.schema.subset import as_ranges
 
 DECODE = ("decode", "verify")
 """The modes that run only chosen experts."""
@@ -60,3 +62,33 @@ def with_routes(made: Recipe) -> Recipe:
     """The recipe, where decoding and verifying run only chosen experts."""
     layout = made.layout.model_copy(update={"routed": DECODE})
     return made.model_copy(update={"layout": layout})
+
+
+def subset_recipe(ids: Any, vocab: int, **head: Any) -> Recipe:
+    """A head for the tokens `ids` of a vocabulary of `vocab`."""
+    subset = {
+        "vocabulary": vocab, "tokens": as_ranges(np.asarray(ids)), "tokenizer": "0" * 64,
+        "texts": [], "held_out": [],
+    }  # fmt: skip
+    return parse_recipe(
+        {
+            "name": "test",
+            "layout": {"kind": "per-block"},
+            "cache": {"context": 64},
+            "tokens": {"verify": 4, "prefill": 8},
+            "head": {"subset": subset} | head,
+        },
+        "test",
+    )
+
+
+def int8_recipe(form: str = "int8", context: int = 32, **others: Any) -> Recipe:
+    """Caches of the format `form`, for a system that can keep them in 8 bits."""
+    cache = {"context": context, "format": form} | others.pop("cache", {})
+    content = {
+        "name": "test",
+        "cache": cache,
+        "tokens": {"verify": 4, "prefill": 8},
+        "target": {"deployment": "iOS26"},
+    }
+    return parse_recipe(content | others, "test")

@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tests.engine.test_subset import subset_recipe
+from tests.families.recipes import subset_recipe
 from tests.tasks.work import Inline
 
 import cetane
