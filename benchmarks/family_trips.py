@@ -43,7 +43,7 @@ from common import WORK, put_lines
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.conftest import build_tokenizer
-from tests.export import test_coreml_llm
+from tests.export.app_models import MODEL
 from tests.families.gemma_models import build_gemma4
 from tests.families.mixture_models import build_llama4
 from tests.gates.mutations.families import FAMILIES
@@ -98,7 +98,7 @@ def trips() -> dict[str, Trip]:
         rows[f"{name}, routed"] = Trip(made[name], ROUTED)
     return rows | {
         "gemma4_text, four packages": Trip(
-            lambda: build_gemma4(**test_coreml_llm.MODEL), ["--recipe", "{recipe}"], ("coreml-llm",)
+            lambda: build_gemma4(**MODEL), ["--recipe", "{recipe}"], ("coreml-llm",)
         )
     }
 
