@@ -4,8 +4,8 @@ python benchmarks/family_parity.py [--configs 30] [--families gpt_oss ...] [--wr
 
 The truth is transformers, in fp32. Every config runs in all four contracts: by prefill, in steps of
 one and of four tokens, in uneven pieces, and beside drafts that are evaluated and refused. Beside
-the errors stand the size of logits, and what transformers' own logits change if the last bit of
-every weight does: no port can be nearer to a model than that.
+the errors stands the size of logits, and how far transformers' own logits move if the last bit of
+every weight does. No port can be nearer to a model than that.
 """
 
 import argparse
