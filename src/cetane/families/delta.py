@@ -15,6 +15,7 @@ from cetane.families.axes import Axes
 from cetane.families.base import Flow, Memory
 from cetane.families.blocks import Mixer
 from cetane.families.configs import invalid
+from cetane.families.kinds import FULL, LINEAR
 from cetane.families.layers import (
     CausalTaps,
     Projection,
@@ -24,7 +25,7 @@ from cetane.families.layers import (
 )
 from cetane.families.matrices import Decays, MatrixHeads, fading
 
-LAYER_TYPES = ("linear_attention", "full_attention")
+LAYER_TYPES = (LINEAR, FULL)
 """The types of layers of a model with this rule, as its config names them."""
 
 
