@@ -1,5 +1,6 @@
 """Mixtral and its relatives equal transformers at every position, dense and routed."""
 
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -104,6 +105,10 @@ def test_a_token_cannot_take_more_experts_than_there_are(chosen: int) -> None:
         engine_of(model, recipe())
 
 
+NARROW, WINDOWS = st.integers(1, 24), st.none() | st.integers(1, 40)
+"""The channels of an expert, and windows."""
+
+
 @st.composite
 def grouped(draw: st.DrawFn, size: int) -> dict[str, Any]:
     """Groups of experts, of one more than `size` each, and how many experts a token takes."""
@@ -115,6 +120,123 @@ def grouped(draw: st.DrawFn, size: int) -> dict[str, Any]:
         "topk_group": opened,
         "num_experts_per_tok": draw(st.integers(1, opened * (size + 1))),
     }
+
+
+def layer_types(draw: st.DrawFn, layers: int, *types: str) -> list[str]:
+    return draw(st.lists(st.sampled_from(types), min_size=layers, max_size=layers))
+
+
+def deepseek_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    return draw(grouped(experts)) | {
+        "first_k_dense_replace": draw(st.integers(0, 3)),
+        "n_shared_experts": draw(st.integers(0, 2)),
+        "moe_intermediate_size": draw(NARROW),
+        "routed_scaling_factor": draw(st.floats(0.1, 3)),
+    }
+
+
+def dots1_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    return deepseek_keys(draw, experts, layers) | {
+        "sliding_window": draw(WINDOWS),
+        "max_window_layers": draw(st.integers(0, 3)),
+    }
+
+
+def ernie_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    return {
+        "moe_layer_start_index": draw(st.integers(0, layers)),
+        "moe_layer_end_index": draw(st.integers(-1, layers)),
+        "moe_layer_interval": draw(st.integers(1, 3)),
+        "moe_num_shared_experts": draw(st.integers(0, 2)),
+        "moe_intermediate_size": draw(NARROW),
+    }
+
+
+def mellum_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    return {
+        "layer_types": layer_types(draw, layers, "sliding_attention", "full_attention"),
+        "mlp_layer_types": layer_types(draw, layers, "dense", "sparse"),
+        "sliding_window": draw(st.integers(1, 40)),
+        "moe_intermediate_size": draw(NARROW),
+        "rope_parameters": OWN_ROPES,
+    }
+
+
+def exaone_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    common, groups = mellum_keys(draw, experts, layers), draw(grouped(experts))
+    del common["rope_parameters"]
+    return (
+        common
+        | groups
+        | {
+            "num_experts": groups["n_routed_experts"],
+            "num_shared_experts": draw(st.integers(1, 2)),
+            "routed_scaling_factor": draw(st.floats(0.1, 3)),
+        }
+    )
+
+
+def glm4_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    part = draw(st.sampled_from([0.5, 1.0]))
+    return deepseek_keys(draw, experts, layers) | {
+        "use_qk_norm": draw(st.booleans()),
+        "rope_parameters": ROPES["default"] | {"partial_rotary_factor": part},
+    }
+
+
+def granite_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    return {name: draw(st.floats(0.1, 2)) for name in MULTIPLIERS}
+
+
+def shared_granite_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    shared = draw(st.integers(0, 24))
+    return granite_keys(draw, experts, layers) | {"shared_intermediate_size": shared}
+
+
+def hunyuan_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    several = st.lists(st.integers(1, experts), min_size=layers, max_size=layers + 1)
+    ropes = st.sampled_from([ROPES["default"], ROPES["linear"] | STRETCHED])
+    return {
+        "moe_topk": draw(st.integers(1, experts) | several),
+        "rope_parameters": draw(ropes),
+    }
+
+
+def mixtral_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    return {"sliding_window": draw(WINDOWS)}
+
+
+def olmoe_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    return {"clip_qkv": draw(st.none() | st.floats(0.1, 2))}
+
+
+def qwen3_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    return {
+        "moe_intermediate_size": draw(NARROW),
+        "decoder_sparse_step": draw(st.integers(1, 2)),
+        "use_sliding_window": True,
+        "sliding_window": draw(WINDOWS),
+        "head_dim": draw(st.sampled_from([8, 16])),
+    }
+
+
+def qwen2_keys(draw: st.DrawFn, experts: int, layers: int) -> dict[str, Any]:
+    return qwen3_keys(draw, experts, layers) | {
+        "qkv_bias": draw(st.booleans()),
+        "shared_expert_intermediate_size": draw(NARROW),
+        "sliding_window": draw(st.integers(1, 40)),
+        "max_window_layers": draw(st.integers(0, 3)),
+    }
+
+
+OWN_KEYS: dict[str, Callable[[st.DrawFn, int, int], dict[str, Any]]] = {
+    "dots1": dots1_keys, "ernie4_5_moe": ernie_keys, "exaone_moe": exaone_keys,
+    "glm4_moe": glm4_keys, "granitemoe": granite_keys, "granitemoeshared": shared_granite_keys,
+    "hunyuan_v1_moe": hunyuan_keys, "mellum": mellum_keys, "mixtral": mixtral_keys,
+    "olmoe": olmoe_keys, "qwen2_moe": qwen2_keys, "qwen3_moe": qwen3_keys,
+    "solar_open": deepseek_keys,
+}  # fmt: skip
+"""What each model type's config has of its own, for a number of experts and of layers."""
 
 
 @st.composite
@@ -136,79 +258,9 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         "num_experts_per_tok": draw(st.integers(1, experts)),
         "hidden_act": draw(st.sampled_from(["silu", "gelu"])),
     }
-    if kind in ("mixtral", "qwen3_moe"):
-        config["sliding_window"] = draw(st.none() | st.integers(1, 40))
-    if kind == "olmoe":
-        config["clip_qkv"] = draw(st.none() | st.floats(0.1, 2))
-    if kind.startswith("granitemoe"):
-        config |= {name: draw(st.floats(0.1, 2)) for name in MULTIPLIERS}
-    if kind == "granitemoeshared":
-        config["shared_intermediate_size"] = draw(st.integers(0, 24))
-    if kind == "hunyuan_v1_moe":
-        several = st.lists(st.integers(1, experts), min_size=layers, max_size=layers + 1)
-        config["moe_topk"] = draw(st.integers(1, experts) | several)
-        config["rope_parameters"] = draw(
-            st.sampled_from([ROPES["default"], ROPES["linear"] | STRETCHED])
-        )
-    if kind == "ernie4_5_moe":
-        config |= {
-            "moe_layer_start_index": draw(st.integers(0, layers)),
-            "moe_layer_end_index": draw(st.integers(-1, layers)),
-            "moe_layer_interval": draw(st.integers(1, 3)),
-            "moe_num_shared_experts": draw(st.integers(0, 2)),
-            "moe_intermediate_size": draw(st.integers(1, 24)),
-        }
-    if kind in ("dots1", "glm4_moe", "solar_open"):
-        config |= draw(grouped(experts)) | {
-            "first_k_dense_replace": draw(st.integers(0, 3)),
-            "n_shared_experts": draw(st.integers(0, 2)),
-            "moe_intermediate_size": draw(st.integers(1, 24)),
-            "routed_scaling_factor": draw(st.floats(0.1, 3)),
-        }
-    if kind in ("exaone_moe", "mellum"):
-        types = st.sampled_from(["sliding_attention", "full_attention"])
-        mlps = st.sampled_from(["dense", "sparse"])
-        config |= {
-            "layer_types": draw(st.lists(types, min_size=layers, max_size=layers)),
-            "mlp_layer_types": draw(st.lists(mlps, min_size=layers, max_size=layers)),
-            "sliding_window": draw(st.integers(1, 40)),
-            "moe_intermediate_size": draw(st.integers(1, 24)),
-        }
-    if kind == "exaone_moe":
-        groups = draw(grouped(experts))
-        config |= groups | {
-            "num_experts": groups["n_routed_experts"],
-            "num_shared_experts": draw(st.integers(1, 2)),
-            "routed_scaling_factor": draw(st.floats(0.1, 3)),
-        }
-    if kind == "mellum":
-        config["rope_parameters"] = OWN_ROPES
-    if kind == "dots1":
-        config |= {
-            "sliding_window": draw(st.none() | st.integers(1, 40)),
-            "max_window_layers": draw(st.integers(0, 3)),
-        }
-    if kind == "glm4_moe":
-        config["use_qk_norm"] = draw(st.booleans())
-        part = draw(st.sampled_from([0.5, 1.0]))
-        config["rope_parameters"] = ROPES["default"] | {"partial_rotary_factor": part}
     if kind != "mixtral":
         config |= {"norm_topk_prob": draw(st.booleans()), "attention_bias": draw(st.booleans())}
-    if kind in ("qwen2_moe", "qwen3_moe"):
-        config |= {
-            "moe_intermediate_size": draw(st.integers(1, 24)),
-            "decoder_sparse_step": draw(st.integers(1, 2)),
-            "use_sliding_window": True,
-            "head_dim": draw(st.sampled_from([8, 16])),
-        }
-    if kind == "qwen2_moe":
-        config |= {
-            "qkv_bias": draw(st.booleans()),
-            "shared_expert_intermediate_size": draw(st.integers(1, 24)),
-            "sliding_window": draw(st.integers(1, 40)),
-            "max_window_layers": draw(st.integers(0, 3)),
-        }
-    return kind, config
+    return kind, config | OWN_KEYS[kind](draw, experts, layers)
 
 
 @settings(max_examples=20, derandomize=True)
