@@ -96,6 +96,12 @@ class Seen:
     """By slice of a head that chooses, the numbers of tokens, and their logits `(n, rows)`, as far
     as the port shows them."""
 
+    @property
+    def finite(self) -> bool:
+        """Whether no logit and no tensor has infinity or NaN."""
+        every = [self.logits, *(rows for _, rows in self.tensors.values())]
+        return all(bool(np.isfinite(rows).all()) for rows in every)
+
     def whole(self, count: int) -> Observed:
         """The logits, and the tensors that have all `count` tokens, in the form of the truth."""
         full = {truth: rows for truth, (at, rows) in self.tensors.items() if len(at) == count}

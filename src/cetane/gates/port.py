@@ -22,6 +22,8 @@ from cetane.engine.portable import PortableBackend, ShardPaths
 from cetane.families import SOFTPLUS_MOST, Weights
 from cetane.gates.experts import routed_blocks, showing
 from cetane.gates.heads import Chooser, choices, chooser, head_choices
+from cetane.gates.lost import LostNumbers, first_lost
+from cetane.gates.observe import ProbeTask
 from cetane.gates.readings import Activation, Readable
 from cetane.gates.twin import TwinBackend, keeping_numbers, result_names, roundings, unquantized
 from cetane.lower.template import shard_weights
@@ -68,6 +70,10 @@ class Port(Readable, Protocol):
 
     def computing(self, arithmetic: Precision) -> Engine:
         """The port in an arithmetic, by `ArithmeticBackend`."""
+
+    def lost(self, arithmetic: Precision | None, task: ProbeTask) -> LostNumbers | None:
+        """Where the port first gives infinity or NaN on a task: in an arithmetic, or as its twin.
+        None if nothing tells."""
 
     def constants(self, shard: str) -> Iterator["Stored"]:
         """The constants of a shard that hold parameters. Shared ones come once."""
@@ -158,6 +164,10 @@ class Packaged:
     def computing(self, arithmetic: Precision) -> Engine:
         backend = ArithmeticBackend(self.packages, self.planner, arithmetic)
         return Engine(keeping_numbers(self.plan), backend, self.tables, resident=False)
+
+    def lost(self, arithmetic: Precision | None, task: ProbeTask) -> LostNumbers | None:
+        engine = self.twin if arithmetic is None else self.computing(arithmetic)
+        return first_lost(engine, self.planner, arithmetic or "fp32", task)
 
     def epsilons(self, shard: str) -> dict[str, float]:
         return {

@@ -153,6 +153,9 @@ class AuthoredPort(ModuleReadings):
         """Torch modules have no fp16 of their own."""
         return self.shipped
 
+    def lost(self, *_: Any) -> None:
+        """Torch modules have no ops to name."""
+
     def constants(self, shard: str) -> Iterator[Stored]:
         used = shard_weights(self.planner, shard)
         for label, encoded in self.encode(shard).items():

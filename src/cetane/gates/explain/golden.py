@@ -28,6 +28,16 @@ def explain(
     """
     if verdict.passed:
         return None
+    found = first_cause(port, checkpoint, verdict, adapter)
+    if found is None or verdict.lost is None:
+        return found
+    return found.model_copy(update={"sentence": f"{found.sentence} {verdict.lost.told}"})
+
+
+def first_cause(
+    port: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResult, adapter: str | None
+) -> Explanation | None:
+    """The first cause of a refusal, without the place of infinity or NaN."""
     recipe = port.plan.recipe
     failed = [check for check in verdict.checks if not check.passed]
     stated = next((check for check in failed if check.name.endswith(STATED)), None)
@@ -84,7 +94,8 @@ def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Expl
             cause="fp16 range",
             where=where,
             sentence=f"Rounding to fp16 spoils {where} ({', '.join(modes)}), though the residual "
-            f"stream stays at {largest.largest:.0f}: an op inside {lost}.",
+            f"stream stays at {largest.largest:.0f}: an op inside {lost}. No recipe mends that: "
+            "report it.",
         )
     said = (
         f"The residual stream reaches {largest.largest:.0f} after {largest.block}; "
