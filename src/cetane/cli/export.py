@@ -19,6 +19,7 @@ from cetane.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from cetane.pipeline.export import OnnxFolder
     from cetane.pipeline.runtime_folder import RuntimeFolder
     from cetane.schema.manifest import Runtime
 
@@ -51,7 +52,7 @@ def export(
     """Write a bundle for an app: in the form of its runtime, or with a description for your own.
 
     Exit code 1 when the folder breaks the other runtime's contract, or when it does not compute
-    what the bundle does: so played by ANEMLL's rules here, or in Apple's runtime.
+    what the bundle does: so played by an app's rules here, in Apple's runtime, or in onnxruntime.
     """
     if layout == "anemll" or layout == "coreml-llm":
         for_runtime(source, output, layout, package, model, lora, json)
@@ -64,16 +65,23 @@ def export(
     (as_contract if layout == "contract" else as_onnx)(source, output, json)
 
 
-def as_onnx(source: Path, output: Path, json: bool) -> None:
-    """Write every function as an ONNX file."""
+def as_onnx(source: Path, output: Path, json: bool) -> NoReturn:
+    """Write every function as an ONNX file, and print how onnxruntime judged them."""
     from cetane.pipeline.export import export_onnx
 
     with progress("export") as update:
-        written = export_onnx(source, output, progress=update)
-    if json:
-        print_json({"folder": str(output), "files": written})
-    else:
-        say(f"wrote {output}: {sum(map(len, written.values()))} functions")
+        folder = export_onnx(source, output, progress=update)
+    conclude(folder, json, show_onnx)
+
+
+def show_onnx(folder: "OnnxFolder") -> None:
+    """Print how many functions were written, and the verdict on each package."""
+    from cetane.cli.gate_tables import show_checks
+
+    say(f"wrote {folder.path}: {sum(map(len, folder.files.values()))} functions")
+    show_checks("onnxruntime on random inputs, against the packages", folder.checks)
+    for part in folder.unjudged:
+        say(f"not judged: {part}")
 
 
 def as_contract(source: Path, output: Path, json: bool) -> None:
