@@ -139,7 +139,7 @@ def mixer(port: AuthoredPort) -> Any:
 
 ALSO = {
     "self_attn": ("attention", "attn"),
-    "q_proj": ("q_b_proj",), "o_proj": ("out_proj", "dense"),
+    "q_proj": ("q_b_proj",), "o_proj": ("out_proj", "dense", "c_proj"),
     "q_norm": ("q_layernorm", "query_layernorm"), "k_norm": ("k_layernorm", "key_layernorm"),
     "mlp": ("feed_forward",), "gate_proj": ("w1",),
     "up_proj": ("w3", "c_fc", "fc1", "dense_h_to_4h"),
