@@ -112,7 +112,8 @@ def origin(function: MilFunction, tops: dict[str, float]) -> Op | None:
     index = FunctionIndex(function)
     written = (name for op in index.ops if op.kind == "write_state" for name in op.references())
     lost = {name for name, top in tops.items() if not isfinite(top)}
-    name = next((one for one in (*function.body.outputs, *written) if one in lost), None)
+    results = (*written, *function.body.outputs)  # an output may come from a state, without a maker
+    name = next((one for one in results if one in lost), None)
     maker = None
     while name is not None and (found := index.producer(name)) is not None:
         maker = found

@@ -23,7 +23,7 @@ from cetane.mil.program import MilFunction, Program
 
 MOST = 1e-2
 """The largest relative error of a right file, where only the order of sums differs. Random inputs
-enlarge that: zaya-tiny errs by 4e-5, and SmolLM2-135M by 1.2e-4. A wrong weight errs by far more."""
+enlarge that: zaya-tiny errs by 4e-5, and SmolLM2-135M by 1.2e-4. A wrong weight errs by more."""
 DRAWS = 3
 """How many random inputs a function gets until its file is right. Near a tie of experts, the order
 of sums alone may choose the other one; two such ties in turn are rare."""
