@@ -97,6 +97,7 @@ SAMPLE = [
     ("gpt2", "a weight matrix transposed", "structure"),
     ("gpt2", "stored positions one row off", "weights"),
     ("opt", "learned positions one row off", "structure"),
+    ("opt", "another activation", "structure"),
     ("bitnet", "norm of what attention heads give left out", "structure"),
     ("bitnet", "norm inside an MLP left out", "structure"),
     ("afmoe", "gates of attention of the next channel", "structure"),

@@ -1158,7 +1158,8 @@ def _(port: AuthoredPort) -> None:
     mlp = layer_part(port, "mlp")
     for owner in (mlp, *getattr(mlp, "experts", ())):
         if hasattr(owner, "act"):
-            owner.act = torch.nn.ReLU()
+            plain = owner.act is torch.nn.functional.relu
+            owner.act = torch.nn.SiLU() if plain else torch.nn.ReLU()
 
 
 @mutation("gelu in its other form, or for silu", "graph")
