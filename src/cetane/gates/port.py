@@ -83,7 +83,7 @@ class Stored:
     """A constant of a program, and the parameter that it stands for, by its name.
 
     `constant` is None if no parameter has the name. `value` reads the constant's arrays; it is None
-    for a parameter that the program lacks.
+    for a parameter that the function does not read.
     """
 
     def __init__(
@@ -327,17 +327,19 @@ def used_in(planner: Planner, shard: str, function: str) -> dict[str, LabelledWe
 def stored_in(
     shard: str, function: MilFunction, wanted: dict[str, LabelledWeight], seen: set[Any]
 ) -> Iterator[Stored]:
-    """The constants of a function, and missing ones of `wanted`, by the names of their results.
+    """The constants of a function by the names of their results, and those of `wanted` that are
+    missing, or that no op reads.
 
     Constants whose keys another function added to `seen` are left out."""
-    literals = Constants(FunctionIndex(function))
+    index = FunctionIndex(function)
+    literals = Constants(index)
     there = {}
     for op in function.ops:
         encoded = op.kind.startswith("constexpr_")
         if len(op.outputs) == 1 and (encoded or (op.kind == "const" and op.name in wanted)):
             there[op.outputs[0].name] = op
     for name, constant in wanted.items():
-        if name not in there:
+        if name not in there or not index.readers.get(name):
             yield Stored(shard, function.name, constant.label, constant)
     for name, op in there.items():
         key = name, literals.key(name)
