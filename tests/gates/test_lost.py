@@ -11,6 +11,7 @@ from cetane.checkpoint import Checkpoint
 from cetane.gates.explain import explain
 from cetane.gates.golden import golden
 from cetane.gates.lost import origin
+from cetane.gates.observe import Seen
 from cetane.mil import load
 from cetane.mil.program import Body, MilFunction, NamedValue, Op
 
@@ -67,3 +68,10 @@ def test_infinity_that_does_no_harm() -> None:
     assert origin(function, harmless) is None
     nan = float("nan")
     assert origin(function, {**harmless, "a": 1.0, "c": nan, "d": nan}) == ops[2]
+
+
+def test_tokens_without_a_row_are_not_lost() -> None:
+    """A head of some tokens leaves the others at minus infinity."""
+    seen = Seen(np.array([[1.0, -np.inf, 2.0]]), np.array([0]), {})
+    assert seen.finite(np.array([0, 2]))
+    assert not seen.finite(slice(0, 3))

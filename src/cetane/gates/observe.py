@@ -96,10 +96,9 @@ class Seen:
     """By slice of a head that chooses, the numbers of tokens, and their logits `(n, rows)`, as far
     as the port shows them."""
 
-    @property
-    def finite(self) -> bool:
-        """Whether no logit and no tensor has infinity or NaN."""
-        every = [self.logits, *(rows for _, rows in self.tensors.values())]
+    def finite(self, tokens: "Array | slice") -> bool:
+        """Whether no tensor has infinity or NaN, and no logit of the head's `tokens`."""
+        every = [self.logits[:, tokens], *(rows for _, rows in self.tensors.values())]
         return all(bool(np.isfinite(rows).all()) for rows in every)
 
     def whole(self, count: int) -> Observed:
