@@ -267,7 +267,7 @@ def _(port: AuthoredPort) -> None:
         raise Inapplicable
     if not isinstance(part(attn, "k_norm"), RMSNorm):
         raise Inapplicable
-    if attn.form.normed_last:  # gains behind the positions change only their product
+    if attn.form.normed_last or not attn.kind.positioned:  # only the product of the gains counts
         raise Inapplicable
     query, key = part(attn, "q_norm"), part(attn, "k_norm")
     query.forward, key.forward = key.forward, query.forward
