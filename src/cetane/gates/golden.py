@@ -24,6 +24,7 @@ from cetane.errors import CetaneError, installing
 from cetane.files import Progress
 from cetane.gates.bases import base_checks, unknown_bases
 from cetane.gates.beside_shards import wrong_tables, wrong_tokenizer
+from cetane.gates.experts import TakenExperts
 from cetane.gates.files_read import FilesRead
 from cetane.gates.golden_result import GoldenResult, Range
 from cetane.gates.idle_experts import idle_deviations, idle_functions
@@ -336,9 +337,11 @@ class Proof:
         `cache_kl`, as in `GoldenResult`; and warnings of functions that did not run."""
         self.show("fp16", 2)
         tasks, exact = [one.task for one in read], [one.seen for one in read]
+        taken = TakenExperts.of(self.planner)
         if not computes_as_shipped(self.port):
-            exact = observe(self.port.computing("fp32"), self.planner, tasks)
-        engine = self.port.computing("fp16")
+            fp32 = self.port.computing("fp32")
+            exact = observe(fp32, self.planner, tasks, watch=[taken.note])
+        engine = self.port.computing("fp16", taken)
         rounded = observe(engine, self.planner, tasks)
         unreached = [*unrounded_experts(idle_functions(engine, self.adapter))]
         activations = []

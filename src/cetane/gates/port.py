@@ -4,7 +4,7 @@ The twin has the checkpoint's own values, so its errors are errors of the graph.
 between the shipped port and the twin is the loss by compression.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -16,11 +16,22 @@ from cetane.bundle import Bundle
 from cetane.bundle.tables import Tables
 from cetane.checkpoint import Tokenizer
 from cetane.engine.authored import host_tables
-from cetane.engine.backend import Array
+from cetane.engine.backend import Array, Arrays
 from cetane.engine.engine import Engine
-from cetane.engine.portable import PortableBackend, ShardPaths
+from cetane.engine.portable import (
+    CompiledProgram,
+    PortableBackend,
+    ReferenceProgram,
+    ShardPaths,
+)
 from cetane.families import SOFTPLUS_MOST, Weights
-from cetane.gates.experts import routed_blocks, showing
+from cetane.gates.experts import (
+    TakenExperts,
+    followed_name,
+    following,
+    routed_blocks,
+    showing,
+)
 from cetane.gates.heads import Chooser, choices, chooser, head_choices
 from cetane.gates.readings import Activation, Readable
 from cetane.gates.twin import TwinBackend, keeping_numbers, result_names, roundings, unquantized
@@ -66,7 +77,7 @@ class Port(Readable, Protocol):
     def scales(self, shard: str) -> dict[str, dict[str, Any]]:
         """By function, the scales of the activations that it rounds to 8 bits, by their names."""
 
-    def computing(self, arithmetic: Precision) -> Engine:
+    def computing(self, arithmetic: Precision, taken: TakenExperts | None = None) -> Engine:
         """The port in an arithmetic, by `ArithmeticBackend`."""
 
     def constants(self, shard: str) -> Iterator["Stored"]:
@@ -155,8 +166,8 @@ class Packaged:
             for name, index, literals in self.functions(shard)
         }
 
-    def computing(self, arithmetic: Precision) -> Engine:
-        backend = ArithmeticBackend(self.packages, self.planner, arithmetic)
+    def computing(self, arithmetic: Precision, taken: TakenExperts | None = None) -> Engine:
+        backend = ArithmeticBackend(self.packages, self.planner, arithmetic, taken)
         return Engine(keeping_numbers(self.plan), backend, self.tables, resident=False)
 
     def epsilons(self, shard: str) -> dict[str, float]:
@@ -209,12 +220,28 @@ class ArithmeticBackend(PortableBackend):
 
     - A code of 8 bits is a whole step off where rounding moves it at all. So such caches and
       activations are unrounded, as the twin's are.
-    - Near a tie of experts, either choice is right. So programs show what they chose.
+    - Near a tie of experts, either choice is right. So programs show what they chose, and may take
+      the experts of another run.
     """
 
-    def __init__(self, packages: ShardPaths, planner: Planner, arithmetic: Precision) -> None:
+    def __init__(
+        self,
+        packages: ShardPaths,
+        planner: Planner,
+        arithmetic: Precision,
+        taken: TakenExperts | None = None,
+    ) -> None:
+        """A narrower arithmetic follows the experts `taken` in fp32, by the same calls."""
         super().__init__(packages, arithmetic)
-        self.planner = planner
+        self.planner, self.precision, self.taken = planner, arithmetic, taken
+
+    def open(self, shard: str) -> ReferenceProgram | CompiledProgram:
+        if self.taken is None or not self.taken.blocks:
+            return super().open(shard)
+        others = {
+            followed_name(name): partial(self.taken.ones, shard, name) for name in self.taken.blocks
+        }
+        return FollowingProgram(self.load(shard), self.precision, others)
 
     def load(self, shard: str) -> Program:
         program = super().load(shard)
@@ -222,8 +249,27 @@ class ArithmeticBackend(PortableBackend):
         if routed_blocks(self.planner.model.layers):
             used = result_names(shard_weights(self.planner, shard))
             functions = {name: showing(one, used) for name, one in functions.items()}
+            if self.taken is not None:
+                functions = {name: following(one, used) for name, one in functions.items()}
         functions = {name: unquantized(one) for name, one in functions.items()}
         return replace(program, functions=functions)
+
+
+class FollowingProgram(ReferenceProgram):
+    """A program in which other numbers take the place of some values."""
+
+    def __init__(
+        self, program: Program, precision: Precision, others: Mapping[str, Callable[..., Any]]
+    ) -> None:
+        """`others` give these numbers, by the value's name: in the shape of the value."""
+        super().__init__(program, precision)
+        self.others = others
+
+    def call(self, function: str, inputs: Arrays, state: Any) -> Arrays:
+        return self.function(function)(inputs, state, self.exchanged)
+
+    def exchanged(self, name: str, value: Any) -> Any:
+        return self.others[name](value) if name in self.others else None
 
 
 def computes_as_shipped(port: Port) -> bool:

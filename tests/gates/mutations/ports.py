@@ -149,7 +149,7 @@ class AuthoredPort(ModuleReadings):
     resident = shipped
     int8_activations = False
 
-    def computing(self, _: str) -> Engine:
+    def computing(self, _: str, taken: Any = None) -> Engine:
         """Torch modules have no fp16 of their own."""
         return self.shipped
 
