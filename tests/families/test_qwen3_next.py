@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint
@@ -13,7 +14,8 @@ from tests.families.test_mixtral import DECODE, build
 from tests.families.zaya_models import recipe
 
 from cetane.errors import CetaneError
-from cetane.families.delta import DeltaNet
+from cetane.families.delta import RAISED_ANSWERS, TINY, DeltaNet
+from cetane.families.layers import normalize
 from cetane.planner import Planner
 from cetane.schema.slots import CONTRACTS
 
@@ -58,6 +60,16 @@ def test_fp16_holds_the_epsilon_of_answers() -> None:
     assert len(norms) == 2
     for norm in norms:
         assert np.float16(norm.eps) == pytest.approx(norm.eps, rel=2**-11)
+
+
+def test_fp16_rounds_a_query_once() -> None:
+    """Behind its norm one number brings it to its length. For 8 keys, 8^-0.5 * 8^-0.5 * 32 = 4
+    changes no digit."""
+    planner = Planner(InMemoryCheckpoint(build("qwen3_5_text", **LAYERS)), recipe())
+    net = next(m for b in planner.model.layers for m in b.modules() if isinstance(m, DeltaNet))
+    asked = torch.randn(1, 2, 8, 5, generator=torch.Generator().manual_seed(0)).half()
+    normed = normalize(asked, 8, TINY / 8, axis=2)
+    assert torch.equal(net.unit(asked, 8**-0.5 * RAISED_ANSWERS), normed * 4)
 
 
 def test_a_model_without_experts() -> None:
