@@ -3,8 +3,9 @@
     python benchmarks/family_trips.py [--only mixtral] [--write]
 
 `cetane port`, `cetane run`, `cetane serve` with OpenAI's own client, and `cetane export` in every
-layout. Weights are fp16 on both sides, so the greedy tokens must be transformers'. What an export
-wrote is run: by its own host, or by the rules of the runtime that it is for (tests/export).
+layout. The file is bfloat16, as published ones are. Weights are fp16 on both sides, so the greedy
+tokens must be transformers'. What an export wrote is run: by its own host, or by the rules of the
+runtime that it is for (tests/export).
 """
 
 import argparse
@@ -68,6 +69,8 @@ compression = {default = "fp16"}
 """A recipe as those of the released Gemma 4, for eight layers."""
 CUT = "\ufffd"
 """A character whose last bytes are not there: the server waits for them."""
+FILE = torch.bfloat16
+"""The precision of the checkpoint's file."""
 LAYOUTS = ("contract", "onnx", "anemll", "coreai", "coreml-llm")
 
 
@@ -259,15 +262,17 @@ def travel(name: str, trip: Trip) -> dict[str, str]:
     home = home_of(name)
     remove(home)
     home.mkdir(parents=True)
-    model = trip.build()
+    model = trip.build().to(FILE)
     model.save_pretrained(home / "model")
     build_tokenizer().save_pretrained(home / "model")
     (home / "recipe.toml").write_text(FOUR_PACKAGES)
-    truth, bundle = Truth(model), home / "bundle"
+    filed = type(model).from_pretrained(home / "model", dtype=torch.float32)
+    truth, bundle = Truth(filed), home / "bundle"
     options = [word.format(recipe=home / "recipe.toml") for word in trip.options]
     started = time.perf_counter()
     ported = command("port", home / "model", "-o", bundle, *options)
-    cells = {"port": f"{time.perf_counter() - started:.0f} s, {verdict(ported)}"}
+    port = f"{time.perf_counter() - started:.0f} s, {verdict(ported)}"
+    cells = {"file": str(FILE).removeprefix("torch."), "port": port}
     ids = ",".join(map(str, truth.prompt))
     ran = command("run", bundle, "--prompt-ids", ids, "--max-new", NEW)
     cells["run"] = truth.compare(ran["tokens"])
@@ -332,7 +337,7 @@ def main() -> None:
 
 def table(rows: dict[str, dict[str, str]]) -> list[str]:
     """All rows that were run, and the sentences of refusals below them."""
-    heads = ["port", "run", "serve", *LAYOUTS]
+    heads = ["file", "port", "run", "serve", *LAYOUTS]
     lines = [f"| model type | {' | '.join(heads)} |", f"|{' --- |' * (1 + len(heads))}"]
     reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, cells in rows.items():
