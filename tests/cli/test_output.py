@@ -1,6 +1,7 @@
 """Tables and help on a terminal: nothing is cut, whatever its width."""
 
 import io
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import typer
 from rich.console import Console
+from rich.text import Text
 from typer.testing import CliRunner
 
 from cetane.cli import output
@@ -126,6 +128,23 @@ def test_a_silent_job_tells_its_title(monkeypatch: pytest.MonkeyPatch) -> None:
     with output.progress("silent"):
         time.sleep(0.2)
     assert file.getvalue() == "told: a part (1/2)\nsilent\n"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_cetane_logs_during_a_job_stays(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal too, where a bar takes the place of what it said before."""
+    file = io.StringIO()
+    log = logging.getLogger("cetane.build")
+    monkeypatch.setattr(output, "errors", Console(file=file, width=30, force_terminal=terminal))
+    with output.progress("port") as update:
+        log.info("an earlier build left %d parts, and others are still to make\x1b[2J", 3)
+        update("a part", 1, 2)
+    log.info("not of a job")
+    text = Text.from_ansi(file.getvalue()).plain
+    told = r"an earlier build left 3 parts, and others are still to make\x1b[2J"
+    assert told in " ".join(text.split()) and "not of a job" not in text
 
 
 @pytest.mark.parametrize("kept", [True, False])

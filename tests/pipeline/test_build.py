@@ -136,6 +136,22 @@ def test_progress(
     assert_same(bundle, undisturbed)
 
 
+def test_a_build_that_goes_on_says_so(
+    tmp_path: Path, tiny_checkpoint: Checkpoint, small: Recipe, lowered: list[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """And what was made, and what is left; the first build and one that makes all say nothing."""
+    target = tmp_path / "out"
+    caplog.set_level("INFO", "cetane")
+    with pytest.raises(Stop):
+        build(tiny_checkpoint, small, target, stop_at("rotary-default.npy"))
+    for rebuild in (True, False):
+        with pytest.raises(Stop):
+            build(tiny_checkpoint, small, target, stop_at("rotary-default.npy"), rebuild=rebuild)
+    (told,) = caplog.messages
+    assert told == f"an earlier build left 3 of 7 parts in {target}.partial: 4 are still to make"
+
+
 def test_stopped_after_every_part(
     tmp_path: Path,
     tiny_checkpoint: Checkpoint,
