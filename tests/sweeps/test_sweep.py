@@ -230,10 +230,15 @@ def test_fp16_is_the_truth(sweep: Callable[[], Sweep]) -> None:
     assert [a.expected is None for a in point.smoke] == [False, False, True]
 
 
+def stop(*_: Any) -> None:
+    """In place of work that a test does not reach."""
+    raise KeyboardInterrupt
+
+
 def test_what_is_known_is_not_judged_again(
-    sweep: Callable[[], Sweep], monkeypatch: pytest.MonkeyPatch
+    sweep: Callable[[], Sweep], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A sweep that was killed goes on where it stopped."""
+    """A sweep that was killed goes on where it stopped, and says so."""
     judged = []
     compare = Judge.compare
 
@@ -260,6 +265,12 @@ def test_what_is_known_is_not_judged_again(
     third = sweep()
     third.release()
     assert [third.way(name) for name in names] == found
+    caplog.set_level("INFO", "cetane")
+    ways = [*names, "palette8-weighted-group32", "int4-per-channel"]
+    monkeypatch.setattr(Sweep, "way", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(third, ways, None, mixing=False)
+    assert caplog.messages == [f"an earlier sweep judged 4 of 6 ways in {third.folder}"]
     assert "judge" not in vars(third.own)  # nothing is loaded for what is known
 
 

@@ -107,7 +107,7 @@ def show(result: SweepResult, verbose: bool, model: str, asked: Mapping[str, obj
     reasons: dict[tuple[str, str], list[str]] = {}
     for point in shown:
         if share := point.predicted.weights_off_ane:
-            why = f"{share:.0%} of the weights", ", ".join(point.predicted.rules)
+            why = f"{share:.0%} of the weights", ", ".join(sorted(point.predicted.rules))
             reasons.setdefault(why, []).append(point.name)
     for (share_of, rules), names in reasons.items():
         warn(f"predicted: {share_of} are read off the ANE ({rules}) with {', '.join(names)}")

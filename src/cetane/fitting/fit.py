@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
@@ -47,8 +46,6 @@ from cetane.schema.changes import override
 
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
-
-log = logging.getLogger("cetane.fitting")
 
 VERSION, READING = 12, 8
 """The versions of fitted constants, and of what they are fitted on: texts, importance and lessons.
@@ -211,7 +208,6 @@ class Fitter:
         path = folder() / f"{json_sha256(content)}.importance"
         known = load_importance(path)
         if known is not None:
-            log.info("the text and what errors change there are kept from before: rounding is next")
             return known
         text = self.text()
         with narrowed(self.model):
