@@ -143,12 +143,12 @@ def progress(title: str) -> Iterator["Progress"]:
     Without a terminal, it prints a line every few seconds. What cetane logs meanwhile is printed
     too, and stays.
     """
-    update, close = on_terminal(title) if errors.is_terminal else in_log(title)
-    try:
-        with printed_log():
+    with printed_log():
+        update, close = on_terminal(title) if errors.is_terminal else in_log(title)
+        try:
             yield update
-    finally:
-        close()
+        finally:
+            close()
 
 
 @contextmanager
